@@ -1,0 +1,195 @@
+//! What goes into the core and what comes out of it.
+
+use penstock_message::{
+    Delivery, Durability, Key, KeyState, Lease, MessageId, Receipt, SessionId, Tx, WallMs,
+};
+
+/// The time, as the shell reads it once for each input.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Now {
+    /// Milliseconds on a clock that never steps; its zero is the start of the process.
+    pub mono_ms: u64,
+    pub wall_ms: WallMs,
+}
+
+/// The place of a record in the journal: records are numbered from 1, without gaps, for the
+/// journal's whole life. Zero is before the first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Position(pub u64);
+
+/// A connection, as the shell numbers it; never used again after `Disconnected`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnId(pub u64);
+
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// A client said hello. A second hello of one session fences the older connection (it gets
+    /// `Close`). Answered by `Welcome`.
+    Connected {
+        conn: ConnId,
+        session: SessionId,
+        /// Shown to people: `worker@host:pid`, for instance.
+        name: String,
+        /// For how long the session's leases are held back for it after its connection broke.
+        heartbeat_ms: u64,
+        /// The highest sequence number this client has ever used in this session; 0 for a new one.
+        last_seq: u64,
+        /// Leases that the client still works on; it keeps those that `Welcome` names.
+        leases: Vec<Lease>,
+    },
+    /// `clean`: the client said goodbye, so its leases return at once, as `Returned`.
+    Disconnected { conn: ConnId, clean: bool },
+    /// Transactions with contiguous sequence numbers from `first_seq`.
+    Commit {
+        conn: ConnId,
+        first_seq: u64,
+        durability: Durability,
+        txs: Vec<Tx>,
+    },
+    /// One part of a transaction too large for a frame: its operations are kept until `last`, then
+    /// applied as one `Tx`. Parts of other sessions and whole transactions of this one may not come between.
+    CommitPart {
+        conn: ConnId,
+        seq: u64,
+        durability: Durability,
+        tx: Tx,
+        last: bool,
+    },
+    /// Sets the queues this connection takes from and adds to the deliveries it will take.
+    Consume {
+        conn: ConnId,
+        queues: Vec<String>,
+        add_credit: u32,
+    },
+    /// Takes nothing more: credit becomes 0.
+    StopConsuming { conn: ConnId },
+    /// Each key is answered by one `Values` entry when it is not pending, at once or later; a key
+    /// that is pending now is answered `Pending` once first.
+    Watch { conn: ConnId, keys: Vec<Key> },
+    Unwatch { conn: ConnId, keys: Vec<Key> },
+    Query { conn: ConnId, id: u64, query: Query },
+    /// Whether the connection's outgoing buffer has room. Deliveries and values wait while it has none.
+    Writable { conn: ConnId, writable: bool },
+    /// A worker tells how it is, for `status`. Not journaled.
+    Report { conn: ConnId, slots: u32, busy: u32 },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Query {
+    Status,
+    /// What is known of a message that is held.
+    Message(MessageId),
+}
+
+/// What the shell carries out. All of it is safe to be seen: `poll_output` gives an output only
+/// once the records that it rests on are as durable as they were asked to be.
+#[derive(Clone, Debug)]
+pub enum Output {
+    Welcome {
+        conn: ConnId,
+        /// Transactions up to this number are applied and durable; the client resends the rest.
+        applied_through: u64,
+        /// The session was not known although `last_seq` was not 0: what had not been confirmed is `Unknown`.
+        forgotten: bool,
+        /// Of the leases presented, those that still hold.
+        leases: Vec<Lease>,
+    },
+    /// All transactions up to `through` are confirmed. Those that were not simply
+    /// `Applied { skipped: [] }` are listed. `early` are confirmed out of turn, because they asked
+    /// for less durability than an earlier one.
+    Confirm {
+        conn: ConnId,
+        through: u64,
+        receipts: Vec<(u64, Receipt)>,
+        early: Vec<u64>,
+    },
+    Deliver { conn: ConnId, deliveries: Vec<Delivery> },
+    Values { conn: ConnId, values: Vec<(Key, KeyState)> },
+    Answer { conn: ConnId, id: u64, answer: Answer },
+    /// Something a person should know; sent to every connection and written to the log.
+    Notice(Notice),
+    Close { conn: ConnId, reason: CloseReason },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CloseReason {
+    /// A newer connection of the same session took over.
+    Fenced,
+    /// The client broke the protocol; the text says how.
+    Protocol(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// `waiting` messages are in a queue that no worker has served for `for_ms`. Once a queue, until
+    /// a worker has served it again.
+    Unserved { queue: String, waiting: u64, for_ms: u64 },
+    /// Results of this group are evicted before their time because the group is over its size cap.
+    /// Once a group and process.
+    Evicting { group: String, cap_bytes: u64 },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Status(Status),
+    /// `None`: no such message is held.
+    Message(Option<MessageInfo>),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    pub queues: Vec<QueueStatus>,
+    pub workers: Vec<WorkerStatus>,
+    pub clients: u32,
+    pub results: u64,
+    pub results_bytes: u64,
+    pub evicted: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct QueueStatus {
+    pub name: String,
+    pub ready: u64,
+    pub delayed: u64,
+    pub running: u64,
+    pub oldest_ready_ms: u64,
+    pub paused: bool,
+    pub consumers: u32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkerStatus {
+    pub name: String,
+    pub queues: Vec<String>,
+    pub slots: u32,
+    pub busy: u32,
+    pub leases: u32,
+    /// It is connected; otherwise its leases are held back for it until its heartbeat ends.
+    pub connected: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MessageInfo {
+    pub id: MessageId,
+    pub task: String,
+    pub queue: String,
+    pub state: MessageState,
+    pub enqueued_at: WallMs,
+    /// When the present run was handed out.
+    pub started_at: Option<WallMs>,
+    pub due_at: Option<WallMs>,
+    pub attempt: u32,
+    pub crashes: u8,
+    pub worker: Option<String>,
+    pub notes: Vec<bytes::Bytes>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MessageState {
+    Ready,
+    Delayed,
+    Running,
+    /// Held until a join releases it.
+    Held,
+    Dead,
+}

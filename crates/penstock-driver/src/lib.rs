@@ -1,0 +1,101 @@
+//! One trait over every engine, and the engines: `memory`, `remote`, `local`.
+//!
+//! Nothing outside this crate knows which engine serves a URL. No call here ever blocks: each ends
+//! by calling what it was given, once, on the driver's own thread.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_broker::{Answer, Notice, Query};
+use penstock_message::{Delivery, Durability, Key, KeyState, Lease, Receipt, Tx};
+
+/// Called once with how a call ended. Runs on the driver's thread: it must not block.
+pub type Done<T> = Box<dyn FnOnce(Result<T, DriverError>) + Send>;
+
+pub trait Driver: Send + Sync {
+    fn capabilities(&self) -> Capabilities;
+
+    /// Commits transactions in order. All go in one frame where they fit; each is atomic by itself.
+    /// Resent by the driver after a reconnect until confirmed, applied once.
+    fn commit(&self, txs: Vec<Tx>, durability: Durability, deadline: Option<Instant>, done: Done<Vec<Receipt>>);
+
+    /// Takes deliveries from these queues; they arrive at the sink. Credit adds up, and is restored by
+    /// the driver after a reconnect.
+    fn consume(&self, queues: &[String], add_credit: u32, sink: Arc<dyn DeliverySink>);
+
+    /// No more deliveries; those held stay leased until settled.
+    fn stop_consuming(&self);
+
+    /// Tells the sink of each key once it is not pending any more, through any number of reconnects.
+    fn watch(&self, keys: Vec<Key>, sink: Arc<dyn ValueSink>) -> WatchId;
+    fn unwatch(&self, watch: WatchId);
+
+    fn query(&self, query: Query, deadline: Instant, done: Done<Answer>);
+
+    /// A worker's own figures, for `status`.
+    fn report(&self, slots: u32, busy: u32);
+
+    /// Notices of the broker that nobody has taken yet.
+    fn take_notices(&self) -> Vec<Notice>;
+
+    /// Says goodbye once what was committed is confirmed, or the deadline has come.
+    fn close(&self, deadline: Instant);
+}
+
+pub trait DeliverySink: Send + Sync {
+    fn deliver(&self, deliveries: Vec<Delivery>);
+    /// Asked at each reconnect: the leases still worked on.
+    fn held_leases(&self) -> Vec<Lease>;
+    /// After a reconnect: of those, the ones that still hold; the rest are lost.
+    fn leases_kept(&self, kept: &[Lease]);
+}
+
+pub trait ValueSink: Send + Sync {
+    /// `Present` or `Gone`, once a key.
+    fn value(&self, key: Key, state: KeyState);
+    /// The watch's broker has come into reach (`true`) or gone out of it.
+    fn reachable(&self, reachable: bool);
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WatchId(pub u64);
+
+/// What an engine can do; the conformance suite asserts that each declaration is true.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Ack, result and successors are one step.
+    pub atomic_settlement: bool,
+    /// A lease that was lost can change nothing.
+    pub fencing: bool,
+    pub delays: bool,
+    pub priorities: bool,
+    pub highest_durability: Durability,
+}
+
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum DriverError {
+    /// No broker could be reached in time. `maybe_accepted`: the request had been sent.
+    #[error("{reason}")]
+    Unavailable { reason: String, maybe_accepted: bool },
+    #[error("{reason}")]
+    Unauthorized { reason: String },
+    #[error("{reason}")]
+    TooLarge { reason: String },
+    /// The URL, the directory or an option is wrong; the text says what and how to mend it.
+    #[error("{reason}")]
+    Invalid { reason: String },
+    #[error("this client was closed")]
+    Closed,
+}
+
+/// How a client reaches its broker.
+#[derive(Clone, Debug)]
+pub struct DriverConfig {
+    pub url: String,
+    pub token: Option<String>,
+    /// The penstock executable, for `local:`.
+    pub program: Option<std::path::PathBuf>,
+    /// Shown to people in `status`.
+    pub name: String,
+    pub heartbeat: Duration,
+}

@@ -1,0 +1,32 @@
+use crate::{Message, MessageId};
+
+/// The right to run one message. It belongs to a live session, not to a clock: it ends when it is
+/// settled or when its session's heartbeat does, never because a job takes long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lease {
+    pub message: MessageId,
+    /// Raised at every start of the broker that follows an unclean end.
+    pub epoch: u32,
+    /// Rises with each hand-out within an epoch.
+    pub grant: u64,
+}
+
+/// One hand-out of a message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    pub lease: Lease,
+    pub queue: String,
+    /// Whether an earlier hand-out of this message may have run.
+    pub redelivered: bool,
+    pub message: Message,
+}
+
+/// Why a lease is handed back unsettled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReleaseReason {
+    /// It never ran, or was stopped in order: no attempt is burned, and it goes back to its place.
+    Returned,
+    /// The process that ran it died; counts against `max_deliveries`. The text is the reason that a
+    /// person reads, for instance `killed by signal 11 (SIGSEGV)`.
+    Crashed(String),
+}

@@ -1,0 +1,21 @@
+//! The nouns that every part of Penstock shares. Data only: nothing here decides, stores or sends.
+//!
+//! A *message* is what a broker holds; a job travels in one. Everything that changes a broker's
+//! state is a [`Tx`]: operations that are applied all together or not at all.
+
+mod id;
+mod lease;
+mod message;
+mod tx;
+mod value;
+
+pub use id::{IdSource, MessageId, SessionId};
+pub use lease::{Delivery, Lease, ReleaseReason};
+pub use message::{DEFAULT_PRIORITY, HIGHEST_PRIORITY, Message};
+pub use tx::{
+    Condition, Due, Durability, HeaderPatch, JoinId, JoinPolicy, Op, Receipt, Refusal, Tx,
+};
+pub use value::{Key, KeyState, Value, ValueStatus};
+
+/// Milliseconds since the Unix epoch, by the broker's clock.
+pub type WallMs = u64;

@@ -1,0 +1,153 @@
+use bytes::Bytes;
+
+use crate::{Key, Lease, Message, MessageId, ReleaseReason, Value, WallMs};
+
+/// Operations that a broker applies all together or not at all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tx {
+    pub ops: Vec<Op>,
+}
+
+impl From<Vec<Op>> for Tx {
+    fn from(ops: Vec<Op>) -> Self {
+        Self { ops }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// The delivery is done. A guard: a lease that was lost fails the whole [`Tx`].
+    Ack { lease: Lease, cost_us: u64 },
+    /// Hands the delivery back. A guard, as `Ack` is.
+    Release { lease: Lease, reason: ReleaseReason },
+    /// Same message, same body, new place: a retry or a dead letter. A guard, as `Ack` is.
+    Move {
+        lease: Lease,
+        /// `None`: the queue it came from.
+        queue: Option<String>,
+        due: Option<Due>,
+        patch: HeaderPatch,
+        cost_us: u64,
+    },
+    /// One body, any number of queues.
+    Publish {
+        queues: Vec<String>,
+        message: Message,
+        due: Option<Due>,
+        /// Skipped, and reported in the receipt, when this key exists; otherwise the key belongs to
+        /// the message until it is settled for good.
+        unless_key: Option<Key>,
+    },
+    Put {
+        key: Key,
+        value: Value,
+        ttl_ms: Option<u64>,
+        /// Values of one group share a size cap: for results, the task's name.
+        group: String,
+    },
+    Delete { key: Key },
+    /// Fails the whole [`Tx`] unless the condition holds.
+    Guard { key: Key, condition: Condition },
+    /// Keeps `messages` back until `count` members have joined.
+    Hold {
+        join: JoinId,
+        count: u32,
+        messages: Vec<(String, Message)>,
+        policy: JoinPolicy,
+    },
+    /// One member has arrived. Idempotent by `index`.
+    Join {
+        join: JoinId,
+        index: u32,
+        succeeded: bool,
+    },
+    /// Drops all that waits in a queue (not what is leased); their results become `cancelled`.
+    Purge { queue: String },
+    Pause { queue: String },
+    Resume { queue: String },
+}
+
+/// Names a join. Drawn like a message id by the client that creates it.
+pub type JoinId = MessageId;
+
+/// What a join does when a member failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum JoinPolicy {
+    /// Release the held messages only if every member succeeded; otherwise drop them as cancelled.
+    AllSucceeded = 0,
+    /// Release them once every member has ended, however it ended.
+    AllEnded = 1,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    Absent,
+    Present,
+    /// Present, with exactly this body.
+    Is(Bytes),
+}
+
+/// When something is due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    /// So long after the broker accepts it (a countdown, a TTL): follows the monotonic clock.
+    AfterMs(u64),
+    /// At this time by the wall clock (an ETA): follows the clock on the wall.
+    At(WallMs),
+}
+
+/// What a [`Op::Move`] changes in the message's header; the body stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HeaderPatch {
+    /// Adds one to `attempt`.
+    pub next_attempt: bool,
+    /// Appended to `notes`.
+    pub note: Option<Bytes>,
+    pub expires_at: Option<Due>,
+}
+
+/// What a broker's confirm promises.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Durability {
+    /// Nothing is waited for; lost if the broker dies within the next moments.
+    None = 0,
+    /// Written to the operating system: survives kill -9, not a power cut.
+    Os = 1,
+    /// Synced to disk.
+    #[default]
+    Disk = 2,
+}
+
+/// What became of a [`Tx`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Receipt {
+    /// All operations were applied, but for those whose index is listed: their `unless_key` existed.
+    Applied { skipped: Vec<u32> },
+    /// This (session, sequence) was applied before; so it was not applied again.
+    Duplicate,
+    /// Nothing was applied.
+    Refused { op: u32, why: Refusal },
+    /// The broker no longer remembers the session: it may have been applied, and was not applied now.
+    Unknown,
+}
+
+/// Why a [`Tx`] changed nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The lease was settled, handed back or fenced off; somebody else may run the message now.
+    LeaseLost,
+    /// A `Guard` did not hold.
+    GuardFailed,
+    /// Larger than a limit; the text names the limit and what was sent.
+    TooLarge(String),
+    /// A message with this id is held already.
+    AlreadyExists,
+    /// The queue is at its length or byte limit.
+    QueueFull(String),
+    /// The disk's outer reserve is reached; settlements still pass.
+    DiskFull,
+    /// The operation makes no sense; the text says why.
+    Invalid(String),
+}

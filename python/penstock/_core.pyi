@@ -1,0 +1,104 @@
+"""The Rust half of penstock: conversions and nothing else. Checked against the compiled module by a test.
+
+Every blocking call releases the interpreter lock. Times are in seconds where a name ends in ``_s``,
+milliseconds where it ends in ``_ms``. Errors are the classes of ``penstock.errors``.
+"""
+
+from collections.abc import Sequence
+from typing import final
+
+__version__: str
+
+@final
+class Options:
+    """Everything about a job but its body, checked and frozen: made once for a task and each ``options()``."""
+
+    def __new__(
+        cls,
+        task: str,
+        *,
+        queue: str = "default",
+        priority: int = 4,
+        countdown_ms: int | None = None,
+        eta_ms: int | None = None,
+        expires_after_ms: int | None = None,
+        expires_at_ms: int | None = None,
+        result_ttl_ms: int | None = 86_400_000,
+        max_deliveries: int = 3,
+        durability: str = "disk",
+    ) -> Options: ...
+    @property
+    def task(self) -> str: ...
+    @property
+    def queue(self) -> str: ...
+
+@final
+class Port:
+    """Where asynchronous calls end: register ``fileno()`` with the event loop, then ``drain()``."""
+
+    def __new__(cls) -> Port: ...
+    def fileno(self) -> int: ...
+    def drain(self) -> list[tuple[int, object | BaseException]]:
+        """Give each call that has ended since the last drain, as (token, value or exception)."""
+    def close(self) -> None: ...
+
+@final
+class Client:
+    """One process's connection to a broker. Making one opens, starts and connects nothing.
+
+    After a fork the first call in the child begins a new session by itself.
+    ``url``: ``local:PATH``, ``penstock+unix:PATH``/``unix:PATH``, ``tcp://HOST:PORT``, or ``memory:``.
+    ``program``: the penstock executable that ``local:`` starts when no broker serves PATH.
+    """
+
+    def __new__(cls, url: str, *, token: str | None = None, program: str | None = None, name: str | None = None) -> Client: ...
+
+    # Blocking, from any thread. One call is one transaction.
+    def publish(self, options: Options, body: bytes, timeout_s: float) -> bytes:
+        """Commit one job and return its id (16 bytes) once it is as durable as its options say."""
+    def publish_same(self, options: Options, bodies: Sequence[bytes], timeout_s: float) -> list[bytes]: ...
+    def publish_many(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float) -> list[bytes]: ...
+    def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
+        """Wait for the job's end: (status, body), status being 0 succeeded, 1 failed, 2 expired, 3 crashed, 4 cancelled.
+
+        Raises ResultExpired when there is no value and none is on its way, Timeout when the time is up and
+        the broker answers, BrokerUnavailable when it is up and the broker is out of reach.
+        """
+    def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        """As ``wait`` for each, in order of the ids; a value that has gone is (-1, b"")."""
+    def peek(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes] | None:
+        """Return the value if it is there now; None while it is pending; raises ResultExpired when it has gone."""
+    def message_info(self, job_id: bytes, timeout_s: float) -> dict[str, object] | None:
+        """What the broker knows of a job it still holds: task, queue, state ("ready", "delayed", "running", "held",
+        "dead"), enqueued_at_ms, started_at_ms, due_at_ms, attempt, crashes, worker, notes (list of bytes)."""
+    def status(self, timeout_s: float) -> dict[str, object]: ...
+    def purge(self, queue: str, timeout_s: float) -> None: ...
+    def take_notices(self) -> list[str]:
+        """Warnings of the broker that nobody has seen yet, each once: for the log."""
+    def close(self, timeout_s: float) -> None: ...
+
+    # For an event loop: return at once, end at the port under the token.
+    def submit(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float, port: Port, token: int) -> list[bytes]:
+        """Start to commit the jobs and return their ids; the port gets None or the exception."""
+    def watch(self, job_id: bytes, timeout_s: float | None, port: Port, token: int) -> None:
+        """The port gets what ``wait`` would return or raise."""
+    def message_info_async(self, job_id: bytes, timeout_s: float, port: Port, token: int) -> None: ...
+    def peek_async(self, job_id: bytes, timeout_s: float, port: Port, token: int) -> None: ...
+    def forget(self, port: Port, token: int) -> None:
+        """A cancelled await: its end is no longer wanted. The job is not touched."""
+
+@final
+class ChildLink:
+    """A worker child's side of the link to its supervisor. See crates/penstock-worker/src/link.rs."""
+
+    def __new__(cls, work_fd: int, reply_fd: int, page_fd: int, slot: int) -> ChildLink: ...
+    def next(self) -> list[tuple[str, bytes, int, int, bool, int, bytes, list[bytes]]] | None:
+        """Wait for work: one list of (task, job id, attempt, crashes, wants_result, enqueued_at_ms, body, notes), or None to end."""
+    def begin(self, index: int) -> bool:
+        """Claim job ``index`` of the list just before it runs; False: it was taken back, skip it."""
+    def succeed(self, index: int, value: bytes | None) -> None: ...
+    def retry(self, index: int, delay_ms: int, note: bytes) -> None: ...
+    def fail(self, index: int, value: bytes | None, note: bytes) -> None: ...
+    def give_back(self, index: int) -> None:
+        """It did not run to an end and burns no attempt."""
+    def flush(self) -> None: ...
