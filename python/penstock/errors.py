@@ -1,0 +1,139 @@
+"""Everything that Penstock raises. All of it is a `PenstockError`.
+
+Two questions decide what a caller does next, and the types answer them: did the job fail
+(`JobError` and below), or could Penstock not tell or take it (everything else)? And may the work
+have been accepted all the same (`BrokerUnavailable.maybe_accepted`, `Timeout.maybe_accepted`)?
+"""
+
+__all__ = [
+    "BrokerUnavailable",
+    "ClientClosed",
+    "DiskFull",
+    "InvalidConfiguration",
+    "JobCancelled",
+    "JobError",
+    "JobExpired",
+    "PayloadTooLarge",
+    "PenstockError",
+    "QueueFull",
+    "RemoteTraceback",
+    "ResultExpired",
+    "TaskError",
+    "Timeout",
+    "Unauthorized",
+    "UnknownTask",
+    "WorkerCrashed",
+]
+
+
+class PenstockError(Exception):
+    """The base of all errors in this module."""
+
+
+class BrokerUnavailable(PenstockError):
+    """No broker answered within the deadline.
+
+    ``maybe_accepted`` is True when the request had been sent, so a broker may have carried it out
+    or may still do so: enqueueing again could then run the job twice.
+    """
+
+    def __init__(self, message: str, maybe_accepted: bool = False) -> None:
+        super().__init__(message, maybe_accepted)
+        self.maybe_accepted = maybe_accepted
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Timeout(PenstockError, TimeoutError):
+    """The broker is within reach, but what was waited for did not happen in time.
+
+    From ``result()``: the job goes on. From any other call ``maybe_accepted`` says whether the
+    broker may have carried out the request.
+    """
+
+    def __init__(self, message: str, maybe_accepted: bool = False) -> None:
+        super().__init__(message, maybe_accepted)
+        self.maybe_accepted = maybe_accepted
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Unauthorized(PenstockError):
+    """The server wants a token: set ``PENSTOCK_TOKEN`` to the one it was started with."""
+
+
+class InvalidConfiguration(PenstockError, ValueError):
+    """A URL, a directory or an option is wrong; the text says what and how to mend it."""
+
+
+class ClientClosed(PenstockError):
+    """The call came after ``app.close()``, or was cut off by it."""
+
+
+class QueueFull(PenstockError):
+    """The queue is at its limit. The job was not accepted."""
+
+
+class DiskFull(PenstockError):
+    """The broker's disk is nearly full, so it takes no new jobs. The job was not accepted."""
+
+
+class PayloadTooLarge(PenstockError, ValueError):
+    """Arguments or a result are larger than the limit (16 MiB by default). Nothing was sent."""
+
+
+class ResultExpired(PenstockError):
+    """There is no result and none is on its way.
+
+    It was never stored (``store_result=False``), has outlived ``result_ttl``, was evicted under its
+    task's size cap, or the broker does not know the job.
+    """
+
+
+class JobError(PenstockError):
+    """The job did not succeed. ``result()`` raises one of these, or the error the task raised."""
+
+
+class TaskError(JobError):
+    """The task raised an error that cannot be rebuilt here as its own type.
+
+    That is so when this process has not imported the type, when it is not an ``Exception``, or when
+    its arguments do not travel. ``type_name`` is the full name; the remote traceback is ``__cause__``.
+    """
+
+    def __init__(self, type_name: str, message: str) -> None:
+        super().__init__(type_name, message)
+        self.type_name = type_name
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.message}" if self.message else self.type_name
+
+
+class UnknownTask(JobError):
+    """No task of this name is in the worker's app. The text names the closest ones."""
+
+
+class WorkerCrashed(JobError):
+    """The worker process died while it ran the job, once more than ``max_deliveries`` allows."""
+
+
+class JobExpired(JobError):
+    """The job was not started before its ``expires``, so it was never run to an end."""
+
+
+class JobCancelled(JobError):
+    """The job was purged or cancelled before it ran."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback from the worker, as text: the ``__cause__`` of what ``result()`` raises."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return "\n" + self.text
