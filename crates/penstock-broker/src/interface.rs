@@ -1,7 +1,10 @@
 //! What goes into the core and what comes out of it.
 
-use penstock_message::{
-    Delivery, Durability, Key, KeyState, Lease, MessageId, Receipt, SessionId, Tx, WallMs,
+use penstock_message::{Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Tx, WallMs};
+
+// What travels between a client and the core stands with the nouns.
+pub use penstock_message::{
+    Answer, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueStatus, Status, WorkerStatus,
 };
 
 /// The time, as the shell reads it once for each input.
@@ -67,18 +70,12 @@ pub enum Input {
     /// that is pending now is answered `Pending` once first.
     Watch { conn: ConnId, keys: Vec<Key> },
     Unwatch { conn: ConnId, keys: Vec<Key> },
+    /// `Query::Stop` never comes here: the process around the core answers it.
     Query { conn: ConnId, id: u64, query: Query },
     /// Whether the connection's outgoing buffer has room. Deliveries and values wait while it has none.
     Writable { conn: ConnId, writable: bool },
     /// A worker tells how it is, for `status`. Not journaled.
     Report { conn: ConnId, slots: u32, busy: u32 },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Query {
-    Status,
-    /// What is known of a message that is held.
-    Message(MessageId),
 }
 
 /// What the shell carries out. All of it is safe to be seen: `poll_output` gives an output only
@@ -117,79 +114,4 @@ pub enum CloseReason {
     Fenced,
     /// The client broke the protocol; the text says how.
     Protocol(String),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// `waiting` messages are in a queue that no worker has served for `for_ms`. Once a queue, until
-    /// a worker has served it again.
-    Unserved { queue: String, waiting: u64, for_ms: u64 },
-    /// Results of this group are evicted before their time because the group is over its size cap.
-    /// Once a group and process.
-    Evicting { group: String, cap_bytes: u64 },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    Status(Status),
-    /// `None`: no such message is held.
-    Message(Option<MessageInfo>),
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
-    pub queues: Vec<QueueStatus>,
-    pub workers: Vec<WorkerStatus>,
-    pub clients: u32,
-    pub results: u64,
-    pub results_bytes: u64,
-    pub evicted: u64,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct QueueStatus {
-    pub name: String,
-    pub ready: u64,
-    pub delayed: u64,
-    pub running: u64,
-    pub oldest_ready_ms: u64,
-    pub paused: bool,
-    pub consumers: u32,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct WorkerStatus {
-    pub name: String,
-    pub queues: Vec<String>,
-    pub slots: u32,
-    pub busy: u32,
-    pub leases: u32,
-    /// It is connected; otherwise its leases are held back for it until its heartbeat ends.
-    pub connected: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MessageInfo {
-    pub id: MessageId,
-    pub task: String,
-    pub queue: String,
-    pub state: MessageState,
-    pub enqueued_at: WallMs,
-    /// When the present run was handed out.
-    pub started_at: Option<WallMs>,
-    pub due_at: Option<WallMs>,
-    pub attempt: u32,
-    pub crashes: u8,
-    pub worker: Option<String>,
-    pub notes: Vec<bytes::Bytes>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MessageState {
-    Ready,
-    Delayed,
-    Running,
-    /// Held until a join releases it.
-    Held,
-    Dead,
 }
