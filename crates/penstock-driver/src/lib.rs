@@ -6,8 +6,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_broker::{Answer, Notice, Query};
-use penstock_message::{Delivery, Durability, Key, KeyState, Lease, Receipt, Tx};
+use penstock_message::{
+    Answer, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, Tx,
+};
+
+pub use address::Address;
+
+mod address;
 
 /// Called once with how a call ended. Runs on the driver's thread: it must not block.
 pub type Done<T> = Box<dyn FnOnce(Result<T, DriverError>) + Send>;
@@ -17,7 +22,13 @@ pub trait Driver: Send + Sync {
 
     /// Commits transactions in order. All go in one frame where they fit; each is atomic by itself.
     /// Resent by the driver after a reconnect until confirmed, applied once.
-    fn commit(&self, txs: Vec<Tx>, durability: Durability, deadline: Option<Instant>, done: Done<Vec<Receipt>>);
+    fn commit(
+        &self,
+        txs: Vec<Tx>,
+        durability: Durability,
+        deadline: Option<Instant>,
+        done: Done<Vec<Receipt>>,
+    );
 
     /// Takes deliveries from these queues; they arrive at the sink. Credit adds up, and is restored by
     /// the driver after a reconnect.
@@ -76,7 +87,10 @@ pub struct Capabilities {
 pub enum DriverError {
     /// No broker could be reached in time. `maybe_accepted`: the request had been sent.
     #[error("{reason}")]
-    Unavailable { reason: String, maybe_accepted: bool },
+    Unavailable {
+        reason: String,
+        maybe_accepted: bool,
+    },
     #[error("{reason}")]
     Unauthorized { reason: String },
     #[error("{reason}")]
@@ -98,4 +112,24 @@ pub struct DriverConfig {
     /// Shown to people in `status`.
     pub name: String,
     pub heartbeat: Duration,
+}
+
+impl DriverConfig {
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            token: None,
+            program: None,
+            name: format!("pid {}", std::process::id()),
+            heartbeat: Duration::from_secs(15),
+        }
+    }
+}
+
+/// Gives the driver for the URL. Opens, starts and connects nothing: the first call does.
+pub fn connect(config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {
+    let address: Address = config.url.parse()?;
+    Err(DriverError::Invalid {
+        reason: format!("{address} cannot be reached yet"),
+    })
 }

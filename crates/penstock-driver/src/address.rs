@@ -1,0 +1,112 @@
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use crate::DriverError;
+
+/// Which broker a URL means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// `local:PATH`: the broker of a directory, started when it does not run.
+    Local(PathBuf),
+    /// `unix:PATH` or `penstock+unix:PATH`: whoever listens on this socket.
+    Unix(PathBuf),
+    /// `tcp://HOST:PORT`.
+    Tcp { host: String, port: u16 },
+    /// `memory:NAME`: a broker inside this process, shared by all who give the same name.
+    Memory(String),
+}
+
+/// The port of a server that was not told another.
+pub const DEFAULT_PORT: u16 = 5670;
+
+impl FromStr for Address {
+    type Err = DriverError;
+
+    fn from_str(url: &str) -> Result<Self, DriverError> {
+        let wrong = |why: &str| DriverError::Invalid {
+            reason: format!(
+                "the broker URL {url:?} {why}; give local:PATH, unix:PATH, tcp://HOST:PORT or memory:"
+            ),
+        };
+        let (scheme, rest) = url
+            .split_once(':')
+            .ok_or_else(|| wrong("names no scheme"))?;
+        // unix:///run/x and unix:/run/x mean the same; a path never needs two slashes in front.
+        let path = rest.strip_prefix("//").unwrap_or(rest);
+        match scheme {
+            "local" | "unix" | "penstock+unix" if path.is_empty() => Err(wrong("has no path")),
+            "local" => Ok(Self::Local(path.into())),
+            "unix" | "penstock+unix" => Ok(Self::Unix(path.into())),
+            "memory" => Ok(Self::Memory(path.to_owned())),
+            "tcp" => {
+                let place = rest
+                    .strip_prefix("//")
+                    .ok_or_else(|| wrong("needs // before the host"))?;
+                let place = place.strip_suffix('/').unwrap_or(place);
+                // The colons of a bare IPv6 address stand in brackets, as in any URL.
+                let (host, port) = match place.rsplit_once(':') {
+                    Some((host, port)) if !port.ends_with(']') => {
+                        let port = port
+                            .parse()
+                            .map_err(|_| wrong("has a port that is no number up to 65535"))?;
+                        (host, port)
+                    }
+                    _ => (place, DEFAULT_PORT),
+                };
+                let host = host.trim_start_matches('[').trim_end_matches(']');
+                if host.is_empty() {
+                    return Err(wrong("has no host"));
+                }
+                Ok(Self::Tcp {
+                    host: host.to_owned(),
+                    port,
+                })
+            }
+            _ => Err(wrong("has a scheme that this version does not know")),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(path) => write!(out, "local:{}", path.display()),
+            Self::Unix(path) => write!(out, "unix:{}", path.display()),
+            Self::Tcp { host, port } if host.contains(':') => write!(out, "tcp://[{host}]:{port}"),
+            Self::Tcp { host, port } => write!(out, "tcp://{host}:{port}"),
+            Self::Memory(name) => write!(out, "memory:{name}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_reads_as_written_or_says_what_is_wrong() {
+        let check = |url: &str, expected: &str| {
+            let shown = match url.parse::<Address>() {
+                Ok(address) => address.to_string(),
+                Err(error) => error.to_string(),
+            };
+            assert!(shown.contains(expected), "{url}: {shown}");
+        };
+        check("local:.penstock", "local:.penstock");
+        check("local:/var/lib/shop", "local:/var/lib/shop");
+        check("penstock+unix:///run/p.sock", "unix:/run/p.sock");
+        check("unix:p.sock", "unix:p.sock");
+        check("tcp://broker", "tcp://broker:5670");
+        check("tcp://broker:1234/", "tcp://broker:1234");
+        check("tcp://[::1]:1234", "tcp://[::1]:1234");
+        check("tcp://[::1]", "tcp://[::1]:5670");
+        check("memory:", "memory:");
+        check("local:", "has no path");
+        check("tcp://:1", "has no host");
+        check("tcp:broker", "needs //");
+        check("tcp://broker:99999", "up to 65535");
+        check("amqp://rabbit", "does not know");
+        check("broker", "names no scheme");
+    }
+}
