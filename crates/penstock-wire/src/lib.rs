@@ -1,1 +1,30 @@
+//! The native protocol: frames, their messages as `proto/penstock.proto` draws them, and the way
+//! between those and the nouns of `penstock-message`. A codec only: it opens no socket and keeps no
+//! state but what has arrived of a frame.
+//!
+//! ```text
+//!     decoder.extend(&bytes);                                    in any portions
+//!     while let Some(message) = decoder.next_message()? { … }    whole messages
+//!     encode_frame(&message, &mut out);                          the other way
+//! ```
+//!
+//! Whatever arrives, nothing here panics: it is a message, not yet one, or a [`WireError`].
 
+pub mod convert;
+mod frame;
+#[rustfmt::skip]
+mod generated;
+
+pub use frame::{Decoder, FRAME_HEADER_BYTES, WireError, encode_frame, encoded_frame_len};
+
+/// The messages of `proto/penstock.proto`.
+pub mod proto {
+    pub use crate::generated::*;
+}
+
+/// What both sides say in their hello and welcome.
+pub const PROTOCOL_VERSION: u32 = 1;
+/// The first frame, which anybody may send.
+pub const MAX_HELLO_BYTES: usize = 4 << 10;
+/// Every other frame, unless the broker's Welcome says otherwise: a body of 16 MiB and what is around it.
+pub const MAX_FRAME_BYTES: usize = 17 << 20;

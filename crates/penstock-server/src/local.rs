@@ -1,0 +1,203 @@
+//! Where the broker of `local:PATH` keeps its things. Clients and the broker reckon by the same rule,
+//! so neither has to tell the other.
+//!
+//! ```text
+//!     PATH/lock          held for as long as a broker runs
+//!     PATH/broker.sock   where it listens, mode 0600
+//!     PATH/broker.log    its log, for people
+//!     PATH/journal/      what it holds
+//! ```
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+/// What marks the top of a project, beside which a relative PATH lies: two working directories of
+/// one project share a broker.
+const PROJECT_MARKS: [&str; 3] = ["pyproject.toml", "manage.py", ".git"];
+
+/// The longest path that fits the socket address of every platform we run on, without its final zero
+/// byte: Linux has room for 107 bytes, macOS for 103.
+const LONGEST_SOCKET_PATH: usize = if cfg!(target_os = "macos") { 103 } else { 107 };
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LocalPaths {
+    /// Absolute, without symbolic links.
+    pub directory: PathBuf,
+    pub socket: PathBuf,
+    pub lock: PathBuf,
+    pub log: PathBuf,
+    pub journal: PathBuf,
+}
+
+impl LocalPaths {
+    /// Finds the place of `local:PATH`; creates nothing.
+    pub fn resolve(path: &Path) -> io::Result<Self> {
+        let absolute = if path.is_absolute() {
+            path.to_path_buf()
+        } else {
+            project_directory(&std::env::current_dir()?).join(path)
+        };
+        Ok(Self::new(without_links(&absolute)?))
+    }
+
+    fn new(directory: PathBuf) -> Self {
+        let beside = directory.join("broker.sock");
+        let socket = if beside.as_os_str().len() <= LONGEST_SOCKET_PATH {
+            beside
+        } else {
+            // Not under $XDG_RUNTIME_DIR: a cron job, a login shell and a web server of one user see
+            // different values of it, and must still find the same broker.
+            let hash = fnv1a(directory.as_os_str().as_bytes());
+            short_socket_directory().join(format!("{hash:016x}.sock"))
+        };
+        Self {
+            socket,
+            lock: directory.join("lock"),
+            log: directory.join("broker.log"),
+            journal: directory.join("journal"),
+            directory,
+        }
+    }
+
+    /// Creates PATH, for this user alone, with a note to git that nothing in it is to be committed.
+    pub fn create_directory(&self) -> io::Result<()> {
+        if self.directory.is_dir() {
+            return Ok(());
+        }
+        private_directory_builder()
+            .recursive(true)
+            .create(&self.directory)?;
+        fs::write(self.directory.join(".gitignore"), "*\n")
+    }
+
+    /// Makes sure that the socket's directory exists and belongs to this user alone, so that a
+    /// stranger cannot listen in our place. Both sides call it before they use the socket.
+    pub fn secure_socket_directory(&self) -> io::Result<()> {
+        let short = short_socket_directory();
+        if self.socket.parent() != Some(short.as_path()) {
+            return Ok(());
+        }
+        match private_directory_builder().create(&short) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => {}
+        }
+        let found = fs::symlink_metadata(&short)?;
+        let ours = found.is_dir()
+            && found.uid() == rustix::process::geteuid().as_raw()
+            && found.mode() & 0o077 == 0;
+        if ours {
+            return Ok(());
+        }
+        Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!(
+                "{} must be a directory that only this user can enter; remove it, or use a shorter path than {}",
+                short.display(),
+                self.directory.display()
+            ),
+        ))
+    }
+}
+
+fn project_directory(from: &Path) -> &Path {
+    from.ancestors()
+        .find(|directory| {
+            PROJECT_MARKS
+                .iter()
+                .any(|mark| directory.join(mark).exists())
+        })
+        .unwrap_or(from)
+}
+
+/// As `fs::canonicalize`, for a path whose last parts need not exist yet.
+fn without_links(path: &Path) -> io::Result<PathBuf> {
+    match (fs::canonicalize(path), path.parent(), path.file_name()) {
+        (Err(error), Some(parent), Some(name)) if error.kind() == io::ErrorKind::NotFound => {
+            Ok(without_links(parent)?.join(OsStr::new(name)))
+        }
+        (outcome, ..) => outcome,
+    }
+}
+
+fn short_socket_directory() -> PathBuf {
+    PathBuf::from(format!(
+        "/tmp/penstock-{}",
+        rustix::process::geteuid().as_raw()
+    ))
+}
+
+fn private_directory_builder() -> fs::DirBuilder {
+    let mut builder = fs::DirBuilder::new();
+    builder.mode(0o700);
+    builder
+}
+
+/// The 64-bit FNV-1a hash: the name must be the same in every program and version, for ever.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_path_lies_beside_the_mark_of_the_project_that_is_nearest() {
+        let top = tempfile::tempdir().unwrap();
+        let inner = top.path().join("project/package/module");
+        fs::create_dir_all(&inner).unwrap();
+        assert_eq!(project_directory(&inner), inner);
+        for mark in PROJECT_MARKS {
+            let mark = top.path().join("project").join(mark);
+            fs::write(&mark, "").unwrap();
+            assert_eq!(project_directory(&inner), top.path().join("project"));
+            fs::remove_file(&mark).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_path_is_the_same_before_and_after_it_is_made_and_through_a_link() {
+        let top = tempfile::tempdir().unwrap();
+        let link = top.path().join("link");
+        std::os::unix::fs::symlink(top.path(), &link).unwrap();
+        let before = LocalPaths::resolve(&link.join("a/b")).unwrap();
+        before.create_directory().unwrap();
+        assert_eq!(
+            LocalPaths::resolve(&top.path().join("a/b")).unwrap(),
+            before
+        );
+        assert_eq!(
+            fs::metadata(&before.directory).unwrap().mode() & 0o777,
+            0o700
+        );
+        assert_eq!(
+            fs::read_to_string(before.directory.join(".gitignore")).unwrap(),
+            "*\n"
+        );
+    }
+
+    #[test]
+    fn a_socket_path_always_fits_and_differs_by_directory() {
+        let long = |end: &str| LocalPaths::new(PathBuf::from(format!("/{}{end}", "x".repeat(200))));
+        assert!(long("a").socket.as_os_str().len() <= LONGEST_SOCKET_PATH);
+        assert_ne!(long("a").socket, long("b").socket);
+        let short = LocalPaths::new(PathBuf::from("/data"));
+        assert_eq!(short.socket, Path::new("/data/broker.sock"));
+        let brim = "/".to_owned() + &"x".repeat(LONGEST_SOCKET_PATH - "//broker.sock".len());
+        assert!(
+            LocalPaths::new(PathBuf::from(&brim))
+                .socket
+                .starts_with(&brim)
+        );
+        assert!(
+            !LocalPaths::new(PathBuf::from(brim.clone() + "x"))
+                .socket
+                .starts_with(&brim)
+        );
+    }
+}

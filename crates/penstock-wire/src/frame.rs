@@ -1,0 +1,97 @@
+use std::marker::PhantomData;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use prost::Message;
+
+/// A frame is its length in four little-endian bytes, then the message.
+pub const FRAME_HEADER_BYTES: usize = 4;
+
+/// Why what arrived is not the protocol. The connection it came from must be closed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    #[error("a frame of {length} bytes is over the limit of {limit}")]
+    TooLarge { length: usize, limit: usize },
+    #[error("a frame is not a valid protobuf message: {0}")]
+    NotProtobuf(String),
+    /// Valid protobuf that makes no sense, for instance an id of three bytes.
+    #[error("{0}")]
+    Invalid(&'static str),
+}
+
+/// Cuts a stream of bytes into messages. Byte fields of a message are slices of what arrived, not copies.
+#[derive(Debug)]
+pub struct Decoder<T> {
+    arrived: BytesMut,
+    max_frame_bytes: usize,
+    message: PhantomData<fn() -> T>,
+}
+
+impl<T: Message + Default> Decoder<T> {
+    pub fn new(max_frame_bytes: usize) -> Self {
+        Self {
+            arrived: BytesMut::new(),
+            max_frame_bytes,
+            message: PhantomData,
+        }
+    }
+
+    /// For the frames that have not been taken yet.
+    pub fn set_max_frame_bytes(&mut self, max_frame_bytes: usize) {
+        self.max_frame_bytes = max_frame_bytes;
+    }
+
+    pub fn extend(&mut self, bytes: &[u8]) {
+        self.arrived.extend_from_slice(bytes);
+    }
+
+    /// How much has arrived of frames that were not taken.
+    pub fn pending_bytes(&self) -> usize {
+        self.arrived.len()
+    }
+
+    /// Takes the next message that has arrived whole. After an error the stream has no more meaning.
+    pub fn next_message(&mut self) -> Result<Option<T>, WireError> {
+        match self.next_frame()? {
+            None => Ok(None),
+            Some(frame) => match T::decode(frame) {
+                Ok(message) => Ok(Some(message)),
+                Err(error) => Err(WireError::NotProtobuf(error.to_string())),
+            },
+        }
+    }
+
+    fn next_frame(&mut self) -> Result<Option<Bytes>, WireError> {
+        let Some(header) = self.arrived.first_chunk::<FRAME_HEADER_BYTES>() else {
+            return Ok(None);
+        };
+        let length = u32::from_le_bytes(*header) as usize;
+        if length > self.max_frame_bytes {
+            return Err(WireError::TooLarge {
+                length,
+                limit: self.max_frame_bytes,
+            });
+        }
+        let whole = FRAME_HEADER_BYTES + length;
+        if self.arrived.len() < whole {
+            // One allocation for a large frame, in place of a doubling with each portion.
+            self.arrived.reserve(whole - self.arrived.len());
+            return Ok(None);
+        }
+        let mut frame = self.arrived.split_to(whole).freeze();
+        frame.advance(FRAME_HEADER_BYTES);
+        Ok(Some(frame))
+    }
+}
+
+/// Appends one frame. The caller keeps it under the other side's limit; [`encoded_frame_len`] tells.
+pub fn encode_frame(message: &impl Message, out: &mut BytesMut) {
+    let length = message.encoded_len();
+    debug_assert!(u32::try_from(length).is_ok());
+    out.reserve(FRAME_HEADER_BYTES + length);
+    out.put_u32_le(length as u32);
+    message.encode_raw(out);
+}
+
+pub fn encoded_frame_len(message: &impl Message) -> usize {
+    FRAME_HEADER_BYTES + message.encoded_len()
+}
