@@ -1,0 +1,63 @@
+# The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
+.DEFAULT_GOAL := help
+.PHONY: help build demo test lint simulate bench docs format rust-test python-test wire-check
+
+SEEDS ?= 2000
+export CARGO_TARGET_DIR ?= $(CURDIR)/target
+export PYO3_PYTHON ?= $(CURDIR)/.venv/bin/python
+
+python := .venv/bin/python
+# A stamp over everything that is compiled: while it is newer, `make demo` starts at once.
+compiled := $(shell find crates Cargo.toml Cargo.lock pyproject.toml tools/build_backend.py -type f -not -name '*.md')
+
+help: ## list these verbs
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+
+build: .venv/.built ## build the extension module and the penstock program into .venv (release)
+
+demo: .venv/.built ## run a real map-reduce over the standard library's source, beside a serial loop
+	@$(python) -m penstock._demo
+
+test: lint rust-test simulate wire-check python-test ## run every check: lints, types, Rust, simulator, Python
+	@echo "all checks passed"
+
+lint: .venv/.ready ## check formatting, lints and types
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --quiet -- -D warnings
+	$(python) -m ruff format --check .
+	$(python) -m ruff check .
+	$(python) -m mypy
+
+simulate: ## run the simulator over SEEDS=2000 seeds, or replay one with SEED=8211
+	cargo run --quiet --profile simulate --package penstock-sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+bench: .venv/.built ## measure Penstock beside its peers (installs their servers) and print the table
+	$(python) bench/run.py
+
+docs: .venv/.built ## run every example in README.md and docs/, check their links, build the Rust docs
+	$(python) -m pytest -q tests/docs
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --quiet
+
+format: .venv/.ready ## format all code
+	cargo fmt --all
+	$(python) -m ruff check --fix-only --quiet .
+	$(python) -m ruff format --quiet .
+
+rust-test:
+	cargo test --quiet
+
+wire-check:
+	cargo run --quiet --package generate-wire -- --check
+
+python-test: .venv/.built
+	$(python) -m pytest -n 2 --dist loadgroup
+
+.venv/.ready: requirements/dev.txt tools/make-venv
+	@echo "making .venv"
+	@tools/make-venv
+
+.venv/.built: .venv/.ready $(compiled)
+	@$(python) tools/build_backend.py
+	@echo "building the extension module"
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(python) -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
