@@ -1,0 +1,43 @@
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_driver::Driver;
+
+/// What `penstock worker` was asked to do.
+pub struct WorkerConfig {
+    /// Where the user's `App` is: `module:app`.
+    pub app: String,
+    /// The interpreter that has the app and `penstock` installed.
+    pub python: PathBuf,
+    /// The connection to the broker, under [`WorkerConfig::name`].
+    pub driver: Arc<dyn Driver>,
+    /// Shown to people, in `status` and `job.info()`: [`worker_name`] unless somebody chose one.
+    pub name: String,
+    /// The broker's URL without its secrets, for the log.
+    pub broker: String,
+    /// How many jobs run at once; each slot is a process. At most [`MAX_SLOTS`].
+    pub slots: u32,
+    /// `None`: every queue that the app's tasks name, and `default`.
+    pub queues: Option<Vec<String>>,
+    /// End once the queues are empty (see [`crate::run`]).
+    pub burst: bool,
+    /// How long running jobs may go on after SIGTERM or Ctrl-C before they are handed back.
+    pub grace: Duration,
+}
+
+/// More processes than this on one machine help nobody; run a second worker instead.
+pub const MAX_SLOTS: u32 = 4000;
+
+/// The grace of a worker that was told none: within the 30 s that Kubernetes gives a pod.
+pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);
+
+/// `worker@host:pid`.
+pub fn worker_name() -> String {
+    let host = rustix::system::uname();
+    format!(
+        "worker@{}:{}",
+        host.nodename().to_string_lossy(),
+        std::process::id()
+    )
+}
