@@ -1,0 +1,426 @@
+//! What one side says, the other hears, however the bytes are cut; and whatever else arrives is a
+//! typed error, never a panic.
+
+use bytes::{Bytes, BytesMut};
+use penstock_message::{
+    Condition, Delivery, Due, Durability, HeaderPatch, JoinPolicy, Key, KeyState, Lease, Message,
+    MessageId, Op, Receipt, Refusal, ReleaseReason, Tx, Value, ValueStatus,
+};
+use penstock_wire::{
+    Decoder, FRAME_HEADER_BYTES, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+type ToBroker = proto::ToBroker;
+type ToClient = proto::ToClient;
+
+fn any_id() -> impl Strategy<Value = MessageId> {
+    any::<[u8; 16]>().prop_map(MessageId)
+}
+
+fn any_bytes() -> impl Strategy<Value = Bytes> {
+    vec(any::<u8>(), 0..40).prop_map(Bytes::from)
+}
+
+fn any_lease() -> impl Strategy<Value = Lease> {
+    (any_id(), any::<u32>(), any::<u64>()).prop_map(|(message, epoch, grant)| Lease {
+        message,
+        epoch,
+        grant,
+    })
+}
+
+fn any_due() -> impl Strategy<Value = Due> {
+    prop_oneof![
+        any::<u64>().prop_map(Due::AfterMs),
+        any::<u64>().prop_map(Due::At)
+    ]
+}
+
+fn any_key() -> impl Strategy<Value = Key> {
+    prop_oneof![
+        any_id().prop_map(Key::Result),
+        any_bytes().prop_map(Key::Named)
+    ]
+}
+
+fn any_value() -> impl Strategy<Value = Value> {
+    let status = prop_oneof![
+        Just(ValueStatus::Succeeded),
+        Just(ValueStatus::Failed),
+        Just(ValueStatus::Expired),
+        Just(ValueStatus::Crashed),
+        Just(ValueStatus::Cancelled),
+    ];
+    (status, any_bytes()).prop_map(|(status, body)| Value { status, body })
+}
+
+prop_compose! {
+    fn any_message()(
+        id in any_id(), task in ".{0,12}", priority: u8, expires_at in proptest::option::of(any_due()),
+        result_ttl_ms: Option<u64>, max_deliveries: u8, attempt: u32, crashes: u8, enqueued_at: u64,
+        notes in vec(any_bytes(), 0..3), body in any_bytes(),
+    ) -> Message {
+        Message { id, task, priority, expires_at, result_ttl_ms, max_deliveries, attempt, crashes, enqueued_at, notes, body }
+    }
+}
+
+prop_compose! {
+    fn any_move()(
+        lease in any_lease(), queue in proptest::option::of(".{0,8}"), due in proptest::option::of(any_due()),
+        next_attempt: bool, note in proptest::option::of(any_bytes()), expires_at in proptest::option::of(any_due()),
+        cost_us: u64,
+    ) -> Op {
+        Op::Move { lease, queue, due, patch: HeaderPatch { next_attempt, note, expires_at }, cost_us }
+    }
+}
+
+fn any_op() -> impl Strategy<Value = Op> {
+    let reason = prop_oneof![
+        Just(ReleaseReason::Returned),
+        ".{0,20}".prop_map(ReleaseReason::Crashed)
+    ];
+    let condition = prop_oneof![
+        Just(Condition::Absent),
+        Just(Condition::Present),
+        any_bytes().prop_map(Condition::Is)
+    ];
+    let policy = prop_oneof![Just(JoinPolicy::AllSucceeded), Just(JoinPolicy::AllEnded)];
+    let optional_key = proptest::option::of(any_key());
+    prop_oneof![
+        (any_lease(), any::<u64>()).prop_map(|(lease, cost_us)| Op::Ack { lease, cost_us }),
+        (any_lease(), reason).prop_map(|(lease, reason)| Op::Release { lease, reason }),
+        any_move(),
+        (
+            vec(".{0,8}", 0..3),
+            any_message(),
+            proptest::option::of(any_due()),
+            optional_key
+        )
+            .prop_map(|(queues, message, due, unless_key)| Op::Publish {
+                queues,
+                message,
+                due,
+                unless_key
+            }),
+        (any_key(), any_value(), any::<Option<u64>>(), ".{0,8}").prop_map(
+            |(key, value, ttl_ms, group)| Op::Put {
+                key,
+                value,
+                ttl_ms,
+                group
+            }
+        ),
+        any_key().prop_map(|key| Op::Delete { key }),
+        (any_key(), condition).prop_map(|(key, condition)| Op::Guard { key, condition }),
+        (
+            any_id(),
+            any::<u32>(),
+            vec((".{0,8}", any_message()), 0..3),
+            policy
+        )
+            .prop_map(|(join, count, messages, policy)| Op::Hold {
+                join,
+                count,
+                messages,
+                policy
+            }),
+        (any_id(), any::<u32>(), any::<bool>()).prop_map(|(join, index, succeeded)| Op::Join {
+            join,
+            index,
+            succeeded
+        }),
+        ".{0,8}".prop_map(|queue| Op::Purge { queue }),
+        ".{0,8}".prop_map(|queue| Op::Pause { queue }),
+        ".{0,8}".prop_map(|queue| Op::Resume { queue }),
+    ]
+}
+
+fn any_receipt() -> impl Strategy<Value = Receipt> {
+    let why = prop_oneof![
+        Just(Refusal::LeaseLost),
+        Just(Refusal::GuardFailed),
+        ".{0,9}".prop_map(Refusal::TooLarge),
+        Just(Refusal::AlreadyExists),
+        ".{0,9}".prop_map(Refusal::QueueFull),
+        Just(Refusal::DiskFull),
+        ".{0,9}".prop_map(Refusal::Invalid),
+    ];
+    prop_oneof![
+        vec(any::<u32>(), 0..4).prop_map(|skipped| Receipt::Applied { skipped }),
+        Just(Receipt::Duplicate),
+        Just(Receipt::Unknown),
+        (any::<u32>(), why).prop_map(|(op, why)| Receipt::Refused { op, why }),
+    ]
+}
+
+fn any_durability() -> impl Strategy<Value = Durability> {
+    prop_oneof![
+        Just(Durability::Disk),
+        Just(Durability::Os),
+        Just(Durability::None)
+    ]
+}
+
+fn commit_frame(first_seq: u64, durability: Durability, txs: Vec<Tx>) -> ToBroker {
+    ToBroker {
+        commits: vec![proto::Commit {
+            first_seq,
+            durability: proto::Durability::from(durability).into(),
+            txs: txs.into_iter().map(Into::into).collect(),
+            part: proto::Part::Whole.into(),
+        }],
+        ..ToBroker::default()
+    }
+}
+
+/// Feeds `stream` in portions whose sizes follow `cuts`, and takes messages as they become whole.
+fn hear<T: prost::Message + Default>(stream: &[u8], cuts: &[usize]) -> Result<Vec<T>, WireError> {
+    let mut decoder = Decoder::<T>::new(MAX_FRAME_BYTES);
+    let mut heard = Vec::new();
+    let mut rest = stream;
+    let mut cuts = cuts.iter().cycle();
+    while !rest.is_empty() {
+        let cut = cuts
+            .next()
+            .map_or(rest.len(), |cut| (*cut).clamp(1, rest.len()));
+        let (portion, after) = rest.split_at(cut);
+        decoder.extend(portion);
+        while let Some(message) = decoder.next_message()? {
+            heard.push(message);
+        }
+        rest = after;
+    }
+    assert_eq!(decoder.pending_bytes(), 0, "all that was sent was heard");
+    Ok(heard)
+}
+
+proptest! {
+    #[test]
+    fn commits_are_heard_as_they_were_said(
+        frames in vec((any::<u64>(), any_durability(), vec(vec(any_op(), 0..4).prop_map(Tx::from), 0..4)), 1..4),
+        cuts in vec(1_usize..200, 0..8),
+    ) {
+        let mut stream = BytesMut::new();
+        for (first_seq, durability, txs) in frames.clone() {
+            encode_frame(&commit_frame(first_seq, durability, txs), &mut stream);
+        }
+        let heard = hear::<ToBroker>(&stream, &cuts).unwrap();
+        let mut back = Vec::new();
+        for frame in heard {
+            for commit in frame.commits {
+                let durability = convert::durability(commit.durability).unwrap();
+                back.push((commit.first_seq, durability, convert::all::<_, Tx>(commit.txs).unwrap()));
+            }
+        }
+        prop_assert_eq!(back, frames);
+    }
+
+    #[test]
+    fn deliveries_values_and_receipts_are_heard_as_they_were_said(
+        deliveries in vec((any::<u32>(), any::<u64>(), ".{0,8}", any::<bool>(), any_message()), 0..4),
+        values in vec((any_key(), proptest::option::of(proptest::option::of(any_value()))), 0..4),
+        receipts in vec((any::<u64>(), any_receipt()), 0..4),
+        cuts in vec(1_usize..200, 0..8),
+    ) {
+        let deliveries: Vec<_> = deliveries.into_iter().map(|(epoch, grant, queue, redelivered, message)| Delivery {
+            lease: Lease { message: message.id, epoch, grant }, queue, redelivered, message,
+        }).collect();
+        let values: Vec<_> = values.into_iter().map(|(key, state)| (key, match state {
+            None => KeyState::Gone,
+            Some(None) => KeyState::Pending,
+            Some(Some(value)) => KeyState::Present(value),
+        })).collect();
+        let frame = ToClient {
+            deliveries: deliveries.iter().cloned().map(Into::into).collect(),
+            values: values.iter().cloned().map(Into::into).collect(),
+            confirm: Some(proto::Confirm {
+                through: 7,
+                receipts: receipts.iter().cloned().map(Into::into).collect(),
+                early: vec![9],
+            }),
+            ..ToClient::default()
+        };
+        let mut stream = BytesMut::new();
+        encode_frame(&frame, &mut stream);
+        let heard = hear::<ToClient>(&stream, &cuts).unwrap().remove(0);
+        prop_assert_eq!(convert::all::<_, Delivery>(heard.deliveries).unwrap(), deliveries);
+        prop_assert_eq!(convert::all::<_, (Key, KeyState)>(heard.values).unwrap(), values);
+        prop_assert_eq!(convert::all::<_, (u64, Receipt)>(heard.confirm.unwrap().receipts).unwrap(), receipts);
+    }
+
+    #[test]
+    fn garbage_is_an_error_or_a_message_and_never_a_panic(
+        garbage in vec(any::<u8>(), 0..400), small_length: bool, cuts in vec(1_usize..50, 0..4),
+    ) {
+        let mut stream = garbage;
+        if small_length && stream.len() > FRAME_HEADER_BYTES {
+            // A true length, so that the garbage reaches the parser.
+            let length = (stream.len() - FRAME_HEADER_BYTES) as u32;
+            stream[..FRAME_HEADER_BYTES].copy_from_slice(&length.to_le_bytes());
+        }
+        let mut decoder = Decoder::<ToBroker>::new(MAX_FRAME_BYTES);
+        for portion in stream.chunks(cuts.first().copied().unwrap_or(usize::MAX)) {
+            decoder.extend(portion);
+            match decoder.next_message() {
+                Ok(Some(frame)) => convert_all(frame),
+                Ok(None) => {}
+                Err(_) => break,
+            }
+        }
+    }
+
+    #[test]
+    fn a_frame_with_a_byte_changed_is_an_error_or_another_message(
+        txs in vec(vec(any_op(), 1..3).prop_map(Tx::from), 1..3), at: proptest::sample::Index, with: u8,
+    ) {
+        let mut stream = BytesMut::new();
+        encode_frame(&commit_frame(1, Durability::Disk, txs), &mut stream);
+        let at = FRAME_HEADER_BYTES + at.index(stream.len() - FRAME_HEADER_BYTES);
+        stream[at] = with;
+        let mut decoder = Decoder::<ToBroker>::new(MAX_FRAME_BYTES);
+        decoder.extend(&stream);
+        if let Ok(Some(frame)) = decoder.next_message() {
+            convert_all(frame);
+        }
+    }
+
+    #[test]
+    fn a_frame_cut_short_waits_for_its_rest(
+        txs in vec(vec(any_op(), 1..3).prop_map(Tx::from), 1..3), at: proptest::sample::Index,
+    ) {
+        let mut stream = BytesMut::new();
+        encode_frame(&commit_frame(1, Durability::Disk, txs), &mut stream);
+        let mut decoder = Decoder::<ToBroker>::new(MAX_FRAME_BYTES);
+        decoder.extend(&stream[..at.index(stream.len())]);
+        prop_assert_eq!(decoder.next_message(), Ok(None));
+    }
+}
+
+fn convert_all(frame: ToBroker) {
+    for commit in frame.commits {
+        let _either_way = convert::all::<_, Tx>(commit.txs);
+    }
+    let _either_way = frame
+        .hello
+        .map(|hello| convert::all::<_, Lease>(hello.leases));
+}
+
+#[test]
+fn a_frame_over_the_limit_is_refused_by_its_length_alone() {
+    let mut decoder = Decoder::<ToBroker>::new(100);
+    decoder.extend(&100_u32.to_le_bytes());
+    assert_eq!(decoder.next_message(), Ok(None));
+
+    let mut decoder = Decoder::<ToBroker>::new(100);
+    decoder.extend(&101_u32.to_le_bytes());
+    let refused = decoder.next_message().unwrap_err();
+    assert_eq!(
+        refused,
+        WireError::TooLarge {
+            length: 101,
+            limit: 100
+        }
+    );
+    assert_eq!(
+        refused.to_string(),
+        "a frame of 101 bytes is over the limit of 100"
+    );
+}
+
+#[test]
+fn what_is_valid_protobuf_but_makes_no_sense_says_why() {
+    fn check(op: proto::op::Op, why: &str) {
+        let refused = Tx::try_from(proto::Tx {
+            ops: vec![proto::Op { op: Some(op) }],
+        })
+        .unwrap_err();
+        assert_eq!(refused.to_string(), why);
+    }
+    use proto::op::Op as Wire;
+    let lease = |id: &'static [u8]| {
+        Some(proto::Lease {
+            message: Bytes::from_static(id),
+            epoch: 1,
+            grant: 1,
+        })
+    };
+    check(
+        Wire::Ack(proto::Ack {
+            lease: None,
+            cost_us: 0,
+        }),
+        "an operation on a delivery has no lease",
+    );
+    check(
+        Wire::Ack(proto::Ack {
+            lease: lease(b"short"),
+            cost_us: 0,
+        }),
+        "an id is not 16 bytes long",
+    );
+    check(
+        Wire::Publish(proto::Publish::default()),
+        "a publish has no message",
+    );
+    check(Wire::Delete(proto::KeyRef { key: None }), "a key is empty");
+    check(
+        Wire::Put(proto::Put::default()),
+        "an operation on a key has none",
+    );
+    let eternal = proto::Message {
+        id: Bytes::from_static(&[0; 16]),
+        priority: 256,
+        ..Default::default()
+    };
+    check(
+        Wire::Publish(proto::Publish {
+            message: Some(eternal),
+            ..Default::default()
+        }),
+        "a priority or a number of deliveries is over 255",
+    );
+    assert_eq!(
+        convert::durability(3),
+        Err(WireError::Invalid("an unknown durability"))
+    );
+}
+
+#[test]
+fn a_body_is_a_slice_of_what_arrived() {
+    let message = Message {
+        id: MessageId::default(),
+        task: "shop.send".to_owned(),
+        priority: 4,
+        expires_at: None,
+        result_ttl_ms: None,
+        max_deliveries: 3,
+        attempt: 0,
+        crashes: 0,
+        enqueued_at: 0,
+        notes: Vec::new(),
+        body: Bytes::from(vec![7; 100_000]),
+    };
+    let publish = Op::Publish {
+        queues: vec!["mail".to_owned()],
+        message,
+        due: None,
+        unless_key: None,
+    };
+    let mut stream = BytesMut::new();
+    encode_frame(
+        &commit_frame(1, Durability::Disk, vec![Tx::from(vec![publish])]),
+        &mut stream,
+    );
+    let mut decoder = Decoder::<ToBroker>::new(MAX_FRAME_BYTES);
+    decoder.extend(&stream);
+    let frame = decoder.next_message().unwrap().unwrap();
+    let Some(proto::op::Op::Publish(publish)) = &frame.commits[0].txs[0].ops[0].op else {
+        panic!("a publish was sent");
+    };
+    let message = publish.message.as_ref().unwrap();
+    // Id and body lie in one buffer, as they did on the wire.
+    let distance = message.body.as_ptr() as usize - message.id.as_ptr() as usize;
+    assert!(distance < 100, "the body was copied");
+}
