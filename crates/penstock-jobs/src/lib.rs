@@ -1,1 +1,282 @@
+//! Which transaction each outcome of a job becomes. Pure functions: no IO, no clock, no state.
+//!
+//! ```text
+//!     succeeded    Ack, Put(result)
+//!     retry        Move(attempt + 1, note, due)
+//!     failed       Put(error), Move(to `dead`, note)
+//!     crashed      Release(crashed): the broker counts it, and dead-letters the job when it was one too many
+//!     returned     Release(returned): nothing is counted
+//! ```
+//!
+//! Each begins with an operation on the lease, and such an operation is a guard: an attempt that was
+//! fenced off changes nothing at all.
 
+use bytes::Bytes;
+use penstock_message::{
+    Delivery, Due, HeaderPatch, Key, Lease, Op, ReleaseReason, Tx, Value, ValueStatus,
+};
+
+/// Where jobs go whose last attempt failed.
+pub const DEAD_LETTER_QUEUE: &str = "dead";
+
+/// How long a failed job stays in [`DEAD_LETTER_QUEUE`]: 30 days.
+pub const DEAD_LETTERS_KEPT_MS: u64 = 30 * 24 * 60 * 60 * 1000;
+
+/// What settling needs to know of a delivery; kept by a worker in place of the whole message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeliveryHead {
+    pub lease: Lease,
+    pub task: String,
+    pub queue: String,
+    /// `None`: nobody reads the result, so none is stored.
+    pub result_ttl_ms: Option<u64>,
+    /// Attempts that ended in an error before this one.
+    pub attempt: u32,
+    /// Deliveries that ended in a crash before this one.
+    pub crashes: u8,
+    pub max_deliveries: u8,
+    pub redelivered: bool,
+}
+
+impl From<&Delivery> for DeliveryHead {
+    fn from(delivery: &Delivery) -> Self {
+        let message = &delivery.message;
+        Self {
+            lease: delivery.lease,
+            task: message.task.clone(),
+            queue: delivery.queue.clone(),
+            result_ttl_ms: message.result_ttl_ms,
+            attempt: message.attempt,
+            crashes: message.crashes,
+            max_deliveries: message.max_deliveries,
+            redelivered: delivery.redelivered,
+        }
+    }
+}
+
+/// How one run of a job ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It returned. `value`: its encoded result, if it has one that anybody may read.
+    Succeeded { value: Option<Bytes>, cost_us: u64 },
+    /// It raised, and shall run again. `note`: the encoded error.
+    Retry {
+        delay_ms: u64,
+        note: Bytes,
+        cost_us: u64,
+    },
+    /// It raised for the last time. `value`: the encoded error for whoever asks for the result;
+    /// `note`: the same for whoever looks into the dead-letter queue.
+    Failed {
+        value: Option<Bytes>,
+        note: Bytes,
+        cost_us: u64,
+    },
+    /// The process that ran it died; the text says how, for a person.
+    Crashed { reason: String },
+    /// It never ran, or was stopped in order.
+    Returned,
+}
+
+/// The transaction that settles a delivery. Values are stored only for jobs that keep results.
+pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
+    let lease = delivery.lease;
+    match outcome {
+        Outcome::Succeeded { value, cost_us } => {
+            let mut ops = vec![Op::Ack { lease, cost_us }];
+            ops.extend(put_result(delivery, ValueStatus::Succeeded, value));
+            ops.into()
+        }
+        Outcome::Retry {
+            delay_ms,
+            note,
+            cost_us,
+        } => vec![Op::Move {
+            lease,
+            queue: None,
+            due: (delay_ms > 0).then_some(Due::AfterMs(delay_ms)),
+            patch: HeaderPatch {
+                next_attempt: true,
+                note: Some(note),
+                expires_at: None,
+            },
+            cost_us,
+        }]
+        .into(),
+        Outcome::Failed {
+            value,
+            note,
+            cost_us,
+        } => {
+            let mut ops = Vec::with_capacity(2);
+            ops.extend(put_result(delivery, ValueStatus::Failed, value));
+            ops.push(Op::Move {
+                lease,
+                queue: Some(DEAD_LETTER_QUEUE.to_owned()),
+                due: None,
+                patch: HeaderPatch {
+                    next_attempt: false,
+                    note: Some(note),
+                    expires_at: Some(Due::AfterMs(DEAD_LETTERS_KEPT_MS)),
+                },
+                cost_us,
+            });
+            ops.into()
+        }
+        Outcome::Crashed { reason } => vec![Op::Release {
+            lease,
+            reason: ReleaseReason::Crashed(reason),
+        }]
+        .into(),
+        Outcome::Returned => vec![Op::Release {
+            lease,
+            reason: ReleaseReason::Returned,
+        }]
+        .into(),
+    }
+}
+
+fn put_result(delivery: &DeliveryHead, status: ValueStatus, body: Option<Bytes>) -> Option<Op> {
+    Some(Op::Put {
+        key: Key::Result(delivery.lease.message),
+        value: Value {
+            status,
+            body: body?,
+        },
+        ttl_ms: Some(delivery.result_ttl_ms?),
+        group: delivery.task.clone(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use penstock_message::MessageId;
+
+    /// One line for each operation, in words.
+    fn settled(keeps_result: bool, outcome: Outcome) -> String {
+        let delivery = DeliveryHead {
+            lease: Lease {
+                message: MessageId([7; 16]),
+                epoch: 1,
+                grant: 2,
+            },
+            task: "mail.send".to_owned(),
+            queue: "mail".to_owned(),
+            result_ttl_ms: keeps_result.then_some(1000),
+            attempt: 0,
+            crashes: 0,
+            max_deliveries: 3,
+            redelivered: false,
+        };
+        let lines: Vec<String> = settle(&delivery, outcome)
+            .ops
+            .iter()
+            .map(|op| match op {
+                Op::Ack { lease, cost_us } if *lease == delivery.lease => format!("ack {cost_us} us"),
+                Op::Put {
+                    key: Key::Result(id),
+                    value,
+                    ttl_ms: Some(ttl_ms),
+                    group,
+                } if *id == delivery.lease.message => {
+                    format!("put {:?} {:?} for {ttl_ms} ms in {group}", value.status, value.body)
+                }
+                Op::Move {
+                    lease,
+                    queue,
+                    due,
+                    patch,
+                    cost_us,
+                } if *lease == delivery.lease => format!(
+                    "move to {}, due {due:?}, next attempt {}, note {:?}, expires {:?}, {cost_us} us",
+                    queue.as_deref().unwrap_or("its queue"),
+                    patch.next_attempt,
+                    patch.note,
+                    patch.expires_at
+                ),
+                Op::Release { lease, reason } if *lease == delivery.lease => format!("release {reason:?}"),
+                other => panic!("a settlement has no such operation: {other:?}"),
+            })
+            .collect();
+        lines.join("; ")
+    }
+
+    #[test]
+    fn each_outcome_becomes_its_transaction() {
+        let value = || Some(Bytes::from_static(b"v"));
+        let note = || Bytes::from_static(b"n");
+        let check = |keeps_result, outcome, expected: &str| {
+            assert_eq!(settled(keeps_result, outcome), expected);
+        };
+        check(
+            true,
+            Outcome::Succeeded {
+                value: value(),
+                cost_us: 9,
+            },
+            r#"ack 9 us; put Succeeded b"v" for 1000 ms in mail.send"#,
+        );
+        check(
+            false,
+            Outcome::Succeeded {
+                value: value(),
+                cost_us: 9,
+            },
+            "ack 9 us",
+        );
+        check(
+            true,
+            Outcome::Succeeded {
+                value: None,
+                cost_us: 9,
+            },
+            "ack 9 us",
+        );
+        check(
+            true,
+            Outcome::Retry {
+                delay_ms: 250,
+                note: note(),
+                cost_us: 9,
+            },
+            r#"move to its queue, due Some(AfterMs(250)), next attempt true, note Some(b"n"), expires None, 9 us"#,
+        );
+        check(
+            true,
+            Outcome::Retry {
+                delay_ms: 0,
+                note: note(),
+                cost_us: 9,
+            },
+            r#"move to its queue, due None, next attempt true, note Some(b"n"), expires None, 9 us"#,
+        );
+        let buried = r#"move to dead, due None, next attempt false, note Some(b"n"), expires Some(AfterMs(2592000000)), 9 us"#;
+        check(
+            true,
+            Outcome::Failed {
+                value: value(),
+                note: note(),
+                cost_us: 9,
+            },
+            &format!(r#"put Failed b"v" for 1000 ms in mail.send; {buried}"#),
+        );
+        check(
+            false,
+            Outcome::Failed {
+                value: value(),
+                note: note(),
+                cost_us: 9,
+            },
+            buried,
+        );
+        check(
+            true,
+            Outcome::Crashed {
+                reason: "killed by signal 9".to_owned(),
+            },
+            r#"release Crashed("killed by signal 9")"#,
+        );
+        check(true, Outcome::Returned, "release Returned");
+    }
+}
