@@ -1,0 +1,233 @@
+"""``penstock demo``: count the identifiers of Python's own source, one job a file, beside a serial loop.
+
+The two tasks are written as any application would write them. Below them: what the demo does, the
+processes it starts and ends, and the picture on the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import keyword
+import os
+import signal
+import site
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import tokenize
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, TypeVar
+
+from penstock import App, Job
+from penstock.errors import PenstockError, Timeout
+
+T = TypeVar("T")
+Count = tuple[int, dict[str, int]]
+"""Lines, and how often each identifier occurs."""
+
+PROGRAM = Path(__file__).parent / "_bin" / "penstock"
+SLOTS = 2
+ENOUGH_FILES = 1_000
+TOP = 10
+
+app = App("demo")
+
+
+@app.task
+def count(path: str) -> Count:
+    """Count the lines and the identifiers of one Python file."""
+    lines = 0
+    identifiers: Counter[str] = Counter()
+    try:
+        with tokenize.open(path) as source:
+            for token in tokenize.generate_tokens(source.readline):
+                lines = token.end[0]
+                if token.type == tokenize.NAME and not keyword.iskeyword(token.string):
+                    identifiers[token.string] += 1
+    except (SyntaxError, UnicodeDecodeError, tokenize.TokenError):
+        # Python's tests hold files that are broken on purpose; they count as far as they can be read.
+        pass
+    return lines, dict(identifiers)
+
+
+@app.task
+def merge(counts: list[Count]) -> Count:
+    """Add up the counts of many files."""
+    lines = 0
+    identifiers: Counter[str] = Counter()
+    for file_lines, file_identifiers in counts:
+        lines += file_lines
+        identifiers.update(file_identifiers)
+    return lines, dict(identifiers)
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the text says why."""
+
+
+def main() -> int:
+    """Run the demo; the exit code is 0 when both ways gave the same answer."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    screen = Screen()
+    try:
+        return demonstrate(screen)
+    except KeyboardInterrupt:
+        screen.clear()
+        print("penstock demo: stopped; its worker, its broker and its data are gone", file=sys.stderr)
+        return 130
+    except (PenstockError, DemoError) as error:
+        screen.clear()
+        print(f"penstock demo: {error}", file=sys.stderr)
+        return 1
+
+
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    # The blocks that started a process now end it; a second Ctrl-C must not come between.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def demonstrate(screen: Screen) -> int:
+    files = source_files()
+    megabytes = sum(file.stat().st_size for file in files) / 1e6
+    print(screen.bold("\n  Penstock: the identifiers in Python's own source, one job a file\n"))
+    print(f"  {len(files):,} files, {megabytes:.1f} MB, in {sysconfig.get_path('stdlib')}")
+
+    started = time.perf_counter()
+    with broker(), worker() as process:
+        # The first job connects the app, which starts the broker.
+        result_of(count.delay(os.devnull), process)
+        print(f"  broker and worker ({SLOTS} slots) up after {time.perf_counter() - started:.2f} s\n", flush=True)
+
+        started = time.perf_counter()
+        jobs = count.map(str(file) for file in files)
+        counts = [result_of(job, process) for job in screen.progress("penstock", jobs)]
+        queued = result_of(merge.delay(counts), process)
+        queued_s = time.perf_counter() - started
+
+        started = time.perf_counter()
+        # A task that is called runs here and now, as the plain function that it is.
+        serial = merge([count(str(file)) for file in screen.progress("serial", files)])
+        serial_s = time.perf_counter() - started
+
+    lines, identifiers = queued
+    top = Counter(identifiers).most_common(TOP)
+    print(screen.bold("  most used identifiers"))
+    for name, times in top:
+        print(f"    {name:<12}{times:>9,}  {'█' * round(40 * times / top[0][1])}")
+    rate = (len(files) + 1) / queued_s
+    print(screen.bold("\n  wall time"))
+    print(f"    penstock {queued_s:8.2f} s   {rate:,.0f} jobs/s in {SLOTS} slots, each on disk before it ran")
+    print(f"    serial   {serial_s:8.2f} s   {serial_s / queued_s:.2f} times as long, in one loop\n")
+    if queued != serial:
+        raise DemoError("the two answers differ; this is a bug, please report it")
+    print(f"  both answers are equal: {len(identifiers):,} identifiers in {lines:,} lines\n")
+    return 0
+
+
+def result_of(job: Job[T], process: subprocess.Popen[bytes]) -> T:
+    while True:
+        try:
+            return job.result(timeout=5)
+        except Timeout:
+            if process.poll() is not None:
+                raise DemoError("the worker ended before its work did") from None
+
+
+def source_files() -> list[Path]:
+    """The standard library's source; where it comes without its tests, installed packages join it."""
+    library = Path(sysconfig.get_path("stdlib"))
+    files = sorted(file for file in library.rglob("*.py") if "site-packages" not in file.parts)
+    if len(files) < ENOUGH_FILES:
+        for packages in map(Path, site.getsitepackages()):
+            files += sorted(packages.rglob("*.py"))
+    if not files:
+        raise DemoError(f"this Python has no source files in {library}")
+    return files
+
+
+@contextlib.contextmanager
+def broker() -> Iterator[None]:
+    """Use a broker in a directory of its own, so that nothing of the user's is touched and nothing stays."""
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as directory:
+        os.environ["PENSTOCK_URL"] = f"local:{directory}/broker"
+        try:
+            yield
+        finally:
+            app.close()
+            subprocess.run([PROGRAM, "stop"], check=True, stdout=subprocess.DEVNULL)
+            # The broker holds the lock for as long as its process lives.
+            with Path(directory, "broker", "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+@contextlib.contextmanager
+def worker() -> Iterator[subprocess.Popen[bytes]]:
+    """Run what ``penstock worker penstock._demo:app -c 2`` runs."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [PROGRAM, "worker", "penstock._demo:app", "-c", str(SLOTS)],
+            env={**os.environ, "PENSTOCK_PYTHON": sys.executable},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Ctrl-C reaches the demo alone, which then ends what it started, in order.
+            start_new_session=True,
+        )
+        try:
+            yield process
+        except (PenstockError, DemoError) as error:
+            log.seek(0)
+            raise DemoError(f"{error}\n{log.read().decode(errors='replace')}".rstrip()) from error
+        finally:
+            process.terminate()
+            process.wait()
+
+
+class Screen:
+    """A terminal gets a bar that moves; a file or a pipe gets one plain line when the work is done."""
+
+    def __init__(self) -> None:
+        self.live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self.colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+    def bold(self, text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if self.colour else text
+
+    def progress(self, label: str, items: Sequence[T]) -> Iterator[T]:
+        """Give the items one by one and show how far they are."""
+        started = drawn = time.perf_counter()
+        for done, item in enumerate(items):
+            now = time.perf_counter()
+            if self.live and now - drawn > 0.05:
+                drawn = now
+                self.draw(label, done, len(items), now - started)
+            yield item
+        self.clear()
+        seconds = time.perf_counter() - started
+        print(f"  {label:<9} {len(items):,} files in {seconds:.2f} s", file=sys.stderr, flush=True)
+
+    def draw(self, label: str, done: int, total: int, seconds: float) -> None:
+        full = 40 * done // total
+        bar = "━" * full + "\x1b[2m" + "─" * (40 - full) + "\x1b[0m"
+        text = f"\r  {label:<9} {bar} {done:,}/{total:,}  {done / seconds:,.0f}/s  {seconds:.1f} s\x1b[K"
+        print(text, end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self.live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    # Run from the module that the worker imports too, so that both know the tasks by the same names.
+    from penstock import _demo
+
+    sys.exit(_demo.main())

@@ -1,0 +1,226 @@
+"""A user's project in a fresh directory, with every process that is started for it.
+
+A test gets its own broker. What it starts, it starts through `Project`, which ends it by its id and
+then fails the test if any process of the project is left.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+SCRIPTS = Path(sys.executable).parent
+MARK = "PENSTOCK_TEST_PROJECT"
+
+
+class Project:
+    """A directory with the user's files and, in `.penstock`, the data of its local broker."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.data = directory / ".penstock"
+        self.url = f"local:{self.data}"
+        self.mark = uuid.uuid4().hex
+        # Processes inherit the mark, however far they detach themselves: it is how the last one is found.
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")},
+            MARK: self.mark,
+            "PENSTOCK_URL": self.url,
+            "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}",
+        }
+        self.started: list[Process] = []
+        self.apps: list[Any] = []
+
+    def write(self, name: str, source: str) -> Path:
+        """Write one file of the project."""
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    def start(self, *command: str | Path, cwd: Path | None = None, **environment: str) -> Process:
+        """Start a command in the project; it is ended with the test at the latest."""
+        process = Process(
+            [str(word) for word in command],
+            cwd=cwd or self.directory,
+            environment={**self.environment, **environment},
+            output=self.directory / f"output-{len(self.started)}.txt",
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 30, **environment: str) -> Process:
+        """Run a command to its end, whatever its exit code."""
+        process = self.start(*command, cwd=cwd, **environment)
+        process.wait(timeout)
+        return process
+
+    def penstock(self, *arguments: str, **environment: str) -> Process:
+        return self.run("penstock", *arguments, **environment)
+
+    def python(self, source: str, *arguments: str, cwd: Path | None = None, **environment: str) -> str:
+        """Run a script that must succeed; give what it printed."""
+        script = self.write(f"script_{len(self.started)}.py", source)
+        process = self.run(
+            sys.executable, script, *arguments, cwd=cwd, **{"PYTHONPATH": str(self.directory), **environment}
+        )
+        assert process.returncode == 0, process.output
+        return process.output
+
+    def start_python(self, source: str, *arguments: str, **environment: str) -> Process:
+        script = self.write(f"script_{len(self.started)}.py", source)
+        return self.start(sys.executable, script, *arguments, **{"PYTHONPATH": str(self.directory), **environment})
+
+    def worker(self, app: str = "tasks:app", *options: str, **environment: str) -> Process:
+        return self.start("penstock", "worker", app, *options, **environment)
+
+    def tasks(self, name: str = "tasks.py") -> ModuleType:
+        """Import a file of the project here, to enqueue from the test's own process."""
+        specification = importlib.util.spec_from_file_location(Path(name).stem, self.directory / name)
+        assert specification is not None and specification.loader is not None
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        self.apps.append(module.app)
+        return module
+
+    def status(self) -> dict[str, Any]:
+        process = self.penstock("status", "--json")
+        assert process.returncode == 0, process.output
+        return dict(json.loads(process.output))
+
+    def broker_pid(self) -> int | None:
+        """The process that listens for this project, as the kernel tells it to who connects."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.connect(str(self.data / "broker.sock"))
+            except (FileNotFoundError, ConnectionRefusedError):
+                return None
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            return int(struct.unpack("3i", credentials)[0])
+
+    def kill_broker(self) -> int:
+        """kill -9, and wait until the process has gone."""
+        pid = self.broker_pid()
+        assert pid is not None, "no broker runs"
+        with pidfd(pid) as ended:
+            os.kill(pid, signal.SIGKILL)
+            ended.wait(5)
+        return pid
+
+    def processes(self) -> dict[int, str]:
+        """Every living process that was started for this project, by anybody: pid and command line."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdecimal():
+                continue
+            try:
+                if f"{MARK}={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:
+                continue  # ended meanwhile, or not ours to look into
+        return found
+
+    def clean_up(self) -> None:
+        # An app that is open would start the broker again.
+        for app in self.apps:
+            app.close()
+        for process in reversed(self.started):
+            process.end()
+        pid = self.broker_pid()
+        if pid is not None:
+            os.kill(pid, signal.SIGCONT)
+            self.kill_broker()
+        left = self.processes()
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.directory)
+        assert not left, f"processes left behind: {left}"
+
+
+class Process:
+    """A started command, its output in a file, so that a detached descendant cannot keep a pipe open."""
+
+    def __init__(self, command: list[str], cwd: Path, environment: dict[str, str], output: Path) -> None:
+        self.file = output
+        with output.open("wb") as file:
+            self.popen = subprocess.Popen(
+                [shutil.which(command[0], path=environment["PATH"]) or command[0], *command[1:]],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self.pid = self.popen.pid
+
+    @property
+    def output(self) -> str:
+        return self.file.read_text(errors="replace")
+
+    @property
+    def returncode(self) -> int | None:
+        return self.popen.poll()
+
+    def wait(self, timeout: float = 30) -> int:
+        try:
+            return self.popen.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.popen.args} still runs after {timeout} s:\n{self.output}") from None
+
+    def signal(self, number: signal.Signals) -> None:
+        self.popen.send_signal(number)
+
+    def wait_for_output(self, text: str, timeout: float = 20) -> str:
+        """Wait until the process has printed ``text``."""
+        eventually(lambda: text in self.output or self.returncode is not None, timeout, lambda: self.output)
+        assert text in self.output, self.output
+        return self.output
+
+    def end(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.send_signal(signal.SIGCONT)
+            self.popen.terminate()
+            try:
+                self.popen.wait(5)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait()
+
+
+class pidfd:
+    """The end of a process that is not our child, as an event."""
+
+    def __init__(self, pid: int) -> None:
+        self.fd = os.pidfd_open(pid)
+
+    def __enter__(self) -> pidfd:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        os.close(self.fd)
+
+    def wait(self, timeout: float) -> None:
+        assert select.select([self.fd], [], [], timeout)[0], f"the process still runs after {timeout} s"
+
+
+def eventually(condition: Callable[[], object], timeout: float = 10, explain: Callable[[], str] = str) -> None:
+    """Wait until a condition holds that other processes bring about and nothing announces."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout} s {explain()}"
+        time.sleep(0.005)
