@@ -63,6 +63,10 @@ pub struct Hello {
     /// still being worked on
     #[prost(message, repeated, tag = "7")]
     pub leases: ::prost::alloc::vec::Vec<Lease>,
+    /// The next frame is another Hello, which only adds leases and may be as long as any frame. So the
+    /// first one fits its limit with up to 100 leases.
+    #[prost(bool, tag = "8")]
+    pub continued: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Welcome {

@@ -26,5 +26,7 @@ pub mod proto {
 pub const PROTOCOL_VERSION: u32 = 1;
 /// The first frame, which anybody may send.
 pub const MAX_HELLO_BYTES: usize = 4 << 10;
+/// So many leases fit into the first hello; more follow in another.
+pub const HELLO_LEASES: usize = 100;
 /// Every other frame, unless the broker's Welcome says otherwise: a body of 16 MiB and what is around it.
 pub const MAX_FRAME_BYTES: usize = 17 << 20;
