@@ -1,7 +1,7 @@
 //! One trait over every engine, and the engines: `memory`, `remote`, `local`.
 //!
-//! Nothing outside this crate knows which engine serves a URL. No call here ever blocks: each ends
-//! by calling what it was given, once, on the driver's own thread.
+//! Nothing outside this crate knows which engine serves a URL. No call here ever blocks, but for
+//! `close`: each ends by calling what it was given, once, on the driver's own thread.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +13,13 @@ use penstock_message::{
 pub use address::Address;
 
 mod address;
+mod dial;
+mod local;
+mod remote;
+mod session;
+mod waker;
+
+use remote::Remote;
 
 /// Called once with how a call ended. Runs on the driver's thread: it must not block.
 pub type Done<T> = Box<dyn FnOnce(Result<T, DriverError>) + Send>;
@@ -49,7 +56,7 @@ pub trait Driver: Send + Sync {
     /// Notices of the broker that nobody has taken yet.
     fn take_notices(&self) -> Vec<Notice>;
 
-    /// Says goodbye once what was committed is confirmed, or the deadline has come.
+    /// Says goodbye once what was committed is confirmed, or the deadline has come. Waits for that.
     fn close(&self, deadline: Instant);
 }
 
@@ -64,8 +71,12 @@ pub trait DeliverySink: Send + Sync {
 pub trait ValueSink: Send + Sync {
     /// `Present` or `Gone`, once a key.
     fn value(&self, key: Key, state: KeyState);
-    /// The watch's broker has come into reach (`true`) or gone out of it.
+    /// There is none yet, but one is on its way. Told at first, and again after a reconnect.
+    fn pending(&self, _key: Key) {}
+    /// The watch's broker has come into reach again (`true`) or gone out of it.
     fn reachable(&self, reachable: bool);
+    /// No broker can be had until somebody mends what the error says; the driver tries again all the same.
+    fn failed(&self, _error: DriverError) {}
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -128,8 +139,15 @@ impl DriverConfig {
 
 /// Gives the driver for the URL. Opens, starts and connects nothing: the first call does.
 pub fn connect(config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {
-    let address: Address = config.url.parse()?;
-    Err(DriverError::Invalid {
-        reason: format!("{address} cannot be reached yet"),
-    })
+    let dial: Box<dyn dial::Dial> = match config.url.parse()? {
+        Address::Unix(path) => Box::new(dial::Unix::new(path)),
+        Address::Tcp { host, port } => Box::new(dial::Tcp::new(host, port)),
+        Address::Local(path) => Box::new(local::Local::new(&path, config.program.clone())?),
+        Address::Memory(_) => {
+            return Err(DriverError::Invalid {
+                reason: "memory: cannot be reached yet".into(),
+            });
+        }
+    };
+    Ok(Arc::new(Remote::new(config, dial)?))
 }

@@ -1,0 +1,116 @@
+//! How a connection is made: one blocking attempt, on a thread of its own that ends with it.
+
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
+
+pub(crate) trait Dial: Send + Sync {
+    /// Gives a connected socket that does not block.
+    fn dial(&self, give_up_at: Instant) -> Result<OwnedFd, DialError>;
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum DialError {
+    /// Worth another try; the text says why, for people.
+    Unreachable(String),
+    /// It will not work until somebody mends what the text says.
+    Hopeless(String),
+}
+
+pub(crate) struct Unix {
+    path: PathBuf,
+}
+
+impl Unix {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+}
+
+impl Dial for Unix {
+    fn dial(&self, give_up_at: Instant) -> Result<OwnedFd, DialError> {
+        connect_unix(&self.path, give_up_at)
+            .map_err(|error| DialError::Unreachable(error.to_string()))
+    }
+}
+
+/// Waits for a broker whose queue of connections is full, as that of a stopped process is.
+pub(crate) fn connect_unix(path: &Path, give_up_at: Instant) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let socket = new_unix_socket()?;
+    let patience = give_up_at.saturating_duration_since(Instant::now());
+    // A socket that blocks heeds this limit also when it connects.
+    let patience = patience.max(Duration::from_millis(1));
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(patience))?;
+    while let Err(error) = rustix::net::connect(&socket, &address) {
+        match error {
+            Errno::INTR => {}
+            Errno::AGAIN => return Err(io::ErrorKind::TimedOut.into()),
+            error => return Err(error.into()),
+        }
+    }
+    rustix::io::ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
+#[cfg(target_os = "linux")]
+fn new_unix_socket() -> io::Result<OwnedFd> {
+    let flags = rustix::net::SocketFlags::CLOEXEC;
+    Ok(rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        flags,
+        None,
+    )?)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn new_unix_socket() -> io::Result<OwnedFd> {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
+    rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+    // There is no flag for one write that says that a closed connection is no reason to kill us.
+    sockopt::set_socket_nosigpipe(&socket, true)?;
+    Ok(socket)
+}
+
+pub(crate) struct Tcp {
+    host: String,
+    port: u16,
+}
+
+impl Tcp {
+    pub(crate) fn new(host: String, port: u16) -> Self {
+        Self { host, port }
+    }
+
+    fn connect(&self, give_up_at: Instant) -> io::Result<OwnedFd> {
+        let mut last_error = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+        for address in (self.host.as_str(), self.port).to_socket_addrs()? {
+            let left = give_up_at.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match TcpStream::connect_timeout(&address, left) {
+                Ok(stream) => {
+                    stream.set_nodelay(true)?;
+                    stream.set_nonblocking(true)?;
+                    return Ok(stream.into());
+                }
+                Err(error) => last_error = error,
+            }
+        }
+        Err(last_error)
+    }
+}
+
+impl Dial for Tcp {
+    fn dial(&self, give_up_at: Instant) -> Result<OwnedFd, DialError> {
+        self.connect(give_up_at)
+            .map_err(|error| DialError::Unreachable(error.to_string()))
+    }
+}

@@ -1,0 +1,622 @@
+//! The driver for a broker in another process: the shell around [`Session`].
+//!
+//! One thread, started at the first call, waits for the socket, resolves what ends, reconnects and
+//! keeps time. Callers write to the socket themselves when nobody else does: for one call at a time
+//! that saves a wake-up, and under load whoever writes takes along what others have queued.
+
+use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+use std::{io, thread};
+
+use bytes::{Buf, Bytes, BytesMut};
+use penstock_message::{Answer, Durability, Key, Lease, Notice, Query, Receipt, SessionId, Tx};
+use penstock_wire::{Decoder, MAX_FRAME_BYTES, proto};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+use crate::dial::{Dial, DialError};
+use crate::session::{Encoded, HopelessEnd, LinkEnd, Session, SessionConfig};
+use crate::waker::Waker;
+use crate::{
+    Capabilities, DeliverySink, Done, Driver, DriverConfig, DriverError, ValueSink, WatchId,
+};
+
+/// How long one attempt to connect may take before the next begins.
+const DIAL_PATIENCE: Duration = Duration::from_secs(10);
+const LONGEST_RETRY: Duration = Duration::from_secs(1);
+const FIRST_RETRY: Duration = Duration::from_millis(4);
+const READ_BYTES: usize = 256 << 10;
+
+pub(crate) struct Remote {
+    /// Never dropped in a forked child: its locks may be held by threads that are not there.
+    shared: ManuallyDrop<Arc<Shared>>,
+}
+
+struct Shared {
+    /// A fork copies this, but not the thread.
+    pid: u32,
+    broker: String,
+    dial: Box<dyn Dial>,
+    waker: OnceLock<Waker>,
+    state: Mutex<State>,
+    ended: Condvar,
+}
+
+struct State {
+    session: Session,
+    thread: IoThread,
+    phase: Phase,
+    /// Grows with each connection, so that who writes can tell that its own is gone.
+    connection: u64,
+    /// Somebody writes to the socket, without holding the lock.
+    writing: bool,
+    /// What the socket has not taken of the bytes last written.
+    unwritten: BytesMut,
+    /// The socket takes no more; the thread waits until it does.
+    blocked: bool,
+    /// What the thread waits for, while it does.
+    asleep: Option<Sleep>,
+    closing: Option<Instant>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum IoThread {
+    NotStarted,
+    Running,
+    Ended,
+}
+
+enum Phase {
+    Down {
+        retry_at: Instant,
+    },
+    Dialing,
+    Dialed(Result<OwnedFd, DialError>),
+    Connected {
+        socket: Arc<OwnedFd>,
+        since: Instant,
+    },
+}
+
+impl Remote {
+    pub(crate) fn new(config: DriverConfig, dial: Box<dyn Dial>) -> Result<Self, DriverError> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|error| DriverError::Invalid {
+            reason: format!("this system gives no random bytes: {error}"),
+        })?;
+        let now = Instant::now();
+        let session = SessionConfig {
+            id: SessionId(id),
+            token: Bytes::from(config.token.unwrap_or_default()),
+            name: config.name,
+            heartbeat: config.heartbeat,
+            broker: config.url.clone(),
+        };
+        let state = State {
+            session: Session::new(session, now),
+            thread: IoThread::NotStarted,
+            phase: Phase::Down { retry_at: now },
+            connection: 0,
+            writing: false,
+            unwritten: BytesMut::new(),
+            blocked: false,
+            asleep: None,
+            closing: None,
+        };
+        Ok(Self {
+            shared: ManuallyDrop::new(Arc::new(Shared {
+                pid: std::process::id(),
+                broker: config.url,
+                dial,
+                waker: OnceLock::new(),
+                state: Mutex::new(state),
+                ended: Condvar::new(),
+            })),
+        })
+    }
+
+    /// Lets the session know something, writes what comes of it, and wakes the thread where it must.
+    fn with_session<R>(&self, tell: impl FnOnce(&mut Session) -> R) -> Result<R, DriverError> {
+        let mut state = self.shared.lock_in_same_process()?;
+        match state.thread {
+            IoThread::Running if state.closing.is_none() => {}
+            IoThread::NotStarted if state.closing.is_none() => {
+                self.shared
+                    .start_thread()
+                    .map_err(|error| DriverError::Unavailable {
+                        reason: format!("this process cannot start a thread: {error}"),
+                        maybe_accepted: false,
+                    })?;
+                state.thread = IoThread::Running;
+            }
+            _ => return Err(DriverError::Closed),
+        }
+        let told = tell(&mut state.session);
+        let state = self.shared.flush(state);
+        self.shared.wake_where_needed(state);
+        Ok(told)
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        let Ok(mut state) = self.shared.lock_in_same_process() else {
+            return;
+        };
+        state.closing.get_or_insert_with(Instant::now);
+        drop(state);
+        self.shared.wake();
+        // SAFETY: nothing uses it after this, and the thread has a reference of its own.
+        unsafe { ManuallyDrop::drop(&mut self.shared) };
+    }
+}
+
+impl Driver for Remote {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            atomic_settlement: true,
+            fencing: true,
+            delays: true,
+            priorities: true,
+            highest_durability: Durability::Disk,
+        }
+    }
+
+    fn commit(
+        &self,
+        txs: Vec<Tx>,
+        durability: Durability,
+        deadline: Option<Instant>,
+        done: Done<Vec<Receipt>>,
+    ) {
+        let txs = txs.into_iter().map(Encoded::new).collect();
+        let mut done = Some(done);
+        let outcome = self.with_session(|session| {
+            if let Some(done) = done.take() {
+                session.commit(txs, durability, deadline, done);
+            }
+        });
+        if let (Err(error), Some(done)) = (outcome, done) {
+            done(Err(error));
+        }
+    }
+
+    fn consume(&self, queues: &[String], add_credit: u32, sink: Arc<dyn DeliverySink>) {
+        // A driver that was closed delivers nothing, which is all there is to say.
+        let _ = self.with_session(|session| session.consume(queues, add_credit, sink));
+    }
+
+    fn stop_consuming(&self) {
+        let _ = self.with_session(Session::stop_consuming);
+    }
+
+    fn watch(&self, keys: Vec<Key>, sink: Arc<dyn ValueSink>) -> WatchId {
+        let watching = Arc::clone(&sink);
+        match self.with_session(|session| session.watch(keys, watching)) {
+            Ok(id) => id,
+            Err(error) => {
+                sink.failed(error);
+                WatchId(0)
+            }
+        }
+    }
+
+    fn unwatch(&self, watch: WatchId) {
+        let _ = self.with_session(|session| session.unwatch(watch));
+    }
+
+    fn query(&self, query: Query, deadline: Instant, done: Done<Answer>) {
+        let mut done = Some(done);
+        let outcome = self.with_session(|session| {
+            if let Some(done) = done.take() {
+                session.query(query, deadline, done);
+            }
+        });
+        if let (Err(error), Some(done)) = (outcome, done) {
+            done(Err(error));
+        }
+    }
+
+    fn report(&self, slots: u32, busy: u32) {
+        let _ = self.with_session(|session| session.report(slots, busy));
+    }
+
+    fn take_notices(&self) -> Vec<Notice> {
+        match self.shared.lock_in_same_process() {
+            Ok(mut state) => state.session.take_notices(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    fn close(&self, deadline: Instant) {
+        let Ok(mut state) = self.shared.lock_in_same_process() else {
+            return;
+        };
+        state.closing.get_or_insert(deadline);
+        self.shared.wake();
+        while state.thread == IoThread::Running {
+            state = self.shared.ended.wait(state).unwrap();
+        }
+    }
+}
+
+impl Shared {
+    fn lock_in_same_process(&self) -> Result<MutexGuard<'_, State>, DriverError> {
+        match std::process::id() == self.pid {
+            true => Ok(self.lock()),
+            false => Err(DriverError::Invalid {
+                reason: "this client belongs to the process that forked this one; make a new one"
+                    .into(),
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = self.waker.get() {
+            waker.wake();
+        }
+    }
+
+    fn start_thread(self: &Arc<Self>) -> io::Result<()> {
+        let waker = Waker::new()?;
+        let shared = Arc::clone(self);
+        thread::Builder::new()
+            .name("penstock-io".into())
+            .spawn(move || IoLoop::new(shared).run())?;
+        let _ = self.waker.set(waker);
+        Ok(())
+    }
+
+    /// The thread sleeps until the next thing it knows of; some calls make that too late.
+    fn wake_where_needed(&self, mut state: MutexGuard<'_, State>) {
+        let Some(sleep) = state.asleep else {
+            return;
+        };
+        let connects = matches!(state.phase, Phase::Down { retry_at } if retry_at < sleep.until)
+            && state.session.wants_link();
+        let sooner = state
+            .session
+            .next_deadline()
+            .is_some_and(|next| next < sleep.until);
+        let blocked = state.blocked && !sleep.watches_write;
+        if connects || sooner || blocked || state.session.has_events() {
+            state.asleep = None;
+            drop(state);
+            self.wake();
+        }
+    }
+
+    /// Writes what there is to write, unless somebody else is at it: he takes this along.
+    fn flush<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        while !state.writing
+            && !state.blocked
+            && let Phase::Connected { socket, .. } = &state.phase
+        {
+            let socket = Arc::clone(socket);
+            if state.unwritten.is_empty() {
+                state.unwritten = state.session.take_out(Instant::now());
+            }
+            if state.unwritten.is_empty() {
+                break;
+            }
+            let mut bytes = std::mem::take(&mut state.unwritten);
+            let connection = state.connection;
+            state.writing = true;
+            drop(state);
+            let outcome = write_until_full(&socket, &mut bytes);
+            state = self.lock();
+            state.writing = false;
+            if state.connection != connection {
+                continue;
+            }
+            if let Err(error) = outcome {
+                state.unwritten = bytes;
+                // A connection that broke is noticed by who reads it.
+                state.blocked = true;
+                if error != Errno::AGAIN {
+                    tracing::debug!(%error, broker = self.broker, "cannot write to the broker");
+                }
+            }
+        }
+        state
+    }
+}
+
+/// Fails with `AGAIN` when the socket takes no more.
+fn write_until_full(socket: &OwnedFd, bytes: &mut BytesMut) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match send(socket, bytes) {
+            Ok(written) => bytes.advance(written),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
+fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+    rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+    rustix::io::write(socket, bytes)
+}
+
+/// What the thread does.
+struct IoLoop {
+    shared: Arc<Shared>,
+    decoder: Decoder<proto::ToClient>,
+    buffer: Box<[u8]>,
+    backoff: Backoff,
+}
+
+impl IoLoop {
+    fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            decoder: Decoder::new(MAX_FRAME_BYTES),
+            buffer: vec![0; READ_BYTES].into_boxed_slice(),
+            backoff: Backoff::new(),
+        }
+    }
+
+    fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        while !self.look_after(&shared) {
+            let (socket, sleep) = {
+                let mut state = shared.flush(shared.lock());
+                let socket = match &state.phase {
+                    Phase::Connected { socket, .. } => Some(Arc::clone(socket)),
+                    Phase::Dialed(_) => continue,
+                    Phase::Down { .. } | Phase::Dialing => None,
+                };
+                if state.session.has_events() {
+                    continue;
+                }
+                let sleep = Sleep {
+                    until: next_wake_up(&state),
+                    watches_write: state.blocked,
+                };
+                state.asleep = Some(sleep);
+                (socket, sleep)
+            };
+            let ready = self.wait(socket.as_deref(), sleep);
+            let mut state = shared.lock();
+            state.asleep = None;
+            state.blocked &= !ready.write;
+            drop(state);
+            if let Some(socket) = socket
+                && ready.read
+                && let Err(end) = self.read(&shared, &socket)
+            {
+                self.lose_link(&mut shared.lock(), end);
+            }
+        }
+        shared.lock().thread = IoThread::Ended;
+        shared.ended.notify_all();
+    }
+
+    /// Keeps time, connects, and carries out what has come of everything. Gives whether it was closed.
+    fn look_after(&mut self, shared: &Arc<Shared>) -> bool {
+        let mut state = shared.lock();
+        let now = Instant::now();
+        if let Err(end) = state.session.tick(now) {
+            self.lose_link(&mut state, end);
+        }
+        let closes = state
+            .closing
+            .is_some_and(|deadline| now >= deadline || state.session.is_settled());
+        if closes {
+            state.session.fail_all(&DriverError::Closed);
+            state.session.say_goodbye();
+            state = shared.flush(state);
+        }
+        match &state.phase {
+            Phase::Dialed(Ok(_)) => {
+                // Asked without the lock: whoever holds leases may be in a call to this driver.
+                let sink = state.session.delivery_sink();
+                drop(state);
+                let leases = sink.map_or(Vec::new(), |sink| sink.held_leases());
+                state = shared.lock();
+                self.greet(&mut state, now, leases);
+            }
+            Phase::Dialed(Err(error)) => {
+                let end = match error.clone() {
+                    DialError::Unreachable(why) => LinkEnd::Lost(why),
+                    DialError::Hopeless(why) => LinkEnd::Hopeless(HopelessEnd::Invalid, why),
+                };
+                self.lose_link(&mut state, end);
+            }
+            Phase::Down { retry_at }
+                if now >= *retry_at && state.session.wants_link() && !closes =>
+            {
+                self.start_to_dial(shared, &mut state, now);
+            }
+            _ => {}
+        }
+        let mut events = Vec::new();
+        while let Some(event) = state.session.poll_event() {
+            events.push(event);
+        }
+        drop(state);
+        for event in events {
+            event.carry_out();
+        }
+        closes
+    }
+
+    fn start_to_dial(&mut self, shared: &Arc<Shared>, state: &mut State, now: Instant) {
+        let shared = Arc::clone(shared);
+        // A thread of its own, so that this one keeps everybody's deadlines meanwhile.
+        let attempt = thread::Builder::new()
+            .name("penstock-dial".into())
+            .spawn(move || {
+                let dialed = shared.dial.dial(now + DIAL_PATIENCE);
+                shared.lock().phase = Phase::Dialed(dialed);
+                shared.wake();
+            });
+        match attempt {
+            Ok(_) => state.phase = Phase::Dialing,
+            Err(error) => {
+                let why = format!("this process cannot start a thread: {error}");
+                self.lose_link(state, LinkEnd::Lost(why));
+            }
+        }
+    }
+
+    fn greet(&mut self, state: &mut State, now: Instant, leases: Vec<Lease>) {
+        let retry_at = now;
+        if let Phase::Dialed(Ok(socket)) =
+            std::mem::replace(&mut state.phase, Phase::Down { retry_at })
+        {
+            self.decoder = Decoder::new(MAX_FRAME_BYTES);
+            state.session.connected(now, leases);
+            state.connection += 1;
+            state.unwritten.clear();
+            state.blocked = false;
+            state.phase = Phase::Connected {
+                socket: Arc::new(socket),
+                since: now,
+            };
+        }
+    }
+
+    fn lose_link(&mut self, state: &mut State, end: LinkEnd) {
+        let now = Instant::now();
+        if let Phase::Connected { since, .. } = &state.phase
+            && now - *since > LONGEST_RETRY
+        {
+            self.backoff.reset();
+        }
+        state.phase = Phase::Down {
+            retry_at: now + self.backoff.next(),
+        };
+        // A writer that is still at it must not touch what belongs to the next connection.
+        state.connection += 1;
+        state.unwritten.clear();
+        state.blocked = false;
+        match end {
+            LinkEnd::Lost(why) => {
+                tracing::debug!(
+                    why,
+                    broker = self.shared.broker,
+                    "no connection to the broker"
+                );
+                state.session.disconnected(&why);
+            }
+            LinkEnd::Hopeless(kind, reason) => {
+                state.session.disconnected(&reason);
+                state.session.fail_all(&match kind {
+                    HopelessEnd::Unauthorized => DriverError::Unauthorized { reason },
+                    HopelessEnd::Invalid => DriverError::Invalid { reason },
+                });
+            }
+        }
+    }
+
+    fn wait(&self, socket: Option<&OwnedFd>, sleep: Sleep) -> Ready {
+        let waker = self.shared.waker.get();
+        let mut interest = PollFlags::IN;
+        interest.set(PollFlags::OUT, sleep.watches_write);
+        let mut fds = Vec::with_capacity(2);
+        fds.extend(socket.map(|socket| PollFd::new(socket, interest)));
+        fds.extend(waker.map(|waker| PollFd::new(waker, PollFlags::IN)));
+        let left = sleep.until.saturating_duration_since(Instant::now());
+        // Rounded up: to wake a little early would be to wake twice.
+        let timeout = Timespec::try_from(left + Duration::from_micros(50)).ok();
+        let _ = poll(&mut fds, timeout.as_ref());
+        let happened = |index: usize| fds.get(index).map_or(PollFlags::empty(), PollFd::revents);
+        let of_socket = match socket {
+            Some(_) => happened(0),
+            None => PollFlags::empty(),
+        };
+        if fds.last().is_some_and(|last| !last.revents().is_empty())
+            && let Some(waker) = waker
+        {
+            waker.clear();
+        }
+        Ready {
+            // Also at an error or the end, which reading then finds.
+            read: of_socket.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
+            write: of_socket.contains(PollFlags::OUT),
+        }
+    }
+
+    /// Takes in what has arrived; what comes of it is carried out before the next wait.
+    fn read(&mut self, shared: &Shared, socket: &OwnedFd) -> Result<(), LinkEnd> {
+        let length = match rustix::io::read(socket, &mut self.buffer[..]) {
+            Ok(0) => return Err(LinkEnd::Lost("the broker closed the connection".into())),
+            Ok(length) => length,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(error) => return Err(LinkEnd::Lost(error.to_string())),
+        };
+        self.decoder.extend(&self.buffer[..length]);
+        while let Some(frame) = self.decoder.next_message()? {
+            shared.lock().session.handle(Instant::now(), frame)?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Sleep {
+    until: Instant,
+    watches_write: bool,
+}
+
+struct Ready {
+    read: bool,
+    write: bool,
+}
+
+fn next_wake_up(state: &State) -> Instant {
+    let retry = match state.phase {
+        Phase::Down { retry_at } if state.session.wants_link() => Some(retry_at),
+        _ => None,
+    };
+    let far = Instant::now() + Duration::from_secs(3600);
+    [state.session.next_deadline(), retry, state.closing]
+        .into_iter()
+        .flatten()
+        .fold(far, Instant::min)
+}
+
+/// How long to wait before the next try: doubled each time, and never quite the same for two
+/// clients that lost the same broker.
+struct Backoff {
+    next: Duration,
+    random: u64,
+}
+
+impl Backoff {
+    fn new() -> Self {
+        Self {
+            next: FIRST_RETRY,
+            random: getrandom::u64().unwrap_or(1),
+        }
+    }
+
+    fn reset(&mut self) {
+        self.next = FIRST_RETRY;
+    }
+
+    fn next(&mut self) -> Duration {
+        // SplitMix64.
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.random;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let share = 0.5 + (mixed >> 40) as f64 / (1_u64 << 25) as f64;
+        let wait = self.next.mul_f64(share);
+        self.next = (self.next * 2).min(LONGEST_RETRY);
+        wait
+    }
+}
