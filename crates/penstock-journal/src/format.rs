@@ -1,0 +1,480 @@
+//! The bytes of a journal. `docs/internals/journal.md` draws them, and a test below reads that
+//! drawing and compares it with this file, so there is one description.
+//!
+//! A segment is a header of one page, then batches. A batch is a header of 64 bytes, then records,
+//! each a header of 16 bytes and its payload. Batches begin at multiples of 64 bytes: their headers
+//! therefore never straddle a disk sector (a header is on disk whole or not at all), and whoever
+//! looks for batches behind a damaged one knows where they can begin.
+//!
+//! All numbers are little-endian; all checksums are CRC-32C.
+
+use crc32c::{crc32c, crc32c_append};
+
+/// What this program writes, and the newest that it reads.
+pub const FORMAT_VERSION: u32 = 1;
+/// Bit n set: the segment uses feature n, and a reader that does not know it must not read on.
+pub const KNOWN_FEATURES: u64 = 0;
+
+pub(crate) const MAGIC: [u8; 8] = *b"PENSTOCK";
+/// Where the first batch of a segment begins.
+pub(crate) const FIRST_BATCH: u64 = SegmentHeader::BYTES as u64;
+pub(crate) const BATCH_ALIGN: u64 = 64;
+/// Longer records are split into parts of at most this many bytes.
+pub(crate) const LONGEST_PART: usize = 1 << 20;
+
+/// Declares the fields of a layout in their order on disk; offsets follow from the sizes.
+macro_rules! layout {
+    ($(#[$about:meta])* $name:ident { $($(#[$field_about:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) struct $name { $($(#[$field_about])* pub $field: $type,)* }
+
+        impl $name {
+            pub const BYTES: usize = 0 $(+ <$type as Field>::BYTES)*;
+            #[cfg(test)]
+            const FIELDS: &[(&str, usize)] = &[$((stringify!($field), <$type as Field>::BYTES)),*];
+
+            fn put(&self, out: &mut [u8; Self::BYTES]) {
+                let rest = &mut out[..];
+                $(let (field, rest) = rest.split_at_mut(<$type as Field>::BYTES);
+                self.$field.put(field);)*
+                debug_assert!(rest.is_empty());
+            }
+
+            fn get(bytes: &[u8; Self::BYTES]) -> Self {
+                let rest = &bytes[..];
+                $(let (field, rest) = rest.split_at(<$type as Field>::BYTES);
+                let $field = <$type as Field>::get(field);)*
+                debug_assert!(rest.is_empty());
+                Self { $($field),* }
+            }
+        }
+    };
+}
+
+layout! {
+    /// The first page of a segment. It is written and synced before the file gets its name, so a
+    /// segment with a bad header is damaged, never merely torn.
+    SegmentHeader {
+        magic: [u8; 8],
+        /// The format that the segment is written in.
+        format_version: u32,
+        /// The oldest format version whose readers can read it.
+        minimum_reader: u32,
+        features: u64,
+        journal_id: [u8; 16],
+        segment: u64,
+        /// The first position whose record begins in this segment or later.
+        base_position: u64,
+        /// The number of its first batch: earlier segments count only up to the one before.
+        base_sequence: u64,
+        /// Batches up to this one were on disk before the file got its name.
+        durable_through: u64,
+        /// The length of the file when it got its name: it can't be shorter now.
+        file_bytes: u64,
+        epoch: u32,
+        /// The header checksum of the batch before the first one.
+        previous: u32,
+        /// How many segments before this one still count.
+        older_segments: u32,
+        reserved: Reserved<4000>,
+        checksum: u32,
+    }
+}
+
+layout! {
+    /// What one write carries.
+    BatchHeader {
+        /// A fold of the journal's id, which marks the beginning of a batch.
+        tag: u32,
+        /// Bytes of records that follow.
+        length: u32,
+        segment: u64,
+        /// Batches are numbered from 1, without gaps, through all segments.
+        sequence: u64,
+        /// The watermark: batches up to this one were synced when this one was written.
+        durable_through: u64,
+        /// The position of the first record in it, or the next position when there is none.
+        first_position: u64,
+        epoch: u32,
+        older_segments: u32,
+        /// Records and parts of records in it.
+        count: u32,
+        /// The header checksum of the batch before.
+        previous: u32,
+        /// Of the records that follow.
+        body: u32,
+        /// Of this header, without these four bytes.
+        checksum: u32,
+    }
+}
+
+layout! {
+    RecordHeader {
+        /// Of the rest of this header and the payload.
+        checksum: u32,
+        /// Bytes of payload.
+        length: U24,
+        kind: u8,
+        position: u64,
+    }
+}
+
+impl SegmentHeader {
+    const CHECKED: usize = Self::BYTES - u32::BYTES;
+
+    pub fn encode(mut self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        self.put(&mut bytes);
+        self.checksum = crc32c(&bytes[..Self::CHECKED]);
+        self.put(&mut bytes);
+        bytes
+    }
+
+    /// `None` when the checksum is wrong. Versions are the caller's to judge: where they and the
+    /// checksum stand is the same in all formats to come.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = bytes.get(..Self::BYTES)?.try_into().ok()?;
+        let header = Self::get(bytes);
+        (header.magic == MAGIC && header.checksum == crc32c(&bytes[..Self::CHECKED]))
+            .then_some(header)
+    }
+}
+
+impl BatchHeader {
+    const CHECKED: usize = Self::BYTES - u32::BYTES;
+
+    /// Also sets `checksum`, which the next batch's `previous` repeats.
+    pub fn encode(&mut self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        self.put(&mut bytes);
+        self.checksum = crc32c(&bytes[..Self::CHECKED]);
+        self.put(&mut bytes);
+        bytes
+    }
+
+    /// `None` when the checksum is wrong.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let header = Self::decode_unchecked(bytes)?;
+        (header.checksum == crc32c(&bytes[..Self::CHECKED])).then_some(header)
+    }
+
+    /// `None` only when there are too few bytes.
+    pub fn decode_unchecked(bytes: &[u8]) -> Option<Self> {
+        Some(Self::get(bytes.get(..Self::BYTES)?.try_into().ok()?))
+    }
+}
+
+/// Whether a record is whole, or which part of a long one it is. No kind is 0, so zeros on disk
+/// are never a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum RecordKind {
+    Whole = 1,
+    First = 2,
+    Middle = 3,
+    Last = 4,
+}
+
+impl RecordKind {
+    pub fn begins(self) -> bool {
+        matches!(self, Self::Whole | Self::First)
+    }
+
+    pub fn ends(self) -> bool {
+        matches!(self, Self::Whole | Self::Last)
+    }
+}
+
+impl TryFrom<u8> for RecordKind {
+    type Error = ();
+
+    fn try_from(kind: u8) -> Result<Self, ()> {
+        [Self::Whole, Self::First, Self::Middle, Self::Last]
+            .into_iter()
+            .find(|known| *known as u8 == kind)
+            .ok_or(())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record<'a> {
+    pub kind: RecordKind,
+    pub position: u64,
+    pub payload: &'a [u8],
+}
+
+impl<'a> Record<'a> {
+    const CHECKED_FROM: usize = u32::BYTES;
+
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        let mut header = RecordHeader {
+            checksum: 0,
+            length: U24(self.payload.len() as u32),
+            kind: self.kind as u8,
+            position: self.position,
+        };
+        let mut bytes = [0; RecordHeader::BYTES];
+        header.put(&mut bytes);
+        header.checksum = crc32c_append(crc32c(&bytes[Self::CHECKED_FROM..]), self.payload);
+        header.put(&mut bytes);
+        out.extend_from_slice(&bytes);
+        out.extend_from_slice(self.payload);
+    }
+
+    /// The first record in `bytes`, and what follows it; or what is wrong with it.
+    pub fn decode(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), &'static str> {
+        let header = bytes.first_chunk::<{ RecordHeader::BYTES }>();
+        let header = RecordHeader::get(header.ok_or("a record's header is cut off")?);
+        let end = RecordHeader::BYTES + header.length.0 as usize;
+        let record = bytes.get(..end).ok_or("a record is cut off")?;
+        if header.checksum != crc32c(&record[Self::CHECKED_FROM..]) {
+            return Err("a record's checksum is wrong");
+        }
+        let kind = header.kind.try_into();
+        let kind = kind.map_err(|()| "a record is of a kind that this program does not know")?;
+        let payload = &record[RecordHeader::BYTES..];
+        let position = header.position;
+        Ok((
+            Self {
+                kind,
+                position,
+                payload,
+            },
+            &bytes[end..],
+        ))
+    }
+}
+
+/// What the batches of a journal begin with.
+pub(crate) fn batch_tag(journal_id: [u8; 16]) -> u32 {
+    crc32c_append(crc32c(b"penstock batch"), &journal_id)
+}
+
+pub(crate) fn batch_aligned(offset: u64) -> u64 {
+    offset.next_multiple_of(BATCH_ALIGN)
+}
+
+pub(crate) fn segment_name(number: u64) -> String {
+    format!("{number:016}.segment")
+}
+
+pub(crate) fn segment_number(name: &str) -> Option<u64> {
+    let number = name.strip_suffix(".segment")?.parse().ok()?;
+    (segment_name(number) == name).then_some(number)
+}
+
+/// A value of a fixed size on disk.
+trait Field: Sized {
+    const BYTES: usize;
+    fn put(&self, out: &mut [u8]);
+    /// `bytes` is exactly `BYTES` long.
+    fn get(bytes: &[u8]) -> Self;
+}
+
+macro_rules! number_fields {
+    ($($type:ty)*) => { $(
+        impl Field for $type {
+            const BYTES: usize = size_of::<$type>();
+
+            fn put(&self, out: &mut [u8]) {
+                out.copy_from_slice(&self.to_le_bytes());
+            }
+
+            fn get(bytes: &[u8]) -> Self {
+                Self::from_le_bytes(bytes.try_into().expect("the layout gives as many bytes"))
+            }
+        }
+    )* };
+}
+
+number_fields!(u8 u32 u64);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct U24(pub u32);
+
+impl Field for U24 {
+    const BYTES: usize = 3;
+
+    fn put(&self, out: &mut [u8]) {
+        debug_assert!(self.0 < 1 << 24);
+        out.copy_from_slice(&self.0.to_le_bytes()[..3]);
+    }
+
+    fn get(bytes: &[u8]) -> Self {
+        Self(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]))
+    }
+}
+
+impl<const N: usize> Field for [u8; N] {
+    const BYTES: usize = N;
+
+    fn put(&self, out: &mut [u8]) {
+        out.copy_from_slice(self);
+    }
+
+    fn get(bytes: &[u8]) -> Self {
+        bytes.try_into().expect("the layout gives as many bytes")
+    }
+}
+
+/// Bytes without a meaning yet, written as zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reserved<const N: usize>;
+
+impl<const N: usize> Field for Reserved<N> {
+    const BYTES: usize = N;
+
+    fn put(&self, out: &mut [u8]) {
+        out.fill(0);
+    }
+
+    fn get(_: &[u8]) -> Self {
+        Self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DRAWING: &str = include_str!("../../../docs/internals/journal.md");
+
+    /// The fields that the page draws under `title`, as (name, offset, size), and the whole size.
+    ///
+    /// A drawing is rows of cells. Over each row stands a ruler: the offset of each cell, right
+    /// above the `+` that begins it, and at its end the offset behind the row.
+    fn drawn(title: &str) -> (Vec<(String, usize, usize)>, usize) {
+        let mut lines = DRAWING.lines().skip_while(|line| !line.starts_with(title));
+        let heading = lines
+            .next()
+            .unwrap_or_else(|| panic!("no drawing of {title:?}"));
+        let whole = heading
+            .split_whitespace()
+            .rev()
+            .nth(1)
+            .unwrap()
+            .parse()
+            .unwrap();
+        let mut fields = Vec::new();
+        let mut lines = lines.take_while(|line| !line.starts_with("```")).peekable();
+        while let Some(ruler) = lines.next() {
+            if ruler.trim().is_empty() {
+                continue;
+            }
+            let border = lines.next().unwrap();
+            let names = lines.next().unwrap();
+            let types = lines.next().unwrap();
+            assert_eq!(
+                lines.next(),
+                Some(border),
+                "the row under {ruler:?} is not closed"
+            );
+            let corners: Vec<usize> = border
+                .match_indices('+')
+                .map(|(column, _)| column)
+                .collect();
+            let offset_at = |column: usize| -> usize {
+                let digits = ruler[column..].split_whitespace().next().unwrap();
+                assert!(
+                    !ruler[column..].starts_with(' '),
+                    "no offset at {column} in {ruler:?}"
+                );
+                digits.parse().unwrap()
+            };
+            for cell in corners.windows(2) {
+                let (left, right) = (cell[0], cell[1]);
+                let (offset, end) = (offset_at(left), offset_at(right));
+                let size = match types[left + 1..right].trim() {
+                    "u8" => 1,
+                    "u24" => 3,
+                    "u32" => 4,
+                    "u64" => 8,
+                    bytes => bytes.strip_suffix(" bytes").unwrap().parse().unwrap(),
+                };
+                assert_eq!(
+                    end - offset,
+                    size,
+                    "the cell at {offset} in the drawing of {title:?}"
+                );
+                fields.push((names[left + 1..right].trim().to_string(), offset, size));
+            }
+        }
+        (fields, whole)
+    }
+
+    fn written(fields: &[(&str, usize)]) -> Vec<(String, usize, usize)> {
+        let mut offset = 0;
+        let place = |&(name, size): &(&str, usize)| {
+            offset += size;
+            (name.to_string(), offset - size, size)
+        };
+        fields.iter().map(place).collect()
+    }
+
+    #[test]
+    fn the_drawing_in_the_docs_agrees_with_the_code() {
+        for (title, fields, bytes) in [
+            (
+                "Segment header",
+                SegmentHeader::FIELDS,
+                SegmentHeader::BYTES,
+            ),
+            ("Batch header", BatchHeader::FIELDS, BatchHeader::BYTES),
+            ("Record header", RecordHeader::FIELDS, RecordHeader::BYTES),
+        ] {
+            assert_eq!(drawn(title), (written(fields), bytes), "{title}");
+        }
+    }
+
+    #[test]
+    fn a_batch_header_never_straddles_a_sector() {
+        assert_eq!(BatchHeader::BYTES as u64, BATCH_ALIGN);
+        assert_eq!(FIRST_BATCH % 512, 0);
+        assert_eq!(512 % BATCH_ALIGN, 0);
+    }
+
+    #[test]
+    fn headers_and_records_read_back_as_written() {
+        let mut batch = BatchHeader {
+            tag: batch_tag([7; 16]),
+            length: 1,
+            segment: 2,
+            sequence: 3,
+            durable_through: 4,
+            first_position: 5,
+            epoch: 6,
+            older_segments: 7,
+            count: 8,
+            previous: 9,
+            body: 10,
+            checksum: 0,
+        };
+        let bytes = batch.encode();
+        assert_eq!(BatchHeader::decode(&bytes), Some(batch));
+
+        let record = Record {
+            kind: RecordKind::First,
+            position: 1 << 40,
+            payload: b"water",
+        };
+        let mut bytes = Vec::new();
+        record.encode_into(&mut bytes);
+        bytes.extend_from_slice(b"rest");
+        assert_eq!(Record::decode(&bytes), Ok((record, &b"rest"[..])));
+        assert!(Record::decode(&[0; 64]).is_err(), "zeros are no record");
+    }
+
+    #[test]
+    fn segment_names_sort_by_number_and_other_names_are_no_segments() {
+        assert_eq!(segment_number(&segment_name(12)), Some(12));
+        assert!(segment_name(9) < segment_name(10));
+        for other in [
+            "12.segment",
+            "0000000000000001.spare",
+            "+000000000000001.segment",
+        ] {
+            assert_eq!(segment_number(other), None);
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! What the next batch holds, and where in which segment it goes. Lives on the core's thread and
+//! touches no file: [`crate::Writer`] carries batches out on a thread of its own.
+
+use std::collections::VecDeque;
+
+use crate::format::{
+    BatchHeader, FIRST_BATCH, LONGEST_PART, Record, RecordHeader, RecordKind, batch_aligned,
+};
+
+/// A journal's sizes. The defaults suit everybody but tests.
+#[derive(Clone, Debug)]
+pub struct JournalOptions {
+    /// Names a journal that is made anew; one that exists keeps its own. Draw it at random.
+    pub journal_id: [u8; 16],
+    /// A segment that has no room for the next batch within this size is followed by another.
+    pub segment_bytes: u64,
+    /// A batch is closed before it outgrows this.
+    pub batch_bytes: usize,
+    /// A file is extended by so many zeros at a time when no spare was ready: overwriting is
+    /// 1.8 times faster to sync than growing.
+    pub extend_bytes: u64,
+    /// How many dropped segments are kept to be written again.
+    pub spares: usize,
+}
+
+impl Default for JournalOptions {
+    fn default() -> Self {
+        Self {
+            journal_id: [0; 16],
+            segment_bytes: 16 << 20,
+            batch_bytes: 8 << 20,
+            extend_bytes: 1 << 20,
+            spares: 2,
+        }
+    }
+}
+
+impl JournalOptions {
+    /// A batch must fit into a segment, whatever the sizes asked for.
+    pub(crate) fn longest_body(&self) -> usize {
+        let room = self.segment_bytes.saturating_sub(FIRST_BATCH) as usize;
+        assert!(
+            room >= 256,
+            "segment_bytes must be at least {}",
+            FIRST_BATCH + 256
+        );
+        self.batch_bytes.min(room) - BatchHeader::BYTES
+    }
+
+    pub(crate) fn longest_part(&self) -> usize {
+        LONGEST_PART.min(self.longest_body() - RecordHeader::BYTES)
+    }
+}
+
+/// Gathers records into batches.
+///
+/// ```text
+///     journal.append(position, record);                 for each record of the core
+///     while let Some(batch) = journal.take_batch() {     when the last sync is done
+///         writer.write(&batch)?;                        on the writer's thread
+///     }
+///     writer.sync()?;
+///     journal.batch_synced(batch.through);
+/// ```
+pub struct Journal {
+    longest_body: usize,
+    longest_part: usize,
+    segment_bytes: u64,
+    epoch: u32,
+    /// Oldest first; the last is the one that is written to.
+    segments: VecDeque<Segment>,
+    /// Where in the last segment the next batch begins.
+    end: u64,
+    /// Of the last batch taken.
+    sequence: u64,
+    next_position: u64,
+    closed: VecDeque<Filling>,
+    filling: Filling,
+    closed_bytes: usize,
+    /// Segments that go once the next batch is synced.
+    drops: Vec<u64>,
+    /// The last position taken, and the last synced.
+    taken_through: u64,
+    synced_through: u64,
+    /// Records were taken that no watermark covers.
+    watermark_owed: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segment {
+    pub number: u64,
+    /// The first position whose record begins in it or later.
+    pub base_position: u64,
+    /// On disk, with what is preallocated.
+    pub bytes: u64,
+}
+
+/// Records for one write, and where they go.
+#[derive(Debug)]
+pub struct Batch {
+    /// The last position that is complete with this batch.
+    pub through: u64,
+    pub(crate) epoch: u32,
+    pub(crate) segment: u64,
+    pub(crate) base_position: u64,
+    pub(crate) offset: u64,
+    pub(crate) sequence: u64,
+    pub(crate) first_position: u64,
+    pub(crate) older_segments: u32,
+    pub(crate) count: u32,
+    pub(crate) body: Vec<u8>,
+    pub(crate) drops: Vec<u64>,
+}
+
+impl Batch {
+    /// How much it writes.
+    pub fn bytes(&self) -> usize {
+        BatchHeader::BYTES + self.body.len()
+    }
+
+    /// Where the batch after it may begin.
+    pub(crate) fn end(&self) -> u64 {
+        batch_aligned(self.offset + self.bytes() as u64)
+    }
+}
+
+/// A batch that still grows.
+#[derive(Default)]
+struct Filling {
+    body: Vec<u8>,
+    count: u32,
+    /// Of its first record or part, and the first position that begins in it or later.
+    first_position: u64,
+    base_position: u64,
+    through: u64,
+}
+
+impl Journal {
+    pub(crate) fn resume(
+        options: &JournalOptions,
+        epoch: u32,
+        segments: VecDeque<Segment>,
+        sequence: u64,
+        next_position: u64,
+    ) -> Self {
+        Self {
+            longest_body: options.longest_body(),
+            longest_part: options.longest_part(),
+            segment_bytes: options.segment_bytes,
+            epoch,
+            segments,
+            end: FIRST_BATCH,
+            sequence,
+            next_position,
+            closed: VecDeque::new(),
+            filling: Filling::default(),
+            closed_bytes: 0,
+            drops: Vec::new(),
+            taken_through: next_position - 1,
+            synced_through: next_position - 1,
+            watermark_owed: false,
+        }
+    }
+
+    /// Adds a record to the batch that comes next. Positions have no gaps: anything else is a bug
+    /// of the caller, and stops it here, before it can be written.
+    pub fn append(&mut self, position: u64, record: &[u8]) {
+        assert_eq!(position, self.next_position, "a record is out of order");
+        if record.len() <= self.longest_part {
+            self.push(Record {
+                kind: RecordKind::Whole,
+                position,
+                payload: record,
+            });
+        } else {
+            // The parts may end up in several batches and segments; recovery shows the record to
+            // nobody before it has met the last one.
+            let last = (record.len() - 1) / self.longest_part;
+            for (index, payload) in record.chunks(self.longest_part).enumerate() {
+                let kind = match index {
+                    0 => RecordKind::First,
+                    index if index == last => RecordKind::Last,
+                    _ => RecordKind::Middle,
+                };
+                self.push(Record {
+                    kind,
+                    position,
+                    payload,
+                });
+            }
+        }
+        self.next_position += 1;
+    }
+
+    fn push(&mut self, record: Record<'_>) {
+        let bytes = RecordHeader::BYTES + record.payload.len();
+        if self.filling.count > 0 && self.filling.body.len() + bytes > self.longest_body {
+            self.closed_bytes += self.filling.body.len();
+            self.closed.push_back(std::mem::take(&mut self.filling));
+        }
+        let filling = &mut self.filling;
+        if filling.count == 0 {
+            filling.first_position = record.position;
+            filling.base_position = record.position + u64::from(!record.kind.begins());
+            filling.through = record.position - 1;
+        }
+        record.encode_into(&mut filling.body);
+        filling.count += 1;
+        if record.kind.ends() {
+            filling.through = record.position;
+        }
+    }
+
+    /// Call when the writer has nothing to do: the batch holds all that waits, up to a limit, so
+    /// call again at once when more does. Batches must be written in the order they are taken.
+    pub fn take_batch(&mut self) -> Option<Batch> {
+        if let Some(filling) = self.closed.pop_front() {
+            self.closed_bytes -= filling.body.len();
+            return Some(self.place(filling));
+        }
+        if self.filling.count > 0 {
+            let filling = std::mem::take(&mut self.filling);
+            return Some(self.place(filling));
+        }
+        (!self.drops.is_empty()).then(|| self.place_empty())
+    }
+
+    /// A batch without records, whose watermark proves that the last records were synced. Call
+    /// when idle and before closing, then write and sync it: damage to the last records is then an
+    /// error at the next start, where it would have passed for a torn write. `None`: there is
+    /// nothing to prove, or not yet.
+    pub fn watermark_batch(&mut self) -> Option<Batch> {
+        let idle = self.waiting_bytes() == 0 && self.synced_through == self.taken_through;
+        (idle && self.watermark_owed).then(|| self.place_empty())
+    }
+
+    fn place_empty(&mut self) -> Batch {
+        self.place(Filling {
+            first_position: self.next_position,
+            base_position: self.next_position,
+            through: self.next_position - 1,
+            ..Filling::default()
+        })
+    }
+
+    /// Decides where a batch goes: behind the last one, or first in a new segment.
+    fn place(&mut self, filling: Filling) -> Batch {
+        let bytes = (BatchHeader::BYTES + filling.body.len()) as u64;
+        if self.end + bytes > self.segment_bytes && self.end > FIRST_BATCH {
+            self.roll(filling.base_position);
+        }
+        let active = self.segments.back().expect("a journal has a segment");
+        self.sequence += 1;
+        self.taken_through = filling.through;
+        self.watermark_owed = filling.count > 0;
+        let batch = Batch {
+            through: filling.through,
+            epoch: self.epoch,
+            segment: active.number,
+            base_position: active.base_position,
+            offset: self.end,
+            sequence: self.sequence,
+            first_position: filling.first_position,
+            older_segments: self.segments.len() as u32 - 1,
+            count: filling.count,
+            body: filling.body,
+            drops: std::mem::take(&mut self.drops),
+        };
+        self.end = batch.end();
+        batch
+    }
+
+    fn roll(&mut self, base_position: u64) {
+        let full = self.segments.back_mut().expect("a journal has a segment");
+        full.bytes = self.end.max(self.segment_bytes);
+        let number = full.number + 1;
+        let bytes = self.segment_bytes;
+        self.segments.push_back(Segment {
+            number,
+            base_position,
+            bytes,
+        });
+        self.end = FIRST_BATCH;
+    }
+
+    /// The writer has synced everything up to this position.
+    pub fn batch_synced(&mut self, through: u64) {
+        debug_assert!(through <= self.taken_through);
+        self.synced_through = self.synced_through.max(through);
+    }
+
+    /// Bytes that were appended and wait to be taken.
+    pub fn waiting_bytes(&self) -> usize {
+        self.closed_bytes + self.filling.body.len()
+    }
+
+    /// What the journal occupies on disk, but for spares.
+    pub fn total_bytes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.bytes).sum()
+    }
+
+    /// Whether so little of the journal is live that its oldest segment should go: it may be as
+    /// large as twice the live data, and two segments.
+    pub fn reclaim_due(&self, live_bytes: u64) -> bool {
+        self.segments.len() > 1
+            && self.total_bytes() > live_bytes.saturating_mul(2) + 2 * self.segment_bytes
+    }
+
+    /// The oldest segment that can be dropped, and the first position after it. Everything live
+    /// before that position must be carried forward first. `None`: there is only the one in use.
+    pub fn oldest_segment(&self) -> Option<(u64, u64)> {
+        Some((
+            self.segments.front()?.number,
+            self.segments.get(1)?.base_position,
+        ))
+    }
+
+    /// Drops the oldest segment once all that was appended until now is synced.
+    ///
+    /// So what was carried forward must have been appended before. The instruction travels in the
+    /// next batch, which says in its header how many segments still count; the writer renames or
+    /// removes the file after syncing that batch. Whenever the power is cut, either the journal
+    /// still counts the segment and has it, or counts it no more and has all that it held.
+    pub fn drop_oldest(&mut self) {
+        assert!(
+            self.segments.len() > 1,
+            "the segment in use can't be dropped"
+        );
+        let oldest = self.segments.pop_front().expect("there are two");
+        self.drops.push(oldest.number);
+    }
+
+    /// Recovery has written and synced all records up to `through`, and the new segment's header
+    /// proves it: no watermark is owed.
+    pub(crate) fn rewritten(&mut self, through: u64) {
+        self.synced_through = through;
+        self.watermark_owed = false;
+    }
+
+    /// Recovery writes all that it must write again into one segment, however much that is, so
+    /// that naming this one file is what makes it count.
+    pub(crate) fn without_rolls(&mut self, append: impl FnOnce(&mut Self)) {
+        let segment_bytes = std::mem::replace(&mut self.segment_bytes, u64::MAX);
+        append(self);
+        self.segment_bytes = segment_bytes;
+    }
+}

@@ -1,0 +1,210 @@
+//! Reads one segment: what a batch is valid by, and what proves that one was on disk.
+
+use crc32c::crc32c;
+
+use crate::format::{
+    BATCH_ALIGN, BatchHeader, FIRST_BATCH, FORMAT_VERSION, KNOWN_FEATURES, Record, RecordHeader,
+    SegmentHeader, batch_aligned, batch_tag, segment_name,
+};
+use crate::recovery::OpenError;
+use crate::storage::{Storage, StoredFile};
+use crate::writer::Chain;
+
+/// A segment in memory.
+pub(crate) struct SegmentImage {
+    pub name: String,
+    pub header: SegmentHeader,
+    pub bytes: Vec<u8>,
+}
+
+/// A batch whose checksums are right and which follows the one before.
+pub(crate) struct BatchView<'a> {
+    pub header: BatchHeader,
+    pub body: &'a [u8],
+    /// Where the next one begins.
+    pub end: u64,
+}
+
+/// What lies behind the last valid batch of a segment.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Beyond {
+    /// Batches of this segment that can't be read, or can't be reached.
+    pub torn_batches: u64,
+    /// The place of one that was written after the missing batch had been synced.
+    pub proof: Option<u64>,
+}
+
+/// Reads and judges a segment's header; `None` for its bytes only: they are not a header.
+pub(crate) fn read_header<S: Storage>(
+    storage: &S,
+    number: u64,
+) -> Result<SegmentHeader, OpenError> {
+    let name = segment_name(number);
+    let mut page = vec![0; SegmentHeader::BYTES];
+    let file = storage.open(&name).map_err(OpenError::io("open", &name))?;
+    let bytes = file.size().map_err(OpenError::io("read", &name))?;
+    file.read_at(0, &mut page)
+        .map_err(OpenError::io("read", &name))?;
+    let damaged = |offset, what: &str| OpenError::damaged(storage, &name, offset, what);
+    let header = SegmentHeader::decode(&page)
+        .ok_or_else(|| damaged(0, "the checksum of its header is wrong"))?;
+    if header.minimum_reader > FORMAT_VERSION {
+        let (written, needed) = (header.format_version, header.minimum_reader);
+        return Err(OpenError::NewerFormat {
+            file: name,
+            written,
+            needed,
+            known: FORMAT_VERSION,
+        });
+    }
+    let unknown = header.features & !KNOWN_FEATURES;
+    if unknown != 0 {
+        return Err(OpenError::UnknownFeatures {
+            file: name,
+            unknown,
+        });
+    }
+    if header.segment != number {
+        let what = format!("its header is that of segment {}", header.segment);
+        return Err(damaged(0, &what));
+    }
+    if bytes < header.file_bytes {
+        let what = format!("the file was cut: it had {} bytes", header.file_bytes);
+        return Err(damaged(bytes, &what));
+    }
+    Ok(header)
+}
+
+impl SegmentImage {
+    pub fn load<S: Storage>(storage: &S, header: SegmentHeader) -> Result<Self, OpenError> {
+        let name = segment_name(header.segment);
+        let file = storage.open(&name).map_err(OpenError::io("open", &name))?;
+        let length = file.size().map_err(OpenError::io("read", &name))?;
+        let mut bytes = vec![0; length as usize];
+        let read = file
+            .read_at(0, &mut bytes)
+            .map_err(OpenError::io("read", &name))?;
+        bytes.truncate(read);
+        Ok(Self {
+            name,
+            header,
+            bytes,
+        })
+    }
+
+    /// The state of the chain before the segment's first batch.
+    pub fn first_link(&self) -> Chain {
+        Chain {
+            journal_id: self.header.journal_id,
+            sequence: self.header.base_sequence - 1,
+            previous: self.header.previous,
+        }
+    }
+
+    /// The batch at `offset` that follows `chain`, which is moved on to it; or what is wrong.
+    pub fn batch_at(&self, offset: u64, chain: &mut Chain) -> Result<BatchView<'_>, &'static str> {
+        let bytes = self.bytes.get(offset as usize..).ok_or("the file ends")?;
+        let header = BatchHeader::decode(bytes).ok_or("there is no valid header of a batch")?;
+        if !self.is_ours(&header) {
+            return Err("the batch belongs to another segment");
+        }
+        if header.sequence != chain.sequence + 1 || header.previous != chain.previous {
+            return Err("the batch does not follow the one before");
+        }
+        let body = bytes[BatchHeader::BYTES..].get(..header.length as usize);
+        let body = body.ok_or("the batch is longer than the file")?;
+        if crc32c(body) != header.body {
+            return Err("the checksum of the batch is wrong");
+        }
+        chain.sequence = header.sequence;
+        chain.previous = header.checksum;
+        let end = batch_aligned(offset + BatchHeader::BYTES as u64 + u64::from(header.length));
+        Ok(BatchView { header, body, end })
+    }
+
+    /// The first batch at or after `offset` with a valid header and a number above `sequence`.
+    pub fn next_batch(&self, offset: u64, sequence: u64) -> Option<(u64, BatchHeader)> {
+        let tag = batch_tag(self.header.journal_id).to_le_bytes();
+        (offset.max(FIRST_BATCH)..self.bytes.len() as u64)
+            .step_by(BATCH_ALIGN as usize)
+            .filter(|&offset| self.bytes[offset as usize..].starts_with(&tag))
+            .filter_map(|offset| {
+                Some((offset, BatchHeader::decode(&self.bytes[offset as usize..])?))
+            })
+            .find(|(_, header)| self.is_ours(header) && header.sequence > sequence)
+    }
+
+    /// What lies at `offset` and behind, where the batch after `sequence` can't be read.
+    pub fn beyond(&self, offset: u64, sequence: u64) -> Beyond {
+        let missing = sequence + 1;
+        let mut beyond = Beyond::default();
+        if self.header.durable_through >= missing {
+            beyond.proof = Some(0);
+        }
+        if self.resembles_ours(offset) {
+            beyond.torn_batches += 1;
+        }
+        let mut from = offset;
+        while let Some((at, header)) = self.next_batch(from, sequence) {
+            beyond.torn_batches += 1;
+            if header.durable_through >= missing {
+                beyond.proof = beyond.proof.or(Some(at));
+            }
+            from = at + BATCH_ALIGN;
+        }
+        beyond
+    }
+
+    /// Numbers of segments are never used twice, and the epoch tells attempts at one segment apart:
+    /// what an older use of the file left behind is not ours.
+    fn is_ours(&self, header: &BatchHeader) -> bool {
+        header.tag == batch_tag(self.header.journal_id)
+            && header.segment == self.header.segment
+            && header.epoch == self.header.epoch
+    }
+
+    /// A header that is broken, but not so much that it could be an old one or none at all.
+    fn resembles_ours(&self, offset: u64) -> bool {
+        let bytes = self.bytes.get(offset as usize..).unwrap_or_default();
+        if BatchHeader::decode(bytes).is_some() {
+            return false;
+        }
+        BatchHeader::decode_unchecked(bytes).is_some_and(|header| {
+            let placed = header.segment == self.header.segment && header.epoch == self.header.epoch;
+            placed || header.tag == batch_tag(self.header.journal_id)
+        })
+    }
+}
+
+impl<'a> BatchView<'a> {
+    pub fn offset(&self) -> u64 {
+        let bytes = (BatchHeader::BYTES + self.body.len()) as u64;
+        self.end - batch_aligned(bytes)
+    }
+
+    /// The records, each with its place in the segment.
+    pub fn records(&self) -> impl Iterator<Item = Result<(u64, Record<'a>), (u64, &'static str)>> {
+        let mut rest = self.body;
+        let mut offset = self.offset() + BatchHeader::BYTES as u64;
+        let mut left = self.header.count;
+        std::iter::from_fn(move || {
+            if left == 0 {
+                let surplus = !std::mem::take(&mut rest).is_empty();
+                return surplus.then_some(Err((offset, "there is more than the batch's records")));
+            }
+            left -= 1;
+            let here = offset;
+            match Record::decode(rest) {
+                Ok((record, behind)) => {
+                    offset += (RecordHeader::BYTES + record.payload.len()) as u64;
+                    rest = behind;
+                    Some(Ok((here, record)))
+                }
+                Err(what) => {
+                    (left, rest) = (0, &[]);
+                    Some(Err((here, what)))
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,519 @@
+//! Opens a journal: replays what it holds, tells a torn end from a rotten middle, and starts a new
+//! segment.
+//!
+//! *Torn or rotten?* Each batch names the last one that was synced when it was written: the
+//! watermark. A batch that can't be read and stands above every watermark was never promised to
+//! anybody, so it and what follows it are cut off. At or below one it had been on disk, and somebody
+//! may rely on it: then nothing is opened, and a person is told the file, the place and what to do.
+//! A segment with a successor is proven whole by it.
+//!
+//! *The page cache is not the truth.* Batches above the proven watermark may be read from memory
+//! that the disk never got, for instance because a sync failed and took the process down. They are
+//! replayed, but before anything rests on them they are written again, to a new segment under a
+//! raised epoch, and synced. The rename that names this segment is the moment at which it counts:
+//! until then the journal is as it was found, and a second power cut costs nothing. From then on
+//! the old segment counts only up to the watermark.
+
+use std::collections::VecDeque;
+use std::io;
+
+use crate::format::{FIRST_BATCH, Record, RecordKind, SegmentHeader, segment_name, segment_number};
+use crate::journal::{Journal, JournalOptions, Segment};
+use crate::read::{SegmentImage, read_header};
+use crate::storage::{Storage, StoredFile};
+use crate::writer::{ActiveSegment, Chain, NewSegment, Spares, Writer};
+
+/// The new segment of an opening that is not finished. Never reused: its batches could pass for
+/// those of the next attempt.
+const UNFINISHED: &str = "opening.partial";
+
+/// Is shown a position and its record; an error, in words, ends the opening.
+pub type Replay<'a> = dyn FnMut(u64, &[u8]) -> Result<(), String> + 'a;
+
+/// A journal that is ready to be written.
+pub struct Opened<S: Storage> {
+    pub journal: Journal,
+    pub writer: Writer<S>,
+    pub report: RecoveryReport,
+    /// Higher at each opening.
+    pub epoch: u32,
+    /// For the next record.
+    pub next_position: u64,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// There was no journal before.
+    pub created: bool,
+    pub segments: u64,
+    pub batches: u64,
+    pub records: u64,
+    /// The watermark did not cover these records yet; they were written again.
+    pub rewritten_records: u64,
+    /// Writes that a crash interrupted; none was confirmed. They were cut off.
+    pub torn_batches: u64,
+}
+
+/// Why a journal was not opened. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{location} is in use by another process")]
+    Locked { location: String },
+    #[error(
+        "{location}/{file} is damaged at byte {offset}: {what}. Work that was confirmed may be in \
+         the damaged part, so the journal is not opened. `penstock fsck {location}` shows what can \
+         still be read; restore the directory from a backup, or move it away to start empty"
+    )]
+    Damaged {
+        location: String,
+        file: String,
+        offset: u64,
+        what: String,
+    },
+    #[error(
+        "{file} was written in format {written} and needs a program that knows format {needed}; \
+         this one knows format {known}: use a newer penstock"
+    )]
+    NewerFormat {
+        file: String,
+        written: u32,
+        needed: u32,
+        known: u32,
+    },
+    #[error(
+        "{file} uses features that this program does not know (bits {unknown:#x}): use a newer penstock"
+    )]
+    UnknownFeatures { file: String, unknown: u64 },
+    #[error("record {position} can't be replayed: {why}")]
+    Replay { position: u64, why: String },
+    #[error("could not {action} {file}: {source}")]
+    Io {
+        action: &'static str,
+        file: String,
+        source: io::Error,
+    },
+}
+
+impl OpenError {
+    pub(crate) fn io(action: &'static str, file: &str) -> impl FnOnce(io::Error) -> Self {
+        let file = file.to_string();
+        move |source| Self::Io {
+            action,
+            file,
+            source,
+        }
+    }
+
+    pub(crate) fn damaged<S: Storage>(storage: &S, file: &str, offset: u64, what: &str) -> Self {
+        let (location, file, what) = (storage.location(), file.to_string(), what.to_string());
+        Self::Damaged {
+            location,
+            file,
+            offset,
+            what,
+        }
+    }
+}
+
+impl Journal {
+    /// Opens the journal in a directory, or makes one there; `replay` is shown all its records in
+    /// order. Sizes in the options may differ from one opening to the next.
+    pub fn open<S: Storage>(
+        storage: S,
+        options: JournalOptions,
+        replay: &mut Replay<'_>,
+    ) -> Result<Opened<S>, OpenError> {
+        let location = storage.location();
+        let lock = storage.lock().map_err(OpenError::io("lock", &location))?;
+        let lock = lock.ok_or(OpenError::Locked { location })?;
+        let found = Found::list(&storage)?;
+        let recovered = match found.segments.last() {
+            Some(_) => recover(&storage, &found.segments, replay)?,
+            None => Recovered::nothing(options.journal_id),
+        };
+        start(storage, lock, options, found, recovered)
+    }
+}
+
+/// The journal's files.
+#[derive(Default)]
+pub(crate) struct Found {
+    /// Numbers, in order.
+    pub segments: Vec<u64>,
+    pub spares: Vec<String>,
+    pub unfinished: bool,
+}
+
+impl Found {
+    pub fn list<S: Storage>(storage: &S) -> Result<Self, OpenError> {
+        let mut found = Self::default();
+        let names = storage
+            .list()
+            .map_err(OpenError::io("list", &storage.location()))?;
+        for name in names {
+            if let Some(number) = segment_number(&name) {
+                found.segments.push(number);
+            } else if Spares::<S>::is_spare(&name) {
+                found.spares.push(name);
+            } else if name == UNFINISHED {
+                found.unfinished = true;
+            }
+        }
+        found.segments.sort_unstable();
+        found.spares.sort_unstable();
+        Ok(found)
+    }
+}
+
+/// What a journal holds, and where its next segment takes up.
+pub(crate) struct Recovered {
+    pub report: RecoveryReport,
+    /// Those that still count.
+    segments: VecDeque<Segment>,
+    /// Of the last segment; 0 when there is none.
+    number: u64,
+    epoch: u32,
+    /// At the last batch that is proven to be on disk.
+    proven: Chain,
+    /// Records behind that batch, and the position of the first record that is not proven.
+    unproven: Vec<Vec<u8>>,
+    base_position: u64,
+}
+
+impl Recovered {
+    fn nothing(journal_id: [u8; 16]) -> Self {
+        Self {
+            report: RecoveryReport {
+                created: true,
+                ..RecoveryReport::default()
+            },
+            segments: VecDeque::new(),
+            number: 0,
+            epoch: 0,
+            proven: Chain {
+                journal_id,
+                sequence: 0,
+                previous: 0,
+            },
+            unproven: Vec::new(),
+            base_position: 1,
+        }
+    }
+}
+
+/// Where the last segment ends.
+struct Tail {
+    /// Behind the last valid batch.
+    last: Chain,
+    /// Batches up to this one are proven to be on disk.
+    proven: u64,
+    /// How many segments before the last one still count.
+    older_segments: u32,
+    torn_batches: u64,
+}
+
+/// Reads, and changes nothing.
+pub(crate) fn recover<S: Storage>(
+    storage: &S,
+    segments: &[u64],
+    replay: &mut Replay<'_>,
+) -> Result<Recovered, OpenError> {
+    let number = *segments.last().expect("a journal has a segment");
+    let last = SegmentImage::load(storage, read_header(storage, number)?)?;
+    let tail = find_tail(storage, &last)?;
+    let oldest = number.saturating_sub(u64::from(tail.older_segments));
+    let mut headers = Vec::new();
+    for wanted in oldest..number {
+        if !segments.contains(&wanted) {
+            let name = segment_name(wanted);
+            return Err(OpenError::damaged(storage, &name, 0, "the file is missing"));
+        }
+        headers.push(read_header(storage, wanted)?);
+    }
+    headers.push(last.header);
+
+    let mut reader = Reader::new(&headers[0], tail.proven, replay);
+    let mut counted = VecDeque::new();
+    let mut proven = last.first_link();
+    let mut last = Some(last);
+    for (index, header) in headers.iter().enumerate() {
+        let successor = headers.get(index + 1);
+        let image = match successor {
+            Some(_) => SegmentImage::load(storage, *header)?,
+            None => last.take().expect("the last segment comes last"),
+        };
+        let damaged = |offset, what: &str| OpenError::damaged(storage, &image.name, offset, what);
+        reader
+            .begin_segment(header)
+            .map_err(|what| damaged(0, &what))?;
+        let mut chain = image.first_link();
+        let mut offset = FIRST_BATCH;
+        let end = successor.map_or(tail.last.sequence, |next| next.base_sequence - 1);
+        while chain.sequence < end {
+            let batch = image
+                .batch_at(offset, &mut chain)
+                .map_err(|what| damaged(offset, what))?;
+            offset = batch.end;
+            reader.report.batches += 1;
+            for record in batch.records() {
+                let (offset, record) = record.map_err(|(offset, what)| damaged(offset, what))?;
+                reader.take(chain.sequence, record, |what| damaged(offset, what))?;
+            }
+            if chain.sequence == tail.proven {
+                proven = chain;
+            }
+        }
+        if let Some(next) = successor
+            && (chain.sequence, chain.previous) != (next.base_sequence - 1, next.previous)
+        {
+            return Err(damaged(
+                offset,
+                "the segment after it does not follow its last batch",
+            ));
+        }
+        counted.push_back(Segment {
+            number: header.segment,
+            base_position: header.base_position,
+            bytes: image.bytes.len() as u64,
+        });
+    }
+    reader.report.segments = counted.len() as u64;
+    reader.report.torn_batches = tail.torn_batches;
+    reader.report.rewritten_records = reader.unproven.len() as u64;
+    Ok(Recovered {
+        base_position: reader.next_position - reader.unproven.len() as u64,
+        report: reader.report,
+        unproven: reader.unproven,
+        segments: counted,
+        number,
+        epoch: headers.last().expect("there is the last one").epoch,
+        proven,
+    })
+}
+
+fn find_tail<S: Storage>(storage: &S, last: &SegmentImage) -> Result<Tail, OpenError> {
+    let mut chain = last.first_link();
+    let mut proven = chain.sequence.max(last.header.durable_through);
+    let mut older_segments = last.header.older_segments;
+    let mut offset = FIRST_BATCH;
+    let flaw = loop {
+        match last.batch_at(offset, &mut chain) {
+            Ok(batch) => {
+                proven = proven.max(batch.header.durable_through);
+                older_segments = batch.header.older_segments;
+                offset = batch.end;
+            }
+            Err(flaw) => break flaw,
+        }
+    };
+    let beyond = last.beyond(offset, chain.sequence);
+    if let Some(proof) = beyond.proof {
+        let what = match proof {
+            0 => format!("{flaw}, though it was on disk when the file got its name"),
+            proof => {
+                format!("{flaw}, though the batch at byte {proof} was written after it was synced")
+            }
+        };
+        return Err(OpenError::damaged(storage, &last.name, offset, &what));
+    }
+    Ok(Tail {
+        last: chain,
+        proven,
+        older_segments,
+        torn_batches: beyond.torn_batches,
+    })
+}
+
+/// Joins the parts of long records and checks that positions have no gaps.
+struct Reader<'a> {
+    replay: &'a mut Replay<'a>,
+    report: RecoveryReport,
+    next_position: u64,
+    epoch: u32,
+    /// Parts of a record before this position are what is left of it since its first part went
+    /// with a dropped segment.
+    oldest_position: u64,
+    parts: Option<Vec<u8>>,
+    proven: u64,
+    unproven: Vec<Vec<u8>>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(oldest: &SegmentHeader, proven: u64, replay: &'a mut Replay<'a>) -> Self {
+        Self {
+            replay,
+            report: RecoveryReport::default(),
+            next_position: oldest.base_position,
+            epoch: oldest.epoch,
+            oldest_position: oldest.base_position,
+            parts: None,
+            proven,
+            unproven: Vec::new(),
+        }
+    }
+
+    fn begin_segment(&mut self, header: &SegmentHeader) -> Result<(), String> {
+        if header.epoch > self.epoch {
+            // The process that began the record died before its last part; its position was free
+            // for the next process.
+            self.parts = None;
+        }
+        self.epoch = header.epoch;
+        let expected = self.next_position + u64::from(self.parts.is_some());
+        if header.base_position == expected {
+            Ok(())
+        } else {
+            let found = header.base_position;
+            Err(format!(
+                "it begins at record {found}, and should at {expected}"
+            ))
+        }
+    }
+
+    fn take(
+        &mut self,
+        sequence: u64,
+        record: Record<'_>,
+        damaged: impl Fn(&str) -> OpenError,
+    ) -> Result<(), OpenError> {
+        let position = record.position;
+        match (&mut self.parts, record.kind) {
+            (None, RecordKind::Whole | RecordKind::First) if position == self.next_position => {
+                if record.kind == RecordKind::First {
+                    self.parts = Some(record.payload.to_vec());
+                    return Ok(());
+                }
+                self.complete(sequence, position, record.payload)
+            }
+            (Some(parts), RecordKind::Middle | RecordKind::Last)
+                if position == self.next_position =>
+            {
+                parts.extend_from_slice(record.payload);
+                if record.kind == RecordKind::Middle {
+                    return Ok(());
+                }
+                let whole = self.parts.take().expect("it was there");
+                self.complete(sequence, position, &whole)
+            }
+            (None, RecordKind::Middle | RecordKind::Last) if position < self.oldest_position => {
+                Ok(())
+            }
+            _ => {
+                let expected = self.next_position;
+                Err(damaged(&format!(
+                    "record {position} stands where {expected} belongs"
+                )))
+            }
+        }
+    }
+
+    fn complete(&mut self, sequence: u64, position: u64, record: &[u8]) -> Result<(), OpenError> {
+        let replayed = (self.replay)(position, record);
+        replayed.map_err(|why| OpenError::Replay { position, why })?;
+        self.next_position += 1;
+        self.report.records += 1;
+        if sequence > self.proven {
+            self.unproven.push(record.to_vec());
+        }
+        Ok(())
+    }
+}
+
+/// Writes the new segment, gives it its name, and lets go of what no longer counts.
+fn start<S: Storage>(
+    storage: S,
+    lock: S::Lock,
+    options: JournalOptions,
+    found: Found,
+    mut recovered: Recovered,
+) -> Result<Opened<S>, OpenError> {
+    if found.unfinished {
+        storage
+            .remove(UNFINISHED)
+            .map_err(OpenError::io("remove", UNFINISHED))?;
+    }
+    let number = recovered.number + 1;
+    let epoch = recovered.epoch + 1;
+    let base_position = recovered.base_position;
+    let mut chain = recovered.proven;
+    let older_segments = recovered.segments.len() as u32;
+    recovered.segments.push_back(Segment {
+        number,
+        base_position,
+        bytes: options.segment_bytes,
+    });
+
+    let mut journal = Journal::resume(
+        &options,
+        epoch,
+        recovered.segments,
+        chain.sequence,
+        base_position,
+    );
+    let name = segment_name(number);
+    let file = storage
+        .create(UNFINISHED)
+        .map_err(OpenError::io("create", UNFINISHED))?;
+    let mut end = FIRST_BATCH;
+    let proven = chain.sequence;
+    let mut written = Ok(());
+    journal.without_rolls(|journal| {
+        for (position, record) in (base_position..).zip(&recovered.unproven) {
+            journal.append(position, record);
+        }
+        while let (Ok(()), Some(batch)) = (&written, journal.take_batch()) {
+            let header = chain.link(&batch, proven);
+            written = file.write_at(batch.offset, &[&header, &batch.body]);
+            end = batch.offset + batch.bytes() as u64;
+        }
+    });
+    let next_position = base_position + recovered.unproven.len() as u64;
+    journal.rewritten(next_position - 1);
+
+    let extended = end
+        .next_multiple_of(options.extend_bytes)
+        .min(options.segment_bytes)
+        .max(end);
+    let header = NewSegment {
+        number,
+        epoch,
+        base_position,
+        older_segments,
+        file_bytes: extended,
+        durable_through: chain.sequence,
+    };
+    // The header tells where the chain stood before the segment's first batch.
+    let header = header.header(&recovered.proven);
+    written
+        .and_then(|()| file.write_at(end, &[&vec![0; (extended - end) as usize]]))
+        .and_then(|()| file.write_at(0, &[&header]))
+        .and_then(|()| file.sync())
+        .map_err(OpenError::io("write to", UNFINISHED))?;
+    let named = storage.rename(UNFINISHED, &name);
+    named
+        .and_then(|()| storage.sync_directory())
+        .map_err(OpenError::io("name", &name))?;
+
+    let spares = Spares::resume(storage.clone(), &options, found.spares)
+        .map_err(OpenError::io("clean", &storage.location()))?;
+    let oldest = number - u64::from(older_segments);
+    for leftover in found.segments.into_iter().filter(|found| *found < oldest) {
+        // The drop of this segment was interrupted.
+        let dropped = spares.drop_leftover(leftover);
+        dropped.map_err(OpenError::io("drop", &segment_name(leftover)))?;
+    }
+    let active = ActiveSegment {
+        file,
+        name,
+        number,
+        filled: extended,
+    };
+    Ok(Opened {
+        journal,
+        writer: Writer::resume(storage, lock, options, active, chain, spares),
+        report: recovered.report,
+        epoch,
+        next_position,
+    })
+}

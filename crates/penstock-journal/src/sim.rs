@@ -1,0 +1,492 @@
+//! A disk that forgets: the power cut as a struct.
+//!
+//! Each file has what is *durable*, what was written since (*pending*, write by write), and what a
+//! reader sees (*cached*). A crash keeps, for each sector of each file by itself, a random one of the
+//! versions that the sector has had since it was last synced; the same goes for the file's length
+//! and for each entry of the directory. Nothing here is likelier than on a real disk, only quicker
+//! to meet.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::storage::{Storage, StoredFile};
+
+/// The unit that a disk writes whole or not at all.
+pub const SECTOR: u64 = 512;
+
+/// A small deterministic source of randomness (splitmix64).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        assert!(limit > 0);
+        self.draw() % limit
+    }
+
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    pub fn bool(&mut self) -> bool {
+        self.draw() & 1 == 1
+    }
+}
+
+/// What goes wrong, and when. Calls that change anything are counted from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The call fails with EIO, and what it was to do may have been done in part. After a failed
+    /// sync the pages count as clean: a later sync succeeds and writes nothing of them.
+    Error,
+    /// The call fails with ENOSPC, if it writes.
+    DiskFull,
+    /// The power fails in the midst of the call: it and all later ones fail, until
+    /// [`SimStorage::crash`] shows what was kept.
+    PowerOff,
+}
+
+/// One directory on a simulated disk. Clones are the same directory.
+#[derive(Clone)]
+pub struct SimStorage {
+    disk: Arc<Mutex<Disk>>,
+    /// The process that this handle belongs to; handles do not outlive their process.
+    process: u64,
+}
+
+#[derive(Clone, Default)]
+struct Disk {
+    files: Vec<Inode>,
+    /// As a process sees it, and as it would be found after a power cut.
+    directory: BTreeMap<String, usize>,
+    durable_directory: BTreeMap<String, usize>,
+    pending_entries: Vec<EntryChange>,
+    calls: u64,
+    faults: BTreeMap<u64, Fault>,
+    power_is_off: bool,
+    process: u64,
+    locked: bool,
+    rng: Option<Rng>,
+}
+
+#[derive(Clone, Default)]
+struct Inode {
+    cached: Vec<u8>,
+    durable: Vec<u8>,
+    /// Since the last sync, in order.
+    pending: Vec<Write>,
+}
+
+#[derive(Clone)]
+struct Write {
+    offset: u64,
+    bytes: Vec<u8>,
+}
+
+impl Write {
+    fn end(&self) -> u64 {
+        self.offset + self.bytes.len() as u64
+    }
+
+    fn sectors(&self) -> std::ops::Range<u64> {
+        self.offset / SECTOR..self.end().div_ceil(SECTOR)
+    }
+}
+
+#[derive(Clone)]
+enum EntryChange {
+    Create(String, usize),
+    Rename {
+        source: String,
+        target: String,
+        file: usize,
+    },
+    Remove(String, usize),
+}
+
+impl Default for SimStorage {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl SimStorage {
+    pub fn new() -> Self {
+        Self {
+            disk: Arc::default(),
+            process: 0,
+        }
+    }
+
+    /// Plans a fault for the n-th call that changes anything, counted from the beginning.
+    pub fn fail_at(&self, call: u64, fault: Fault) {
+        self.disk().faults.insert(call, fault);
+    }
+
+    /// How many calls that change anything were made.
+    pub fn calls(&self) -> u64 {
+        self.disk().calls
+    }
+
+    /// Decides what a failed call leaves behind; without it, nothing.
+    pub fn seed_faults(&self, rng: Rng) {
+        self.disk().rng = Some(rng);
+    }
+
+    /// The process is killed: what it has written is as it was, and all its handles are dead.
+    pub fn kill(&self) -> Self {
+        let mut disk = self.disk();
+        disk.process += 1;
+        disk.locked = false;
+        Self {
+            disk: self.disk.clone(),
+            process: disk.process,
+        }
+    }
+
+    /// The power is cut, and comes back: a random part of what was not synced is gone.
+    pub fn crash(&self, rng: &mut Rng) -> Self {
+        self.disk().crash(rng);
+        self.kill()
+    }
+
+    /// The same disk at this moment, on its own from now on.
+    pub fn fork(&self) -> Self {
+        let copy = self.disk().clone();
+        Self {
+            disk: Arc::new(Mutex::new(copy)),
+            process: self.process,
+        }
+    }
+
+    /// A file's bytes, as a reader sees them.
+    pub fn contents(&self, name: &str) -> Option<Vec<u8>> {
+        let disk = self.disk();
+        Some(disk.files[*disk.directory.get(name)?].cached.clone())
+    }
+
+    /// Rot: replaces a file's bytes, on the disk and in memory.
+    pub fn corrupt(&self, name: &str, bytes: Vec<u8>) {
+        let mut disk = self.disk();
+        let file = disk.directory[name];
+        disk.files[file] = Inode {
+            durable: bytes.clone(),
+            cached: bytes,
+            pending: Vec::new(),
+        };
+    }
+
+    fn disk(&self) -> MutexGuard<'_, Disk> {
+        self.disk
+            .lock()
+            .expect("a simulated disk is used by one test")
+    }
+
+    /// Begins a call: fails when this handle's process is dead.
+    fn live(&self) -> io::Result<MutexGuard<'_, Disk>> {
+        let disk = self.disk();
+        if disk.power_is_off || disk.process != self.process {
+            return Err(io::Error::other("the power is off"));
+        }
+        Ok(disk)
+    }
+}
+
+impl Disk {
+    /// Counts a call; the fault planned for it, if any.
+    fn change(&mut self) -> Option<Fault> {
+        let fault = self.faults.remove(&self.calls);
+        self.calls += 1;
+        self.power_is_off |= fault == Some(Fault::PowerOff);
+        fault
+    }
+
+    /// The result of a call that met `fault`.
+    fn outcome(fault: Option<Fault>) -> io::Result<()> {
+        match fault {
+            None => Ok(()),
+            Some(Fault::DiskFull) => Err(io::ErrorKind::StorageFull.into()),
+            Some(Fault::Error | Fault::PowerOff) => Err(io::Error::other("the disk failed")),
+        }
+    }
+
+    fn lookup(&self, name: &str) -> io::Result<usize> {
+        self.directory
+            .get(name)
+            .copied()
+            .ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn crash(&mut self, rng: &mut Rng) {
+        for file in &mut self.files {
+            file.crash(rng);
+        }
+        for change in std::mem::take(&mut self.pending_entries) {
+            if rng.bool() {
+                change.apply(&mut self.durable_directory);
+            }
+        }
+        self.directory = self.durable_directory.clone();
+        self.power_is_off = false;
+        self.faults.clear();
+    }
+}
+
+impl Inode {
+    fn write(&mut self, write: Write) {
+        put(&mut self.cached, write.offset, &write.bytes);
+        self.pending.push(write);
+    }
+
+    fn sync(&mut self) {
+        for write in std::mem::take(&mut self.pending) {
+            put(&mut self.durable, write.offset, &write.bytes);
+        }
+    }
+
+    fn crash(&mut self, rng: &mut Rng) {
+        self.settle(rng);
+        self.cached.clone_from(&self.durable);
+    }
+
+    /// As a file system does after a failed sync: the pages count as clean. A reader goes on
+    /// seeing what was written, or is shown what the disk has.
+    fn fail_sync(&mut self, rng: &mut Rng) {
+        self.settle(rng);
+        if rng.bool() {
+            self.cached.clone_from(&self.durable);
+        }
+    }
+
+    /// Leaves durable what the disk happens to have of what was pending: each sector has one of
+    /// the versions it went through, and the file one of the lengths.
+    fn settle(&mut self, rng: &mut Rng) {
+        let pending = std::mem::take(&mut self.pending);
+        if pending.is_empty() {
+            return;
+        }
+        // Often nearly all or nearly nothing gets through; else any mixture.
+        let mixture = rng.below(4);
+        let writes = pending.len() as u64;
+        let version = |rng: &mut Rng| match mixture {
+            0 if !rng.one_in(8) => 0,
+            1 if !rng.one_in(8) => writes,
+            _ => rng.below(writes + 1),
+        };
+        let mut lengths = vec![self.durable.len() as u64];
+        // How many of the writes each sector has seen.
+        let mut seen: BTreeMap<u64, u64> = BTreeMap::new();
+        for (index, write) in (0..).zip(&pending) {
+            lengths.push(write.end().max(lengths[lengths.len() - 1]));
+            for sector in write.sectors() {
+                if index < *seen.entry(sector).or_insert_with(|| version(rng)) {
+                    let start = (sector * SECTOR).max(write.offset);
+                    let end = ((sector + 1) * SECTOR).min(write.end());
+                    let piece = (start - write.offset) as usize..(end - write.offset) as usize;
+                    put(&mut self.durable, start, &write.bytes[piece]);
+                }
+            }
+        }
+        let length = lengths[rng.below(lengths.len() as u64) as usize];
+        self.durable.resize(length as usize, 0);
+    }
+}
+
+fn put(target: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
+    let (start, end) = (offset as usize, offset as usize + bytes.len());
+    if target.len() < end {
+        target.resize(end, 0);
+    }
+    target[start..end].copy_from_slice(bytes);
+}
+
+impl EntryChange {
+    /// Does what can be done of it: a change that it builds upon may have been lost.
+    fn apply(self, directory: &mut BTreeMap<String, usize>) {
+        match self {
+            Self::Create(name, file) => {
+                directory.insert(name, file);
+            }
+            Self::Remove(name, file) => {
+                if directory.get(&name) == Some(&file) {
+                    directory.remove(&name);
+                }
+            }
+            Self::Rename {
+                source,
+                target,
+                file,
+            } => {
+                if directory.get(&source) == Some(&file) {
+                    directory.remove(&source);
+                }
+                directory.insert(target, file);
+            }
+        }
+    }
+}
+
+/// A file of a [`SimStorage`].
+pub struct SimFile {
+    storage: SimStorage,
+    file: usize,
+}
+
+/// Released when dropped, or when its process dies.
+pub struct SimLock(SimStorage);
+
+impl Drop for SimLock {
+    fn drop(&mut self) {
+        if let Ok(mut disk) = self.0.live() {
+            disk.locked = false;
+        }
+    }
+}
+
+impl Storage for SimStorage {
+    type File = SimFile;
+    type Lock = SimLock;
+
+    fn location(&self) -> String {
+        "(simulated)".to_string()
+    }
+
+    fn lock(&self) -> io::Result<Option<SimLock>> {
+        let was_locked = std::mem::replace(&mut self.live()?.locked, true);
+        Ok((!was_locked).then(|| SimLock(self.clone())))
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        Ok(self.live()?.directory.keys().cloned().collect())
+    }
+
+    fn create(&self, name: &str) -> io::Result<SimFile> {
+        let mut disk = self.live()?;
+        if disk.directory.contains_key(name) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let fault = disk.change();
+        let file = disk.files.len();
+        if matches!(fault, None | Some(Fault::PowerOff)) {
+            disk.files.push(Inode::default());
+            disk.directory.insert(name.to_string(), file);
+            disk.pending_entries
+                .push(EntryChange::Create(name.to_string(), file));
+        }
+        Disk::outcome(fault)?;
+        Ok(SimFile {
+            storage: self.clone(),
+            file,
+        })
+    }
+
+    fn open(&self, name: &str) -> io::Result<SimFile> {
+        let file = self.live()?.lookup(name)?;
+        Ok(SimFile {
+            storage: self.clone(),
+            file,
+        })
+    }
+
+    fn rename(&self, source: &str, target: &str) -> io::Result<()> {
+        let mut disk = self.live()?;
+        let file = disk.lookup(source)?;
+        let fault = disk.change();
+        if matches!(fault, None | Some(Fault::PowerOff)) {
+            let (source, target) = (source.to_string(), target.to_string());
+            disk.directory.remove(&source);
+            disk.directory.insert(target.clone(), file);
+            disk.pending_entries.push(EntryChange::Rename {
+                source,
+                target,
+                file,
+            });
+        }
+        Disk::outcome(fault)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut disk = self.live()?;
+        let file = disk.lookup(name)?;
+        let fault = disk.change();
+        if matches!(fault, None | Some(Fault::PowerOff)) {
+            disk.directory.remove(name);
+            disk.pending_entries
+                .push(EntryChange::Remove(name.to_string(), file));
+        }
+        Disk::outcome(fault)
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        let mut disk = self.live()?;
+        let fault = disk.change();
+        if fault.is_none() {
+            disk.pending_entries.clear();
+            disk.durable_directory = disk.directory.clone();
+        }
+        Disk::outcome(fault)
+    }
+}
+
+impl StoredFile for SimFile {
+    fn size(&self) -> io::Result<u64> {
+        let disk = self.storage.live()?;
+        Ok(disk.files[self.file].cached.len() as u64)
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let disk = self.storage.live()?;
+        let rest = disk.files[self.file]
+            .cached
+            .get(offset as usize..)
+            .unwrap_or_default();
+        let bytes = rest.len().min(buffer.len());
+        buffer[..bytes].copy_from_slice(&rest[..bytes]);
+        Ok(bytes)
+    }
+
+    fn write_at(&self, offset: u64, pieces: &[&[u8]]) -> io::Result<()> {
+        let mut disk = self.storage.live()?;
+        let fault = disk.change();
+        let mut bytes = pieces.concat();
+        if matches!(fault, Some(Fault::Error | Fault::DiskFull)) {
+            // It failed half-way.
+            let length = bytes.len() as u64;
+            let kept = disk.rng.as_mut().map_or(0, |rng| rng.below(length + 1));
+            bytes.truncate(kept as usize);
+        }
+        if !bytes.is_empty() {
+            disk.files[self.file].write(Write { offset, bytes });
+        }
+        Disk::outcome(fault)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut disk = self.storage.live()?;
+        let fault = disk.change();
+        match fault {
+            None => disk.files[self.file].sync(),
+            Some(Fault::Error) => {
+                let mut rng = disk.rng.take().unwrap_or(Rng::new(0));
+                disk.files[self.file].fail_sync(&mut rng);
+                disk.rng = Some(rng);
+            }
+            Some(Fault::DiskFull | Fault::PowerOff) => {}
+        }
+        Disk::outcome(fault)
+    }
+}

@@ -1,0 +1,257 @@
+//! What the journal asks of a disk, and the disk of this machine.
+//!
+//! The traits are small so that a test's disk can be exact about what survives a power cut
+//! ([`crate::sim::SimStorage`]). Names are plain file names inside one directory.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FlockOperation, flock};
+
+/// A directory of files. Clones are the same directory: the writer's thread and the one that
+/// prepares spares each hold one.
+pub trait Storage: Clone + Send + 'static {
+    type File: StoredFile;
+    /// Held for as long as the directory is ours.
+    type Lock: Send + 'static;
+
+    /// What a person knows the directory by.
+    fn location(&self) -> String;
+    /// `None`: another process holds it.
+    fn lock(&self) -> io::Result<Option<Self::Lock>>;
+    fn list(&self) -> io::Result<Vec<String>>;
+    /// A new, empty file; an error when the name is taken.
+    fn create(&self, name: &str) -> io::Result<Self::File>;
+    fn open(&self, name: &str) -> io::Result<Self::File>;
+    /// Replaces `target` when there is one.
+    fn rename(&self, source: &str, target: &str) -> io::Result<()>;
+    fn remove(&self, name: &str) -> io::Result<()>;
+    /// Until this returns, what was created, renamed and removed may come undone at a power cut.
+    fn sync_directory(&self) -> io::Result<()>;
+}
+
+/// An open file.
+pub trait StoredFile: Send + 'static {
+    /// Its length in bytes.
+    fn size(&self) -> io::Result<u64>;
+    /// Reads until `buffer` is full or the file ends; returns how much was read.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
+    /// Writes all the pieces, one behind the other; an error may leave any part of them written.
+    fn write_at(&self, offset: u64, pieces: &[&[u8]]) -> io::Result<()>;
+    /// Until this returns, what was written (and the file's length) may come undone at a power
+    /// cut. After an error nothing is known of what was written before.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// A directory on a local disk of this machine.
+#[derive(Clone, Debug)]
+pub struct DiskStorage {
+    path: Arc<PathBuf>,
+    directory: Arc<File>,
+}
+
+impl DiskStorage {
+    /// Opens the directory at `path`, and makes it (for this user only) when there is none.
+    /// `Unsupported` when it is on a network file system, whose locks and syncs can't be relied upon.
+    pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
+        let path = path.into();
+        make_directory(&path)?;
+        Self::open_existing(path)
+    }
+
+    /// As [`Self::open`], but `NotFound` when there is no such directory.
+    pub fn open_existing(path: impl Into<PathBuf>) -> io::Result<Self> {
+        let path = path.into();
+        let directory = File::open(&path)?;
+        if !directory.metadata()?.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        if let Some(kind) = network_file_system(&directory)? {
+            let text = format!(
+                "{} is on a network file system ({kind}); choose a directory on a local disk",
+                path.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+        }
+        Ok(Self {
+            path: Arc::new(path),
+            directory: Arc::new(directory),
+        })
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+}
+
+/// Makes `path` and its parents, and syncs each directory that got a new entry.
+fn make_directory(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    make_directory(parent)?;
+    match DirBuilder::new().mode(0o700).create(path) {
+        // Another process was faster.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        result => result?,
+    }
+    sync_directory(&File::open(parent)?)
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn network_file_system(directory: &File) -> io::Result<Option<&'static str>> {
+    let kind = rustix::fs::fstatfs(directory)?.f_type as u64 as u32;
+    Ok(match kind {
+        0x0000_6969 => Some("NFS"),
+        0x0000_517b | 0xff53_4d42 | 0xfe53_4d42 => Some("SMB"),
+        0x5346_414f => Some("AFS"),
+        0x00c3_6400 => Some("Ceph"),
+        _ => None,
+    })
+}
+
+#[cfg(target_vendor = "apple")]
+fn network_file_system(directory: &File) -> io::Result<Option<&'static str>> {
+    const MNT_LOCAL: u32 = 0x1000;
+    let flags = rustix::fs::fstatfs(directory)?.f_flags;
+    Ok((flags & MNT_LOCAL == 0).then_some("not MNT_LOCAL"))
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+fn network_file_system(_: &File) -> io::Result<Option<&'static str>> {
+    Ok(None)
+}
+
+#[cfg(not(target_vendor = "apple"))]
+use rustix::fs::{fdatasync as sync_data, fsync as sync_all};
+// On macOS fsync leaves data in the drive's own cache; only F_FULLFSYNC does not.
+#[cfg(target_vendor = "apple")]
+use rustix::fs::{fcntl_fullfsync as sync_all, fcntl_fullfsync as sync_data};
+
+fn uninterrupted(call: impl Fn() -> rustix::io::Result<()>) -> io::Result<()> {
+    loop {
+        match call() {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return Ok(result?),
+        }
+    }
+}
+
+fn sync_directory(directory: &File) -> io::Result<()> {
+    // Not fdatasync: on ext4 that does not wait for a directory's entries.
+    uninterrupted(|| sync_all(directory))
+}
+
+impl Storage for DiskStorage {
+    type File = File;
+    type Lock = File;
+
+    fn location(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// The lock is on the directory itself: there is no lock file to make in a directory that one
+    /// may only read, and none to be left behind. It ends with the process, however that ends.
+    fn lock(&self) -> io::Result<Option<File>> {
+        let directory = File::open(&*self.path)?;
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(directory)),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&*self.path)? {
+            // The journal's own names are ASCII; a name that is not is none of ours.
+            names.extend(entry?.file_name().into_string());
+        }
+        Ok(names)
+    }
+
+    fn create(&self, name: &str) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        options.open(self.file(name))
+    }
+
+    fn open(&self, name: &str) -> io::Result<File> {
+        match OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.file(name))
+        {
+            // fsck may look at what it must not change.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                File::open(self.file(name))
+            }
+            result => result,
+        }
+    }
+
+    fn rename(&self, source: &str, target: &str) -> io::Result<()> {
+        std::fs::rename(self.file(source), self.file(target))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        std::fs::remove_file(self.file(name))
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        sync_directory(&self.directory)
+    }
+}
+
+impl StoredFile for File {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut read = 0;
+        while read < buffer.len() {
+            match FileExt::read_at(self, &mut buffer[read..], offset + read as u64) {
+                Ok(0) => break,
+                Ok(bytes) => read += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(read)
+    }
+
+    fn write_at(&self, mut offset: u64, pieces: &[&[u8]]) -> io::Result<()> {
+        let mut slices: Vec<IoSlice> = pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+        let mut rest = &mut slices[..];
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            match rustix::io::pwritev(self, rest, offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => {
+                    offset += bytes as u64;
+                    IoSlice::advance_slices(&mut rest, bytes);
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        uninterrupted(|| sync_data(self))
+    }
+}

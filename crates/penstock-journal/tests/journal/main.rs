@@ -1,0 +1,4 @@
+//! The journal's promises.
+
+mod opening;
+mod support;
