@@ -1,0 +1,73 @@
+"""docs/django.md in a real project: jobs of a transaction that commits, none of one that is rolled back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from blocks import ROOT, blocks
+
+SETTINGS = """
+    from pathlib import Path
+
+    SECRET_KEY = "only for this test"
+    INSTALLED_APPS = ["shop"]
+    DATABASES = {
+        "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": Path(__file__).with_name("db.sqlite3")}
+    }
+    DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+    ALLOWED_HOSTS = ["*"]
+    ROOT_URLCONF = "shop.urls"
+    USE_TZ = True
+"""
+
+MODELS = """
+    from django.db import models
+
+    class Order(models.Model):
+        address = models.CharField(max_length=100)
+"""
+
+URLS = """
+    from django.urls import path
+    from shop.views import buy
+
+    urlpatterns = [path("buy", buy)]
+"""
+
+REQUESTS = """
+    import django
+    django.setup()
+
+    from django.core.management import call_command
+    from django.db import transaction
+    from django.test import Client
+
+    call_command("migrate", run_syncdb=True, verbosity=0)
+    assert Client().get("/buy?to=ada@example.org").status_code == 202
+
+    try:
+        with transaction.atomic():
+            assert Client().get("/buy?to=bob@example.org").status_code == 202
+            raise KeyError("rolled back")
+    except KeyError:
+        pass
+"""
+
+
+def test_the_page_works_as_it_says(project):
+    for block in blocks(ROOT / "docs" / "django.md", "python"):
+        assert block.file is not None
+        project.write(block.file, block.text)
+    for name, source in {"settings": SETTINGS, "models": MODELS, "urls": URLS, "__init__": ""}.items():
+        project.write(f"shop/{name}.py", source)
+    project.write("manage.py", "")
+
+    settings = {"DJANGO_SETTINGS_MODULE": "shop.settings", "PENSTOCK_URL": "local:.penstock"}
+    project.python(REQUESTS, **settings)
+    waiting = {queue["name"]: queue["ready"] for queue in project.status()["queues"]}
+    assert waiting == {"default": 1}
+
+    worker = project.worker("shop.worker:app", "--burst", PENSTOCK_URL="local:.penstock")
+    assert worker.wait(60) == 0, worker.output
+    assert project.status()["queues"][0]["ready"] == 0
+    assert Path(project.directory, "shop", "db.sqlite3").exists()

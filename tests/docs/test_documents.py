@@ -1,0 +1,53 @@
+"""The pages are true: their Python runs, their commands exist, their links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from blocks import PAGES, ROOT, blocks, script
+
+
+def named(pages: list[Path]) -> list[object]:
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
+
+
+@pytest.mark.parametrize("page", named([page for page in PAGES if script(page) and page.name != "README.md"]))
+def test_the_python_of_a_page_runs(project, page):
+    apps = set()
+    for block in blocks(page, "python"):
+        if block.file is not None:
+            project.write(block.file, block.text)
+            apps.add(block.file.removesuffix(".py"))
+    for app in sorted(apps):
+        project.worker(f"{app}:app", "-c", "2")
+    run = project.start_python(script(page))
+    assert run.wait(60) == 0, f"{page.name}, lines as on the page:\n{run.output}"
+
+
+@pytest.mark.parametrize("page", named(PAGES))
+def test_the_commands_of_a_page_exist(project, page):
+    commands = set(re.findall(r"^(?:    |\$ )?(?:\w+=\S+ )?penstock (\w+)\b", page.read_text(), re.MULTILINE))
+    for command in sorted(commands):
+        run = project.penstock(command, "--help")
+        assert run.returncode == 0, f"{page.name} speaks of `penstock {command}`:\n{run.output}"
+
+
+@pytest.mark.parametrize("page", named([*PAGES, ROOT / "ARCHITECTURE.md"]))
+def test_the_links_of_a_page_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!\w+:)([^)#\s]+)", page.read_text()):
+        assert (page.parent / unquote(target)).exists(), f"{page.name} links to {target}"
+
+
+def test_every_page_is_in_the_list():
+    listed = set(re.findall(r"\]\(([^)]+\.md)\)", (ROOT / "docs/README.md").read_text()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]} - {"README.md"}
+    assert pages <= listed
+
+
+def test_the_verbs_of_make_are_listed(project):
+    run = project.run("make", "--no-print-directory", cwd=ROOT)
+    for verb in ("build", "demo", "test", "lint", "simulate", "bench", "docs"):
+        assert re.search(rf"^  make {verb} +\w", run.output, re.MULTILINE), run.output

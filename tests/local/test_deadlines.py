@@ -1,0 +1,102 @@
+"""Every call but `result()` ends in time, and its error says whether the work may have been accepted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+TASKS = """
+    from penstock import App
+
+    app = App("shop")
+
+    @app.task
+    def double(number: int) -> int:
+        return 2 * number
+"""
+
+
+@pytest.fixture
+def tasks(project):
+    project.write("tasks.py", TASKS)
+    return project.tasks()
+
+
+@contextmanager
+def stopped_broker(project) -> Iterator[None]:
+    pid = project.broker_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_delay_raises_within_its_deadline_and_says_that_it_may_have_been_accepted(project, tasks):
+    from penstock import BrokerUnavailable, Timeout
+
+    tasks.double.delay(1)
+    with stopped_broker(project):
+        began = time.monotonic()
+        with pytest.raises((BrokerUnavailable, Timeout)) as caught:
+            tasks.double.delay(2)
+        assert 4.5 < time.monotonic() - began < 8
+        assert caught.value.maybe_accepted
+        assert "may have been accepted" in str(caught.value)
+    # It was: the broker got the frame, and carries it out once it goes on.
+    tasks.double.delay(3)
+    assert project.status()["queues"][0]["ready"] == 3
+
+
+async def test_no_asynchronous_call_blocks_the_loop(project, tasks):
+    from penstock import BrokerUnavailable, Timeout
+
+    job = await tasks.double.adelay(1)
+    gaps: list[float] = []
+
+    async def tick() -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.01)
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    with stopped_broker(project):
+        ticker = asyncio.create_task(tick())
+        waiting = asyncio.ensure_future(job)
+        for call in (tasks.double.adelay(2), tasks.double.amap([3, 4]), tasks.app.aenqueue([tasks.double.s(5)])):
+            with pytest.raises((BrokerUnavailable, Timeout)):
+                await call
+        assert not waiting.done()
+        waiting.cancel()
+        ticker.cancel()
+    # Fifteen seconds of calls that wait; a loop that was blocked by one of them shows a gap of seconds.
+    assert len(gaps) > 500
+    assert max(gaps) < 1, max(gaps)
+    # The await was cancelled, the job was not.
+    project.worker()
+    assert await asyncio.wait_for(job, 30) == 2
+
+
+def test_result_waits_through_a_restart_of_the_broker(project, tasks):
+    job = tasks.double.delay(4)
+    project.kill_broker()
+    project.worker()
+    assert job.result(timeout=None) == 8
+
+
+def test_a_result_that_does_not_come_is_a_timeout_and_the_job_goes_on(project, tasks):
+    from penstock import Timeout
+
+    job = tasks.double.delay(4)
+    with pytest.raises(Timeout):
+        job.result(timeout=0.05)
+    project.worker()
+    assert job.result(timeout=30) == 8

@@ -1,0 +1,61 @@
+"""What `pip install` gives works without the checkout: the extension module, the executable, the command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from blocks import ROOT, blocks
+
+
+def interpreters() -> list[str]:
+    """This Python and, where there is one, the newest other that Penstock supports."""
+    found = {}
+    for minor in range(11, 15):
+        names = [shutil.which(f"python3.{minor}"), *sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))]
+        for name in filter(None, names):
+            # pyenv leaves names on PATH that run nothing.
+            if subprocess.run([name, "-c", "import venv, ensurepip"], capture_output=True).returncode == 0:
+                found[minor] = str(name)
+    found.pop(sys.version_info.minor, None)
+    return [sys.executable, *[found[max(found)]][:1]] if found else [sys.executable]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    place = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", place]
+    tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run([*build, ROOT], check=True, env=tools)
+    (built,) = place.iterdir()
+    return built
+
+
+def test_it_holds_what_it_needs_and_no_more(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        modes = {item.filename: item.external_attr >> 16 for item in archive.infolist()}
+    assert modes["penstock/_bin/penstock"] & 0o111 == 0o111
+    assert {"penstock/_core.abi3.so", "penstock/_core.pyi", "penstock/py.typed", "penstock/__init__.py"} <= modes.keys()
+    assert all(name.startswith(("penstock/", "penstock-")) for name in modes), sorted(modes)
+    assert "abi3" in wheel.name
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("python", interpreters())
+def test_the_quickstart_runs_from_another_directory(project, wheel, python):
+    environment = project.directory / "venv"
+    subprocess.run([python, "-m", "venv", environment], check=True)
+    subprocess.run([environment / "bin" / "pip", "install", "--quiet", wheel], check=True)
+    path = f"{environment}/bin{os.pathsep}{os.environ['PATH']}"
+    file = next(block for block in blocks(ROOT / "README.md", "python") if block.file)
+    project.write(file.file, file.text)
+
+    worker = project.start(environment / "bin" / "penstock", "worker", "shop:app", PATH=path)
+    run = project.run(environment / "bin" / "python", "shop.py", PATH=path, timeout=60)
+    assert run.output == blocks(ROOT / "README.md", "text")[0].text
+    assert worker.returncode is None, worker.output
