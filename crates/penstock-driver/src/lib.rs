@@ -44,8 +44,10 @@ pub trait Driver: Send + Sync {
     /// No more deliveries; those held stay leased until settled.
     fn stop_consuming(&self);
 
-    /// Tells the sink of each key once it is not pending any more, through any number of reconnects.
-    fn watch(&self, keys: Vec<Key>, sink: Arc<dyn ValueSink>) -> WatchId;
+    /// Tells the sink of each key once it is not pending any more, through any number of reconnects,
+    /// until the deadline.
+    fn watch(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>)
+    -> WatchId;
     fn unwatch(&self, watch: WatchId);
 
     fn query(&self, query: Query, deadline: Instant, done: Done<Answer>);
@@ -55,6 +57,12 @@ pub trait Driver: Send + Sync {
 
     /// Notices of the broker that nobody has taken yet.
     fn take_notices(&self) -> Vec<Notice>;
+
+    /// Why no broker is in reach, when none is; for people.
+    fn trouble(&self) -> Option<String>;
+
+    /// In a forked child: gives up what was inherited from the parent. Nothing else may be called there.
+    fn abandon(&self);
 
     /// Says goodbye once what was committed is confirmed, or the deadline has come. Waits for that.
     fn close(&self, deadline: Instant);
@@ -77,6 +85,8 @@ pub trait ValueSink: Send + Sync {
     fn reachable(&self, reachable: bool);
     /// No broker can be had until somebody mends what the error says; the driver tries again all the same.
     fn failed(&self, _error: DriverError) {}
+    /// The deadline has come: nothing more will be told.
+    fn timed_out(&self) {}
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

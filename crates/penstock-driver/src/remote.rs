@@ -5,7 +5,8 @@
 //! that saves a wake-up, and under load whoever writes takes along what others have queued.
 
 use std::mem::ManuallyDrop;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use std::{io, thread};
@@ -40,6 +41,8 @@ struct Shared {
     broker: String,
     dial: Box<dyn Dial>,
     waker: OnceLock<Waker>,
+    /// The connection's descriptor or -1, for a forked child, which can take no lock.
+    socket: AtomicI32,
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -111,6 +114,7 @@ impl Remote {
                 broker: config.url,
                 dial,
                 waker: OnceLock::new(),
+                socket: AtomicI32::new(-1),
                 state: Mutex::new(state),
                 ended: Condvar::new(),
             })),
@@ -192,9 +196,14 @@ impl Driver for Remote {
         let _ = self.with_session(Session::stop_consuming);
     }
 
-    fn watch(&self, keys: Vec<Key>, sink: Arc<dyn ValueSink>) -> WatchId {
+    fn watch(
+        &self,
+        keys: Vec<Key>,
+        deadline: Option<Instant>,
+        sink: Arc<dyn ValueSink>,
+    ) -> WatchId {
         let watching = Arc::clone(&sink);
-        match self.with_session(|session| session.watch(keys, watching)) {
+        match self.with_session(|session| session.watch(keys, deadline, watching)) {
             Ok(id) => id,
             Err(error) => {
                 sink.failed(error);
@@ -227,6 +236,25 @@ impl Driver for Remote {
         match self.shared.lock_in_same_process() {
             Ok(mut state) => state.session.take_notices(),
             Err(_) => Vec::new(),
+        }
+    }
+
+    fn trouble(&self) -> Option<String> {
+        match self.shared.lock_in_same_process() {
+            Ok(state) => state.session.trouble(),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    fn abandon(&self) {
+        if std::process::id() == self.shared.pid {
+            return;
+        }
+        // The broker would not notice the parent's death while this child holds the same socket.
+        let socket = self.shared.socket.swap(-1, Ordering::Relaxed);
+        if socket >= 0 {
+            // SAFETY: its owner is a thread of the parent, of which nothing runs or is dropped here.
+            unsafe { libc::close(socket) };
         }
     }
 
@@ -482,6 +510,9 @@ impl IoLoop {
             state.connection += 1;
             state.unwritten.clear();
             state.blocked = false;
+            self.shared
+                .socket
+                .store(socket.as_raw_fd(), Ordering::Relaxed);
             state.phase = Phase::Connected {
                 socket: Arc::new(socket),
                 since: now,
@@ -496,6 +527,7 @@ impl IoLoop {
         {
             self.backoff.reset();
         }
+        self.shared.socket.store(-1, Ordering::Relaxed);
         state.phase = Phase::Down {
             retry_at: now + self.backoff.next(),
         };

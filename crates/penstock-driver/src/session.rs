@@ -48,6 +48,7 @@ pub(crate) enum Event {
     Value(Arc<dyn ValueSink>, Key, KeyState),
     Reachable(Arc<dyn ValueSink>, bool),
     Failed(Arc<dyn ValueSink>, DriverError),
+    TimedOut(Arc<dyn ValueSink>),
     Deliver(Arc<dyn DeliverySink>, Vec<Delivery>),
     LeasesKept(Arc<dyn DeliverySink>, Vec<Lease>),
 }
@@ -61,6 +62,7 @@ impl Event {
             Self::Value(sink, key, state) => sink.value(key, state),
             Self::Reachable(sink, reachable) => sink.reachable(reachable),
             Self::Failed(sink, error) => sink.failed(error),
+            Self::TimedOut(sink) => sink.timed_out(),
             Self::Deliver(sink, deliveries) => sink.deliver(deliveries),
             Self::LeasesKept(sink, kept) => sink.leases_kept(&kept),
         }
@@ -187,6 +189,7 @@ struct PendingTx {
 
 struct Watch {
     sink: Arc<dyn ValueSink>,
+    deadline: Option<Instant>,
     /// Those that have not been told of yet, and some that have.
     keys: Vec<Key>,
     untold: usize,
@@ -338,9 +341,17 @@ impl Session {
         id
     }
 
-    pub(crate) fn watch(&mut self, keys: Vec<Key>, sink: Arc<dyn ValueSink>) -> WatchId {
+    pub(crate) fn watch(
+        &mut self,
+        keys: Vec<Key>,
+        deadline: Option<Instant>,
+        sink: Arc<dyn ValueSink>,
+    ) -> WatchId {
         let id = WatchId(self.next_id);
         self.next_id += 1;
+        if let Some(deadline) = deadline {
+            self.deadlines.insert((deadline, id.0));
+        }
         for key in &keys {
             self.watchers.entry(key.clone()).or_default().push(id);
             // Within a frame keys are watched before others are given up.
@@ -349,12 +360,18 @@ impl Session {
         // Also those that are watched already, so that the new sink hears that they are pending.
         self.unsent_keys.extend(keys.iter().cloned());
         let untold = keys.len();
-        self.watches.insert(id, Watch { sink, keys, untold });
+        let watch = Watch {
+            sink,
+            deadline,
+            keys,
+            untold,
+        };
+        self.watches.insert(id, watch);
         id
     }
 
     pub(crate) fn unwatch(&mut self, id: WatchId) {
-        let Some(watch) = self.watches.remove(&id) else {
+        let Some(watch) = self.remove_watch(id) else {
             return;
         };
         for key in watch.keys {
@@ -410,6 +427,16 @@ impl Session {
 
     pub(crate) fn take_notices(&mut self) -> Vec<Notice> {
         self.notices.drain(..).collect()
+    }
+
+    /// Why there is no connection, when there is none.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let broker = &self.config.broker;
+        match (self.link, &self.down_because) {
+            (Link::Up, _) => None,
+            (_, Some(why)) => Some(format!("no connection to {broker}: {why}")),
+            (_, None) => Some(format!("no connection to {broker}")),
+        }
     }
 
     // What the shell asks and tells.
@@ -491,7 +518,6 @@ impl Session {
 
     /// Ends all calls and tells all watchers: no broker can be had until somebody mends something.
     pub(crate) fn fail_all(&mut self, error: &DriverError) {
-        self.deadlines.clear();
         let mut ids: Vec<CallId> = self.calls.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
@@ -539,22 +565,29 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the calls whose time is up, and asks for a sign of life when it has been silent.
+    /// Ends what has no more time, and asks for a sign of life when it has been silent.
     pub(crate) fn tick(&mut self, now: Instant) -> Result<(), LinkEnd> {
-        while let Some((deadline, id)) = self.deadlines.first().copied() {
-            if deadline > now {
-                break;
-            }
+        while let Some((deadline, id)) = self.deadlines.first().copied()
+            && deadline <= now
+        {
             self.deadlines.pop_first();
-            let reason = self.why_no_answer();
-            let maybe_accepted = self.calls.get(&id).is_some_and(|call| call.sent);
-            self.end_call(
-                id,
-                DriverError::Unavailable {
-                    reason,
-                    maybe_accepted,
-                },
-            );
+            if let Some(watch) = self.watches.get(&WatchId(id)) {
+                self.events
+                    .push_back(Event::TimedOut(Arc::clone(&watch.sink)));
+                self.unwatch(WatchId(id));
+            } else if let Some(call) = self.calls.get(&id) {
+                let maybe_accepted = call.sent;
+                let reason = self.trouble().unwrap_or_else(|| {
+                    format!("the broker at {} did not answer", self.config.broker)
+                });
+                self.end_call(
+                    id,
+                    DriverError::Unavailable {
+                        reason,
+                        maybe_accepted,
+                    },
+                );
+            }
         }
         if self.link == Link::Down {
             return Ok(());
@@ -935,7 +968,7 @@ impl Session {
             let sink = Arc::clone(&watch.sink);
             watch.untold -= 1;
             if watch.untold == 0 {
-                self.watches.remove(&id);
+                self.remove_watch(id);
             }
             self.events
                 .push_back(Event::Value(sink, key.clone(), state.clone()));
@@ -952,6 +985,14 @@ impl Session {
         Some(call.done)
     }
 
+    fn remove_watch(&mut self, id: WatchId) -> Option<Watch> {
+        let watch = self.watches.remove(&id)?;
+        if let Some(deadline) = watch.deadline {
+            self.deadlines.remove(&(deadline, id.0));
+        }
+        Some(watch)
+    }
+
     fn end_call(&mut self, id: CallId, error: DriverError) {
         match self.remove_call(id) {
             Some(CallDone::Commit { done, .. }) => {
@@ -961,15 +1002,6 @@ impl Session {
                 self.events.push_back(Event::Answered(done, Err(error)));
             }
             None => {}
-        }
-    }
-
-    fn why_no_answer(&self) -> String {
-        let broker = &self.config.broker;
-        match (self.link, &self.down_because) {
-            (Link::Up, _) => format!("the broker at {broker} did not answer in time"),
-            (_, Some(why)) => format!("no connection to {broker}: {why}"),
-            (_, None) => format!("no connection to {broker} in time"),
         }
     }
 
