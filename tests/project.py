@@ -94,6 +94,7 @@ class Project:
         specification = importlib.util.spec_from_file_location(Path(name).stem, self.directory / name)
         assert specification is not None and specification.loader is not None
         module = importlib.util.module_from_spec(specification)
+        sys.modules[module.__name__] = module
         specification.loader.exec_module(module)
         self.apps.append(module.app)
         return module
@@ -139,6 +140,8 @@ class Project:
         # An app that is open would start the broker again.
         for app in self.apps:
             app.close()
+        for name in [path.stem for path in self.directory.glob("*.py")]:
+            sys.modules.pop(name, None)
         for process in reversed(self.started):
             process.end()
         pid = self.broker_pid()

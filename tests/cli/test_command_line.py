@@ -1,0 +1,185 @@
+"""What a person at a terminal meets: quick help, tables, JSON, exit codes, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import time
+
+import pytest
+from project import eventually, pidfd
+
+TASKS = """
+    from penstock import App
+
+    app = App("shop")
+
+    @app.task
+    def double(number: int) -> int:
+        return 2 * number
+
+    @app.task(queue="mail")
+    def send(to: str) -> None:
+        pass
+"""
+
+COMMANDS = ["worker", "server", "status", "purge", "fsck", "stop", "demo"]
+
+
+@pytest.fixture
+def shop(project):
+    project.write("tasks.py", TASKS)
+    return project
+
+
+def test_help_is_there_within_150_ms(project):
+    times = []
+    for _ in range(9):
+        began = time.perf_counter()
+        assert project.penstock("--help").returncode == 0
+        times.append(time.perf_counter() - began)
+    assert statistics.median(times) < 0.150, times
+
+
+def test_help_names_every_command(project):
+    output = project.penstock("--help").output
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} +\w", output, re.MULTILINE), output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(project, command):
+    run = project.penstock(command, "--help")
+    assert run.returncode == 0
+    assert "Usage: penstock" in run.output
+
+
+def test_the_version_is_that_of_the_package(project):
+    import penstock
+
+    assert project.penstock("--version").output.strip() == f"penstock {penstock.__version__}"
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["worker"], ["purge"], ["status", "--frobnicate"]])
+def test_a_wrong_call_exits_with_2(project, arguments):
+    assert project.penstock(*arguments).returncode == 2
+
+
+def test_status_shows_queues_and_workers(shop):
+    tasks = shop.tasks()
+    tasks.send.map(["a", "b", "c"])
+    worker = shop.worker("tasks:app", "-c", "3", "-Q", "default")
+    assert tasks.double.delay(2).result(timeout=30) == 4
+
+    status = shop.status()
+    queues = {queue["name"]: queue for queue in status["queues"]}
+    assert queues["mail"]["ready"] == 3
+    assert queues["mail"]["running"] == 0
+    assert queues["default"]["ready"] == 0
+    (shown,) = status["workers"]
+    assert str(worker.pid) in shown["name"]
+    assert shown["slots"] == 3
+    assert shown["queues"] == ["default"]
+
+    table = shop.penstock("status").output
+    assert re.search(r"^\s*mail\s+3\b", table, re.MULTILINE), table
+    assert "worker@" in table
+
+
+def test_status_of_a_directory_that_nobody_serves_starts_nothing(project):
+    run = project.penstock("status")
+    assert project.broker_pid() is None
+    assert run.output.strip()
+
+
+def test_purge_drops_what_waits(shop):
+    tasks = shop.tasks()
+    tasks.send.map(["a", "b", "c"])
+    tasks.double.delay(1)
+    run = shop.penstock("purge", "mail")
+    assert run.returncode == 0, run.output
+    queues = {queue["name"]: queue["ready"] for queue in shop.status()["queues"]}
+    assert queues.get("mail", 0) == 0
+    assert queues["default"] == 1
+
+
+def test_a_burst_worker_ends_when_the_queues_are_empty(shop):
+    tasks = shop.tasks()
+    jobs = tasks.double.map(range(100))
+    worker = shop.worker("tasks:app", "--burst")
+    assert worker.wait(60) == 0, worker.output
+    assert [job.result(timeout=0.5) for job in jobs] == [2 * number for number in range(100)]
+
+
+def test_a_worker_ends_gracefully_at_sigterm(shop):
+    import signal
+
+    tasks = shop.tasks()
+    worker = shop.worker("tasks:app", "-c", "1")
+    assert tasks.double.delay(1).result(timeout=30) == 2
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(30) == 0, worker.output
+    eventually(lambda: not [line for line in shop.processes().values() if "server" not in line])
+
+
+@pytest.mark.parametrize(
+    ("app", "says"),
+    [
+        ("nowhere:app", "nowhere"),
+        ("tasks:nothing", "nothing"),
+        ("tasks", "module:app"),
+        ("broken:app", "SyntaxError"),
+    ],
+)
+def test_an_app_that_is_not_there_is_a_clear_error(shop, app, says):
+    shop.write("broken.py", "def")
+    worker = shop.worker(app)
+    assert worker.wait(30) not in (0, None), worker.output
+    assert says in worker.output
+
+
+def test_fsck_tells_good_from_rotten(shop):
+    tasks = shop.tasks()
+    tasks.double.map(range(2000))
+    with pidfd(shop.broker_pid()) as ended:
+        tasks.app.close()
+        assert shop.penstock("stop").returncode == 0
+        ended.wait(10)
+    good = shop.penstock("fsck", str(shop.data))
+    assert good.returncode == 0, good.output
+
+    segment = max((shop.data / "journal").iterdir(), key=lambda path: path.stat().st_size)
+    content = bytearray(segment.read_bytes())
+    content[12_000] ^= 0xFF
+    segment.write_bytes(content)
+    rotten = shop.penstock("fsck", str(shop.data))
+    assert rotten.returncode not in (0, 2), rotten.output
+    assert segment.name in rotten.output
+
+    # Nothing serves what is rotten, and the client learns why.
+    run = shop.start_python("import tasks\ntasks.double.delay(1)")
+    assert run.wait(60) == 1
+    assert segment.name in run.output
+
+
+def test_a_server_beyond_loopback_wants_a_token(project):
+    run = project.penstock("server", "--listen", "tcp://0.0.0.0:0", "--data", str(project.directory / "data"))
+    assert run.returncode not in (0, None)
+    assert "PENSTOCK_TOKEN" in run.output
+
+
+def test_a_server_serves_who_has_the_token_and_nobody_else(shop):
+    data = shop.directory / "data"
+    server = shop.start("penstock", "server", "--listen", "tcp://127.0.0.1:0", "--data", data, PENSTOCK_TOKEN="secret")
+    eventually(lambda: re.search(r"tcp://127\.0\.0\.1:\d+", server.output), 20, lambda: server.output)
+    url = re.search(r"tcp://127\.0\.0\.1:\d+", server.output)[0]
+    enqueue = "import tasks\nprint(tasks.double.delay(1).id)"
+    assert shop.python(enqueue, PENSTOCK_URL=url, PENSTOCK_TOKEN="secret").strip()
+    for token in ({}, {"PENSTOCK_TOKEN": "guess"}):
+        run = shop.start_python(enqueue, PENSTOCK_URL=url, **token)
+        assert run.wait() == 1
+        assert "Unauthorized" in run.output
+        assert "PENSTOCK_TOKEN" in run.output
+    status = json.loads(shop.penstock("status", "--json", PENSTOCK_URL=url, PENSTOCK_TOKEN="secret").output)
+    assert status["queues"][0]["ready"] == 1
