@@ -1,0 +1,186 @@
+"""A call's arguments: bound to the task's signature, checked against its annotations, made into bytes.
+
+Binding is done by a function generated for each task, with the task's own parameters:
+`inspect.Signature.bind` takes twenty times as long.
+"""
+
+from __future__ import annotations
+
+import collections
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import msgspec
+
+from penstock._codec import CannotDecode, CannotEncode, Codec, CustomType
+from penstock._hints import check_of, resolve, shapes_in, simple_class, spell
+from penstock._shapes import ShapeError, shape_of
+
+_encode = msgspec.msgpack.Encoder().encode
+_PLAIN: frozenset[type] = frozenset({type(None), bool, int, float, str, bytes})
+
+
+class Arguments:
+    """The parameters and the result of one task. Raises ``UnresolvedHint`` when its annotations cannot be read."""
+
+    def __init__(self, task: str, function: Callable[..., Any], custom: Mapping[str, CustomType]) -> None:
+        self._task = task
+        self._parameters = inspect.signature(function).parameters
+        hints = resolve(function, task)
+        self.codec = Codec(shapes_in(hints.values(), custom), custom)
+        self._hints = hints
+        self._result_check = check_of(hints["return"]) if "return" in hints else None
+        self.bind = _binder(task, self._parameters, hints, self._wrong)
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Give the body of a job. ``TypeError`` names the task, the argument and what to do."""
+        self.bind(*args, **kwargs)
+        if not kwargs and _PLAIN.issuperset(map(type, args)):
+            try:
+                return _encode((args, kwargs))
+            except (OverflowError, UnicodeEncodeError):
+                pass  # the codec knows what to do
+        try:
+            return self.codec.encode([list(args), kwargs])
+        except CannotEncode as error:
+            where = self._find(error.value, args, kwargs)
+            raise TypeError(f"{self._task}(): argument {where} {error.why}") from None
+
+    def decode(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
+        try:
+            args, kwargs = self.codec.decode(body)
+        except (CannotDecode, ShapeError) as error:
+            raise TypeError(f"{self._task}(): the arguments do not fit this version of the task: {error}") from None
+        return args, kwargs
+
+    def encode_result(self, value: object) -> bytes:
+        """``TypeError`` names the task and what to do."""
+        if self._result_check is not None and not self._result_check(value):
+            raise TypeError(
+                f"{self._task}() returned {_describe(value)}, but is annotated to return {spell(self._hints['return'])}"
+            )
+        try:
+            return self.codec.encode(value)
+        except CannotEncode as error:
+            path = _path_to(error.value, value, "")
+            raise TypeError(f"{self._task}(): the result{f' at {path}' if path else ''} {error.why}") from None
+
+    def _find(self, culprit: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        for name, value in self._named(args, kwargs):
+            path = _path_to(culprit, value, name)
+            if path is not None:
+                return path
+        return ", ".join(name for name, _ in self._named(args, kwargs))
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        positional = [p for p in self._parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        rest = next((p.name for p in self._parameters.values() if p.kind is p.VAR_POSITIONAL), "")
+        for index, value in enumerate(args):
+            yield positional[index].name if index < len(positional) else f"{rest}[{index - len(positional)}]", value
+        yield from kwargs.items()
+
+    def _wrong(self, name: str, hint: Any, value: object) -> NoReturn:
+        raise TypeError(
+            f"{self._task}(): argument {name} must be {spell(hint)}, not {_describe(value)};"
+            " pass such a value or change the annotation"
+        )
+
+
+def _binder(
+    task: str,
+    parameters: Mapping[str, inspect.Parameter],
+    hints: Mapping[str, Any],
+    wrong: Callable[[str, Any, object], NoReturn],
+) -> Callable[..., None]:
+    """Generate a function with the task's parameters that checks each and returns nothing.
+
+    For ``def send(to: str, body=None, *rest: list[int])`` it reads:
+
+        def bind(to, body=_absent, *rest):
+            if not isinstance(to, _class_to): _wrong('to', _hint_to, to)
+            for _item in rest:
+                if not _check_rest(_item): _wrong('rest', _hint_rest, _item)
+    """
+    # The prefix keeps these apart from the task's own parameters.
+    prefix = "_"
+    while any(name.startswith(prefix) for name in parameters):
+        prefix += "_"
+    absent = _Absent(f"{prefix}absent")
+    names: dict[str, Any] = {f"{prefix}wrong": wrong, f"{prefix}absent": absent}
+    signature = inspect.Signature(
+        [
+            parameter.replace(
+                annotation=inspect.Parameter.empty,
+                default=absent if parameter.default is not inspect.Parameter.empty else inspect.Parameter.empty,
+            )
+            for parameter in parameters.values()
+        ]
+    )
+    lines = [f"def bind{signature}:", "    pass"]
+    for name, parameter in parameters.items():
+        hint = hints.get(name, Any)
+        item, given = name, ""
+        if parameter.kind is parameter.VAR_KEYWORD and typing.get_origin(hint) is typing.Unpack:
+            hint = typing.get_args(hint)[0]
+        elif parameter.kind in _ALL_OF:
+            item = f"{prefix}item"
+        elif parameter.default is not inspect.Parameter.empty:
+            given = f"{name} is not {prefix}absent and "
+        kind, check = simple_class(hint), check_of(hint)
+        if check is None:
+            continue
+        names[f"{prefix}hint_{name}"] = hint
+        names[f"{prefix}check_{name}"] = kind or check
+        fits = f"isinstance({item}, {prefix}check_{name})" if kind else f"{prefix}check_{name}({item})"
+        test = f"if {given}not {fits}: {prefix}wrong({name!r}, {prefix}hint_{name}, {item})"
+        if item is name:
+            lines.append(f"    {test}")
+        else:
+            lines.append(f"    for {item} in {_ALL_OF[parameter.kind].format(name)}:")
+            lines.append(f"        {test}")
+    exec("\n".join(lines), names)
+    bind: Callable[..., None] = names["bind"]
+    # Python's own messages then speak of the task: "shop.send() missing 1 required argument: 'to'".
+    bind.__qualname__ = task
+    return bind
+
+
+_ALL_OF: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "{}", inspect.Parameter.VAR_KEYWORD: "{}.values()"}
+
+
+class _Absent:
+    """Stands for a default, which the worker's version of the task fills in."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+
+def _path_to(culprit: object, value: object, path: str) -> str | None:
+    """Where in ``value`` the culprit sits, as one would write it: ``orders[3].price``. None: nowhere."""
+    if value is culprit:
+        return path
+    inside: list[tuple[str, object]] = []
+    if isinstance(value, Mapping):
+        inside = [(f"{path}[{key!r}]", item) for key, item in value.items()]
+        inside += [(f"{path} (key {key!r})", key) for key in value]
+    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+        inside = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    elif not isinstance(value, (str, bytes, int, float)) and (shape := shape_of(type(value))) is not None:
+        state = shape.take(value)
+        state = state.get("__dict__", state) if isinstance(state, dict) else {}
+        inside = [(f"{path}.{name}", item) for name, item in state.items()]
+    for inner_path, item in inside:
+        found = _path_to(culprit, item, inner_path)
+        if found is not None:
+            return found
+    return None
+
+
+def _describe(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__qualname__} {text if len(text) <= 80 else text[:77] + '...'}"

@@ -1,0 +1,212 @@
+"""One process's way to a broker: blocking for threads, awaitable for event loops.
+
+Nothing is opened before the first call. There is one connection for each URL and process, shared by
+all apps and threads; a forked child starts with none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import cast
+
+from penstock import _core
+from penstock.errors import BrokerUnavailable, Timeout
+
+logger = logging.getLogger("penstock")
+
+# A blocking wait comes back this often to show the broker's notices and to let Ctrl-C through.
+_WAIT_SLICE_S = 1.0
+
+
+class Connection:
+    """A client with awaitable calls beside the blocking ones. Use ``connect``, which shares them."""
+
+    def __init__(self, url: str, token: str | None, name: str) -> None:
+        self.url = url
+        self._client = client = _core.Client(url, token=token, program=_program(), name=name)
+        self._ports = _Ports()
+        self._notices_due = 0.0
+        # Bound once: these are on the path of every delay().
+        self.publish = client.publish
+        self.publish_same = client.publish_same
+        self.publish_many = client.publish_many
+        self.peek = client.peek
+        self.message_info = client.message_info
+
+    def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
+        """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            slice_s = _WAIT_SLICE_S if deadline is None else min(_WAIT_SLICE_S, max(0.0, deadline - time.monotonic()))
+            try:
+                return self._client.wait(job_id, slice_s)
+            except (Timeout, BrokerUnavailable):
+                self.log_notices()
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+
+    async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
+        """Commit the jobs in one transaction. Cancelling the await does not take them back."""
+        ids: list[bytes] = []
+
+        def start(port: _core.Port, token: int) -> None:
+            ids.extend(self._client.submit(jobs, timeout_s, port, token))
+
+        await self._call(start)
+        return ids
+
+    async def watch(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
+        end = await self._call(lambda port, token: self._client.watch(job_id, timeout_s, port, token))
+        return cast(tuple[int, bytes], end)
+
+    async def peek_async(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes] | None:
+        end = await self._call(lambda port, token: self._client.peek_async(job_id, timeout_s, port, token))
+        return cast(tuple[int, bytes] | None, end)
+
+    async def message_info_async(self, job_id: bytes, timeout_s: float) -> dict[str, object] | None:
+        end = await self._call(lambda port, token: self._client.message_info_async(job_id, timeout_s, port, token))
+        return cast(dict[str, object] | None, end)
+
+    async def _call(self, start: Callable[[_core.Port, int], None]) -> object:
+        self.log_notices()
+        loop = asyncio.get_running_loop()
+        port = self._ports.of(loop)
+        token, future = port.expect(loop)
+        try:
+            start(port.core, token)
+            return await future
+        finally:
+            # Ended, refused or cancelled; what is cancelled is only this wait.
+            if port.forget(token):
+                self._client.forget(port.core, token)
+
+    def log_notices(self) -> None:
+        """Show what the broker wants people to know, at most once a second."""
+        now = time.monotonic()
+        if now >= self._notices_due:
+            self._notices_due = now + 1.0
+            for notice in self._client.take_notices():
+                logger.warning("%s", notice)
+
+    def close(self, timeout_s: float) -> None:
+        self._client.close(timeout_s)
+        self._ports.close()
+
+
+class _LoopPort:
+    """Where one event loop's calls end. It holds no reference to the loop, which may be collected."""
+
+    def __init__(self) -> None:
+        self.core = _core.Port()
+        self._pending: dict[int, asyncio.Future[object]] = {}
+
+    def expect(self, loop: asyncio.AbstractEventLoop) -> tuple[int, asyncio.Future[object]]:
+        token, future = next(_tokens), loop.create_future()
+        self._pending[token] = future
+        return token, future
+
+    def forget(self, token: int) -> bool:
+        return self._pending.pop(token, None) is not None
+
+    def drain(self) -> None:
+        for token, end in self.core.drain():
+            future = self._pending.pop(token, None)
+            if future is None or future.done():
+                continue
+            if isinstance(end, BaseException):
+                future.set_exception(end)
+            else:
+                future.set_result(end)
+
+
+_tokens = itertools.count(1)
+
+
+class _Ports:
+    """A port for each event loop that has made a call."""
+
+    def __init__(self) -> None:
+        self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopPort] = weakref.WeakKeyDictionary()
+
+    def of(self, loop: asyncio.AbstractEventLoop) -> _LoopPort:
+        port = self._of_loop.get(loop)
+        if port is None:
+            port = self._of_loop[loop] = _LoopPort()
+            loop.add_reader(port.core.fileno(), port.drain)
+            # The loop never tells that it was closed; the descriptor goes when the loop does.
+            weakref.finalize(loop, port.core.close)
+        return port
+
+    def close(self) -> None:
+        for loop, port in list(self._of_loop.items()):
+            if not loop.is_closed() and not loop.is_running():
+                loop.remove_reader(port.core.fileno())
+        self._of_loop.clear()
+
+
+_connections: dict[tuple[str, str | None], Connection] = {}
+_lock = threading.Lock()
+# What a forked child inherited belongs to its parent. It is kept, since dropping it would run
+# the goodbye of a connection whose threads do not exist here.
+_inherited: list[object] = []
+_generation = 0
+
+
+def generation() -> int:
+    """Changes with a fork and with ``close``: a connection kept beside an older number is not to be used."""
+    return _generation
+
+
+def connect(url: str, name: str) -> Connection:
+    """Give this process's connection to ``url``; opens nothing by itself."""
+    token = os.environ.get("PENSTOCK_TOKEN")
+    with _lock:
+        connection = _connections.get((url, token))
+        if connection is None:
+            if not _connections:
+                atexit.register(_close_all)
+            connection = _connections[url, token] = Connection(url, token, name)
+        return connection
+
+
+def disconnect(connection: Connection, timeout_s: float) -> None:
+    """End it for all who share it; their next call opens a new one."""
+    global _generation
+    with _lock:
+        for key, value in list(_connections.items()):
+            if value is connection:
+                del _connections[key]
+                _generation += 1
+    connection.close(timeout_s)
+
+
+def _close_all() -> None:
+    # What was sent with durability="none" may still be on its way.
+    for connection in list(_connections.values()):
+        connection.close(1.0)
+    _connections.clear()
+
+
+def _start_anew_after_fork() -> None:
+    global _lock, _connections, _generation
+    _inherited.append(_connections)
+    _lock, _connections, _generation = threading.Lock(), {}, _generation + 1
+    atexit.unregister(_close_all)
+
+
+os.register_at_fork(after_in_child=_start_anew_after_fork)
+
+
+def _program() -> str | None:
+    """The executable that ``local:`` starts. Never looked for beside ``sys.executable``, which lies under uWSGI."""
+    program = Path(__file__).with_name("_bin") / "penstock"
+    return str(program) if program.is_file() else None

@@ -1,0 +1,52 @@
+"""Which job runs here."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock._task import AnyTask
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentJob:
+    """The job that the code asking for it belongs to."""
+
+    id: str
+    task: str
+    attempt: int
+    """From 1; rises with each retry."""
+    crashes: int
+    """How often a worker process has died running it."""
+    retries_left: int
+    """How many more attempts follow if this one fails."""
+    worker: str
+
+
+# (job id, attempt from 0, crashes, task, worker), as the runner has them: most jobs never ask.
+running: ContextVar[tuple[bytes, int, int, AnyTask[..., Any], str] | None]
+running = ContextVar("penstock_current_job", default=None)
+
+
+def current_job() -> CurrentJob | None:
+    """The job that runs here; None outside of one, as when a task is called directly."""
+    current = running.get()
+    if current is None:
+        return None
+    job_id, attempt, crashes, task, worker = current
+    return CurrentJob(
+        id=format_id(job_id),
+        task=task.name,
+        attempt=attempt + 1,
+        crashes=crashes,
+        retries_left=max(0, task.retry_policy.retries - attempt),
+        worker=worker,
+    )
+
+
+def format_id(job_id: bytes) -> str:
+    """Sixteen bytes as people see them: a UUID."""
+    text = job_id.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -1,0 +1,57 @@
+"""What travels around arguments and results, as msgpack. The broker stores all of it and reads none.
+
+    body of a job    [args, kwargs]
+    value, succeeded Success, below
+    value, failed    Failure
+    note             ErrorRecord: one failed attempt
+
+These are arrays: a field that is added goes last and has a default, so that an older and a newer
+penstock read one another's.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ErrorRecord(msgspec.Struct, array_like=True, frozen=True):
+    """One failed attempt."""
+
+    module: str
+    """Of the error's type, as its process imports it; with ``qualname`` it names the type."""
+    qualname: str
+    message: str
+    arguments: bytes | None
+    """The error's ``args`` and attributes, encoded as [args, attributes]; None when they do not travel."""
+    traceback: str
+    attempt: int
+    """Which attempt it was, from 0; crashes are not counted."""
+    worker: str
+    started_ms: int
+    finished_ms: int
+
+
+class Success(msgspec.Struct, array_like=True, frozen=True):
+    task: str
+    attempt: int
+    crashes: int
+    enqueued_ms: int
+    started_ms: int
+    finished_ms: int
+    worker: str
+    notes: list[bytes]
+    result: msgspec.Raw
+
+
+class Failure(msgspec.Struct, array_like=True, frozen=True):
+    task: str
+    crashes: int
+    enqueued_ms: int
+    notes: list[bytes]
+    """The errors of all attempts, oldest first; the last one is why the job failed."""
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_success = msgspec.msgpack.Decoder(Success).decode
+decode_failure = msgspec.msgpack.Decoder(Failure).decode
+decode_error = msgspec.msgpack.Decoder(ErrorRecord).decode

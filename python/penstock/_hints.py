@@ -1,0 +1,253 @@
+"""What annotations mean here: which values fit them, and which classes may travel because of them."""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from penstock._shapes import Shape, full_name, shape_of
+
+Check = Callable[[Any], bool]
+"""Whether a value fits; ``None`` in its place when every value does."""
+
+
+class UnresolvedHint(Exception):
+    """An annotation names something that cannot be found when the program runs."""
+
+
+def resolve(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    """Give the annotations of a function with all names looked up, ``UnresolvedHint`` when one is missing."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception as error:
+        raise UnresolvedHint(_unresolved(name, error)) from error
+
+
+def _unresolved(name: str, error: Exception) -> str:
+    return (
+        f"{name}: an annotation cannot be resolved ({type(error).__name__}: {error}); "
+        "import what it names at the top of the module, outside `if TYPE_CHECKING`"
+    )
+
+
+def shapes_in(hints: Iterable[Any], custom: Mapping[str, object]) -> dict[str, Shape]:
+    """Collect the classes that these annotations reach, through containers and through fields."""
+    found: dict[str, Shape] = {}
+    seen: list[Any] = []
+    waiting = list(hints)
+    while waiting:
+        hint = waiting.pop()
+        # By identity: annotations need not be hashable, and equal ones only cost a second look.
+        if any(hint is other for other in seen):
+            continue
+        seen.append(hint)
+        waiting.extend(_parts(hint))
+        if not _is_class(hint):
+            continue
+        name = full_name(hint)
+        if typing.is_typeddict(hint):
+            waiting.extend(_field_hints(name, functools.partial(_hints_of_typed_dict, hint)))
+        elif name not in custom and hint.__module__ not in _NOT_SEARCHED:
+            shape = shape_of(hint)
+            if shape is None:
+                continue
+            other = found.setdefault(name, shape)
+            if other.type is not hint:
+                raise UnresolvedHint(f"two different classes are called {name}; give one another name")
+            waiting.extend(_field_hints(name, shape.hints))
+    return found
+
+
+_NOT_SEARCHED = frozenset({"builtins", "datetime", "decimal", "uuid", "pathlib", "collections", "fractions"})
+
+
+def _field_hints(name: str, hints: Callable[[], list[Any]]) -> list[Any]:
+    try:
+        return hints()
+    except Exception as error:
+        raise UnresolvedHint(_unresolved(name, error)) from error
+
+
+def _hints_of_typed_dict(hint: Any) -> list[Any]:
+    return list(typing.get_type_hints(hint, include_extras=True).values())
+
+
+def _is_class(hint: Any) -> bool:
+    # list[int] calls itself a type as well.
+    return isinstance(hint, type) and typing.get_origin(hint) is None
+
+
+def _parts(hint: Any) -> list[Any]:
+    origin = typing.get_origin(hint)
+    if origin is typing.Literal:
+        return [type(value) for value in typing.get_args(hint)]
+    if origin is not None:
+        return [origin, *typing.get_args(hint)]
+    if isinstance(hint, typing.NewType):
+        return [hint.__supertype__]
+    if isinstance(hint, typing.TypeVar):
+        return [*hint.__constraints__, *([hint.__bound__] if hint.__bound__ else [])]
+    if _is_type_alias(hint):
+        return [hint.__value__]
+    if isinstance(hint, (list, tuple)):  # the parameters of a Callable
+        return list(hint)
+    return []
+
+
+def check_of(hint: Any) -> Check | None:
+    """Turn an annotation into a quick test of a value, as a type checker would see it.
+
+    Deliberately lenient where a type checker knows more than a running program (callables, protocols,
+    type variables): it refuses only what is certainly wrong.
+    """
+    if hint is None or hint is type(None):
+        return lambda value: value is None
+    if isinstance(hint, typing.NewType):
+        return check_of(hint.__supertype__)
+    if isinstance(hint, typing.TypeVar):
+        return _any_of(hint.__constraints__) if hint.__constraints__ else check_of(hint.__bound__ or object)
+    if _is_type_alias(hint):
+        return _later(hint)
+    if hint is typing.LiteralString:
+        return _instance_of(str)
+    if typing.is_typeddict(hint):
+        return _typed_dict(hint)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
+    if origin is not None:
+        return _check_of_generic(origin, arguments)
+    if _is_class(hint):
+        return _instance_of(hint)
+    return None
+
+
+def simple_class(hint: Any) -> type | None:
+    """The class that alone decides, where there is one: ``str``, not ``list[str]`` nor ``str | None``."""
+    if isinstance(hint, type) and hint in (str, int, bytes, bool):
+        return hint
+    return None
+
+
+def _check_of_generic(origin: Any, arguments: tuple[Any, ...]) -> Check | None:
+    if origin is typing.Annotated or origin in (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar):
+        return check_of(arguments[0])
+    if origin is typing.Union or origin is types.UnionType:
+        return _any_of(arguments)
+    if origin is typing.Literal:
+        return lambda value: any(value == item and type(value) is type(item) for item in arguments)
+    if _is_type_alias(origin):
+        return _later(origin)
+    if not isinstance(origin, type) or origin in (type, collections.abc.Callable):
+        return None
+    is_origin = _instance_of(origin)
+    if is_origin is None:
+        return None
+    if origin is tuple:
+        return _tuple(arguments)
+    if issubclass(origin, collections.abc.Mapping) and len(arguments) == 2:
+        fits_keys, fits_values = _all(arguments[0]), _all(arguments[1])
+        if fits_keys or fits_values:
+            return lambda value: (
+                is_origin(value)
+                and (fits_keys is None or fits_keys(value))
+                and (fits_values is None or fits_values(value.values()))
+            )
+    elif issubclass(origin, collections.abc.Iterable) and len(arguments) == 1 and origin.__module__ in _CONTAINERS:
+        fits_items = _all(arguments[0])
+        if fits_items is not None:
+            return lambda value: is_origin(value) and (not isinstance(value, _WALKABLE) or fits_items(value))
+    return is_origin
+
+
+_CONTAINERS = ("builtins", "collections", "collections.abc")
+# Iterators are used up by looking at them, and the items of a text are texts.
+_WALKABLE = (list, tuple, set, frozenset, dict, collections.deque)
+
+
+def _instance_of(kind: type) -> Check | None:
+    if kind is object or getattr(kind, "_is_protocol", False):
+        return None
+    # What type checkers accept in place of a float, PEP 484 says.
+    accepted: Any = {float: (float, int), complex: (complex, float, int)}.get(kind, kind)
+    try:
+        isinstance(None, accepted)
+    except TypeError:
+        return None
+    return lambda value: isinstance(value, accepted)
+
+
+def _all(hint: Any) -> Callable[[Iterable[Any]], bool] | None:
+    """Whether every item fits. For a plain class one pass in C is tried first."""
+    check = check_of(hint)
+    if check is None:
+        return None
+    exactly = frozenset([hint] if isinstance(hint, type) else ())
+    return lambda items: exactly.issuperset(map(type, items)) or all(map(check, items))
+
+
+def _any_of(hints: Iterable[Any]) -> Check | None:
+    checks = []
+    for hint in hints:
+        check = check_of(hint)
+        if check is None:
+            return None
+        checks.append(check)
+    return lambda value: any(check(value) for check in checks)
+
+
+def _tuple(arguments: tuple[Any, ...]) -> Check:
+    if len(arguments) == 2 and arguments[1] is ...:
+        fits_items = _all(arguments[0])
+        return lambda value: isinstance(value, tuple) and (fits_items is None or fits_items(value))
+    if any(typing.get_origin(item) is typing.Unpack for item in arguments):
+        return lambda value: isinstance(value, tuple)
+    checks = [check_of(item) for item in arguments]
+    return lambda value: (
+        isinstance(value, tuple)
+        and len(value) == len(checks)
+        and all(check is None or check(item) for check, item in zip(checks, value, strict=True))
+    )
+
+
+def _typed_dict(hint: Any) -> Check:
+    checks: dict[str, Check | None] | None = None
+
+    def check(value: Any) -> bool:
+        nonlocal checks
+        if checks is None:
+            # Only now: a TypedDict may hold itself.
+            checks = {name: check_of(item) for name, item in typing.get_type_hints(hint).items()}
+        return (
+            isinstance(value, dict)
+            and hint.__required_keys__ <= value.keys() <= checks.keys()
+            and all((fits := checks[name]) is None or fits(item) for name, item in value.items())
+        )
+
+    return check
+
+
+def _later(alias: Any) -> Check:
+    """A ``type`` statement's alias may name itself, so its check is made when it is first needed."""
+    made: list[Check | None] = []
+
+    def check(value: Any) -> bool:
+        if not made:
+            made.append(check_of(alias.__value__))
+        return made[0] is None or made[0](value)
+
+    return check
+
+
+def _is_type_alias(hint: Any) -> bool:
+    return type(hint).__name__ == "TypeAliasType"
+
+
+def spell(hint: Any) -> str:
+    """An annotation as a person would write it."""
+    if _is_class(hint):
+        return str(hint.__qualname__)
+    return str(hint).replace("typing.", "")

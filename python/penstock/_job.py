@@ -1,0 +1,290 @@
+"""A job, seen from whoever enqueued it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Generator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from penstock import _envelope
+from penstock._current import format_id
+from penstock._envelope import ErrorRecord
+from penstock._remote_errors import rebuild
+from penstock.errors import JobCancelled, JobExpired, ResultExpired, WorkerCrashed
+
+if TYPE_CHECKING:
+    from penstock._app import App
+
+R_co = TypeVar("R_co", covariant=True)
+
+
+class JobState(enum.StrEnum):
+    WAITING = "waiting"
+    """In its queue, ready for a worker."""
+    DELAYED = "delayed"
+    """Until its countdown, its eta or the next attempt after a failed one."""
+    RUNNING = "running"
+    HELD = "held"
+    """Until other jobs, on which it depends, have ended."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """Its last attempt raised an error."""
+    EXPIRED = "expired"
+    """It was not started in time."""
+    CRASHED = "crashed"
+    """Its worker process died, once too often."""
+    CANCELLED = "cancelled"
+    GONE = "gone"
+    """The broker knows nothing of it: it has ended and its result is not kept, or it never was."""
+
+
+# By the status that the broker gives a job's end.
+_END_STATES = (JobState.SUCCEEDED, JobState.FAILED, JobState.EXPIRED, JobState.CRASHED, JobState.CANCELLED)
+_HELD_STATES = {
+    "ready": JobState.WAITING,
+    "delayed": JobState.DELAYED,
+    "running": JobState.RUNNING,
+    "held": JobState.HELD,
+    # In the dead-letter queue although no result was kept.
+    "dead": JobState.FAILED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptError:
+    """Why one attempt failed."""
+
+    attempt: int
+    """From 1."""
+    type_name: str
+    message: str
+    traceback: str
+    worker: str
+    started_at: datetime
+    finished_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """What is known of a job. Times are in UTC; None is what is not known, or not yet."""
+
+    id: str
+    state: JobState
+    task: str | None = None
+    queue: str | None = None
+    attempts: int | None = None
+    """How often it was begun, crashes included."""
+    crashes: int = 0
+    enqueued_at: datetime | None = None
+    due_at: datetime | None = None
+    """When a delayed job is next due."""
+    started_at: datetime | None = None
+    """Of the last attempt."""
+    finished_at: datetime | None = None
+    worker: str | None = None
+    """Where the last attempt ran."""
+    errors: tuple[AttemptError, ...] = ()
+    """One for each attempt that failed, oldest first; the broker's reason of a crash is in ``error``."""
+    error: str | None = None
+    """Why the job failed, or the last attempt did."""
+
+    @property
+    def traceback(self) -> str | None:
+        """The remote traceback of the last error."""
+        return self.errors[-1].traceback if self.errors else None
+
+
+class Job(Generic[R_co]):
+    """One call of a task. Equal to any other ``Job`` of the same id.
+
+    ``await job`` gives what ``result()`` gives, in an event loop and without a time limit.
+    """
+
+    __slots__ = ("_app", "_id")
+
+    def __init__(self, app: App, job_id: bytes) -> None:
+        self._app = app
+        self._id = job_id
+
+    @property
+    def id(self) -> str:
+        """A UUID (version 7), so ids sort by the time of enqueueing."""
+        return format_id(self._id)
+
+    def result(self, timeout: float | None = None) -> R_co:
+        """Wait for the job's end and return what the task returned.
+
+        ``timeout``: seconds; by default it waits as long as it takes, through restarts of the broker.
+        Raises the task's own error if this process has imported its type, else ``TaskError``, in both
+        cases from the remote traceback; ``WorkerCrashed``, ``JobExpired``, ``JobCancelled``;
+        ``ResultExpired`` when there is no result and none will come; ``Timeout`` when the time is up
+        and the job goes on; ``BrokerUnavailable`` when it is up and no broker is within reach.
+        """
+        return self._outcome(*self._app._connected().wait(self._id, timeout))
+
+    async def aresult(self, timeout: float | None = None) -> R_co:
+        """As ``result``, for an event loop. Cancelling it does not cancel the job."""
+        return self._outcome(*await self._app._connected().watch(self._id, timeout))
+
+    def __await__(self) -> Generator[Any, None, R_co]:
+        return self.aresult().__await__()
+
+    @property
+    def state(self) -> JobState:
+        """Ask the broker. Raises ``BrokerUnavailable`` or ``Timeout`` after ``app.timeout``."""
+        return self.info().state
+
+    def info(self) -> JobInfo:
+        """Ask the broker for all it knows. Raises ``BrokerUnavailable`` or ``Timeout`` after ``app.timeout``."""
+        connection, timeout_s = self._app._connected(), self._app.timeout
+        try:
+            end = connection.peek(self._id, timeout_s)
+        except ResultExpired:
+            end = None
+        if end is not None:
+            return self._info_of_end(*end)
+        return self._info_of_message(connection.message_info(self._id, timeout_s))
+
+    async def ainfo(self) -> JobInfo:
+        """As ``info``, for an event loop."""
+        connection, timeout_s = self._app._connected(), self._app.timeout
+        try:
+            end = await connection.peek_async(self._id, timeout_s)
+        except ResultExpired:
+            end = None
+        if end is not None:
+            return self._info_of_end(*end)
+        return self._info_of_message(await connection.message_info_async(self._id, timeout_s))
+
+    def __eq__(self, other: object) -> bool:
+        return self._id == other._id if isinstance(other, Job) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id}>"
+
+    def _outcome(self, status: int, body: bytes) -> R_co:
+        state = _END_STATES[status]
+        if state is JobState.SUCCEEDED:
+            success = _envelope.decode_success(body)
+            return cast(R_co, self._app._codec_of(success.task).decode(success.result))
+        if state is JobState.FAILED:
+            last = _envelope.decode_error(_envelope.decode_failure(body).notes[-1])
+            raise rebuild(last, self._app._plain_codec)
+        reason = body.decode(errors="replace")
+        if state is JobState.CRASHED:
+            raise WorkerCrashed(f"job {self.id}: {reason or 'its worker process died'}")
+        if state is JobState.EXPIRED:
+            raise JobExpired(f"job {self.id} was not started before it expired")
+        raise JobCancelled(f"job {self.id}: {reason or 'it was cancelled'}")
+
+    def _info_of_end(self, status: int, body: bytes) -> JobInfo:
+        state = _END_STATES[status]
+        if state is JobState.SUCCEEDED:
+            success = _envelope.decode_success(body)
+            errors = _errors(success.notes)
+            return JobInfo(
+                id=self.id,
+                state=state,
+                task=success.task,
+                attempts=success.attempt + success.crashes + 1,
+                crashes=success.crashes,
+                enqueued_at=_time(success.enqueued_ms),
+                started_at=_time(success.started_ms),
+                finished_at=_time(success.finished_ms),
+                worker=success.worker,
+                errors=errors,
+                error=_summary(errors),
+            )
+        if state is JobState.FAILED:
+            failure = _envelope.decode_failure(body)
+            errors = _errors(failure.notes)
+            return JobInfo(
+                id=self.id,
+                state=state,
+                task=failure.task,
+                attempts=errors[-1].attempt + failure.crashes,
+                crashes=failure.crashes,
+                enqueued_at=_time(failure.enqueued_ms),
+                started_at=errors[-1].started_at,
+                finished_at=errors[-1].finished_at,
+                worker=errors[-1].worker,
+                errors=errors,
+                error=_summary(errors),
+            )
+        return JobInfo(
+            id=self.id, state=state, enqueued_at=_time_of_id(self._id), error=body.decode(errors="replace") or None
+        )
+
+    def _info_of_message(self, held: dict[str, Any] | None) -> JobInfo:
+        if held is None:
+            return JobInfo(id=self.id, state=JobState.GONE)
+        errors = _errors(held["notes"])
+        state = _HELD_STATES[held["state"]]
+        begun = state in (JobState.RUNNING, JobState.FAILED)
+        return JobInfo(
+            id=self.id,
+            state=state,
+            task=held["task"],
+            queue=held["queue"],
+            attempts=held["attempt"] + held["crashes"] + begun,
+            crashes=held["crashes"],
+            enqueued_at=_time(held["enqueued_at_ms"]),
+            due_at=_time(held["due_at_ms"]) if state is JobState.DELAYED else None,
+            started_at=_time(held["started_at_ms"]) or (errors[-1].started_at if errors else None),
+            finished_at=errors[-1].finished_at if errors and state is JobState.FAILED else None,
+            worker=held["worker"] or (errors[-1].worker if errors else None),
+            errors=errors,
+            error=_summary(errors),
+        )
+
+
+def job_id_of(text: str) -> bytes:
+    digits = text.replace("-", "")
+    try:
+        job_id = bytes.fromhex(digits)
+    except ValueError:
+        job_id = b""
+    if len(digits) != 32 or len(job_id) != 16:
+        raise ValueError(f"a job id is 32 hexadecimal digits, with or without hyphens, not {text!r}")
+    return job_id
+
+
+def _errors(notes: list[bytes]) -> tuple[AttemptError, ...]:
+    return tuple(_attempt_error(_envelope.decode_error(note)) for note in notes)
+
+
+def _attempt_error(record: ErrorRecord) -> AttemptError:
+    module = "" if record.module == "builtins" else f"{record.module}."
+    return AttemptError(
+        attempt=record.attempt + 1,
+        type_name=module + record.qualname,
+        message=record.message,
+        traceback=record.traceback,
+        worker=record.worker,
+        started_at=_utc(record.started_ms),
+        finished_at=_utc(record.finished_ms),
+    )
+
+
+def _summary(errors: tuple[AttemptError, ...]) -> str | None:
+    if not errors:
+        return None
+    last = errors[-1]
+    return f"{last.type_name}: {last.message}" if last.message else last.type_name
+
+
+def _utc(epoch_ms: int) -> datetime:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC)
+
+
+def _time(epoch_ms: int | None) -> datetime | None:
+    return _utc(epoch_ms) if epoch_ms else None
+
+
+def _time_of_id(job_id: bytes) -> datetime:
+    return _utc(int.from_bytes(job_id[:6]))

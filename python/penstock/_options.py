@@ -1,0 +1,121 @@
+"""What can be said about a job beside its arguments, checked where it is said."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeAlias, TypedDict
+
+from penstock import _core
+
+Seconds: TypeAlias = float | timedelta
+Durability: TypeAlias = Literal["disk", "os", "none"]
+
+
+class JobOptions(TypedDict, total=False):
+    """What ``options(...)`` takes. Times without a unit are seconds."""
+
+    queue: str
+    """Where the job waits. Default: the task's queue, else ``"default"``."""
+    priority: int
+    """0 to 9, higher first. Default: 4."""
+    countdown: Seconds
+    """Run it so long from now. The broker holds it; no worker waits. Default: at once."""
+    eta: datetime
+    """Run it at this moment (with a time zone) by the wall clock. Not together with ``countdown``."""
+    expires: Seconds | datetime | None
+    """When it is no longer worth starting; it then ends as expired. Default: never."""
+    result_ttl: Seconds
+    """How long the result is kept. Default: 24 hours."""
+    store_result: bool
+    """False when nobody reads the result: it is then not stored. Default: True."""
+    durability: Durability
+    """What an accepted job survives: ``"disk"`` a power cut (the default), ``"os"`` a kill -9 of the
+    broker, ``"none"`` nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The same, complete; ``with_changes`` makes another."""
+
+    task: str
+    max_deliveries: int
+    queue: str = "default"
+    priority: int = 4
+    countdown: Seconds | None = None
+    eta: datetime | None = None
+    expires: Seconds | datetime | None = None
+    result_ttl: Seconds = 86_400.0
+    store_result: bool = True
+    durability: Durability = "disk"
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Options:
+        refuse_unknown(changes, _JOB_OPTIONS, "options()")
+        return replace(self, **changes)
+
+    def for_core(self) -> _core.Options:
+        """Check everything and freeze it; ``ValueError`` or ``TypeError`` says what is wrong."""
+        if not isinstance(self.queue, str) or not self.queue:
+            raise ValueError(f"queue must be a name, not {self.queue!r}")
+        if not _is_int(self.priority) or not 0 <= self.priority <= 9:
+            raise ValueError(f"priority must be an integer from 0 to 9, not {self.priority!r}")
+        if self.countdown is not None and self.eta is not None:
+            raise ValueError("give countdown or eta, not both")
+        if self.durability not in ("disk", "os", "none"):
+            raise ValueError(f'durability must be "disk", "os" or "none", not {self.durability!r}')
+        if not _is_int(self.max_deliveries) or not 1 <= self.max_deliveries <= 255:
+            raise ValueError(f"max_deliveries must be an integer from 1 to 255, not {self.max_deliveries!r}")
+        expires_after_ms = expires_at_ms = None
+        if isinstance(self.expires, datetime):
+            expires_at_ms = _epoch_ms("expires", self.expires)
+        elif self.expires is not None:
+            expires_after_ms = duration_ms("expires", self.expires)
+        return _core.Options(
+            self.task,
+            queue=self.queue,
+            priority=self.priority,
+            countdown_ms=None if self.countdown is None else duration_ms("countdown", self.countdown),
+            eta_ms=None if self.eta is None else _epoch_ms("eta", self.eta),
+            expires_after_ms=expires_after_ms,
+            expires_at_ms=expires_at_ms,
+            result_ttl_ms=duration_ms("result_ttl", self.result_ttl) if self.store_result else None,
+            max_deliveries=self.max_deliveries,
+            durability=self.durability,
+        )
+
+
+_JOB_OPTIONS = frozenset(field.name for field in fields(Options)) - {"task", "max_deliveries"}
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    known = sorted(known)
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
+            raise TypeError(f"{where} got an unknown option {name!r}; {hint}")
+
+
+def duration_ms(name: str, value: Seconds) -> int:
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    elif isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be seconds or a timedelta, not {value!r}")
+    # The comparison is false for NaN as well. 100 years: beyond it a unit was mistaken.
+    if not 0 <= value <= 3_155_760_000:
+        raise ValueError(f"{name} must be between 0 seconds and 100 years, not {value!r}")
+    return round(value * 1000)
+
+
+def _epoch_ms(name: str, value: datetime) -> int:
+    if not isinstance(value, datetime):
+        raise TypeError(f"{name} must be a datetime, not {value!r}")
+    if value.tzinfo is None:
+        raise ValueError(f"{name} must say its time zone: datetime.now(timezone.utc) instead of datetime.now()")
+    return max(0, round(value.timestamp() * 1000))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

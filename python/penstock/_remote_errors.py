@@ -1,0 +1,136 @@
+"""How an error crosses from a worker to whoever waits for the result."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+from penstock._codec import CannotEncode, Codec
+from penstock._envelope import ErrorRecord
+from penstock._shapes import module_name
+from penstock.errors import RemoteTraceback, TaskError
+
+# Enough to read; the broker keeps one for each attempt.
+_LONGEST_TRACEBACK = 16_384
+_LONGEST_MESSAGE = 4_096
+_LARGEST_ARGUMENTS_BYTES = 65_536
+
+
+def record_of(
+    error: BaseException,
+    codec: Codec,
+    *,
+    skip: str,
+    attempt: int,
+    worker: str,
+    started_ms: int,
+    finished_ms: int,
+) -> ErrorRecord:
+    """Write down an error. ``skip``: the file whose frames lead to the task and tell a reader nothing."""
+    kind = type(error)
+    return ErrorRecord(
+        module=module_name(kind.__module__),
+        qualname=kind.__qualname__,
+        message=_shorten(_message_of(error), _LONGEST_MESSAGE),
+        arguments=_encode_arguments(error, codec),
+        traceback=_shorten(_traceback_of(error, skip), _LONGEST_TRACEBACK),
+        attempt=attempt,
+        worker=worker,
+        started_ms=started_ms,
+        finished_ms=finished_ms,
+    )
+
+
+def rebuild(record: ErrorRecord, codec: Codec) -> BaseException:
+    """Make the error again, as its own type where that is possible here, else a ``TaskError``."""
+    error = _rebuild(record, codec) or TaskError(f"{record.module}.{record.qualname}", record.message)
+    error.__cause__ = RemoteTraceback(record.traceback)
+    return error
+
+
+def _rebuild(record: ErrorRecord, codec: Codec) -> Exception | None:
+    kind = _find_type(record.module, record.qualname)
+    if kind is None or record.arguments is None:
+        return None
+    try:
+        args, attributes = codec.decode(record.arguments)
+    except Exception:
+        return None
+    # An __init__ that does not pass its arguments on cannot be called with `args`; without it the
+    # error is still of its type and says the same.
+    for make in (_by_calling, _without_calling):
+        try:
+            error = make(kind, args)
+            vars(error).update(attributes)
+            if error.args == args and _message_of(error) == record.message:
+                return error
+        except Exception:
+            continue
+    return None
+
+
+def _by_calling(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
+    return kind(*args)
+
+
+def _without_calling(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
+    return kind.__new__(kind, *args)
+
+
+def _find_type(module: str, qualname: str) -> type[Exception] | None:
+    """Look the type up among what this process has imported already: a record never loads code."""
+    found: Any = sys.modules.get(module)
+    if found is None and module == module_name("__main__"):
+        found = sys.modules["__main__"]
+    for part in qualname.split("."):
+        # Not getattr, which can run a module's __getattr__ and so an import.
+        found = getattr(found, "__dict__", {}).get(part)
+    return found if isinstance(found, type) and issubclass(found, Exception) else None
+
+
+def _encode_arguments(error: BaseException, codec: Codec) -> bytes | None:
+    attributes: dict[str, object] = {}
+    try:
+        for name, value in vars(error).items():
+            try:
+                codec.encode(value)
+            except CannotEncode:
+                continue  # a response, a connection: the error is told without it
+            attributes[name] = value
+        encoded = codec.encode([error.args, attributes])
+    except Exception:
+        return None
+    return encoded if len(encoded) <= _LARGEST_ARGUMENTS_BYTES else None
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as broken:
+        text = f"<its str() raised {type(broken).__name__}>"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _traceback_of(error: BaseException, skip: str) -> str:
+    try:
+        lines = traceback.format_exception(type(error), error, _below(error.__traceback__, skip))
+        return "".join(lines).encode(errors="backslashreplace").decode()
+    except Exception as broken:
+        return f"<the traceback could not be formatted: {type(broken).__name__}>"
+
+
+def _below(frames: TracebackType | None, skip: str) -> TracebackType | None:
+    first = frames
+    while first is not None and first.tb_frame.f_code.co_filename == skip:
+        first = first.tb_next
+    return first or frames
+
+
+def _shorten(text: str, longest: int) -> str:
+    """Keep both ends: where it began and what it says."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n  … {len(text) - 2 * half} characters left out …\n{text[-half:]}"

@@ -1,0 +1,255 @@
+"""How values of a class travel: which state is taken from them, and how they are made again from it.
+
+A value is restored as ``copy`` and ``pickle`` restore one, by its state and without running
+``__init__`` or validators: what was equal when it was sent is equal when it arrives, and data from a
+queue runs no code. Fields added to a class since then take their default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+
+class ShapeError(Exception):
+    """The state that arrived does not fit the class."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Shape:
+    """One class that can be named in annotations."""
+
+    name: str
+    type: type
+    take: Callable[[Any], object]
+    make: Callable[[Any], object]
+    # What its fields may hold, as annotations; the classes in them can travel too.
+    hints: Callable[[], list[Any]]
+
+
+def full_name(cls: type) -> str:
+    """``module.qualname``, with the module's real name where it runs as a script."""
+    return f"{module_name(cls.__module__)}.{cls.__qualname__}"
+
+
+def module_name(module: str) -> str:
+    """What others import a module as: for ``python shop.py`` it is ``shop``, not ``__main__``."""
+    if module != "__main__":
+        return module
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return PurePath(file).stem if file else module
+
+
+def shape_of(cls: type) -> Shape | None:
+    """Give the shape of a class that has one: Enum, NamedTuple, dataclass, attrs, Struct, pydantic v2."""
+    shape = _shape_of(cls)
+    return None if shape is None else Shape(full_name(cls), cls, *shape)
+
+
+_Parts = tuple[Callable[[Any], object], Callable[[Any], object], Callable[[], list[Any]]]
+
+
+def is_database_model(cls: type) -> bool:
+    """Whether it is a Django or SQLAlchemy model: a row of a database, not a value."""
+    return hasattr(cls, "_sa_class_manager") or any(
+        base.__module__ == "django.db.models.base" and base.__name__ == "Model" for base in cls.__mro__
+    )
+
+
+def _shape_of(cls: type) -> _Parts | None:
+    if is_database_model(cls):
+        return None
+    if issubclass(cls, enum.Enum):
+        return _enum(cls)
+    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+        return _named_tuple(cls)
+    if issubclass(cls, msgspec.Struct):
+        return _struct(cls)
+    if hasattr(cls, "__pydantic_validator__") and hasattr(cls, "model_fields"):
+        return _pydantic(cls)
+    if any(base is not object and not base.__flags__ & _MADE_BY_CLASS_STATEMENT for base in cls.__mro__):
+        # State that no Python code can see, as in a dataclass that is also a dict.
+        return None
+    if dataclasses.is_dataclass(cls):
+        return _object(cls, _dataclass_defaults(cls))
+    if hasattr(cls, "__attrs_attrs__"):
+        return _object(cls, _attrs_defaults(cls))
+    return None
+
+
+_MADE_BY_CLASS_STATEMENT = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+# For each field, how to make its default; None when it has none.
+_Defaults = dict[str, Callable[[], object] | None]
+
+
+def _enum(cls: Any) -> _Parts:
+    members = cls.__members__
+
+    if issubclass(cls, enum.Flag):
+        return _flag_value, cls, list
+
+    def make(name: str) -> object:
+        try:
+            return members[name]
+        except KeyError:
+            raise ShapeError(f"{full_name(cls)} has no member {name!r}") from None
+
+    return (lambda value: value._name_), make, list
+
+
+def _flag_value(value: Any) -> object:
+    return value._value_
+
+
+def _named_tuple(cls: Any) -> _Parts:
+    defaults = cls._field_defaults
+
+    def make(state: dict[str, object]) -> object:
+        _refuse_unknown(cls, state, cls._fields)
+        for name in cls._fields:
+            if name not in state:
+                state[name] = defaults[name] if name in defaults else _missing(cls, name)
+        return tuple.__new__(cls, [state[name] for name in cls._fields])
+
+    return (lambda value: dict(zip(cls._fields, value, strict=True))), make, functools.partial(_hints_of, cls)
+
+
+def _struct(cls: Any) -> _Parts:
+    names = cls.__struct_fields__
+
+    def make(state: dict[str, object]) -> object:
+        _refuse_unknown(cls, state, names)
+        try:
+            value = cls(**state)
+        except TypeError as error:
+            raise ShapeError(f"{full_name(cls)}: {error}") from None
+        # msgspec always runs __post_init__; it has run before and must not change anything now.
+        for name, item in state.items():
+            msgspec.structs.force_setattr(value, name, item)
+        return value
+
+    return (lambda value: {name: getattr(value, name) for name in names}), make, functools.partial(_hints_of, cls)
+
+
+def _pydantic(cls: Any) -> _Parts:
+    # __getstate__ and __setstate__ are pydantic's own way to copy a model without validating it.
+    def take(value: Any) -> object:
+        state = dict(value.__getstate__())
+        state["__dict__"] = _without_caches(cls, state["__dict__"])
+        return state
+
+    def make(state: dict[str, Any]) -> object:
+        held = state["__dict__"]
+        for name, field in cls.model_fields.items():
+            if name not in held:
+                held[name] = (
+                    _missing(cls, name) if field.is_required() else field.get_default(call_default_factory=True)
+                )
+        value = cls.__new__(cls)
+        value.__setstate__(state)
+        return value
+
+    return take, make, lambda: [field.annotation for field in cls.model_fields.values()]
+
+
+def _object(cls: type, defaults: _Defaults) -> _Parts:
+    slots = frozenset(_slots_of(cls))
+    has_dict = bool(cls.__dictoffset__)
+
+    def take(value: Any) -> object:
+        state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+        if has_dict:
+            state.update(_without_caches(cls, vars(value)))
+        return state
+
+    def make(state: dict[str, object]) -> object:
+        value: Any = object.__new__(cls)
+        for name, item in state.items():
+            try:
+                object.__setattr__(value, name, item)
+            except AttributeError:
+                raise ShapeError(f"{full_name(cls)} has no field {name!r}") from None
+        for name, default in defaults.items():
+            if name not in state:
+                object.__setattr__(value, name, _missing(cls, name) if default is None else default())
+        return value
+
+    return take, make, functools.partial(_hints_of, cls)
+
+
+def _dataclass_defaults(cls: Any) -> _Defaults:
+    defaults: _Defaults = {}
+    for field in dataclasses.fields(cls):
+        if field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory
+        elif field.default is not dataclasses.MISSING:
+            defaults[field.name] = functools.partial(_same, field.default)
+        elif field.init:
+            defaults[field.name] = None
+    return defaults
+
+
+def _attrs_defaults(cls: Any) -> _Defaults:
+    attr: Any = sys.modules["attr"]
+    defaults: _Defaults = {}
+    for field in cls.__attrs_attrs__:
+        if field.default is attr.NOTHING:
+            if field.init:
+                defaults[field.name] = None
+        elif isinstance(field.default, attr.Factory):
+            if not field.default.takes_self:
+                defaults[field.name] = field.default.factory
+        else:
+            defaults[field.name] = functools.partial(_same, field.default)
+    return defaults
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _missing(cls: type, name: str) -> object:
+    raise ShapeError(f"{full_name(cls)} has got a field {name!r} since; give it a default")
+
+
+def _refuse_unknown(cls: type, state: dict[str, object], names: tuple[str, ...]) -> None:
+    for name in state:
+        if name not in names:
+            raise ShapeError(f"{full_name(cls)} has no field {name!r}")
+
+
+def _without_caches(cls: type, state: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what ``cached_property`` has stored, which is worked out again when asked for, and
+    the note that ``Box[int](1)`` leaves in its instance."""
+    return {
+        name: value
+        for name, value in state.items()
+        if name != "__orig_class__" and not isinstance(getattr(cls, name, None), functools.cached_property)
+    }
+
+
+def _slots_of(cls: type) -> Iterator[str]:
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name.startswith("__") and not name.endswith("__"):
+                yield f"_{base.__name__.lstrip('_')}{name}"
+            elif name not in ("__dict__", "__weakref__"):
+                yield name
+
+
+def _hints_of(cls: type) -> list[Any]:
+    return list(typing.get_type_hints(cls, include_extras=True).values())

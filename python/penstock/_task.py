@@ -1,0 +1,282 @@
+"""A task: the user's function, and the ways to enqueue calls of it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
+
+from penstock import _core
+from penstock._arguments import Arguments
+from penstock._job import Job
+from penstock._options import Durability, JobOptions, Options, Seconds, refuse_unknown
+from penstock._retries import RetryPolicy, exception_types, seconds
+from penstock._shapes import module_name
+from penstock.errors import PayloadTooLarge
+
+if TYPE_CHECKING:
+    from penstock._app import App
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+A_contra = TypeVar("A_contra", contravariant=True)
+A = TypeVar("A")
+
+
+class TaskOptions(TypedDict, total=False):
+    """What ``@app.task(...)`` takes. Times without a unit are seconds."""
+
+    name: str
+    """What messages call the task. Default: ``module.qualname`` of the function."""
+    queue: str
+    """Default: ``"default"``."""
+    priority: int
+    """0 to 9, higher first. Default: 4."""
+    expires: Seconds | None
+    """When a call is no longer worth starting. Default: never."""
+    result_ttl: Seconds
+    """How long a result is kept. Default: 24 hours."""
+    store_result: bool
+    """False when nobody reads results. Default: True."""
+    durability: Durability
+    """``"disk"`` (the default), ``"os"`` or ``"none"``."""
+    retries: int
+    """How many more attempts follow one that failed. Default: 0."""
+    backoff: Seconds
+    """Before the first retry. Default: 1."""
+    backoff_factor: float
+    """What the wait is multiplied by for each further retry. Default: 2."""
+    backoff_cap: Seconds
+    """The longest wait. Default: 600."""
+    jitter: float
+    """Which share of a wait is random, from 0 to 1. Default: 0.5, so between half of it and all."""
+    retry_on: type[BaseException] | Iterable[type[BaseException]]
+    """Which errors are worth another attempt. Default: every ``Exception``."""
+    dont_retry_on: type[BaseException] | Iterable[type[BaseException]]
+    """Which of those are not. Default: none."""
+    max_deliveries: int
+    """How often the worker process may die running it before it is given up. Default: 3."""
+    on_crash: Literal["retry", "fail"]
+    """``"fail"``: never run it again after its worker process died, which makes it at most once."""
+
+
+class Enqueue(Generic[P, R]):
+    """The ways to enqueue calls of a task, with some options."""
+
+    def __init__(self, task: AnyTask[P, R], options: Options) -> None:
+        self._task = task
+        self._options = options
+        self._core_options = options.for_core()
+
+    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Enqueue one call; returns once the broker has it as safe as ``durability`` says.
+
+        Raises ``TypeError`` when the arguments do not fit or do not travel, ``PayloadTooLarge``, and
+        after ``app.timeout`` ``BrokerUnavailable`` or ``Timeout``, whose ``maybe_accepted`` tells more.
+        """
+        task = self._task
+        body = task._encode(args, kwargs)
+        app = task.app
+        connection = app._connected()
+        job_id = connection.publish(self._core_options, body, app.timeout)
+        connection.log_notices()
+        return Job(app, job_id)
+
+    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """As ``delay``, for an event loop. Cancelling it does not take the job back."""
+        return (await self._submit([self._task._encode(args, kwargs)]))[0]
+
+    def map(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
+        """Enqueue a call for each item, which is its only argument, in one transaction: all or none."""
+        assert isinstance(self, Enqueue)
+        return self._publish([self._task._encode((item,), {}) for item in items])
+
+    def starmap(self, items: Iterable[Iterable[Any]]) -> list[Job[R]]:
+        """As ``map``, where each item holds all positional arguments of its call."""
+        return self._publish([self._task._encode(tuple(item), {}) for item in items])
+
+    async def amap(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
+        """As ``map``, for an event loop."""
+        assert isinstance(self, Enqueue)
+        return await self._submit([self._task._encode((item,), {}) for item in items])
+
+    async def astarmap(self, items: Iterable[Iterable[Any]]) -> list[Job[R]]:
+        """As ``starmap``, for an event loop."""
+        return await self._submit([self._task._encode(tuple(item), {}) for item in items])
+
+    def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
+        """A call to be enqueued later. In a chain the result before it becomes its first argument."""
+        return Signature(self, args, kwargs)
+
+    def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
+        """As ``s``, but complete: in a chain it does not take the result before it."""
+        return Signature(self, args, kwargs, immutable=True)
+
+    def options(self, **options: Unpack[JobOptions]) -> Enqueue[P, R]:
+        """The same task with other options: ``send.options(countdown=60).delay(...)``."""
+        return Enqueue(self._task, self._options.with_changes(options))
+
+    def _publish(self, bodies: list[bytes]) -> list[Job[R]]:
+        if not bodies:
+            return []
+        app = self._task.app
+        connection = app._connected()
+        job_ids = connection.publish_same(self._core_options, bodies, app.timeout)
+        connection.log_notices()
+        return [Job(app, job_id) for job_id in job_ids]
+
+    async def _submit(self, bodies: list[bytes]) -> list[Job[R]]:
+        if not bodies:
+            return []
+        app = self._task.app
+        jobs = [(self._core_options, body) for body in bodies]
+        return [Job(app, job_id) for job_id in await app._connected().submit(jobs, app.timeout)]
+
+
+class _OneArgument(Protocol[A_contra, R_co]):
+    """What can be called with one argument, whatever its parameter's name: see ``map``."""
+
+    def delay(self, item: A_contra, /) -> Job[R_co]: ...
+
+
+class AnyTask(Enqueue[P, R]):
+    """What ``Task`` and ``AsyncTask`` share."""
+
+    def __init__(self, app: App, function: Callable[..., Any], options: TaskOptions) -> None:
+        refuse_unknown(options, TaskOptions.__annotations__, "@app.task")
+        self.app = app
+        self.function = function
+        self.name = options.get("name") or name_of(function)
+        self.retry_policy = _retry_policy(options)
+        super().__init__(self, _job_options(self.name, options))
+        functools.update_wrapper(cast(Any, self), function)
+
+    @functools.cached_property
+    def arguments(self) -> Arguments:
+        """Made at first use, when everything that annotations name has been imported."""
+        try:
+            return Arguments(self.name, self.function, self.app._custom_types)
+        except Exception as error:
+            raise TypeError(str(error)) from error
+
+    def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        body = self.arguments.encode(args, kwargs)
+        if len(body) > self.app.max_payload_bytes:
+            raise PayloadTooLarge(
+                f"{self.name}(): the arguments take {len(body):,} bytes, and {self.app.max_payload_bytes:,}"
+                " are allowed; store large data elsewhere and pass its place, or raise App(max_payload_bytes=...)"
+            )
+        return body
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+class Task(AnyTask[P, R]):
+    """A function that can be enqueued. Calling it runs it here and now."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self.function(*args, **kwargs)
+        return result
+
+
+class AsyncTask(AnyTask[P, R]):
+    """An ``async def`` that can be enqueued. Calling it gives the coroutine, here and now."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        coroutine: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
+        return coroutine
+
+
+@dataclass(frozen=True, slots=True)
+class Signature(Generic[R_co]):
+    """A call that is not enqueued yet: a task, arguments, options. See ``app.enqueue``."""
+
+    enqueue: Enqueue[..., R_co]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    immutable: bool = False
+
+    @property
+    def task(self) -> AnyTask[..., R_co]:
+        return self.enqueue._task
+
+    def options(self, **options: Unpack[JobOptions]) -> Signature[R_co]:
+        """The same call with other options."""
+        return Signature(self.enqueue.options(**options), self.args, self.kwargs, self.immutable)
+
+    def delay(self) -> Job[R_co]:
+        """Enqueue it now."""
+        return self.enqueue.delay(*self.args, **self.kwargs)
+
+    async def adelay(self) -> Job[R_co]:
+        """As ``delay``, for an event loop."""
+        return await self.enqueue.adelay(*self.args, **self.kwargs)
+
+    def _prepare(self) -> tuple[_core.Options, bytes]:
+        return self.enqueue._core_options, self.task._encode(self.args, dict(self.kwargs))
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    return f"{module_name(function.__module__)}.{function.__qualname__}"
+
+
+def refuse_unsuitable(function: object) -> None:
+    """Say at the decorator what could only fail later."""
+    if isinstance(function, (classmethod, type)) or not callable(function) or not hasattr(function, "__qualname__"):
+        raise TypeError(f"a task is a function, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(f"{function.__qualname__}() yields; a task returns its result")
+    outer = function.__qualname__.rpartition(".")[0]
+    first = next(iter(inspect.signature(function).parameters), None)
+    if outer and not outer.endswith("<locals>") and first in ("self", "cls"):
+        raise TypeError(f"{function.__qualname__}() takes {first}; a task is a plain function or a staticmethod")
+
+
+def may_replace(new: Callable[..., Any], old: Callable[..., Any]) -> bool:
+    """Whether the same definition has run again: a reloaded module, a cell of a notebook."""
+    if "<locals>" in new.__qualname__ or "<lambda>" in new.__qualname__:
+        return False
+    if not hasattr(sys.modules.get(new.__module__), "__file__"):
+        return True
+    return new.__module__ == old.__module__ and _place(new) == _place(old)
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    file, line = _place(function)
+    return f"{file}:{line}"
+
+
+def _place(function: Callable[..., Any]) -> tuple[str, int]:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return (code.co_filename, code.co_firstlineno) if code else (function.__module__, 0)
+
+
+def _job_options(name: str, options: TaskOptions) -> Options:
+    on_crash = options.get("on_crash", "retry")
+    if on_crash not in ("retry", "fail"):
+        raise ValueError(f'on_crash must be "retry" or "fail", not {on_crash!r}')
+    max_deliveries = options.get("max_deliveries", 3)
+    changes: Any = {
+        key: value
+        for key, value in options.items()
+        if key in ("queue", "priority", "expires", "result_ttl", "store_result", "durability")
+    }
+    return Options(name, 1 if on_crash == "fail" else max_deliveries).with_changes(changes)
+
+
+def _retry_policy(options: TaskOptions) -> RetryPolicy:
+    return RetryPolicy(
+        retries=options.get("retries", 0),
+        backoff_s=seconds("backoff", options.get("backoff", 1.0)),
+        factor=options.get("backoff_factor", 2.0),
+        jitter=options.get("jitter", 0.5),
+        cap_s=seconds("backoff_cap", options.get("backoff_cap", 600.0)),
+        retry_on=exception_types("retry_on", options.get("retry_on", Exception)),
+        dont_retry_on=exception_types("dont_retry_on", options.get("dont_retry_on", ())),
+    )
