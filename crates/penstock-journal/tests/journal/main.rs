@@ -1,4 +1,8 @@
-//! The journal's promises.
+//! What the journal promises.
 
+mod damage;
+mod failures;
 mod opening;
+mod power_cuts;
+mod space;
 mod support;

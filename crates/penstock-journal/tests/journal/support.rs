@@ -1,64 +1,199 @@
-//! What the tests of the journal share: a small journal on a simulated disk.
+//! What the tests of the journal share: a small journal, and a person who remembers what was
+//! promised.
 
-use penstock_journal::{Journal, JournalOptions, OpenError, Opened, Storage, WriteError};
+use std::collections::BTreeMap;
+
+use penstock_journal::sim::SimStorage;
+use penstock_journal::{
+    Batch, Journal, JournalOptions, OpenError, Opened, RecoveryReport, Storage, WriteError,
+};
 
 /// Sizes at which everything happens within a few records.
 pub fn small() -> JournalOptions {
     JournalOptions {
         journal_id: [7; 16],
-        segment_bytes: 8192,
-        batch_bytes: 2048,
-        extend_bytes: 1024,
+        segment_bytes: 4096 + 2048,
+        batch_bytes: 1024,
+        extend_bytes: 512,
         spares: 1,
     }
 }
 
-/// Opens the journal and returns its records, as (position, bytes).
+/// What a journal showed when it was opened, by position.
+pub type Records = BTreeMap<u64, Vec<u8>>;
+
 pub fn open<S: Storage>(
     storage: &S,
     options: JournalOptions,
-) -> Result<(Opened<S>, Vec<(u64, Vec<u8>)>), OpenError> {
-    let mut records = Vec::new();
+) -> Result<(Opened<S>, Records), OpenError> {
+    let mut records = Records::new();
     let opened = Journal::open(storage.clone(), options, &mut |position, record: &[u8]| {
-        records.push((position, record.to_vec()));
+        records.insert(position, record.to_vec());
         Ok(())
     })?;
     Ok((opened, records))
 }
 
-/// The record that every test puts at a position; its length is the test's choice.
-pub fn record(position: u64, bytes: usize) -> Vec<u8> {
-    (0..bytes)
-        .map(|index| (position as usize * 31 + index * 7) as u8)
-        .collect()
+/// What opening finds, without the means to write.
+pub fn recovered<S: Storage>(storage: &S) -> Result<(RecoveryReport, Records), OpenError> {
+    open(storage, small()).map(|(opened, records)| (opened.report, records))
 }
 
-/// Writes and syncs all that waits.
-pub fn commit<S: Storage>(opened: &mut Opened<S>) -> Result<(), WriteError> {
-    let mut through = None;
-    while let Some(batch) = opened.journal.take_batch() {
-        opened.writer.write(&batch)?;
-        through = Some(batch.through);
-    }
-    opened.writer.sync()?;
-    if let Some(through) = through {
-        opened.journal.batch_synced(through);
-    }
-    Ok(())
+/// One who uses a journal and remembers what it promised.
+pub struct User<S: Storage> {
+    pub opened: Opened<S>,
+    /// What was appended last at each position.
+    pub appended: Records,
+    /// All up to this position is synced; anybody may have been told.
+    pub confirmed: u64,
+    /// The first position that must still be there, and the first that may be the first.
+    pub dropped_before: u64,
+    pub drop_asked_before: u64,
+    distinct: u64,
 }
 
-/// Appends one record at the next position.
-pub fn append<S: Storage>(opened: &mut Opened<S>, bytes: usize) -> u64 {
-    let position = opened.next_position;
-    opened.journal.append(position, &record(position, bytes));
-    opened.next_position += 1;
-    position
+impl<S: Storage> User<S> {
+    pub fn open(storage: &S) -> Result<Self, OpenError> {
+        let (opened, appended) = open(storage, small())?;
+        let first = appended
+            .first_key_value()
+            .map_or(opened.next_position, |(first, _)| *first);
+        let mut user = Self {
+            opened,
+            appended: Records::new(),
+            confirmed: 0,
+            dropped_before: 0,
+            drop_asked_before: 0,
+            distinct: 0,
+        };
+        user.takes_for_granted(first, appended);
+        Ok(user)
+    }
+
+    /// What an opening shows may be served at once, so nothing of it may be taken back.
+    fn takes_for_granted(&mut self, first: u64, records: Records) {
+        self.confirmed = self.opened.next_position - 1;
+        self.dropped_before = first;
+        self.drop_asked_before = first;
+        self.appended = records;
+    }
+
+    /// Another process takes over; the lock of this one must be gone.
+    pub fn reopen(&mut self, storage: &S) -> Result<(), OpenError> {
+        let distinct = self.distinct;
+        *self = Self::open(storage)?;
+        self.distinct = distinct;
+        Ok(())
+    }
+
+    /// Appends a record unlike any before.
+    pub fn append(&mut self, bytes: usize) -> u64 {
+        self.distinct += 1;
+        let position = self.opened.next_position;
+        let mark = (position << 32 | self.distinct).to_le_bytes();
+        let record: Vec<u8> = mark.iter().copied().cycle().take(bytes).collect();
+        self.opened.journal.append(position, &record);
+        self.opened.next_position += 1;
+        self.appended.insert(position, record);
+        position
+    }
+
+    pub fn write(&mut self) -> Result<(), WriteError> {
+        while let Some(batch) = self.opened.journal.take_batch() {
+            self.write_batch(&batch)?;
+        }
+        Ok(())
+    }
+
+    pub fn write_batch(&mut self, batch: &Batch) -> Result<(), WriteError> {
+        self.opened.writer.write(batch)?;
+        let spares = self.opened.writer.spares();
+        if spares.wanted() {
+            // The writer can do without.
+            let _prepared = spares.prepare();
+        }
+        Ok(())
+    }
+
+    /// Writes and syncs all that waits.
+    pub fn commit(&mut self) -> Result<(), WriteError> {
+        self.write()?;
+        self.opened.writer.sync()?;
+        self.opened
+            .journal
+            .batch_synced(self.opened.next_position - 1);
+        self.confirmed = self.opened.next_position - 1;
+        self.dropped_before = self.drop_asked_before;
+        Ok(())
+    }
+
+    pub fn append_and_commit(&mut self, bytes: usize) {
+        self.append(bytes);
+        self.commit().expect("nothing was planned to fail");
+    }
+
+    pub fn write_watermark(&mut self) -> Result<(), WriteError> {
+        match self.opened.journal.watermark_batch() {
+            Some(batch) => self
+                .write_batch(&batch)
+                .and_then(|()| self.opened.writer.sync()),
+            None => Ok(()),
+        }
+    }
+
+    pub fn drop_oldest(&mut self) {
+        if let Some((_, after)) = self.opened.journal.oldest_segment() {
+            self.drop_asked_before = after;
+            self.opened.journal.drop_oldest();
+        }
+    }
+
+    /// Whether `found` keeps every promise: all that was confirmed, in full and unchanged, and of
+    /// the rest nothing but the beginning.
+    #[track_caller]
+    pub fn expects(&self, found: &Records) {
+        let first = found.first_key_value().map(|(first, _)| *first);
+        let last = found
+            .last_key_value()
+            .map_or(self.confirmed, |(last, _)| *last);
+        assert!(
+            last >= self.confirmed,
+            "confirmed {}, found up to {last}",
+            self.confirmed
+        );
+        if let Some(first) = first {
+            assert_eq!(last + 1 - first, found.len() as u64, "there are gaps");
+            assert!(
+                first <= self.drop_asked_before,
+                "{first} is the first, but nobody dropped so much"
+            );
+            assert!(
+                first >= self.dropped_before,
+                "{first} came back after it was dropped"
+            );
+        } else {
+            assert!(
+                self.drop_asked_before > self.confirmed,
+                "everything is gone"
+            );
+        }
+        for (position, record) in found {
+            assert_eq!(
+                Some(record),
+                self.appended.get(position),
+                "record {position}"
+            );
+        }
+    }
 }
 
-pub fn write_watermark<S: Storage>(opened: &mut Opened<S>) -> Result<(), WriteError> {
-    if let Some(batch) = opened.journal.watermark_batch() {
-        opened.writer.write(&batch)?;
-        opened.writer.sync()?;
+/// A journal of a few segments. The last record is synced, but no watermark proves it.
+pub fn golden() -> (SimStorage, Records) {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    for bytes in [100, 700, 20, 2500, 300, 0, 600, 80] {
+        user.append_and_commit(bytes);
     }
-    Ok(())
+    let appended = user.appended.clone();
+    (storage.kill(), appended)
 }

@@ -1,0 +1,91 @@
+//! A disk that fails: nothing is confirmed after the first error, and the next process finds all
+//! that was confirmed before.
+
+use penstock_journal::sim::{Fault, Rng, SimStorage};
+use penstock_journal::{OpenError, WriteError};
+
+use crate::support::{User, recovered};
+
+/// What a broker does until its disk fails; whether it did.
+fn work(user: &mut User<SimStorage>) -> Result<(), WriteError> {
+    for bytes in [100, 700, 2600, 20, 900, 2600, 300] {
+        user.append(bytes);
+        user.commit()?;
+        user.write_watermark()?;
+        if bytes == 20 {
+            user.drop_oldest();
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_error_at_any_call_is_final_and_costs_nothing_that_was_confirmed() {
+    for fault in [Fault::Error, Fault::DiskFull] {
+        for call in 0.. {
+            let storage = SimStorage::new();
+            storage.seed_faults(Rng::new(call));
+            let mut user = User::open(&storage).unwrap();
+            storage.fail_at(storage.calls() + call, fault);
+            let result = work(&mut user);
+            if let Err(error) = &result {
+                assert!(matches!(error, WriteError::Io { .. }), "{error}");
+                // The disk has recovered; the writer must not pretend that nothing happened.
+                user.append(10);
+                let again = user.commit().unwrap_err();
+                assert!(matches!(again, WriteError::AlreadyFailed(_)), "{again}");
+                let again = user.opened.writer.sync().unwrap_err();
+                assert!(matches!(again, WriteError::AlreadyFailed(_)), "{again}");
+            }
+            // Killed, the page cache stays; what it shows must then be true for good.
+            let mut rng = Rng::new(call ^ 99);
+            let storage = storage.kill();
+            let (_, records) = recovered(&storage).expect("nothing is damaged");
+            user.expects(&records);
+            let (_, again) = recovered(&storage.crash(&mut rng)).expect("nothing is damaged");
+            assert_eq!(
+                again, records,
+                "what was shown after a failed call was not on disk"
+            );
+            if result.is_ok() && call > 20 {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn an_error_while_opening_leaves_the_journal_as_it_was() {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    work(&mut user).unwrap();
+    let found = storage.kill();
+    for call in 0.. {
+        let storage = found.fork();
+        storage.fail_at(storage.calls() + call, Fault::Error);
+        match recovered(&storage) {
+            Err(OpenError::Io { .. }) => {}
+            Err(error) => panic!("{error}"),
+            Ok(_) => return,
+        }
+        let (_, records) = recovered(&storage.kill()).expect("nothing is damaged");
+        user.expects(&records);
+    }
+}
+
+#[test]
+fn a_writer_that_failed_says_once_what_failed() {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    user.append_and_commit(100);
+    storage.fail_at(storage.calls() + 1, Fault::Error);
+    user.append(100);
+    assert_eq!(
+        user.commit().unwrap_err().to_string(),
+        "could not sync 0000000000000001.segment: the disk failed; what was not confirmed may be lost"
+    );
+    assert_eq!(
+        user.commit().unwrap_err().to_string(),
+        "the journal accepts nothing since it could not sync 0000000000000001.segment: the disk failed"
+    );
+}

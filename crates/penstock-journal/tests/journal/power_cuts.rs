@@ -1,0 +1,179 @@
+//! Whenever the power is cut, and whatever the disk keeps of what was not synced: all that was
+//! confirmed is there, and of the rest at most the beginning.
+
+use penstock_journal::sim::{Fault, Rng, SimStorage};
+use penstock_journal::{OpenError, WriteError};
+
+use crate::support::{Records, User, open, small};
+
+/// One thing that a broker does. All sequences of three are tried.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// One small record, on disk before anything else.
+    Commit,
+    /// A record that spans batches, and with the small sizes of these tests, segments.
+    CommitLong,
+    /// Written, as with `durability="os"`, but not synced.
+    WriteOnly,
+    Watermark,
+    DropOldest,
+    /// The process is killed and another takes over.
+    Reopen,
+}
+
+const STEPS: [Step; 6] = [
+    Step::Commit,
+    Step::CommitLong,
+    Step::WriteOnly,
+    Step::Watermark,
+    Step::DropOldest,
+    Step::Reopen,
+];
+
+fn workloads() -> Vec<Vec<Step>> {
+    let mut workloads = Vec::new();
+    for first in STEPS {
+        workloads.push(vec![first]);
+        for second in STEPS {
+            workloads.push(vec![first, second]);
+            workloads.extend(STEPS.map(|third| vec![first, second, third]));
+        }
+    }
+    workloads
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Stopped {
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
+
+/// Ends early when the power does.
+fn run(
+    user: &mut User<SimStorage>,
+    storage: &mut SimStorage,
+    steps: &[Step],
+) -> Result<(), Stopped> {
+    for step in steps {
+        match step {
+            Step::Commit => {
+                user.append(100);
+                user.commit()?;
+            }
+            Step::CommitLong => {
+                user.append(40);
+                user.append(2600);
+                user.commit()?;
+            }
+            Step::WriteOnly => {
+                user.append(700);
+                user.write()?;
+            }
+            Step::Watermark => user.write_watermark()?,
+            Step::DropOldest => {
+                user.drop_oldest();
+                user.commit()?;
+            }
+            Step::Reopen => {
+                *storage = storage.kill();
+                user.reopen(storage)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The number of states that were tried.
+fn cut_power_everywhere(steps: &[Step], kept: u64, seed: u64) -> u64 {
+    let mut states = 0;
+    // A journal with some history, so that there are segments to drop and ghosts in the spares.
+    let begin = || {
+        let mut storage = SimStorage::new();
+        let mut user = User::open(&storage).unwrap();
+        let history = [
+            Step::CommitLong,
+            Step::CommitLong,
+            Step::DropOldest,
+            Step::Commit,
+        ];
+        run(&mut user, &mut storage, &history).unwrap();
+        (user, storage)
+    };
+    for cut in 0.. {
+        let (mut user, mut storage) = begin();
+        storage.fail_at(storage.calls() + cut, Fault::PowerOff);
+        let ended = run(&mut user, &mut storage, steps);
+        for sectors in 0..kept {
+            let mut rng = Rng::new(seed ^ cut << 32 ^ sectors << 48);
+            let after = storage.fork().crash(&mut rng);
+            let (opened, records) = open(&after, small()).expect("nothing is damaged");
+            user.expects(&records);
+            drop(opened);
+            cut_power_while_opening(&user, &storage, &mut rng);
+            what_was_shown_stays(&after, &records, &mut rng);
+            states += 1;
+        }
+        if ended.is_ok() {
+            return states;
+        }
+    }
+    unreachable!("the workload ends");
+}
+
+/// A second cut, at every call of the opening that follows the first.
+fn cut_power_while_opening(user: &User<SimStorage>, storage: &SimStorage, rng: &mut Rng) {
+    let found = storage.fork().crash(rng);
+    for cut in 0.. {
+        let storage = found.fork();
+        storage.fail_at(storage.calls() + cut, Fault::PowerOff);
+        let first = open(&storage, small()).map(|(_, records)| records);
+        let (_, records) = open(&storage.crash(rng), small()).expect("nothing is damaged");
+        user.expects(&records);
+        if let Ok(first) = first {
+            assert_eq!(
+                first, records,
+                "what was shown after an opening was taken back"
+            );
+            return;
+        }
+    }
+}
+
+/// Once opened, the journal may be served: nothing that it showed may be lost in the next cut.
+fn what_was_shown_stays(storage: &SimStorage, shown: &Records, rng: &mut Rng) {
+    let mut storage = storage.crash(rng);
+    let mut user = User::open(&storage).expect("nothing is damaged");
+    assert_eq!(user.appended, *shown);
+    // And goes on as any other: ghosts of what was cut off stay away.
+    run(&mut user, &mut storage, &[Step::Commit, Step::CommitLong]).unwrap();
+    user.append(500);
+    user.write().unwrap();
+    let (_, records) = open(&storage.crash(rng), small()).expect("nothing is damaged");
+    user.expects(&records);
+}
+
+#[test]
+fn all_that_was_confirmed_survives_a_power_cut_at_any_call_whatever_the_disk_keeps() {
+    let mut states = 0;
+    for (index, steps) in workloads().iter().enumerate() {
+        states += cut_power_everywhere(steps, 3, index as u64);
+    }
+    assert!(states > 5_000, "only {states} states were tried");
+}
+
+#[test]
+fn a_few_workloads_survive_very_many_ways_of_losing_sectors() {
+    use Step::{Commit, CommitLong, DropOldest, Reopen, WriteOnly};
+    for (index, steps) in [
+        &[CommitLong, WriteOnly, WriteOnly, CommitLong][..],
+        &[WriteOnly, Reopen, WriteOnly, Commit][..],
+        &[CommitLong, DropOldest, DropOldest, CommitLong][..],
+    ]
+    .iter()
+    .enumerate()
+    {
+        cut_power_everywhere(steps, 40, 1 << 20 | index as u64);
+    }
+}

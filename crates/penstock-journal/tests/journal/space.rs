@@ -1,0 +1,146 @@
+//! Segments: how they follow each other, are dropped, and written again.
+
+use penstock_journal::sim::SimStorage;
+use penstock_journal::{Storage, fsck};
+
+use crate::support::{User, open, recovered, small};
+
+fn files(storage: &SimStorage, suffix: &str) -> Vec<String> {
+    storage
+        .list()
+        .unwrap()
+        .into_iter()
+        .filter(|name| name.ends_with(suffix))
+        .collect()
+}
+
+#[test]
+fn a_journal_as_large_as_it_gets_is_taken_over_and_goes_on() {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    for bytes in 0..400 {
+        user.append_and_commit(bytes);
+    }
+    // In the midst of a batch that was only written.
+    user.append(900);
+    user.write().unwrap();
+    let appended = user.appended.clone();
+    let storage = storage.kill();
+    let mut next = User::open(&storage).unwrap();
+    assert_eq!(next.appended, appended);
+    assert!(files(&storage, ".segment").len() > 30);
+    next.append_and_commit(900);
+    let appended = next.appended.clone();
+    assert_eq!(recovered(&storage.kill()).unwrap().1, appended);
+}
+
+#[test]
+fn dropped_segments_are_gone_and_their_files_are_written_again() {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    for round in 0..50 {
+        user.append_and_commit(600);
+        user.append_and_commit(1900);
+        if round >= 3 {
+            while user.opened.journal.reclaim_due(0) {
+                user.drop_oldest();
+                user.commit().unwrap();
+            }
+        }
+    }
+    let total = user.opened.journal.total_bytes();
+    assert!(total <= 2 * small().segment_bytes, "{total} bytes");
+    assert!(files(&storage, ".segment").len() <= 2);
+    assert!(files(&storage, ".spare").len() <= small().spares);
+    let (_, records) = recovered(&storage.kill()).unwrap();
+    user.expects(&records);
+    assert!(
+        *records.first_key_value().unwrap().0 > 90,
+        "old records are gone"
+    );
+}
+
+#[test]
+fn a_long_record_whose_beginning_was_dropped_is_not_half_shown() {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    user.append_and_commit(900);
+    let long = user.append(5000);
+    user.append_and_commit(100);
+    let (_, after) = user.opened.journal.oldest_segment().unwrap();
+    assert_eq!(
+        after,
+        long + 1,
+        "it begins in the first segment, so it goes with it"
+    );
+    user.drop_oldest();
+    user.commit().unwrap();
+    let (_, records) = recovered(&storage.kill()).unwrap();
+    user.expects(&records);
+    assert_eq!(records.into_keys().collect::<Vec<_>>(), [long + 1]);
+}
+
+#[test]
+fn a_new_journal_costs_little_disk_and_a_spare_is_wanted_only_when_it_will_be_used() {
+    let storage = SimStorage::new();
+    let mut options = small();
+    options.segment_bytes = 1 << 20;
+    options.extend_bytes = 64 << 10;
+    options.batch_bytes = 512 << 10;
+    let (mut opened, _) = open(&storage, options.clone()).unwrap();
+    let spares = opened.writer.spares();
+    let size = |name: &str| storage.contents(name).unwrap().len();
+    assert_eq!(size("0000000000000001.segment"), 64 << 10);
+    assert!(!spares.wanted());
+
+    opened.journal.append(1, &vec![1; 600 << 10]);
+    while let Some(batch) = opened.journal.take_batch() {
+        opened.writer.write(&batch).unwrap();
+    }
+    opened.writer.sync().unwrap();
+    assert!(spares.wanted());
+    std::thread::spawn(move || spares.prepare())
+        .join()
+        .unwrap()
+        .unwrap();
+    assert!(!opened.writer.spares().wanted());
+    assert_eq!(size("fresh-1.spare"), 1 << 20);
+
+    opened.journal.append(2, &vec![2; 600 << 10]);
+    while let Some(batch) = opened.journal.take_batch() {
+        opened.writer.write(&batch).unwrap();
+    }
+    assert!(
+        files(&storage, ".spare").is_empty(),
+        "the spare became the next segment"
+    );
+    assert_eq!(size("0000000000000002.segment"), 1 << 20);
+}
+
+#[test]
+fn a_watermark_is_written_once_and_only_when_all_is_synced() {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    assert!(
+        user.opened.journal.watermark_batch().is_none(),
+        "there is nothing to prove"
+    );
+    user.append(10);
+    assert!(
+        user.opened.journal.watermark_batch().is_none(),
+        "a record waits"
+    );
+    user.write().unwrap();
+    assert!(
+        user.opened.journal.watermark_batch().is_none(),
+        "a record is not synced"
+    );
+    user.commit().unwrap();
+    user.write_watermark().unwrap();
+    assert!(
+        user.opened.journal.watermark_batch().is_none(),
+        "it is proven"
+    );
+    let report = fsck(&storage.kill()).unwrap();
+    assert_eq!(report.opening.unwrap().rewritten_records, 0);
+}
