@@ -1,0 +1,166 @@
+"""One measurement of one contestant: ``client.py MODULE MEASUREMENT key=value ...`` prints one line of JSON.
+
+A process of its own, on the contestant's own interpreter. It starts and ends the contestant's worker, and needs
+nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+from processes import descendants, proportional_set_size_bytes, running, tail
+
+SAMPLE_S = 0.01
+WARM_UP_JOBS = 200
+STALL_S = 30
+WORKER_GRACE_S = 1  # it has nothing left to do
+
+Curve = list[tuple[float, int]]
+
+
+class Measurement:
+    """A contestant, its jobs handed in so far, and its worker."""
+
+    def __init__(self, contestant: ModuleType, log: Path) -> None:
+        self.contestant = contestant
+        self.log = log
+        self.enqueued = 0
+
+    def enqueue(self, count: int) -> float:
+        """Seconds to hand in ``count`` jobs."""
+        begun = time.perf_counter()
+        self.contestant.enqueue(count)
+        taken = time.perf_counter() - begun
+        self.enqueued += count
+        return taken
+
+    @contextlib.contextmanager
+    def worker(self, slots: int) -> Iterator[int]:
+        """A worker for the length of the block; gives its process id."""
+        env = {**os.environ, "BENCH_SLOTS": str(slots)}
+        with running(
+            self.contestant.worker(slots), log=self.log, env=env, cwd=Path(__file__).parent, grace_s=WORKER_GRACE_S
+        ) as process:
+            self.process = process
+            yield process.pid
+
+    def finished(self) -> int:
+        return self.enqueued - int(self.contestant.unfinished(self.enqueued))
+
+    def watch(self) -> Curve:
+        """Samples of (time, jobs with a stored result) until all have one."""
+        curve: Curve = []
+        progressed = time.perf_counter()
+        while not curve or curve[-1][1] < self.enqueued:
+            finished, now = self.finished(), time.perf_counter()
+            if not curve or finished > curve[-1][1]:
+                progressed = now
+            elif self.process.poll() is not None:
+                raise RuntimeError(f"the worker ended with {self.enqueued - finished} jobs left:\n{tail(self.log)}")
+            elif now - progressed > STALL_S:
+                raise RuntimeError(
+                    f"no progress for {STALL_S} s with {self.enqueued - finished} jobs left:\n{tail(self.log)}"
+                )
+            curve.append((now, finished))
+            time.sleep(SAMPLE_S)
+        return curve
+
+    def warm_up(self) -> None:
+        self.enqueue(WARM_UP_JOBS)
+        self.watch()
+
+
+def steady_rate(curve: Curve) -> float:
+    """Jobs a second between a tenth and nine tenths of the way: without the worker's start and its last stragglers."""
+    first, last = curve[0][1], curve[-1][1]
+    low, high = first + (last - first) * 0.1, first + (last - first) * 0.9
+    within = [sample for sample in curve if low <= sample[1] <= high]
+    if len(within) < 3 or within[-1][0] - within[0][0] < 5 * SAMPLE_S:  # too quick to cut
+        moving = [sample for sample in curve if sample[1] > first]
+        within = [curve[max(0, curve.index(moving[0]) - 1)], curve[-1]]
+    (begin, done_before), (finish, done_after) = within[0], within[-1]
+    return (done_after - done_before) / (finish - begin)
+
+
+def drain(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
+    """Jobs are handed in, then a worker starts and drains them; then once more with the worker warm and waiting."""
+    enqueue_s = measurement.enqueue(count)
+    started = time.perf_counter()
+    with measurement.worker(slots):
+        curve = measurement.watch()
+        from_start_s = curve[-1][0] - started
+        begun = time.perf_counter()
+        measurement.enqueue(count)
+        end_to_end_s = measurement.watch()[-1][0] - begun
+    return {
+        "enqueue_per_s": count / enqueue_s,
+        "drain_per_s": steady_rate(curve),
+        "from_worker_start_s": from_start_s,
+        "end_to_end_per_s": count / end_to_end_s,
+    }
+
+
+def race(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
+    """The public test: time to hand in, then time from the worker's start to the last result."""
+    enqueue_s = measurement.enqueue(count)
+    started = time.perf_counter()
+    with measurement.worker(slots):
+        curve = measurement.watch()
+    return {"enqueue_s": enqueue_s, "finish_s": curve[-1][0] - started, "drain_per_s": steady_rate(curve)}
+
+
+def bulk(measurement: Measurement, count: int) -> dict[str, float]:
+    return {"enqueue_per_s": count / measurement.enqueue(count)}
+
+
+def singly(measurement: Measurement, seconds: float, callers: int) -> dict[str, float]:
+    measurement.contestant.enqueue_for(0.2, callers)  # connections
+    begun = time.perf_counter()
+    calls = measurement.contestant.enqueue_for(seconds, callers)
+    return {"calls_per_s": calls / (time.perf_counter() - begun)}
+
+
+def latency(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
+    with measurement.worker(slots):
+        measurement.warm_up()
+        measurement.contestant.round_trips(100)
+        taken = sorted(measurement.contestant.round_trips(count))
+    centiles = statistics.quantiles(taken, n=100, method="inclusive")
+    return {"p50_ms": centiles[49] * 1e3, "p99_ms": centiles[98] * 1e3, "max_ms": taken[-1] * 1e3}
+
+
+def memory(measurement: Measurement, slots: int) -> dict[str, float]:
+    with measurement.worker(slots) as pid:
+        for _ in range(5):  # every process has run jobs
+            measurement.warm_up()
+        tree = [pid, *descendants(pid)]
+        return {"pss_mb": proportional_set_size_bytes(tree) / 1e6, "processes": len(tree)}
+
+
+MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
+    measurement.__name__: measurement for measurement in (drain, race, bulk, singly, latency, memory)
+}
+
+
+def main() -> None:
+    module, name, *pairs = sys.argv[1:]
+    parameters = {key: json.loads(value) for key, value in (pair.split("=") for pair in pairs)}
+    # Contestants may print; the last line of our standard output is the answer.
+    sys.path.insert(0, str(Path(__file__).parent))
+    contestant = importlib.import_module(f"contestants.{module}")
+    contestant.clear()
+    measurement = Measurement(contestant, Path(os.environ["BENCH_LOG"]))
+    print(json.dumps(MEASUREMENTS[name](measurement, **parameters)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Celery on RabbitMQ, results in Redis.
+
+``BENCH_SAFE=1``: with publisher confirms and late acknowledgement, which its defaults leave out.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from celery import Celery
+from redis import Redis
+
+from contestants import calls_in
+
+SAFE = os.environ.get("BENCH_SAFE") == "1"
+RESULTS_URL = os.environ["BENCH_REDIS_URL"] + "/1"
+
+app = Celery("bench", broker=os.environ["BENCH_AMQP_URL"], backend=RESULTS_URL)
+if SAFE:
+    app.conf.broker_transport_options = {"confirm_publish": True}
+    app.conf.task_acks_late = True
+    app.conf.task_reject_on_worker_lost = True
+
+
+@app.task
+def noop() -> None: ...
+
+
+def clear() -> None:
+    app.control.purge()
+    results.flushall()
+
+
+def worker(slots: int) -> list[str]:
+    # Gossip, mingle and heartbeats are off as in most advice on Celery's speed.
+    options = ["--loglevel=WARNING", "--without-gossip", "--without-mingle", "--without-heartbeat"]
+    return [
+        sys.executable,
+        "-m",
+        "celery",
+        "-A",
+        "contestants.celery_peer",
+        "worker",
+        f"--concurrency={slots}",
+        *options,
+    ]
+
+
+def enqueue(count: int) -> None:
+    with app.producer_pool.acquire(block=True) as producer:  # one channel for all: the fastest of its ways
+        for _ in range(count):
+            noop.apply_async(producer=producer)
+
+
+def unfinished(enqueued: int) -> int:
+    return enqueued - int(results.dbsize())
+
+
+def enqueue_for(seconds: float, callers: int) -> int:
+    return calls_in(seconds, callers, noop.delay)
+
+
+def round_trips(count: int) -> list[float]:
+    taken = []
+    for _ in range(count):
+        begun = time.perf_counter()
+        noop.delay().get(timeout=10)
+        taken.append(time.perf_counter() - begun)
+    return taken
+
+
+results = Redis.from_url(RESULTS_URL)

@@ -1,0 +1,169 @@
+"""What is measured, of whom: contestants and workloads as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+GUARANTEES = {
+    "L0": "in the memory of a process: a crash of the broker loses it",
+    "L1": "in the page cache: survives kill -9, not a power cut",
+    "L3": "synced to disk: survives a power cut",
+}
+
+
+@dataclass(frozen=True)
+class Contestant:
+    key: str
+    name: str
+    module: str | None  # in contestants/; None is measured by the harness itself
+    server: str | None  # one of run.py's SERVERS
+    guarantee: str  # of a job whose enqueue call came back
+    note: str
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_penstock(self) -> bool:
+        return self.key.startswith("penstock")
+
+
+def on_redis(key: str, name: str, module: str, note: str) -> list[Contestant]:
+    """A Redis peer twice: as most people run it, and at Penstock's level."""
+    return [
+        Contestant(f"{key}-everysec", f"{name}, Redis everysec", module, "redis-everysec", "L1", note),
+        Contestant(f"{key}-always", f"{name}, Redis always", module, "redis-always", "L3", note),
+    ]
+
+
+CONTESTANTS = [
+    Contestant("penstock", "Penstock", "penstock_peer", None, "L3", "results at L3 too"),
+    Contestant(
+        "penstock-os", 'Penstock, durability="os"', "penstock_peer", None, "L1", "results at L3",
+        {"BENCH_DURABILITY": "os"},
+    ),
+    Contestant("bare-sync", "bare append + fdatasync", None, None, "L3", "300 B, preallocated: the disk's own limit"),
+    Contestant(
+        "celery", "Celery, RabbitMQ", "celery_peer", "rabbitmq", "L0",
+        "its defaults: no publisher confirms, a job is acknowledged before it runs; results in Redis everysec (L1)",
+    ),
+    Contestant(
+        "celery-safe", "Celery, RabbitMQ, confirms", "celery_peer", "rabbitmq", "L3",
+        "publisher confirms, late acknowledgement; results in Redis everysec (L1)", {"BENCH_SAFE": "1"},
+    ),
+    *on_redis("dramatiq", "dramatiq", "dramatiq_peer", "8 threads a process, its default"),
+    *on_redis("taskiq", "taskiq", "taskiq_peer", "stream broker, 32 jobs at once a process"),
+    *on_redis("saq", "SAQ", "saq_peer", "32 jobs at once a process"),
+    *on_redis("streaq", "streaQ", "streaq_peer", "32 jobs at once a process; result() takes 100 ms to unsubscribe"),
+]  # fmt: skip
+BY_KEY = {contestant.key: contestant for contestant in CONTESTANTS}
+EVERYSEC = ["dramatiq-everysec", "taskiq-everysec", "saq-everysec", "streaq-everysec"]
+ALWAYS = ["dramatiq-always", "taskiq-always", "saq-always", "streaq-always"]
+
+Parameters = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Figure:
+    key: str
+    title: str
+    unit: str
+    more_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``measurement`` is a function of client.py; ``parameters`` its arguments, ``own`` those of one contestant."""
+
+    key: str
+    title: str
+    measurement: str
+    figures: list[Figure]  # the first is the one that ratios compare
+    contestants: list[str]
+    parameters: Parameters
+    quick: Parameters | None  # None: not in a quick run
+    own: dict[str, Parameters] = field(default_factory=dict)
+    quick_contestants: list[str] | None = None
+
+    def parameters_of(self, contestant: str, quick: bool) -> Parameters:
+        chosen = dict(self.parameters)
+        chosen.update(self.own.get(contestant, {}))
+        if quick and self.quick is not None:
+            # A quick run is never longer than the full one, whoever runs it.
+            chosen.update({key: min(value, chosen.get(key, value)) for key, value in self.quick.items()})
+        return chosen
+
+    def contestants_of(self, quick: bool) -> list[str]:
+        if not quick:
+            return self.contestants
+        if self.quick is None:
+            return []
+        return self.contestants if self.quick_contestants is None else self.quick_contestants
+
+
+OURS = ["penstock", "penstock-os"]
+QUICK = ["penstock", "bare-sync", "celery", "dramatiq-everysec", "taskiq-everysec", "saq-everysec", "streaq-everysec"]
+NO_LOOP = [key for key in QUICK if key != "bare-sync"]
+
+WORKLOADS = [
+    Workload(
+        "no-op", "No-op jobs on 2 process slots, results kept", "drain",
+        [
+            Figure("drain_per_s", "drain, steady", "jobs/s"),
+            Figure("end_to_end_per_s", "end to end", "jobs/s"),
+            Figure("enqueue_per_s", "bulk enqueue", "jobs/s"),
+        ],
+        [*OURS, "celery", "celery-safe", *EVERYSEC, *ALWAYS],
+        {"slots": 2, "count": 10_000}, {"count": 5_000},
+        own={
+            "penstock": {"count": 100_000}, "penstock-os": {"count": 100_000},
+            "celery": {"count": 4_000}, "celery-safe": {"count": 4_000},
+        },
+        quick_contestants=NO_LOOP,
+    ),
+    Workload(
+        "race", "The public test: 20,000 jobs, 10 workers, from the worker's start to the last result", "race",
+        [
+            Figure("finish_s", "finish", "s", more_is_better=False),
+            Figure("enqueue_s", "enqueue", "s", more_is_better=False),
+        ],
+        ["penstock", "celery", *EVERYSEC],
+        {"slots": 10, "count": 20_000}, None,
+    ),
+    Workload(
+        "one", "delay() one at a time", "singly", [Figure("calls_per_s", "calls", "calls/s")],
+        [*OURS, "bare-sync", "celery", "celery-safe", *EVERYSEC, *ALWAYS],
+        {"callers": 1, "seconds": 1.5}, {"seconds": 1},
+        quick_contestants=QUICK,
+    ),
+    Workload(
+        "sixteen", "delay() from 16 threads (or asyncio tasks) at once", "singly",
+        [Figure("calls_per_s", "calls", "calls/s")],
+        [*OURS, "celery", "celery-safe", *EVERYSEC, *ALWAYS],
+        {"callers": 16, "seconds": 1.5}, {"seconds": 1},
+        quick_contestants=["penstock"],
+    ),
+    Workload(
+        "bulk", "Bulk enqueue of 400,000 jobs, one call", "bulk", [Figure("enqueue_per_s", "enqueue", "jobs/s")],
+        OURS, {"count": 400_000}, {"count": 100_000},
+        quick_contestants=["penstock"],
+    ),
+    Workload(
+        "latency", "From the call to the result in hand, worker idle", "latency",
+        [
+            Figure("p50_ms", "p50", "ms", more_is_better=False),
+            Figure("p99_ms", "p99", "ms", more_is_better=False),
+        ],
+        [*OURS, "celery", "celery-safe", *EVERYSEC, *ALWAYS],
+        {"slots": 2, "count": 1_000}, {"count": 300},
+        # 100 ms each: fewer samples say the same.
+        own={"streaq-everysec": {"count": 50}, "streaq-always": {"count": 50}},
+        quick_contestants=NO_LOOP,
+    ),
+    Workload(
+        "memory-2", "Memory of the worker tree (PSS), 2 process slots", "memory",
+        [Figure("pss_mb", "PSS", "MB", more_is_better=False)], ["penstock", "celery"], {"slots": 2}, {},
+    ),
+    Workload(
+        "memory-40", "Memory of the worker tree (PSS), 40 process slots", "memory",
+        [Figure("pss_mb", "PSS", "MB", more_is_better=False)], ["penstock", "celery"], {"slots": 40}, None,
+    ),
+]  # fmt: skip

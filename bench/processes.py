@@ -1,0 +1,112 @@
+"""Processes that the benchmark starts: each ends by its id, with all its descendants, whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends, so that none of them can slip out of the tree."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def descendants(root: int) -> list[int]:
+    """Every living process below ``root``, parents before children."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The name in parentheses may hold anything: the fields begin after its last one.
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if state != "Z":
+                    children.setdefault(int(parent), []).append(int(entry.name))
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(0), [])
+        found += below
+        waiting += below
+    return found
+
+
+def end(process: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
+    """SIGTERM, a grace, then SIGKILL for the process and all that came from it."""
+    family = [process.pid, *descendants(process.pid)]
+    if process.poll() is None:
+        process.terminate()
+    deadline = time.monotonic() + grace_s
+    while time.monotonic() < deadline:
+        process.poll()  # else it stays a zombie
+        if not any(map(is_alive, family)):
+            return
+        time.sleep(0.02)  # most are not our children: there is nothing to wait on
+    end_pids(dict.fromkeys([*descendants(process.pid), *family]))
+    process.wait()
+
+
+def end_pids(pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    grace_s: float = 5.0,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``command`` for the length of the block, its output in ``log``."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        end(process, grace_s)
+
+
+def tail(log: Path, lines: int = 8) -> str:
+    """The last lines of a log: what a failure's reason quotes."""
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""
+
+
+def proportional_set_size_bytes(pids: Sequence[int]) -> int:
+    """PSS: shared pages are divided among their users; RSS would count them once for each fork."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1]) * 1024
+    return total
