@@ -10,7 +10,7 @@ use penstock_message::{
     Answer, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, Tx,
 };
 
-pub use address::Address;
+pub use address::{Address, DEFAULT_PORT};
 
 mod address;
 mod dial;
@@ -20,6 +20,7 @@ mod session;
 mod waker;
 
 use remote::Remote;
+pub use waker::Waker;
 
 /// Called once with how a call ended. Runs on the driver's thread: it must not block.
 pub type Done<T> = Box<dyn FnOnce(Result<T, DriverError>) + Send>;

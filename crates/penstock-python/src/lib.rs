@@ -1,1 +1,29 @@
+//! `penstock._core`: conversions between Rust and Python, and nothing else. python/penstock/_core.pyi
+//! says what is in it. Importing it starts no thread, opens no file and installs no handler.
 
+mod client;
+mod errors;
+mod ids;
+mod options;
+mod port;
+mod values;
+mod wait;
+
+// The interpreter lock is what keeps a fork from happening while another thread holds one of our
+// locks, so a build without it must wait for another way to know that.
+#[pyo3::pymodule(gil_used = true)]
+mod _core {
+    use pyo3::prelude::*;
+
+    #[pymodule_export]
+    use crate::client::Client;
+    #[pymodule_export]
+    use crate::options::Options;
+    #[pymodule_export]
+    use crate::port::Port;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

@@ -1,0 +1,582 @@
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use penstock_driver::{Driver, DriverConfig, DriverError};
+use penstock_message::{
+    Answer, Durability, KeyState, MessageId, MessageInfo, MessageState, Notice, Op, Query,
+    QueueStatus, Receipt, Status, Tx, WorkerStatus,
+};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+
+use crate::errors::Failure;
+use crate::ids;
+use crate::options::Options;
+use crate::port::{End, Port};
+use crate::values::Gather;
+use crate::wait::{Slot, deadline};
+
+/// For so long the broker keeps the leases of a silent client.
+const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// One process's connection to a broker. Making one opens, starts and connects nothing.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct Client {
+    url: String,
+    token: Option<String>,
+    program: Option<PathBuf>,
+    name: Option<String>,
+    /// Held for moments, and always with the interpreter lock, so never while this process is forked.
+    state: Mutex<State>,
+}
+
+struct State {
+    pid: u32,
+    driver: Option<Arc<dyn Driver>>,
+    closed: bool,
+}
+
+impl Client {
+    fn driver(&self) -> Result<Arc<dyn Driver>, Failure> {
+        let mut state = self.state.lock().unwrap();
+        let pid = std::process::id();
+        if state.pid != pid {
+            state.pid = pid;
+            if let Some(inherited) = state.driver.take() {
+                inherited.abandon();
+                // Its locks may be held by threads of the parent, and its thread is not here.
+                std::mem::forget(inherited);
+            }
+        }
+        if state.closed {
+            return Err(Failure::closed());
+        }
+        if let Some(driver) = &state.driver {
+            return Ok(Arc::clone(driver));
+        }
+        let driver = penstock_driver::connect(DriverConfig {
+            url: self.url.clone(),
+            token: self.token.clone(),
+            program: self.program.clone(),
+            name: self.name.clone().unwrap_or_else(|| format!("pid {pid}")),
+            heartbeat: HEARTBEAT,
+        })
+        .map_err(Failure::of_question)?;
+        state.driver = Some(Arc::clone(&driver));
+        Ok(driver)
+    }
+
+    /// Commits one transaction and waits until it is confirmed.
+    fn commit(
+        &self,
+        py: Python<'_>,
+        tx: Tx,
+        durability: Durability,
+        timeout_s: f64,
+    ) -> PyResult<()> {
+        let deadline = deadline(Some(timeout_s))?;
+        let driver = self.driver()?;
+        let slot = Slot::new();
+        let filled = Arc::clone(&slot);
+        let done = Box::new(move |outcome| filled.fill(outcome));
+        py.detach(move || driver.commit(vec![tx], durability, deadline, done));
+        Ok(confirmed(slot.wait_for_end(py)?)?)
+    }
+
+    fn ask(&self, py: Python<'_>, query: Query, timeout_s: f64) -> PyResult<Answer> {
+        let deadline = question_deadline(timeout_s)?;
+        let driver = self.driver()?;
+        let slot = Slot::new();
+        let filled = Arc::clone(&slot);
+        let done = Box::new(move |outcome| filled.fill(outcome));
+        py.detach(move || driver.query(query, deadline, done));
+        Ok(slot.wait_for_end(py)?.map_err(Failure::of_question)?)
+    }
+
+    /// Waits until all of these jobs have ended.
+    fn states(
+        &self,
+        py: Python<'_>,
+        jobs: &[MessageId],
+        timeout_s: Option<f64>,
+    ) -> PyResult<Vec<KeyState>> {
+        let slot = Slot::new();
+        let filled = Arc::clone(&slot);
+        let gather = Gather::ends(jobs, Box::new(move |states| filled.fill(states)));
+        self.gather(py, gather, &slot, timeout_s)
+    }
+
+    fn gather(
+        &self,
+        py: Python<'_>,
+        gather: Arc<Gather>,
+        slot: &Slot<Result<Vec<KeyState>, Failure>>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<Vec<KeyState>> {
+        let deadline = deadline(timeout_s)?;
+        let driver = self.driver()?;
+        let keys = gather.keys();
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sink = Arc::clone(&gather);
+        // Timed here and not by the driver, whose thread would have to be woken for it.
+        let watch = py.detach(|| driver.watch(keys, None, sink));
+        match slot.wait(py, deadline) {
+            Ok(Some(states)) => Ok(states?),
+            Ok(None) => {
+                driver.unwatch(watch);
+                Err(gather.time_is_up(driver.trouble()).into())
+            }
+            Err(interrupted) => {
+                driver.unwatch(watch);
+                Err(interrupted)
+            }
+        }
+    }
+}
+
+#[pymethods]
+impl Client {
+    #[new]
+    #[pyo3(signature = (url, *, token = None, program = None, name = None))]
+    fn new(
+        url: String,
+        token: Option<String>,
+        program: Option<PathBuf>,
+        name: Option<String>,
+    ) -> Result<Self, Failure> {
+        // A URL that means nothing is told now, not at the first call.
+        url.parse::<penstock_driver::Address>()
+            .map_err(Failure::of_question)?;
+        Ok(Self {
+            url,
+            token,
+            program,
+            name,
+            state: Mutex::new(State {
+                pid: std::process::id(),
+                driver: None,
+                closed: false,
+            }),
+        })
+    }
+
+    fn publish<'py>(
+        &self,
+        py: Python<'py>,
+        options: &Options,
+        body: &Bound<'py, PyBytes>,
+        timeout_s: f64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let id = draw_ids(1)?[0];
+        let tx = Tx::from(vec![options.publish(id, copied(body))]);
+        self.commit(py, tx, options.durability, timeout_s)?;
+        Ok(PyBytes::new(py, &id.0))
+    }
+
+    fn publish_same<'py>(
+        &self,
+        py: Python<'py>,
+        options: &Options,
+        bodies: Vec<Bound<'py, PyBytes>>,
+        timeout_s: f64,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let ids = draw_ids(bodies.len())?;
+        let ops = ids
+            .iter()
+            .zip(&bodies)
+            .map(|(id, body)| options.publish(*id, copied(body)))
+            .collect();
+        self.commit(py, Tx { ops }, options.durability, timeout_s)?;
+        id_list(py, &ids)
+    }
+
+    fn publish_many<'py>(
+        &self,
+        py: Python<'py>,
+        jobs: Vec<(Bound<'py, Options>, Bound<'py, PyBytes>)>,
+        timeout_s: f64,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (ids, tx, durability) = publish_all(&jobs)?;
+        self.commit(py, tx, durability, timeout_s)?;
+        id_list(py, &ids)
+    }
+
+    fn wait<'py>(
+        &self,
+        py: Python<'py>,
+        job_id: &[u8],
+        timeout_s: Option<f64>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let states = self.states(py, &[job(job_id)?], timeout_s)?;
+        ended(py, only(states))
+    }
+
+    fn wait_all<'py>(
+        &self,
+        py: Python<'py>,
+        job_ids: Vec<Bound<'py, PyBytes>>,
+        timeout_s: Option<f64>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let jobs: Vec<MessageId> = job_ids
+            .iter()
+            .map(|id| job(id.as_bytes()))
+            .collect::<Result<_, _>>()?;
+        let list = PyList::empty(py);
+        for state in self.states(py, &jobs, timeout_s)? {
+            list.append(match state {
+                KeyState::Present(_) => ended(py, state)?,
+                KeyState::Gone | KeyState::Pending => {
+                    (-1, PyBytes::new(py, b"")).into_pyobject(py)?
+                }
+            })?;
+        }
+        Ok(list)
+    }
+
+    fn peek<'py>(
+        &self,
+        py: Python<'py>,
+        job_id: &[u8],
+        timeout_s: f64,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let slot = Slot::new();
+        let filled = Arc::clone(&slot);
+        let gather = Gather::state_of(job(job_id)?, Box::new(move |states| filled.fill(states)));
+        let states = self.gather(py, gather, &slot, Some(timeout_s))?;
+        state_now(py, only(states))
+    }
+
+    fn message_info<'py>(
+        &self,
+        py: Python<'py>,
+        job_id: &[u8],
+        timeout_s: f64,
+    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+        let answer = self.ask(py, Query::Message(job(job_id)?), timeout_s)?;
+        info_dict(py, message_info(answer)?)
+    }
+
+    fn status<'py>(&self, py: Python<'py>, timeout_s: f64) -> PyResult<Bound<'py, PyDict>> {
+        match self.ask(py, Query::Status, timeout_s)? {
+            Answer::Status(status) => status_dict(py, &status),
+            other => Err(odd_answer(&other).into()),
+        }
+    }
+
+    fn purge(&self, py: Python<'_>, queue: String, timeout_s: f64) -> PyResult<()> {
+        let tx = Tx::from(vec![Op::Purge { queue }]);
+        self.commit(py, tx, Durability::Disk, timeout_s)
+    }
+
+    fn take_notices(&self) -> Vec<String> {
+        let state = self.state.lock().unwrap();
+        match &state.driver {
+            Some(driver) if state.pid == std::process::id() => {
+                driver.take_notices().iter().map(notice_text).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn close(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
+        let deadline = question_deadline(timeout_s)?;
+        let driver = {
+            let mut state = self.state.lock().unwrap();
+            state.closed = true;
+            match state.pid == std::process::id() {
+                true => state.driver.take(),
+                false => None,
+            }
+        };
+        if let Some(driver) = driver {
+            py.detach(move || driver.close(deadline));
+        }
+        Ok(())
+    }
+
+    fn submit<'py>(
+        &self,
+        py: Python<'py>,
+        jobs: Vec<(Bound<'py, Options>, Bound<'py, PyBytes>)>,
+        timeout_s: f64,
+        port: &Port,
+        token: u64,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let deadline = deadline(Some(timeout_s))?;
+        let driver = self.driver()?;
+        let (ids, tx, durability) = publish_all(&jobs)?;
+        let inbox = Arc::clone(&port.inbox);
+        inbox.expect(token);
+        let done = Box::new(move |outcome| {
+            inbox.end(token, confirmed(outcome).map(|()| End::Committed));
+        });
+        py.detach(move || driver.commit(vec![tx], durability, deadline, done));
+        id_list(py, &ids)
+    }
+
+    fn watch(
+        &self,
+        py: Python<'_>,
+        job_id: &[u8],
+        timeout_s: Option<f64>,
+        port: &Port,
+        token: u64,
+    ) -> PyResult<()> {
+        let inbox = Arc::clone(&port.inbox);
+        let finish = Box::new(move |states: Result<Vec<KeyState>, Failure>| {
+            inbox.end(token, states.map(|states| End::JobEnded(only(states))));
+        });
+        let gather = Gather::ends(&[job(job_id)?], finish);
+        self.gather_at(py, gather, timeout_s, port, token)
+    }
+
+    fn peek_async(
+        &self,
+        py: Python<'_>,
+        job_id: &[u8],
+        timeout_s: f64,
+        port: &Port,
+        token: u64,
+    ) -> PyResult<()> {
+        let inbox = Arc::clone(&port.inbox);
+        let finish = Box::new(move |states: Result<Vec<KeyState>, Failure>| {
+            inbox.end(token, states.map(|states| End::JobState(only(states))));
+        });
+        let gather = Gather::state_of(job(job_id)?, finish);
+        self.gather_at(py, gather, Some(timeout_s), port, token)
+    }
+
+    fn message_info_async(
+        &self,
+        py: Python<'_>,
+        job_id: &[u8],
+        timeout_s: f64,
+        port: &Port,
+        token: u64,
+    ) -> PyResult<()> {
+        let deadline = question_deadline(timeout_s)?;
+        let query = Query::Message(job(job_id)?);
+        let driver = self.driver()?;
+        let inbox = Arc::clone(&port.inbox);
+        inbox.expect(token);
+        let done = Box::new(move |outcome: Result<Answer, DriverError>| {
+            let info = outcome.map_err(Failure::of_question).and_then(message_info);
+            inbox.end(token, info.map(End::Info));
+        });
+        py.detach(move || driver.query(query, deadline, done));
+        Ok(())
+    }
+
+    fn forget(&self, py: Python<'_>, port: &Port, token: u64) {
+        if let Some(watch) = port.inbox.forget(token)
+            && let Ok(driver) = self.driver()
+        {
+            py.detach(move || driver.unwatch(watch));
+        }
+    }
+}
+
+impl Client {
+    fn gather_at(
+        &self,
+        py: Python<'_>,
+        gather: Arc<Gather>,
+        timeout_s: Option<f64>,
+        port: &Port,
+        token: u64,
+    ) -> PyResult<()> {
+        let deadline = deadline(timeout_s)?;
+        let driver = self.driver()?;
+        let keys = gather.keys();
+        port.inbox.expect(token);
+        let watch = py.detach(|| driver.watch(keys, deadline, gather));
+        port.inbox.expect_watch(token, watch);
+        Ok(())
+    }
+}
+
+// From Python.
+
+fn draw_ids(count: usize) -> PyResult<Vec<MessageId>> {
+    ids::draw(count).map_err(|error| {
+        pyo3::exceptions::PyOSError::new_err(format!("this system gives no random bytes: {error}"))
+    })
+}
+
+fn copied(body: &Bound<'_, PyBytes>) -> Bytes {
+    Bytes::copy_from_slice(body.as_bytes())
+}
+
+fn job(id: &[u8]) -> Result<MessageId, Failure> {
+    id.try_into()
+        .map(MessageId)
+        .map_err(|_| Failure::invalid(format!("a job id is 16 bytes long, not {}", id.len())))
+}
+
+/// One transaction of many jobs: as durable as the most careful of them asks.
+fn publish_all(
+    jobs: &[(Bound<'_, Options>, Bound<'_, PyBytes>)],
+) -> PyResult<(Vec<MessageId>, Tx, Durability)> {
+    let ids = draw_ids(jobs.len())?;
+    let ops = ids
+        .iter()
+        .zip(jobs)
+        .map(|(id, (options, body))| options.get().publish(*id, copied(body)))
+        .collect();
+    let durability = jobs
+        .iter()
+        .map(|(options, _)| options.get().durability)
+        .max()
+        .unwrap_or_default();
+    Ok((ids, Tx { ops }, durability))
+}
+
+/// A question always has a deadline.
+fn question_deadline(timeout_s: f64) -> PyResult<Instant> {
+    const LONGEST: Duration = Duration::from_secs(86_400);
+    Ok(deadline(Some(timeout_s))?.unwrap_or_else(|| Instant::now() + LONGEST))
+}
+
+// To Python.
+
+fn confirmed(outcome: Result<Vec<Receipt>, DriverError>) -> Result<(), Failure> {
+    let receipts = outcome.map_err(Failure::of_commit)?;
+    receipts.into_iter().try_for_each(Failure::of_receipt)
+}
+
+fn id_list<'py>(py: Python<'py>, ids: &[MessageId]) -> PyResult<Bound<'py, PyList>> {
+    PyList::new(py, ids.iter().map(|id| PyBytes::new(py, &id.0)))
+}
+
+fn only(mut states: Vec<KeyState>) -> KeyState {
+    states.pop().unwrap_or(KeyState::Gone)
+}
+
+/// How a job has ended, as (status, body).
+pub(crate) fn ended(py: Python<'_>, state: KeyState) -> PyResult<Bound<'_, PyTuple>> {
+    match state {
+        KeyState::Present(value) => {
+            (value.status as u8, PyBytes::new(py, &value.body)).into_pyobject(py)
+        }
+        KeyState::Gone => Err(Failure::result_expired().to_error(py)),
+        KeyState::Pending => Err(Failure::still_pending().to_error(py)),
+    }
+}
+
+/// As [`ended`], with `None` for a job that has not.
+pub(crate) fn state_now(py: Python<'_>, state: KeyState) -> PyResult<Option<Bound<'_, PyTuple>>> {
+    match state {
+        KeyState::Pending => Ok(None),
+        state => ended(py, state).map(Some),
+    }
+}
+
+fn message_info(answer: Answer) -> Result<Option<MessageInfo>, Failure> {
+    match answer {
+        Answer::Message(info) => Ok(info),
+        other => Err(odd_answer(&other)),
+    }
+}
+
+fn odd_answer(answer: &Answer) -> Failure {
+    match answer {
+        Answer::Refused(why) => Failure::refused(why),
+        _ => Failure::refused("the broker gave the answer to another question"),
+    }
+}
+
+pub(crate) fn info_dict(
+    py: Python<'_>,
+    info: Option<MessageInfo>,
+) -> PyResult<Option<Bound<'_, PyDict>>> {
+    let Some(info) = info else {
+        return Ok(None);
+    };
+    let state = match info.state {
+        MessageState::Ready => "ready",
+        MessageState::Delayed => "delayed",
+        MessageState::Running => "running",
+        MessageState::Held => "held",
+        MessageState::Dead => "dead",
+    };
+    let notes: Vec<_> = info
+        .notes
+        .iter()
+        .map(|note| PyBytes::new(py, note))
+        .collect();
+    let dict = PyDict::new(py);
+    dict.set_item("task", info.task)?;
+    dict.set_item("queue", info.queue)?;
+    dict.set_item("state", state)?;
+    dict.set_item("enqueued_at_ms", info.enqueued_at)?;
+    dict.set_item("started_at_ms", info.started_at)?;
+    dict.set_item("due_at_ms", info.due_at)?;
+    dict.set_item("attempt", info.attempt)?;
+    dict.set_item("crashes", info.crashes)?;
+    dict.set_item("worker", info.worker)?;
+    dict.set_item("notes", notes)?;
+    Ok(Some(dict))
+}
+
+fn status_dict<'py>(py: Python<'py>, status: &Status) -> PyResult<Bound<'py, PyDict>> {
+    let queue = |queue: &QueueStatus| {
+        let dict = PyDict::new(py);
+        dict.set_item("name", &queue.name)?;
+        dict.set_item("ready", queue.ready)?;
+        dict.set_item("delayed", queue.delayed)?;
+        dict.set_item("running", queue.running)?;
+        dict.set_item("oldest_ready_ms", queue.oldest_ready_ms)?;
+        dict.set_item("paused", queue.paused)?;
+        dict.set_item("consumers", queue.consumers)?;
+        PyResult::Ok(dict)
+    };
+    let worker = |worker: &WorkerStatus| {
+        let dict = PyDict::new(py);
+        dict.set_item("name", &worker.name)?;
+        dict.set_item("queues", &worker.queues)?;
+        dict.set_item("slots", worker.slots)?;
+        dict.set_item("busy", worker.busy)?;
+        dict.set_item("leases", worker.leases)?;
+        dict.set_item("connected", worker.connected)?;
+        PyResult::Ok(dict)
+    };
+    let queues: Vec<_> = status.queues.iter().map(queue).collect::<PyResult<_>>()?;
+    let workers: Vec<_> = status.workers.iter().map(worker).collect::<PyResult<_>>()?;
+    let process = &status.process;
+    let dict = PyDict::new(py);
+    dict.set_item("queues", queues)?;
+    dict.set_item("workers", workers)?;
+    dict.set_item("clients", status.clients)?;
+    dict.set_item("results", status.results)?;
+    dict.set_item("results_bytes", status.results_bytes)?;
+    dict.set_item("evicted", status.evicted)?;
+    dict.set_item("broker_version", &process.version)?;
+    dict.set_item("broker_pid", process.pid)?;
+    dict.set_item("uptime_ms", process.uptime_ms)?;
+    dict.set_item("sync_p50_us", process.sync_p50_us)?;
+    dict.set_item("sync_p99_us", process.sync_p99_us)?;
+    dict.set_item("journal_bytes", process.journal_bytes)?;
+    Ok(dict)
+}
+
+fn notice_text(notice: &Notice) -> String {
+    match notice {
+        Notice::Unserved {
+            queue,
+            waiting,
+            for_ms,
+        } => format!(
+            "{waiting} jobs wait in queue {queue:?}, which no worker has served for {} s; start one with -Q {queue}",
+            for_ms / 1000
+        ),
+        Notice::Evicting { group, cap_bytes } => format!(
+            "results of task {group:?} are evicted before their time, because they take more than {} MiB; \
+             shorten its result_ttl, or set store_result=False if nobody reads them",
+            cap_bytes >> 20
+        ),
+    }
+}

@@ -1,0 +1,204 @@
+//! How what goes wrong becomes an error of `penstock.errors`, in this one place.
+
+use std::fmt;
+
+use penstock_driver::DriverError;
+use penstock_message::{Receipt, Refusal};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyType;
+
+/// An error that knows no interpreter yet: it may be made on any thread.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    kind: Kind,
+    text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    BrokerUnavailable {
+        maybe_accepted: bool,
+    },
+    Timeout,
+    Unauthorized,
+    InvalidConfiguration,
+    ClientClosed,
+    QueueFull,
+    DiskFull,
+    PayloadTooLarge,
+    ResultExpired,
+    /// Of no kind that a caller could do something about.
+    Penstock,
+}
+
+impl Failure {
+    fn new(kind: Kind, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { kind, text }
+    }
+
+    pub(crate) fn invalid(text: impl Into<String>) -> Self {
+        Self::new(Kind::InvalidConfiguration, text)
+    }
+
+    pub(crate) fn closed() -> Self {
+        Self::new(
+            Kind::ClientClosed,
+            "this client was closed; make a new App, or a new Client",
+        )
+    }
+
+    pub(crate) fn result_expired() -> Self {
+        Self::new(
+            Kind::ResultExpired,
+            "there is no result and none is on its way: it was not stored, has outlived its result_ttl, was evicted, or the broker does not know the job",
+        )
+    }
+
+    /// The broker says no to a question.
+    pub(crate) fn refused(why: impl Into<String>) -> Self {
+        Self::new(Kind::Penstock, why)
+    }
+
+    pub(crate) fn still_pending() -> Self {
+        Self::new(Kind::Timeout, "the job has not ended in time; it goes on")
+    }
+
+    /// A question was not answered, which changes nothing.
+    pub(crate) fn unanswered(trouble: Option<String>) -> Self {
+        let trouble = trouble.unwrap_or_else(|| "the broker did not answer in time".to_owned());
+        Self::new(
+            Kind::BrokerUnavailable {
+                maybe_accepted: false,
+            },
+            format!("{trouble}. Nothing was changed; try again once a broker is within reach."),
+        )
+    }
+
+    /// What a driver says of a question, or of a wait: nothing that could have been accepted.
+    pub(crate) fn of_question(error: DriverError) -> Self {
+        match error {
+            DriverError::Unavailable { reason, .. } => Self::unanswered(Some(reason)),
+            other => Self::of_commit(other),
+        }
+    }
+
+    /// What a driver says of a transaction that publishes.
+    pub(crate) fn of_commit(error: DriverError) -> Self {
+        match error {
+            DriverError::Unavailable {
+                reason,
+                maybe_accepted,
+            } => {
+                let advice = match maybe_accepted {
+                    true => {
+                        "The job may have been accepted all the same: enqueueing it again could run it twice."
+                    }
+                    false => {
+                        "The job was not accepted; enqueue it again once a broker is within reach."
+                    }
+                };
+                Self::new(
+                    Kind::BrokerUnavailable { maybe_accepted },
+                    format!("{reason}. {advice}"),
+                )
+            }
+            DriverError::Unauthorized { reason } => Self::new(
+                Kind::Unauthorized,
+                format!(
+                    "{reason}; set PENSTOCK_TOKEN to the token that the server was started with"
+                ),
+            ),
+            DriverError::TooLarge { reason } => Self::new(Kind::PayloadTooLarge, reason),
+            DriverError::Invalid { reason } => Self::invalid(reason),
+            DriverError::Closed => Self::closed(),
+        }
+    }
+
+    /// What a receipt says, when it does not say that the transaction was applied.
+    pub(crate) fn of_receipt(receipt: Receipt) -> Result<(), Self> {
+        let (op, why) = match receipt {
+            Receipt::Applied { .. } | Receipt::Duplicate => return Ok(()),
+            Receipt::Unknown => {
+                return Err(Self::of_commit(DriverError::Unavailable {
+                    reason: "the broker was away for so long that it no longer knows this client"
+                        .into(),
+                    maybe_accepted: true,
+                }));
+            }
+            Receipt::Refused { op, why } => (op, why),
+        };
+        Err(match why {
+            Refusal::TooLarge(text) => Self::new(Kind::PayloadTooLarge, text),
+            Refusal::QueueFull(text) => Self::new(Kind::QueueFull, text),
+            Refusal::DiskFull => Self::new(
+                Kind::DiskFull,
+                "the broker's disk is nearly full, so it takes no new jobs; the job was not accepted",
+            ),
+            Refusal::Invalid(text) => Self::invalid(text),
+            Refusal::AlreadyExists => Self::new(
+                Kind::Penstock,
+                format!(
+                    "the broker holds a job with the id of number {op} already; nothing was accepted"
+                ),
+            ),
+            Refusal::GuardFailed => Self::new(
+                Kind::Penstock,
+                format!("the condition of operation {op} did not hold; nothing was changed"),
+            ),
+            Refusal::LeaseLost => Self::new(
+                Kind::Penstock,
+                "the job's lease was lost to somebody else; nothing was changed",
+            ),
+        })
+    }
+
+    /// The exception, to be raised or handed on.
+    pub(crate) fn to_error(&self, py: Python<'_>) -> PyErr {
+        match self.kind.class(py) {
+            Err(error) => error,
+            Ok(class) => match self.kind {
+                Kind::BrokerUnavailable { maybe_accepted } => {
+                    PyErr::from_type(class.clone(), (self.text.clone(), maybe_accepted))
+                }
+                _ => PyErr::from_type(class.clone(), (self.text.clone(),)),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.text)
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        Python::attach(|py| failure.to_error(py))
+    }
+}
+
+impl Kind {
+    fn class(self, py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
+        macro_rules! class {
+            ($name:literal) => {{
+                static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+                CLASS.import(py, "penstock.errors", $name)
+            }};
+        }
+        match self {
+            Self::BrokerUnavailable { .. } => class!("BrokerUnavailable"),
+            Self::Timeout => class!("Timeout"),
+            Self::Unauthorized => class!("Unauthorized"),
+            Self::InvalidConfiguration => class!("InvalidConfiguration"),
+            Self::ClientClosed => class!("ClientClosed"),
+            Self::QueueFull => class!("QueueFull"),
+            Self::DiskFull => class!("DiskFull"),
+            Self::PayloadTooLarge => class!("PayloadTooLarge"),
+            Self::ResultExpired => class!("ResultExpired"),
+            Self::Penstock => class!("PenstockError"),
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Draws message ids: one seed of the system for each process, then a fast generator.
+
+use std::sync::Mutex;
+use std::time::SystemTime;
+
+use penstock_message::{IdSource, MessageId};
+
+struct Generator {
+    /// A forked child must not repeat its parent's ids.
+    pid: u32,
+    state: [u64; 4],
+}
+
+static GENERATOR: Mutex<Generator> = Mutex::new(Generator {
+    pid: 0,
+    state: [0; 4],
+});
+
+impl Generator {
+    fn seed(&mut self, pid: u32) -> Result<(), getrandom::Error> {
+        let mut seed = [0; 32];
+        getrandom::fill(&mut seed)?;
+        for (word, bytes) in self.state.iter_mut().zip(seed.chunks_exact(8)) {
+            *word = bytes
+                .iter()
+                .fold(0, |word, byte| word << 8 | u64::from(*byte));
+        }
+        self.pid = pid;
+        Ok(())
+    }
+
+    /// xoshiro256++, by David Blackman and Sebastiano Vigna.
+    fn next(&mut self) -> u64 {
+        let [a, b, c, d] = self.state;
+        let drawn = a.wrapping_add(d).rotate_left(23).wrapping_add(a);
+        let (c, d) = (c ^ a, d ^ b);
+        self.state = [a ^ d, b ^ c, c ^ (b << 17), d.rotate_left(45)];
+        drawn
+    }
+}
+
+/// Draws so many ids, all of this millisecond.
+pub(crate) fn draw(count: usize) -> Result<Vec<MessageId>, getrandom::Error> {
+    let mut generator = GENERATOR.lock().unwrap();
+    let pid = std::process::id();
+    if generator.pid != pid {
+        generator.seed(pid)?;
+    }
+    let unix_ms = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64);
+    let mut id = || {
+        let mut random = [0; 10];
+        random[..8].copy_from_slice(&generator.next().to_le_bytes());
+        random[8..].copy_from_slice(&generator.next().to_le_bytes()[..2]);
+        MessageId::new(IdSource { unix_ms, random })
+    };
+    Ok((0..count).map(|_| id()).collect())
+}

@@ -1,0 +1,142 @@
+use bytes::Bytes;
+use penstock_message::{
+    DEFAULT_PRIORITY, Due, Durability, HIGHEST_PRIORITY, Message, MessageId, Op,
+};
+use pyo3::prelude::*;
+
+use crate::errors::Failure;
+
+/// Everything about a job but its body, checked and frozen: made once for a task and each `options()`.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct Options {
+    task: String,
+    queue: String,
+    priority: u8,
+    due: Option<Due>,
+    expires_at: Option<Due>,
+    result_ttl_ms: Option<u64>,
+    max_deliveries: u8,
+    pub(crate) durability: Durability,
+}
+
+impl Options {
+    pub(crate) fn publish(&self, id: MessageId, body: Bytes) -> Op {
+        let message = Message {
+            id,
+            task: self.task.clone(),
+            priority: self.priority,
+            expires_at: self.expires_at,
+            result_ttl_ms: self.result_ttl_ms,
+            max_deliveries: self.max_deliveries,
+            attempt: 0,
+            crashes: 0,
+            enqueued_at: 0,
+            notes: Vec::new(),
+            body,
+        };
+        Op::Publish {
+            queues: vec![self.queue.clone()],
+            message,
+            due: self.due,
+            unless_key: None,
+        }
+    }
+}
+
+#[pymethods]
+impl Options {
+    #[new]
+    #[pyo3(signature = (
+        task, *, queue = "default", priority = u32::from(DEFAULT_PRIORITY), countdown_ms = None, eta_ms = None,
+        expires_after_ms = None, expires_at_ms = None, result_ttl_ms = Some(86_400_000), max_deliveries = 3,
+        durability = "disk",
+    ))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords in Python, each with its name"
+    )]
+    fn new(
+        task: &str,
+        queue: &str,
+        priority: u32,
+        countdown_ms: Option<u64>,
+        eta_ms: Option<u64>,
+        expires_after_ms: Option<u64>,
+        expires_at_ms: Option<u64>,
+        result_ttl_ms: Option<u64>,
+        max_deliveries: u32,
+        durability: &str,
+    ) -> Result<Self, Failure> {
+        named("task", task)?;
+        named("queue", queue)?;
+        let priority = u8::try_from(priority)
+            .ok()
+            .filter(|priority| *priority <= HIGHEST_PRIORITY)
+            .ok_or_else(|| {
+                Failure::invalid(format!(
+                    "priority is {priority}; give 0 to {HIGHEST_PRIORITY}, higher first"
+                ))
+            })?;
+        let max_deliveries = u8::try_from(max_deliveries)
+            .ok()
+            .filter(|deliveries| *deliveries > 0)
+            .ok_or_else(|| {
+                Failure::invalid(format!("max_deliveries is {max_deliveries}; give 1 to 255"))
+            })?;
+        let durability = match durability {
+            "disk" => Durability::Disk,
+            "os" => Durability::Os,
+            "none" => Durability::None,
+            other => {
+                return Err(Failure::invalid(format!(
+                    "durability is {other:?}; give \"disk\", \"os\" or \"none\""
+                )));
+            }
+        };
+        Ok(Self {
+            task: task.to_owned(),
+            queue: queue.to_owned(),
+            priority,
+            due: one_of(("countdown", countdown_ms), ("eta", eta_ms))?,
+            expires_at: one_of(
+                ("expires_after", expires_after_ms),
+                ("expires_at", expires_at_ms),
+            )?,
+            result_ttl_ms,
+            max_deliveries,
+            durability,
+        })
+    }
+
+    #[getter]
+    fn task(&self) -> &str {
+        &self.task
+    }
+
+    #[getter]
+    fn queue(&self) -> &str {
+        &self.queue
+    }
+}
+
+fn named(what: &str, name: &str) -> Result<(), Failure> {
+    const LONGEST: usize = 255;
+    match name.len() {
+        0 => Err(Failure::invalid(format!("the name of the {what} is empty"))),
+        1..=LONGEST => Ok(()),
+        length => Err(Failure::invalid(format!(
+            "the name of the {what} takes {length} bytes; {LONGEST} is the limit"
+        ))),
+    }
+}
+
+fn one_of(after: (&str, Option<u64>), at: (&str, Option<u64>)) -> Result<Option<Due>, Failure> {
+    match (after, at) {
+        ((after, Some(_)), (at, Some(_))) => {
+            Err(Failure::invalid(format!("give {after} or {at}, not both")))
+        }
+        ((_, Some(ms)), _) => Ok(Some(Due::AfterMs(ms))),
+        (_, (_, Some(ms))) => Ok(Some(Due::At(ms))),
+        _ => Ok(None),
+    }
+}

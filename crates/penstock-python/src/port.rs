@@ -1,0 +1,123 @@
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Arc, Mutex};
+
+use penstock_driver::WatchId;
+use penstock_message::{KeyState, MessageInfo};
+use pyo3::IntoPyObjectExt;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::client::{ended, info_dict, state_now};
+use crate::errors::Failure;
+
+/// Where asynchronous calls end: register `fileno()` with the event loop, then `drain()`.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct Port {
+    pub(crate) inbox: Arc<Inbox>,
+}
+
+/// The side of it that a driver's thread sees.
+pub(crate) struct Inbox {
+    waker: penstock_driver::Waker,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    closed: bool,
+    /// The calls whose end is still wanted, with what they watch.
+    wanted: HashMap<u64, Option<WatchId>>,
+    ended: Vec<(u64, Result<End, Failure>)>,
+}
+
+/// What a call brings.
+pub(crate) enum End {
+    Committed,
+    JobEnded(KeyState),
+    JobState(KeyState),
+    Info(Option<MessageInfo>),
+}
+
+impl Inbox {
+    pub(crate) fn expect(&self, token: u64) {
+        self.state.lock().unwrap().wanted.insert(token, None);
+    }
+
+    /// Keeps the watch of a call, unless it has ended meanwhile.
+    pub(crate) fn expect_watch(&self, token: u64, watch: WatchId) {
+        if let Some(watching) = self.state.lock().unwrap().wanted.get_mut(&token) {
+            *watching = Some(watch);
+        }
+    }
+
+    pub(crate) fn forget(&self, token: u64) -> Option<WatchId> {
+        self.state.lock().unwrap().wanted.remove(&token)?
+    }
+
+    pub(crate) fn end(&self, token: u64, end: Result<End, Failure>) {
+        let mut state = self.state.lock().unwrap();
+        if state.closed || state.wanted.remove(&token).is_none() {
+            return;
+        }
+        state.ended.push((token, end));
+        // One wake-up is enough for all that comes before the loop looks.
+        let first = state.ended.len() == 1;
+        drop(state);
+        if first {
+            self.waker.wake();
+        }
+    }
+}
+
+#[pymethods]
+impl Port {
+    #[new]
+    fn new() -> PyResult<Self> {
+        Ok(Self {
+            inbox: Arc::new(Inbox {
+                waker: penstock_driver::Waker::new()?,
+                state: Mutex::default(),
+            }),
+        })
+    }
+
+    fn fileno(&self) -> i32 {
+        self.inbox.waker.as_fd().as_raw_fd()
+    }
+
+    fn drain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        // Cleared first: what ends after the list was taken wakes the loop again.
+        self.inbox.waker.clear();
+        let ended = std::mem::take(&mut self.inbox.state.lock().unwrap().ended);
+        let list = PyList::empty(py);
+        for (token, end) in ended {
+            list.append((token, end_to_python(py, end)?))?;
+        }
+        Ok(list)
+    }
+
+    /// Nothing that ends later is kept. The descriptor lives as long as this object, for it may still
+    /// be registered with a loop.
+    fn close(&self) {
+        let mut state = self.inbox.state.lock().unwrap();
+        state.closed = true;
+        state.ended.clear();
+        state.wanted.clear();
+    }
+}
+
+fn end_to_python(py: Python<'_>, end: Result<End, Failure>) -> PyResult<Bound<'_, PyAny>> {
+    let value = end.map_err(|failure| failure.to_error(py)).and_then(|end| {
+        Ok(match end {
+            End::Committed => py.None().into_bound(py),
+            End::JobEnded(state) => ended(py, state)?.into_any(),
+            End::JobState(state) => state_now(py, state)?.into_bound_py_any(py)?,
+            End::Info(info) => info_dict(py, info)?.into_bound_py_any(py)?,
+        })
+    });
+    match value {
+        Ok(value) => Ok(value),
+        Err(error) => Ok(error.into_value(py).into_bound(py).into_any()),
+    }
+}

@@ -1,0 +1,126 @@
+//! Gathers the values of keys as a driver tells them, in whatever order that is.
+
+use std::sync::{Arc, Mutex};
+
+use penstock_driver::{DriverError, ValueSink};
+use penstock_message::{Key, KeyState, MessageId};
+use rustc_hash::FxHashMap;
+
+use crate::errors::Failure;
+
+type Finish = Box<dyn FnOnce(Result<Vec<KeyState>, Failure>) + Send>;
+
+/// Called back once: with the states of all jobs, in their order, or with what came in between.
+pub(crate) struct Gather {
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Taken when it is over; what is told after that concerns nobody.
+    finish: Option<Finish>,
+    states: Vec<KeyState>,
+    untold: usize,
+    /// Where each job stands in `states`; one that was named twice stands there twice.
+    places: FxHashMap<MessageId, Vec<usize>>,
+    ends_at_pending: bool,
+    /// The broker has told of a key, so it is within reach, or was until it said otherwise.
+    in_reach: bool,
+}
+
+impl Gather {
+    /// Waits for the end of each job.
+    pub(crate) fn ends(jobs: &[MessageId], finish: Finish) -> Arc<Self> {
+        Self::new(jobs, false, finish)
+    }
+
+    /// Asks how it stands with the job now.
+    pub(crate) fn state_of(job: MessageId, finish: Finish) -> Arc<Self> {
+        Self::new(&[job], true, finish)
+    }
+
+    fn new(jobs: &[MessageId], ends_at_pending: bool, finish: Finish) -> Arc<Self> {
+        let mut places: FxHashMap<MessageId, Vec<usize>> = FxHashMap::default();
+        for (place, job) in jobs.iter().enumerate() {
+            places.entry(*job).or_default().push(place);
+        }
+        Arc::new(Self {
+            state: Mutex::new(State {
+                finish: Some(finish),
+                states: vec![KeyState::Pending; jobs.len()],
+                untold: places.len(),
+                places,
+                ends_at_pending,
+                in_reach: false,
+            }),
+        })
+    }
+
+    /// Each once.
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        let state = self.state.lock().unwrap();
+        state.places.keys().copied().map(Key::Result).collect()
+    }
+
+    /// The time of whoever waits is up.
+    pub(crate) fn time_is_up(&self, trouble: Option<String>) -> Failure {
+        let state = self.state.lock().unwrap();
+        match state.in_reach {
+            true => Failure::still_pending(),
+            false => Failure::unanswered(trouble),
+        }
+    }
+
+    fn finish(&self, outcome: impl FnOnce(&mut State) -> Result<Vec<KeyState>, Failure>) {
+        let mut state = self.state.lock().unwrap();
+        if let Some(finish) = state.finish.take() {
+            let outcome = outcome(&mut state);
+            drop(state);
+            finish(outcome);
+        }
+    }
+}
+
+impl ValueSink for Gather {
+    fn value(&self, key: Key, told: KeyState) {
+        let Key::Result(job) = key else {
+            return;
+        };
+        let mut state = self.state.lock().unwrap();
+        let state_now = &mut *state;
+        let Some(places) = state_now.places.remove(&job) else {
+            return;
+        };
+        for place in places {
+            state_now.states[place] = told.clone();
+        }
+        state_now.untold -= 1;
+        let over = state_now.untold == 0;
+        drop(state);
+        if over {
+            self.finish(|state| Ok(std::mem::take(&mut state.states)));
+        }
+    }
+
+    fn pending(&self, _key: Key) {
+        let mut state = self.state.lock().unwrap();
+        state.in_reach = true;
+        let over = state.ends_at_pending;
+        drop(state);
+        if over {
+            self.finish(|state| Ok(std::mem::take(&mut state.states)));
+        }
+    }
+
+    fn reachable(&self, reachable: bool) {
+        self.state.lock().unwrap().in_reach &= reachable;
+    }
+
+    fn failed(&self, error: DriverError) {
+        self.finish(|_| Err(Failure::of_question(error)));
+    }
+
+    fn timed_out(&self) {
+        let failure = self.time_is_up(None);
+        self.finish(|_| Err(failure));
+    }
+}
