@@ -115,13 +115,14 @@ def _message_of(error: BaseException) -> str:
 
 def _traceback_of(error: BaseException, skip: str) -> str:
     try:
-        lines = traceback.format_exception(type(error), error, _below(error.__traceback__, skip))
+        lines = traceback.format_exception(type(error), error, below(error.__traceback__, skip))
         return "".join(lines).encode(errors="backslashreplace").decode()
     except Exception as broken:
         return f"<the traceback could not be formatted: {type(broken).__name__}>"
 
 
-def _below(frames: TracebackType | None, skip: str) -> TracebackType | None:
+def below(frames: TracebackType | None, skip: str) -> TracebackType | None:
+    """Leave out the first frames, those of the file ``skip``."""
     first = frames
     while first is not None and first.tb_frame.f_code.co_filename == skip:
         first = first.tb_next

@@ -15,7 +15,7 @@ import msgspec
 from penstock import _envelope
 from penstock._current import format_id, running
 from penstock._envelope import ErrorRecord, Failure, Success
-from penstock._remote_errors import record_of
+from penstock._remote_errors import below, record_of
 from penstock._retries import Retry
 from penstock.errors import PayloadTooLarge, UnknownTask
 
@@ -190,7 +190,7 @@ class _Attempt:
             format_id(self._job_id),
             record.qualname,
             record.message,
-            exc_info=error,
+            exc_info=(type(error), error, below(error.__traceback__, __file__)),
         )
         note = _envelope.encode(record)
         value = None

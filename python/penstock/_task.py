@@ -8,7 +8,19 @@ import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypedDict,
+    TypeVar,
+    TypeVarTuple,
+    Unpack,
+    cast,
+)
 
 from penstock import _core
 from penstock._arguments import Arguments
@@ -26,6 +38,7 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 A_contra = TypeVar("A_contra", contravariant=True)
 A = TypeVar("A")
+As = TypeVarTuple("As")
 
 
 class TaskOptions(TypedDict, total=False):
@@ -96,8 +109,9 @@ class Enqueue(Generic[P, R]):
         assert isinstance(self, Enqueue)
         return self._publish([self._task._encode((item,), {}) for item in items])
 
-    def starmap(self, items: Iterable[Iterable[Any]]) -> list[Job[R]]:
-        """As ``map``, where each item holds all positional arguments of its call."""
+    def starmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
+        """As ``map``, where each item is a tuple of all positional arguments of its call."""
+        assert isinstance(self, Enqueue)
         return self._publish([self._task._encode(tuple(item), {}) for item in items])
 
     async def amap(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
@@ -105,8 +119,9 @@ class Enqueue(Generic[P, R]):
         assert isinstance(self, Enqueue)
         return await self._submit([self._task._encode((item,), {}) for item in items])
 
-    async def astarmap(self, items: Iterable[Iterable[Any]]) -> list[Job[R]]:
+    async def astarmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``starmap``, for an event loop."""
+        assert isinstance(self, Enqueue)
         return await self._submit([self._task._encode(tuple(item), {}) for item in items])
 
     def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
@@ -142,6 +157,12 @@ class _OneArgument(Protocol[A_contra, R_co]):
     """What can be called with one argument, whatever its parameter's name: see ``map``."""
 
     def delay(self, item: A_contra, /) -> Job[R_co]: ...
+
+
+class _Arguments(Protocol[*As, R_co]):
+    """What can be called with these positional arguments: see ``starmap``."""
+
+    def delay(self, *args: *As) -> Job[R_co]: ...
 
 
 class AnyTask(Enqueue[P, R]):
