@@ -40,18 +40,23 @@ def descendants(root: int) -> list[int]:
 
 
 def end(process: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
-    """SIGTERM, a grace, then SIGKILL for the process and all that came from it."""
+    """SIGTERM, a grace, then SIGKILL for the process and all that came from it; returns when all have gone."""
     family = [process.pid, *descendants(process.pid)]
     if process.poll() is None:
         process.terminate()
-    deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline:
-        process.poll()  # else it stays a zombie
-        if not any(map(is_alive, family)):
-            return
-        time.sleep(0.02)  # most are not our children: there is nothing to wait on
-    end_pids(dict.fromkeys([*descendants(process.pid), *family]))
-    process.wait()
+    if not have_gone(process, family, grace_s):
+        family = list(dict.fromkeys([*descendants(process.pid), *family]))
+        end_pids(family)
+        have_gone(process, family, 5.0)
+
+
+def have_gone(process: subprocess.Popen[bytes], family: Sequence[int], within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while process.poll() is None or any(map(is_alive, family)):  # the poll reaps it, else it stays a zombie
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)  # most are not our children: there is nothing to wait on
+    return True
 
 
 def end_pids(pids: Iterable[int]) -> None:

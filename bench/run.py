@@ -57,10 +57,12 @@ class Arena:
         log = self.directory / f"{self.measured}-{contestant.key}-{workload.key}.log"
         python = Path(sys.executable) if contestant.is_penstock else self.peers_python
         env = {**os.environ, **contestant.env, **urls, "BENCH_LOG": str(log)}
+        data = self.directory / f"penstock-{self.measured}"
         if contestant.is_penstock:
-            env["PENSTOCK_URL"] = f"local:{self.directory / f'penstock-{self.measured}'}"
+            env["PENSTOCK_URL"] = f"local:{data}"
         pairs = [f"{key}={value}" for key, value in parameters.items()]
         command = [str(python), str(HERE / "client.py"), contestant.module, workload.measurement, *pairs]
+        servers_running = descendants(os.getpid())
         with log.open("ab") as errors:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=env, cwd=HERE
@@ -71,8 +73,9 @@ class Arena:
             raise RuntimeError(f"no result within {LIMIT_S} s") from None
         finally:
             end(process, grace_s=0.5)
-            if contestant.is_penstock:
-                shutil.rmtree(self.directory / f"penstock-{self.measured}", ignore_errors=True)
+            # Penstock's broker is nobody's child: it would stay for a minute.
+            end_pids(pid for pid in descendants(os.getpid()) if pid not in servers_running)
+            shutil.rmtree(data, ignore_errors=True)
         if process.returncode != 0:
             lines = tail(log).splitlines() or ["nothing in its log"]
             raise RuntimeError("\n".join([lines[-1], *lines[:-1]]))
@@ -145,10 +148,15 @@ def chosen(only: list[str], quick: bool) -> dict[str | None, list[tuple[Contesta
         for key in workload.contestants_of(quick and not wanted_workloads):
             if wanted_workloads and workload.key not in wanted_workloads:
                 continue
-            if wanted_contestants and not any(key.startswith(name) for name in wanted_contestants):
+            if wanted_contestants and not any(is_meant(key, name) for name in wanted_contestants):
                 continue
             groups.setdefault(BY_KEY[key].server, []).append((BY_KEY[key], workload))
     return groups
+
+
+def is_meant(contestant: str, name: str) -> bool:
+    """``dramatiq`` means both of its Redis; ``penstock``, which is a key itself, means just that."""
+    return contestant == name or (name not in BY_KEY and contestant.startswith(name))
 
 
 def run(

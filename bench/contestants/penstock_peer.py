@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 
 from contestants import calls_in
-from penstock import App
+from penstock import App, _core
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 
 app = App("bench")
+broker = _core.Client(os.environ["PENSTOCK_URL"])  # asks how far it is
 
 
 @app.task(durability=os.environ.get("BENCH_DURABILITY", "disk"))
@@ -32,8 +33,8 @@ def enqueue(count: int) -> None:
 
 
 def unfinished(enqueued: int) -> int:
-    status = app.status()
-    return sum(queue["waiting"] + queue["running"] for queue in status["queues"])
+    # The figures of `penstock status --json`: starting a program a hundred times a second would be in the way.
+    return enqueued - int(broker.status(10)["results"])
 
 
 def enqueue_for(seconds: float, callers: int) -> int:
