@@ -196,7 +196,12 @@ impl Journal {
         let bytes = RecordHeader::BYTES + record.payload.len();
         if self.filling.count > 0 && self.filling.body.len() + bytes > self.longest_body {
             self.closed_bytes += self.filling.body.len();
-            self.closed.push_back(std::mem::take(&mut self.filling));
+            let next = Filling {
+                body: Vec::with_capacity(self.longest_body),
+                ..Filling::default()
+            };
+            self.closed
+                .push_back(std::mem::replace(&mut self.filling, next));
         }
         let filling = &mut self.filling;
         if filling.count == 0 {
@@ -219,7 +224,13 @@ impl Journal {
             return Some(self.place(filling));
         }
         if self.filling.count > 0 {
-            let filling = std::mem::take(&mut self.filling);
+            // The next batch will be about as large: let it not grow step by step.
+            let body = Vec::with_capacity(self.filling.body.len());
+            let next = Filling {
+                body,
+                ..Filling::default()
+            };
+            let filling = std::mem::replace(&mut self.filling, next);
             return Some(self.place(filling));
         }
         (!self.drops.is_empty()).then(|| self.place_empty())

@@ -148,6 +148,18 @@ fn damage_below_the_watermark_is_refused_with_the_place_and_what_to_do() {
 }
 
 #[test]
+fn damage_to_what_an_opening_wrote_again_is_refused() {
+    let (storage, appended) = golden();
+    recovered(&storage).unwrap();
+    let storage = storage.kill();
+    let (last, _) = segments(&storage).pop().unwrap();
+    let mut bytes = storage.contents(&last).unwrap();
+    bytes[4096 + 70] ^= 1;
+    storage.corrupt(&last, bytes);
+    assert_eq!(outcome(&storage, &appended), Outcome::Refused);
+}
+
+#[test]
 fn a_segment_of_another_journal_is_refused() {
     let (storage, _) = golden();
     let other = SimStorage::new();
