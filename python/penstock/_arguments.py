@@ -44,9 +44,8 @@ class Arguments:
                 pass  # the codec knows what to do
         try:
             return self.codec.encode([list(args), kwargs])
-        except CannotEncode as error:
-            where = self._find(error.value, args, kwargs)
-            raise TypeError(f"{self._task}(): argument {where} {error.why}") from None
+        except CannotEncode:
+            raise self._refusal(args, kwargs) from None
 
     def decode(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
         try:
@@ -67,12 +66,14 @@ class Arguments:
             path = _path_to(error.value, value, "")
             raise TypeError(f"{self._task}(): the result{f' at {path}' if path else ''} {error.why}") from None
 
-    def _find(self, culprit: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    def _refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError:
         for name, value in self._named(args, kwargs):
-            path = _path_to(culprit, value, name)
-            if path is not None:
-                return path
-        return ", ".join(name for name, _ in self._named(args, kwargs))
+            try:
+                self.codec.encode(value)
+            except CannotEncode as error:
+                path = _path_to(error.value, value, name)
+                return TypeError(f"{self._task}(): argument {path or name} {error.why}")
+        return TypeError(f"{self._task}(): the arguments are nested too deeply")
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         positional = [p for p in self._parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

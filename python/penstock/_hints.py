@@ -133,7 +133,7 @@ def simple_class(hint: Any) -> type | None:
 
 
 def _check_of_generic(origin: Any, arguments: tuple[Any, ...]) -> Check | None:
-    if origin is typing.Annotated or origin in (typing.Required, typing.NotRequired, typing.Final, typing.ClassVar):
+    if any(origin is mark for mark in _TRANSPARENT):
         return check_of(arguments[0])
     if origin is typing.Union or origin is types.UnionType:
         return _any_of(arguments)
@@ -166,6 +166,13 @@ def _check_of_generic(origin: Any, arguments: tuple[Any, ...]) -> Check | None:
 _CONTAINERS = ("builtins", "collections", "collections.abc")
 # Iterators are used up by looking at them, and the items of a text are texts.
 _WALKABLE = (list, tuple, set, frozenset, dict, collections.deque)
+
+
+# ReadOnly is of Python 3.13.
+_TRANSPARENT = (
+    *(typing.Annotated, typing.Required, typing.NotRequired, typing.Final, typing.ClassVar),
+    getattr(typing, "ReadOnly", None),
+)
 
 
 def _instance_of(kind: type) -> Check | None:
@@ -214,16 +221,21 @@ def _tuple(arguments: tuple[Any, ...]) -> Check:
 
 
 def _typed_dict(hint: Any) -> Check:
-    checks: dict[str, Check | None] | None = None
+    checks: dict[str, Check | None] = {}
+    required: set[str] = set()
 
     def check(value: Any) -> bool:
-        nonlocal checks
-        if checks is None:
+        if not checks:
             # Only now: a TypedDict may hold itself.
-            checks = {name: check_of(item) for name, item in typing.get_type_hints(hint).items()}
+            for name, item in typing.get_type_hints(hint, include_extras=True).items():
+                # Its own __required_keys__ cannot see through annotations that are text.
+                marked = typing.get_origin(item)
+                if marked is typing.Required or (name in hint.__required_keys__ and marked is not typing.NotRequired):
+                    required.add(name)
+                checks[name] = check_of(item)
         return (
             isinstance(value, dict)
-            and hint.__required_keys__ <= value.keys() <= checks.keys()
+            and required <= value.keys() <= checks.keys()
             and all((fits := checks[name]) is None or fits(item) for name, item in value.items())
         )
 
