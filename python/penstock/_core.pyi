@@ -89,16 +89,17 @@ class Client:
 
 @final
 class ChildLink:
-    """A worker child's side of the link to its supervisor. See crates/penstock-worker/src/link.rs."""
+    """A worker child's side of the link to its supervisor: iterate over the jobs to run, and tell of each how
+    it has ended. See crates/penstock-worker/src/link.rs."""
 
-    def __new__(cls, work_fd: int, reply_fd: int, page_fd: int, slot: int) -> ChildLink: ...
-    def next(self) -> list[tuple[str, bytes, int, int, bool, int, bytes, list[bytes]]] | None:
-        """Wait for work: one list of (task, job id, attempt, crashes, wants_result, enqueued_at_ms, body, notes), or None to end."""
-    def begin(self, index: int) -> bool:
-        """Claim job ``index`` of the list just before it runs; False: it was taken back, skip it."""
-    def succeed(self, index: int, value: bytes | None) -> None: ...
-    def retry(self, index: int, delay_ms: int, note: bytes) -> None: ...
-    def fail(self, index: int, value: bytes | None, note: bytes) -> None: ...
-    def give_back(self, index: int) -> None:
-        """It did not run to an end and burns no attempt."""
-    def flush(self) -> None: ...
+    def __new__(cls, work_fd: int, reply_fd: int, pages_fd: int, slot: int, parent_pid: int) -> ChildLink:
+        """Own the descriptors from here on. The process ends when its parent does."""
+    def __iter__(self) -> ChildLink: ...
+    def __next__(self) -> tuple[str, bytes, int, int, bool, int, bytes, list[bytes]]:
+        """Wait for the next job and claim it: (task, job id, attempt, crashes, wants_result, enqueued_at_ms, body, notes).
+
+        The end comes when the supervisor wants no more."""
+    def finish(self, kind: int, delay_ms: int, value: bytes | None, note: bytes | None) -> None:
+        """Tell how the job given last has ended, as ``Runner.run`` says it."""
+    def abandon(self) -> None:
+        """This process is a fork of the child's: it has no part in the link."""

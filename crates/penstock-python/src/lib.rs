@@ -1,6 +1,7 @@
 //! `penstock._core`: conversions between Rust and Python, and nothing else. python/penstock/_core.pyi
 //! says what is in it. Importing it starts no thread, opens no file and installs no handler.
 
+mod child;
 mod client;
 mod errors;
 mod ids;
@@ -15,6 +16,8 @@ mod wait;
 mod _core {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use crate::child::ChildLink;
     #[pymodule_export]
     use crate::client::Client;
     #[pymodule_export]

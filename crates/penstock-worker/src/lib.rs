@@ -1,13 +1,67 @@
 //! The worker: a supervisor that takes jobs from a broker and runs them in forked children.
+//!
+//! ```text
+//!     supervisor   this crate, in the `penstock worker` process; never runs the user's code
+//!       └─ zygote     python -m penstock._zygote: imports the app once, forks on command
+//!            ├─ child    python/penstock/_child.py, a slot: pulls packets, runs jobs
+//!            └─ child
+//! ```
+//!
+//! | file | is about |
+//! | --- | --- |
+//! | policy.rs | what to hand out when, and how much to ask of the broker (decisions, no IO) |
+//! | page.rs | the memory shared with children: claims, outcomes |
+//! | packet.rs | the bytes between them |
+//! | link.rs | a child's side, wrapped by the Python extension |
+//! | zygote.rs | the process that forks |
+//! | inbox.rs | what the driver's thread leaves for the supervisor |
+//! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
 
 mod config;
+mod inbox;
+mod link;
+mod packet;
+mod page;
+mod policy;
+mod supervisor;
+mod zygote;
 
 pub use config::{DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
+pub use link::{Ended, Link, Pulled};
+pub use packet::{JobView, Kind};
+pub use zygote::end_with_parent;
 
 use std::process::ExitCode;
 
+use supervisor::{End, Supervisor};
+
+/// It was told to end, or its burst is over. Jobs that had not ended were handed back.
+pub const EXIT_IN_ORDER: u8 = 0;
+/// Something it needs failed: the broker refused it, the zygote can't be started.
+pub const EXIT_FAILED: u8 = 1;
+/// The app could not be loaded, or one of its tasks is not fit to run.
+pub const EXIT_APP: u8 = 3;
+/// It was told to end twice: running jobs were killed and handed back.
+pub const EXIT_FORCED: u8 = 4;
+
 /// Runs a worker until it is told to end.
+///
+/// SIGTERM or SIGINT: takes nothing more, lets running jobs end within the grace, hands back the rest, says
+/// goodbye. A second one: kills the children and hands back at once.
+///
+/// With `burst` it ends by itself as soon as nothing is leased to it, every settlement is confirmed,
+/// and the broker then says that none of its queues, but for paused ones, holds a job that is ready. Jobs that are
+/// delayed (a countdown, a retry's backoff) or run by other workers are not waited for.
 pub fn run(config: WorkerConfig) -> ExitCode {
-    tracing::error!(app = config.app, "this build has no worker yet");
-    ExitCode::FAILURE
+    let end = Supervisor::new(config).and_then(Supervisor::run);
+    ExitCode::from(match end {
+        Ok(End::InOrder) => EXIT_IN_ORDER,
+        Ok(End::Forced) => EXIT_FORCED,
+        Ok(End::App) => EXIT_APP,
+        Ok(End::Failed) => EXIT_FAILED,
+        Err(error) => {
+            tracing::error!("the worker can't go on: {error}");
+            EXIT_FAILED
+        }
+    })
 }

@@ -1,0 +1,369 @@
+//! The bytes between a supervisor and its children, who are always of one build: no versions here.
+//!
+//! ```text
+//!     packet    sequence u32, place u16, jobs u16, payload u32, in_file u8, task u16 + bytes, payload
+//!     payload   a job each: id 16, attempt u32, crashes u8, wants_result u8, enqueued_at u64,
+//!               notes u16, each u32 + bytes; body u32 + bytes
+//!     frame     length u32 (of what follows), then nothing: the bell; or an outcome:
+//!               sequence u32, place u16, index u16, kind u8, has_value u8, cost_ns u64, delay_ms u64,
+//!               value u32 + bytes, note (the rest)
+//! ```
+//!
+//! All numbers are little-endian. A packet is one message on the shared socket; where its payload is
+//! too large for that it is in a file whose descriptor comes with the message.
+
+use penstock_message::Message;
+
+/// Payloads up to this size go through the socket itself, whose buffer holds about 200 KB.
+pub const INLINE_PAYLOAD_BYTES: usize = 48 * 1024;
+/// No message on the shared socket is longer: header, the longest task name, payload.
+pub const MAX_PACKET_BYTES: usize = INLINE_PAYLOAD_BYTES + 23 + u16::MAX as usize;
+/// An outcome larger than this is nonsense: results are limited long before.
+const MAX_FRAME_BYTES: usize = 1 << 30;
+
+/// What stands before a packet's payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketHeader<'a> {
+    pub sequence: u32,
+    pub place: u16,
+    pub jobs: u16,
+    pub payload_bytes: u32,
+    /// The payload is in the file that comes with the packet.
+    pub in_file: bool,
+    pub task: &'a str,
+}
+
+impl PacketHeader<'_> {
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.sequence.to_le_bytes());
+        out.extend_from_slice(&self.place.to_le_bytes());
+        out.extend_from_slice(&self.jobs.to_le_bytes());
+        out.extend_from_slice(&self.payload_bytes.to_le_bytes());
+        out.push(self.in_file.into());
+        out.extend_from_slice(&(self.task.len() as u16).to_le_bytes());
+        out.extend_from_slice(self.task.as_bytes());
+    }
+}
+
+/// How many bytes a job takes in a payload.
+pub fn job_bytes(message: &Message) -> usize {
+    let notes: usize = message.notes.iter().map(|note| 4 + note.len()).sum();
+    16 + 4 + 1 + 1 + 8 + 2 + notes + 4 + message.body.len()
+}
+
+/// Appends a job to a payload.
+pub fn encode_job(message: &Message, out: &mut Vec<u8>) {
+    out.extend_from_slice(&message.id.0);
+    out.extend_from_slice(&message.attempt.to_le_bytes());
+    out.push(message.crashes);
+    out.push(message.result_ttl_ms.is_some().into());
+    out.extend_from_slice(&message.enqueued_at.to_le_bytes());
+    out.extend_from_slice(&(message.notes.len() as u16).to_le_bytes());
+    for note in &message.notes {
+        out.extend_from_slice(&(note.len() as u32).to_le_bytes());
+        out.extend_from_slice(note);
+    }
+    out.extend_from_slice(&(message.body.len() as u32).to_le_bytes());
+    out.extend_from_slice(&message.body);
+}
+
+/// A job as a child sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct JobView<'a> {
+    pub id: [u8; 16],
+    pub attempt: u32,
+    pub crashes: u8,
+    pub wants_result: bool,
+    pub enqueued_at_ms: u64,
+    pub notes: Vec<&'a [u8]>,
+    pub body: &'a [u8],
+}
+
+/// How a job ended, in a child's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    Succeeded = 0,
+    Retry = 1,
+    Failed = 2,
+    /// It did not run to an end and burns no attempt.
+    GivenBack = 3,
+}
+
+impl Kind {
+    pub fn from_number(number: u8) -> Option<Self> {
+        [
+            Self::Succeeded,
+            Self::Retry,
+            Self::Failed,
+            Self::GivenBack,
+        ]
+        .get(usize::from(number))
+        .copied()
+    }
+}
+
+/// What a child says of a job that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutcomeFrame<'a> {
+    pub sequence: u32,
+    pub place: u16,
+    pub index: u16,
+    pub kind: Kind,
+    pub cost_ns: u64,
+    /// Before the next attempt, for a retry.
+    pub delay_ms: u64,
+    pub value: Option<&'a [u8]>,
+    pub note: &'a [u8],
+}
+
+/// The bell: outcomes are in the ring.
+pub const BELL: [u8; 4] = [0; 4];
+
+impl OutcomeFrame<'_> {
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        let value = self.value.unwrap_or_default();
+        let len = 30 + value.len() + self.note.len();
+        out.extend_from_slice(&(len as u32).to_le_bytes());
+        out.extend_from_slice(&self.sequence.to_le_bytes());
+        out.extend_from_slice(&self.place.to_le_bytes());
+        out.extend_from_slice(&self.index.to_le_bytes());
+        out.push(self.kind as u8);
+        out.push(self.value.is_some().into());
+        out.extend_from_slice(&self.cost_ns.to_le_bytes());
+        out.extend_from_slice(&self.delay_ms.to_le_bytes());
+        out.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        out.extend_from_slice(value);
+        out.extend_from_slice(self.note);
+    }
+}
+
+/// The bytes do not mean what they should.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+/// Takes numbers and slices off the front of some bytes.
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub fn bytes(&mut self, len: usize) -> Result<&'a [u8], Malformed> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (taken, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*taken)
+    }
+
+    fn u8(&mut self) -> Result<u8, Malformed> {
+        self.array().map(|[byte]| byte)
+    }
+
+    fn u16(&mut self) -> Result<u16, Malformed> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Malformed> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Malformed> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn sized(&mut self) -> Result<&'a [u8], Malformed> {
+        let len = self.u32()? as usize;
+        self.bytes(len)
+    }
+
+    /// The header of a packet; what is left is the payload, unless that is in a file.
+    pub fn packet_header(&mut self) -> Result<PacketHeader<'a>, Malformed> {
+        Ok(PacketHeader {
+            sequence: self.u32()?,
+            place: self.u16()?,
+            jobs: self.u16()?,
+            payload_bytes: self.u32()?,
+            in_file: self.u8()? != 0,
+            task: {
+                let len = self.u16()?;
+                std::str::from_utf8(self.bytes(len.into())?).map_err(|_| Malformed)?
+            },
+        })
+    }
+
+    pub fn job(&mut self) -> Result<JobView<'a>, Malformed> {
+        Ok(JobView {
+            id: self.array()?,
+            attempt: self.u32()?,
+            crashes: self.u8()?,
+            wants_result: self.u8()? != 0,
+            enqueued_at_ms: self.u64()?,
+            notes: {
+                let count = self.u16()?;
+                (0..count).map(|_| self.sized()).collect::<Result<_, _>>()?
+            },
+            body: self.sized()?,
+        })
+    }
+
+    /// The next whole frame, if it is there: `Some(None)` is the bell.
+    pub fn frame(&mut self) -> Result<Option<Option<OutcomeFrame<'a>>>, Malformed> {
+        let Some((len, rest)) = self.0.split_first_chunk() else {
+            return Ok(None);
+        };
+        let len = u32::from_le_bytes(*len) as usize;
+        if len > MAX_FRAME_BYTES {
+            return Err(Malformed);
+        }
+        let Some((frame, rest)) = rest.split_at_checked(len) else {
+            return Ok(None);
+        };
+        self.0 = rest;
+        if frame.is_empty() {
+            return Ok(Some(None));
+        }
+        let mut fields = Reader(frame);
+        let sequence = fields.u32()?;
+        let place = fields.u16()?;
+        let index = fields.u16()?;
+        let kind = Kind::from_number(fields.u8()?).ok_or(Malformed)?;
+        let has_value = fields.u8()? != 0;
+        let cost_ns = fields.u64()?;
+        let delay_ms = fields.u64()?;
+        let value = fields.sized()?;
+        Ok(Some(Some(OutcomeFrame {
+            sequence,
+            place,
+            index,
+            kind,
+            cost_ns,
+            delay_ms,
+            value: has_value.then_some(value),
+            note: fields.0,
+        })))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use penstock_message::MessageId;
+
+    use super::*;
+
+    fn message(notes: &[&'static [u8]], body: &'static [u8], wanted: bool) -> Message {
+        Message {
+            id: MessageId([7; 16]),
+            task: "shop.send".into(),
+            priority: 4,
+            expires_at: None,
+            result_ttl_ms: wanted.then_some(1000),
+            max_deliveries: 3,
+            attempt: 2,
+            crashes: 1,
+            enqueued_at: 1_700_000_000_000,
+            notes: notes.iter().map(|note| Bytes::from_static(note)).collect(),
+            body: Bytes::from_static(body),
+        }
+    }
+
+    #[test]
+    fn jobs_arrive_as_they_were_sent_and_as_long_as_foretold() {
+        let jobs = [
+            message(&[], b"", false),
+            message(&[b"first", b""], b"\x92\x90\x80", true),
+        ];
+        let mut payload = Vec::new();
+        for job in &jobs {
+            let before = payload.len();
+            encode_job(job, &mut payload);
+            assert_eq!(payload.len() - before, job_bytes(job));
+        }
+        let mut reader = Reader(&payload);
+        for job in &jobs {
+            let view = reader.job().unwrap();
+            assert_eq!(view.id, job.id.0);
+            assert_eq!((view.attempt, view.crashes), (job.attempt, job.crashes));
+            assert_eq!(view.wants_result, job.result_ttl_ms.is_some());
+            assert_eq!(view.enqueued_at_ms, job.enqueued_at);
+            assert_eq!(view.body, job.body);
+            assert_eq!(view.notes, job.notes);
+        }
+        assert_eq!(reader.job(), Err(Malformed));
+    }
+
+    #[test]
+    fn a_packet_header_reads_back_and_no_prefix_of_it_does() {
+        let header = PacketHeader {
+            sequence: 9,
+            place: 3,
+            jobs: 256,
+            payload_bytes: 1 << 24,
+            in_file: true,
+            task: "größe.messen",
+        };
+        let mut bytes = Vec::new();
+        header.encode_into(&mut bytes);
+        assert_eq!(Reader(&bytes).packet_header(), Ok(header));
+        for len in 0..bytes.len() {
+            assert_eq!(Reader(&bytes[..len]).packet_header(), Err(Malformed));
+        }
+    }
+
+    #[test]
+    fn frames_read_back_whole_or_not_yet() {
+        let outcome = OutcomeFrame {
+            sequence: 5,
+            place: 2,
+            index: 255,
+            kind: Kind::Retry,
+            cost_ns: 1_234,
+            delay_ms: 60_000,
+            value: None,
+            note: b"note",
+        };
+        let with_empty_value = OutcomeFrame {
+            value: Some(b""),
+            note: b"",
+            ..outcome
+        };
+        let mut bytes = Vec::new();
+        outcome.encode_into(&mut bytes);
+        let first = bytes.len();
+        bytes.extend_from_slice(&BELL);
+        with_empty_value.encode_into(&mut bytes);
+
+        let mut reader = Reader(&bytes);
+        assert_eq!(reader.frame(), Ok(Some(Some(outcome))));
+        assert_eq!(reader.frame(), Ok(Some(None)));
+        assert_eq!(reader.frame(), Ok(Some(Some(with_empty_value))));
+        assert_eq!(reader.frame(), Ok(None));
+        for len in 0..first {
+            assert_eq!(Reader(&bytes[..len]).frame(), Ok(None));
+        }
+    }
+
+    #[test]
+    fn nonsense_from_a_child_is_refused() {
+        let refused = |bytes: &[u8]| assert_eq!(Reader(bytes).frame(), Err(Malformed));
+        refused(&[0xff; 40]);
+        refused(&[1, 0, 0, 0, 9]);
+        let mut unknown_kind = Vec::new();
+        OutcomeFrame {
+            sequence: 0,
+            place: 0,
+            index: 0,
+            kind: Kind::Failed,
+            cost_ns: 0,
+            delay_ms: 0,
+            value: None,
+            note: b"",
+        }
+        .encode_into(&mut unknown_kind);
+        unknown_kind[12] = 9;
+        refused(&unknown_kind);
+    }
+}

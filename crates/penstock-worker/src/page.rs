@@ -1,0 +1,515 @@
+//! The memory that a supervisor shares with its children: who took which packet, which job of it
+//! runs, and the outcomes that have not been collected yet.
+//!
+//! ```text
+//!     header        one line     what the rest looks like
+//!     claims        a line each  one for each packet that may be out at once
+//!     outcome ring  one a slot   head, tail, then RING_BYTES of frames (see packet.rs)
+//! ```
+//!
+//! # Claims
+//!
+//! Idle children pull packets from one shared socket, so a packet is out of the supervisor's hands
+//! before anybody can say who has it. The *claim* settles that: one atomic word for each packet
+//!
+//! ```text
+//!      63          32 31       20 19       10 9         0
+//!     ┌──────────────┬───────────┬───────────┬───────────┐
+//!     │ sequence  32 │ owner  12 │ limit  10 │ begun  10 │
+//!     └──────────────┴───────────┴───────────┴───────────┘
+//! ```
+//!
+//! that both sides change by compare-and-swap only. A child that has pulled a packet writes itself in
+//! as its owner; before each job it raises `begun`, which must stay below or at `limit`. The supervisor
+//! takes back what has not begun by lowering `limit` to `begun`, at any time and without asking: if
+//! the packet had no owner yet, nobody can claim it any more. So
+//!
+//! - a job is begun by one child or taken back, never both, however the two race;
+//! - a child that dies between pulling and claiming loses nothing: the supervisor takes the packet
+//!   back and sends its jobs again, and if that child was not dead after all its claim fails;
+//! - the job to charge with a death is the one below `begun` that has no outcome;
+//! - a packet that is stuck behind others is taken back without being drained from the socket.
+//!
+//! # Outcome rings
+//!
+//! A child writes each outcome into its ring, which costs no system call and survives its death: a
+//! job that has ended is not lost with the jobs after it. It rings the supervisor's bell (one frame
+//! on its own socket) at the end of each packet. What doesn't fit goes over that socket instead, so
+//! a full ring is never waited for.
+//!
+//! Children can write here, so the supervisor believes nothing it reads: it copies, then checks.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+/// A line of its own for each word that two processes write: neighbours do not slow each other.
+const LINE_BYTES: usize = 64;
+/// Parts that are mapped apart begin at multiples of this, the largest page size in use.
+const PAGE_BYTES: usize = 64 * 1024;
+/// Outcomes of a packet of 256 small results fit twice.
+pub const RING_BYTES: usize = PAGE_BYTES - 2 * LINE_BYTES;
+const SLOT_BYTES: usize = PAGE_BYTES;
+
+const MAGIC: u32 = 0x5053_7431;
+
+/// The most jobs that a packet can hold: what `limit` and `begun` can count.
+pub const MAX_PACKET_JOBS: usize = 256;
+
+#[repr(C, align(64))]
+struct Header {
+    magic: AtomicU32,
+    claims: AtomicU32,
+    slots: AtomicU32,
+}
+
+/// A mapping of a part of the shared file.
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is owned, stays where it is until dropped, and is read and written through
+// atomics or, for the bytes of a ring, by one side at a time (see `RingWriter` and `RingReader`).
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: BorrowedFd<'_>, offset: usize, len: usize) -> io::Result<Self> {
+        // SAFETY: a fresh shared mapping at an address of the kernel's choosing aliases nothing.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file,
+                offset as u64,
+            )?
+        };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+
+    /// The `T` at `offset`, which must consist of atomics only and be aligned.
+    fn at<T>(&self, offset: usize) -> &T {
+        assert!(offset + size_of::<T>() <= self.len && offset.is_multiple_of(align_of::<T>()));
+        // SAFETY: within the mapping, aligned, valid for any bits (atomics), and alive as long as self.
+        unsafe { self.start.add(offset).cast::<T>().as_ref() }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: exactly what mmap gave; no reference into it outlives self.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok());
+    }
+}
+
+/// What a claim's word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// Which packet: places in the table are used again, sequence numbers for a long time not.
+    pub sequence: u32,
+    /// The slot of the child that has it; `None` while it is on its way.
+    pub owner: Option<u32>,
+    /// How many of its jobs may begin.
+    pub limit: usize,
+    /// How many have begun.
+    pub begun: usize,
+}
+
+impl Claim {
+    fn pack(self) -> u64 {
+        let owner = self.owner.map_or(0, |slot| u64::from(slot) + 1);
+        u64::from(self.sequence) << 32
+            | (owner & 0xfff) << 20
+            | (self.limit as u64 & 0x3ff) << 10
+            | (self.begun as u64 & 0x3ff)
+    }
+
+    fn unpack(word: u64) -> Self {
+        Self {
+            sequence: (word >> 32) as u32,
+            owner: ((word >> 20 & 0xfff) as u32).checked_sub(1),
+            limit: (word >> 10 & 0x3ff) as usize,
+            begun: (word & 0x3ff) as usize,
+        }
+    }
+}
+
+/// One packet's claim, as both sides see it.
+#[repr(C, align(64))]
+pub struct ClaimCell(AtomicU64);
+
+impl ClaimCell {
+    /// Supervisor: the packet is about to be sent. The place must not be in use.
+    pub fn offer(&self, sequence: u32, jobs: usize) {
+        assert!(jobs <= MAX_PACKET_JOBS);
+        let claim = Claim {
+            sequence,
+            owner: None,
+            limit: jobs,
+            begun: 0,
+        };
+        self.0.store(claim.pack(), Ordering::Release);
+    }
+
+    pub fn read(&self) -> Claim {
+        Claim::unpack(self.0.load(Ordering::Acquire))
+    }
+
+    fn change(&self, change: impl Fn(Claim) -> Option<Claim>) -> Result<Claim, Claim> {
+        self.0
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
+                change(Claim::unpack(word)).map(Claim::pack)
+            })
+            .map(Claim::unpack)
+            .map_err(Claim::unpack)
+    }
+
+    /// Child: takes the packet it has just pulled. False: it was taken back, so it is nobody's.
+    pub fn claim(&self, sequence: u32, slot: u32) -> bool {
+        self.change(|claim| {
+            let free = claim.sequence == sequence && claim.owner.is_none() && claim.limit > 0;
+            free.then_some(Claim {
+                owner: Some(slot),
+                ..claim
+            })
+        })
+        .is_ok()
+    }
+
+    /// Child: the job at `index` is about to run. False: it was taken back.
+    pub fn begin(&self, sequence: u32, slot: u32, index: usize) -> bool {
+        self.change(|claim| {
+            let mine = claim.sequence == sequence && claim.owner == Some(slot);
+            (mine && index < claim.limit).then_some(Claim {
+                begun: index + 1,
+                ..claim
+            })
+        })
+        .is_ok()
+    }
+
+    /// Supervisor: from here on nothing more of the packet begins. Returns what it said before.
+    pub fn take_back(&self) -> Claim {
+        match self.change(|claim| {
+            Some(Claim {
+                limit: claim.begun,
+                ..claim
+            })
+        }) {
+            Ok(before) | Err(before) => before,
+        }
+    }
+}
+
+#[repr(C, align(64))]
+struct Line(AtomicU64);
+
+/// The supervisor's view: everything.
+pub struct Pages {
+    file: OwnedFd,
+    all: Mapping,
+    claims: usize,
+    slots: u32,
+}
+
+fn claims_bytes(claims: usize) -> usize {
+    (LINE_BYTES + claims * LINE_BYTES).next_multiple_of(PAGE_BYTES)
+}
+
+fn slot_offset(claims: usize, slot: u32) -> usize {
+    claims_bytes(claims) + slot as usize * SLOT_BYTES
+}
+
+impl Pages {
+    pub fn new(slots: u32, claims: usize) -> io::Result<Self> {
+        let file = anonymous_file("penstock-pages")?;
+        let len = slot_offset(claims, slots);
+        rustix::fs::ftruncate(&file, len as u64)?;
+        let all = Mapping::new(file.as_fd(), 0, len)?;
+        let header: &Header = all.at(0);
+        header.claims.store(claims as u32, Ordering::Relaxed);
+        header.slots.store(slots, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
+        Ok(Self {
+            file,
+            all,
+            claims,
+            slots,
+        })
+    }
+
+    pub fn claim(&self, place: usize) -> &ClaimCell {
+        assert!(place < self.claims);
+        self.all.at(LINE_BYTES + place * LINE_BYTES)
+    }
+
+    /// The reader of a slot's ring, emptied: what a former child left there must have been read.
+    pub fn fresh_ring(&self, slot: u32) -> RingReader {
+        assert!(slot < self.slots);
+        let offset = slot_offset(self.claims, slot);
+        self.all.at::<Line>(offset).0.store(0, Ordering::Release);
+        self.all
+            .at::<Line>(offset + LINE_BYTES)
+            .0
+            .store(0, Ordering::Release);
+        RingReader { offset, tail: 0 }
+    }
+}
+
+impl AsFd for Pages {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// A child wrote nonsense into its ring.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Damaged;
+
+/// Where the supervisor reads one slot's outcomes.
+pub struct RingReader {
+    offset: usize,
+    tail: u64,
+}
+
+impl RingReader {
+    /// Appends what is new to `out` and makes its room free.
+    pub fn read(&mut self, pages: &Pages, out: &mut Vec<u8>) -> Result<(), Damaged> {
+        let head = pages.all.at::<Line>(self.offset).0.load(Ordering::Acquire);
+        let len = head.wrapping_sub(self.tail) as usize;
+        if len == 0 {
+            return Ok(());
+        }
+        if len > RING_BYTES {
+            return Err(Damaged);
+        }
+        let from = self.tail as usize % RING_BYTES;
+        let first = len.min(RING_BYTES - from);
+        let data = self.offset + 2 * LINE_BYTES;
+        for (start, len) in [(from, first), (0, len - first)] {
+            // SAFETY: within the slot's part of the mapping. The child writes only beyond `head`, and
+            // not over what lies between `tail` and `head`; a child that does all the same changes
+            // bytes that are copied here once and checked by whoever parses them.
+            let bytes = unsafe {
+                std::slice::from_raw_parts(pages.all.start.add(data + start).as_ptr(), len)
+            };
+            out.extend_from_slice(bytes);
+        }
+        self.tail = head;
+        pages
+            .all
+            .at::<Line>(self.offset + LINE_BYTES)
+            .0
+            .store(head, Ordering::Release);
+        Ok(())
+    }
+}
+
+/// A child's view: the claims and its own ring, so that a wild write can't reach its siblings' outcomes.
+pub struct ChildPages {
+    shared: Mapping,
+    own: Mapping,
+    claims: usize,
+    head: u64,
+    tail: u64,
+}
+
+impl ChildPages {
+    pub fn new(file: BorrowedFd<'_>, slot: u32) -> io::Result<Self> {
+        let wrong = || io::Error::other("these are not a penstock worker's pages");
+        let header = Mapping::new(file, 0, PAGE_BYTES)?;
+        let header: &Header = header.at(0);
+        if header.magic.load(Ordering::Acquire) != MAGIC
+            || slot >= header.slots.load(Ordering::Relaxed)
+        {
+            return Err(wrong());
+        }
+        let claims = header.claims.load(Ordering::Relaxed) as usize;
+        Ok(Self {
+            shared: Mapping::new(file, 0, claims_bytes(claims))?,
+            own: Mapping::new(file, slot_offset(claims, slot), SLOT_BYTES)?,
+            claims,
+            head: 0,
+            tail: 0,
+        })
+    }
+
+    /// `None`: there is no such place, so the packet that named it is damaged.
+    pub fn claim(&self, place: usize) -> Option<&ClaimCell> {
+        (place < self.claims).then(|| self.shared.at(LINE_BYTES + place * LINE_BYTES))
+    }
+
+    /// Appends a frame to the ring; false if it doesn't fit now.
+    pub fn push(&mut self, frame: &[u8]) -> bool {
+        let room = |tail: u64, head: u64| RING_BYTES - (head - tail) as usize;
+        if room(self.tail, self.head) < frame.len() {
+            let tail = self.own.at::<Line>(LINE_BYTES).0.load(Ordering::Acquire);
+            self.tail = tail;
+            if room(self.tail, self.head) < frame.len() {
+                return false;
+            }
+        }
+        let from = self.head as usize % RING_BYTES;
+        let (first, second) = frame.split_at(frame.len().min(RING_BYTES - from));
+        for (start, bytes) in [(from, first), (0, second)] {
+            // SAFETY: within this child's ring, in the part that the supervisor has done with.
+            unsafe {
+                let target = self.own.start.add(2 * LINE_BYTES + start).as_ptr();
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len());
+            }
+        }
+        self.head += frame.len() as u64;
+        self.own.at::<Line>(0).0.store(self.head, Ordering::Release);
+        true
+    }
+}
+
+/// A file without a name, closed on exec.
+pub fn anonymous_file(name: &str) -> io::Result<OwnedFd> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{MemfdFlags, memfd_create};
+        Ok(memfd_create(name, MemfdFlags::CLOEXEC)?)
+    }
+    // macOS has no memfd: a file that loses its name at once.
+    #[cfg(not(target_os = "linux"))]
+    {
+        use rustix::fs::{Mode, OFlags, open, unlink};
+        use std::sync::atomic::AtomicU64;
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("{name}-{}-{number}", std::process::id()));
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = open(&path, flags, Mode::RUSR | Mode::WUSR)?;
+        unlink(&path)?;
+        Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    use super::*;
+
+    fn cell() -> ClaimCell {
+        ClaimCell(AtomicU64::new(0))
+    }
+
+    #[test]
+    fn a_claim_survives_packing() {
+        for owner in [None, Some(0), Some(crate::MAX_SLOTS - 1)] {
+            let claim = Claim {
+                sequence: u32::MAX - 1,
+                owner,
+                limit: MAX_PACKET_JOBS,
+                begun: MAX_PACKET_JOBS - 1,
+            };
+            assert_eq!(Claim::unpack(claim.pack()), claim);
+        }
+    }
+
+    #[test]
+    fn what_was_taken_back_can_not_be_claimed_or_begun() {
+        let cell = cell();
+        cell.offer(7, 3);
+        assert!(!cell.claim(6, 0), "another packet's sequence");
+        assert!(cell.claim(7, 0));
+        assert!(!cell.claim(7, 1), "it has an owner");
+        assert!(cell.begin(7, 0, 0));
+        assert_eq!((cell.take_back().limit, cell.read().limit), (3, 1));
+        assert!(!cell.begin(7, 0, 1));
+
+        cell.offer(8, 3);
+        assert_eq!(cell.take_back().owner, None);
+        assert!(!cell.claim(8, 0), "nothing of it is left to claim");
+        assert!(!cell.begin(7, 0, 1), "the place belongs to another packet");
+    }
+
+    /// Two children that pulled the same sequence (as a child thought dead would) and a supervisor
+    /// that takes back race for each job, many times: each job is run once or returned once.
+    #[test]
+    fn each_job_is_begun_once_or_taken_back_whoever_races() {
+        const JOBS: usize = 4;
+        for round in 0..2_000_u32 {
+            let cell = cell();
+            cell.offer(round, JOBS);
+            let begun = AtomicUsize::new(0);
+            let child = |slot: u32| {
+                if cell.claim(round, slot) {
+                    for index in 0..JOBS {
+                        if !cell.begin(round, slot, index) {
+                            break;
+                        }
+                        begun.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            };
+            let returned = thread::scope(|scope| {
+                scope.spawn(|| child(0));
+                scope.spawn(|| child(1));
+                let before = cell.take_back();
+                before.limit - before.begun
+            });
+            assert_eq!(begun.load(Ordering::Relaxed) + returned, JOBS);
+        }
+    }
+
+    #[test]
+    fn a_ring_hands_over_every_byte_in_order_while_both_sides_run() {
+        let pages = Pages::new(2, 4).unwrap();
+        let mut reader = pages.fresh_ring(1);
+        let mut child = ChildPages::new(pages.as_fd(), 1).unwrap();
+        let total: u32 = 60_000;
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for number in 0..total {
+                    while !child.push(&number.to_le_bytes()) {
+                        thread::yield_now();
+                    }
+                }
+            });
+            let mut seen = Vec::new();
+            while seen.len() < total as usize * 4 {
+                reader.read(&pages, &mut seen).unwrap();
+            }
+            for (number, bytes) in (0..total).zip(seen.chunks(4)) {
+                assert_eq!(bytes, number.to_le_bytes());
+            }
+        });
+    }
+
+    #[test]
+    fn a_full_ring_refuses_and_a_wild_head_is_noticed() {
+        let pages = Pages::new(1, 1).unwrap();
+        let mut reader = pages.fresh_ring(0);
+        let mut child = ChildPages::new(pages.as_fd(), 0).unwrap();
+        assert!(child.push(&vec![1; RING_BYTES]));
+        assert!(!child.push(&[1]));
+        let mut out = Vec::new();
+        reader.read(&pages, &mut out).unwrap();
+        assert_eq!(out.len(), RING_BYTES);
+        assert!(child.push(&[1]));
+        child.own.at::<Line>(0).0.store(u64::MAX, Ordering::Release);
+        assert_eq!(reader.read(&pages, &mut out), Err(Damaged));
+    }
+
+    #[test]
+    fn a_child_refuses_pages_that_are_none() {
+        let file = anonymous_file("nothing").unwrap();
+        rustix::fs::ftruncate(&file, 1 << 20).unwrap();
+        assert!(ChildPages::new(file.as_fd(), 0).is_err());
+        let pages = Pages::new(1, 1).unwrap();
+        assert!(ChildPages::new(pages.as_fd(), 1).is_err(), "no such slot");
+    }
+}

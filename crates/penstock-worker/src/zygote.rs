@@ -1,0 +1,350 @@
+//! The process that has the app loaded and forks children on command (`python -m penstock._zygote`).
+//!
+//! Both sides talk over one stream socket in messages of a length (u32, little-endian) and text, the
+//! first word of which says what it is:
+//!
+//! ```text
+//!     to the zygote      fork SLOT          with the child's socket as a descriptor
+//!                        kill               SIGKILL to all children
+//!     from the zygote    ready\nQUEUE\n…    the app is loaded; the queues its tasks name
+//!                        failed TEXT        the app can't be loaded; it ends
+//!                        warning TEXT       for the log
+//!                        forked SLOT PID
+//!                        unforked SLOT TEXT     the system refused
+//!                        died SLOT PID STATUS   as waitpid gives it
+//! ```
+//!
+//! It ends, and its children with it, when the supervisor's end of that socket is closed.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::net::{
+    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg,
+};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// What a zygote needs to start.
+pub struct Start<'a> {
+    pub python: &'a Path,
+    pub app: &'a str,
+    /// The worker's name, for `job.info()`.
+    pub name: &'a str,
+    /// Where children pull packets.
+    pub work: BorrowedFd<'a>,
+    pub pages: BorrowedFd<'a>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Said {
+    Ready { queues: Vec<String> },
+    Failed(String),
+    Warning(String),
+    Forked { slot: u32, pid: i32 },
+    Unforked { slot: u32, why: String },
+    Died { slot: u32, pid: i32, status: i32 },
+}
+
+pub struct Zygote {
+    process: Child,
+    control: UnixStream,
+    incoming: Vec<u8>,
+}
+
+/// What the zygote can say in one breath; more is damage.
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
+
+impl Zygote {
+    pub fn start(start: &Start<'_>) -> io::Result<Self> {
+        let (control, theirs) = UnixStream::pair()?;
+        let inherited = [
+            theirs.as_raw_fd(),
+            start.work.as_raw_fd(),
+            start.pages.as_raw_fd(),
+        ];
+        let mut command = Command::new(start.python);
+        command
+            .args(["-m", "penstock._zygote", start.app, start.name])
+            .args(inherited.map(|fd| fd.to_string()))
+            .stdin(Stdio::null())
+            // A process group of its own: Ctrl-C on the terminal is for the supervisor, which decides
+            // what becomes of running jobs and of what they have started.
+            .process_group(0);
+        let supervisor = rustix::process::getpid();
+        // SAFETY: only async-signal-safe system calls, no allocation, between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                for fd in inherited {
+                    fcntl_setfd(BorrowedFd::borrow_raw(fd), FdFlags::empty())?;
+                }
+                end_with_parent(supervisor)
+            });
+        }
+        let process = command.spawn()?;
+        control.set_nonblocking(true)?;
+        Ok(Self {
+            process,
+            control,
+            incoming: Vec::new(),
+        })
+    }
+
+    pub fn fork(&mut self, slot: u32, reply: OwnedFd) -> io::Result<()> {
+        self.say(&format!("fork {slot}"), &[reply.as_fd()])
+    }
+
+    pub fn kill_children(&mut self) -> io::Result<()> {
+        self.say("kill", &[])
+    }
+
+    fn say(&mut self, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut message = (text.len() as u32).to_le_bytes().to_vec();
+        message.extend_from_slice(text.as_bytes());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(descriptors));
+        }
+        // The zygote is sent one short command at a time, so its socket has room for it whole.
+        let sent = sendmsg(
+            &self.control,
+            &[IoSlice::new(&message)],
+            &mut ancillary,
+            SendFlags::NOSIGNAL,
+        )?;
+        if sent < message.len() {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        Ok(())
+    }
+
+    /// What it has said since, and whether it is still there to say more.
+    pub fn listen(&mut self) -> (Vec<Said>, bool) {
+        let mut chunk = [0; 4096];
+        let alive = loop {
+            match recv(&self.control, &mut chunk[..], RecvFlags::empty()) {
+                Ok((_, 0)) => break false,
+                Ok((_, received)) => self.incoming.extend_from_slice(&chunk[..received]),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => break true,
+                Err(_) => break false,
+            }
+        };
+        let mut said = Vec::new();
+        loop {
+            match next_message(&self.incoming) {
+                Ok(Some((message, used))) => {
+                    said.push(message);
+                    self.incoming.drain(..used);
+                }
+                Ok(None) => return (said, alive),
+                Err(()) => return (said, false),
+            }
+        }
+    }
+
+    /// Kills it and all that it has started, and says how it had ended (by itself, perhaps).
+    pub fn end(mut self) -> String {
+        // Its number is its own until `wait`, even when it is dead already: no stranger is hit.
+        let group = Pid::from_raw(self.process.id() as i32);
+        if group.is_none_or(|group| kill_process_group(group, Signal::KILL).is_err()) {
+            let _ = self.process.kill();
+        }
+        match self.process.wait() {
+            Ok(status) => {
+                use std::os::unix::process::ExitStatusExt;
+                describe_status(status.into_raw())
+            }
+            Err(error) => format!("could not be waited for: {error}"),
+        }
+    }
+
+    /// Waits until it has ended by itself.
+    pub fn leave(mut self) {
+        let _ = self.control.shutdown(std::net::Shutdown::Both);
+        let _ = self.process.wait();
+    }
+}
+
+impl AsFd for Zygote {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.control.as_fd()
+    }
+}
+
+fn next_message(bytes: &[u8]) -> Result<Option<(Said, usize)>, ()> {
+    let Some((len, rest)) = bytes.split_first_chunk() else {
+        return Ok(None);
+    };
+    let len = u32::from_le_bytes(*len) as usize;
+    if len > MAX_MESSAGE_BYTES {
+        return Err(());
+    }
+    let Some(text) = rest.get(..len) else {
+        return Ok(None);
+    };
+    let text = std::str::from_utf8(text).map_err(|_| ())?;
+    Ok(Some((read_message(text).ok_or(())?, 4 + len)))
+}
+
+fn read_message(text: &str) -> Option<Said> {
+    let end = text.find([' ', '\n']).unwrap_or(text.len());
+    let (word, rest) = text.split_at(end);
+    let rest = rest.get(1..).unwrap_or_default();
+    let mut numbers = rest.split(' ').map(str::parse::<i32>);
+    let mut number = || numbers.next()?.ok();
+    Some(match word {
+        "ready" => Said::Ready {
+            queues: rest
+                .split('\n')
+                .filter(|queue| !queue.is_empty())
+                .map(str::to_owned)
+                .collect(),
+        },
+        "failed" => Said::Failed(rest.to_owned()),
+        "warning" => Said::Warning(rest.to_owned()),
+        "forked" => Said::Forked {
+            slot: number()?.try_into().ok()?,
+            pid: number()?,
+        },
+        "unforked" => Said::Unforked {
+            slot: number()?.try_into().ok()?,
+            why: rest.split_once(' ')?.1.to_owned(),
+        },
+        "died" => Said::Died {
+            slot: number()?.try_into().ok()?,
+            pid: number()?,
+            status: number()?,
+        },
+        _ => return None,
+    })
+}
+
+/// On Linux the kernel kills this process when its parent dies: the last line of defence, for a parent
+/// that is killed -9. Elsewhere the closed socket alone tells.
+pub fn end_with_parent(parent: Pid) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    }
+    if rustix::process::getppid() != Some(parent) {
+        // It died before it could be asked about.
+        return Err(io::Error::from(Errno::CHILD));
+    }
+    Ok(())
+}
+
+/// What a wait status means, for a person: follows "it was" or stands alone.
+pub fn describe_status(status: i32) -> String {
+    use std::os::unix::process::ExitStatusExt;
+    let status = std::process::ExitStatus::from_raw(status);
+    match (status.signal(), status.code()) {
+        (Some(9), _) => {
+            "killed by signal 9 (SIGKILL); the system may be out of memory".to_owned()
+        }
+        (Some(signal), _) => match signal_name(signal) {
+            Some(name) => format!("killed by signal {signal} ({name})"),
+            None => format!("killed by signal {signal}"),
+        },
+        (None, Some(code)) => {
+            format!("exited with status {code} (os._exit or sys.exit in C code?)")
+        }
+        (None, None) => format!("ended in an unknown way ({status})"),
+    }
+}
+
+fn signal_name(signal: i32) -> Option<&'static str> {
+    use signal_hook::consts as s;
+    Some(match signal {
+        s::SIGABRT => "SIGABRT",
+        s::SIGALRM => "SIGALRM",
+        s::SIGBUS => "SIGBUS",
+        s::SIGFPE => "SIGFPE",
+        s::SIGHUP => "SIGHUP",
+        s::SIGILL => "SIGILL",
+        s::SIGINT => "SIGINT",
+        s::SIGPIPE => "SIGPIPE",
+        s::SIGQUIT => "SIGQUIT",
+        s::SIGSEGV => "SIGSEGV",
+        s::SIGSYS => "SIGSYS",
+        s::SIGTERM => "SIGTERM",
+        s::SIGTRAP => "SIGTRAP",
+        s::SIGUSR1 => "SIGUSR1",
+        s::SIGUSR2 => "SIGUSR2",
+        s::SIGXCPU => "SIGXCPU",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(text: &str, said: Option<Said>) {
+        assert_eq!(read_message(text), said, "{text:?}");
+    }
+
+    #[test]
+    fn what_a_zygote_says_is_understood_or_refused() {
+        check(
+            "ready\ndefault\nmail for you",
+            Some(Said::Ready {
+                queues: vec!["default".into(), "mail for you".into()],
+            }),
+        );
+        check("ready", Some(Said::Ready { queues: vec![] }));
+        check(
+            "failed Traceback\n  File",
+            Some(Said::Failed("Traceback\n  File".into())),
+        );
+        check("forked 3 400", Some(Said::Forked { slot: 3, pid: 400 }));
+        check(
+            "died 3 400 139",
+            Some(Said::Died {
+                slot: 3,
+                pid: 400,
+                status: 139,
+            }),
+        );
+        check(
+            "unforked 3 no room: try later",
+            Some(Said::Unforked {
+                slot: 3,
+                why: "no room: try later".into(),
+            }),
+        );
+        check("died 3 400", None);
+        check("forked -1 400", None);
+        check("sang", None);
+    }
+
+    #[test]
+    fn messages_are_taken_whole() {
+        let mut bytes = 12_u32.to_le_bytes().to_vec();
+        bytes.extend_from_slice(b"forked 1 999and more");
+        let (said, used) = next_message(&bytes).unwrap().unwrap();
+        assert_eq!((said, used), (Said::Forked { slot: 1, pid: 999 }, 16));
+        assert_eq!(next_message(&bytes[..15]), Ok(None));
+        assert_eq!(next_message(&[0xff; 8]), Err(()));
+    }
+
+    #[test]
+    fn a_death_is_told_in_words() {
+        assert_eq!(describe_status(11), "killed by signal 11 (SIGSEGV)");
+        assert_eq!(
+            describe_status(9),
+            "killed by signal 9 (SIGKILL); the system may be out of memory"
+        );
+        assert_eq!(
+            describe_status(3 << 8),
+            "exited with status 3 (os._exit or sys.exit in C code?)"
+        );
+        assert_eq!(describe_status(64), "killed by signal 64");
+    }
+}

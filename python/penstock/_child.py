@@ -1,0 +1,29 @@
+"""A worker's child: runs jobs until its supervisor has no more."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from penstock._run import Runner
+
+if TYPE_CHECKING:
+    from penstock._app import App
+    from penstock._core import ChildLink
+
+
+def run_jobs(app: App, worker: str, link: ChildLink) -> None:
+    """Run each job that the link gives."""
+    # A task may fork. What it forks must not go on with our jobs, should it ever come back here.
+    os.register_at_fork(after_in_child=link.abandon)
+    runner = Runner(app, worker)
+    run, finish = runner.run, link.finish
+    try:
+        # As little as can be between two jobs: this loop is most of what a short one costs.
+        for job in link:
+            finish(*run(*job))
+    except (BrokenPipeError, ConnectionResetError):
+        # The supervisor is gone, and this process with it.
+        pass
+    finally:
+        runner.close()

@@ -1,0 +1,253 @@
+"""The process that loads the app once and forks a worker's children from it, on the supervisor's command.
+
+It never runs a job and has one thread, so its forks are safe and share its memory. What it says to
+the supervisor and hears from it stands in crates/penstock-worker/src/zygote.rs.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from penstock._child import run_jobs
+from penstock._core import ChildLink
+
+if TYPE_CHECKING:
+    from penstock._app import App
+
+EXIT_APP = 3
+LENGTH_BYTES = 4
+
+
+def main() -> None:
+    place, worker, control_fd, work_fd, pages_fd = sys.argv[1:]
+    control = Control(socket.socket(fileno=int(control_fd)))
+    descriptors = (int(work_fd), int(pages_fd))
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    # Ctrl-C and service managers signal whole groups of processes; what becomes of running jobs is for
+    # the supervisor to decide. A handler, not SIG_IGN: programs that tasks start would inherit that.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _do_nothing)
+    # Known as the program that was called, not as `-m`: tracebacks and `ps` show it.
+    sys.argv = [place]
+    try:
+        app = load(place)
+        app.preload()
+    except BaseException as error:
+        control.say(f"failed {explain(place, error)}")
+        sys.exit(EXIT_APP)
+    warn_of_threads(control)
+    queues = {task._options.queue for task in app.tasks.values()}
+    control.say("\n".join(["ready", *sorted(queues)]))
+    Zygote(app, worker, control, descriptors).serve()
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    pass
+
+
+def load(place: str) -> App:
+    """Import what ``module:app`` names."""
+    from penstock._app import App
+
+    module_name, _, name = place.partition(":")
+    if not module_name or not name:
+        raise LoadError(f"{place!r} does not name an app: write module:app, for instance shop.tasks:app")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise LoadError(f"there is no module {error.name!r} here ({os.getcwd()}) or among the packages") from None
+    found: object = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            apps = [name for name, value in vars(module).items() if isinstance(value, App)]
+            hint = f"; it has {', '.join(f'{module_name}:{name}' for name in apps)}" if apps else ""
+            raise LoadError(f"the module {module_name!r} has no {name!r}{hint}") from None
+    if not isinstance(found, App):
+        raise LoadError(f"{place!r} is a {type(found).__name__}, not a penstock.App")
+    return found
+
+
+class LoadError(Exception):
+    """The message says all there is to say."""
+
+
+def explain(place: str, error: BaseException) -> str:
+    if isinstance(error, LoadError):
+        return f"cannot load {place}: {error}"
+    # Frames of ours and of the import system tell nobody anything.
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    lines = traceback.format_list(frames) + traceback.format_exception_only(error)
+    return f"cannot load {place}:\nTraceback (most recent call last):\n{''.join(lines)}".rstrip()
+
+
+def warn_of_threads(control: Control) -> None:
+    """A fork copies one thread and all locks: those that others hold stay locked for ever."""
+    try:
+        count = len(os.listdir("/proc/self/task"))
+    except OSError:
+        count = threading.active_count()
+    if count > 1:
+        names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+        control.say(
+            f"warning the app started {count - 1} thread(s) while it was loaded"
+            f" ({', '.join(names) or 'from native code'}); they do not exist in the processes that run jobs, and locks"
+            " they hold at the fork stay locked there. Start threads in tasks, not at import"
+        )
+
+
+class Control:
+    """The socket to the supervisor."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.set_inheritable(False)
+        self._connection = connection
+        self._incoming = bytearray()
+        self._descriptors: list[int] = []
+
+    def fileno(self) -> int:
+        return self._connection.fileno()
+
+    def say(self, text: str) -> None:
+        message = text.encode("utf-8", "backslashreplace")
+        self._connection.sendall(len(message).to_bytes(LENGTH_BYTES, "little") + message)
+
+    def hear(self) -> list[list[str]]:
+        """The commands that have come, as words. Raises EOFError when the supervisor is gone."""
+        data, descriptors, _, _ = socket.recv_fds(self._connection, 4096, 16)
+        if not data:
+            raise EOFError
+        self._incoming += data
+        self._descriptors += descriptors
+        commands = []
+        while len(self._incoming) >= LENGTH_BYTES:
+            end = LENGTH_BYTES + int.from_bytes(self._incoming[:LENGTH_BYTES], "little")
+            if len(self._incoming) < end:
+                break
+            commands.append(self._incoming[LENGTH_BYTES:end].decode().split())
+            del self._incoming[:end]
+        return commands
+
+    def take_descriptor(self) -> int:
+        descriptor = self._descriptors.pop(0)
+        os.set_inheritable(descriptor, False)
+        return descriptor
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Zygote:
+    """Forks, and tells how its children end."""
+
+    def __init__(self, app: App, worker: str, control: Control, descriptors: tuple[int, int]) -> None:
+        self._app = app
+        self._worker = worker
+        self._control = control
+        self._work_fd, self._pages_fd = descriptors
+        self._slots: dict[int, int] = {}  # by process id
+
+    def serve(self) -> None:
+        # What is garbage goes, and what is left is never looked at by the collector again: in the
+        # children it would touch, and so copy, every page.
+        gc.collect()
+        gc.freeze()
+        bell, ringer = socket.socketpair()
+        bell.setblocking(False)
+        ringer.setblocking(False)
+        signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _do_nothing)
+        poll = select.poll()
+        poll.register(bell, select.POLLIN)
+        poll.register(self._control, select.POLLIN)
+        try:
+            while True:
+                ready = dict(poll.poll())
+                if bell.fileno() in ready:
+                    while _received(bell):
+                        pass
+                    self._tell_deaths()
+                if self._control.fileno() in ready:
+                    for command in self._control.hear():
+                        if command[0] == "fork":
+                            self._fork(int(command[1]), [bell, ringer])
+                        elif command[0] == "kill":
+                            self._kill()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            # The supervisor is gone: its jobs are already somebody else's.
+            self._kill()
+
+    def _fork(self, slot: int, bells: list[socket.socket]) -> None:
+        reply_fd = self._control.take_descriptor()
+        zygote_pid = os.getpid()
+        # What is buffered here would be written once by each child.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(reply_fd)
+            self._control.say(f"unforked {slot} {error}")
+            return
+        if pid:
+            os.close(reply_fd)
+            self._slots[pid] = slot
+            self._control.say(f"forked {slot} {pid}")
+            return
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for bell in bells:
+            bell.close()
+        self._control.close()
+        self._run(reply_fd, slot, zygote_pid)
+
+    def _run(self, reply_fd: int, slot: int, zygote_pid: int) -> NoReturn:
+        try:
+            link = ChildLink(self._work_fd, reply_fd, self._pages_fd, slot, zygote_pid)
+        except ChildProcessError:
+            # The zygote died before this child could ask to die with it.
+            os._exit(0)
+        run_jobs(self._app, self._worker, link)
+        # In order: exit handlers run, and threads that the user's code left are waited for.
+        sys.exit(0)
+
+    def _tell_deaths(self) -> None:
+        # By number, not "any child": an app may have children of its own here.
+        for pid, slot in list(self._slots.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._slots[pid]
+                self._control.say(f"died {slot} {pid} {status}")
+
+    def _kill(self) -> None:
+        for pid in self._slots:
+            os.kill(pid, signal.SIGKILL)
+
+
+def _received(bell: socket.socket) -> bool:
+    try:
+        return bool(bell.recv(4096))
+    except BlockingIOError:
+        return False
+
+
+if __name__ == "__main__":
+    main()
