@@ -2,13 +2,13 @@
 //!
 //! Many may find that at once, and each starts one. The lock in PATH lets one of them live; the others
 //! end at once, and their starters find the first. So nothing has to be agreed on beforehand, and no
-//! lock of ours can be left behind in a forked child.
+//! lock of ours can be left behind in a forked child. The broker lets go of us by itself: it takes a
+//! session of its own, `/` as its directory, and closes what it inherited.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
@@ -75,12 +75,9 @@ impl Local {
         command
             .args(["server", "--local"])
             .arg(&self.paths.directory)
-            .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(errors);
-        // SAFETY: `detach` only makes system calls.
-        unsafe { command.pre_exec(detach) };
         let child = command
             .spawn()
             .map_err(|error| self.hopeless(format!("{}: {error}", program.display())))?;
@@ -125,47 +122,6 @@ impl Dial for Local {
             }
         }
     }
-}
-
-/// Between fork and exec: a session of its own, and nothing of this process but what it was given.
-fn detach() -> io::Result<()> {
-    rustix::process::setsid()?;
-    close_on_exec_from(3)
-}
-
-/// Descriptors that some library left inheritable would keep their files and sockets open for as
-/// long as the broker lives.
-#[cfg(target_os = "linux")]
-fn close_on_exec_from(first: u32) -> io::Result<()> {
-    // SAFETY: it takes three numbers and changes flags of descriptors only.
-    let outcome = unsafe {
-        libc::syscall(
-            libc::SYS_close_range,
-            first,
-            u32::MAX,
-            libc::CLOSE_RANGE_CLOEXEC,
-        )
-    };
-    if outcome == 0 {
-        return Ok(());
-    }
-    // Before Linux 5.11, or under a filter of system calls.
-    close_on_exec_one_by_one(first)
-}
-
-#[cfg(not(target_os = "linux"))]
-fn close_on_exec_from(first: u32) -> io::Result<()> {
-    close_on_exec_one_by_one(first)
-}
-
-fn close_on_exec_one_by_one(first: u32) -> io::Result<()> {
-    const ENOUGH: u64 = 4096;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    for number in first..limit.unwrap_or(ENOUGH).min(ENOUGH) as u32 {
-        // SAFETY: a number that is no descriptor is an error that changes nothing.
-        unsafe { libc::fcntl(number as i32, libc::F_SETFD, libc::FD_CLOEXEC) };
-    }
-    Ok(())
 }
 
 /// A broker process that we have started.

@@ -254,7 +254,7 @@ impl Driver for Remote {
         let socket = self.shared.socket.swap(-1, Ordering::Relaxed);
         if socket >= 0 {
             // SAFETY: its owner is a thread of the parent, of which nothing runs or is dropped here.
-            unsafe { libc::close(socket) };
+            unsafe { rustix::io::close(socket) };
         }
     }
 

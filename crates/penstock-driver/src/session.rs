@@ -305,7 +305,7 @@ impl Session {
         let call = self.add_call(
             CallDone::Commit {
                 done,
-                receipts: vec![Receipt::Duplicate; txs.len()],
+                receipts: vec![APPLIED; txs.len()],
                 unconfirmed: txs.len(),
             },
             deadline,
@@ -414,7 +414,7 @@ impl Session {
         if let Some(consumer) = &mut self.consumer {
             consumer.credit = 0;
             consumer.unsent_credit = 0;
-            consumer.changed = !consumer.stopped;
+            consumer.changed |= !consumer.stopped;
             consumer.stopped = true;
         }
     }
@@ -826,18 +826,15 @@ impl Session {
         self.down_because = None;
         self.heartbeat = Duration::from_millis(welcome.heartbeat_ms);
         self.max_frame_bytes = welcome.max_frame_bytes as usize;
-        let outcome = match welcome.forgotten {
-            true => Receipt::Unknown,
-            false => Receipt::Duplicate,
-        };
-        while !self.window.is_empty() {
-            if !welcome.forgotten && self.window_first_seq > welcome.applied_through {
-                break;
-            }
-            self.pop_confirmed(outcome.clone());
-        }
         if welcome.forgotten {
+            while !self.window.is_empty() {
+                self.pop_confirmed(Receipt::Unknown);
+            }
             self.window_first_seq = welcome.applied_through + 1;
+        }
+        // The broker names no number here whose receipt would say anything else.
+        while self.window_first_seq <= welcome.applied_through && !self.window.is_empty() {
+            self.pop_confirmed(APPLIED);
         }
         self.unwritten = (0, 0);
 
@@ -1033,3 +1030,6 @@ const APPLIED: Receipt = Receipt::Applied {
 
 /// What surrounds one part in its frame.
 const FRAME_OVERHEAD_BYTES: usize = 64;
+
+#[cfg(test)]
+mod tests;

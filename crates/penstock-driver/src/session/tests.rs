@@ -1,0 +1,709 @@
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use penstock_message::{MessageId, Op, Refusal, Value, ValueStatus};
+use penstock_wire::Decoder;
+
+use super::*;
+
+/// A session whose other side is this test: what it sends is told as text, and so is what comes of it.
+struct Bench {
+    session: Session,
+    start: Instant,
+    now: Instant,
+    log: Arc<Mutex<Vec<String>>>,
+    keys: HashMap<&'static str, MessageId>,
+}
+
+const HEARTBEAT_MS: u64 = 15_000;
+
+impl Bench {
+    fn new() -> Self {
+        let now = Instant::now();
+        let config = SessionConfig {
+            id: SessionId([7; 16]),
+            token: Bytes::from_static(b"secret"),
+            name: "test".into(),
+            heartbeat: Duration::from_millis(HEARTBEAT_MS),
+            broker: "unix:test".into(),
+        };
+        Self {
+            session: Session::new(config, now),
+            start: now,
+            now,
+            log: Arc::default(),
+            keys: HashMap::new(),
+        }
+    }
+
+    fn connected() -> Self {
+        let mut bench = Self::new();
+        bench.connect(0);
+        bench
+    }
+
+    fn connect(&mut self, applied_through: u64) {
+        self.session.connected(self.now, Vec::new());
+        self.sent();
+        self.welcome(proto::Welcome {
+            applied_through,
+            ..Default::default()
+        });
+    }
+
+    fn welcome(&mut self, welcome: proto::Welcome) {
+        self.hear(proto::ToClient {
+            welcome: Some(proto::Welcome {
+                protocol_version: PROTOCOL_VERSION,
+                heartbeat_ms: HEARTBEAT_MS,
+                max_frame_bytes: MAX_FRAME_BYTES as u64,
+                ..welcome
+            }),
+            ..Default::default()
+        });
+    }
+
+    /// Commits one empty transaction, with a deadline so many milliseconds after the start.
+    fn commit(&mut self, name: &'static str, deadline_ms: Option<u64>) {
+        self.commit_txs(name, vec![Tx::default()], Durability::Disk, deadline_ms);
+    }
+
+    fn commit_txs(
+        &mut self,
+        name: &'static str,
+        txs: Vec<Tx>,
+        durability: Durability,
+        deadline_ms: Option<u64>,
+    ) {
+        let log = Arc::clone(&self.log);
+        let done = Box::new(move |outcome: Result<Vec<Receipt>, DriverError>| {
+            let text = match outcome {
+                Err(DriverError::Unavailable {
+                    maybe_accepted: true,
+                    ..
+                }) => "maybe".to_owned(),
+                Err(DriverError::Unavailable { .. }) => "not accepted".to_owned(),
+                Err(error) => error.to_string(),
+                Ok(receipts) => receipts
+                    .iter()
+                    .map(receipt_text)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+            };
+            log.lock().unwrap().push(format!("{name}: {text}"));
+        });
+        let deadline = deadline_ms.map(|ms| self.start + Duration::from_millis(ms));
+        let txs = txs.into_iter().map(Encoded::new).collect();
+        self.session.commit(txs, durability, deadline, done);
+    }
+
+    fn watch(
+        &mut self,
+        name: &'static str,
+        keys: &[&'static str],
+        deadline_ms: Option<u64>,
+    ) -> WatchId {
+        let named: Vec<(MessageId, &'static str)> =
+            keys.iter().map(|key| (self.id(key), *key)).collect();
+        let keys = named.iter().map(|(id, _)| Key::Result(*id)).collect();
+        let sink = Arc::new(LoggingSink {
+            name,
+            keys: named.into_iter().collect(),
+            log: Arc::clone(&self.log),
+        });
+        let deadline = deadline_ms.map(|ms| self.start + Duration::from_millis(ms));
+        self.session.watch(keys, deadline, sink)
+    }
+
+    fn id(&mut self, key: &'static str) -> MessageId {
+        let mut id = [0; 16];
+        id[..key.len()].copy_from_slice(key.as_bytes());
+        self.keys.insert(key, MessageId(id));
+        MessageId(id)
+    }
+
+    fn tell(&mut self, key: &'static str, state: KeyState) {
+        let id = self.id(key);
+        self.hear(proto::ToClient {
+            values: vec![(Key::Result(id), state).into()],
+            ..Default::default()
+        });
+    }
+
+    fn confirm(&mut self, through: u64, receipts: Vec<(u64, Receipt)>, early: Vec<u64>) {
+        self.hear(proto::ToClient {
+            confirm: Some(proto::Confirm {
+                through,
+                receipts: receipts.into_iter().map(Into::into).collect(),
+                early,
+            }),
+            ..Default::default()
+        });
+    }
+
+    fn hear(&mut self, frame: proto::ToClient) {
+        self.session.handle(self.now, frame).unwrap();
+    }
+
+    fn at(&mut self, ms: u64) -> Result<(), LinkEnd> {
+        self.now = self.start + Duration::from_millis(ms);
+        self.session.tick(self.now)
+    }
+
+    /// What the session has written since the last time, as text.
+    fn sent(&mut self) -> String {
+        let mut decoder = Decoder::<proto::ToBroker>::new(MAX_FRAME_BYTES);
+        loop {
+            let out = self.session.take_out(self.now);
+            if out.is_empty() {
+                break;
+            }
+            decoder.extend(&out);
+        }
+        let mut said = Vec::new();
+        while let Some(frame) = decoder.next_message().unwrap() {
+            said.extend(self.frame_text(frame));
+        }
+        said.join("; ")
+    }
+
+    fn frame_text(&self, frame: proto::ToBroker) -> Vec<String> {
+        let mut said = Vec::new();
+        if let Some(hello) = frame.hello {
+            let more = if hello.continued { ", more" } else { "" };
+            said.push(format!("hello {} leases{more}", hello.leases.len()));
+        }
+        for commit in frame.commits {
+            let last = commit.first_seq + commit.txs.len() as u64 - 1;
+            let ops: usize = commit.txs.iter().map(|tx| tx.ops.len()).sum();
+            let part = match commit.part() {
+                proto::Part::Whole => "",
+                proto::Part::More => " more",
+                proto::Part::Last => " last",
+            };
+            said.push(format!(
+                "commit {}-{last} {ops} ops{part}",
+                commit.first_seq
+            ));
+        }
+        let name = |key: &proto::KeyRef| {
+            let key = Key::try_from(key.clone()).unwrap();
+            let name = self.keys.iter().find(|(_, id)| Key::Result(**id) == key);
+            name.map_or_else(|| format!("{key:?}"), |(name, _)| (*name).to_owned())
+        };
+        if let Some(watch) = frame.watch {
+            let mut keys: Vec<String> = watch.keys.iter().map(name).collect();
+            keys.sort();
+            keys.extend(watch.unwatch.iter().map(|key| format!("not {}", name(key))));
+            said.push(format!("watch {}", keys.join(" ")));
+        }
+        said.extend(
+            frame
+                .queries
+                .iter()
+                .map(|query| format!("query {}", query.id)),
+        );
+        if let Some(consume) = frame.consume {
+            said.push(match consume.stop {
+                true => "consume stop".into(),
+                false => format!(
+                    "consume {} +{}",
+                    consume.queues.join(","),
+                    consume.add_credit
+                ),
+            });
+        }
+        if let Some(report) = frame.report {
+            said.push(format!("report {}/{}", report.busy, report.slots));
+        }
+        if frame.ping {
+            said.push("ping".into());
+        }
+        if frame.goodbye {
+            said.push("goodbye".into());
+        }
+        said
+    }
+
+    /// What has come of it since the last time.
+    fn heard(&mut self) -> String {
+        while let Some(event) = self.session.poll_event() {
+            event.carry_out();
+        }
+        std::mem::take(&mut *self.log.lock().unwrap()).join("; ")
+    }
+}
+
+fn receipt_text(receipt: &Receipt) -> String {
+    match receipt {
+        Receipt::Applied { skipped } if skipped.is_empty() => "applied".into(),
+        Receipt::Applied { skipped } => format!("skipped {skipped:?}"),
+        Receipt::Refused { why, .. } => format!("{why:?}"),
+        other => format!("{other:?}").to_lowercase(),
+    }
+}
+
+struct LoggingSink {
+    name: &'static str,
+    keys: HashMap<MessageId, &'static str>,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl LoggingSink {
+    fn log(&self, key: Key, what: &str) {
+        let Key::Result(id) = key else {
+            panic!("a key that nobody watches")
+        };
+        self.say(&format!("{} {what}", self.keys[&id]));
+    }
+
+    fn say(&self, what: &str) {
+        self.log
+            .lock()
+            .unwrap()
+            .push(format!("{}: {what}", self.name));
+    }
+}
+
+impl ValueSink for LoggingSink {
+    fn value(&self, key: Key, state: KeyState) {
+        match state {
+            KeyState::Present(value) => self.log(key, &String::from_utf8_lossy(&value.body)),
+            KeyState::Gone => self.log(key, "gone"),
+            KeyState::Pending => self.log(key, "pending, as a value"),
+        }
+    }
+
+    fn pending(&self, key: Key) {
+        self.log(key, "pending");
+    }
+
+    fn reachable(&self, reachable: bool) {
+        self.say(if reachable {
+            "in reach"
+        } else {
+            "out of reach"
+        });
+    }
+
+    fn failed(&self, error: DriverError) {
+        self.say(&error.to_string());
+    }
+
+    fn timed_out(&self) {
+        self.say("timed out");
+    }
+}
+
+impl DeliverySink for LoggingSink {
+    fn deliver(&self, deliveries: Vec<Delivery>) {
+        self.say(&format!("{} deliveries", deliveries.len()));
+    }
+
+    fn held_leases(&self) -> Vec<Lease> {
+        Vec::new()
+    }
+
+    fn leases_kept(&self, kept: &[Lease]) {
+        self.say(&format!("{} leases kept", kept.len()));
+    }
+}
+
+fn present(text: &'static str) -> KeyState {
+    KeyState::Present(Value {
+        status: ValueStatus::Succeeded,
+        body: Bytes::from_static(text.as_bytes()),
+    })
+}
+
+fn purge(name_bytes: usize) -> Op {
+    let queue = "q".repeat(name_bytes);
+    Op::Purge { queue }
+}
+
+#[test]
+fn transactions_are_numbered_when_they_leave_and_confirmed_cumulatively() {
+    let mut bench = Bench::new();
+    bench.commit("a", None);
+    bench.commit_txs(
+        "b",
+        vec![Tx::default(), Tx::default()],
+        Durability::Disk,
+        None,
+    );
+    assert_eq!(
+        bench.sent(),
+        "",
+        "nothing is sent before the broker has welcomed us"
+    );
+    bench.connect(0);
+    assert_eq!(bench.sent(), "commit 1-3 0 ops");
+    bench.confirm(2, vec![], vec![]);
+    assert_eq!(bench.heard(), "a: applied", "half of b is still out");
+    let refused = Receipt::Refused {
+        op: 0,
+        why: Refusal::DiskFull,
+    };
+    bench.confirm(3, vec![(3, refused)], vec![]);
+    assert_eq!(bench.heard(), "b: applied, DiskFull");
+}
+
+#[test]
+fn what_asks_for_less_durability_may_be_confirmed_before_its_turn_and_only_once() {
+    let mut bench = Bench::connected();
+    bench.commit("disk", None);
+    bench.commit_txs("none", vec![Tx::default()], Durability::None, None);
+    assert_eq!(bench.sent(), "commit 1-1 0 ops; commit 2-2 0 ops");
+    bench.confirm(0, vec![], vec![2]);
+    assert_eq!(bench.heard(), "none: applied");
+    bench.confirm(2, vec![], vec![]);
+    assert_eq!(bench.heard(), "disk: applied");
+}
+
+#[test]
+fn after_a_reconnect_the_window_is_sent_again_from_what_the_broker_has() {
+    let mut bench = Bench::connected();
+    for name in ["a", "b", "c"] {
+        bench.commit(name, None);
+    }
+    assert_eq!(bench.sent(), "commit 1-3 0 ops");
+    bench.session.disconnected("test");
+    bench.commit("d", None);
+    bench.connect(2);
+    assert_eq!(bench.heard(), "a: applied; b: applied");
+    assert_eq!(bench.sent(), "commit 3-4 0 ops");
+    bench.confirm(4, vec![(3, Receipt::Duplicate)], vec![]);
+    assert_eq!(bench.heard(), "c: duplicate; d: applied");
+}
+
+#[test]
+fn a_forgotten_session_tells_unknown_and_goes_on_with_the_next_number() {
+    let mut bench = Bench::connected();
+    bench.commit("sent", None);
+    bench.sent();
+    bench.session.disconnected("test");
+    bench.commit("unsent", None);
+    bench.session.connected(bench.now, Vec::new());
+    bench.welcome(proto::Welcome {
+        forgotten: true,
+        applied_through: 1,
+        ..Default::default()
+    });
+    assert_eq!(bench.heard(), "sent: unknown");
+    assert_eq!(bench.sent(), "hello 0 leases; commit 2-2 0 ops");
+}
+
+#[test]
+fn a_deadline_says_whether_it_was_sent_and_what_was_not_sent_stays_unsent() {
+    let mut bench = Bench::connected();
+    bench.commit_txs(
+        "sent",
+        vec![purge(1).into_tx()],
+        Durability::Disk,
+        Some(1_000),
+    );
+    assert_eq!(bench.sent(), "commit 1-1 1 ops");
+    bench.session.disconnected("test");
+    bench.commit_txs(
+        "unsent",
+        vec![purge(1).into_tx()],
+        Durability::Disk,
+        Some(2_000),
+    );
+    bench.at(999).unwrap();
+    assert_eq!(bench.heard(), "");
+    bench.at(2_000).unwrap();
+    assert_eq!(bench.heard(), "sent: maybe; unsent: not accepted");
+    // Its number is used, so it cannot be left out; but nobody waits for it any more.
+    bench.connect(0);
+    bench.commit("next", None);
+    assert_eq!(bench.sent(), "commit 1-2 0 ops");
+    bench.confirm(2, vec![], vec![]);
+    assert_eq!(bench.heard(), "next: applied");
+}
+
+#[test]
+fn so_many_are_in_flight_and_no_more() {
+    let mut bench = Bench::connected();
+    for _ in 0..MAX_IN_FLIGHT + 10 {
+        bench.commit("", None);
+    }
+    assert_eq!(bench.sent(), format!("commit 1-{MAX_IN_FLIGHT} 0 ops"));
+    bench.confirm(3, vec![], vec![]);
+    assert_eq!(
+        bench.sent(),
+        format!("commit {}-{} 0 ops", MAX_IN_FLIGHT + 1, MAX_IN_FLIGHT + 3)
+    );
+}
+
+#[test]
+fn a_large_transaction_leaves_in_parts_and_again_from_the_first_after_a_reconnect() {
+    let mut bench = Bench::connected();
+    let large = Tx::from(vec![purge(FRAME_TARGET_BYTES / 2); 5]);
+    bench.commit("before", None);
+    bench.commit_txs("large", vec![large], Durability::Disk, None);
+    bench.commit("after", None);
+    let parts = "commit 2-2 1 ops more; commit 2-2 1 ops more; commit 2-2 1 ops more; \
+                 commit 2-2 1 ops more; commit 2-2 1 ops last";
+    assert_eq!(
+        bench.sent(),
+        format!("commit 1-1 0 ops; {parts}; commit 3-3 0 ops")
+    );
+    bench.session.disconnected("test");
+    bench.connect(1);
+    assert_eq!(bench.sent(), format!("{parts}; commit 3-3 0 ops"));
+    bench.confirm(3, vec![], vec![]);
+    assert_eq!(
+        bench.heard(),
+        "before: applied; large: applied; after: applied"
+    );
+}
+
+#[test]
+fn what_no_frame_can_hold_is_refused_here_and_the_next_goes_on() {
+    let mut bench = Bench::connected();
+    bench.commit_txs(
+        "huge",
+        vec![purge(MAX_FRAME_BYTES).into_tx()],
+        Durability::Disk,
+        None,
+    );
+    bench.commit("small", None);
+    assert_eq!(bench.sent(), "commit 1-1 0 ops");
+    assert!(bench.heard().starts_with("huge: one operation of"));
+}
+
+#[test]
+fn a_watch_tells_each_key_once_through_reconnects() {
+    let mut bench = Bench::connected();
+    bench.watch("w", &["a", "b"], None);
+    assert_eq!(bench.sent(), "watch a b");
+    bench.tell("a", KeyState::Pending);
+    bench.tell("b", present("two"));
+    bench.tell("b", present("two"));
+    assert_eq!(bench.heard(), "w: a pending; w: b two");
+    bench.session.disconnected("test");
+    bench.connect(0);
+    assert_eq!(bench.sent(), "watch a");
+    bench.tell("a", KeyState::Gone);
+    assert_eq!(bench.heard(), "w: out of reach; w: in reach; w: a gone");
+    bench.session.disconnected("test");
+    bench.connect(0);
+    assert_eq!(bench.sent(), "", "nothing is left to watch");
+}
+
+#[test]
+fn two_may_watch_one_key_and_the_last_to_leave_takes_the_watch_along() {
+    let mut bench = Bench::connected();
+    let first = bench.watch("first", &["a"], None);
+    let second = bench.watch("second", &["a"], None);
+    assert_eq!(bench.sent(), "watch a a");
+    bench.session.unwatch(first);
+    assert_eq!(bench.sent(), "");
+    bench.session.unwatch(second);
+    assert_eq!(bench.sent(), "watch not a");
+    bench.tell("a", present("late"));
+    assert_eq!(bench.heard(), "");
+    // Given up and wanted again within one frame.
+    let third = bench.watch("third", &["a"], None);
+    bench.session.unwatch(third);
+    bench.watch("fourth", &["a"], None);
+    assert!(!bench.sent().contains("not a"));
+    bench.tell("a", present("one"));
+    assert_eq!(bench.heard(), "fourth: a one");
+}
+
+#[test]
+fn a_watch_ends_at_its_deadline() {
+    let mut bench = Bench::connected();
+    bench.watch("w", &["a"], Some(100));
+    assert_eq!(bench.sent(), "watch a");
+    assert_eq!(
+        bench.session.next_deadline(),
+        Some(bench.start + Duration::from_millis(100))
+    );
+    bench.at(100).unwrap();
+    assert_eq!(bench.heard(), "w: timed out");
+    assert_eq!(bench.sent(), "watch not a");
+}
+
+#[test]
+fn credit_adds_up_and_is_restored_without_what_has_arrived() {
+    let mut bench = Bench::connected();
+    let sink = Arc::new(LoggingSink {
+        name: "worker",
+        keys: HashMap::new(),
+        log: Arc::clone(&bench.log),
+    });
+    let consume = |bench: &mut Bench, credit| {
+        let sink = Arc::clone(&sink) as Arc<dyn DeliverySink>;
+        bench.session.consume(&["mail".into()], credit, sink);
+    };
+    consume(&mut bench, 3);
+    consume(&mut bench, 2);
+    bench.session.report(4, 1);
+    assert_eq!(bench.sent(), "consume mail +5; report 1/4");
+    let message = penstock_message::Message {
+        id: bench.id("m"),
+        task: "t".into(),
+        priority: 4,
+        expires_at: None,
+        result_ttl_ms: None,
+        max_deliveries: 1,
+        attempt: 0,
+        crashes: 0,
+        enqueued_at: 0,
+        notes: vec![],
+        body: Bytes::new(),
+    };
+    let delivery = Delivery {
+        lease: Lease {
+            message: message.id,
+            epoch: 1,
+            grant: 1,
+        },
+        queue: "mail".into(),
+        redelivered: false,
+        message,
+    };
+    bench.hear(proto::ToClient {
+        deliveries: vec![delivery.clone().into(), delivery.into()],
+        ..Default::default()
+    });
+    assert_eq!(bench.heard(), "worker: 2 deliveries");
+    bench.session.disconnected("test");
+    bench.connect(0);
+    assert_eq!(bench.heard(), "worker: 0 leases kept");
+    assert_eq!(bench.sent(), "consume mail +3; report 1/4");
+    bench.session.stop_consuming();
+    bench.session.stop_consuming();
+    assert_eq!(bench.sent(), "consume stop");
+    bench.session.disconnected("test");
+    bench.connect(0);
+    assert_eq!(bench.sent(), "consume stop; report 1/4");
+}
+
+#[test]
+fn leases_without_room_in_the_first_hello_follow_in_a_second() {
+    let mut bench = Bench::new();
+    let lease = Lease {
+        message: MessageId([0xff; 16]),
+        epoch: u32::MAX,
+        grant: u64::MAX,
+    };
+    bench
+        .session
+        .connected(bench.now, vec![lease; HELLO_LEASES + 2]);
+    let mut out = bench.session.take_out(bench.now);
+    let first_frame = 4 + u32::from_le_bytes(*out.first_chunk().unwrap()) as usize;
+    assert!(first_frame <= penstock_wire::MAX_HELLO_BYTES);
+    let mut decoder = Decoder::<proto::ToBroker>::new(MAX_FRAME_BYTES);
+    decoder.extend(&out.split());
+    let mut said = Vec::new();
+    while let Some(frame) = decoder.next_message().unwrap() {
+        said.extend(bench.frame_text(frame));
+    }
+    assert_eq!(said, ["hello 100 leases, more", "hello 2 leases"]);
+}
+
+#[test]
+fn silence_asks_for_a_sign_of_life_and_then_ends_the_connection() {
+    let mut bench = Bench::connected();
+    bench.at(4_999).unwrap();
+    assert_eq!(bench.sent(), "");
+    bench.at(5_000).unwrap();
+    assert_eq!(bench.sent(), "ping");
+    bench.hear(proto::ToClient {
+        pong: true,
+        ..Default::default()
+    });
+    bench.at(19_999).unwrap();
+    assert!(matches!(bench.at(20_000), Err(LinkEnd::Lost(why)) if why.contains("silent for 15 s")));
+}
+
+#[test]
+fn each_way_to_be_turned_away_says_what_to_do() {
+    let check = |why: proto::close::Why, text: &str, expected: &str| {
+        let mut bench = Bench::connected();
+        let close = proto::Close {
+            why: why.into(),
+            text: text.into(),
+        };
+        let frame = proto::ToClient {
+            close: Some(close),
+            ..Default::default()
+        };
+        let end = bench.session.handle(bench.now, frame).unwrap_err();
+        assert_eq!(format!("{end:?}"), expected);
+    };
+    use proto::close::Why;
+    check(
+        Why::Unauthorized,
+        "wrong token",
+        r#"Hopeless(Unauthorized, "the broker at unix:test refused this client's token: wrong token")"#,
+    );
+    check(
+        Why::Version,
+        "",
+        r#"Hopeless(Invalid, "the broker at unix:test speaks another version of the protocol: ")"#,
+    );
+    check(Why::Stopping, "", r#"Lost("the broker was stopped")"#);
+    check(
+        Why::Failed,
+        "EIO",
+        r#"Lost("the broker's disk failed: EIO")"#,
+    );
+}
+
+#[test]
+fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
+    let mut bench = Bench::new();
+    bench.commit("a", Some(1_000));
+    bench.watch("w", &["k"], Some(1_000));
+    bench.session.fail_all(&DriverError::Closed);
+    assert_eq!(
+        bench.heard(),
+        "a: this client was closed; w: this client was closed"
+    );
+    bench.at(1_000).unwrap();
+    assert_eq!(
+        bench.heard(),
+        "w: timed out",
+        "a watch that goes on keeps its deadline"
+    );
+}
+
+/// The same bytes, whether the transactions are encoded before the frame or with it.
+#[test]
+fn a_commit_of_encoded_transactions_is_a_commit() {
+    let txs = vec![purge(3).into_tx(), Tx::default()];
+    let whole = proto::ToBroker {
+        commits: vec![proto::Commit {
+            first_seq: 300,
+            durability: proto::Durability::Os.into(),
+            txs: txs.iter().cloned().map(Into::into).collect(),
+            part: proto::Part::Whole.into(),
+        }],
+        ..Default::default()
+    };
+    let encoded = |tx: &Tx| proto::Tx::from(tx.clone()).encode_to_vec().into();
+    let ours = EncodedCommits {
+        commits: vec![EncodedCommit {
+            first_seq: 300,
+            durability: proto::Durability::Os.into(),
+            txs: txs.iter().map(encoded).collect(),
+            part: proto::Part::Whole.into(),
+        }],
+    };
+    assert_eq!(ours.encode_to_vec(), whole.encode_to_vec());
+}
+
+trait IntoTx {
+    fn into_tx(self) -> Tx;
+}
+
+impl IntoTx for Op {
+    fn into_tx(self) -> Tx {
+        Tx { ops: vec![self] }
+    }
+}
