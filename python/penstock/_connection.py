@@ -23,8 +23,9 @@ from penstock.errors import BrokerUnavailable, Timeout
 
 logger = logging.getLogger("penstock")
 
-# A blocking wait comes back this often to show the broker's notices and to let Ctrl-C through.
-_WAIT_SLICE_S = 1.0
+# A long wait comes back this often to show what the broker wants people to know: that no worker
+# serves the queue is best told to whoever waits for one.
+_WAIT_SLICE_S = 10.0
 
 
 class Connection:
@@ -33,7 +34,7 @@ class Connection:
     def __init__(self, url: str, token: str | None, name: str) -> None:
         self.url = url
         self._client = client = _core.Client(url, token=token, program=_program(), name=name)
-        self._ports = _Ports()
+        self._ports = _Ports(self.log_notices)
         self._notices_due = 0.0
         # Bound once: these are on the path of every delay().
         self.publish = client.publish
@@ -105,13 +106,19 @@ class Connection:
 class _LoopPort:
     """Where one event loop's calls end. It holds no reference to the loop, which may be collected."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_notices: Callable[[], None]) -> None:
         self.core = _core.Port()
+        self._log_notices = log_notices
         self._pending: dict[int, asyncio.Future[object]] = {}
+        self._watches_for_notices = False
+        self._retiring = False
 
     def expect(self, loop: asyncio.AbstractEventLoop) -> tuple[int, asyncio.Future[object]]:
         token, future = next(_tokens), loop.create_future()
         self._pending[token] = future
+        if not self._watches_for_notices:
+            self._watches_for_notices = True
+            loop.call_later(_WAIT_SLICE_S, self._show_notices)
         return token, future
 
     def forget(self, token: int) -> bool:
@@ -126,6 +133,19 @@ class _LoopPort:
                 future.set_exception(end)
             else:
                 future.set_result(end)
+        if self._retiring and not self._pending:
+            asyncio.get_running_loop().remove_reader(self.core.fileno())
+
+    def retire(self) -> None:
+        """Let the loop go once the calls that a close has cut off are told so."""
+        self._retiring = True
+        self.drain()
+
+    def _show_notices(self) -> None:
+        self._watches_for_notices = bool(self._pending)
+        if self._pending:
+            self._log_notices()
+            asyncio.get_running_loop().call_later(_WAIT_SLICE_S, self._show_notices)
 
 
 _tokens = itertools.count(1)
@@ -134,13 +154,14 @@ _tokens = itertools.count(1)
 class _Ports:
     """A port for each event loop that has made a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_notices: Callable[[], None]) -> None:
+        self._log_notices = log_notices
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopPort] = weakref.WeakKeyDictionary()
 
     def of(self, loop: asyncio.AbstractEventLoop) -> _LoopPort:
         port = self._of_loop.get(loop)
         if port is None:
-            port = self._of_loop[loop] = _LoopPort()
+            port = self._of_loop[loop] = _LoopPort(self._log_notices)
             loop.add_reader(port.core.fileno(), port.drain)
             # The loop never tells that it was closed; the descriptor goes when the loop does.
             weakref.finalize(loop, port.core.close)
@@ -148,8 +169,8 @@ class _Ports:
 
     def close(self) -> None:
         for loop, port in list(self._of_loop.items()):
-            if not loop.is_closed() and not loop.is_running():
-                loop.remove_reader(port.core.fileno())
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(port.retire)
         self._of_loop.clear()
 
 

@@ -22,7 +22,7 @@ class ErrorRecord(msgspec.Struct, array_like=True, frozen=True):
     qualname: str
     message: str
     arguments: bytes | None
-    """The error's ``args`` and attributes, encoded as [args, attributes]; None when they do not travel."""
+    """Encoded [args, attributes, what to call the type with]; None when they do not travel."""
     traceback: str
     attempt: int
     """Which attempt it was, from 0; crashes are not counted."""

@@ -55,28 +55,20 @@ def _rebuild(record: ErrorRecord, codec: Codec) -> Exception | None:
     if kind is None or record.arguments is None:
         return None
     try:
-        args, attributes = codec.decode(record.arguments)
+        args, attributes, constructed_with = codec.decode(record.arguments)
     except Exception:
         return None
     # An __init__ that does not pass its arguments on cannot be called with `args`; without it the
     # error is still of its type and says the same.
-    for make in (_by_calling, _without_calling):
+    for make in (lambda: kind(*constructed_with), lambda: kind.__new__(kind, *args)):
         try:
-            error = make(kind, args)
+            error = make()
             vars(error).update(attributes)
             if error.args == args and _message_of(error) == record.message:
                 return error
         except Exception:
             continue
     return None
-
-
-def _by_calling(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
-    return kind(*args)
-
-
-def _without_calling(kind: type[Exception], args: tuple[Any, ...]) -> Exception:
-    return kind.__new__(kind, *args)
 
 
 def _find_type(module: str, qualname: str) -> type[Exception] | None:
@@ -99,7 +91,10 @@ def _encode_arguments(error: BaseException, codec: Codec) -> bytes | None:
             except CannotEncode:
                 continue  # a response, a connection: the error is told without it
             attributes[name] = value
-        encoded = codec.encode([error.args, attributes])
+        # What it would be pickled by: an OSError keeps its file's name apart from its args.
+        kind, arguments = error.__reduce__()[:2]
+        constructed_with = arguments if kind is type(error) else error.args
+        encoded = codec.encode([error.args, attributes, constructed_with])
     except Exception:
         return None
     return encoded if len(encoded) <= _LARGEST_ARGUMENTS_BYTES else None

@@ -1,0 +1,478 @@
+"""What becomes of an attempt in a worker, and what the caller is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import datetime as dt
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pytest
+
+import penstock
+from penstock import App, CurrentJob, JobState, Retry, TaskError, UnknownTask, _run, current_job
+from penstock.errors import PayloadTooLarge, RemoteTraceback
+from penstock.testing import inline
+
+
+class Refused(Exception):
+    """Passes on less than it was given, as many exceptions do."""
+
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+        self.response = object()
+
+
+class Coded(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Attempts:
+    """Runs a task as a worker would, attempt after attempt, and keeps what came of each."""
+
+    made: ClassVar[list[Attempts]] = []
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        self.app = App("shop", max_payload_bytes=100_000)
+        self.task = self.app.task(name="shop.send", **options)(function)
+        self.runner = _run.Runner(self.app, "worker-1")
+        self.notes: list[bytes] = []
+        self.made.append(self)
+
+    def run(
+        self, *args: Any, wants_result: bool = True, crashes: int = 0
+    ) -> tuple[int, int, bytes | None, bytes | None]:
+        body = self.task.arguments.encode(args, {})
+        outcome = self.runner.run(
+            "shop.send", b"i" * 16, len(self.notes), crashes, wants_result, 1_000, body, self.notes
+        )
+        if outcome[0] == _run.RETRY:
+            assert outcome[3] is not None
+            self.notes.append(outcome[3])
+        return outcome
+
+    def ended(self, outcome: tuple[int, int, bytes | None, bytes | None]) -> penstock.Job[Any]:
+        """The job as its caller sees it after this outcome."""
+        kind, _, value, _ = outcome
+        assert kind in (_run.SUCCEEDED, _run.FAILED)
+
+        class Connection:
+            def peek(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes | None]:
+                return (0 if kind == _run.SUCCEEDED else 1), value
+
+            def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes | None]:
+                return self.peek(job_id, 0)
+
+        vars(self.app)["_connected"] = Connection
+        return self.app.job("69" * 16)
+
+
+@pytest.fixture(autouse=True)
+def close_event_loops() -> Iterator[None]:
+    yield
+    while Attempts.made:
+        Attempts.made.pop().runner.close()
+
+
+def raise_(error: BaseException) -> Any:
+    raise error
+
+
+def test_a_result_arrives():
+    attempts = Attempts(lambda a, b: {a: (b,)})
+    job = attempts.ended(attempts.run("x", 2**70))
+    assert job.result() == {"x": (2**70,)}
+    info = job.info()
+    assert info.state is JobState.SUCCEEDED
+    assert (info.task, info.worker, info.attempts, info.crashes) == ("shop.send", "worker-1", 1, 0)
+    assert info.enqueued_at == dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC)
+    assert info.started_at is not None
+    assert info.finished_at is not None
+    assert info.started_at <= info.finished_at <= dt.datetime.now(dt.UTC)
+    assert (info.errors, info.error, info.traceback) == ((), None, None)
+
+
+def test_a_result_that_nobody_wants_is_not_encoded():
+    attempts = Attempts(lambda: object())
+    assert attempts.run(wants_result=False) == (_run.SUCCEEDED, 0, None, None)
+
+
+def test_coroutines_run_in_one_loop_that_is_kept_between_jobs():
+    loops = []
+
+    async def send(number: int) -> int:
+        loops.append(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        return number + 1
+
+    attempts = Attempts(send)
+    assert attempts.ended(attempts.run(1)).result() == 2
+    assert attempts.ended(attempts.run(2)).result() == 3
+    assert loops[0] is loops[1]
+    attempts.runner.close()
+    assert loops[0].is_closed()
+
+
+async def _cancelled() -> None:
+    asyncio.current_task().cancel()  # type: ignore[union-attr]
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("function", "type_name", "message"),
+    [
+        (lambda: 1 / 0, "ZeroDivisionError", "division by zero"),
+        (lambda: sys.exit(3), "SystemExit", "3"),
+        (lambda: raise_(KeyboardInterrupt()), "KeyboardInterrupt", ""),
+        (lambda: raise_(GeneratorExit()), "GeneratorExit", ""),
+        (lambda: raise_(MemoryError()), "MemoryError", ""),
+        (lambda: raise_(Unprintable()), f"{__name__}.Unprintable", "<its str() raised RuntimeError>"),
+        (lambda: raise_(ValueError("\ud800")), "ValueError", "\\ud800"),
+        (lambda: raise_(BaseExceptionGroup("g", [KeyboardInterrupt()])), "BaseExceptionGroup", "g (1 sub-exception)"),
+        (_cancelled, "asyncio.exceptions.CancelledError", ""),
+        (
+            lambda: object(),
+            "TypeError",
+            "shop.send(): the result is a builtins.object: pass plain data instead, or add",
+        ),
+        (
+            lambda: "x" * 100_000,
+            "penstock.errors.PayloadTooLarge",
+            "shop.send(): the result takes 100,005 bytes, and 100,000",
+        ),
+    ],
+)
+def test_whatever_a_task_does_the_worker_goes_on(function, type_name, message):
+    attempts = Attempts(function)
+    job = attempts.ended(attempts.run())
+    info = job.info()
+    assert info.state is JobState.FAILED
+    assert info.errors[0].type_name == type_name
+    assert info.errors[0].message.startswith(message)
+    with pytest.raises(BaseException) as caught:
+        job.result()
+    assert isinstance(caught.value, Exception)
+
+
+def test_endless_recursion_fails_the_job_with_a_readable_traceback():
+    def endless(n: int) -> int:
+        return endless(n + 1)
+
+    attempts = Attempts(endless)
+    info = attempts.ended(attempts.run(0)).info()
+    assert info.error is not None
+    assert info.error.startswith("RecursionError: maximum recursion depth exceeded")
+    assert info.traceback is not None
+    assert "[Previous line repeated" in info.traceback
+
+
+def test_arguments_of_another_version_fail_without_a_retry():
+    attempts = Attempts(lambda: None, retries=5)
+    outcome = attempts.runner.run("shop.send", b"i" * 16, 0, 0, True, 0, b"\x92\x91\xc7\x00\x3f\x80", [])
+    assert outcome[0] == _run.FAILED
+    with pytest.raises(TypeError, match="do not fit this version of the task: it holds a value of an unknown kind"):
+        attempts.ended(outcome).result()
+
+
+def test_an_unknown_task_fails_with_close_matches():
+    attempts = Attempts(lambda: None)
+    outcome = attempts.runner.run("shop.sent", b"i" * 16, 0, 0, True, 0, b"\x92\x90\x80", [])
+    with pytest.raises(UnknownTask, match=r"the app 'shop' has no task 'shop.sent'; did you mean shop.send\?"):
+        attempts.ended(outcome).result()
+
+
+def test_a_signal_handler_can_give_the_job_back():
+    attempts = Attempts(lambda: raise_(_run.GiveBack()), retries=3)
+    assert attempts.run() == (_run.GIVEN_BACK, 0, None, None)
+
+
+class TestTheOriginalError:
+    def result_of(self, error: BaseException) -> BaseException:
+        attempts = Attempts(lambda: raise_(error))
+        with pytest.raises(Exception) as caught:
+            attempts.ended(attempts.run()).result()
+        return caught.value
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            ValueError("a", 1, (2,)),
+            KeyError("k"),
+            OSError(2, "gone", "file"),
+            FileNotFoundError(2, "gone", "file"),
+            UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why"),
+            StopIteration(3),
+            PayloadTooLarge("x"),
+            penstock.BrokerUnavailable("x", maybe_accepted=True),
+            TaskError("a.B", "c"),
+        ],
+    )
+    def test_arrives_as_its_own_type(self, error):
+        arrived = self.result_of(error)
+        assert type(arrived) is type(error)
+        assert arrived.args == error.args
+        assert str(arrived) == str(error)
+        assert vars(arrived) == vars(error)
+
+    def test_brings_its_attributes_as_far_as_they_travel(self):
+        arrived = self.result_of(Refused(4, reason="no"))
+        assert type(arrived) is Refused
+        assert vars(arrived) == {"code": 4, "reason": "no"}
+        assert str(arrived) == "4: no"
+        assert vars(self.result_of(Coded(5))) == {"code": 5}
+
+    def test_is_chained_from_the_remote_traceback(self):
+        arrived = self.result_of(ValueError("x"))
+        assert isinstance(arrived.__cause__, RemoteTraceback)
+        lines = str(arrived.__cause__).strip().splitlines()
+        assert lines[0] == "Traceback (most recent call last):"
+        assert "test_run.py" in lines[1]  # no frame of the machinery comes first
+        assert lines[-1] == "ValueError: x"
+
+    def test_keeps_its_notes(self):
+        error = ValueError("x")
+        error.add_note("while testing")
+        assert self.result_of(error).__notes__ == ["while testing"]
+
+    @pytest.mark.parametrize("error", [ValueError(object()), SystemExit(1), ValueError(b"x" * 70_000)])
+    def test_is_a_task_error_where_it_cannot_be_rebuilt(self, error):
+        arrived = self.result_of(error)
+        assert isinstance(arrived, TaskError)
+        assert arrived.type_name == f"builtins.{type(error).__name__}"
+        assert isinstance(arrived.__cause__, RemoteTraceback)
+
+    def test_is_never_imported(self):
+        module = "json.tool"
+        sys.modules.pop(module, None)
+        kind = type("Strange", (Exception,), {"__module__": module})
+        arrived = self.result_of(kind("x"))
+        assert (type(arrived), str(arrived)) == (TaskError, "json.tool.Strange: x")
+        assert module not in sys.modules
+
+    def test_must_be_an_exception_type(self):
+        kind = type("ChainMap", (Exception,), {"__module__": "collections"})
+        assert type(self.result_of(kind("x"))) is TaskError
+
+    def test_a_huge_one_is_cut_to_size(self):
+        def deep(n: int) -> None:
+            try:
+                raise ValueError("y" * 1000)
+            except ValueError:
+                if n:
+                    deep(n - 1)
+                raise
+
+        attempts = Attempts(lambda: deep(50))
+        outcome = attempts.run()
+        assert outcome[3] is not None
+        assert len(outcome[3]) < 25_000
+        assert "characters left out" in str(attempts.ended(outcome).info().traceback)
+
+
+class TestRetries:
+    def test_wait_longer_each_time_up_to_the_cap_and_then_fail(self, caplog):
+        attempts = Attempts(
+            lambda: raise_(ValueError(f"attempt {len(attempts.notes)}")),
+            retries=4, backoff=1, backoff_cap=3, jitter=0,
+        )  # fmt: skip
+        outcomes = [attempts.run() for _ in range(5)]
+        assert [kind for kind, *_ in outcomes] == [_run.RETRY] * 4 + [_run.FAILED]
+        assert [delay_ms for _, delay_ms, *_ in outcomes] == [1000, 2000, 3000, 3000, 0]
+        info = attempts.ended(outcomes[-1]).info()
+        assert [error.message for error in info.errors] == [f"attempt {n}" for n in range(5)]
+        assert [error.attempt for error in info.errors] == [1, 2, 3, 4, 5]
+        assert info.attempts == 5
+        assert info.error == "ValueError: attempt 4"
+        levels = [(record.name, record.levelname, bool(record.exc_info)) for record in caplog.records]
+        assert levels == [("penstock.job", "WARNING", False)] * 4 + [("penstock.job", "ERROR", True)]
+        assert "(ValueError: attempt 0); retry 1 of 4 in 1.0 s" in caplog.messages[0]
+
+    def test_jitter_takes_a_share_of_the_wait(self):
+        attempts = Attempts(lambda: 1 / 0, retries=1000, backoff=10, backoff_factor=1, jitter=0.3)
+        delays = [attempts.run()[1] for _ in range(300)]
+        assert min(delays) >= 7_000
+        assert max(delays) <= 10_000
+        assert max(delays) - min(delays) > 2_000
+
+    @pytest.mark.parametrize(
+        ("options", "error", "retried"),
+        [
+            ({}, ValueError(), True),
+            ({}, SystemExit(), False),
+            ({"retry_on": SystemExit}, SystemExit(), True),
+            ({"retry_on": OSError}, ValueError(), False),
+            ({"retry_on": (OSError, ValueError)}, ValueError(), True),
+            ({"dont_retry_on": ValueError}, UnicodeError(), False),
+            ({"retry_on": OSError, "dont_retry_on": [FileNotFoundError]}, FileNotFoundError(), False),
+            ({"retry_on": OSError, "dont_retry_on": [FileNotFoundError]}, PermissionError(), True),
+            ({"dont_retry_on": Exception}, Retry(), True),
+        ],
+    )
+    def test_follow_the_errors_that_are_worth_it(self, options, error, retried):
+        attempts = Attempts(lambda: raise_(error), retries=1, **options)
+        assert attempts.run()[0] == (_run.RETRY if retried else _run.FAILED)
+
+    def test_can_be_asked_for_with_a_time(self):
+        attempts = Attempts(lambda: raise_(Retry(countdown=dt.timedelta(minutes=2))), retries=1)
+        assert attempts.run()[:2] == (_run.RETRY, 120_000)
+        with pytest.raises(Retry):
+            attempts.ended(attempts.run()).result()
+
+    def test_that_are_asked_for_keep_the_error_behind_them(self):
+        def send() -> None:
+            try:
+                raise ValueError("behind")
+            except ValueError as error:
+                raise Retry("asked", countdown=1) from error
+
+        attempts = Attempts(send, retries=1)
+        attempts.run()
+        job = attempts.ended(attempts.run())
+        assert [error.message for error in job.info().errors] == ["behind", "behind"]
+        with pytest.raises(ValueError, match="behind"):
+            job.result()
+
+    def test_are_kept_after_a_success(self):
+        def send() -> str:
+            if not attempts.notes:
+                raise ValueError("first")
+            return "fine"
+
+        attempts = Attempts(send, retries=1)
+        attempts.run()
+        info = attempts.ended(attempts.run(crashes=2)).info()
+        assert info.state is JobState.SUCCEEDED
+        assert (info.attempts, info.crashes) == (4, 2)
+        assert [error.message for error in info.errors] == ["first"]
+
+    @pytest.mark.parametrize(
+        ("options", "says"),
+        [
+            ({"retries": -1}, "retries must be an integer from 0, not -1"),
+            ({"retries": 1.5}, "retries must be an integer from 0"),
+            ({"jitter": 2}, "jitter must be between 0 and 1, not 2"),
+            ({"backoff": "1"}, "backoff must be seconds or a timedelta, not '1'"),
+            ({"backoff_factor": 0.5}, "backoff_factor must be at least 1, not 0.5"),
+            ({"retry_on": "ValueError"}, "retry_on must be an exception type or several, not 'ValueError'"),
+            ({"retires": 1}, "@app.task got an unknown option 'retires'; did you mean 'retries'?"),
+            ({"on_crash": "ignore"}, 'on_crash must be "retry" or "fail", not \'ignore\''),
+        ],
+    )
+    def test_options_that_make_no_sense_are_refused_where_they_stand(self, options, says):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            Attempts(lambda: None, **options)
+        assert says in str(caught.value)
+
+
+class TestInsideATask:
+    def test_the_current_job_is_known(self):
+        seen: list[CurrentJob | None] = []
+        attempts = Attempts(lambda: seen.append(current_job()), retries=2)
+        attempts.notes = [b"", b""]
+        attempts.run(crashes=1)
+        text = "69696969-6969-6969-6969-696969696969"
+        assert seen == [CurrentJob(text, "shop.send", attempt=3, crashes=1, retries_left=0, worker="worker-1")]
+        assert current_job() is None
+
+    def test_and_in_its_coroutines(self):
+        async def send() -> int:
+            job = await asyncio.create_task(_current())
+            assert job is not None
+            return job.attempt
+
+        async def _current() -> CurrentJob | None:
+            return current_job()
+
+        attempts = Attempts(send)
+        assert attempts.ended(attempts.run()).result() == 1
+
+    def test_context_variables_do_not_leak_into_the_next_job(self):
+        variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable", default=0)
+
+        def send() -> int:
+            before = variable.get()
+            variable.set(1)
+            return before
+
+        attempts = Attempts(send)
+        assert [attempts.ended(attempts.run()).result() for _ in range(2)] == [0, 0]
+
+
+def test_success_is_logged_at_info_only(caplog):
+    attempts = Attempts(lambda: None)
+    attempts.run()
+    assert caplog.records == []
+    with caplog.at_level(logging.INFO, "penstock.job"):
+        attempts.run()
+    assert caplog.messages[0].startswith("shop.send 69696969-6969-6969-6969-696969696969 succeeded in ")
+
+
+@dataclasses.dataclass
+class Receipt:
+    number: int
+
+
+def test_jobs_run_inline_for_tests_of_applications():
+    app = App("shop")
+
+    @app.task(name="shop.pay", retries=2, queue="money")
+    def pay(amount: int) -> Receipt:
+        job = current_job()
+        if job is None or job.attempt < 2:
+            raise ValueError("not yet")
+        return Receipt(amount)
+
+    with inline(app) as calls:
+        job = pay.delay(3)
+        assert job.result() == Receipt(3)
+        assert job.state is JobState.SUCCEEDED
+        assert len(job.info().errors) == 1
+        assert [each.result() for each in app.enqueue([pay.s(1), pay.si(2)])] == [Receipt(1), Receipt(2)]
+        assert [each.result() for each in pay.map([4])] == [Receipt(4)]
+
+        async def main() -> Receipt:
+            return await (await pay.adelay(amount=5))
+
+        assert asyncio.run(main()) == Receipt(5)
+        with pytest.raises(TypeError):
+            pay.delay("3")  # type: ignore[arg-type]
+    assert [(call.task, call.args, call.kwargs, call.queue) for call in calls] == [
+        ("shop.pay", (3,), {}, "money"),
+        ("shop.pay", (1,), {}, "money"),
+        ("shop.pay", (2,), {}, "money"),
+        ("shop.pay", (4,), {}, "money"),
+        ("shop.pay", (), {"amount": 5}, "money"),
+    ]
+
+
+def test_what_a_process_calls_itself_is_found_again(monkeypatch):
+    """Enqueued by ``python shop.py``, run by ``penstock worker shop:app``: one name for both."""
+    main = type(sys)("__main__")
+    main.__file__ = os.path.join("/srv", "shop.py")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+    def send(receipt): ...
+
+    kind = dataclasses.make_dataclass("Paid", [("number", int)])
+    kind.__module__ = send.__module__ = "__main__"
+    send.__qualname__ = "send"
+    send.__annotations__ = {"receipt": kind}
+    here = App("shop").task(send)
+    assert here.name == "shop.send"
+    kind.__module__ = "shop"
+    there = App("shop").task(name="there")(send)
+    assert there.arguments.decode(here.arguments.encode((kind(1),), {}))[0] == [kind(1)]
