@@ -1,10 +1,13 @@
 //! What goes into the core and what comes out of it.
 
-use penstock_message::{Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Tx, WallMs};
+use penstock_message::{
+    Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Tx, WallMs,
+};
 
 // What travels between a client and the core stands with the nouns.
 pub use penstock_message::{
-    Answer, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueStatus, Status, WorkerStatus,
+    Answer, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueStatus, Status,
+    WorkerStatus,
 };
 
 /// The time, as the shell reads it once for each input.
@@ -41,7 +44,10 @@ pub enum Input {
         leases: Vec<Lease>,
     },
     /// `clean`: the client said goodbye, so its leases return at once, as `Returned`.
-    Disconnected { conn: ConnId, clean: bool },
+    Disconnected {
+        conn: ConnId,
+        clean: bool,
+    },
     /// Transactions with contiguous sequence numbers from `first_seq`.
     Commit {
         conn: ConnId,
@@ -65,17 +71,36 @@ pub enum Input {
         add_credit: u32,
     },
     /// Takes nothing more: credit becomes 0.
-    StopConsuming { conn: ConnId },
+    StopConsuming {
+        conn: ConnId,
+    },
     /// Each key is answered by one `Values` entry when it is not pending, at once or later; a key
     /// that is pending now is answered `Pending` once first.
-    Watch { conn: ConnId, keys: Vec<Key> },
-    Unwatch { conn: ConnId, keys: Vec<Key> },
+    Watch {
+        conn: ConnId,
+        keys: Vec<Key>,
+    },
+    Unwatch {
+        conn: ConnId,
+        keys: Vec<Key>,
+    },
     /// `Query::Stop` never comes here: the process around the core answers it.
-    Query { conn: ConnId, id: u64, query: Query },
+    Query {
+        conn: ConnId,
+        id: u64,
+        query: Query,
+    },
     /// Whether the connection's outgoing buffer has room. Deliveries and values wait while it has none.
-    Writable { conn: ConnId, writable: bool },
+    Writable {
+        conn: ConnId,
+        writable: bool,
+    },
     /// A worker tells how it is, for `status`. Not journaled.
-    Report { conn: ConnId, slots: u32, busy: u32 },
+    Report {
+        conn: ConnId,
+        slots: u32,
+        busy: u32,
+    },
 }
 
 /// What the shell carries out. All of it is safe to be seen: `poll_output` gives an output only
@@ -100,12 +125,25 @@ pub enum Output {
         receipts: Vec<(u64, Receipt)>,
         early: Vec<u64>,
     },
-    Deliver { conn: ConnId, deliveries: Vec<Delivery> },
-    Values { conn: ConnId, values: Vec<(Key, KeyState)> },
-    Answer { conn: ConnId, id: u64, answer: Answer },
+    Deliver {
+        conn: ConnId,
+        deliveries: Vec<Delivery>,
+    },
+    Values {
+        conn: ConnId,
+        values: Vec<(Key, KeyState)>,
+    },
+    Answer {
+        conn: ConnId,
+        id: u64,
+        answer: Answer,
+    },
     /// Something a person should know; sent to every connection and written to the log.
     Notice(Notice),
-    Close { conn: ConnId, reason: CloseReason },
+    Close {
+        conn: ConnId,
+        reason: CloseReason,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

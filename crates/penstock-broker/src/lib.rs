@@ -3,13 +3,45 @@
 //!
 //! ```text
 //!     broker.handle(now, input);                   something happened
+//!     broker.handle_deadline(now);                 ... or the time came that next_deadline() named
 //!     broker.handle_written(position);             the journal has written up to here
 //!     broker.handle_durable(position);             ... and synced up to here
 //!     while let Some(record) = broker.poll_record() { journal.append(record) }
 //!     while let Some(output) = broker.poll_output() { shell.carry_out(output) }
 //!     timer.reset(broker.next_deadline());
 //! ```
+//!
+//! Any number of inputs may come before the polls; the more, the larger the batches. Records are polled
+//! before outputs, for that is when work is handed out: the grant then rides in the same batch as the
+//! publish, and the delivery leaves when that is safe.
+//!
+//! At the start, [`Recovery`] takes the journal's records in order and becomes the [`Broker`].
 
+mod broker;
+mod clock;
+mod commits;
+mod connections;
+mod dispatch;
+mod effects;
 mod interface;
+mod joins;
+mod keys;
+mod ledger;
+mod messages;
+mod names;
+mod options;
+mod queues;
+mod reclaim;
+mod records;
+mod recovery;
+mod sessions;
+mod slab;
+mod state;
+mod status;
+mod timers;
 
+pub use broker::Broker;
 pub use interface::*;
+pub use options::BrokerOptions;
+pub use records::{Record, RecordError};
+pub use recovery::{Recovery, ReplayError};

@@ -1,0 +1,709 @@
+//! Transactions: checked whole, then applied whole.
+
+use bytes::Bytes;
+use penstock_message::{
+    Condition, Due, Durability, HIGHEST_PRIORITY, JoinId, JoinPolicy, Key, Lease, Message, Op,
+    Receipt, Refusal, ReleaseReason, Tx, ValueStatus,
+};
+
+use crate::effects::Rests;
+use crate::messages::State as MessagePlace;
+use crate::records::{Change, Event, MessageHead, Place};
+use crate::sessions::Staged;
+use crate::{Broker, CloseReason, ConnId};
+
+/// Names of queues, tasks and groups.
+const NAME_CAP_BYTES: usize = 255;
+const KEY_CAP_BYTES: usize = 1024;
+/// A join keeps a bit for each member.
+const JOIN_CAP: u32 = 1 << 24;
+
+impl Broker {
+    pub(crate) fn commit(
+        &mut self,
+        conn: ConnId,
+        first_seq: u64,
+        durability: Durability,
+        txs: Vec<Tx>,
+    ) {
+        let Some(session) = self
+            .connections
+            .get(&conn)
+            .map(|connection| connection.session)
+        else {
+            return;
+        };
+        if self.state.sessions[session].staged.is_some() {
+            let reason = "a transaction came between the parts of a larger one".to_owned();
+            return self.close(conn, CloseReason::Protocol(reason));
+        }
+        self.commit_whole(conn, session, first_seq, durability, txs);
+    }
+
+    pub(crate) fn commit_part(
+        &mut self,
+        conn: ConnId,
+        seq: u64,
+        durability: Durability,
+        tx: Tx,
+        last: bool,
+    ) {
+        let Some(session_index) = self
+            .connections
+            .get(&conn)
+            .map(|connection| connection.session)
+        else {
+            return;
+        };
+        let session = &mut self.state.sessions[session_index];
+        let staged = session.staged.get_or_insert_with(|| Staged {
+            seq,
+            ops: Vec::new(),
+            bytes: 0,
+            is_too_large: false,
+        });
+        if staged.seq != seq {
+            let reason = format!(
+                "a part of transaction {seq} came between the parts of {}",
+                staged.seq
+            );
+            return self.close(conn, CloseReason::Protocol(reason));
+        }
+        let bytes: usize = tx.ops.iter().map(op_bytes).sum();
+        // The place of a transaction that was applied before is known; its parts need not be kept.
+        let is_resent = seq <= session.applied;
+        if !is_resent && !staged.is_too_large {
+            if self.staged_parts_bytes + bytes > self.options.staged_parts_cap_bytes {
+                staged.is_too_large = true;
+                self.staged_parts_bytes -= std::mem::take(&mut staged.bytes);
+                staged.ops = Vec::new();
+            } else {
+                self.staged_parts_bytes += bytes;
+                staged.bytes += bytes;
+                staged.ops.extend(tx.ops);
+            }
+        }
+        if !last {
+            return;
+        }
+        let Some(staged) = session.staged.take() else {
+            return;
+        };
+        self.staged_parts_bytes -= staged.bytes;
+        if staged.is_too_large {
+            let why = Refusal::TooLarge(format!(
+                "with this transaction, those that are on their way in parts exceed the broker's {}",
+                megabytes(self.options.staged_parts_cap_bytes)
+            ));
+            return self.refuse_whole(conn, session_index, seq, durability, why);
+        }
+        self.commit_whole(
+            conn,
+            session_index,
+            seq,
+            durability,
+            vec![Tx { ops: staged.ops }],
+        );
+    }
+
+    fn commit_whole(
+        &mut self,
+        conn: ConnId,
+        session: u32,
+        first_seq: u64,
+        durability: Durability,
+        txs: Vec<Tx>,
+    ) {
+        if txs.is_empty() || !self.is_in_sequence(conn, session, first_seq) {
+            return;
+        }
+        let last_seq = first_seq + (txs.len() as u64 - 1);
+        let applied = self.state.sessions[session].applied;
+        let resent = (applied + 1)
+            .saturating_sub(first_seq)
+            .min(txs.len() as u64);
+        self.answer_again(conn, session, first_seq, resent);
+        if last_seq <= applied {
+            return;
+        }
+        self.begin(durability);
+        let mut exceptions = Vec::new();
+        for (index, tx) in txs.into_iter().enumerate().skip(resent as usize) {
+            let receipt = match self.check(session, &tx.ops) {
+                Ok(()) => Receipt::Applied {
+                    skipped: self.apply(tx.ops),
+                },
+                Err((op, why)) => Receipt::Refused { op, why },
+            };
+            if receipt
+                != (Receipt::Applied {
+                    skipped: Vec::new(),
+                })
+            {
+                exceptions.push((first_seq + index as u64, receipt));
+            }
+        }
+        self.decide(
+            session,
+            first_seq + resent,
+            last_seq,
+            durability,
+            exceptions,
+        );
+    }
+
+    fn refuse_whole(
+        &mut self,
+        conn: ConnId,
+        session: u32,
+        seq: u64,
+        durability: Durability,
+        why: Refusal,
+    ) {
+        if !self.is_in_sequence(conn, session, seq) {
+            return;
+        }
+        if seq <= self.state.sessions[session].applied {
+            return self.answer_again(conn, session, seq, 1);
+        }
+        self.begin(durability);
+        let receipt = Receipt::Refused { op: 0, why };
+        self.decide(session, seq, seq, durability, vec![(seq, receipt)]);
+    }
+
+    /// Closes the connection when numbers are missing.
+    fn is_in_sequence(&mut self, conn: ConnId, session: u32, first_seq: u64) -> bool {
+        let session = &self.state.sessions[session];
+        let expected = session.applied.max(session.may_skip_through) + 1;
+        let reason = match first_seq {
+            0 => "transactions are numbered from 1".to_owned(),
+            _ if first_seq > expected => {
+                format!("transaction {first_seq} came where {expected} was expected")
+            }
+            _ => return true,
+        };
+        self.close(conn, CloseReason::Protocol(reason));
+        false
+    }
+
+    /// Transactions that were decided before are not applied again; their answers are told again once
+    /// they are safe.
+    fn answer_again(&mut self, conn: ConnId, session: u32, first_seq: u64, count: u64) {
+        if count == 0 {
+            return;
+        }
+        let session = &mut self.state.sessions[session];
+        session.told = session.told.min(first_seq - 1);
+        self.stand_in_line(conn);
+    }
+
+    /// Ends the record of what was decided for these numbers.
+    fn decide(
+        &mut self,
+        index: u32,
+        first: u64,
+        last: u64,
+        durability: Durability,
+        exceptions: Vec<(u64, Receipt)>,
+    ) {
+        let session = self.state.sessions[index].number;
+        self.record(&Event::Applied {
+            session,
+            through: last,
+        });
+        for (seq, receipt) in &exceptions {
+            let receipt = receipt.clone();
+            self.record(&Event::Answered {
+                session,
+                seq: *seq,
+                receipt,
+            });
+        }
+        let position = self.state.position;
+        self.seal(durability);
+        let rests = match exceptions.is_empty() {
+            true => Rests::on(position, durability),
+            // A refusal, or a skip, rests on all that was decided before it.
+            false => self.staged,
+        };
+        let session = &mut self.state.sessions[index];
+        for (seq, receipt) in exceptions {
+            session.keep_receipt(seq, receipt);
+        }
+        session.decided(first, last, rests);
+        self.confirm_when_safe(index);
+    }
+
+    // --- checking
+
+    /// Whether all operations may be applied, judged by the state before the first of them. Notes the
+    /// slots of the leases for `apply`.
+    fn check(&mut self, session: u32, ops: &[Op]) -> Result<(), (u32, Refusal)> {
+        self.checks += 1;
+        self.checked_slots.clear();
+        self.new_ids.clear();
+        for (index, op) in ops.iter().enumerate() {
+            self.check_op(session, op, ops.len() == 1)
+                .map_err(|why| (index as u32, why))?;
+        }
+        Ok(())
+    }
+
+    fn check_op(&mut self, session: u32, op: &Op, is_alone: bool) -> Result<(), Refusal> {
+        match op {
+            Op::Ack { lease, .. } | Op::Release { lease, .. } => self.check_lease(session, lease),
+            Op::Move {
+                lease,
+                queue,
+                patch,
+                ..
+            } => {
+                if let Some(queue) = queue {
+                    check_name("a queue's name", queue)?;
+                }
+                if let Some(note) = &patch.note {
+                    self.check_body("a note", note.len())?;
+                }
+                self.check_lease(session, lease)
+            }
+            Op::Publish {
+                queues,
+                message,
+                unless_key,
+                ..
+            } => {
+                if queues.is_empty() {
+                    return Err(Refusal::Invalid(
+                        "a message is published to no queue".to_owned(),
+                    ));
+                }
+                for (index, queue) in queues.iter().enumerate() {
+                    check_name("a queue's name", queue)?;
+                    if queues[..index].contains(queue) {
+                        return Err(Refusal::Invalid(format!("queue {queue:?} is named twice")));
+                    }
+                }
+                if let Some(key) = unless_key {
+                    check_key(key)?;
+                    // It will be skipped, so it may well be here already.
+                    if self.key_exists(key) {
+                        return Ok(());
+                    }
+                }
+                self.check_message(message, is_alone)
+            }
+            Op::Put {
+                key, value, group, ..
+            } => {
+                check_key(key)?;
+                check_name("a group's name", group)?;
+                self.check_body("a value", value.body.len())
+            }
+            Op::Delete { key } => check_key(key),
+            Op::Guard { key, condition } => {
+                check_key(key)?;
+                let holds = match condition {
+                    Condition::Absent => !self.key_exists(key),
+                    Condition::Present => self.key_exists(key),
+                    Condition::Is(body) => self
+                        .state
+                        .keys
+                        .value(key)
+                        .is_some_and(|stored| stored.value.body == *body),
+                };
+                if holds {
+                    Ok(())
+                } else {
+                    Err(Refusal::GuardFailed)
+                }
+            }
+            Op::Hold {
+                join,
+                count,
+                messages,
+                ..
+            } => {
+                if *count == 0 || *count > JOIN_CAP {
+                    return Err(Refusal::Invalid(format!(
+                        "a join has from 1 to {JOIN_CAP} members, not {count}"
+                    )));
+                }
+                if self.state.joins.find(join).is_some() || !self.new_ids.insert(*join) {
+                    return Err(Refusal::AlreadyExists);
+                }
+                for (queue, message) in messages {
+                    check_name("a queue's name", queue)?;
+                    self.check_message(message, false)?;
+                }
+                Ok(())
+            }
+            Op::Join { join, index, .. } => match self.state.joins.find(join) {
+                Some(slot) if *index >= self.state.joins[slot].count => {
+                    let count = self.state.joins[slot].count;
+                    Err(Refusal::Invalid(format!(
+                        "member {index} of a join of {count}"
+                    )))
+                }
+                _ => Ok(()),
+            },
+            Op::Purge { queue } | Op::Pause { queue } | Op::Resume { queue } => {
+                check_name("a queue's name", queue)
+            }
+        }
+    }
+
+    fn check_lease(&mut self, session: u32, lease: &Lease) -> Result<(), Refusal> {
+        let slot = self
+            .state
+            .messages
+            .find_lease(lease)
+            .ok_or(Refusal::LeaseLost)?;
+        let entry = &mut self.state.messages[slot];
+        let is_held = matches!(entry.state, MessagePlace::Leased(held) if held.session == session);
+        // One transaction settles a lease once.
+        if !is_held || entry.checked_by == self.checks {
+            return Err(Refusal::LeaseLost);
+        }
+        entry.checked_by = self.checks;
+        self.checked_slots.push(slot);
+        Ok(())
+    }
+
+    fn check_message(&mut self, message: &Message, is_alone: bool) -> Result<(), Refusal> {
+        check_name("a task's name", &message.task)?;
+        let notes: usize = message.notes.iter().map(Bytes::len).sum();
+        self.check_body("a message", message.body.len() + notes)?;
+        if message.priority > HIGHEST_PRIORITY {
+            let priority = message.priority;
+            return Err(Refusal::Invalid(format!(
+                "priorities run from 0 to {HIGHEST_PRIORITY}, not {priority}"
+            )));
+        }
+        if message.max_deliveries == 0 {
+            return Err(Refusal::Invalid("max_deliveries is at least 1".to_owned()));
+        }
+        let is_new = !self.state.messages.holds(&message.id)
+            && (is_alone || self.new_ids.insert(message.id));
+        if is_new {
+            Ok(())
+        } else {
+            Err(Refusal::AlreadyExists)
+        }
+    }
+
+    fn check_body(&self, what: &str, bytes: usize) -> Result<(), Refusal> {
+        let limit = self.options.max_body_bytes;
+        if bytes <= limit {
+            return Ok(());
+        }
+        let text = format!(
+            "{what} of {} is larger than the limit of {}",
+            megabytes(bytes),
+            megabytes(limit)
+        );
+        Err(Refusal::TooLarge(text))
+    }
+
+    fn key_exists(&self, key: &Key) -> bool {
+        self.state.keys.find(key).is_some()
+            || self.state.keys.owner(key).is_some()
+            || matches!(key, Key::Result(id) if self.state.messages.holds(id))
+    }
+
+    // --- applying
+
+    /// Applies operations that were checked; returns those that were skipped.
+    fn apply(&mut self, ops: Vec<Op>) -> Vec<u32> {
+        let mut skipped = Vec::new();
+        let slots = std::mem::take(&mut self.checked_slots);
+        let mut leased = slots.iter().copied();
+        let mut next_lease = || leased.next().expect("each lease was checked");
+        for (index, op) in ops.into_iter().enumerate() {
+            match op {
+                Op::Ack { cost_us, .. } => {
+                    let slot = next_lease();
+                    let number = self.state.messages[slot].number;
+                    self.record(&Event::Settled { number });
+                    self.state.settle_message(slot, Some(cost_us));
+                }
+                Op::Release { reason, .. } => match reason {
+                    ReleaseReason::Returned => self.return_message(next_lease()),
+                    ReleaseReason::Crashed(reason) => self.crash(next_lease(), reason.into()),
+                },
+                Op::Move {
+                    queue,
+                    due,
+                    patch,
+                    cost_us,
+                    ..
+                } => {
+                    let slot = next_lease();
+                    let entry = &self.state.messages[slot];
+                    let number = entry.number;
+                    let change = Change {
+                        to: self.state.numbers + 1,
+                        queue: match queue {
+                            Some(queue) => self.state.names.intern(&queue),
+                            None => self.state.queues[entry.queue].name,
+                        },
+                        due: due.map(|due| self.clocks.resolve(due)),
+                        next_attempt: patch.next_attempt,
+                        crashed: false,
+                        note: patch.note.as_deref(),
+                        expires_at: patch.expires_at.map(|due| self.clocks.resolve(due)),
+                    };
+                    self.record(&Event::Moved { number, change });
+                    self.state
+                        .move_message(slot, &change, patch.note.clone(), Some(cost_us));
+                }
+                Op::Publish {
+                    queues,
+                    message,
+                    due,
+                    unless_key,
+                } => {
+                    if unless_key.as_ref().is_some_and(|key| self.key_exists(key)) {
+                        skipped.push(index as u32);
+                        continue;
+                    }
+                    self.publish(&queues, message, due, unless_key);
+                }
+                Op::Put {
+                    key,
+                    value,
+                    ttl_ms,
+                    group,
+                } => {
+                    let group = self.state.names.intern(&group);
+                    self.put(key, value, ttl_ms, group);
+                }
+                Op::Delete { key } => {
+                    self.record(&Event::Removed { key: key.clone() });
+                    self.state.remove_key(&key);
+                }
+                Op::Guard { .. } => {}
+                Op::Hold {
+                    join,
+                    count,
+                    messages,
+                    policy,
+                } => {
+                    self.record(&Event::JoinOpened {
+                        join,
+                        count,
+                        policy,
+                    });
+                    self.state.open_join(join, count, policy);
+                    for (queue, message) in messages {
+                        self.insert(&queue, message, Place::Held(join));
+                    }
+                }
+                Op::Join {
+                    join,
+                    index,
+                    succeeded,
+                } => self.join(join, index, succeeded),
+                Op::Purge { queue } => self.purge(&queue),
+                Op::Pause { queue } => self.pause(&queue, true),
+                Op::Resume { queue } => self.pause(&queue, false),
+            }
+        }
+        self.checked_slots = slots;
+        skipped
+    }
+
+    fn publish(
+        &mut self,
+        queues: &[String],
+        message: Message,
+        due: Option<Due>,
+        unless_key: Option<Key>,
+    ) {
+        let place = match due {
+            Some(due) => Place::Delayed(self.clocks.resolve(due)),
+            None => Place::Ready,
+        };
+        let slot = self.insert(&queues[0], message, place);
+        let source = self.state.messages[slot].number;
+        if let Some(key) = unless_key {
+            self.record(&Event::Claimed {
+                number: source,
+                key: key.clone(),
+            });
+            self.state.claim(slot, key);
+        }
+        for queue in &queues[1..] {
+            let queue = self.state.names.intern(queue);
+            let number = self.state.numbers + 1;
+            self.record(&Event::Copied {
+                number,
+                source,
+                queue,
+            });
+            self.state.copy_message(slot, number, queue);
+        }
+    }
+
+    fn insert(&mut self, queue: &str, message: Message, place: Place) -> u32 {
+        let head = MessageHead {
+            number: self.state.numbers + 1,
+            id: message.id,
+            queue: self.state.names.intern(queue),
+            task: self.state.names.intern(&message.task),
+            priority: message.priority,
+            max_deliveries: message.max_deliveries,
+            crashes: message.crashes,
+            redelivered: false,
+            attempt: message.attempt,
+            enqueued_at: self.writer.time(),
+            expires_at: message.expires_at.map(|due| self.clocks.resolve(due)),
+            result_ttl_ms: message.result_ttl_ms,
+            place,
+        };
+        self.record(&Event::Message {
+            head,
+            body: &message.body,
+        });
+        let slot = self.state.insert_message(&head, message.body);
+        for note in message.notes {
+            self.record(&Event::Noted {
+                number: head.number,
+                note: &note,
+            });
+            self.state.add_note(slot, note);
+        }
+        slot
+    }
+
+    fn join(&mut self, id: JoinId, index: u32, succeeded: bool) {
+        // The join may be over: its last member has arrived, or one that failed.
+        let Some(slot) = self.state.joins.find(&id) else {
+            return;
+        };
+        let join = &mut self.state.joins[slot];
+        if !join.arrive(index) {
+            return;
+        }
+        let is_last = join.arrivals == join.count;
+        let has_failed = !succeeded && join.policy == JoinPolicy::AllSucceeded;
+        let held = std::mem::take(&mut join.held);
+        self.record(&Event::Joined { join: id, index });
+        if has_failed {
+            for handle in &held {
+                let is_held =
+                    |entry: &crate::messages::Entry| entry.state == MessagePlace::Held(id);
+                if self.state.messages.get(*handle).is_some_and(is_held) {
+                    self.cancel(
+                        handle.slot,
+                        "a member of the group it waited for has failed",
+                    );
+                }
+            }
+        }
+        self.state.joins[slot].held = held;
+        if is_last || has_failed {
+            let released = !has_failed;
+            self.record(&Event::JoinEnded { join: id, released });
+            self.state.end_join(slot, released);
+        }
+    }
+
+    fn purge(&mut self, queue: &str) {
+        let Some(queue) = self
+            .state
+            .names
+            .find(queue)
+            .and_then(|name| self.state.queues.find(name))
+        else {
+            return;
+        };
+        let waits = |state| matches!(state, MessagePlace::Ready | MessagePlace::Delayed(_));
+        let waiting: Vec<u32> = self
+            .state
+            .messages
+            .iter()
+            .filter(|(_, entry)| entry.queue == queue && waits(entry.state))
+            .map(|(slot, _)| slot)
+            .collect();
+        for slot in waiting {
+            self.cancel(slot, "its queue was purged");
+        }
+    }
+
+    /// Ends a message that waits, for a reason that whoever waits for its result is told.
+    fn cancel(&mut self, slot: u32, reason: &'static str) {
+        let entry = &self.state.messages[slot];
+        let number = entry.number;
+        // What is dead has had its value.
+        if entry.queue != self.state.dead {
+            self.end_with(
+                slot,
+                ValueStatus::Cancelled,
+                Bytes::from_static(reason.as_bytes()),
+            );
+        }
+        self.record(&Event::Settled { number });
+        self.state.settle_message(slot, None);
+    }
+
+    fn pause(&mut self, queue: &str, paused: bool) {
+        let name = self.state.names.intern(queue);
+        let queue = self.state.queues.find_or_create(name);
+        self.record(&Event::Paused {
+            queue: name,
+            paused,
+        });
+        self.state.pause(queue, paused);
+    }
+}
+
+fn check_name(what: &str, name: &str) -> Result<(), Refusal> {
+    match name.len() {
+        0 => Err(Refusal::Invalid(format!("{what} is empty"))),
+        1..=NAME_CAP_BYTES => Ok(()),
+        bytes => Err(Refusal::TooLarge(format!(
+            "{what} has {bytes} bytes; the limit is {NAME_CAP_BYTES}"
+        ))),
+    }
+}
+
+fn check_key(key: &Key) -> Result<(), Refusal> {
+    match key {
+        Key::Named(name) if name.is_empty() => Err(Refusal::Invalid("a key is empty".to_owned())),
+        Key::Named(name) if name.len() > KEY_CAP_BYTES => {
+            let bytes = name.len();
+            Err(Refusal::TooLarge(format!(
+                "a key has {bytes} bytes; the limit is {KEY_CAP_BYTES}"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn megabytes(bytes: usize) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{bytes} bytes"),
+        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+    }
+}
+
+/// What an operation takes in memory, roughly.
+fn op_bytes(op: &Op) -> usize {
+    let message_bytes = |message: &Message| {
+        let notes: usize = message.notes.iter().map(Bytes::len).sum();
+        size_of::<Message>() + message.task.len() + message.body.len() + notes
+    };
+    size_of::<Op>()
+        + match op {
+            Op::Publish {
+                queues, message, ..
+            } => queues.iter().map(String::len).sum::<usize>() + message_bytes(message),
+            Op::Put { value, group, .. } => value.body.len() + group.len(),
+            Op::Hold { messages, .. } => messages
+                .iter()
+                .map(|(queue, message)| queue.len() + message_bytes(message))
+                .sum(),
+            Op::Move { patch, .. } => patch.note.as_ref().map_or(0, Bytes::len),
+            _ => 0,
+        }
+}

@@ -1,0 +1,340 @@
+//! Handing out work, and what happens when a time has come.
+
+use bytes::Bytes;
+use penstock_message::{Delivery, Due, Durability, Key, Message, Notice, Value, ValueStatus};
+
+use crate::effects::Effect;
+use crate::messages::{Handle, State as MessagePlace};
+use crate::queues::Service;
+use crate::records::{Change, Event};
+use crate::state::{Grant, State};
+use crate::timers::Timer;
+use crate::{Broker, ConnId};
+
+impl Broker {
+    /// Gives ready messages to the connections that want work, one each in turn.
+    pub(crate) fn hand_out(&mut self) {
+        // What came due or expired while inputs were handled goes first: an expired message is not handed out.
+        self.run_timers();
+        if !std::mem::take(&mut self.state.has_new_work) {
+            return;
+        }
+        // A message that may be delivered only once must not be handed out again because its grant was
+        // lost in a crash; so its delivery waits for the grant. All other grants ride along for free.
+        let mut durability = Durability::None;
+        self.begin(durability);
+        let mut unlucky = 0;
+        while unlucky < self.ring.len() {
+            let Some(conn) = self.ring.pop_front() else {
+                break;
+            };
+            match self.hand_out_one(conn) {
+                HandOut::Done { must_be_safe } => {
+                    unlucky = 0;
+                    self.ring.push_back(conn);
+                    if must_be_safe {
+                        durability = Durability::Disk;
+                    }
+                }
+                HandOut::NothingReady => {
+                    unlucky += 1;
+                    self.ring.push_back(conn);
+                }
+                HandOut::NotWanted => {}
+            }
+        }
+        self.seal(durability);
+    }
+
+    fn hand_out_one(&mut self, conn: ConnId) -> HandOut {
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return HandOut::NotWanted;
+        };
+        if !connection.wants_work() {
+            connection.in_ring = false;
+            return HandOut::NotWanted;
+        }
+        let State {
+            queues,
+            messages,
+            sessions,
+            ..
+        } = &mut self.state;
+        let mut taken = None;
+        for _ in 0..connection.queues.len() {
+            let queue = connection.queues[connection.next_queue];
+            connection.next_queue = (connection.next_queue + 1) % connection.queues.len();
+            taken = queues.pop_ready(queue, messages);
+            if taken.is_some() {
+                break;
+            }
+        }
+        let Some((slot, estimate_us)) = taken else {
+            return HandOut::NothingReady;
+        };
+        connection.credit -= 1;
+        let session = connection.session;
+        let session_number = sessions[session].number;
+        let entry = &messages[slot];
+        let number = entry.number;
+        let must_be_safe = entry.max_deliveries == 1;
+        let mut rests = entry.rests;
+        if must_be_safe {
+            rests.add(self.state.position, Durability::Disk);
+        }
+        let grant = Grant {
+            epoch: self.epoch,
+            grant: self.state.grants + 1,
+            started_at: self.clocks.wall(),
+        };
+        self.record(&Event::Granted {
+            number,
+            session: session_number,
+            epoch: grant.epoch,
+            grant: grant.grant,
+        });
+        self.state.lease(slot, session, grant, estimate_us, false);
+        let message = Handle { number, slot };
+        self.effect(
+            rests,
+            Effect::Deliver {
+                conn,
+                message,
+                grant: grant.grant,
+            },
+        );
+        HandOut::Done { must_be_safe }
+    }
+
+    pub(crate) fn run_timers(&mut self) {
+        let mut is_begun = false;
+        let mut durability = Durability::None;
+        while let Some(timer) = self.state.timers.pop(&self.clocks) {
+            if !is_begun {
+                // Whatever a timer ends may be waited for, so effects rest on the disk.
+                is_begun = true;
+                self.begin(Durability::Disk);
+            }
+            if self.run_timer(timer) {
+                durability = Durability::Disk;
+            }
+        }
+        if is_begun {
+            self.seal(durability);
+        }
+    }
+
+    /// True when what it changed should be on disk before anybody sees it.
+    fn run_timer(&mut self, timer: Timer) -> bool {
+        match timer {
+            Timer::Due(handle) => {
+                if let Some(entry) = self.state.messages.get(handle)
+                    && let MessagePlace::Delayed(when) = entry.state
+                {
+                    debug_assert!(self.clocks.has_come(when));
+                    self.state.come_due(handle.slot);
+                }
+                false
+            }
+            Timer::Expiry(handle) => self.expire(handle),
+            Timer::ValueExpiry { slot, number } => {
+                if let Some(key) = self
+                    .state
+                    .keys
+                    .get(slot, number)
+                    .map(|stored| stored.key.clone())
+                {
+                    self.state.drop_value(&key);
+                }
+                false
+            }
+            Timer::LeasesLost {
+                session,
+                generation,
+            } => {
+                let is_away = |session: &crate::sessions::Session| session.generation == generation;
+                self.state.sessions.get(session).is_some_and(is_away) && self.lose_leases(session)
+            }
+            Timer::Forget {
+                session: index,
+                generation,
+            } => {
+                let Some(session) = self.state.sessions.get(index) else {
+                    return false;
+                };
+                if session.generation != generation {
+                    return false;
+                }
+                let number = session.number;
+                let lost_leases = self.lose_leases(index);
+                self.record(&Event::SessionForgotten { number });
+                self.state.keys.unwatch_all(index);
+                self.state.forget_session(index);
+                lost_leases
+            }
+            Timer::Unserved {
+                queue: index,
+                generation,
+            } => {
+                let queue = &mut self.state.queues[index];
+                if queue.service == (Service::Missing { generation }) {
+                    queue.service = Service::Told;
+                    let notice = Notice::Unserved {
+                        queue: self.state.names.text(queue.name).to_owned(),
+                        waiting: queue.ready,
+                        for_ms: self.options.unserved_ms,
+                    };
+                    self.notice(notice);
+                }
+                false
+            }
+        }
+    }
+
+    /// A message that is no longer worth starting ends here, unless it runs.
+    fn expire(&mut self, handle: Handle) -> bool {
+        let State { messages, dead, .. } = &mut self.state;
+        if messages.get(handle).is_none() {
+            return false;
+        }
+        let entry = &mut messages[handle.slot];
+        if let MessagePlace::Leased(lease) = &mut entry.state {
+            lease.expired = true;
+            return false;
+        }
+        // What is dead has had its value; it is only cleared away.
+        if entry.queue != *dead {
+            self.end_with(handle.slot, ValueStatus::Expired, Bytes::new());
+        }
+        self.record(&Event::Settled {
+            number: handle.number,
+        });
+        self.state.settle_message(handle.slot, None);
+        true
+    }
+
+    /// The worker did not come back in time.
+    fn lose_leases(&mut self, session: u32) -> bool {
+        let heartbeat_ms = self.state.sessions[session].heartbeat_ms;
+        let seconds = heartbeat_ms as f64 / 1000.0;
+        let reason = Bytes::from(format!("worker lost: no heartbeat for {seconds} s"));
+        let lost = self.state.sessions[session].leases.clone();
+        for slot in &lost {
+            self.crash(*slot, reason.clone());
+        }
+        self.state.keys.unwatch_all(session);
+        !lost.is_empty()
+    }
+
+    /// The worker died under the message: it goes back to its place, or to the dead letters when that was
+    /// once too often.
+    pub(crate) fn crash(&mut self, slot: u32, reason: Bytes) {
+        let entry = &self.state.messages[slot];
+        let number = entry.number;
+        if entry.crashes.saturating_add(1) < entry.max_deliveries {
+            self.record(&Event::Crashed {
+                number,
+                reason: &reason,
+            });
+            self.state.crash_message(slot, reason);
+            return;
+        }
+        self.end_with(slot, ValueStatus::Crashed, reason.clone());
+        let expires_at = self
+            .clocks
+            .resolve(Due::AfterMs(self.options.dead_letters_kept_ms));
+        let change = Change {
+            to: self.state.numbers + 1,
+            queue: self.state.queues[self.state.dead].name,
+            due: None,
+            next_attempt: false,
+            crashed: true,
+            note: Some(&reason),
+            expires_at: Some(expires_at),
+        };
+        self.record(&Event::Moved { number, change });
+        self.state
+            .move_message(slot, &change, Some(reason.clone()), None);
+    }
+
+    /// Stores how a message ended that will not get to say so itself, if anybody reads its result.
+    pub(crate) fn end_with(&mut self, slot: u32, status: ValueStatus, body: Bytes) {
+        let entry = &self.state.messages[slot];
+        let Some(ttl_ms) = entry.result_ttl_ms else {
+            return;
+        };
+        let (key, group) = (Key::Result(entry.id), entry.task);
+        self.put(key, Value { status, body }, Some(ttl_ms), group);
+    }
+
+    pub(crate) fn put(
+        &mut self,
+        key: Key,
+        value: Value,
+        ttl_ms: Option<u64>,
+        group: crate::names::Name,
+    ) {
+        let expires_at = ttl_ms.map(|ttl_ms| self.clocks.steady().saturating_add(ttl_ms));
+        let stored = Event::Stored {
+            key,
+            status: value.status,
+            body: &value.body,
+            group,
+            expires_at,
+        };
+        self.writer.push(&self.state.names, &stored);
+        let Event::Stored { key, .. } = stored else {
+            unreachable!("it was made above")
+        };
+        self.state.store(key, value, group, expires_at);
+        let cap_bytes = self.options.results_cap_bytes;
+        while let Some(key) = self.state.keys.to_evict(group, cap_bytes) {
+            if self.state.keys.tell_eviction(group) {
+                let group = self.state.names.text(group).to_owned();
+                self.notice(Notice::Evicting { group, cap_bytes });
+            }
+            self.record(&Event::Evicted { key: key.clone() });
+            self.state.drop_value(&key);
+            self.state.keys.evicted += 1;
+        }
+    }
+}
+
+enum HandOut {
+    Done { must_be_safe: bool },
+    NothingReady,
+    NotWanted,
+}
+
+impl State {
+    /// What is sent for a hand-out that still holds; from here on the job may have begun.
+    pub(crate) fn delivery(&mut self, message: Handle, grant: u64) -> Option<Delivery> {
+        let lease = self
+            .messages
+            .get(message)?
+            .lease()
+            .filter(|lease| lease.grant == grant)?;
+        let entry = &mut self.messages[message.slot];
+        if let MessagePlace::Leased(held) = &mut entry.state {
+            held.sent = true;
+        }
+        Some(Delivery {
+            lease,
+            queue: self.names.text(self.queues[entry.queue].name).to_owned(),
+            redelivered: entry.redelivered,
+            message: Message {
+                id: entry.id,
+                task: self.names.text(entry.task).to_owned(),
+                priority: entry.priority,
+                expires_at: entry.expires_at.map(|when| Due::At(when.at)),
+                result_ttl_ms: entry.result_ttl_ms,
+                max_deliveries: entry.max_deliveries,
+                attempt: entry.attempt,
+                crashes: entry.crashes,
+                enqueued_at: entry.enqueued_at,
+                notes: entry.notes().to_vec(),
+                body: entry.body.clone(),
+            },
+        })
+    }
+}

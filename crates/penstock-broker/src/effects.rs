@@ -1,0 +1,113 @@
+//! Nothing leaves before it is safe: what an effect rests on, and the effects that wait.
+
+use std::collections::VecDeque;
+
+use penstock_message::{Answer, Durability, Key, KeyState};
+
+use crate::messages::Handle;
+use crate::{ConnId, Position};
+
+/// What must be on disk, and what written to the operating system, before an effect may be seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Rests {
+    pub(crate) disk: Position,
+    pub(crate) os: Position,
+}
+
+impl Rests {
+    pub(crate) fn on(position: Position, durability: Durability) -> Self {
+        let mut rests = Self::default();
+        rests.add(position, durability);
+        rests
+    }
+
+    pub(crate) fn add(&mut self, position: Position, durability: Durability) {
+        match durability {
+            Durability::Disk => self.disk = self.disk.max(position),
+            Durability::Os => self.os = self.os.max(position),
+            Durability::None => {}
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) enum Effect {
+    Deliver {
+        conn: ConnId,
+        message: Handle,
+        grant: u64,
+    },
+    Value {
+        conn: ConnId,
+        key: Key,
+        state: KeyState,
+    },
+    Answer {
+        conn: ConnId,
+        id: u64,
+        answer: Answer,
+    },
+}
+
+/// Effects in the order of what they wait for. One that was decided early may so wait for a record
+/// that came later, never the other way round.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    /// Synced and written up to here.
+    pub(crate) durable: Position,
+    pub(crate) written: Position,
+    for_disk: VecDeque<(Rests, Effect)>,
+    for_os: VecDeque<(Rests, Effect)>,
+}
+
+impl Effects {
+    /// All up to this position is safe: it was read from the disk.
+    pub(crate) fn new(safe: Position) -> Self {
+        Self {
+            durable: safe,
+            written: safe,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn is_safe(&self, rests: Rests) -> bool {
+        rests.disk <= self.durable && rests.os <= self.written
+    }
+
+    /// Gives the effect back when it need not wait.
+    pub(crate) fn hold(&mut self, mut rests: Rests, effect: Effect) -> Option<Effect> {
+        if rests.disk > self.durable {
+            if let Some((last, _)) = self.for_disk.back() {
+                rests.disk = rests.disk.max(last.disk);
+            }
+            self.for_disk.push_back((rests, effect));
+            return None;
+        }
+        if rests.os > self.written {
+            if let Some((last, _)) = self.for_os.back() {
+                rests.os = rests.os.max(last.os);
+            }
+            self.for_os.push_back((rests, effect));
+            return None;
+        }
+        Some(effect)
+    }
+
+    /// The next effect that has become safe.
+    pub(crate) fn release(&mut self) -> Option<Effect> {
+        while let Some((rests, _)) = self.for_disk.front()
+            && rests.disk <= self.durable
+        {
+            let (rests, effect) = self.for_disk.pop_front()?;
+            if let Some(effect) = self.hold(rests, effect) {
+                return Some(effect);
+            }
+        }
+        match self.for_os.front() {
+            Some((rests, _)) if rests.os <= self.written => {
+                self.for_os.pop_front().map(|(_, effect)| effect)
+            }
+            _ => None,
+        }
+    }
+}

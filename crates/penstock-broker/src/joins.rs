@@ -1,0 +1,108 @@
+//! Messages that are held back until a number of members have arrived.
+
+use penstock_message::{JoinId, JoinPolicy};
+use rustc_hash::FxHashMap;
+
+use crate::Position;
+use crate::messages::Handle;
+use crate::slab::Slab;
+
+#[derive(Debug)]
+pub(crate) struct Join {
+    pub(crate) id: JoinId,
+    pub(crate) number: u64,
+    pub(crate) count: u32,
+    pub(crate) policy: JoinPolicy,
+    /// One bit for each member. It grows with the highest that has arrived, for a client names the count.
+    arrived: Vec<u64>,
+    pub(crate) arrivals: u32,
+    /// Some may have expired since.
+    pub(crate) held: Vec<Handle>,
+    pub(crate) base: Position,
+}
+
+impl Join {
+    pub(crate) fn has_arrived(&self, index: u32) -> bool {
+        let word = self.arrived.get(index as usize / 64).copied().unwrap_or(0);
+        word >> (index % 64) & 1 == 1
+    }
+
+    /// False when it had arrived before.
+    pub(crate) fn arrive(&mut self, index: u32) -> bool {
+        if self.has_arrived(index) {
+            return false;
+        }
+        let word = index as usize / 64;
+        if self.arrived.len() <= word {
+            self.arrived.resize(word + 1, 0);
+        }
+        self.arrived[word] |= 1 << (index % 64);
+        self.arrivals += 1;
+        true
+    }
+
+    pub(crate) fn arrived(&self) -> impl Iterator<Item = u32> {
+        self.arrived.iter().enumerate().flat_map(|(word, bits)| {
+            (0..64)
+                .filter(move |bit| bits >> bit & 1 == 1)
+                .map(move |bit| word as u32 * 64 + bit)
+        })
+    }
+
+    pub(crate) fn journal_bytes(&self) -> u64 {
+        64 + u64::from(self.count) * 20
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Joins {
+    joins: Slab<Join>,
+    by_id: FxHashMap<JoinId, u32>,
+    opened: u64,
+}
+
+impl Joins {
+    pub(crate) fn find(&self, id: &JoinId) -> Option<u32> {
+        self.by_id.get(id).copied()
+    }
+
+    pub(crate) fn get(&self, slot: u32) -> Option<&Join> {
+        self.joins.get(slot)
+    }
+
+    pub(crate) fn open(&mut self, id: JoinId, count: u32, policy: JoinPolicy) -> u32 {
+        self.opened += 1;
+        let slot = self.joins.insert(Join {
+            id,
+            number: self.opened,
+            count,
+            policy,
+            arrived: Vec::new(),
+            arrivals: 0,
+            held: Vec::new(),
+            base: Position(0),
+        });
+        self.by_id.insert(id, slot);
+        slot
+    }
+
+    pub(crate) fn close(&mut self, slot: u32) -> Join {
+        let join = self.joins.remove(slot);
+        self.by_id.remove(&join.id);
+        join
+    }
+}
+
+impl std::ops::Index<u32> for Joins {
+    type Output = Join;
+
+    fn index(&self, slot: u32) -> &Join {
+        &self.joins[slot]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Joins {
+    fn index_mut(&mut self, slot: u32) -> &mut Join {
+        &mut self.joins[slot]
+    }
+}

@@ -1,0 +1,232 @@
+//! Values beside the queues, who watches them, and which keys belong to a message.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use penstock_message::{Key, MessageId, Value};
+use rustc_hash::FxHashMap;
+
+use crate::Position;
+use crate::effects::Rests;
+use crate::names::Name;
+use crate::slab::Slab;
+
+#[derive(Debug)]
+pub(crate) struct Stored {
+    pub(crate) key: Key,
+    pub(crate) value: Value,
+    pub(crate) group: Name,
+    /// On the steady clock.
+    pub(crate) expires_at: Option<u64>,
+    /// Tells it from a later one in the same slot.
+    pub(crate) number: u64,
+    pub(crate) base: Position,
+    pub(crate) rests: Rests,
+}
+
+impl Stored {
+    /// What it counts against the cap, and takes in the journal, roughly.
+    pub(crate) fn bytes(&self) -> u64 {
+        let key = match &self.key {
+            Key::Result(id) => id.0.len(),
+            Key::Named(name) => name.len(),
+        };
+        (48 + key + self.value.body.len()) as u64
+    }
+}
+
+/// Values that share a size cap.
+#[derive(Debug, Default)]
+struct Group {
+    bytes: u64,
+    /// Results in the order of their coming; some may be stale.
+    order: VecDeque<(u32, u64)>,
+    results: usize,
+    was_told: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Keys {
+    values: Slab<Stored>,
+    results: FxHashMap<MessageId, u32>,
+    named: FxHashMap<Bytes, u32>,
+    claims: FxHashMap<Key, u64>,
+    groups: Vec<Group>,
+    watchers: FxHashMap<Key, Vec<u32>>,
+    stored: u64,
+    pub(crate) results_bytes: u64,
+    pub(crate) evicted: u64,
+}
+
+impl Keys {
+    pub(crate) fn find(&self, key: &Key) -> Option<u32> {
+        match key {
+            Key::Result(id) => self.results.get(id),
+            Key::Named(name) => self.named.get(name),
+        }
+        .copied()
+    }
+
+    pub(crate) fn value(&self, key: &Key) -> Option<&Stored> {
+        self.find(key).map(|slot| &self.values[slot])
+    }
+
+    pub(crate) fn get(&self, slot: u32, number: u64) -> Option<&Stored> {
+        self.values
+            .get(slot)
+            .filter(|stored| stored.number == number)
+    }
+
+    pub(crate) fn get_mut(&mut self, slot: u32) -> &mut Stored {
+        &mut self.values[slot]
+    }
+
+    pub(crate) fn results(&self) -> u64 {
+        self.results.len() as u64
+    }
+
+    /// The caller has removed what the key held before.
+    pub(crate) fn insert(&mut self, mut stored: Stored) -> (u32, u64) {
+        self.stored += 1;
+        stored.number = self.stored;
+        let number = stored.number;
+        let bytes = stored.bytes();
+        let group = stored.group;
+        let result = match &stored.key {
+            Key::Result(id) => Some(*id),
+            Key::Named(_) => None,
+        };
+        let name = match &stored.key {
+            Key::Result(_) => None,
+            Key::Named(name) => Some(name.clone()),
+        };
+        let slot = self.values.insert(stored);
+        if let Some(id) = result {
+            self.results.insert(id, slot);
+            self.results_bytes += bytes;
+            let group = self.group(group);
+            group.bytes += bytes;
+            group.results += 1;
+            group.order.push_back((slot, number));
+        }
+        if let Some(name) = name {
+            self.named.insert(name, slot);
+        }
+        (slot, number)
+    }
+
+    pub(crate) fn remove(&mut self, key: &Key) -> Option<Stored> {
+        let slot = match key {
+            Key::Result(id) => self.results.remove(id)?,
+            Key::Named(name) => self.named.remove(name)?,
+        };
+        let stored = self.values.remove(slot);
+        if let Key::Result(_) = key {
+            let bytes = stored.bytes();
+            self.results_bytes -= bytes;
+            let values = &self.values;
+            let group = &mut self.groups[stored.group.index()];
+            group.bytes -= bytes;
+            group.results -= 1;
+            if group.order.len() > 2 * group.results + 64 {
+                group
+                    .order
+                    .retain(|(slot, number)| is_stored(values, *slot, *number));
+            }
+        }
+        Some(stored)
+    }
+
+    /// The oldest result that nobody watches, of a group that is over the cap.
+    pub(crate) fn to_evict(&mut self, group: Name, cap_bytes: u64) -> Option<Key> {
+        let group = self.groups.get_mut(group.index())?;
+        if group.bytes <= cap_bytes {
+            return None;
+        }
+        for _ in 0..group.order.len() {
+            let (slot, number) = group.order.pop_front()?;
+            if !is_stored(&self.values, slot, number) {
+                continue;
+            }
+            let key = &self.values[slot].key;
+            if !self.watchers.contains_key(key) {
+                return Some(key.clone());
+            }
+            // A value that is watched is about to be read; it ages anew.
+            group.order.push_back((slot, number));
+        }
+        None
+    }
+
+    /// True the first time.
+    pub(crate) fn tell_eviction(&mut self, group: Name) -> bool {
+        !std::mem::replace(&mut self.group(group).was_told, true)
+    }
+
+    pub(crate) fn claim(&mut self, key: Key, message: u64) {
+        self.claims.insert(key, message);
+    }
+
+    pub(crate) fn owner(&self, key: &Key) -> Option<u64> {
+        self.claims.get(key).copied()
+    }
+
+    /// Ends the claim, if it is this message's.
+    pub(crate) fn unclaim(&mut self, key: &Key, message: u64) {
+        if self.owner(key) == Some(message) {
+            self.claims.remove(key);
+        }
+    }
+
+    pub(crate) fn end_claim(&mut self, key: &Key) {
+        self.claims.remove(key);
+    }
+
+    pub(crate) fn is_anything_watched(&self) -> bool {
+        !self.watchers.is_empty()
+    }
+
+    pub(crate) fn watch(&mut self, key: Key, session: u32) {
+        let sessions = self.watchers.entry(key).or_default();
+        if !sessions.contains(&session) {
+            sessions.push(session);
+        }
+    }
+
+    pub(crate) fn unwatch(&mut self, key: &Key, session: u32) {
+        if let Some(sessions) = self.watchers.get_mut(key) {
+            sessions.retain(|other| *other != session);
+            if sessions.is_empty() {
+                self.watchers.remove(key);
+            }
+        }
+    }
+
+    pub(crate) fn unwatch_all(&mut self, session: u32) {
+        self.watchers.retain(|_, sessions| {
+            sessions.retain(|other| *other != session);
+            !sessions.is_empty()
+        });
+    }
+
+    pub(crate) fn watchers(&self, key: &Key) -> &[u32] {
+        self.watchers.get(key).map_or(&[], Vec::as_slice)
+    }
+
+    pub(crate) fn take_watchers(&mut self, key: &Key) -> Vec<u32> {
+        self.watchers.remove(key).unwrap_or_default()
+    }
+
+    fn group(&mut self, name: Name) -> &mut Group {
+        if self.groups.len() <= name.index() {
+            self.groups.resize_with(name.index() + 1, Group::default);
+        }
+        &mut self.groups[name.index()]
+    }
+}
+
+fn is_stored(values: &Slab<Stored>, slot: u32, number: u64) -> bool {
+    values
+        .get(slot)
+        .is_some_and(|stored| stored.number == number)
+}

@@ -1,0 +1,39 @@
+//! Queues, tasks and groups are named by texts outside and by small numbers inside.
+
+use rustc_hash::FxHashMap;
+
+/// A text that was interned. Equal texts have equal names, for the life of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Name(u32);
+
+impl Name {
+    pub(crate) fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Names {
+    by_text: FxHashMap<Box<str>, Name>,
+    texts: Vec<Box<str>>,
+}
+
+impl Names {
+    pub(crate) fn intern(&mut self, text: &str) -> Name {
+        if let Some(name) = self.by_text.get(text) {
+            return *name;
+        }
+        let name = Name(u32::try_from(self.texts.len()).expect("fewer than 2^32 names"));
+        self.texts.push(text.into());
+        self.by_text.insert(text.into(), name);
+        name
+    }
+
+    pub(crate) fn find(&self, text: &str) -> Option<Name> {
+        self.by_text.get(text).copied()
+    }
+
+    pub(crate) fn text(&self, name: Name) -> &str {
+        &self.texts[name.index()]
+    }
+}

@@ -1,0 +1,32 @@
+/// Limits of a broker. The server journals what an operator may change; these are the values in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BrokerOptions {
+    /// The largest body of a message or value. Default 16 MiB.
+    pub max_body_bytes: usize,
+    /// How many bytes of results each group (task) may keep. Default 64 MiB.
+    pub results_cap_bytes: u64,
+    /// For how long a session is remembered after its connection ended. Default 10 minutes.
+    pub session_memory_ms: u64,
+    /// For sessions that ask for none. Default 15 s.
+    pub default_heartbeat_ms: u64,
+    /// After how long ready messages without any consumer are warned of. Default 30 s.
+    pub unserved_ms: u64,
+    /// How many bytes of unfinished large transactions may be staged in all. Default 512 MiB.
+    pub staged_parts_cap_bytes: usize,
+    /// For how long the broker keeps messages that it dead-letters itself. Default 30 days.
+    pub dead_letters_kept_ms: u64,
+}
+
+impl Default for BrokerOptions {
+    fn default() -> Self {
+        Self {
+            max_body_bytes: 16 << 20,
+            results_cap_bytes: 64 << 20,
+            session_memory_ms: 600_000,
+            default_heartbeat_ms: 15_000,
+            unserved_ms: 30_000,
+            staged_parts_cap_bytes: 512 << 20,
+            dead_letters_kept_ms: 30 * 24 * 60 * 60 * 1000,
+        }
+    }
+}

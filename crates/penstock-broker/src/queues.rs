@@ -1,0 +1,350 @@
+//! Ready work: queue → priority → flow (the task) → first in, first out.
+//!
+//! Flows of one priority share by measured cost. Each has a virtual time, which a hand-out moves on by
+//! what the run is expected to cost, and a settlement corrects to what it did cost; the flow that is
+//! furthest behind goes next. A flow that was idle rejoins at the present, so that it can't claim the
+//! time it did not use.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use rustc_hash::FxHashMap;
+
+use crate::Position;
+use crate::messages::{Handle, Messages, State};
+use crate::names::Name;
+
+/// What a run is expected to cost before any has been measured.
+const UNKNOWN_COST_US: u32 = 1_000;
+
+/// The moving average of what the runs of a task cost, in eighths of a microsecond; zero before the first.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    eighths: u64,
+}
+
+impl Cost {
+    fn estimate_us(self) -> u32 {
+        match self.eighths {
+            0 => UNKNOWN_COST_US,
+            eighths => u32::try_from(eighths / 8).unwrap_or(u32::MAX).max(1),
+        }
+    }
+
+    fn add(&mut self, cost_us: u32) {
+        self.eighths = match self.eighths {
+            0 => u64::from(cost_us) * 8,
+            eighths => eighths - eighths / 8 + u64::from(cost_us),
+        };
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    all: Vec<Queue>,
+    by_name: Vec<Option<u32>>,
+    costs: Vec<Cost>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) name: Name,
+    levels: [Level; penstock_message::HIGHEST_PRIORITY as usize + 1],
+    /// One bit for each level that has ready messages.
+    ready_levels: u16,
+    pub(crate) ready: u64,
+    pub(crate) delayed: u64,
+    pub(crate) running: u64,
+    pub(crate) consumers: u32,
+    pub(crate) paused: bool,
+    pub(crate) service: Service,
+    /// Where the journal says that it is paused.
+    pub(crate) base: Position,
+}
+
+/// Whether somebody takes from a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// Somebody does, or there is nothing to take.
+    Well,
+    /// There is work and nobody to do it; the generation tells which timer waits for that to last.
+    Missing { generation: u64 },
+    /// ... and that was told.
+    Told,
+}
+
+impl Queues {
+    pub(crate) fn find(&self, name: Name) -> Option<u32> {
+        self.by_name.get(name.index()).copied().flatten()
+    }
+
+    pub(crate) fn find_or_create(&mut self, name: Name) -> u32 {
+        if self.by_name.len() <= name.index() {
+            self.by_name.resize(name.index() + 1, None);
+        }
+        *self.by_name[name.index()].get_or_insert_with(|| {
+            self.all.push(Queue::new(name));
+            (self.all.len() - 1) as u32
+        })
+    }
+
+    pub(crate) fn len(&self) -> u32 {
+        self.all.len() as u32
+    }
+
+    pub(crate) fn push_ready(&mut self, messages: &Messages, slot: u32) {
+        let entry = &messages[slot];
+        let queue = &mut self.all[entry.queue as usize];
+        queue.ready += 1;
+        queue.ready_levels |= 1 << entry.priority;
+        queue.levels[usize::from(entry.priority)].push(entry.task, messages.handle(slot));
+    }
+
+    /// Takes the message that is next, unless there is none or the queue is paused. What its run is
+    /// expected to cost is charged to its flow.
+    pub(crate) fn pop_ready(&mut self, queue: u32, messages: &Messages) -> Option<(u32, u32)> {
+        let queue = &mut self.all[queue as usize];
+        if queue.ready == 0 || queue.paused {
+            return None;
+        }
+        let priority = queue.ready_levels.ilog2() as usize;
+        let level = &mut queue.levels[priority];
+        let taken = level.pop(messages, &self.costs);
+        if level.active.is_empty() {
+            queue.ready_levels &= !(1 << priority);
+        }
+        queue.ready -= 1;
+        Some(taken)
+    }
+
+    /// A ready message goes another way than by being handed out.
+    pub(crate) fn remove_ready(&mut self, messages: &Messages, slot: u32) {
+        let entry = &messages[slot];
+        let queue = &mut self.all[entry.queue as usize];
+        let level = &mut queue.levels[usize::from(entry.priority)];
+        level.forget_one(entry.task, messages);
+        if level.active.is_empty() {
+            queue.ready_levels &= !(1 << entry.priority);
+        }
+        queue.ready -= 1;
+    }
+
+    /// A run has ended: it cost what it cost, or nothing at all when it was handed back.
+    pub(crate) fn correct_cost(
+        &mut self,
+        queue: u32,
+        priority: u8,
+        task: Name,
+        estimate_us: u32,
+        cost_us: Option<u64>,
+    ) {
+        let cost_us = cost_us.map_or(0, |cost| {
+            let cost = cost.clamp(1, u64::from(u32::MAX)) as u32;
+            if self.costs.len() <= task.index() {
+                self.costs.resize(task.index() + 1, Cost::default());
+            }
+            self.costs[task.index()].add(cost);
+            cost
+        });
+        let level = &mut self.all[queue as usize].levels[usize::from(priority)];
+        level.correct(task, i64::from(cost_us) - i64::from(estimate_us));
+    }
+
+    pub(crate) fn estimate_us(&self, task: Name) -> u32 {
+        estimate_us(&self.costs, task)
+    }
+
+    /// The message that has waited longest among those that are ready.
+    pub(crate) fn oldest_ready<'a>(
+        &self,
+        queue: u32,
+        messages: &'a Messages,
+    ) -> Option<&'a crate::messages::Entry> {
+        let flows = self.all[queue as usize]
+            .levels
+            .iter()
+            .flat_map(|level| &level.flows);
+        flows
+            .filter_map(|flow| flow.first_ready(messages))
+            .min_by_key(|entry| entry.number)
+    }
+}
+
+impl std::ops::Index<u32> for Queues {
+    type Output = Queue;
+
+    fn index(&self, queue: u32) -> &Queue {
+        &self.all[queue as usize]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Queues {
+    fn index_mut(&mut self, queue: u32) -> &mut Queue {
+        &mut self.all[queue as usize]
+    }
+}
+
+impl Queue {
+    fn new(name: Name) -> Self {
+        Self {
+            name,
+            levels: std::array::from_fn(|_| Level::default()),
+            ready_levels: 0,
+            ready: 0,
+            delayed: 0,
+            running: 0,
+            consumers: 0,
+            paused: false,
+            service: Service::Well,
+            base: Position(0),
+        }
+    }
+}
+
+fn estimate_us(costs: &[Cost], task: Name) -> u32 {
+    costs
+        .get(task.index())
+        .copied()
+        .unwrap_or_default()
+        .estimate_us()
+}
+
+/// The flows of one priority.
+#[derive(Debug, Default)]
+struct Level {
+    flows: Vec<Flow>,
+    by_task: FxHashMap<Name, u32>,
+    /// Flows that have ready messages, by virtual time.
+    active: BTreeSet<(u64, u32)>,
+    /// The virtual time at which the last message was taken: the present.
+    present: u64,
+}
+
+#[derive(Debug)]
+struct Flow {
+    task: Name,
+    virtual_time: u64,
+    ready: usize,
+    /// In order of number; some may be stale.
+    run: VecDeque<Handle>,
+    /// Those that came back after a younger one had come: taken by number among the others.
+    returned: BTreeSet<Handle>,
+}
+
+impl Level {
+    fn push(&mut self, task: Name, handle: Handle) {
+        let index = *self.by_task.entry(task).or_insert_with(|| {
+            self.flows.push(Flow::new(task));
+            (self.flows.len() - 1) as u32
+        });
+        let flow = &mut self.flows[index as usize];
+        if flow.ready == 0 {
+            flow.virtual_time = flow.virtual_time.max(self.present);
+            self.active.insert((flow.virtual_time, index));
+        }
+        flow.ready += 1;
+        match flow.run.back() {
+            Some(last) if last.number > handle.number => {
+                flow.returned.insert(handle);
+            }
+            _ => flow.run.push_back(handle),
+        }
+    }
+
+    fn pop(&mut self, messages: &Messages, costs: &[Cost]) -> (u32, u32) {
+        let (virtual_time, index) = *self
+            .active
+            .first()
+            .expect("a level that is marked ready has an active flow");
+        self.present = virtual_time;
+        let flow = &mut self.flows[index as usize];
+        let slot = flow.pop(messages);
+        let estimate_us = estimate_us(costs, flow.task);
+        flow.ready -= 1;
+        flow.virtual_time += u64::from(estimate_us);
+        // One busy flow is the common case, and needs no sorting until another joins it.
+        self.active.pop_first();
+        if flow.ready > 0 {
+            self.active.insert((flow.virtual_time, index));
+        } else {
+            flow.run.clear();
+            flow.returned.clear();
+        }
+        (slot, estimate_us)
+    }
+
+    fn forget_one(&mut self, task: Name, messages: &Messages) {
+        let index = self.by_task[&task];
+        let flow = &mut self.flows[index as usize];
+        flow.ready -= 1;
+        if flow.ready == 0 {
+            self.active.remove(&(flow.virtual_time, index));
+            flow.run.clear();
+            flow.returned.clear();
+        } else if flow.run.len() + flow.returned.len() > 2 * flow.ready + 64 {
+            // Called while the message still looks ready; it is dropped at the next sweep or pop.
+            let is_ready = |handle: &Handle| is_ready(messages, *handle);
+            flow.run.retain(is_ready);
+            flow.returned.retain(is_ready);
+        }
+    }
+
+    fn correct(&mut self, task: Name, by_us: i64) {
+        // The flow may be unknown: after a restart, for a run that was handed out before it.
+        let Some(&index) = self.by_task.get(&task) else {
+            return;
+        };
+        let flow = &mut self.flows[index as usize];
+        if by_us == 0 {
+            return;
+        }
+        let corrected = flow.virtual_time.saturating_add_signed(by_us);
+        if flow.ready > 0 {
+            self.active.remove(&(flow.virtual_time, index));
+            self.active.insert((corrected, index));
+        }
+        flow.virtual_time = corrected;
+    }
+}
+
+impl Flow {
+    fn new(task: Name) -> Self {
+        Self {
+            task,
+            virtual_time: 0,
+            ready: 0,
+            run: VecDeque::new(),
+            returned: BTreeSet::new(),
+        }
+    }
+
+    fn pop(&mut self, messages: &Messages) -> u32 {
+        loop {
+            let handle = match (self.run.front(), self.returned.first()) {
+                (Some(next), Some(returned)) if returned.number < next.number => {
+                    self.returned.pop_first()
+                }
+                (None, _) => self.returned.pop_first(),
+                (Some(_), _) => self.run.pop_front(),
+            };
+            let handle = handle.expect("a flow that counts ready messages has one");
+            if is_ready(messages, handle) {
+                return handle.slot;
+            }
+        }
+    }
+
+    fn first_ready<'a>(&self, messages: &'a Messages) -> Option<&'a crate::messages::Entry> {
+        let ready = |handle: &Handle| is_ready(messages, *handle).then(|| &messages[handle.slot]);
+        let next = self.run.iter().find_map(ready);
+        let returned = self.returned.iter().find_map(ready);
+        next.into_iter()
+            .chain(returned)
+            .min_by_key(|entry| entry.number)
+    }
+}
+
+fn is_ready(messages: &Messages, handle: Handle) -> bool {
+    messages
+        .get(handle)
+        .is_some_and(|entry| entry.state == State::Ready)
+}

@@ -1,0 +1,303 @@
+//! From the journal's records back to a broker.
+
+use bytes::Bytes;
+use penstock_message::Value;
+use rustc_hash::FxHashMap;
+
+use crate::clock::{Clocks, When};
+use crate::messages::State as MessagePlace;
+use crate::records::{Event, RecordError, RecordReader};
+use crate::state::{Grant, State};
+use crate::timers::Timer;
+use crate::{Broker, BrokerOptions, Now, Position};
+
+/// Takes every record of the journal, in order, and becomes the broker that wrote them.
+///
+/// ```text
+///     let mut recovery = Recovery::new(options);
+///     for (position, record) in journal { recovery.replay(position, record)?; }
+///     let broker = recovery.finish(now, epoch);
+/// ```
+#[derive(Debug)]
+pub struct Recovery {
+    options: BrokerOptions,
+    state: State,
+    /// Where each message is, by its number.
+    slots: FxHashMap<u64, u32>,
+    last: Position,
+    epoch: u32,
+}
+
+/// A record that this program can't read. The journal's checksums hold, so it was written so: by a
+/// newer program, or by one with a fault. Nothing is served from such a journal.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReplayError {
+    #[error("the journal's record {position} can't be read: {error}", position = position.0)]
+    Record {
+        position: Position,
+        error: RecordError,
+    },
+    #[error("the journal's record {position} comes after {last}: records must come in order", position = position.0, last = last.0)]
+    OutOfOrder { position: Position, last: Position },
+}
+
+impl Recovery {
+    pub fn new(options: BrokerOptions) -> Self {
+        Self {
+            options,
+            state: State::new(),
+            slots: FxHashMap::default(),
+            last: Position(0),
+            epoch: 0,
+        }
+    }
+
+    pub fn replay(&mut self, position: Position, record: &[u8]) -> Result<(), ReplayError> {
+        if position <= self.last {
+            return Err(ReplayError::OutOfOrder {
+                position,
+                last: self.last,
+            });
+        }
+        self.last = position;
+        self.state.position = position;
+        let unreadable = |error| ReplayError::Record { position, error };
+        let mut reader = RecordReader::new(record).map_err(unreadable)?;
+        self.epoch = self.epoch.max(reader.epoch);
+        while let Some(event) = reader.next(&mut self.state.names).map_err(unreadable)? {
+            self.apply(event, reader.time);
+        }
+        Ok(())
+    }
+
+    /// `epoch` is the one that this start writes under: higher than the last if that did not end in
+    /// order. Leases that were out are held back for one heartbeat, for their sessions to return.
+    pub fn finish(mut self, now: Now, epoch: u32) -> Broker {
+        assert!(
+            epoch >= self.epoch,
+            "epoch {epoch} is older than the journal's {}",
+            self.epoch
+        );
+        let clocks = Clocks::new(now);
+        if epoch > self.epoch {
+            for (_, entry) in self.state.messages.iter_mut() {
+                // A grant whose record was lost may have run it. Not one of a message that may be
+                // delivered only once: that waits for its grant to be safe.
+                if entry.max_deliveries > 1 && !matches!(entry.state, MessagePlace::Leased(_)) {
+                    entry.recovered = true;
+                    entry.redelivered = true;
+                }
+            }
+        }
+        let away: Vec<u32> = self.state.sessions.iter().map(|(index, _)| index).collect();
+        for index in away {
+            let left_at = self.state.sessions[index]
+                .left_at
+                .unwrap_or(clocks.steady());
+            self.state.wait_for_session(
+                index,
+                left_at,
+                clocks.steady(),
+                self.options.session_memory_ms,
+            );
+        }
+        self.state.touched.clear();
+        Broker::recovered(self.options, self.state, clocks, epoch, self.last)
+    }
+
+    /// What is not known is skipped: the segment that told of it was reclaimed, because it had ended
+    /// or because its full state comes later.
+    fn apply(&mut self, event: Event<'_>, time: u64) {
+        let state = &mut self.state;
+        match event {
+            Event::Counters {
+                numbers,
+                grants,
+                sessions,
+                evicted,
+            } => {
+                state.numbers = state.numbers.max(numbers);
+                state.grants = state.grants.max(grants);
+                state.sessions.numbers = state.sessions.numbers.max(sessions);
+                state.keys.evicted = state.keys.evicted.max(evicted);
+            }
+            Event::SessionOpened {
+                number,
+                session,
+                heartbeat_ms,
+                applied,
+                name,
+            } => {
+                let index = state.open_session(number, session, heartbeat_ms, applied, name);
+                state.sessions[index].restore(applied);
+            }
+            Event::SessionLeft { number, at } => {
+                if let Some(index) = state.sessions.by_number(number) {
+                    state.sessions[index].left_at = Some(at);
+                }
+            }
+            Event::SessionForgotten { number } => {
+                if let Some(index) = state.sessions.by_number(number)
+                    && state.sessions[index].leases.is_empty()
+                {
+                    state.forget_session(index);
+                }
+            }
+            Event::Applied { session, through } => {
+                if let Some(index) = state.sessions.by_number(session) {
+                    state.sessions[index].restore(through);
+                }
+            }
+            Event::Answered {
+                session,
+                seq,
+                receipt,
+            } => {
+                if let Some(index) = state.sessions.by_number(session) {
+                    state.sessions[index].keep_receipt(seq, receipt);
+                }
+            }
+            Event::Message { head, body } => {
+                if let Some(slot) = self.slots.remove(&head.number) {
+                    state.settle_message(slot, None);
+                }
+                let slot = state.insert_message(&head, Bytes::copy_from_slice(body));
+                self.slots.insert(head.number, slot);
+            }
+            Event::Copied {
+                number,
+                source,
+                queue,
+            } => {
+                if let Some(source) = self.slots.get(&source) {
+                    let slot = state.copy_message(*source, number, queue);
+                    self.slots.insert(number, slot);
+                }
+            }
+            Event::Noted { number, note } => {
+                if let Some(slot) = self.slots.get(&number) {
+                    state.add_note(*slot, Bytes::copy_from_slice(note));
+                }
+            }
+            Event::Granted {
+                number,
+                session,
+                epoch,
+                grant,
+            } => {
+                state.grants = state.grants.max(grant);
+                if let Some(slot) = self.slots.get(&number)
+                    && let Some(session) = state.sessions.by_number(session)
+                {
+                    let started_at = time;
+                    state.grant(
+                        *slot,
+                        session,
+                        Grant {
+                            epoch,
+                            grant,
+                            started_at,
+                        },
+                    );
+                }
+            }
+            Event::Returned {
+                number,
+                redelivered,
+            } => {
+                if let Some(slot) = self.slots.get(&number) {
+                    state.return_message(*slot, redelivered);
+                }
+            }
+            Event::Crashed { number, reason } => {
+                if let Some(slot) = self.slots.get(&number) {
+                    state.crash_message(*slot, Bytes::copy_from_slice(reason));
+                }
+            }
+            Event::Moved { number, change } => {
+                state.numbers = state.numbers.max(change.to);
+                if let Some(slot) = self.slots.remove(&number) {
+                    let note = change.note.map(Bytes::copy_from_slice);
+                    state.move_message(slot, &change, note, None);
+                    self.slots.insert(change.to, slot);
+                }
+            }
+            Event::Settled { number } => {
+                if let Some(slot) = self.slots.remove(&number) {
+                    state.settle_message(slot, None);
+                }
+            }
+            Event::Stored {
+                key,
+                status,
+                body,
+                group,
+                expires_at,
+            } => {
+                let body = Bytes::copy_from_slice(body);
+                state.store(key, Value { status, body }, group, expires_at);
+            }
+            Event::Removed { key } => state.remove_key(&key),
+            Event::Evicted { key } => {
+                state.drop_value(&key);
+                state.keys.evicted += 1;
+            }
+            Event::Claimed { number, key } => {
+                if let Some(slot) = self.slots.get(&number) {
+                    state.claim(*slot, key);
+                }
+            }
+            Event::JoinOpened {
+                join,
+                count,
+                policy,
+            } => state.open_join(join, count, policy),
+            Event::Joined { join, index } => {
+                if let Some(slot) = state.joins.find(&join) {
+                    state.joins[slot].arrive(index);
+                }
+            }
+            Event::JoinEnded { join, released } => {
+                if let Some(slot) = state.joins.find(&join) {
+                    state.end_join(slot, released);
+                }
+            }
+            Event::Paused { queue, paused } => {
+                let queue = state.queues.find_or_create(queue);
+                state.pause(queue, paused);
+            }
+        }
+    }
+}
+
+impl State {
+    /// Sets the timers of a session that has no connection.
+    pub(crate) fn wait_for_session(
+        &mut self,
+        session: u32,
+        left_at: u64,
+        now: u64,
+        memory_ms: u64,
+    ) {
+        let generation = self.sessions.next_generation(session);
+        let heartbeat_ms = self.sessions[session].heartbeat_ms;
+        if !self.sessions[session].leases.is_empty() {
+            let ends = When::steady(now.saturating_add(heartbeat_ms));
+            self.timers.set(
+                ends,
+                Timer::LeasesLost {
+                    session,
+                    generation,
+                },
+            );
+        }
+        let ends = When::steady(left_at.saturating_add(memory_ms));
+        self.timers.set(
+            ends,
+            Timer::Forget {
+                session,
+                generation,
+            },
+        );
+    }
+}

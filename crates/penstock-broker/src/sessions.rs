@@ -1,0 +1,287 @@
+//! Client processes, as the broker remembers them through any number of connections.
+//!
+//! The numbers of a session's transactions are contiguous, so one high-water mark tells which were
+//! decided; only the answers that were not plain `Applied` are kept beside it.
+
+use std::collections::VecDeque;
+
+use penstock_message::{Op, Receipt, SessionId};
+use rustc_hash::FxHashMap;
+
+use crate::effects::{Effects, Rests};
+use crate::slab::Slab;
+use crate::{ConnId, Position};
+
+/// For how many of the last transactions exceptional receipts are kept; a client has no more in flight.
+const RECEIPTS_KEPT: u64 = 1024;
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    /// What records call it.
+    pub(crate) number: u64,
+    pub(crate) name: String,
+    pub(crate) heartbeat_ms: u64,
+    pub(crate) conn: Option<ConnId>,
+    /// Changes whenever a timer that waits for the session to stay away must not fire any more.
+    pub(crate) generation: u64,
+    /// When its connection ended, on the steady clock, as the journal says.
+    pub(crate) left_at: Option<u64>,
+    /// All transactions up to this one are decided.
+    pub(crate) applied: u64,
+    /// ... and this one is as safe as it was asked to be.
+    pub(crate) confirmed: u64,
+    /// ... and this one was told to the present connection.
+    pub(crate) told: u64,
+    /// The highest number the client said it had used when it connected. Up to there numbers may be
+    /// missing: they were confirmed to it, with little durability, and lost in a crash.
+    pub(crate) may_skip_through: u64,
+    receipts: VecDeque<(u64, Receipt)>,
+    /// Decided and not yet safe, in order.
+    unconfirmed: VecDeque<Unconfirmed>,
+    /// Whether the broker has it on its list of those that wait.
+    pub(crate) is_listed: bool,
+    /// Of these, how many might be safe before the first.
+    out_of_turn: usize,
+    /// Confirmed out of turn and not told yet.
+    early: Vec<u64>,
+    /// Slots of the messages it holds leases of, in no particular order.
+    pub(crate) leases: Vec<u32>,
+    pub(crate) staged: Option<Staged>,
+    pub(crate) base: Position,
+}
+
+#[derive(Debug)]
+struct Unconfirmed {
+    first: u64,
+    last: u64,
+    rests: Rests,
+    was_told: bool,
+}
+
+/// Parts of a transaction that has not come whole.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    pub(crate) seq: u64,
+    pub(crate) ops: Vec<Op>,
+    pub(crate) bytes: usize,
+    /// It went over the cap: its parts are dropped as they come, and the whole is refused.
+    pub(crate) is_too_large: bool,
+}
+
+/// What `Output::Confirm` says.
+#[derive(Debug)]
+pub(crate) struct Confirmation {
+    pub(crate) through: u64,
+    pub(crate) receipts: Vec<(u64, Receipt)>,
+    pub(crate) early: Vec<u64>,
+}
+
+impl Session {
+    /// Numbers from `first` to `last` were decided.
+    pub(crate) fn decided(&mut self, first: u64, last: u64, rests: Rests) {
+        debug_assert!(first > self.applied && first <= last);
+        self.applied = last;
+        if let Some(before) = self.unconfirmed.back()
+            && before.rests != rests
+        {
+            self.out_of_turn += 1;
+        }
+        self.unconfirmed.push_back(Unconfirmed {
+            first,
+            last,
+            rests,
+            was_told: false,
+        });
+    }
+
+    /// The journal says that all up to this one were decided; what it says is safe.
+    pub(crate) fn restore(&mut self, applied: u64) {
+        self.applied = self.applied.max(applied);
+        self.confirmed = self.applied;
+        self.told = self.applied;
+        self.forget_receipts();
+    }
+
+    /// Only the first answer counts: a record that was carried forward may tell it again.
+    pub(crate) fn keep_receipt(&mut self, seq: u64, receipt: Receipt) {
+        if let Err(place) = self.receipts.binary_search_by_key(&seq, |(seq, _)| *seq) {
+            self.receipts.insert(place, (seq, receipt));
+        }
+    }
+
+    /// Drops the receipts that no resend can ask for any more.
+    pub(crate) fn forget_receipts(&mut self) {
+        let keep_from = (self.applied + 1)
+            .saturating_sub(RECEIPTS_KEPT)
+            .min(self.told + 1);
+        while self
+            .receipts
+            .front()
+            .is_some_and(|(seq, _)| *seq < keep_from)
+        {
+            self.receipts.pop_front();
+        }
+    }
+
+    pub(crate) fn receipts(&self) -> impl Iterator<Item = &(u64, Receipt)> {
+        self.receipts.iter()
+    }
+
+    /// Up to where a client that connects need not resend. Not past an exceptional receipt: it may
+    /// never have learned of it, and would take it for applied.
+    pub(crate) fn plainly_applied(&self) -> u64 {
+        self.receipts
+            .front()
+            .map_or(self.confirmed, |(seq, _)| self.confirmed.min(seq - 1))
+    }
+
+    /// Sees which decisions have become safe; true when there is something new to tell.
+    pub(crate) fn confirm(&mut self, effects: &Effects) -> bool {
+        while let Some(first) = self.unconfirmed.front()
+            && effects.is_safe(first.rests)
+        {
+            self.confirmed = first.last;
+            self.unconfirmed.pop_front();
+        }
+        if self.unconfirmed.len() < 2 {
+            self.out_of_turn = 0;
+        }
+        if self.out_of_turn > 0 {
+            for waiting in self.unconfirmed.iter_mut().skip(1) {
+                if !waiting.was_told && effects.is_safe(waiting.rests) {
+                    waiting.was_told = true;
+                    self.early.extend(waiting.first..=waiting.last);
+                }
+            }
+        }
+        self.confirmed > self.told || !self.early.is_empty()
+    }
+
+    pub(crate) fn is_all_confirmed(&self) -> bool {
+        self.unconfirmed.is_empty()
+    }
+
+    /// A connection begins anew: what was told to the last one may not have arrived.
+    pub(crate) fn begin_connection(&mut self) {
+        self.told = self.plainly_applied();
+        self.early.clear();
+        for waiting in &mut self.unconfirmed {
+            waiting.was_told = false;
+        }
+    }
+
+    pub(crate) fn take_confirmation(&mut self) -> Option<Confirmation> {
+        if self.confirmed <= self.told && self.early.is_empty() {
+            return None;
+        }
+        let early = std::mem::take(&mut self.early);
+        let told = std::mem::replace(&mut self.told, self.confirmed);
+        let is_new = |seq: u64| (seq > told && seq <= self.confirmed) || early.contains(&seq);
+        let receipts = if self.receipts.is_empty() {
+            Vec::new()
+        } else {
+            self.receipts
+                .iter()
+                .filter(|(seq, _)| is_new(*seq))
+                .cloned()
+                .collect()
+        };
+        Some(Confirmation {
+            through: self.confirmed,
+            receipts,
+            early,
+        })
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    sessions: Slab<Session>,
+    by_id: FxHashMap<SessionId, u32>,
+    by_number: FxHashMap<u64, u32>,
+    /// The highest number given out.
+    pub(crate) numbers: u64,
+    generations: u64,
+}
+
+impl Sessions {
+    pub(crate) fn find(&self, id: &SessionId) -> Option<u32> {
+        self.by_id.get(id).copied()
+    }
+
+    pub(crate) fn by_number(&self, number: u64) -> Option<u32> {
+        self.by_number.get(&number).copied()
+    }
+
+    pub(crate) fn get(&self, index: u32) -> Option<&Session> {
+        self.sessions.get(index)
+    }
+
+    pub(crate) fn get_mut(&mut self, index: u32) -> Option<&mut Session> {
+        self.sessions
+            .get(index)
+            .is_some()
+            .then(|| &mut self.sessions[index])
+    }
+
+    pub(crate) fn open(&mut self, number: u64, id: SessionId, applied: u64) -> u32 {
+        self.numbers = self.numbers.max(number);
+        let index = self.sessions.insert(Session {
+            id,
+            number,
+            name: String::new(),
+            heartbeat_ms: 0,
+            conn: None,
+            generation: 0,
+            left_at: None,
+            applied,
+            confirmed: applied,
+            told: applied,
+            may_skip_through: 0,
+            receipts: VecDeque::new(),
+            unconfirmed: VecDeque::new(),
+            is_listed: false,
+            out_of_turn: 0,
+            early: Vec::new(),
+            leases: Vec::new(),
+            staged: None,
+            base: Position(0),
+        });
+        self.by_id.insert(id, index);
+        self.by_number.insert(number, index);
+        index
+    }
+
+    /// Makes timers that were set for this session stale. No two sessions ever share a generation.
+    pub(crate) fn next_generation(&mut self, index: u32) -> u64 {
+        self.generations += 1;
+        self.sessions[index].generation = self.generations;
+        self.generations
+    }
+
+    pub(crate) fn remove(&mut self, index: u32) -> Session {
+        let session = self.sessions.remove(index);
+        self.by_id.remove(&session.id);
+        self.by_number.remove(&session.number);
+        session
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Session)> {
+        self.sessions.iter()
+    }
+}
+
+impl std::ops::Index<u32> for Sessions {
+    type Output = Session;
+
+    fn index(&self, index: u32) -> &Session {
+        &self.sessions[index]
+    }
+}
+
+impl std::ops::IndexMut<u32> for Sessions {
+    fn index_mut(&mut self, index: u32) -> &mut Session {
+        &mut self.sessions[index]
+    }
+}

@@ -1,0 +1,100 @@
+//! What a broker tells of itself.
+
+use penstock_message::{MessageId, MessageInfo, MessageState, QueueStatus, Status, WorkerStatus};
+
+use crate::Broker;
+use crate::messages::State as MessagePlace;
+
+impl Broker {
+    pub(crate) fn status(&self) -> Status {
+        let state = &self.state;
+        let mut queues: Vec<QueueStatus> = (0..state.queues.len())
+            .filter(|index| *index != state.dead || state.queues[*index].ready > 0)
+            .map(|index| self.queue_status(index))
+            .collect();
+        queues.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        let mut workers = Vec::new();
+        let mut clients = 0;
+        for (_, session) in state.sessions.iter() {
+            let connection = session.conn.and_then(|conn| self.connections.get(&conn));
+            let is_worker = match connection {
+                Some(connection) => connection.is_worker,
+                None => !session.leases.is_empty(),
+            };
+            if !is_worker {
+                clients += u32::from(connection.is_some());
+                continue;
+            }
+            let served = connection.map_or(&[][..], |connection| &connection.queues);
+            let name_of = |queue: &u32| state.names.text(state.queues[*queue].name).to_owned();
+            workers.push(WorkerStatus {
+                name: session.name.clone(),
+                queues: served.iter().map(name_of).collect(),
+                slots: connection.map_or(0, |connection| connection.slots),
+                busy: connection.map_or(0, |connection| connection.busy),
+                leases: session.leases.len() as u32,
+                connected: connection.is_some(),
+            });
+        }
+        workers.sort_by(|one, other| one.name.cmp(&other.name));
+        Status {
+            queues,
+            workers,
+            clients,
+            results: state.keys.results(),
+            results_bytes: state.keys.results_bytes,
+            evicted: state.keys.evicted,
+            ..Status::default()
+        }
+    }
+
+    fn queue_status(&self, index: u32) -> QueueStatus {
+        let queue = &self.state.queues[index];
+        let oldest = self.state.queues.oldest_ready(index, &self.state.messages);
+        QueueStatus {
+            name: self.state.names.text(queue.name).to_owned(),
+            ready: queue.ready,
+            delayed: queue.delayed,
+            running: queue.running,
+            oldest_ready_ms: oldest.map_or(0, |entry| {
+                self.clocks.wall().saturating_sub(entry.enqueued_at)
+            }),
+            paused: queue.paused,
+            consumers: queue.consumers,
+        }
+    }
+
+    pub(crate) fn message_info(&self, id: &MessageId) -> Option<MessageInfo> {
+        let state = &self.state;
+        let slot = state.messages.copies(id).next()?;
+        let entry = &state.messages[slot];
+        let (mut started_at, mut due_at, mut worker) = (None, None, None);
+        let place = match entry.state {
+            MessagePlace::Leased(lease) => {
+                started_at = Some(lease.started_at);
+                worker = Some(state.sessions[lease.session].name.clone());
+                MessageState::Running
+            }
+            _ if entry.queue == state.dead => MessageState::Dead,
+            MessagePlace::Ready => MessageState::Ready,
+            MessagePlace::Delayed(when) => {
+                due_at = Some(when.at);
+                MessageState::Delayed
+            }
+            MessagePlace::Held(_) => MessageState::Held,
+        };
+        Some(MessageInfo {
+            id: *id,
+            task: state.names.text(entry.task).to_owned(),
+            queue: state.names.text(state.queues[entry.queue].name).to_owned(),
+            state: place,
+            enqueued_at: entry.enqueued_at,
+            started_at,
+            due_at,
+            attempt: entry.attempt,
+            crashes: entry.crashes,
+            worker,
+            notes: entry.notes().to_vec(),
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! What shall happen at a later time. A timer that is no longer wanted is not searched for: it fires,
+//! and whoever it was for sees that it is stale. A heap that is mostly stale is swept.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use crate::clock::{Clock, Clocks, When};
+use crate::messages::Handle;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Timer {
+    /// A delayed message becomes ready.
+    Due(Handle),
+    /// A message is no longer worth starting.
+    Expiry(Handle),
+    /// A value's time is over. The number tells it from a later one in the same slot.
+    ValueExpiry { slot: u32, number: u64 },
+    /// The heartbeat of a session without a connection ends, and its leases with it.
+    LeasesLost { session: u32, generation: u64 },
+    /// A session without a connection is forgotten.
+    Forget { session: u32, generation: u64 },
+    /// A queue has had ready messages and no consumer for a while.
+    Unserved { queue: u32, generation: u64 },
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    steady: Heap,
+    wall: Heap,
+}
+
+#[derive(Debug, Default)]
+struct Heap {
+    timers: BinaryHeap<Reverse<(u64, Timer)>>,
+    /// How many of them are known to be stale.
+    stale: usize,
+}
+
+impl Timers {
+    pub(crate) fn set(&mut self, when: When, timer: Timer) {
+        self.heap(when.clock).timers.push(Reverse((when.at, timer)));
+    }
+
+    /// One timer that was set by this clock is not wanted any more.
+    pub(crate) fn abandon(&mut self, clock: Clock) {
+        self.heap(clock).stale += 1;
+    }
+
+    /// The next timer whose time has come, earliest first.
+    pub(crate) fn pop(&mut self, clocks: &Clocks) -> Option<Timer> {
+        for (heap, now) in [
+            (&mut self.steady, clocks.steady()),
+            (&mut self.wall, clocks.wall()),
+        ] {
+            if let Some(Reverse((at, _))) = heap.timers.peek()
+                && *at <= now
+            {
+                return heap.timers.pop().map(|Reverse((_, timer))| timer);
+            }
+        }
+        None
+    }
+
+    pub(crate) fn next_deadline(&self, clocks: &Clocks) -> Option<u64> {
+        let first = |heap: &Heap, clock| {
+            let Reverse((at, _)) = heap.timers.peek()?;
+            Some(clocks.mono_deadline(When { at: *at, clock }))
+        };
+        let steady = first(&self.steady, Clock::Steady);
+        let wall = first(&self.wall, Clock::Wall);
+        steady.into_iter().chain(wall).min()
+    }
+
+    /// Drops stale timers once they are the greater part; each timer pays for its own sweep.
+    pub(crate) fn sweep(&mut self, is_wanted: impl Fn(&Timer) -> bool) {
+        for heap in [&mut self.steady, &mut self.wall] {
+            if heap.stale > 1024 && heap.stale > heap.timers.len() / 2 {
+                heap.timers.retain(|Reverse((_, timer))| is_wanted(timer));
+                heap.stale = 0;
+            }
+        }
+    }
+
+    fn heap(&mut self, clock: Clock) -> &mut Heap {
+        match clock {
+            Clock::Steady => &mut self.steady,
+            Clock::Wall => &mut self.wall,
+        }
+    }
+}

@@ -1,0 +1,830 @@
+//! Scripts for a broker: a line says what happens, and behind the arrow what the broker sends for it.
+//!
+//! ```text
+//!     a hello                      -> a welcome 0
+//!     a publish one                -> a confirm 1
+//!     w hello                      -> w welcome 0
+//!     w consume default 10         -> w deliver one
+//!     w ack one; put one yes       -> w confirm 1
+//! ```
+//!
+//! Clients are words, and so are messages, queues and keys. Operations of one transaction are separated
+//! by `;`, transactions of one commit by `|`. Before the next line the disk has synced, unless it was told
+//! to `stall`. At the end of each script the broker is recovered from its records, and the copy must
+//! look like the original.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_broker::{
+    Answer, Broker, BrokerOptions, CloseReason, ConnId, Input, Notice, Now, Output, Position,
+    Query, Recovery,
+};
+use penstock_message::{
+    Condition, Due, Durability, HeaderPatch, Key, KeyState, Lease, Message, MessageId, Op, Receipt,
+    Refusal, ReleaseReason, SessionId, Tx, Value, ValueStatus,
+};
+
+/// Runs a script and compares each line's outputs with what stands behind its arrow.
+pub fn check(script: &str) {
+    check_with(BrokerOptions::default(), script);
+}
+
+pub fn check_with(options: BrokerOptions, script: &str) {
+    let mut world = World::new(options);
+    for line in script.lines() {
+        let line = line.trim();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let (command, expected) = line.split_once("->").unwrap_or((line, ""));
+        let expected: Vec<&str> = expected
+            .split(',')
+            .map(str::trim)
+            .filter(|part| !part.is_empty())
+            .collect();
+        let outputs = world.run(command.trim());
+        assert_eq!(
+            outputs, expected,
+            "\nafter the line: {line}\nof the script:\n{script}"
+        );
+    }
+    world.check_recovery();
+}
+
+pub struct World {
+    options: BrokerOptions,
+    broker: Broker,
+    now: Now,
+    epoch: u32,
+    /// What the journal holds, in order; `None` where a segment was reclaimed.
+    journal: Vec<Option<Vec<u8>>>,
+    /// How many of these are synced.
+    synced: usize,
+    is_stalled: bool,
+    clients: BTreeMap<String, Client>,
+    connections: u64,
+    leases: BTreeMap<String, Lease>,
+    messages: BTreeSet<String>,
+    keys: BTreeSet<String>,
+}
+
+#[derive(Default)]
+struct Client {
+    conn: Option<ConnId>,
+    session: SessionId,
+    seq: u64,
+}
+
+impl World {
+    pub fn new(options: BrokerOptions) -> Self {
+        let now = Now {
+            mono_ms: 1_000,
+            wall_ms: 1_700_000_000_000,
+        };
+        Self {
+            broker: Recovery::new(options.clone()).finish(now, 1),
+            options,
+            now,
+            epoch: 1,
+            journal: Vec::new(),
+            synced: 0,
+            is_stalled: false,
+            clients: BTreeMap::new(),
+            connections: 0,
+            leases: BTreeMap::new(),
+            messages: BTreeSet::new(),
+            keys: BTreeSet::new(),
+        }
+    }
+
+    /// Does one line of a script; returns what the broker sent.
+    pub fn run(&mut self, command: &str) -> Vec<String> {
+        let words: Vec<&str> = command.split_whitespace().collect();
+        match words[..] {
+            ["wait", ms] => {
+                let ms = number(ms);
+                self.now.mono_ms += ms;
+                self.now.wall_ms += ms;
+                self.broker.handle_deadline(self.now);
+            }
+            ["wall", ms] => {
+                self.now.wall_ms = self
+                    .now
+                    .wall_ms
+                    .checked_add_signed(ms.parse().unwrap())
+                    .unwrap();
+                self.broker.handle_deadline(self.now);
+            }
+            ["stall"] => self.is_stalled = true,
+            ["write"] => {
+                self.take_records();
+                self.broker
+                    .handle_written(Position(self.journal.len() as u64));
+            }
+            ["sync"] => self.is_stalled = false,
+            ["power-cut"] => {
+                self.journal.truncate(self.synced);
+                self.restart(self.epoch + 1);
+            }
+            ["kill"] => {
+                self.take_records();
+                self.restart(self.epoch + 1);
+            }
+            ["restart"] => {
+                self.take_records();
+                self.restart(self.epoch);
+            }
+            ["carry"] => self.carry_forward(),
+            [client, ref verb @ ..] => self.run_client(client, verb, command),
+            [] => panic!("an empty command"),
+        }
+        self.settle()
+    }
+
+    fn run_client(&mut self, name: &str, verb: &[&str], command: &str) {
+        match *verb {
+            ["hello", ref arguments @ ..] => {
+                let mut session = [0; 16];
+                session[..name.len()].copy_from_slice(name.as_bytes());
+                self.connections += 1;
+                let conn = ConnId(self.connections);
+                let client = self.clients.entry(name.to_owned()).or_default();
+                client.conn = Some(conn);
+                client.session = SessionId(session);
+                let mut last_seq = client.seq;
+                let mut leases = Vec::new();
+                for argument in arguments {
+                    match argument.split_once('=') {
+                        Some(("last", seq)) => last_seq = number(seq),
+                        _ => leases.push(self.leases[*argument]),
+                    }
+                }
+                client.seq = last_seq;
+                self.input(Input::Connected {
+                    conn,
+                    session: SessionId(session),
+                    name: name.to_owned(),
+                    heartbeat_ms: 15_000,
+                    last_seq,
+                    leases,
+                });
+            }
+            ["bye"] => {
+                let conn = self.conn(name);
+                self.input(Input::Disconnected { conn, clean: true });
+            }
+            ["lost"] => {
+                let conn = self.conn(name);
+                self.input(Input::Disconnected { conn, clean: false });
+            }
+            ["consume", queues, credit] => {
+                let conn = self.conn(name);
+                self.input(Input::Consume {
+                    conn,
+                    queues: queues.split('+').map(str::to_owned).collect(),
+                    add_credit: number(credit) as u32,
+                });
+            }
+            ["stop-consuming"] => {
+                let conn = self.conn(name);
+                self.input(Input::StopConsuming { conn });
+            }
+            ["writable", writable] => {
+                let conn = self.conn(name);
+                self.input(Input::Writable {
+                    conn,
+                    writable: writable == "yes",
+                });
+            }
+            ["watch", ref keys @ ..] => {
+                let conn = self.conn(name);
+                let keys = keys.iter().map(|name| self.key(name)).collect();
+                self.input(Input::Watch { conn, keys });
+            }
+            ["unwatch", ref keys @ ..] => {
+                let conn = self.conn(name);
+                let keys = keys.iter().map(|name| self.key(name)).collect();
+                self.input(Input::Unwatch { conn, keys });
+            }
+            ["report", slots, busy] => {
+                let conn = self.conn(name);
+                self.input(Input::Report {
+                    conn,
+                    slots: number(slots) as u32,
+                    busy: number(busy) as u32,
+                });
+            }
+            ["status"] => self.query(name, Query::Status),
+            ["info", message] => self.query(name, Query::Message(message_id(message))),
+            ["part", last, ..] => {
+                let seq = self.clients[name].seq + 1;
+                let ops = command.split_once(last).unwrap().1;
+                let tx = self.tx(name, ops);
+                if last == "last" {
+                    self.clients.get_mut(name).unwrap().seq = seq;
+                }
+                let conn = self.conn(name);
+                self.input(Input::CommitPart {
+                    conn,
+                    seq,
+                    durability: Durability::Disk,
+                    tx,
+                    last: last == "last",
+                });
+            }
+            _ => self.commit(name, command.split_once(' ').unwrap().1),
+        }
+    }
+
+    /// `[seq=N] [none|os] tx | tx ...`
+    fn commit(&mut self, name: &str, text: &str) {
+        let mut durability = Durability::Disk;
+        let mut text = text.trim();
+        let mut seq = None;
+        loop {
+            let (word, rest) = text.split_once(' ').unwrap_or((text, ""));
+            match (word, word.split_once('=')) {
+                ("none", _) => durability = Durability::None,
+                ("os", _) => durability = Durability::Os,
+                (_, Some(("seq", number_of_it))) => seq = Some(number(number_of_it)),
+                _ => break,
+            }
+            text = rest;
+        }
+        let txs: Vec<Tx> = text.split('|').map(|tx| self.tx(name, tx)).collect();
+        let client = self.clients.get_mut(name).expect("the client said hello");
+        let first_seq = seq.unwrap_or(client.seq + 1);
+        client.seq = client.seq.max(first_seq + txs.len() as u64 - 1);
+        let conn = self.conn(name);
+        self.input(Input::Commit {
+            conn,
+            first_seq,
+            durability,
+            txs,
+        });
+    }
+
+    fn tx(&mut self, _client: &str, text: &str) -> Tx {
+        let ops: Vec<Op> = text
+            .split(';')
+            .map(str::trim)
+            .filter(|op| !op.is_empty() && *op != "nothing")
+            .map(|op| self.op(op))
+            .collect();
+        ops.into()
+    }
+
+    fn op(&mut self, text: &str) -> Op {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let (name, options) = (words[1], Options::new(&words[2..]));
+        match words[0] {
+            "publish" => {
+                let queues = options.text("queue").unwrap_or("default");
+                Op::Publish {
+                    queues: queues.split('+').map(str::to_owned).collect(),
+                    message: self.message(name, &options),
+                    due: options.due("after", "at"),
+                    unless_key: options.text("unless").map(|key| self.key(key)),
+                }
+            }
+            "ack" => Op::Ack {
+                lease: self.lease(name),
+                cost_us: options.number("cost").unwrap_or(1000),
+            },
+            "return" => Op::Release {
+                lease: self.lease(name),
+                reason: ReleaseReason::Returned,
+            },
+            "crash" => Op::Release {
+                lease: self.lease(name),
+                reason: ReleaseReason::Crashed(
+                    options.text("reason").unwrap_or("killed").to_owned(),
+                ),
+            },
+            "move" => Op::Move {
+                lease: self.lease(name),
+                queue: options.text("queue").map(str::to_owned),
+                due: options.due("after", "at"),
+                patch: HeaderPatch {
+                    next_attempt: options.has("next"),
+                    note: options.text("note").map(|note| note.to_owned().into()),
+                    expires_at: options.due("expires", "expires-at"),
+                },
+                cost_us: 1000,
+            },
+            "put" => Op::Put {
+                key: self.key(name),
+                value: Value {
+                    status: if options.has("failed") {
+                        ValueStatus::Failed
+                    } else {
+                        ValueStatus::Succeeded
+                    },
+                    body: match options.number("bytes") {
+                        Some(bytes) => vec![b'v'; bytes as usize].into(),
+                        None => words[2].to_owned().into(),
+                    },
+                },
+                ttl_ms: options.number("ttl"),
+                group: options.text("group").unwrap_or("task").to_owned(),
+            },
+            "delete" => Op::Delete {
+                key: self.key(name),
+            },
+            "guard" => Op::Guard {
+                key: self.key(name),
+                condition: match words[2] {
+                    "absent" => Condition::Absent,
+                    "present" => Condition::Present,
+                    body => Condition::Is(body.to_owned().into()),
+                },
+            },
+            "hold" => Op::Hold {
+                join: join_id(name),
+                count: options.number("count").expect("a hold names its count") as u32,
+                messages: options
+                    .text("messages")
+                    .unwrap_or("")
+                    .split('+')
+                    .map(|message| ("default".to_owned(), self.message(message, &options)))
+                    .collect(),
+                policy: match options.has("all-ended") {
+                    true => penstock_message::JoinPolicy::AllEnded,
+                    false => penstock_message::JoinPolicy::AllSucceeded,
+                },
+            },
+            "join" => Op::Join {
+                join: join_id(name),
+                index: options.number("index").expect("a join names its index") as u32,
+                succeeded: !options.has("failed"),
+            },
+            "purge" => Op::Purge {
+                queue: name.to_owned(),
+            },
+            "pause" => Op::Pause {
+                queue: name.to_owned(),
+            },
+            "resume" => Op::Resume {
+                queue: name.to_owned(),
+            },
+            other => panic!("no such operation: {other}"),
+        }
+    }
+
+    fn message(&mut self, name: &str, options: &Options<'_>) -> Message {
+        self.messages.insert(name.to_owned());
+        Message {
+            id: message_id(name),
+            task: options.text("task").unwrap_or("task").to_owned(),
+            priority: options.number("priority").unwrap_or(4) as u8,
+            expires_at: options.due("expires", "expires-at"),
+            result_ttl_ms: (!options.has("no-result"))
+                .then_some(options.number("ttl").unwrap_or(86_400_000)),
+            max_deliveries: options.number("deliveries").unwrap_or(3) as u8,
+            attempt: 0,
+            crashes: 0,
+            enqueued_at: 0,
+            notes: Vec::new(),
+            body: match options.number("bytes") {
+                Some(bytes) => vec![b'm'; bytes as usize].into(),
+                None => name.to_owned().into(),
+            },
+        }
+    }
+
+    /// A word that was published names its result; any other is a key of its own.
+    fn key(&mut self, name: &str) -> Key {
+        if self.messages.contains(name) {
+            return Key::Result(message_id(name));
+        }
+        self.keys.insert(name.to_owned());
+        Key::Named(name.to_owned().into())
+    }
+
+    fn lease(&self, name: &str) -> Lease {
+        self.leases.get(name).copied().unwrap_or(Lease {
+            message: message_id(name),
+            epoch: 1,
+            grant: 999,
+        })
+    }
+
+    fn conn(&self, client: &str) -> ConnId {
+        self.clients[client].conn.expect("the client said hello")
+    }
+
+    fn query(&mut self, client: &str, query: Query) {
+        let conn = self.conn(client);
+        self.input(Input::Query { conn, id: 7, query });
+    }
+
+    fn input(&mut self, input: Input) {
+        self.broker.handle(self.now, input);
+    }
+
+    fn take_records(&mut self) {
+        while let Some(record) = self.broker.poll_record() {
+            assert_eq!(
+                record.position.0,
+                self.journal.len() as u64 + 1,
+                "positions have no gaps"
+            );
+            let mut bytes = Vec::new();
+            record.encode_into(&mut bytes);
+            self.journal.push(Some(bytes));
+        }
+    }
+
+    /// Polls, syncs unless the disk is stalled, and polls again, until nothing more comes.
+    fn settle(&mut self) -> Vec<String> {
+        let mut outputs = Vec::new();
+        loop {
+            let before = (self.journal.len(), outputs.len());
+            self.take_records();
+            if !self.is_stalled {
+                self.synced = self.journal.len();
+                self.broker.handle_durable(Position(self.synced as u64));
+            }
+            while let Some(output) = self.broker.poll_output() {
+                self.describe(output, &mut outputs);
+            }
+            if before == (self.journal.len(), outputs.len()) {
+                return outputs;
+            }
+        }
+    }
+
+    fn restart(&mut self, epoch: u32) {
+        self.epoch = epoch;
+        self.synced = self.journal.len();
+        self.now.mono_ms = 500;
+        self.broker = self.recover(self.now);
+        for client in self.clients.values_mut() {
+            client.conn = None;
+        }
+    }
+
+    fn recover(&self, now: Now) -> Broker {
+        let mut recovery = Recovery::new(self.options.clone());
+        for (index, record) in self.journal.iter().enumerate() {
+            if let Some(record) = record {
+                let position = Position(index as u64 + 1);
+                recovery
+                    .replay(position, record)
+                    .expect("a broker reads what it wrote");
+            }
+        }
+        recovery.finish(now, self.epoch)
+    }
+
+    /// Empties the journal of all that was in it, as if one segment after the other were reclaimed.
+    fn carry_forward(&mut self) {
+        self.take_records();
+        let before = Position(self.journal.len() as u64 + 1);
+        while self.broker.carry_forward(before, 100) {}
+        self.take_records();
+        for record in &mut self.journal[..before.0 as usize - 1] {
+            *record = None;
+        }
+    }
+
+    /// A broker that recovers from the journal says the same of itself as the one that wrote it, once the
+    /// connections of that are lost.
+    pub fn check_recovery(&mut self) {
+        self.is_stalled = false;
+        let conns: Vec<ConnId> = self
+            .clients
+            .values_mut()
+            .filter_map(|client| client.conn.take())
+            .collect();
+        for conn in conns {
+            self.input(Input::Disconnected { conn, clean: false });
+        }
+        self.settle();
+        let mut copy = self.recover(self.now);
+        let keys: Vec<Key> = self
+            .messages
+            .clone()
+            .iter()
+            .chain(&self.keys.clone())
+            .map(|name| self.key(name))
+            .collect();
+        let ids: Vec<MessageId> = self.messages.iter().map(|name| message_id(name)).collect();
+        let position = Position(self.journal.len() as u64);
+        let original = describe_whole(&mut self.broker, self.now, &keys, &ids, position);
+        let recovered = describe_whole(&mut copy, self.now, &keys, &ids, position);
+        assert_eq!(original, recovered, "what is recovered is not what was");
+    }
+
+    fn describe(&mut self, output: Output, lines: &mut Vec<String>) {
+        let name_of = |conn: ConnId| {
+            let client = self
+                .clients
+                .iter()
+                .find(|(_, client)| client.conn == Some(conn));
+            client.map_or_else(|| format!("old{}", conn.0), |(name, _)| name.clone())
+        };
+        match output {
+            Output::Welcome {
+                conn,
+                applied_through,
+                forgotten,
+                leases,
+            } => {
+                let mut line = format!("{} welcome {applied_through}", name_of(conn));
+                if forgotten {
+                    line += " forgotten";
+                }
+                for lease in leases {
+                    line += &format!(" {}", name_of_message(&lease.message));
+                }
+                lines.push(line);
+            }
+            Output::Confirm {
+                conn,
+                through,
+                receipts,
+                early,
+            } => {
+                let mut line = format!("{} confirm {through}", name_of(conn));
+                for seq in early {
+                    line += &format!(" early {seq}");
+                }
+                for (seq, receipt) in receipts {
+                    line += &format!(" {seq}:{}", describe_receipt(&receipt));
+                }
+                lines.push(line);
+            }
+            Output::Deliver { conn, deliveries } => {
+                let mut line = format!("{} deliver", name_of(conn));
+                for delivery in deliveries {
+                    let name = name_of_message(&delivery.lease.message);
+                    line += &format!(" {name}");
+                    if delivery.queue != "default" {
+                        line += &format!("@{}", delivery.queue);
+                    }
+                    if delivery.redelivered {
+                        line += "!";
+                    }
+                    if delivery.message.attempt > 0 {
+                        line += &format!("#{}", delivery.message.attempt);
+                    }
+                    self.leases.insert(name, delivery.lease);
+                }
+                lines.push(line);
+            }
+            Output::Values { conn, values } => {
+                for (key, state) in values {
+                    lines.push(format!(
+                        "{} sees {}",
+                        name_of(conn),
+                        describe_value(&key, &state)
+                    ));
+                }
+            }
+            Output::Answer { conn, answer, .. } => {
+                lines.push(format!("{} {}", name_of(conn), describe_answer(&answer)))
+            }
+            Output::Notice(Notice::Unserved {
+                queue,
+                waiting,
+                for_ms,
+            }) => {
+                lines.push(format!(
+                    "notice: {waiting} unserved in {queue} for {for_ms}"
+                ));
+            }
+            Output::Notice(Notice::Evicting { group, cap_bytes }) => {
+                lines.push(format!("notice: {group} over {cap_bytes}"));
+            }
+            Output::Close { conn, reason } => {
+                let reason = match reason {
+                    CloseReason::Fenced => "fenced".to_owned(),
+                    CloseReason::Protocol(text) => text.replace(',', ""),
+                };
+                lines.push(format!("{} close {reason}", name_of(conn)));
+                for client in self
+                    .clients
+                    .values_mut()
+                    .filter(|client| client.conn == Some(conn))
+                {
+                    client.conn = None;
+                }
+            }
+        }
+    }
+}
+
+struct Options<'a>(Vec<(&'a str, &'a str)>);
+
+impl<'a> Options<'a> {
+    fn new(words: &[&'a str]) -> Self {
+        Self(
+            words
+                .iter()
+                .map(|word| word.split_once('=').unwrap_or((word, "")))
+                .collect(),
+        )
+    }
+
+    fn text(&self, name: &str) -> Option<&'a str> {
+        self.0
+            .iter()
+            .find(|(key, _)| *key == name)
+            .map(|(_, value)| *value)
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.text(name).is_some()
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.text(name).map(number)
+    }
+
+    fn due(&self, after: &str, at: &str) -> Option<Due> {
+        let after = self.number(after).map(Due::AfterMs);
+        after.or_else(|| self.number(at).map(|ms| Due::At(1_700_000_000_000 + ms)))
+    }
+}
+
+fn number(text: &str) -> u64 {
+    text.parse()
+        .unwrap_or_else(|_| panic!("{text:?} is no number"))
+}
+
+fn padded(name: &str) -> [u8; 16] {
+    let mut bytes = [b' '; 16];
+    bytes[..name.len()].copy_from_slice(name.as_bytes());
+    bytes
+}
+
+fn message_id(name: &str) -> MessageId {
+    MessageId(padded(name))
+}
+
+fn join_id(name: &str) -> MessageId {
+    MessageId(padded(name))
+}
+
+fn name_of_message(id: &MessageId) -> String {
+    String::from_utf8_lossy(&id.0).trim_end().to_owned()
+}
+
+fn describe_receipt(receipt: &Receipt) -> String {
+    match receipt {
+        Receipt::Applied { skipped } => format!("skipped{skipped:?}"),
+        Receipt::Duplicate => "duplicate".to_owned(),
+        Receipt::Unknown => "unknown".to_owned(),
+        Receipt::Refused { op, why } => {
+            let why = match why {
+                Refusal::TooLarge(_) => "TooLarge".to_owned(),
+                Refusal::Invalid(_) => "Invalid".to_owned(),
+                other => format!("{other:?}"),
+            };
+            format!("refused {op} {why}")
+        }
+    }
+}
+
+fn describe_value(key: &Key, state: &KeyState) -> String {
+    let key = match key {
+        Key::Result(id) => name_of_message(id),
+        Key::Named(name) => String::from_utf8_lossy(name).into_owned(),
+    };
+    match state {
+        KeyState::Present(value) if value.body.len() > 60 => {
+            format!("{key} {:?} of {} bytes", value.status, value.body.len())
+        }
+        KeyState::Present(value) => {
+            let body = String::from_utf8_lossy(&value.body);
+            format!("{key} {:?} {body}", value.status)
+                .trim_end()
+                .to_owned()
+        }
+        KeyState::Pending => format!("{key} pending"),
+        KeyState::Gone => format!("{key} gone"),
+    }
+}
+
+fn describe_answer(answer: &Answer) -> String {
+    match answer {
+        Answer::Message(None) => "knows nothing".to_owned(),
+        Answer::Message(Some(info)) => {
+            let notes: Vec<_> = info
+                .notes
+                .iter()
+                .map(|note| String::from_utf8_lossy(note))
+                .collect();
+            let mut line = format!(
+                "knows {:?} in {} attempt {} crashes {}",
+                info.state, info.queue, info.attempt, info.crashes
+            );
+            if let Some(worker) = &info.worker {
+                line += &format!(" at {worker}");
+            }
+            if !notes.is_empty() {
+                line += &format!(" notes {}", notes.join("+"));
+            }
+            line
+        }
+        Answer::Status(status) => {
+            let mut line = "status".to_owned();
+            for queue in &status.queues {
+                line += &format!(
+                    " {}:{}/{}/{}",
+                    queue.name, queue.ready, queue.delayed, queue.running
+                );
+                if queue.paused {
+                    line += "-paused";
+                }
+                if queue.oldest_ready_ms > 0 {
+                    line += &format!("-{}ms", queue.oldest_ready_ms);
+                }
+            }
+            for worker in &status.workers {
+                let away = if worker.connected { "" } else { "-away" };
+                line += &format!(
+                    " {}={}/{}/{}{away}",
+                    worker.name, worker.slots, worker.busy, worker.leases
+                );
+            }
+            line += &format!(
+                " clients {} results {} evicted {}",
+                status.clients, status.results, status.evicted
+            );
+            line
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+/// All that can be seen of a broker from outside.
+fn describe_whole(
+    broker: &mut Broker,
+    now: Now,
+    keys: &[Key],
+    ids: &[MessageId],
+    position: Position,
+) -> Vec<String> {
+    let conn = ConnId(u64::MAX);
+    let mut lines = Vec::new();
+    let inputs = [
+        Input::Connected {
+            conn,
+            session: SessionId([255; 16]),
+            name: "observer".to_owned(),
+            heartbeat_ms: 1,
+            last_seq: 0,
+            leases: Vec::new(),
+        },
+        Input::Watch {
+            conn,
+            keys: keys.to_vec(),
+        },
+        Input::Query {
+            conn,
+            id: 1,
+            query: Query::Status,
+        },
+    ];
+    let queries = ids.iter().map(|id| Input::Query {
+        conn,
+        id: 1,
+        query: Query::Message(*id),
+    });
+    broker.handle_durable(position);
+    for input in inputs.into_iter().chain(queries) {
+        broker.handle(now, input);
+        while broker.poll_record().is_some() {}
+        broker.handle_durable(Position(broker.next_position().0 - 1));
+        while let Some(output) = broker.poll_output() {
+            match output {
+                Output::Values { values, .. } => {
+                    lines.extend(values.iter().map(|(key, state)| describe_value(key, state)));
+                }
+                // Queues that hold nothing are not remembered.
+                Output::Answer {
+                    answer: Answer::Status(mut status),
+                    ..
+                } => {
+                    status.queues.retain(|queue| {
+                        queue.ready + queue.delayed + queue.running > 0 || queue.paused
+                    });
+                    status
+                        .queues
+                        .iter_mut()
+                        .for_each(|queue| queue.consumers = 0);
+                    status
+                        .workers
+                        .iter_mut()
+                        .for_each(|worker| (worker.slots, worker.busy) = (0, 0));
+                    lines.push(format!("{status:#?}"));
+                }
+                Output::Answer { answer, .. } => lines.push(format!("{answer:#?}")),
+                _ => {}
+            }
+        }
+    }
+    lines
+}
