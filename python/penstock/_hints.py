@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from penstock._shapes import Shape, full_name, shape_of
+from penstock._shapes import Shape, full_name, hints_by_name, shape_of
 
 Check = Callable[[Any], bool]
 """Whether a value fits; ``None`` in its place when every value does."""
@@ -22,7 +22,7 @@ class UnresolvedHint(Exception):
 def resolve(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """Give the annotations of a function with all names looked up, ``UnresolvedHint`` when one is missing."""
     try:
-        return typing.get_type_hints(function, include_extras=True)
+        return hints_by_name(function)
     except Exception as error:
         raise UnresolvedHint(_unresolved(name, error)) from error
 
@@ -73,7 +73,7 @@ def _field_hints(name: str, hints: Callable[[], list[Any]]) -> list[Any]:
 
 
 def _hints_of_typed_dict(hint: Any) -> list[Any]:
-    return list(typing.get_type_hints(hint, include_extras=True).values())
+    return list(hints_by_name(hint).values())
 
 
 def _is_class(hint: Any) -> bool:
@@ -227,7 +227,7 @@ def _typed_dict(hint: Any) -> Check:
     def check(value: Any) -> bool:
         if not checks:
             # Only now: a TypedDict may hold itself.
-            for name, item in typing.get_type_hints(hint, include_extras=True).items():
+            for name, item in hints_by_name(hint).items():
                 # Its own __required_keys__ cannot see through annotations that are text.
                 marked = typing.get_origin(item)
                 if marked is typing.Required or (name in hint.__required_keys__ and marked is not typing.NotRequired):

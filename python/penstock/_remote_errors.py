@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -60,7 +62,9 @@ def _rebuild(record: ErrorRecord, codec: Codec) -> Exception | None:
         return None
     # An __init__ that does not pass its arguments on cannot be called with `args`; without it the
     # error is still of its type and says the same.
-    for make in (lambda: kind(*constructed_with), lambda: kind.__new__(kind, *args)):
+    makers: list[Callable[[], Exception]]
+    makers = [lambda: kind(*constructed_with), functools.partial(kind.__new__, kind, *args)]
+    for make in makers:
         try:
             error = make()
             vars(error).update(attributes)
@@ -92,8 +96,8 @@ def _encode_arguments(error: BaseException, codec: Codec) -> bytes | None:
                 continue  # a response, a connection: the error is told without it
             attributes[name] = value
         # What it would be pickled by: an OSError keeps its file's name apart from its args.
-        kind, arguments = error.__reduce__()[:2]
-        constructed_with = arguments if kind is type(error) else error.args
+        reduced: Any = error.__reduce__()
+        constructed_with = reduced[1] if reduced[0] is type(error) else error.args
         encoded = codec.encode([error.args, attributes, constructed_with])
     except Exception:
         return None

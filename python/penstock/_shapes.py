@@ -252,4 +252,15 @@ def _slots_of(cls: type) -> Iterator[str]:
 
 
 def _hints_of(cls: type) -> list[Any]:
-    return list(typing.get_type_hints(cls, include_extras=True).values())
+    return list(hints_by_name(cls).values())
+
+
+def hints_by_name(thing: Any) -> dict[str, Any]:
+    """The annotations of a function or class with all names looked up; raises what the lookup raises."""
+    # Python 3.12 does not find the parameters of `class Leaf[T]` in annotations that are text.
+    parameters = {
+        parameter.__name__: parameter
+        for owner in getattr(thing, "__mro__", (thing,))
+        for parameter in getattr(owner, "__type_params__", ())
+    }
+    return typing.get_type_hints(thing, localns=parameters or None, include_extras=True)

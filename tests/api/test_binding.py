@@ -237,8 +237,9 @@ def test_a_result_is_checked_and_encoded_like_an_argument():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="the type statement is of Python 3.12")
-def test_type_aliases_of_python_3_12():
-    module = types.ModuleType("aliases")
+def test_type_aliases_of_python_3_12(monkeypatch):
+    module: Any = types.ModuleType("aliases")
+    monkeypatch.setitem(sys.modules, "aliases", module)
     source = """
         import dataclasses
 
@@ -251,8 +252,8 @@ def test_type_aliases_of_python_3_12():
         def f(tree: Tree): ...
         """
     exec(textwrap.dedent(source), vars(module))
-    arguments = arguments_of(module.f)  # type: ignore[attr-defined]
-    tree = [module.Leaf(1), [module.Leaf(2)]]  # type: ignore[attr-defined]
+    arguments = arguments_of(module.f)
+    tree = [module.Leaf(1), [module.Leaf(2)]]
     assert arguments.decode(arguments.encode((tree,), {}))[0] == [tree]
     with pytest.raises(TypeError, match="argument tree must be Tree, not list"):
         arguments.encode(([1],), {})
