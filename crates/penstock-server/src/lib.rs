@@ -1,3 +1,21 @@
 //! The server: it introduces the broker core, the journal and the wire to each other.
+//!
+//! [`Engine`] is all of it that decides, without a socket or a clock; [`Server`] is the process around it.
 
+mod connection;
+mod detach;
+mod engine;
+mod histogram;
+mod listen;
 pub mod local;
+mod shell;
+mod writer;
+
+pub use detach::{detach, let_go_of_stderr};
+pub use engine::{Engine, EngineOptions, Peer, WriterTask};
+pub use histogram::Histogram;
+pub use listen::{ListenAddress, ListenError};
+pub use shell::{LocalOptions, Server, ServerError, ServerOptions};
+
+/// How a local broker ends that found another one in its place.
+pub const EXIT_IN_USE: u8 = 3;

@@ -10,7 +10,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -99,6 +99,54 @@ impl LocalPaths {
                 self.directory.display()
             ),
         ))
+    }
+}
+
+/// The right to be the broker of a directory. Held by a lock that ends with the process, however
+/// that ends.
+#[derive(Debug)]
+pub struct LocalGuard {
+    paths: LocalPaths,
+    lock: fs::File,
+}
+
+impl LocalGuard {
+    /// Makes the directory if there is none. `None`: another process is its broker.
+    pub fn take(paths: LocalPaths) -> io::Result<Option<Self>> {
+        paths.create_directory()?;
+        paths.secure_socket_directory()?;
+        let mut options = fs::OpenOptions::new();
+        options.create(true).truncate(false).write(true).mode(0o600);
+        let lock = options.open(&paths.lock)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => return Ok(None),
+            Err(fs::TryLockError::Error(error)) => return Err(error),
+        }
+        let guard = Self { paths, lock };
+        // Between opening and locking, somebody may have deleted the directory and made it anew.
+        Ok(guard.directory_is_ours().then_some(guard))
+    }
+
+    pub fn paths(&self) -> &LocalPaths {
+        &self.paths
+    }
+
+    /// Whether the directory is still the one that was locked: somebody may delete it, and another
+    /// broker may begin in a new one of that name.
+    pub fn directory_is_ours(&self) -> bool {
+        let identity = |found: fs::Metadata| (found.dev(), found.ino());
+        match (fs::metadata(&self.paths.lock), self.lock.metadata()) {
+            (Ok(there), Ok(ours)) => identity(there) == identity(ours),
+            _ => false,
+        }
+    }
+
+    /// So that clients need not find out that nobody listens there any more.
+    pub fn remove_socket(&self) {
+        if self.directory_is_ours() {
+            let _gone = fs::remove_file(&self.paths.socket);
+        }
     }
 }
 

@@ -1,0 +1,196 @@
+//! One client's side of the protocol: what it may say when, what waits to be sent to it, and whether
+//! it is still there. Decides nothing about queues.
+
+use bytes::{Buf, BytesMut};
+use penstock_message::Lease;
+use penstock_wire::proto::{self, ToBroker, ToClient};
+use penstock_wire::{Decoder, MAX_FRAME_BYTES, MAX_HELLO_BYTES, WireError, encode_frame};
+
+/// Whoever connects must say hello within this time.
+const GREETING_MS: u64 = 5_000;
+/// A connection that is told to close has so long to take in why.
+const CLOSING_MS: u64 = 2_000;
+/// Deliveries and values wait while more than this waits to be sent ...
+const HIGH_WATER_BYTES: usize = 1 << 20;
+/// ... until it has fallen to this.
+const LOW_WATER_BYTES: usize = 256 << 10;
+
+/// Whether a connection must show the token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// The socket's file mode lets in only who may, or no token was set.
+    Trusted,
+    MustShowToken,
+}
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) peer: Peer,
+    pub(crate) stage: Stage,
+    decoder: Decoder<ToBroker>,
+    out: BytesMut,
+    heard_at_ms: u64,
+    said_at_ms: u64,
+    /// The core was told that there is no room.
+    pub(crate) full: bool,
+    /// It is in the list of those with something to send.
+    pub(crate) listed: bool,
+}
+
+#[derive(Debug)]
+pub(crate) enum Stage {
+    /// Only a hello is heard. One that is continued waits here for its rest.
+    Greeting {
+        until_ms: u64,
+        hello: Option<Box<AcceptedHello>>,
+    },
+    /// The core knows it.
+    Open { heartbeat_ms: u64 },
+    /// What waits is still sent; nothing is heard any more.
+    Closing { until_ms: u64 },
+}
+
+/// A hello whose token and version were found good.
+#[derive(Debug)]
+pub(crate) struct AcceptedHello {
+    pub(crate) hello: proto::Hello,
+    pub(crate) leases: Vec<Lease>,
+}
+
+/// What is due for a connection by the clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    Nothing,
+    /// It has been quiet towards the client for a third of the heartbeat.
+    SaySomething,
+    /// No hello came.
+    NoHello,
+    /// Nothing was heard for a whole heartbeat.
+    Silent {
+        heartbeat_ms: u64,
+    },
+    /// It does not take in what waits.
+    GiveUp,
+}
+
+impl Connection {
+    pub(crate) fn new(now_ms: u64, peer: Peer) -> Self {
+        Self {
+            peer,
+            stage: Stage::Greeting {
+                until_ms: now_ms + GREETING_MS,
+                hello: None,
+            },
+            decoder: Decoder::new(MAX_HELLO_BYTES),
+            out: BytesMut::new(),
+            heard_at_ms: now_ms,
+            said_at_ms: now_ms,
+            full: false,
+            listed: false,
+        }
+    }
+
+    pub(crate) fn hear(&mut self, now_ms: u64, bytes: &[u8]) {
+        self.heard_at_ms = now_ms;
+        if !matches!(self.stage, Stage::Closing { .. }) {
+            self.decoder.extend(bytes);
+        }
+    }
+
+    pub(crate) fn next_frame(&mut self) -> Result<Option<ToBroker>, WireError> {
+        if matches!(self.stage, Stage::Closing { .. }) {
+            return Ok(None);
+        }
+        self.decoder.next_message()
+    }
+
+    /// Its hello was found good: from now on frames of any size may come.
+    pub(crate) fn trust(&mut self) {
+        self.decoder.set_max_frame_bytes(MAX_FRAME_BYTES);
+    }
+
+    /// The beginning of a hello that was continued.
+    pub(crate) fn take_hello(&mut self) -> Option<Box<AcceptedHello>> {
+        match &mut self.stage {
+            Stage::Greeting { hello, .. } => hello.take(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn keep_hello(&mut self, begun: Box<AcceptedHello>) {
+        if let Stage::Greeting { hello, .. } = &mut self.stage {
+            *hello = Some(begun);
+        }
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.stage, Stage::Open { .. })
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        matches!(self.stage, Stage::Closing { .. })
+    }
+
+    pub(crate) fn begin_closing(&mut self, now_ms: u64) {
+        self.stage = Stage::Closing {
+            until_ms: now_ms + CLOSING_MS,
+        };
+        self.decoder = Decoder::new(0);
+    }
+
+    pub(crate) fn say(&mut self, now_ms: u64, frame: &ToClient) {
+        self.said_at_ms = now_ms;
+        encode_frame(frame, &mut self.out);
+    }
+
+    pub(crate) fn outgoing(&self) -> &[u8] {
+        &self.out
+    }
+
+    pub(crate) fn sent(&mut self, bytes: usize) {
+        self.out.advance(bytes);
+        if self.out.is_empty() && self.out.capacity() > HIGH_WATER_BYTES {
+            self.out = BytesMut::new();
+        }
+    }
+
+    pub(crate) fn has_become_full(&self) -> bool {
+        !self.full && self.out.len() > HIGH_WATER_BYTES
+    }
+
+    pub(crate) fn has_room_again(&self) -> bool {
+        self.full && self.out.len() <= LOW_WATER_BYTES
+    }
+
+    /// For so long we could not hear: that was not the client's silence.
+    pub(crate) fn forgive(&mut self, now_ms: u64, deaf_ms: u64) {
+        self.heard_at_ms = self.heard_at_ms.saturating_add(deaf_ms).min(now_ms);
+        if let Stage::Greeting { until_ms, .. } = &mut self.stage {
+            *until_ms = until_ms.saturating_add(deaf_ms).min(now_ms + GREETING_MS);
+        }
+    }
+
+    pub(crate) fn due(&self, now_ms: u64) -> Due {
+        match self.stage {
+            Stage::Greeting { until_ms, .. } if now_ms >= until_ms => Due::NoHello,
+            Stage::Closing { until_ms } if now_ms >= until_ms => Due::GiveUp,
+            Stage::Open { heartbeat_ms } if now_ms >= self.heard_at_ms + heartbeat_ms => {
+                Due::Silent { heartbeat_ms }
+            }
+            Stage::Open { heartbeat_ms } if now_ms >= self.said_at_ms + heartbeat_ms / 3 => {
+                Due::SaySomething
+            }
+            _ => Due::Nothing,
+        }
+    }
+
+    /// When [`Connection::due`] must be asked again, unless more is said or heard before.
+    pub(crate) fn next_deadline_ms(&self) -> u64 {
+        match self.stage {
+            Stage::Greeting { until_ms, .. } | Stage::Closing { until_ms } => until_ms,
+            Stage::Open { heartbeat_ms } => {
+                (self.heard_at_ms + heartbeat_ms).min(self.said_at_ms + heartbeat_ms / 3)
+            }
+        }
+    }
+}

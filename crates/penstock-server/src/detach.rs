@@ -1,0 +1,49 @@
+//! How a local broker lets go of the process that started it.
+
+use std::fs::{self, File};
+use std::io;
+
+/// Makes this process independent of the one that started it: a session of its own (no terminal can
+/// end it), `/` for a working directory (it keeps no file system busy), and none of the files that
+/// it inherited. Standard error stays until [`let_go_of_stderr`]: why a start failed is said there.
+///
+/// # Safety
+///
+/// Closes every file but the standard streams. To be called before this process has opened any, and
+/// while it has one thread.
+pub unsafe fn detach() -> io::Result<()> {
+    match rustix::process::setsid() {
+        // It leads a group, as the child of a shell does: then its session is its starter's.
+        Err(rustix::io::Errno::PERM) => {}
+        outcome => drop(outcome?),
+    }
+    rustix::process::chdir("/")?;
+    for fd in inherited_files()? {
+        // SAFETY: nothing in this process has opened a file yet, says the caller, so nobody owns it.
+        unsafe { rustix::io::close(fd) };
+    }
+    let nothing = File::options().read(true).write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdin(&nothing)?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    Ok(())
+}
+
+pub fn let_go_of_stderr() -> io::Result<()> {
+    let nothing = File::options().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stderr(&nothing)?;
+    Ok(())
+}
+
+fn inherited_files() -> io::Result<Vec<i32>> {
+    let mut open = Vec::new();
+    for entry in fs::read_dir("/dev/fd")? {
+        let number: Option<i32> = entry?
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
+        open.extend(number.filter(|fd| *fd > 2));
+    }
+    // One of them was the listing itself, which is closed by now.
+    open.retain(|fd| fs::symlink_metadata(format!("/dev/fd/{fd}")).is_ok());
+    Ok(open)
+}

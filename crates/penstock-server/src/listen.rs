@@ -1,0 +1,255 @@
+//! Where a server listens, and who may connect there without a token.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use rustix::fs::Mode;
+
+use crate::engine::Peer;
+
+/// So many clients may wait to be accepted, for instance while a journal is recovered.
+#[cfg(target_os = "linux")]
+const BACKLOG: i32 = 1024;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenAddress {
+    /// `tcp://HOST:PORT`
+    Tcp(String),
+    /// `unix:PATH`
+    Unix(PathBuf),
+}
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(url: &str) -> Result<Self, String> {
+        if let Some(address) = url.strip_prefix("tcp://") {
+            let address = address.strip_suffix('/').unwrap_or(address);
+            let port = address
+                .rsplit_once(':')
+                .map(|(_, port)| port.parse::<u16>());
+            return match port {
+                Some(Ok(_)) => Ok(Self::Tcp(address.to_owned())),
+                _ => Err(format!("{url:?} names no port: write tcp://HOST:PORT")),
+            };
+        }
+        match url.strip_prefix("unix:") {
+            None | Some("") => Err(format!("{url:?} is neither tcp://HOST:PORT nor unix:PATH")),
+            Some(path) => Ok(Self::Unix(PathBuf::from(path))),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(out, "tcp://{address}"),
+            Self::Unix(path) => write!(out, "unix:{}", path.display()),
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error(
+        "{address} can be reached from other machines, so clients must show a token: set \
+         PENSTOCK_TOKEN (or --token-file) for the server and its clients, or listen on 127.0.0.1"
+    )]
+    NoToken { address: SocketAddr },
+    #[error("can't listen on {address}: {source}")]
+    Io {
+        address: ListenAddress,
+        source: io::Error,
+    },
+    #[error("can't listen on {address}: a server listens there already")]
+    InUse { address: ListenAddress },
+}
+
+/// A socket that clients connect to.
+pub(crate) struct Listener {
+    socket: ListeningSocket,
+    peer: Peer,
+    /// Where it is, with the port that was chosen when none was asked for.
+    pub(crate) address: ListenAddress,
+}
+
+enum ListeningSocket {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    /// Opens all sockets of an address: a host name may have several.
+    pub(crate) fn open(address: &ListenAddress, has_token: bool) -> Result<Vec<Self>, ListenError> {
+        let failed = |source| ListenError::Io {
+            address: address.clone(),
+            source,
+        };
+        match address {
+            ListenAddress::Tcp(host) => host
+                .to_socket_addrs()
+                .map_err(failed)?
+                .map(|resolved| {
+                    if !resolved.ip().is_loopback() && !has_token {
+                        return Err(ListenError::NoToken { address: resolved });
+                    }
+                    Self::open_tcp(resolved, has_token).map_err(failed)
+                })
+                .collect(),
+            ListenAddress::Unix(path) => {
+                if UnixStream::connect(path).is_ok() {
+                    let address = address.clone();
+                    return Err(ListenError::InUse { address });
+                }
+                Ok(vec![Self::open_unix(path).map_err(failed)?])
+            }
+        }
+    }
+
+    fn open_tcp(address: SocketAddr, has_token: bool) -> io::Result<Self> {
+        let socket = TcpListener::bind(address)?;
+        socket.set_nonblocking(true)?;
+        let address = ListenAddress::Tcp(socket.local_addr()?.to_string());
+        Ok(Self {
+            socket: ListeningSocket::Tcp(socket),
+            peer: match has_token {
+                true => Peer::MustShowToken,
+                false => Peer::Trusted,
+            },
+            address,
+        })
+    }
+
+    /// Only this user may connect, so nobody must show a token. Takes the place of a socket that a
+    /// killed server left behind.
+    pub(crate) fn open_unix(path: &Path) -> io::Result<Self> {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let socket = UnixListener::from(bind_private(path)?);
+        socket.set_nonblocking(true)?;
+        Ok(Self {
+            socket: ListeningSocket::Unix(socket),
+            peer: Peer::Trusted,
+            address: ListenAddress::Unix(path.to_path_buf()),
+        })
+    }
+
+    /// The next client that waits, as a socket that does not block; `WouldBlock` when none does.
+    pub(crate) fn accept(&self) -> io::Result<(OwnedFd, Peer)> {
+        match &self.socket {
+            ListeningSocket::Tcp(listener) => {
+                let (socket, _) = listener.accept()?;
+                socket.set_nonblocking(true)?;
+                // Frames leave in one piece each; waiting to fill a packet would only add latency.
+                socket.set_nodelay(true)?;
+                Ok((socket.into(), self.peer))
+            }
+            ListeningSocket::Unix(listener) => {
+                let (socket, _) = listener.accept()?;
+                socket.set_nonblocking(true)?;
+                Ok((socket.into(), self.peer))
+            }
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn bind_private(path: &Path) -> io::Result<OwnedFd> {
+    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let socket = net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    // Before it has a name, so there is no moment at which others could connect.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bind_private(path: &Path) -> io::Result<OwnedFd> {
+    let socket = UnixListener::bind(path)?;
+    rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
+    Ok(socket.into())
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            ListeningSocket::Tcp(listener) => listener.as_fd(),
+            ListeningSocket::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn an_address_reads_back_or_says_what_to_write() {
+        fn check(url: &str, expected: Result<&str, &str>) {
+            let parsed = url
+                .parse::<ListenAddress>()
+                .map(|address| address.to_string());
+            assert_eq!(parsed.as_deref().map_err(String::as_str), expected);
+        }
+        check("tcp://127.0.0.1:5670", Ok("tcp://127.0.0.1:5670"));
+        check("tcp://[::1]:5670/", Ok("tcp://[::1]:5670"));
+        check("unix:/run/penstock.sock", Ok("unix:/run/penstock.sock"));
+        check(
+            "tcp://localhost",
+            Err("\"tcp://localhost\" names no port: write tcp://HOST:PORT"),
+        );
+        check(
+            "amqp://localhost:1",
+            Err("\"amqp://localhost:1\" is neither tcp://HOST:PORT nor unix:PATH"),
+        );
+    }
+
+    #[test]
+    fn beyond_loopback_a_token_is_needed() {
+        let everywhere = ListenAddress::Tcp("0.0.0.0:0".to_owned());
+        let refused = Listener::open(&everywhere, false)
+            .err()
+            .expect("it is refused");
+        assert!(refused.to_string().contains("PENSTOCK_TOKEN"), "{refused}");
+        let home = ListenAddress::Tcp("127.0.0.1:0".to_owned());
+        assert_eq!(Listener::open(&home, false).unwrap()[0].peer, Peer::Trusted);
+        assert_eq!(
+            Listener::open(&home, true).unwrap()[0].peer,
+            Peer::MustShowToken
+        );
+    }
+
+    #[test]
+    fn a_unix_socket_is_for_its_user_alone_and_replaces_only_a_dead_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let address = ListenAddress::Unix(directory.path().join("broker.sock"));
+        let first = Listener::open(&address, false).unwrap();
+        let ListenAddress::Unix(path) = &address else {
+            unreachable!()
+        };
+        assert_eq!(
+            fs::metadata(path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        let refused = Listener::open(&address, false).err().expect("it is in use");
+        assert!(matches!(refused, ListenError::InUse { .. }), "{refused}");
+        drop(first);
+        Listener::open(&address, false).expect("what was left behind is replaced");
+    }
+}

@@ -1,0 +1,581 @@
+//! The process around the [`Engine`]: one loop over sockets, timers and the writer's reports.
+//!
+//! ```text
+//!     loop {
+//!         wait for a socket, the writer, a signal or the next deadline
+//!         drain: accept, read into the engine, hear the writer
+//!         tick, when it is due
+//!         hand the engine's batch to the writer, when it is free
+//!         flush: one write for each connection that has something to hear
+//!     }
+//! ```
+//!
+//! While the writer syncs, the loop goes on; what gathers meanwhile is the next batch. So batches
+//! grow with the load, by themselves, and a lone request waits for nobody.
+
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use mio::event::Event;
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+use penstock_broker::{BrokerOptions, ConnId, Now};
+use penstock_journal::{DiskStorage, JournalOptions, OpenError, RecoveryReport, WriteError};
+use rustc_hash::{FxHashMap, FxHashSet};
+use rustix::io::Errno;
+use rustix::net::Shutdown;
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::engine::{Engine, EngineOptions};
+use crate::listen::{ListenAddress, ListenError, Listener};
+use crate::local::LocalGuard;
+use crate::writer::{Report, WriterThread, measure_sync};
+
+const WAKER: Token = Token(0);
+const SIGNALS: Token = Token(1);
+const FIRST_LISTENER: usize = 2;
+/// Connections are numbered from here, so that a token says which it is.
+const FIRST_CONNECTION: u64 = 1 << 16;
+
+/// How many sockets can be heard of in one pass; more are heard of in the next.
+const EVENTS_AT_ONCE: usize = 1024;
+/// How much is read of one connection before the others get their turn.
+const READ_BYTES: usize = 256 << 10;
+/// A closed connection may read so long why it was closed.
+const FAREWELL: Duration = Duration::from_millis(500);
+/// How soon accepting is tried again when it failed, and how often a local broker looks whether its
+/// directory is still there.
+const LOOK_AROUND: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub struct ServerOptions {
+    /// The directory of the journal.
+    pub journal: PathBuf,
+    pub listen: Vec<ListenAddress>,
+    /// What clients on TCP must show.
+    pub token: Option<Vec<u8>>,
+    pub broker: BrokerOptions,
+    /// Of a local broker, which ends by itself.
+    pub local: Option<LocalOptions>,
+}
+
+#[derive(Debug)]
+pub struct LocalOptions {
+    pub guard: LocalGuard,
+    /// It ends so long after its last client has left.
+    pub linger: Duration,
+}
+
+/// Why the server did not start, or ended out of order.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    #[error("can't use {}: {source}", directory.display())]
+    Directory {
+        directory: PathBuf,
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Journal(#[from] OpenError),
+    #[error(
+        "{0}. The broker ends here. Check the disk (space, quota, kernel log), then start it again: it keeps \
+         everything that was confirmed"
+    )]
+    DiskFailed(#[from] WriteError),
+    #[error("can't {action}: {source}")]
+    System {
+        action: &'static str,
+        source: io::Error,
+    },
+}
+
+impl ServerError {
+    fn system(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { action, source }
+    }
+}
+
+/// A broken invariant must not write: nobody runs another line once a thread has panicked.
+fn exit_on_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tracing::error!(
+            "the broker has a bug and ends at once, before it can write anything wrong: {panic}"
+        );
+        report(panic);
+        std::process::abort();
+    }));
+}
+
+/// A server that has recovered its journal and listens.
+pub struct Server {
+    engine: Engine,
+    writer: WriterThread,
+    poll: Poll,
+    listeners: Vec<Listener>,
+    /// Clients may wait to be accepted, from this time on.
+    accept_at: Option<Instant>,
+    signals: UnixStream,
+    sockets: FxHashMap<ConnId, Socket>,
+    /// May have something to read.
+    readable: FxHashSet<ConnId>,
+    /// The engine knows them no more, but their other side may not have read everything.
+    leaving: FxHashMap<ConnId, (Socket, Instant)>,
+    next_conn: u64,
+    read_buffer: Vec<u8>,
+    clock: Clock,
+    local: Option<LocalOptions>,
+    /// Since when a local broker has had no client.
+    alone_since: Option<Instant>,
+    look_around_at: Instant,
+    ending: bool,
+    failure: Option<WriteError>,
+}
+
+struct Socket {
+    fd: OwnedFd,
+    /// A write did not take all: wait until there is room.
+    full: bool,
+    /// The other side sends no more, so a short read is not yet the end.
+    half_closed: bool,
+}
+
+struct Clock {
+    zero: Instant,
+}
+
+impl Clock {
+    fn now(&self) -> Now {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH);
+        Now {
+            mono_ms: self.zero.elapsed().as_millis() as u64,
+            wall_ms: wall.unwrap_or_default().as_millis() as u64,
+        }
+    }
+
+    fn at(&self, mono_ms: u64) -> Instant {
+        self.zero + Duration::from_millis(mono_ms)
+    }
+}
+
+impl Server {
+    pub fn start(options: ServerOptions) -> Result<Self, ServerError> {
+        exit_on_panic();
+        let clock = Clock {
+            zero: Instant::now(),
+        };
+        // Clients may queue while the journal is recovered.
+        let has_token = options.token.is_some();
+        let mut listeners = Vec::new();
+        for address in &options.listen {
+            listeners.extend(Listener::open(address, has_token)?);
+        }
+        if let Some(local) = &options.local {
+            let socket = &local.guard.paths().socket;
+            let opened = Listener::open_unix(socket).map_err(|source| ListenError::Io {
+                address: ListenAddress::Unix(socket.clone()),
+                source,
+            });
+            listeners.push(opened?);
+        }
+
+        let directory = |source| ServerError::Directory {
+            directory: options.journal.clone(),
+            source,
+        };
+        let storage = DiskStorage::open(&options.journal).map_err(directory)?;
+        let mut journal = JournalOptions::default();
+        getrandom::fill(&mut journal.journal_id)
+            .map_err(io::Error::from)
+            .map_err(ServerError::system("draw random numbers"))?;
+        let engine_options = EngineOptions {
+            broker: options.broker,
+            journal,
+            token: options.token,
+            stop_on_request: options.local.is_some(),
+            pid: u64::from(std::process::id()),
+        };
+        let (engine, writer, report) =
+            Engine::open(storage.clone(), engine_options, || clock.now())?;
+        log_recovery(&options.journal, &report, clock.zero.elapsed());
+
+        let poll = Poll::new().map_err(ServerError::system("wait for events"))?;
+        let waker = Waker::new(poll.registry(), WAKER)
+            .map_err(ServerError::system("wait for the writer"))?;
+        let writer = WriterThread::start(writer, Arc::new(waker))
+            .map_err(ServerError::system("start the writer's thread"))?;
+        measure_sync(storage).map_err(ServerError::system("start a thread"))?;
+        let signals = watch_signals(&poll).map_err(ServerError::system("watch for signals"))?;
+        for (index, listener) in listeners.iter().enumerate() {
+            poll.registry()
+                .register(
+                    &mut SourceFd(&listener.as_fd().as_raw_fd()),
+                    Token(FIRST_LISTENER + index),
+                    Interest::READABLE,
+                )
+                .map_err(ServerError::system("wait for clients"))?;
+            tracing::info!("listening on {}", listener.address);
+        }
+        Ok(Self {
+            engine,
+            writer,
+            poll,
+            listeners,
+            accept_at: Some(Instant::now()),
+            signals,
+            sockets: FxHashMap::default(),
+            readable: FxHashSet::default(),
+            leaving: FxHashMap::default(),
+            next_conn: FIRST_CONNECTION,
+            read_buffer: vec![0; READ_BYTES],
+            clock,
+            local: options.local,
+            alone_since: Some(Instant::now()),
+            look_around_at: Instant::now(),
+            ending: false,
+            failure: None,
+        })
+    }
+
+    /// Serves until it is told to end: by a signal, by a client of a local broker, or by nobody being
+    /// left there.
+    pub fn serve(mut self) -> Result<(), ServerError> {
+        let mut events = Events::with_capacity(EVENTS_AT_ONCE);
+        loop {
+            let patience = self.patience();
+            match self.poll.poll(&mut events, patience) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                outcome => outcome.map_err(ServerError::system("wait for events"))?,
+            }
+            let mut stop = false;
+            for event in &events {
+                match event.token() {
+                    WAKER => {}
+                    SIGNALS => stop |= self.take_signals(),
+                    Token(token) if (token as u64) < FIRST_CONNECTION => {
+                        self.accept_at = Some(Instant::now())
+                    }
+                    Token(token) => self.note(ConnId(token as u64), event),
+                }
+            }
+            if self.accept_at.is_some_and(|at| at <= Instant::now()) {
+                self.accept_all();
+            }
+            self.read_some();
+            self.hear_the_writer();
+            // What has arrived is heard before the absence of something is judged.
+            if events.iter().count() < EVENTS_AT_ONCE {
+                self.tick_when_due();
+            }
+
+            if !self.ending && (stop || self.engine.stop_requested() || self.should_leave()) {
+                self.ending = true;
+                self.engine.stop(self.clock.now());
+            }
+            if let Some(task) = self.engine.take_batch(self.clock.now()) {
+                self.writer.carry_out(task);
+            }
+            self.flush();
+            self.let_go();
+            if self.engine.is_over() && self.leaving.is_empty() {
+                break;
+            }
+        }
+        if let Some(local) = &self.local {
+            local.guard.remove_socket();
+        }
+        match self.failure.take() {
+            Some(failure) => Err(failure.into()),
+            None => {
+                tracing::info!("ended in order");
+                Ok(())
+            }
+        }
+    }
+
+    /// How long to wait for events.
+    fn patience(&mut self) -> Option<Duration> {
+        if self.engine.takes_input() && !self.readable.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        let due = self.engine.next_deadline_ms();
+        let deadlines = [
+            due.map(|due_ms| self.clock.at(due_ms)),
+            self.leaving.values().map(|(_, until)| *until).min(),
+            self.accept_at,
+            self.local.is_some().then_some(self.look_around_at),
+            self.alone_until(),
+        ];
+        let next = deadlines.into_iter().flatten().min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    // In.
+
+    fn take_signals(&mut self) -> bool {
+        let mut signals = [0; 16];
+        matches!(self.signals.read(&mut signals), Ok(count) if count > 0)
+    }
+
+    fn note(&mut self, conn: ConnId, event: &Event) {
+        if event.is_readable() || event.is_read_closed() || event.is_error() {
+            if let Some(socket) = self.sockets.get_mut(&conn) {
+                socket.half_closed |= event.is_read_closed() || event.is_error();
+                self.readable.insert(conn);
+            } else if let Some((socket, _)) = self.leaving.get(&conn)
+                && !discard(socket, &mut self.read_buffer)
+            {
+                self.leaving.remove(&conn);
+            }
+        }
+        if event.is_writable()
+            && let Some(socket) = self.sockets.get_mut(&conn)
+            && socket.full
+        {
+            socket.full = false;
+            self.send(conn);
+        }
+    }
+
+    fn accept_all(&mut self) {
+        self.accept_at = None;
+        for listener in &self.listeners {
+            loop {
+                match listener.accept() {
+                    Ok((fd, peer)) => {
+                        let conn = ConnId(self.next_conn);
+                        self.next_conn += 1;
+                        let token = Token(conn.0 as usize);
+                        let mut source = SourceFd(&fd.as_raw_fd());
+                        let registry = self.poll.registry();
+                        if let Err(error) =
+                            registry.register(&mut source, token, Interest::READABLE)
+                        {
+                            tracing::warn!("can't take a client: {error}");
+                            continue;
+                        }
+                        let socket = Socket {
+                            fd,
+                            full: false,
+                            half_closed: false,
+                        };
+                        self.sockets.insert(conn, socket);
+                        self.readable.insert(conn);
+                        self.engine.opened(self.clock.now(), conn, peer);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                    Err(error) => {
+                        // For want of file descriptors, mostly; somebody may leave.
+                        tracing::warn!("can't take a client: {error}");
+                        self.accept_at = Some(Instant::now() + LOOK_AROUND);
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads once from each connection that may have something.
+    fn read_some(&mut self) {
+        if !self.engine.takes_input() {
+            return;
+        }
+        let mut turn: Vec<ConnId> = self.readable.iter().copied().collect();
+        turn.sort_unstable();
+        for conn in turn {
+            let Some(socket) = self.sockets.get(&conn) else {
+                self.readable.remove(&conn);
+                continue;
+            };
+            match rustix::io::read(&socket.fd, &mut self.read_buffer[..]) {
+                Ok(0) => self.lose(conn),
+                Ok(count) => {
+                    // A short read has emptied the socket; what comes later is a new event.
+                    if count < self.read_buffer.len() && !socket.half_closed {
+                        self.readable.remove(&conn);
+                    }
+                    let now = self.clock.now();
+                    self.engine.received(now, conn, &self.read_buffer[..count]);
+                }
+                Err(Errno::WOULDBLOCK) => {
+                    self.readable.remove(&conn);
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::debug!(conn = conn.0, "a connection broke: {error}");
+                    self.lose(conn);
+                }
+            }
+        }
+    }
+
+    fn hear_the_writer(&mut self) {
+        while let Ok(report) = self.writer.reports.try_recv() {
+            let now = self.clock.now();
+            match report {
+                Report::Written(through) => self.engine.batch_written(now, through),
+                Report::Done { task, sync_us } => self.engine.batch_done(now, &task, sync_us),
+                Report::Failed(error) => {
+                    self.ending = true;
+                    self.failure = Some(error);
+                    self.engine.disk_failed(now);
+                }
+            }
+        }
+    }
+
+    fn tick_when_due(&mut self) {
+        let now = self.clock.now();
+        let due = self.engine.next_deadline_ms();
+        if due.is_some_and(|due_ms| due_ms <= now.mono_ms) {
+            self.engine.tick(now);
+        }
+    }
+
+    // Out.
+
+    fn flush(&mut self) {
+        while let Some(conn) = self.engine.poll_transmit() {
+            if self.sockets.get(&conn).is_some_and(|socket| !socket.full) {
+                self.send(conn);
+            }
+        }
+        while let Some(conn) = self.engine.poll_close() {
+            self.readable.remove(&conn);
+            if let Some(socket) = self.sockets.remove(&conn) {
+                // Closing at once could destroy the reason before it is read.
+                let _gone = rustix::net::shutdown(&socket.fd, Shutdown::Write);
+                if discard(&socket, &mut self.read_buffer) {
+                    self.leaving
+                        .insert(conn, (socket, Instant::now() + FAREWELL));
+                }
+            }
+        }
+    }
+
+    /// One write of all that waits for this connection.
+    fn send(&mut self, conn: ConnId) {
+        let Some(socket) = self.sockets.get_mut(&conn) else {
+            return;
+        };
+        let waiting = self.engine.outgoing(conn);
+        if waiting.is_empty() {
+            return;
+        }
+        let (sent, all) = match rustix::io::write(&socket.fd, waiting) {
+            Ok(sent) => (sent, sent == waiting.len()),
+            Err(Errno::WOULDBLOCK | Errno::INTR) => (0, false),
+            // Reading will find the same, and is where a connection is lost.
+            Err(_) => {
+                self.readable.insert(conn);
+                return;
+            }
+        };
+        let was_full = std::mem::replace(&mut socket.full, !all);
+        if was_full || !all {
+            let interest = match all {
+                true => Interest::READABLE,
+                false => Interest::READABLE | Interest::WRITABLE,
+            };
+            let token = Token(conn.0 as usize);
+            let mut source = SourceFd(&socket.fd.as_raw_fd());
+            if self
+                .poll
+                .registry()
+                .reregister(&mut source, token, interest)
+                .is_err()
+            {
+                self.lose(conn);
+                return;
+            }
+        }
+        self.engine.transmitted(self.clock.now(), conn, sent);
+    }
+
+    fn lose(&mut self, conn: ConnId) {
+        self.sockets.remove(&conn);
+        self.readable.remove(&conn);
+        self.engine.closed(self.clock.now(), conn);
+    }
+
+    fn let_go(&mut self) {
+        let now = Instant::now();
+        self.leaving.retain(|_, (_, until)| *until > now);
+    }
+
+    // When to leave.
+
+    fn alone_until(&self) -> Option<Instant> {
+        Some(self.alone_since? + self.local.as_ref()?.linger)
+    }
+
+    fn should_leave(&mut self) -> bool {
+        let now = Instant::now();
+        if self.engine.clients() > 0 {
+            self.alone_since = None;
+        } else if self.alone_since.is_none() {
+            self.alone_since = Some(now);
+        }
+        let mut leave = self.alone_until().is_some_and(|until| until <= now);
+        if leave {
+            tracing::info!("no client is left");
+        }
+        if now >= self.look_around_at {
+            self.look_around_at = now + LOOK_AROUND;
+            if let Some(local) = &self.local
+                && !local.guard.directory_is_ours()
+            {
+                tracing::info!("the directory was deleted");
+                leave = true;
+            }
+        }
+        leave
+    }
+}
+
+/// Reads and forgets what waits; `false` once the other side has closed.
+fn discard(socket: &Socket, buffer: &mut [u8]) -> bool {
+    loop {
+        match rustix::io::read(&socket.fd, &mut *buffer) {
+            Ok(0) => return false,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) => return true,
+            Err(_) => return false,
+        }
+    }
+}
+
+fn watch_signals(poll: &Poll) -> io::Result<UnixStream> {
+    let (read, write) = UnixStream::pair()?;
+    read.set_nonblocking(true)?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
+    }
+    poll.registry().register(
+        &mut SourceFd(&read.as_raw_fd()),
+        SIGNALS,
+        Interest::READABLE,
+    )?;
+    Ok(read)
+}
+
+fn log_recovery(journal: &std::path::Path, report: &RecoveryReport, took: Duration) {
+    let took_ms = took.as_millis();
+    if report.created {
+        tracing::info!("began a new journal in {}", journal.display());
+    } else {
+        tracing::info!(
+            records = report.records,
+            segments = report.segments,
+            torn_batches = report.torn_batches,
+            "recovered {} in {took_ms} ms",
+            journal.display()
+        );
+    }
+}

@@ -1,0 +1,121 @@
+//! The thread that writes and syncs, and the one that prepares spare segments for it.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::thread;
+use std::time::Instant;
+
+use mio::Waker;
+use penstock_journal::{Spares, Storage, StoredFile, WriteError, Writer};
+
+use crate::engine::WriterTask;
+
+/// What the writer has to say to the loop.
+pub(crate) enum Report {
+    /// Written up to here; the sync goes on.
+    Written(u64),
+    Done {
+        task: WriterTask,
+        sync_us: u64,
+    },
+    Failed(WriteError),
+}
+
+pub(crate) struct WriterThread {
+    tasks: SyncSender<WriterTask>,
+    pub(crate) reports: Receiver<Report>,
+}
+
+impl WriterThread {
+    pub(crate) fn start<S: Storage>(writer: Writer<S>, waker: Arc<Waker>) -> std::io::Result<Self> {
+        // The engine has one task out at a time, so the channel never blocks.
+        let (tasks, todo) = sync_channel::<WriterTask>(1);
+        let (report, reports) = channel();
+        let spares = start_spares(writer.spares())?;
+        let tell = move |said: Report| {
+            // The loop may have ended before us; then nobody waits for this.
+            if report.send(said).is_ok() {
+                waker.wake().expect("an eventfd takes a wake-up");
+            }
+        };
+        thread::Builder::new()
+            .name("journal-writer".to_owned())
+            .spawn(move || write_until_told(writer, &todo, &tell, &spares))?;
+        Ok(Self { tasks, reports })
+    }
+
+    pub(crate) fn carry_out(&self, task: WriterTask) {
+        self.tasks
+            .try_send(task)
+            .expect("the writer lives, and has one task at a time");
+    }
+}
+
+fn write_until_told<S: Storage>(
+    mut writer: Writer<S>,
+    todo: &Receiver<WriterTask>,
+    tell: &impl Fn(Report),
+    spares: &SyncSender<()>,
+) {
+    while let Ok(task) = todo.recv() {
+        let start = Instant::now();
+        let outcome = task.carry_out(&mut writer, |through| tell(Report::Written(through)));
+        match outcome {
+            Ok(()) => {
+                let sync_us = start.elapsed().as_micros() as u64;
+                tell(Report::Done { task, sync_us });
+            }
+            Err(error) => return tell(Report::Failed(error)),
+        }
+        // Full: it is at work already.
+        let _busy = spares.try_send(());
+    }
+}
+
+fn start_spares<S: Storage>(spares: Spares<S>) -> std::io::Result<SyncSender<()>> {
+    let (look, asked) = sync_channel(1);
+    thread::Builder::new()
+        .name("journal-spares".to_owned())
+        .spawn(move || {
+            while let Ok(()) = asked.recv() {
+                if spares.wanted()
+                    && let Err(error) = spares.prepare()
+                {
+                    tracing::debug!("no spare segment could be prepared: {error}");
+                }
+            }
+        })?;
+    Ok(look)
+}
+
+/// Tells the log, a moment after the start, what every confirm will wait for.
+pub(crate) fn measure_sync<S: Storage>(storage: S) -> std::io::Result<()> {
+    const NAME: &str = "sync-time.probe";
+    const SYNCS: usize = 9;
+    let measure = move || -> std::io::Result<u128> {
+        // An earlier process may have died here.
+        let _none = storage.remove(NAME);
+        let file = storage.create(NAME)?;
+        let mut took_us = Vec::new();
+        for _ in 0..=SYNCS {
+            let start = Instant::now();
+            file.write_at(0, &[&[0; 4096]])?;
+            file.sync()?;
+            took_us.push(start.elapsed().as_micros());
+        }
+        storage.remove(NAME)?;
+        // The first one also made the file longer.
+        let overwrites = &mut took_us[1..];
+        overwrites.sort_unstable();
+        Ok(overwrites[SYNCS / 2])
+    };
+    thread::Builder::new()
+        .name("sync-time".to_owned())
+        .spawn(move || match measure() {
+            Ok(median_us) => {
+                tracing::info!("a sync of the journal's disk takes about {median_us} µs")
+            }
+            Err(error) => tracing::debug!("the sync time could not be measured: {error}"),
+        })?;
+    Ok(())
+}
