@@ -1,0 +1,155 @@
+"""What a type checker must say about uses of Penstock. Read by test_typing.py; never run.
+
+A line that must be refused ends with the codes of mypy's errors there: ``# E: arg-type``. On all
+other lines there must be none. ``assert_type`` is refused when the type is another one.
+"""
+
+import datetime
+from typing import Any, assert_type
+
+from penstock import App, AsyncTask, CurrentJob, Job, JobInfo, JobState, Retry, Signature, Task, current_job
+
+app = App("shop", url="memory:", timeout=2)
+App("shop", timeout="2")  # E: arg-type
+App()  # E: call-arg
+
+
+@app.task
+def send(to: str, body: str = "hello") -> int:
+    return len(to + body)
+
+
+@app.task(queue="mail", retries=5, backoff=datetime.timedelta(seconds=1), retry_on=(OSError,), on_crash="fail")
+async def fetch(url: str, *, limit: int = 0) -> bytes:
+    raise Retry(countdown=3)
+
+
+@app.task(store_result=False)
+def log(*lines: str, **fields: int) -> None: ...
+
+
+@app.task
+def size(path: str) -> float:
+    return 0.0
+
+
+class Mail:
+    @staticmethod
+    @app.task
+    def deliver(number: int) -> bool:
+        return True
+
+
+# The decorator gives tasks that know the function's own parameters and result.
+as_task: Task[[str], float] = size
+assert_type(send.delay("a"), Job[int])
+assert_type(send.delay("a", body="b"), Job[int])
+assert_type(fetch.delay("a", limit=3), Job[bytes])
+assert_type(log.delay("a", "b", c=1), Job[None])
+assert_type(Mail.deliver.delay(1), Job[bool])
+send.delay()  # E: call-arg
+send.delay(1)  # E: arg-type
+send.delay("a", "b", "c")  # E: call-arg
+send.delay("a", subject="b")  # E: call-arg
+send.delay("a", body=None)  # E: arg-type
+fetch.delay("a", 3)  # E: call-arg
+log.delay("a", 1)  # E: arg-type
+log.delay("a", c="1")  # E: arg-type
+Mail.deliver.delay("1")  # E: arg-type
+
+# Options of the decorator
+app.task(retires=5)  # E: call-overload
+app.task(retries="5")  # E: call-overload
+app.task(on_crash="ignore")  # E: call-overload
+app.task(3)  # E: call-overload
+
+# A direct call is a call of the function.
+assert_type(send("a"), int)
+send(1)  # E: arg-type
+_ = send("a").id  # E: attr-defined
+
+
+async def direct() -> None:
+    assert_type(await fetch("a"), bytes)
+    await send("a")  # E: misc
+    fetch("a")  # E: unused-coroutine
+
+
+# options() keeps the types.
+assert_type(send.options(countdown=1.5, priority=9).delay("a"), Job[int])
+assert_type(fetch.options(eta=datetime.datetime.now(datetime.UTC)).options(queue="x").delay("a"), Job[bytes])
+send.options(countdown=3).delay(1)  # E: arg-type
+send.options(coutdown=3)  # E: call-arg
+send.options(countdown="3")  # E: arg-type
+send.options(eta=3)  # E: arg-type
+send.options(durability="tape")  # E: arg-type
+send.options(retries=3)  # E: call-arg
+
+# Many at once
+assert_type(size.map(["a", "b"]), list[Job[float]])
+assert_type(send.map(name for name in "ab"), list[Job[int]])  # its other parameter has a default
+assert_type(fetch.options(priority=1).map(["a"]), list[Job[bytes]])
+assert_type(send.starmap([("a", "b")]), list[Job[int]])
+size.map([1])  # E: list-item
+size.map("a", "b")  # E: call-arg
+send.starmap([("a", 1)])  # E: list-item
+send.starmap([("a", "b", "c")])  # E: list-item
+
+# Signatures
+assert_type(send.s("a"), Signature[int])
+assert_type(send.s(), Signature[int])  # a part of the arguments: a chain adds the rest
+assert_type(send.si("a").options(countdown=1).delay(), Job[int])
+assert_type(app.enqueue([send.s("a"), send.si("b")]), list[Job[int]])
+send.si()  # E: call-arg
+send.si(1)  # E: arg-type
+app.enqueue([send])  # E: arg-type
+app.enqueue(send.s("a"))  # E: arg-type
+
+
+# Jobs
+def look(job: Job[int], anything: Job[object]) -> None:
+    assert_type(job.result(), int)
+    assert_type(job.result(timeout=1.5), int)
+    assert_type(job.id, str)
+    assert_type(job.state, JobState)
+    assert_type(job.info(), JobInfo)
+    job.result("1")  # E: arg-type
+    job.id = "x"  # E: misc
+    look(job, job)
+    look(anything, job)  # E: arg-type
+    assert_type(app.job("0" * 32), Job[Any])
+
+
+# asyncio
+async def main() -> None:
+    assert_type(await send.adelay("a"), Job[int])
+    assert_type(await (await fetch.adelay("a")), bytes)
+    assert_type(await size.amap(["a"]), list[Job[float]])
+    assert_type(await send.astarmap([("a", "b")]), list[Job[int]])
+    assert_type(await app.aenqueue([size.s("a")]), list[Job[float]])
+    assert_type(await send.s("a").adelay(), Job[int])
+    assert_type(await send.delay("a").aresult(timeout=3), int)
+    assert_type(await send.delay("a").ainfo(), JobInfo)
+    await send.adelay(1)  # E: arg-type
+    await fetch.adelay("a", limit="3")  # E: arg-type
+    await size.amap([1])  # E: list-item
+    send.adelay("a")  # E: unused-coroutine
+
+
+# Inside a task
+assert_type(current_job(), CurrentJob | None)
+_ = current_job().id  # E: union-attr
+
+
+# Passing tasks on
+def enqueue_later(task: Task[[str], float] | AsyncTask[[str], float]) -> None:
+    assert_type(task.delay("a"), Job[float])
+    task.delay(1)  # E: arg-type
+
+
+# Codecs
+app.codec(complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts))
+app.codec(complex, lambda value: value.reel, lambda parts: complex(*parts))  # E: attr-defined
+app.codec(complex, str, lambda text: [text])  # E: arg-type return-value
+app.on_preload(lambda: None)
+app.on_preload(lambda name: None)  # E: type-var
