@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use penstock_message::{Durability, Key, KeyState, Lease, MessageId, Notice, Query, SessionId};
+use penstock_message::{Durability, Key, KeyState, Lease, MessageId, Notice, Query, Receipt, SessionId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::clock::{Clocks, When};
@@ -217,6 +217,13 @@ impl Broker {
     /// What the journal needs to hold all that is alive, roughly.
     pub fn live_bytes(&self) -> u64 {
         self.state.live_bytes
+    }
+
+    /// What was decided on a transaction, whether or not its client may be told yet; `None`: nothing.
+    /// For whoever watches the broker from beside it, as the simulator does.
+    pub fn decision(&self, session: &SessionId, seq: u64) -> Option<Receipt> {
+        let session = &self.state.sessions[self.state.sessions.find(session)?];
+        (seq <= session.applied).then(|| session.receipt(seq))
     }
 
     // --- records
@@ -492,7 +499,7 @@ impl Broker {
             0 => self.options.default_heartbeat_ms,
             asked => asked,
         };
-        let name = &name[..name.floor_char_boundary(NAME_SHOWN_BYTES)];
+        let name = cut(name, NAME_SHOWN_BYTES);
         let (number, applied) = match known {
             Some(index) => (
                 self.state.sessions[index].number,
@@ -746,4 +753,11 @@ impl Broker {
             crate::reclaim::is_current(messages, keys, sessions, joins, queues, base, entity)
         });
     }
+}
+
+/// The longest beginning of the text that has no more than so many bytes.
+fn cut(text: &str, bytes: usize) -> &str {
+    let ends = (0..=bytes.min(text.len())).rev();
+    let end = ends.into_iter().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
 }

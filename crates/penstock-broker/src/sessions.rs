@@ -124,6 +124,17 @@ impl Session {
         }
     }
 
+    /// Of a transaction that was decided.
+    pub(crate) fn receipt(&self, seq: u64) -> Receipt {
+        let exceptional = self.receipts.iter().find(|(exceptional, _)| *exceptional == seq);
+        exceptional.map_or(
+            Receipt::Applied {
+                skipped: Vec::new(),
+            },
+            |(_, receipt)| receipt.clone(),
+        )
+    }
+
     pub(crate) fn receipts(&self) -> impl Iterator<Item = &(u64, Receipt)> {
         self.receipts.iter()
     }
