@@ -15,6 +15,7 @@ pub use address::{Address, DEFAULT_PORT};
 mod address;
 mod dial;
 mod local;
+mod memory;
 mod remote;
 mod session;
 mod waker;
@@ -154,11 +155,7 @@ pub fn connect(config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {
         Address::Unix(path) => Box::new(dial::Unix::new(path)),
         Address::Tcp { host, port } => Box::new(dial::Tcp::new(host, port)),
         Address::Local(path) => Box::new(local::Local::new(&path, config.program.clone())?),
-        Address::Memory(_) => {
-            return Err(DriverError::Invalid {
-                reason: "memory: cannot be reached yet".into(),
-            });
-        }
+        Address::Memory(name) => Box::new(memory::Memory::new(name)?),
     };
     Ok(Arc::new(Remote::new(config, dial)?))
 }

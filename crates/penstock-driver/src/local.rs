@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use penstock_server::EXIT_IN_USE;
 use penstock_server::local::LocalPaths;
 
 use crate::DriverError;
@@ -25,8 +26,6 @@ use crate::dial::{Dial, DialError, connect_unix};
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(20);
 /// For how long after our broker has given way to another one that one is looked for.
-/// The exit code of a broker that found the directory locked.
-const EXIT_LOCKED: i32 = 3;
 const OTHER_PATIENCE: Duration = Duration::from_millis(250);
 
 pub(crate) struct Local {
@@ -56,33 +55,60 @@ impl Local {
         })?;
         self.paths
             .create_directory()
-            .and_then(|()| self.paths.secure_socket_directory())
             .map_err(|error| self.hopeless(error))?;
-        // What a broker says before its own log is open goes there too.
-        let mut log = OpenOptions::new()
-            .append(true)
-            .read(true)
-            .create(true)
-            .mode(0o600)
-            .open(&self.paths.log)
-            .map_err(|error| self.hopeless(error))?;
-        let said_from = log
-            .seek(SeekFrom::End(0))
-            .map_err(|error| self.hopeless(error))?;
-        let errors = log.try_clone().map_err(|error| self.hopeless(error))?;
+        let said = self.log_length().map_err(|error| self.hopeless(error))?;
 
-        let mut command = Command::new(program);
-        command
+        let child = Command::new(program)
             .args(["server", "--local"])
             .arg(&self.paths.directory)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(errors);
-        let child = command
+            .stderr(Stdio::null())
             .spawn()
             .map_err(|error| self.hopeless(format!("{}: {error}", program.display())))?;
         tracing::debug!(pid = child.id(), directory = ?self.paths.directory, "started a broker");
-        Started::watch(child, log, said_from).map_err(|error| self.hopeless(error))
+        Started::watch(child, said).map_err(|error| self.hopeless(error))
+    }
+
+    /// Where what the next broker says will begin. Also finds out whether this user may write there.
+    fn log_length(&self) -> io::Result<u64> {
+        let mut options = OpenOptions::new();
+        let log = options
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&self.paths.log)?;
+        Ok(log.metadata()?.len())
+    }
+
+    /// Why a broker ended, in its own words where it left any.
+    fn last_words(&self, said: u64, status: ExitStatus) -> String {
+        self.last_error_logged(said).unwrap_or_else(|| {
+            format!(
+                "it ended at once ({status}); {} may say why",
+                self.paths.log.display()
+            )
+        })
+    }
+
+    fn last_error_logged(&self, said: u64) -> Option<String> {
+        const ENOUGH_BYTES: u64 = 64 << 10;
+        let mut log = File::open(&self.paths.log).ok()?;
+        let length = log.metadata().ok()?.len();
+        // A broker puts a long log aside when it starts, and begins a new one.
+        let said = if said > length { 0 } else { said };
+        log.seek(SeekFrom::Start(
+            said.max(length.saturating_sub(ENOUGH_BYTES)),
+        ))
+        .ok()?;
+        let mut text = Vec::new();
+        log.read_to_end(&mut text).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        let (_, error) = text
+            .lines()
+            .rev()
+            .find_map(|line| line.split_once(" ERROR "))?;
+        Some(error.trim().to_owned())
     }
 }
 
@@ -90,6 +116,9 @@ impl Dial for Local {
     fn dial(&self, give_up_at: Instant) -> Result<OwnedFd, DialError> {
         let mut started: Option<Started> = None;
         let mut look = SHORTEST_LOOK;
+        self.paths
+            .secure_socket_directory()
+            .map_err(|error| self.hopeless(error))?;
         loop {
             match connect_unix(&self.paths.socket, give_up_at) {
                 Ok(socket) => return Ok(socket),
@@ -111,8 +140,8 @@ impl Dial for Local {
                 Some(ours) => match ours.ended(look) {
                     None => look = (look * 2).min(LONGEST_LOOK),
                     Some((ended_at, status)) => {
-                        if status.code() != Some(EXIT_LOCKED) {
-                            return Err(self.hopeless(ours.last_words(status)));
+                        if status.code() != Some(i32::from(EXIT_IN_USE)) {
+                            return Err(self.hopeless(self.last_words(ours.said, status)));
                         }
                         if ended_at.elapsed() > OTHER_PATIENCE {
                             started = None;
@@ -127,8 +156,8 @@ impl Dial for Local {
 /// A broker process that we have started.
 struct Started {
     end: Arc<End>,
-    log: File,
-    said_from: u64,
+    /// The length of the log before it was started.
+    said: u64,
 }
 
 #[derive(Default)]
@@ -139,7 +168,7 @@ struct End {
 
 impl Started {
     /// A thread waits for its end, however far away that is, so that no zombie is left here.
-    fn watch(mut child: Child, log: File, said_from: u64) -> io::Result<Self> {
+    fn watch(mut child: Child, said: u64) -> io::Result<Self> {
         let end = Arc::new(End::default());
         let told = Arc::clone(&end);
         thread::Builder::new()
@@ -151,11 +180,7 @@ impl Started {
                 *told.status.lock().unwrap() = Some((Instant::now(), status));
                 told.changed.notify_all();
             })?;
-        Ok(Self {
-            end,
-            log,
-            said_from,
-        })
+        Ok(Self { end, said })
     }
 
     /// Waits so long for its end.
@@ -167,19 +192,5 @@ impl Started {
             .wait_timeout_while(status, wait, |status| status.is_none())
             .unwrap();
         *status
-    }
-
-    /// Why it ended, in its own words where it left any.
-    fn last_words(&self, status: ExitStatus) -> String {
-        let mut said = Vec::new();
-        let mut log = &self.log;
-        let read = log
-            .seek(SeekFrom::Start(self.said_from))
-            .and_then(|_| log.take(64 << 10).read_to_end(&mut said));
-        let said = String::from_utf8_lossy(&said);
-        match said.lines().rev().find(|line| !line.trim().is_empty()) {
-            Some(line) if read.is_ok() => line.trim().to_owned(),
-            _ => format!("it ended at once ({status})"),
-        }
     }
 }

@@ -369,12 +369,12 @@ fn write_until_full(socket: &OwnedFd, bytes: &mut BytesMut) -> Result<(), Errno>
 }
 
 #[cfg(target_os = "linux")]
-fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
     rustix::net::send(socket, bytes, rustix::net::SendFlags::NOSIGNAL)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
+pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
     rustix::io::write(socket, bytes)
 }
 

@@ -676,7 +676,7 @@ fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
 /// The same bytes, whether the transactions are encoded before the frame or with it.
 #[test]
 fn a_commit_of_encoded_transactions_is_a_commit() {
-    let txs = vec![purge(3).into_tx(), Tx::default()];
+    let txs = [purge(3).into_tx(), Tx::default()];
     let whole = proto::ToBroker {
         commits: vec![proto::Commit {
             first_seq: 300,
