@@ -6,9 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
 use crate::packet::{BELL, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader};
 use crate::page::ChildPages;

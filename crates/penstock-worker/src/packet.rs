@@ -92,14 +92,9 @@ pub enum Kind {
 
 impl Kind {
     pub fn from_number(number: u8) -> Option<Self> {
-        [
-            Self::Succeeded,
-            Self::Retry,
-            Self::Failed,
-            Self::GivenBack,
-        ]
-        .get(usize::from(number))
-        .copied()
+        [Self::Succeeded, Self::Retry, Self::Failed, Self::GivenBack]
+            .get(usize::from(number))
+            .copied()
     }
 }
 

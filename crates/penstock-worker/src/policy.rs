@@ -69,16 +69,34 @@ pub enum Credit {
 struct Pace {
     /// 0: not known yet.
     mean_ns: u64,
+    /// How many jobs it rests on, up to [`Pace::MEMORY`].
+    jobs: u64,
 }
 
 impl Pace {
+    /// The mean is about the last so many jobs.
+    const MEMORY: u64 = 64;
+    /// A single job counts as at most so many times the mean ...
+    const OUTLIER: u64 = 16;
+    /// ... unless it took longer than a busy machine keeps a process waiting: then it was the job.
+    const SURELY_LONG_NS: u64 = 50_000_000;
+
     fn observe(&mut self, cost_ns: u64) {
         let cost = cost_ns.saturating_add(OVERHEAD_NS);
-        self.mean_ns = match self.mean_ns {
-            0 => cost,
-            mean => mean - mean / 8 + cost / 8,
+        if self.jobs == 0 {
+            (self.mean_ns, self.jobs) = (cost, 1);
+            return;
         }
-        .max(1);
+        self.jobs = (self.jobs + 1).min(Self::MEMORY);
+        let (cost, weight) = if cost_ns >= Self::SURELY_LONG_NS {
+            (cost, self.jobs.min(8))
+        } else {
+            (
+                cost.min(self.mean_ns.saturating_mul(Self::OUTLIER)),
+                self.jobs,
+            )
+        };
+        self.mean_ns = (self.mean_ns - self.mean_ns / weight + cost / weight).max(1);
     }
 
     /// A job of which nothing is known may be long.
@@ -253,10 +271,7 @@ impl<J> Policy<J> {
             // Idle children share what there is: two packets of one beat one packet of two.
             self.waiting.div_ceil((self.children - self.out).max(1))
         };
-        let most = fits
-            .min(task.largest)
-            .min(share)
-            .clamp(1, MAX_PACKET_JOBS);
+        let most = fits.min(task.largest).min(share).clamp(1, MAX_PACKET_JOBS);
         let mut jobs = Vec::with_capacity(most.min(task.waiting.len()));
         let mut bytes = 0;
         self.order.pop_first();
@@ -308,7 +323,12 @@ impl<J> Policy<J> {
     /// How many jobs should be waiting here or on their way.
     fn wanted(&self) -> u64 {
         let free = self.children.saturating_sub(self.out) as u64;
-        if self.closed || !self.pace.is_quick() {
+        // Behind a job that waits for an idle child, or one that may be long, short ones wait long too.
+        let held_up = self
+            .order
+            .values()
+            .any(|task| !self.tasks[task.0].pace.is_quick());
+        if self.closed || held_up || !self.pace.is_quick() {
             return free;
         }
         let usable = (self.children - self.stuck) as u64;
@@ -345,7 +365,11 @@ impl<J> Policy<J> {
     pub fn surplus(&mut self) -> Vec<J> {
         let most_ns = (self.children - self.stuck) as u64 * HELD_NS;
         let held_ns = self.tasks.iter().fold(0_u64, |sum, task| {
-            sum.saturating_add(task.pace.expected_ns().saturating_mul(task.waiting.len() as u64))
+            sum.saturating_add(
+                task.pace
+                    .expected_ns()
+                    .saturating_mul(task.waiting.len() as u64),
+            )
         });
         if held_ns <= most_ns {
             return Vec::new();
@@ -398,5 +422,283 @@ impl<J> Policy<J> {
                 self.order.insert(first.arrival, TaskIndex(index));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const QUICK_NS: u64 = 10_000;
+    const LONG_NS: u64 = 1_000_000_000;
+
+    /// A worker with so many children, and the tasks `quick` and `long`, known well.
+    fn policy(children: usize) -> Policy<u32> {
+        let mut policy = Policy::default();
+        policy.set_children(children);
+        for (task, cost_ns) in [("quick", QUICK_NS), ("long", LONG_NS)] {
+            policy.arrive(task, 0, 10);
+            for _ in 0..12 {
+                let sent = policy.next_packet().unwrap();
+                for _ in &sent.jobs {
+                    policy.observe(sent.task, cost_ns);
+                }
+                let jobs = sent.jobs.len();
+                policy.packet_ended(sent.task, PacketEnd::Ran { jobs });
+                arrive(&mut policy, task, 0..2 * jobs as u32);
+            }
+            policy.take_all();
+        }
+        policy
+    }
+
+    fn arrive(policy: &mut Policy<u32>, task: &str, jobs: impl IntoIterator<Item = u32>) {
+        for job in jobs {
+            policy.arrive(task, job, 10);
+        }
+    }
+
+    /// The sizes of the packets that are sent one after another.
+    fn sizes(policy: &mut Policy<u32>) -> Vec<usize> {
+        std::iter::from_fn(|| policy.next_packet())
+            .map(|packet| packet.jobs.len())
+            .collect()
+    }
+
+    fn make_quick(policy: &mut Policy<u32>) {
+        let quick = policy.by_name["quick"];
+        for _ in 0..2_000 {
+            policy.observe(quick, QUICK_NS);
+        }
+    }
+
+    #[test]
+    fn an_unknown_task_goes_alone_to_idle_children_only() {
+        let mut policy = policy(2);
+        arrive(&mut policy, "new", 0..10);
+        assert_eq!(sizes(&mut policy), [1, 1]);
+    }
+
+    #[test]
+    fn long_jobs_go_alone_to_idle_children_only() {
+        let mut policy = policy(3);
+        arrive(&mut policy, "long", 0..10);
+        assert_eq!(sizes(&mut policy), [1, 1, 1]);
+    }
+
+    #[test]
+    fn quick_jobs_go_in_packets_of_two_milliseconds_one_ahead_for_each_child() {
+        let mut policy = policy(2);
+        arrive(&mut policy, "quick", 0..5_000);
+        let sizes = sizes(&mut policy);
+        assert_eq!(sizes.len(), 4);
+        let work_ns = sizes[0] as u64 * (QUICK_NS + OVERHEAD_NS);
+        assert!(work_ns > PACKET_NS / 2 && work_ns <= PACKET_NS, "{sizes:?}");
+    }
+
+    #[test]
+    fn few_quick_jobs_are_shared_by_the_idle_children() {
+        let mut policy = policy(4);
+        arrive(&mut policy, "quick", 0..8);
+        assert_eq!(sizes(&mut policy), [2, 2, 2, 2]);
+    }
+
+    #[test]
+    fn a_packet_holds_jobs_of_one_task_and_the_oldest_goes_first() {
+        let mut policy = policy(1);
+        arrive(&mut policy, "quick", [1]);
+        arrive(&mut policy, "long", [2]);
+        arrive(&mut policy, "quick", [3]);
+        let first = policy.next_packet().unwrap();
+        assert_eq!(first.jobs, [1, 3]);
+        assert!(
+            policy.next_packet().is_none(),
+            "the long job waits for the child"
+        );
+        policy.packet_ended(first.task, PacketEnd::Ran { jobs: 2 });
+        assert_eq!(policy.next_packet().unwrap().jobs, [2]);
+    }
+
+    #[test]
+    fn a_long_job_that_waits_for_a_child_is_not_overtaken_for_ever() {
+        let mut policy = policy(1);
+        arrive(&mut policy, "quick", 0..100);
+        arrive(&mut policy, "long", [1]);
+        let quick = policy.next_packet().unwrap();
+        arrive(&mut policy, "quick", 0..100);
+        assert!(policy.next_packet().is_none());
+        policy.packet_ended(quick.task, PacketEnd::Ran { jobs: 100 });
+        assert_eq!(policy.next_packet().unwrap().jobs, [1]);
+    }
+
+    #[test]
+    fn packets_grow_by_doubling_and_start_anew_when_one_turns_out_slow() {
+        let mut policy = Policy::default();
+        policy.set_children(1);
+        let mut sizes = Vec::new();
+        let mut turn = |policy: &mut Policy<u32>, end: Option<PacketEnd>| {
+            policy.take_all();
+            arrive(policy, "quick", 0..1_000);
+            let sent = policy.next_packet().unwrap();
+            let jobs = sent.jobs.len();
+            sizes.push(jobs);
+            for _ in 0..jobs {
+                policy.observe(sent.task, 1);
+            }
+            policy.packet_ended(sent.task, end.unwrap_or(PacketEnd::Ran { jobs }));
+        };
+        for _ in 0..10 {
+            turn(&mut policy, None);
+        }
+        turn(&mut policy, Some(PacketEnd::Slow));
+        turn(&mut policy, Some(PacketEnd::TakenBack));
+        turn(&mut policy, None);
+        turn(&mut policy, None);
+        assert_eq!(sizes, [1, 2, 4, 8, 16, 32, 64, 128, 256, 256, 256, 1, 1, 2]);
+    }
+
+    #[test]
+    fn large_bodies_make_small_packets_and_a_huge_one_goes_alone() {
+        let mut policy = policy(1);
+        for job in 0..4 {
+            policy.arrive("quick", job, INLINE_PAYLOAD_BYTES / 2);
+        }
+        policy.arrive("quick", 4, 16 << 20);
+        assert_eq!(policy.next_packet().unwrap().jobs, [0, 1]);
+        assert_eq!(policy.next_packet().unwrap().jobs, [2, 3]);
+        policy.set_children(2);
+        assert_eq!(policy.next_packet().unwrap().jobs, [4]);
+    }
+
+    #[test]
+    fn what_comes_back_goes_first_and_in_its_order() {
+        let mut policy = policy(2);
+        arrive(&mut policy, "long", [1]);
+        arrive(&mut policy, "quick", [2, 3, 4, 5]);
+        let long = policy.next_packet().unwrap();
+        let quick = policy.next_packet().unwrap();
+        assert_eq!(quick.jobs, [2, 3, 4, 5]);
+        arrive(&mut policy, "quick", [6]);
+        policy.put_back(long.task, [(1, 10)].into_iter());
+        policy.put_back(quick.task, [(4, 10), (5, 10)].into_iter());
+        policy.packet_ended(long.task, PacketEnd::TakenBack);
+        policy.packet_ended(quick.task, PacketEnd::TakenBack);
+        assert_eq!(policy.take_all(), [4, 5, 1, 6]);
+        assert!(policy.is_idle());
+    }
+
+    #[test]
+    fn credit_for_long_jobs_is_the_free_children() {
+        let mut policy = policy(3);
+        assert_eq!(policy.grant(), Credit::Add(3));
+        assert_eq!(policy.grant(), Credit::Keep);
+        arrive(&mut policy, "long", 0..3);
+        assert_eq!(sizes(&mut policy), [1, 1, 1]);
+        assert_eq!(policy.grant(), Credit::Keep, "no child is free");
+        let long = policy.by_name["long"];
+        policy.packet_ended(long, PacketEnd::Ran { jobs: 1 });
+        assert_eq!(policy.grant(), Credit::Add(1));
+    }
+
+    #[test]
+    fn credit_for_quick_jobs_is_some_milliseconds_of_work_in_lumps() {
+        let mut policy = policy(2);
+        make_quick(&mut policy);
+        let Credit::Add(credit) = policy.grant() else {
+            panic!("credit should be given");
+        };
+        assert!((900..=1_100).contains(&credit), "{credit}");
+        arrive(&mut policy, "quick", 0..10);
+        sizes(&mut policy);
+        assert_eq!(policy.grant(), Credit::Keep, "too little to tell");
+        arrive(&mut policy, "quick", 0..200);
+        sizes(&mut policy);
+        assert!(matches!(policy.grant(), Credit::Add(150..=250)));
+    }
+
+    #[test]
+    fn one_job_that_the_system_kept_waiting_changes_little_and_a_long_one_much() {
+        let mut policy = policy(1);
+        make_quick(&mut policy);
+        let before = policy.wanted();
+        let quick = policy.by_name["quick"];
+        policy.observe(quick, 20_000_000);
+        assert!(policy.wanted() > before / 2);
+        policy.observe(quick, LONG_NS);
+        assert_eq!(policy.wanted(), 1);
+    }
+
+    #[test]
+    fn when_children_are_stuck_what_is_held_goes_back_and_credit_is_withdrawn() {
+        let mut policy = policy(2);
+        make_quick(&mut policy);
+        policy.grant();
+        arrive(&mut policy, "quick", 0..600);
+        sizes(&mut policy);
+        assert_eq!(policy.surplus(), Vec::<u32>::new());
+        assert_eq!(policy.withdraw(), Credit::Keep);
+
+        policy.set_stuck(2);
+        let waiting = policy.waiting;
+        assert_eq!(policy.surplus().len(), waiting);
+        assert_eq!(policy.withdraw(), Credit::Withdraw);
+        assert_eq!(policy.grant(), Credit::Keep);
+        assert!(policy.next_packet().is_none());
+    }
+
+    #[test]
+    fn one_stuck_child_does_not_hold_up_the_others() {
+        let mut policy = policy(2);
+        make_quick(&mut policy);
+        arrive(&mut policy, "long", [1]);
+        assert_eq!(sizes(&mut policy), [1]);
+        policy.set_stuck(1);
+        arrive(&mut policy, "quick", 0..1_000);
+        assert_eq!(sizes(&mut policy).len(), 2, "one runs, one is ahead");
+        assert!(matches!(policy.grant(), Credit::Keep));
+        assert_eq!(policy.surplus(), Vec::<u32>::new());
+    }
+
+    #[test]
+    fn no_more_is_asked_for_behind_jobs_that_may_be_long() {
+        let mut policy = policy(2);
+        make_quick(&mut policy);
+        arrive(&mut policy, "new", 0..3);
+        arrive(&mut policy, "quick", 0..10);
+        assert_eq!(sizes(&mut policy), [1, 1]);
+        assert_eq!(policy.grant(), Credit::Keep);
+        let new = policy.by_name["new"];
+        policy.packet_ended(new, PacketEnd::Ran { jobs: 1 });
+        sizes(&mut policy);
+        policy.packet_ended(new, PacketEnd::Ran { jobs: 1 });
+        sizes(&mut policy);
+        assert!(matches!(policy.grant(), Credit::Add(900..)));
+    }
+
+    #[test]
+    fn a_surplus_keeps_the_oldest() {
+        let mut policy = policy(1);
+        arrive(&mut policy, "long", 0..5);
+        assert_eq!(sizes(&mut policy), [1]);
+        assert_eq!(policy.surplus(), [2, 3, 4]);
+        assert_eq!(policy.take_all(), [1]);
+    }
+
+    #[test]
+    fn nothing_is_sent_or_granted_once_closed() {
+        let mut policy = policy(1);
+        arrive(&mut policy, "quick", 0..3);
+        policy.close();
+        assert!(policy.next_packet().is_none());
+        assert_eq!(policy.grant(), Credit::Keep);
+        assert_eq!(policy.take_all(), [0, 1, 2]);
+    }
+
+    #[test]
+    fn jobs_whose_lease_is_lost_are_forgotten() {
+        let mut policy = policy(1);
+        arrive(&mut policy, "quick", 0..4);
+        policy.retain(|job| job % 2 == 1);
+        assert_eq!(policy.next_packet().unwrap().jobs, [1, 3]);
     }
 }

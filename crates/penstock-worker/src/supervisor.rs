@@ -39,8 +39,11 @@ const FIRST_SLOT: usize = 16;
 
 /// Outcomes in the midst of a packet are collected so often; those at its end at once.
 const COLLECT_EVERY: Duration = Duration::from_millis(2);
-/// A child that has not begun another job for one to two of these is stuck.
+/// How often packets are looked at. What waits behind a job that takes longer than this is taken back.
 const TICK: Duration = Duration::from_millis(10);
+/// A child that has been at one job for so many ticks is stuck: this worker should not hold work for it.
+/// More than one, since on a busy machine a process can wait for a processor that long.
+const STUCK_TICKS: u32 = 5;
 /// How often the broker is told how many slots are busy, at most.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 /// How long after an answer that was not the last a burst asks again.
@@ -74,11 +77,17 @@ enum Phase {
     Loading,
     Serving,
     /// Nothing new; what runs may end until then (`None`: however long it takes).
-    Draining { until: Option<Instant> },
+    Draining {
+        until: Option<Instant>,
+    },
     /// Nothing runs; children are to end by themselves until then.
-    Leaving { until: Instant },
+    Leaving {
+        until: Instant,
+    },
     /// Children are being killed.
-    Killing { until: Instant },
+    Killing {
+        until: Instant,
+    },
 }
 
 /// A packet that was sent and is not done.
@@ -94,14 +103,21 @@ struct Packet {
     slow: bool,
     /// How many had begun at the last tick; `None` before its first.
     begun_at_tick: Option<usize>,
+    /// Ticks in a row at which nothing had begun since the one before.
+    still_ticks: u32,
     stuck: bool,
 }
 
 enum Life {
     /// To be forked, not before this.
-    Wanted { from: Instant },
+    Wanted {
+        from: Instant,
+    },
     Forking,
-    Alive { pid: i32, since: Instant },
+    Alive {
+        pid: i32,
+        since: Instant,
+    },
     /// It ended when it was told to; no other follows.
     Gone,
 }
@@ -451,10 +467,10 @@ impl Supervisor {
             .deregister(&mut SourceFd(&zygote.as_fd().as_raw_fd()));
         let how = zygote.end();
         if self.end != End::App && matches!(self.phase, Phase::Loading | Phase::Serving) {
-            tracing::error!("the zygote, which forks the children, was {how}");
+            tracing::error!("the zygote, which forks the processes that run jobs, was lost: {how}");
         }
         self.forking = None;
-        let reason = format!("its worker's zygote was {how}");
+        let reason = format!("its worker's zygote was lost: {how}");
         for slot in 0..self.slots.len() as u32 {
             self.bury(slot, &reason);
             self.slots[slot as usize].life = Life::Wanted { from: now };
@@ -480,7 +496,11 @@ impl Supervisor {
             self.config.name,
             self.config.app,
             self.config.slots,
-            if self.config.slots == 1 { "slot" } else { "slots" },
+            if self.config.slots == 1 {
+                "slot"
+            } else {
+                "slots"
+            },
             self.config.broker,
             self.queues.join(", ")
         );
@@ -570,9 +590,13 @@ impl Supervisor {
             return;
         }
         if !charged {
-            tracing::error!(pid, slot = number, "an idle child was {reason}");
+            tracing::error!(pid, slot = number, "an idle process was lost: {reason}");
         }
-        slot.failures = if slot.ended_a_job { 0 } else { slot.failures + 1 };
+        slot.failures = if slot.ended_a_job {
+            0
+        } else {
+            slot.failures + 1
+        };
         slot.life = Life::Wanted {
             from: now + pause_before_fork(slot.failures, now - since),
         };
@@ -590,8 +614,7 @@ impl Supervisor {
         }
         let mut charged = false;
         for place in 0..self.packets.len() {
-            if self.packets[place].is_none()
-                || self.pages.claim(place).read().owner != Some(number)
+            if self.packets[place].is_none() || self.pages.claim(place).read().owner != Some(number)
             {
                 continue;
             }
@@ -607,7 +630,7 @@ impl Supervisor {
                     tracing::warn!(%job, "{task}: stopped, and handed back");
                     self.settlements.add(delivery, Outcome::Returned);
                 } else {
-                    tracing::error!(%job, "{task}: the child that ran it was {reason}");
+                    tracing::error!(%job, "{task}: the process that ran it was lost: {reason}");
                     let reason = reason.to_owned();
                     self.settlements.add(delivery, Outcome::Crashed { reason });
                 }
@@ -677,6 +700,7 @@ impl Supervisor {
             whole: true,
             slow: false,
             begun_at_tick: None,
+            still_ticks: 0,
             stuck: false,
         });
         self.unsent = Some(Unsent { bytes, file });
@@ -769,39 +793,42 @@ impl Supervisor {
     /// Looks for children that have been at one job for a while, takes back what waits behind it, and
     /// hands what is too much here back to the broker.
     fn tick(&mut self, now: Instant) {
-        let mut changes = false;
+        let mut look_again = false;
         let mut claimed = 0;
-        let mut unmoved = Vec::new();
+        let mut still = Vec::new();
         for (place, packet) in self.packets.iter_mut().enumerate() {
             let Some(packet) = packet else {
                 continue;
             };
             let claim = self.pages.claim(place).read();
-            let has_moved = packet.begun_at_tick != Some(claim.begun);
-            packet.begun_at_tick = Some(claim.begun);
-            packet.stuck = !has_moved && claim.owner.is_some();
-            changes |= has_moved;
-            claimed += usize::from(claim.owner.is_some());
-            if !has_moved {
-                unmoved.push((place, packet.stuck));
+            let is_claimed = claim.owner.is_some();
+            if packet.begun_at_tick == Some(claim.begun) {
+                packet.still_ticks = packet.still_ticks.saturating_add(1);
+                still.push((place, is_claimed, packet.still_ticks));
+            } else {
+                packet.still_ticks = 0;
             }
+            packet.begun_at_tick = Some(claim.begun);
+            packet.stuck = is_claimed && packet.still_ticks >= STUCK_TICKS;
+            look_again |= packet.still_ticks < STUCK_TICKS;
+            claimed += usize::from(is_claimed);
         }
-        for (place, is_claimed) in unmoved {
-            // A packet that waits to be pulled is left alone while there is a child for it.
-            if is_claimed || claimed >= self.alive {
+        for (place, is_claimed, still_ticks) in still {
+            // A packet that waits to be pulled is left alone while there may be a child for it.
+            if is_claimed || (claimed >= self.alive && still_ticks >= STUCK_TICKS) {
                 self.take_back(place, true);
             }
         }
         self.count_stuck();
         let surplus = self.policy.surplus();
         let credit = self.policy.withdraw();
-        changes |= !surplus.is_empty() || credit != Credit::Keep;
+        look_again |= !surplus.is_empty() || credit != Credit::Keep;
         if credit == Credit::Withdraw {
             self.driver.stop_consuming();
         }
         self.settlements.give_back(surplus);
         // While nothing moves there is nothing to look for until something is sent or comes in.
-        if changes {
+        if look_again {
             self.tick_at = Some(now + TICK);
         }
     }
@@ -874,6 +901,7 @@ impl Supervisor {
         }
         let delivery = packet.jobs.get_mut(usize::from(frame.index))?.take()?;
         packet.open -= 1;
+        packet.still_ticks = 0;
         let is_done = packet.open == 0;
         let was_stuck = std::mem::replace(&mut packet.stuck, false);
         self.policy.observe(packet.task, frame.cost_ns);
@@ -1066,7 +1094,10 @@ impl Supervisor {
             }
             Err(error) => {
                 if matches!(self.phase, Phase::Loading | Phase::Serving) {
-                    tracing::error!("the broker at {} can't be used: {error}", self.config.broker);
+                    tracing::error!(
+                        "the broker at {} can't be used: {error}",
+                        self.config.broker
+                    );
                     self.end = End::Failed;
                     self.begin_killing(now);
                 }
@@ -1221,7 +1252,12 @@ fn send_message(socket: BorrowedFd<'_>, unsent: &Unsent) -> rustix::io::Result<(
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     loop {
-        match sendmsg(socket, &[IoSlice::new(&unsent.bytes)], &mut ancillary, flags) {
+        match sendmsg(
+            socket,
+            &[IoSlice::new(&unsent.bytes)],
+            &mut ancillary,
+            flags,
+        ) {
             Err(Errno::INTR) => {}
             other => return other.map(drop),
         }

@@ -25,9 +25,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::net::{
-    RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg,
-};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// What a zygote needs to start.
@@ -245,9 +243,7 @@ pub fn describe_status(status: i32) -> String {
     use std::os::unix::process::ExitStatusExt;
     let status = std::process::ExitStatus::from_raw(status);
     match (status.signal(), status.code()) {
-        (Some(9), _) => {
-            "killed by signal 9 (SIGKILL); the system may be out of memory".to_owned()
-        }
+        (Some(9), _) => "killed by signal 9 (SIGKILL); the system may be out of memory".to_owned(),
         (Some(signal), _) => match signal_name(signal) {
             Some(name) => format!("killed by signal {signal} ({name})"),
             None => format!("killed by signal {signal}"),
