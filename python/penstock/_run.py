@@ -171,11 +171,10 @@ class _Attempt:
             return self.fail(error)
         record = self._record(error)
         logger.warning(
-            "%s %s failed (%s: %s); retry %d of %d in %.1f s",
+            "%s %s failed (%s); retry %d of %d in %.1f s",
             self._task,
             format_id(self._job_id),
-            record.qualname,
-            record.message,
+            _summary(record),
             self._attempt + 1,
             task.retry_policy.retries,
             delay_ms / 1000,
@@ -185,11 +184,10 @@ class _Attempt:
     def fail(self, error: BaseException) -> Outcome:
         record = self._record(error)
         logger.error(
-            "%s %s failed (%s: %s)",
+            "%s %s failed (%s)",
             self._task,
             format_id(self._job_id),
-            record.qualname,
-            record.message,
+            _summary(record),
             exc_info=(type(error), error, below(error.__traceback__, __file__)),
         )
         note = _envelope.encode(record)
@@ -208,6 +206,10 @@ class _Attempt:
             started_ms=self._started_ms,
             finished_ms=_now_ms(),
         )
+
+
+def _summary(record: ErrorRecord) -> str:
+    return f"{record.qualname}: {record.message}" if record.message else record.qualname
 
 
 def _now_ms() -> int:
