@@ -1,0 +1,201 @@
+"""What can be a task, what it is called, and which options make sense."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import importlib
+import inspect
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from penstock import App
+
+
+def send(to: str) -> str:
+    """Send it."""
+    return to.upper()
+
+
+def make_local() -> Any:
+    def local() -> None: ...
+
+    return local
+
+
+class Mailer:
+    def method(self) -> None: ...
+
+    @classmethod
+    def build(cls) -> None: ...
+
+    @staticmethod
+    def deliver() -> str:
+        return "delivered"
+
+
+def test_a_task_is_named_as_it_is_imported():
+    app = App("shop")
+    assert app.task(send).name == f"{__name__}.send"
+    assert app.task(make_local()).name == f"{__name__}.make_local.<locals>.local"
+    assert app.task(lambda: None).name.endswith(".<lambda>")
+    assert app.task(Mailer.deliver).name == f"{__name__}.Mailer.deliver"
+    assert app.task(name="mail")(send).name == "mail"
+
+
+def test_a_task_still_looks_like_its_function():
+    task = App("shop").task(send)
+    assert (task.__name__, task.__doc__, task.__wrapped__) == ("send", "Send it.", send)
+    assert inspect.signature(task) == inspect.signature(send)
+    assert task("ada") == "ADA"
+    assert repr(task) == f"<Task {__name__}.send>"
+
+
+def test_a_static_method_is_a_task_either_way_round():
+    class Local:
+        @staticmethod
+        @App("shop").task
+        def inner() -> int:
+            return 1
+
+    assert Local.inner() == 1
+    assert App("shop").task(Mailer.__dict__["deliver"])() == "delivered"
+
+
+@pytest.mark.parametrize(
+    ("thing", "says"),
+    [
+        (Mailer.method, "Mailer.method() takes self; a task is a plain function or a staticmethod"),
+        (Mailer.__dict__["build"], "a task is a function, not <classmethod"),
+        (Mailer, "a task is a function, not <class"),
+        ("send", "a task is a function, not 'send'"),
+        (functools.partial(send, "x"), "a task is a function, not functools.partial"),
+        ((lambda: (yield)), "yields; a task returns its result"),
+    ],
+)
+def test_what_cannot_be_a_task_is_refused_at_the_decorator(thing, says):
+    with pytest.raises(TypeError) as caught:
+        App("shop").task(thing)
+    assert says in str(caught.value)
+
+
+class TestTwoTasksOfOneName:
+    def test_are_an_error_that_names_both_places(self):
+        app = App("shop")
+        app.task(name="mail")(send)
+        with pytest.raises(
+            ValueError, match=r"two tasks are called 'mail': .*test_tasks\.py:\d+ and .*test_tasks\.py:\d+"
+        ):
+            app.task(name="mail")(lambda: None)
+        first = make_local()
+        app.task(first)
+        with pytest.raises(ValueError, match="two tasks are called"):
+            app.task(make_local())  # the same place, but another closure
+
+    def test_are_fine_when_a_module_is_loaded_again(self, tmp_path, monkeypatch):
+        (tmp_path / "reloaded.py").write_text("def f(): ...\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        module = importlib.import_module("reloaded")
+        monkeypatch.setitem(sys.modules, "reloaded", module)
+        app = App("shop")
+        app.task(module.f)
+        again = app.task(importlib.reload(module).f)
+        assert app.tasks["reloaded.f"] is again
+
+    def test_are_fine_in_a_notebook(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+        app = App("shop")
+        for cell in ("def f(): return 1", "def f(): return 2"):
+            scope: dict[str, Any] = {"__name__": "__main__"}
+            exec(compile(cell, f"<cell {cell}>", "exec"), scope)
+            task = app.task(scope["f"])
+        assert app.tasks["__main__.f"] is task
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"coutdown": 3}, "options() got an unknown option 'coutdown'; did you mean 'countdown'?"),
+        (
+            {"x": 3},
+            "options() got an unknown option 'x'; it takes countdown, durability, eta, expires, priority, queue,",
+        ),
+        ({"task": "y"}, "options() got an unknown option 'task'"),
+        ({"countdown": -1}, "countdown must be between 0 seconds and 100 years, not -1"),
+        ({"countdown": float("nan")}, "countdown must be between 0 seconds and 100 years, not nan"),
+        ({"countdown": 10**12}, "countdown must be between 0 seconds and 100 years"),
+        ({"countdown": "3"}, "countdown must be seconds or a timedelta, not '3'"),
+        ({"countdown": True}, "countdown must be seconds or a timedelta, not True"),
+        ({"countdown": 1, "eta": dt.datetime.now(dt.UTC)}, "give countdown or eta, not both"),
+        ({"eta": dt.datetime.now()}, "eta must say its time zone"),
+        ({"eta": 3}, "eta must be a datetime, not 3"),
+        ({"expires": dt.datetime.now()}, "expires must say its time zone"),
+        ({"expires": "soon"}, "expires must be seconds or a timedelta, not 'soon'"),
+        ({"priority": 10}, "priority must be an integer from 0 to 9, not 10"),
+        ({"priority": True}, "priority must be an integer from 0 to 9, not True"),
+        ({"queue": ""}, "queue must be a name, not ''"),
+        ({"queue": 3}, "queue must be a name, not 3"),
+        ({"durability": "tape"}, 'durability must be "disk", "os" or "none", not \'tape\''),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, says):
+    task = App("shop").task(send)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        task.options(**options)
+    assert says in str(caught.value)
+
+
+def test_options_build_on_one_another():
+    task = App("shop").task(queue="mail", expires=60)(send)
+    view = task.options(countdown=3).options(priority=9, expires=None)
+    assert (view._options.queue, view._options.countdown, view._options.priority) == ("mail", 3, 9)
+    assert view._options.expires is None
+    assert task._options.countdown is None
+
+
+def test_a_job_id_is_read_in_either_spelling():
+    app = App("shop")
+    job = app.job("01a1f91d-d660-70af-8bbe-658d22fc8859")
+    assert job.id == "01a1f91d-d660-70af-8bbe-658d22fc8859"
+    assert job == app.job("01A1F91DD66070AF8BBE658D22FC8859")
+    assert len({job, app.job("01A1F91DD66070AF8BBE658D22FC8859")}) == 1
+    assert job != "01a1f91d-d660-70af-8bbe-658d22fc8859"
+    for wrong in ("", "01a1", "zz" * 16, "01a1f91d-d660-70af-8bbe-658d22fc885", "0 " * 16):
+        with pytest.raises(ValueError, match="a job id is 32 hexadecimal digits, with or without hyphens, not"):
+            app.job(wrong)
+
+
+def test_preloading_checks_first_and_then_runs_the_hooks_in_order():
+    app = App("shop")
+    ran = []
+
+    @app.on_preload
+    def first() -> None:
+        ran.append("first")
+
+    app.on_preload(lambda: ran.append("second"))
+    app.preload()
+    assert ran == ["first", "second"]
+    first()
+    assert ran[-1] == "first"
+
+    @app.task
+    def broken(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(TypeError, match="cannot be resolved"):
+        app.preload()
+    assert ran[-2:] == ["second", "first"]
+
+
+def test_the_url_is_read_when_it_is_needed(monkeypatch):
+    app = App("shop")
+    monkeypatch.delenv("PENSTOCK_URL", raising=False)
+    assert app.url == "local:.penstock"
+    monkeypatch.setenv("PENSTOCK_URL", "tcp://example.org:5670")
+    assert app.url == "tcp://example.org:5670"
+    assert App("shop", "memory:").url == "memory:"
+    monkeypatch.setenv("PENSTOCK_URL", "")
+    assert app.url == "local:.penstock"
