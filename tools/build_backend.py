@@ -36,8 +36,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "python" / "penstock" / "_bin" / "penstock"
 
 
-def place_program() -> None:
-    """Build the executable and put it into the package."""
+def place_program(*, stripped: bool = False) -> None:
+    """Build the executable and put it into the package; without the line tables of profilers if ``stripped``."""
     if sys.platform == "win32":
         raise SystemExit("penstock runs on Linux and macOS; on Windows, use it inside WSL")
     cargo = ["cargo", "build", "--release", "--package", "penstock-cli"]
@@ -47,11 +47,13 @@ def place_program() -> None:
     # Renamed into place: brokers that run from the old file keep it, and nobody starts half a file.
     fresh = PROGRAM.with_suffix(".new")
     shutil.copy(ROOT / built, fresh)
+    if stripped:
+        subprocess.run(["strip", "-S", fresh], check=True)
     fresh.replace(PROGRAM)
 
 
 def build_wheel(*args: Any, **kwargs: Any) -> str:
-    place_program()
+    place_program(stripped=True)
     return maturin.build_wheel(*args, **kwargs)
 
 
@@ -61,4 +63,7 @@ def build_editable(*args: Any, **kwargs: Any) -> str:
 
 
 if __name__ == "__main__":
-    place_program()
+    try:
+        place_program()
+    except subprocess.CalledProcessError as failed:
+        sys.exit(failed.returncode)  # cargo has said why
