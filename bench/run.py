@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -225,6 +226,7 @@ def main() -> int:
         peers = peers_python()
 
     adopt_orphans()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(
         prefix="penstock-bench-", dir=disk_directory(), ignore_cleanup_errors=True

@@ -1,0 +1,78 @@
+"""Where the CPU time of a job goes, thread by thread: ``.venv/bin/python bench/where.py [jobs]``.
+
+Hands in so many no-op jobs, then lets a worker with two processes drain them, and divides the time that the kernel
+counted for each thread by the jobs of that span. The span leaves out the start and the end. For what a thread does with
+its time, ask perf; docs/internals/profile.md has the commands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import table
+from processes import adopt_orphans, descendants, end_pids, running
+
+SLOTS = 2
+
+
+def cpu_seconds(pids: dict[int, str]) -> Counter[str]:
+    """CPU time so far of each role's threads, by name."""
+    spent: Counter[str] = Counter()
+    for pid, role in pids.items():
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                name = (thread / "comm").read_text().strip()
+                spent[f"{role}: {name}"] += int((thread / "schedstat").read_text().split()[0]) / 1e9
+    return spent
+
+
+def report(title: str, jobs: int, seconds: float, spent: Counter[str]) -> None:
+    rows = [[name, f"{used / jobs * 1e6:.2f}"] for name, used in spent.most_common() if used / jobs > 1e-8]
+    rows.append(["all", f"{spent.total() / jobs * 1e6:.2f}"])
+    print(f"\n{title}: {jobs:,} jobs in {seconds:.2f} s, {jobs / seconds:,.0f} jobs/s\n")
+    print(table.markdown(["process: thread", "CPU, µs a job"], rows, left=1))
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 300_000
+    adopt_orphans()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as name:
+        os.environ["PENSTOCK_URL"] = f"local:{name}/data"
+        sys.path.insert(0, str(Path(__file__).parent))
+        from contestants import penstock_peer as penstock
+
+        try:
+            penstock.enqueue(100)
+            broker = int(penstock.broker.status(10)["broker_pid"])
+            roles = {os.getpid(): "client", broker: "broker"}
+            before, begun = cpu_seconds(roles), time.perf_counter()
+            penstock.enqueue(count)
+            report("Bulk enqueue", count, time.perf_counter() - begun, cpu_seconds(roles) - before)
+
+            with running(penstock.worker(SLOTS), log=Path(name) / "worker.log", cwd=Path(__file__).parent) as worker:
+                finished = wait_until(penstock, count + 100, count // 5)
+                roles = {broker: "broker", worker.pid: "supervisor"}
+                # The zygote, which forked the others, comes first.
+                for place, pid in enumerate(descendants(worker.pid)):
+                    roles[pid] = "zygote" if place == 0 else f"child {place}"
+                before, begun = cpu_seconds(roles), time.perf_counter()
+                jobs = wait_until(penstock, count + 100, count * 9 // 10) - finished
+                report("Drain", jobs, time.perf_counter() - begun, cpu_seconds(roles) - before)
+        finally:
+            end_pids(descendants(os.getpid()))
+
+
+def wait_until(penstock: object, enqueued: int, wanted: int) -> int:
+    while (finished := enqueued - penstock.unfinished(enqueued)) < wanted:  # type: ignore[attr-defined]
+        time.sleep(0.02)
+    return finished
+
+
+if __name__ == "__main__":
+    main()
