@@ -1,0 +1,28 @@
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use clap::Args;
+
+use crate::exit::{FAILED, Failure};
+use crate::worker::python;
+
+#[derive(Args)]
+pub struct Arguments {
+    /// For the demo itself
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+/// Replaces this process by Python, which runs the demo.
+pub fn run(arguments: Arguments) -> Result<(), Failure> {
+    let python = python();
+    let error = Command::new(&python)
+        .args(["-m", "penstock._demo"])
+        .args(arguments.arguments)
+        .exec();
+    Err(Failure::new(
+        FAILED,
+        format!("can't run {}: {error}", python.display()),
+    ))
+}

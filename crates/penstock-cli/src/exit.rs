@@ -1,0 +1,74 @@
+//! How a command ends, as main.rs and docs/cli.md list it.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use penstock_driver::DriverError;
+use penstock_journal::OpenError;
+use penstock_server::ServerError;
+
+pub const FAILED: u8 = 1;
+pub const WRONG_CALL: u8 = 2;
+pub const IN_USE: u8 = penstock_server::EXIT_IN_USE;
+pub const DAMAGED: u8 = 65;
+pub const NO_BROKER: u8 = 69;
+pub const DISK_FAILED: u8 = 74;
+
+/// One clear message, and the code that a program goes by.
+#[derive(Debug)]
+pub struct Failure {
+    pub code: u8,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn new(code: u8, message: impl Display) -> Self {
+        Self {
+            code,
+            message: message.to_string(),
+        }
+    }
+
+    pub fn report(&self) -> ExitCode {
+        eprintln!("penstock: {}", self.message);
+        ExitCode::from(self.code)
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(FAILED, error)
+    }
+}
+
+impl From<DriverError> for Failure {
+    fn from(error: DriverError) -> Self {
+        let code = match &error {
+            DriverError::Unavailable { .. } => NO_BROKER,
+            DriverError::Invalid { .. } => WRONG_CALL,
+            _ => FAILED,
+        };
+        Self::new(code, error)
+    }
+}
+
+impl From<OpenError> for Failure {
+    fn from(error: OpenError) -> Self {
+        let code = match &error {
+            OpenError::Locked { .. } => IN_USE,
+            OpenError::Damaged { .. } | OpenError::Replay { .. } => DAMAGED,
+            _ => FAILED,
+        };
+        Self::new(code, error)
+    }
+}
+
+impl From<ServerError> for Failure {
+    fn from(error: ServerError) -> Self {
+        match error {
+            ServerError::Journal(error) => error.into(),
+            ServerError::DiskFailed(_) => Self::new(DISK_FAILED, error),
+            error => Self::new(FAILED, error),
+        }
+    }
+}

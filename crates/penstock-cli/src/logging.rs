@@ -1,0 +1,59 @@
+//! Where the log goes: standard error, for people or as JSON, or a local broker's file.
+
+use std::fs::File;
+use std::io::{IsTerminal, stderr};
+use std::sync::Mutex;
+
+use clap::{Args, ValueEnum};
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+#[derive(Args)]
+pub struct LogArguments {
+    /// Say more: one line for each event
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// For people, or one JSON object a line
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "PENSTOCK_LOG_FORMAT")]
+    pub log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+impl LogArguments {
+    pub fn to_stderr(&self) {
+        self.begin(stderr, stderr().is_terminal());
+    }
+
+    pub fn to_file(&self, file: File) {
+        self.begin(Mutex::new(file), false);
+    }
+
+    fn begin<W>(&self, writer: W, colours: bool)
+    where
+        W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+    {
+        let level = match self.verbose {
+            true => LevelFilter::DEBUG,
+            false => LevelFilter::INFO,
+        };
+        let filter = EnvFilter::builder()
+            .with_default_directive(level.into())
+            .with_env_var("PENSTOCK_LOG")
+            .from_env_lossy();
+        let log = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(writer)
+            .with_ansi(colours)
+            .with_target(false);
+        match self.log_format {
+            LogFormat::Text => log.init(),
+            LogFormat::Json => log.json().flatten_event(true).init(),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use penstock_broker::BrokerOptions;
+use penstock_server::local::{LocalGuard, LocalPaths};
+use penstock_server::{
+    ListenAddress, LocalOptions, Server, ServerOptions, detach, let_go_of_stderr,
+};
+
+use crate::exit::{FAILED, Failure, IN_USE, WRONG_CALL};
+use crate::logging::LogArguments;
+use crate::remote::{resolve, token_from_environment};
+
+/// A log longer than this is put aside when a local broker starts.
+const LONG_LOG_BYTES: u64 = 4 << 20;
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Where to listen: tcp://HOST:PORT or unix:PATH; may be given several times
+    #[arg(
+        long,
+        value_name = "URL",
+        default_value = "tcp://127.0.0.1:5670",
+        conflicts_with = "local"
+    )]
+    listen: Vec<ListenAddress>,
+    /// The directory that holds everything
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "penstock-data",
+        conflicts_with = "local"
+    )]
+    data: PathBuf,
+    /// A file with the token that clients on TCP must show, in place of PENSTOCK_TOKEN
+    #[arg(long, value_name = "FILE", conflicts_with = "local")]
+    token_file: Option<PathBuf>,
+    /// Be the hidden broker of `local:PATH`: clients start it by themselves
+    #[arg(long, value_name = "PATH")]
+    local: Option<PathBuf>,
+    /// How long a local broker stays after its last client has left
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 60.0,
+        requires = "local"
+    )]
+    linger: f64,
+    #[command(flatten)]
+    log: LogArguments,
+}
+
+pub fn run(arguments: Arguments) -> Result<(), Failure> {
+    match &arguments.local {
+        None => serve_others(&arguments),
+        Some(path) => serve_locally(&arguments, path),
+    }
+}
+
+fn serve_others(arguments: &Arguments) -> Result<(), Failure> {
+    arguments.log.to_stderr();
+    let token = match &arguments.token_file {
+        None => token_from_environment(),
+        Some(file) => {
+            let read = fs::read_to_string(file);
+            let token = read.map_err(|error| {
+                Failure::new(
+                    WRONG_CALL,
+                    format!("can't read {}: {error}", file.display()),
+                )
+            })?;
+            let token = token.trim().to_owned();
+            if token.is_empty() {
+                return Err(Failure::new(
+                    WRONG_CALL,
+                    format!("{} is empty", file.display()),
+                ));
+            }
+            Some(token)
+        }
+    };
+    let server = Server::start(ServerOptions {
+        journal: arguments.data.join("journal"),
+        listen: arguments.listen.clone(),
+        token: token.map(String::into_bytes),
+        broker: BrokerOptions::default(),
+        local: None,
+    })?;
+    Ok(server.serve()?)
+}
+
+fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
+    let linger = Duration::try_from_secs_f64(arguments.linger)
+        .map_err(|error| Failure::new(WRONG_CALL, format!("--linger: {error}")))?;
+    let paths = resolve(path)?;
+    // SAFETY: nothing was done yet but to read the command line: there is one thread and no file.
+    unsafe { detach() }?;
+    let cannot_use = |error| {
+        let directory = paths.directory.display();
+        Failure::new(FAILED, format!("can't use {directory}: {error}"))
+    };
+    let Some(guard) = LocalGuard::take(paths.clone()).map_err(cannot_use)? else {
+        let in_use = format!("another broker serves {}", paths.directory.display());
+        return Err(Failure::new(IN_USE, in_use));
+    };
+    arguments.log.to_file(open_log(&paths).map_err(cannot_use)?);
+    let server = Server::start(ServerOptions {
+        journal: paths.journal.clone(),
+        listen: Vec::new(),
+        token: None,
+        broker: BrokerOptions::default(),
+        local: Some(LocalOptions { guard, linger }),
+    })?;
+    let_go_of_stderr()?;
+    // From here on nobody reads what a command prints.
+    Ok(server
+        .serve()
+        .inspect_err(|error| tracing::error!("{error}"))?)
+}
+
+fn open_log(paths: &LocalPaths) -> io::Result<File> {
+    let long = fs::metadata(&paths.log).is_ok_and(|found| found.len() > LONG_LOG_BYTES);
+    if long {
+        fs::rename(&paths.log, paths.log.with_extension("log.1"))?;
+    }
+    File::options()
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(&paths.log)
+}

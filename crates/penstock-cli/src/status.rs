@@ -1,0 +1,192 @@
+use clap::Args;
+use penstock_message::{Answer, Query, Status};
+use serde_json::json;
+
+use crate::exit::{FAILED, Failure};
+use crate::remote::BrokerArguments;
+use crate::text::{Table, bytes, duration_ms, sync_us};
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let broker = arguments.broker.find()?;
+    let Answer::Status(status) = broker.ask(Query::Status)? else {
+        return Err(Failure::new(
+            FAILED,
+            "the broker gave another answer than its status",
+        ));
+    };
+    match arguments.json {
+        true => println!("{}", as_json(&status)),
+        false => print!("{}", for_people(&broker.shown, &status)),
+    }
+    Ok(())
+}
+
+fn as_json(status: &Status) -> serde_json::Value {
+    let queues = status.queues.iter().map(|queue| {
+        json!({
+            "name": queue.name,
+            "ready": queue.ready,
+            "delayed": queue.delayed,
+            "running": queue.running,
+            "oldest_ready_ms": queue.oldest_ready_ms,
+            "paused": queue.paused,
+            "consumers": queue.consumers,
+        })
+    });
+    let workers = status.workers.iter().map(|worker| {
+        json!({
+            "name": worker.name,
+            "queues": worker.queues,
+            "slots": worker.slots,
+            "busy": worker.busy,
+            "leases": worker.leases,
+            "connected": worker.connected,
+        })
+    });
+    json!({
+        "queues": queues.collect::<Vec<_>>(),
+        "workers": workers.collect::<Vec<_>>(),
+        "clients": status.clients,
+        "results": status.results,
+        "results_bytes": status.results_bytes,
+        "evicted": status.evicted,
+        "broker": {
+            "version": status.process.version,
+            "pid": status.process.pid,
+            "uptime_ms": status.process.uptime_ms,
+            "sync_p50_us": status.process.sync_p50_us,
+            "sync_p99_us": status.process.sync_p99_us,
+            "journal_bytes": status.process.journal_bytes,
+        },
+    })
+}
+
+fn for_people(shown: &str, status: &Status) -> String {
+    let process = &status.process;
+    let evicted = match status.evicted {
+        0 => String::new(),
+        count => format!(", {count} evicted before their time"),
+    };
+    let mut text = format!(
+        "broker   {shown} (pid {}, up {}, penstock {})\n\
+         journal  {}, a sync takes {} (p99 {})\n\
+         results  {} ({}){evicted}\n\
+         clients  {}\n",
+        process.pid,
+        duration_ms(process.uptime_ms),
+        process.version,
+        bytes(process.journal_bytes),
+        sync_us(process.sync_p50_us),
+        sync_us(process.sync_p99_us),
+        status.results,
+        bytes(status.results_bytes),
+        status.clients,
+    );
+
+    let mut queues = Table::new(&[
+        "QUEUE", ">READY", ">DELAYED", ">RUNNING", ">OLDEST", ">WORKERS", "",
+    ]);
+    for queue in &status.queues {
+        queues.row(vec![
+            queue.name.clone(),
+            queue.ready.to_string(),
+            queue.delayed.to_string(),
+            queue.running.to_string(),
+            match queue.ready {
+                0 => "-".to_owned(),
+                _ => duration_ms(queue.oldest_ready_ms),
+            },
+            queue.consumers.to_string(),
+            if queue.paused { "paused" } else { "" }.to_owned(),
+        ]);
+    }
+    text.push_str(&match status.queues.is_empty() {
+        true => "\nno queues yet\n".to_owned(),
+        false => format!("\n{queues}"),
+    });
+
+    let mut workers = Table::new(&["WORKER", ">SLOTS", ">BUSY", ">LEASES", "QUEUES", ""]);
+    for worker in &status.workers {
+        workers.row(vec![
+            worker.name.clone(),
+            worker.slots.to_string(),
+            worker.busy.to_string(),
+            worker.leases.to_string(),
+            worker.queues.join(", "),
+            if worker.connected { "" } else { "out of reach" }.to_owned(),
+        ]);
+    }
+    text.push_str(&match status.workers.is_empty() {
+        true => "\nno workers; start one with: penstock worker module:app\n".to_owned(),
+        false => {
+            let slots: u32 = status.workers.iter().map(|worker| worker.slots).sum();
+            let busy: u32 = status.workers.iter().map(|worker| worker.busy).sum();
+            format!("\n{workers}\n{busy} of {slots} slots are busy\n")
+        }
+    });
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_message::{ProcessStatus, QueueStatus, WorkerStatus};
+
+    use super::*;
+
+    #[test]
+    fn a_person_sees_a_table() {
+        let status = Status {
+            queues: vec![QueueStatus {
+                name: "mail".to_owned(),
+                ready: 3,
+                oldest_ready_ms: 61_000,
+                paused: true,
+                ..QueueStatus::default()
+            }],
+            workers: vec![WorkerStatus {
+                name: "worker@host:7".to_owned(),
+                queues: vec!["default".to_owned(), "mail".to_owned()],
+                slots: 4,
+                busy: 1,
+                leases: 2,
+                connected: false,
+            }],
+            clients: 2,
+            results: 10,
+            results_bytes: 2048,
+            evicted: 1,
+            process: ProcessStatus {
+                version: "0.1.0".to_owned(),
+                pid: 42,
+                uptime_ms: 5000,
+                sync_p50_us: 110,
+                sync_p99_us: 300,
+                journal_bytes: 1 << 20,
+            },
+        };
+        let expected = "\
+broker   local:/data (pid 42, up 5.0 s, penstock 0.1.0)
+journal  1.0 MiB, a sync takes 110 µs (p99 300 µs)
+results  10 (2.0 KiB), 1 evicted before their time
+clients  2
+
+QUEUE  READY  DELAYED  RUNNING     OLDEST  WORKERS
+mail       3        0        0  1 min 1 s        0  paused
+
+WORKER         SLOTS  BUSY  LEASES  QUEUES
+worker@host:7      4     1       2  default, mail  out of reach
+
+1 of 4 slots are busy
+";
+        assert_eq!(for_people("local:/data", &status), expected);
+    }
+}

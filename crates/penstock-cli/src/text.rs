@@ -1,0 +1,114 @@
+//! Tables, sizes and times for people.
+
+/// A table whose columns are as wide as they must be; numbers stand to the right.
+pub struct Table {
+    rows: Vec<Vec<String>>,
+    right: Vec<bool>,
+}
+
+impl Table {
+    /// A heading that begins with `>` stands over a column of numbers.
+    pub fn new(headings: &[&str]) -> Self {
+        Self {
+            rows: vec![
+                headings
+                    .iter()
+                    .map(|heading| heading.trim_start_matches('>').to_owned())
+                    .collect(),
+            ],
+            right: headings
+                .iter()
+                .map(|heading| heading.starts_with('>'))
+                .collect(),
+        }
+    }
+
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.right.len()).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for ((cell, width), right) in row.iter().zip(&widths).zip(&self.right) {
+                let cell = match right {
+                    true => format!("{cell:>width$}  "),
+                    false => format!("{cell:<width$}  "),
+                };
+                line.push_str(&cell);
+            }
+            writeln!(out, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+pub fn bytes(count: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut unit = 0;
+    let mut rest = count as f64;
+    while rest >= 1024.0 && unit + 1 < UNITS.len() {
+        rest /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{count} B"),
+        _ => format!("{rest:.1} {}", UNITS[unit]),
+    }
+}
+
+/// The two units that matter: `3 min 20 s`.
+pub fn duration_ms(ms: u64) -> String {
+    let s = ms / 1000;
+    match s {
+        0 => format!("{ms} ms"),
+        1..10 => format!("{:.1} s", ms as f64 / 1000.0),
+        10..60 => format!("{s} s"),
+        60..3600 => format!("{} min {} s", s / 60, s % 60),
+        3600..86_400 => format!("{} h {} min", s / 3600, s % 3600 / 60),
+        _ => format!("{} d {} h", s / 86_400, s % 86_400 / 3600),
+    }
+}
+
+pub fn sync_us(us: u64) -> String {
+    match us {
+        0 => "not measured yet".to_owned(),
+        1..10_000 => format!("{us} µs"),
+        _ => format!("{:.1} ms", us as f64 / 1000.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["QUEUE", ">READY"]);
+        table.row(vec!["mail".to_owned(), "3".to_owned()]);
+        table.row(vec!["thumbnails".to_owned(), "12000".to_owned()]);
+        assert_eq!(
+            table.to_string(),
+            "QUEUE       READY\nmail            3\nthumbnails  12000\n"
+        );
+    }
+
+    #[test]
+    fn sizes_and_times_read_well() {
+        assert_eq!(bytes(1023), "1023 B");
+        assert_eq!(bytes(16 << 20), "16.0 MiB");
+        assert_eq!(duration_ms(999), "999 ms");
+        assert_eq!(duration_ms(1500), "1.5 s");
+        assert_eq!(duration_ms(200_000), "3 min 20 s");
+        assert_eq!(duration_ms(90_000_000), "1 d 1 h");
+        assert_eq!(sync_us(110), "110 µs");
+        assert_eq!(sync_us(15_000), "15.0 ms");
+    }
+}
