@@ -6,7 +6,6 @@ all apps and threads; a forked child starts with none.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import itertools
 import logging
@@ -16,10 +15,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from penstock import _core
 from penstock.errors import BrokerUnavailable, Timeout
+
+if TYPE_CHECKING:
+    import asyncio
 
 logger = logging.getLogger("penstock")
 
@@ -79,7 +81,7 @@ class Connection:
 
     async def _call(self, start: Callable[[_core.Port, int], None]) -> object:
         self.log_notices()
-        loop = asyncio.get_running_loop()
+        loop = _running_loop()
         port = self._ports.of(loop)
         token, future = port.expect(loop)
         try:
@@ -134,7 +136,7 @@ class _LoopPort:
             else:
                 future.set_result(end)
         if self._retiring and not self._pending:
-            asyncio.get_running_loop().remove_reader(self.core.fileno())
+            _running_loop().remove_reader(self.core.fileno())
 
     def retire(self) -> None:
         """Let the loop go once the calls that a close has cut off are told so."""
@@ -145,10 +147,17 @@ class _LoopPort:
         self._watches_for_notices = bool(self._pending)
         if self._pending:
             self._log_notices()
-            asyncio.get_running_loop().call_later(_WAIT_SLICE_S, self._show_notices)
+            _running_loop().call_later(_WAIT_SLICE_S, self._show_notices)
 
 
 _tokens = itertools.count(1)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    # Not imported above: it would be a third of the time that `import penstock` takes.
+    import asyncio
+
+    return asyncio.get_running_loop()
 
 
 class _Ports:
