@@ -17,6 +17,7 @@ if sys.platform == "win32":
     raise ImportError("Penstock runs on Linux and macOS. On Windows, use it inside WSL 2.")
 
 from penstock._app import App
+from penstock._core import __version__
 from penstock._current import CurrentJob, current_job
 from penstock._job import AttemptError, Job, JobInfo, JobState
 from penstock._options import JobOptions
@@ -78,4 +79,6 @@ __all__ = [
     "ResultExpired",
     "Timeout",
     "Unauthorized",
+    # This release
+    "__version__",
 ]
