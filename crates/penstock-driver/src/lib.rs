@@ -151,11 +151,15 @@ impl DriverConfig {
 
 /// Gives the driver for the URL. Opens, starts and connects nothing: the first call does.
 pub fn connect(config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {
+    let mut highest_durability = Durability::Disk;
     let dial: Box<dyn dial::Dial> = match config.url.parse()? {
         Address::Unix(path) => Box::new(dial::Unix::new(path)),
         Address::Tcp { host, port } => Box::new(dial::Tcp::new(host, port)),
         Address::Local(path) => Box::new(local::Local::new(&path, config.program.clone())?),
-        Address::Memory(name) => Box::new(memory::Memory::new(name)?),
+        Address::Memory(name) => {
+            highest_durability = Durability::None;
+            Box::new(memory::Memory::new(name)?)
+        }
     };
-    Ok(Arc::new(Remote::new(config, dial)?))
+    Ok(Arc::new(Remote::new(config, dial, highest_durability)?))
 }

@@ -31,6 +31,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(4);
 const READ_BYTES: usize = 256 << 10;
 
 pub(crate) struct Remote {
+    highest_durability: Durability,
     /// Never dropped in a forked child: its locks may be held by threads that are not there.
     shared: ManuallyDrop<Arc<Shared>>,
 }
@@ -84,7 +85,11 @@ enum Phase {
 }
 
 impl Remote {
-    pub(crate) fn new(config: DriverConfig, dial: Box<dyn Dial>) -> Result<Self, DriverError> {
+    pub(crate) fn new(
+        config: DriverConfig,
+        dial: Box<dyn Dial>,
+        highest_durability: Durability,
+    ) -> Result<Self, DriverError> {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(|error| DriverError::Invalid {
             reason: format!("this system gives no random bytes: {error}"),
@@ -109,6 +114,7 @@ impl Remote {
             closing: None,
         };
         Ok(Self {
+            highest_durability,
             shared: ManuallyDrop::new(Arc::new(Shared {
                 pid: std::process::id(),
                 broker: config.url,
@@ -164,7 +170,7 @@ impl Driver for Remote {
             fencing: true,
             delays: true,
             priorities: true,
-            highest_durability: Durability::Disk,
+            highest_durability: self.highest_durability,
         }
     }
 
