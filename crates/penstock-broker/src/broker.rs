@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use penstock_message::{Durability, Key, KeyState, Lease, MessageId, Notice, Query, Receipt, SessionId};
+use penstock_message::{
+    Durability, Key, KeyState, Lease, MessageId, Notice, Query, Receipt, SessionId,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::clock::{Clocks, When};
@@ -10,8 +12,8 @@ use crate::connections::{Connection, Welcome};
 use crate::effects::{Effect, Effects, Rests};
 use crate::messages::State as MessagePlace;
 use crate::queues::Service;
-use crate::records::{Event, Record, RecordWriter};
-use crate::state::{Grant, State};
+use crate::records::{Event, Grant, Record, RecordWriter};
+use crate::state::State;
 use crate::timers::Timer;
 use crate::{BrokerOptions, CloseReason, ConnId, Input, Now, Output, Position};
 
@@ -58,7 +60,7 @@ impl Broker {
         epoch: u32,
         last: Position,
     ) -> Self {
-        Self {
+        let mut broker = Self {
             options,
             epoch,
             clocks,
@@ -77,7 +79,9 @@ impl Broker {
             checks: 0,
             new_ids: FxHashSet::default(),
             checked_slots: Vec::new(),
-        }
+        };
+        broker.watch_unserved();
+        broker
     }
 
     /// Something happened at this time.
@@ -145,7 +149,8 @@ impl Broker {
                 }
             }
         }
-        self.sweep();
+        self.watch_unserved();
+        self.state.sweep();
     }
 
     /// The time that `next_deadline` named has come, or any other.
@@ -253,6 +258,11 @@ impl Broker {
             self.next_position = Position(position.0 + 1);
         }
         self.tell_watchers();
+        self.watch_unserved();
+    }
+
+    /// Sets a timer for each queue that has come to have work and nobody to take it.
+    fn watch_unserved(&mut self) {
         for queue in std::mem::take(&mut self.state.newly_unserved) {
             if let Service::Missing { generation } = self.state.queues[queue].service {
                 let at = self.clocks.steady() + self.options.unserved_ms;
@@ -551,15 +561,14 @@ impl Broker {
                 let number = self.state.messages[slot].number;
                 let grant = Grant {
                     epoch: lease.epoch,
-                    grant: lease.grant,
+                    number: lease.grant,
                     started_at: self.clocks.wall(),
                 };
                 let session_number = self.state.sessions[session].number;
                 self.record(&Event::Granted {
                     number,
                     session: session_number,
-                    epoch: lease.epoch,
-                    grant: lease.grant,
+                    grant,
                 });
                 self.state.grant(slot, session, grant);
                 self.state.messages[slot].checked_by = self.checks;
@@ -691,13 +700,14 @@ impl Broker {
 
     /// Puts the connection into the ring if it wants work.
     fn seek_work(&mut self, conn: ConnId) {
-        if let Some(connection) = self.connections.get_mut(&conn)
-            && connection.wants_work()
-            && !connection.in_ring
-        {
-            connection.in_ring = true;
-            self.ring.push_back(conn);
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return;
+        };
+        if connection.wants_work() {
             self.state.has_new_work = true;
+            if !std::mem::replace(&mut connection.in_ring, true) {
+                self.ring.push_back(conn);
+            }
         }
     }
 
@@ -714,44 +724,6 @@ impl Broker {
 
     pub(crate) fn notice(&mut self, notice: Notice) {
         self.outbox.push_back(Output::Notice(notice));
-    }
-
-    // --- housekeeping
-
-    fn sweep(&mut self) {
-        let State {
-            timers,
-            ledger,
-            messages,
-            keys,
-            sessions,
-            joins,
-            queues,
-            ..
-        } = &mut self.state;
-        timers.sweep(|timer| match *timer {
-            Timer::Due(handle) => messages
-                .get(handle)
-                .is_some_and(|entry| matches!(entry.state, MessagePlace::Delayed(_))),
-            Timer::Expiry(handle) => messages.get(handle).is_some(),
-            Timer::ValueExpiry { slot, number } => keys.get(slot, number).is_some(),
-            Timer::LeasesLost {
-                session,
-                generation,
-            }
-            | Timer::Forget {
-                session,
-                generation,
-            } => sessions
-                .get(session)
-                .is_some_and(|session| session.generation == generation),
-            Timer::Unserved { queue, generation } => {
-                queues[queue].service == Service::Missing { generation }
-            }
-        });
-        ledger.sweep(|base, entity| {
-            crate::reclaim::is_current(messages, keys, sessions, joins, queues, base, entity)
-        });
     }
 }
 

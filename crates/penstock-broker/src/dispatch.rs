@@ -6,8 +6,8 @@ use penstock_message::{Delivery, Due, Durability, Key, Message, Notice, Value, V
 use crate::effects::Effect;
 use crate::messages::{Handle, State as MessagePlace};
 use crate::queues::Service;
-use crate::records::{Change, Event};
-use crate::state::{Grant, State};
+use crate::records::{Change, Event, Grant};
+use crate::state::State;
 use crate::timers::Timer;
 use crate::{Broker, ConnId};
 
@@ -84,14 +84,13 @@ impl Broker {
         }
         let grant = Grant {
             epoch: self.epoch,
-            grant: self.state.grants + 1,
+            number: self.state.grants + 1,
             started_at: self.clocks.wall(),
         };
         self.record(&Event::Granted {
             number,
             session: session_number,
-            epoch: grant.epoch,
-            grant: grant.grant,
+            grant,
         });
         self.state.lease(slot, session, grant, estimate_us, false);
         let message = Handle { number, slot };
@@ -100,7 +99,7 @@ impl Broker {
             Effect::Deliver {
                 conn,
                 message,
-                grant: grant.grant,
+                grant: grant.number,
             },
         );
         HandOut::Done { must_be_safe }
@@ -288,7 +287,7 @@ impl Broker {
         };
         self.state.store(key, value, group, expires_at);
         let cap_bytes = self.options.results_cap_bytes;
-        while let Some(key) = self.state.keys.to_evict(group, cap_bytes) {
+        while let Some(key) = self.state.keys.next_to_evict(group, cap_bytes) {
             if self.state.keys.tell_eviction(group) {
                 let group = self.state.names.text(group).to_owned();
                 self.notice(Notice::Evicting { group, cap_bytes });

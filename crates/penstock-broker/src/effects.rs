@@ -21,6 +21,14 @@ impl Rests {
         rests
     }
 
+    /// What rests on two things.
+    pub(crate) fn and(self, other: Self) -> Self {
+        Self {
+            disk: self.disk.max(other.disk),
+            os: self.os.max(other.os),
+        }
+    }
+
     pub(crate) fn add(&mut self, position: Position, durability: Durability) {
         match durability {
             Durability::Disk => self.disk = self.disk.max(position),

@@ -138,7 +138,7 @@ impl Keys {
     }
 
     /// The oldest result that nobody watches, of a group that is over the cap.
-    pub(crate) fn to_evict(&mut self, group: Name, cap_bytes: u64) -> Option<Key> {
+    pub(crate) fn next_to_evict(&mut self, group: Name, cap_bytes: u64) -> Option<Key> {
         let group = self.groups.get_mut(group.index())?;
         if group.bytes <= cap_bytes {
             return None;
@@ -169,13 +169,6 @@ impl Keys {
 
     pub(crate) fn owner(&self, key: &Key) -> Option<u64> {
         self.claims.get(key).copied()
-    }
-
-    /// Ends the claim, if it is this message's.
-    pub(crate) fn unclaim(&mut self, key: &Key, message: u64) {
-        if self.owner(key) == Some(message) {
-            self.claims.remove(key);
-        }
     }
 
     pub(crate) fn end_claim(&mut self, key: &Key) {

@@ -8,7 +8,7 @@ use crate::Position;
 use crate::clock::When;
 use crate::effects::Rests;
 use crate::names::Name;
-use crate::records::MessageHead;
+use crate::records::{Grant, MessageHead};
 use crate::slab::Slab;
 
 /// A message, by its slot and its number. The slot may be used again; the number never is, and it
@@ -67,14 +67,12 @@ pub(crate) enum State {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct LeaseState {
-    pub(crate) epoch: u32,
+    pub(crate) grant: Grant,
     pub(crate) session: u32,
     /// Its place in the session's list.
     pub(crate) index: u32,
     /// What the run was expected to cost when it was handed out.
     pub(crate) estimate_us: u32,
-    pub(crate) grant: u64,
-    pub(crate) started_at: WallMs,
     /// Whether the delivery has left the broker, so that the job may have begun.
     pub(crate) sent: bool,
     /// Whether the message would have expired meanwhile: it does when it comes back.
@@ -109,10 +107,10 @@ impl Entry {
 
     pub(crate) fn lease(&self) -> Option<Lease> {
         match self.state {
-            State::Leased(LeaseState { epoch, grant, .. }) => Some(Lease {
+            State::Leased(LeaseState { grant, .. }) => Some(Lease {
                 message: self.id,
-                epoch,
-                grant,
+                epoch: grant.epoch,
+                grant: grant.number,
             }),
             _ => None,
         }

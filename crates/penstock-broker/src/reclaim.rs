@@ -2,13 +2,9 @@
 
 use penstock_message::Durability;
 
-use crate::joins::Joins;
-use crate::keys::Keys;
 use crate::ledger::Entity;
-use crate::messages::{Messages, State as MessagePlace};
-use crate::queues::Queues;
+use crate::messages::State as MessagePlace;
 use crate::records::Event;
-use crate::sessions::Sessions;
 use crate::{Broker, Position};
 
 impl Broker {
@@ -20,7 +16,7 @@ impl Broker {
         let mut is_begun = false;
         let mut has_more = false;
         while let Some((base, entity)) = self.state.ledger.pop_before(before) {
-            if !self.is_current(base, &entity) {
+            if !self.state.is_current(base, &entity) {
                 self.state.ledger.popped_stale();
                 continue;
             }
@@ -41,19 +37,6 @@ impl Broker {
         }
         self.seal(Durability::Disk);
         has_more
-    }
-
-    fn is_current(&self, base: Position, entity: &Entity) -> bool {
-        let state = &self.state;
-        is_current(
-            &state.messages,
-            &state.keys,
-            &state.sessions,
-            &state.joins,
-            &state.queues,
-            base,
-            entity,
-        )
     }
 
     /// Writes the full state of one thing, and before it what it refers to.
@@ -152,6 +135,20 @@ impl Broker {
         if let Some(at) = session.left_at {
             writer.push(names, &Event::SessionLeft { number, at });
         }
+        // Grants of before name the session, and may now stand before it; so they are told again.
+        for slot in &session.leases {
+            let entry = &self.state.messages[*slot];
+            if let MessagePlace::Leased(lease) = entry.state {
+                writer.push(
+                    names,
+                    &Event::Granted {
+                        number: entry.number,
+                        session: number,
+                        grant: lease.grant,
+                    },
+                );
+            }
+        }
         self.state
             .ledger
             .add(position, Entity::Session { index, number });
@@ -177,34 +174,5 @@ impl Broker {
         self.state
             .ledger
             .add(position, Entity::Join { slot, number });
-    }
-}
-
-/// Whether this entry of the ledger is the thing's last.
-pub(crate) fn is_current(
-    messages: &Messages,
-    keys: &Keys,
-    sessions: &Sessions,
-    joins: &Joins,
-    queues: &Queues,
-    base: Position,
-    entity: &Entity,
-) -> bool {
-    match *entity {
-        Entity::Message { slot } => messages
-            .by_slot(slot)
-            .is_some_and(|entry| entry.base == base),
-        Entity::Value { slot, number } => keys
-            .get(slot, number)
-            .is_some_and(|stored| stored.base == base),
-        Entity::Session { index, number } => {
-            let session = sessions.get(index);
-            session.is_some_and(|session| session.number == number && session.base == base)
-        }
-        Entity::Join { slot, number } => {
-            let join = joins.get(slot);
-            join.is_some_and(|join| join.number == number && join.base == base)
-        }
-        Entity::Queue { index } => queues[index].paused && queues[index].base == base,
     }
 }

@@ -103,8 +103,7 @@ pub(crate) enum Event<'a> {
     Granted {
         number: u64,
         session: u64,
-        epoch: u32,
-        grant: u64,
+        grant: Grant,
     },
     /// Handed back, to its place.
     Returned {
@@ -187,12 +186,15 @@ pub(crate) enum Place {
     Ready,
     Delayed(When),
     Held(JoinId),
-    Leased {
-        session: u64,
-        epoch: u32,
-        grant: u64,
-        started_at: WallMs,
-    },
+    Leased { session: u64, grant: Grant },
+}
+
+/// A hand-out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Grant {
+    pub(crate) epoch: u32,
+    pub(crate) number: u64,
+    pub(crate) started_at: WallMs,
 }
 
 /// What a move changes.
@@ -374,14 +376,12 @@ impl RecordWriter {
             Event::Granted {
                 number,
                 session,
-                epoch,
                 grant,
             } => {
                 self.tag(tag::GRANTED);
                 self.number(*number);
                 self.varint(*session);
-                self.varint(u64::from(*epoch));
-                self.grant(*grant);
+                self.grant(grant);
             }
             Event::Returned {
                 number,
@@ -513,16 +513,9 @@ impl RecordWriter {
             Place::Ready => {}
             Place::Delayed(when) => self.when(when),
             Place::Held(join) => self.bytes.extend_from_slice(&join.0),
-            Place::Leased {
-                session,
-                epoch,
-                grant,
-                started_at,
-            } => {
+            Place::Leased { session, grant } => {
                 self.varint(session);
-                self.varint(u64::from(epoch));
-                self.grant(grant);
-                self.difference(started_at, self.time);
+                self.grant(&grant);
             }
         }
     }
@@ -604,9 +597,11 @@ impl RecordWriter {
         self.number = number;
     }
 
-    fn grant(&mut self, grant: u64) {
-        self.difference(grant, self.grant);
-        self.grant = grant;
+    fn grant(&mut self, grant: &Grant) {
+        self.varint(u64::from(grant.epoch));
+        self.difference(grant.number, self.grant);
+        self.grant = grant.number;
+        self.difference(grant.started_at, self.time);
     }
 
     fn when(&mut self, when: When) {
@@ -755,7 +750,6 @@ impl<'a> RecordReader<'a> {
             tag::GRANTED => Event::Granted {
                 number: self.number()?,
                 session: self.varint()?,
-                epoch: self.small("epoch")?,
                 grant: self.grant()?,
             },
             tag::RETURNED => Event::Returned {
@@ -865,9 +859,7 @@ impl<'a> RecordReader<'a> {
             has::HELD => Place::Held(MessageId(self.array()?)),
             _ => Place::Leased {
                 session: self.varint()?,
-                epoch: self.small("epoch")?,
                 grant: self.grant()?,
-                started_at: self.difference(self.time)?,
             },
         };
         Ok(MessageHead {
@@ -1003,9 +995,14 @@ impl<'a> RecordReader<'a> {
         Ok(self.number)
     }
 
-    fn grant(&mut self) -> Result<u64, RecordError> {
+    fn grant(&mut self) -> Result<Grant, RecordError> {
+        let epoch = self.small("epoch")?;
         self.grant = self.difference(self.grant)?;
-        Ok(self.grant)
+        Ok(Grant {
+            epoch,
+            number: self.grant,
+            started_at: self.difference(self.time)?,
+        })
     }
 
     fn when(&mut self) -> Result<When, RecordError> {

@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 use crate::clock::{Clocks, When};
 use crate::messages::State as MessagePlace;
 use crate::records::{Event, RecordError, RecordReader};
-use crate::state::{Grant, State};
+use crate::state::State;
 use crate::timers::Timer;
 use crate::{Broker, BrokerOptions, Now, Position};
 
@@ -65,8 +65,10 @@ impl Recovery {
         let mut reader = RecordReader::new(record).map_err(unreadable)?;
         self.epoch = self.epoch.max(reader.epoch);
         while let Some(event) = reader.next(&mut self.state.names).map_err(unreadable)? {
-            self.apply(event, reader.time);
+            self.apply(event);
         }
+        self.state.newly_unserved.clear();
+        self.state.sweep();
         Ok(())
     }
 
@@ -101,13 +103,13 @@ impl Recovery {
                 self.options.session_memory_ms,
             );
         }
-        self.state.touched.clear();
+        self.state.review_all_service();
         Broker::recovered(self.options, self.state, clocks, epoch, self.last)
     }
 
     /// What is not known is skipped: the segment that told of it was reclaimed, because it had ended
     /// or because its full state comes later.
-    fn apply(&mut self, event: Event<'_>, time: u64) {
+    fn apply(&mut self, event: Event<'_>) {
         let state = &mut self.state;
         match event {
             Event::Counters {
@@ -182,23 +184,13 @@ impl Recovery {
             Event::Granted {
                 number,
                 session,
-                epoch,
                 grant,
             } => {
-                state.grants = state.grants.max(grant);
+                state.grants = state.grants.max(grant.number);
                 if let Some(slot) = self.slots.get(&number)
                     && let Some(session) = state.sessions.by_number(session)
                 {
-                    let started_at = time;
-                    state.grant(
-                        *slot,
-                        session,
-                        Grant {
-                            epoch,
-                            grant,
-                            started_at,
-                        },
-                    );
+                    state.grant(*slot, session, grant);
                 }
             }
             Event::Returned {

@@ -126,7 +126,10 @@ impl Session {
 
     /// Of a transaction that was decided.
     pub(crate) fn receipt(&self, seq: u64) -> Receipt {
-        let exceptional = self.receipts.iter().find(|(exceptional, _)| *exceptional == seq);
+        let exceptional = self
+            .receipts
+            .iter()
+            .find(|(exceptional, _)| *exceptional == seq);
         exceptional.map_or(
             Receipt::Applied {
                 skipped: Vec::new(),

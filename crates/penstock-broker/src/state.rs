@@ -4,7 +4,7 @@
 //! change; recovery reads the event and calls the same change. So what is recovered is what was.
 
 use bytes::Bytes;
-use penstock_message::{JoinId, JoinPolicy, Key, MessageId, SessionId, Value, WallMs};
+use penstock_message::{JoinId, JoinPolicy, Key, MessageId, SessionId, Value};
 
 use crate::Position;
 use crate::clock::{Clock, When};
@@ -15,7 +15,7 @@ use crate::ledger::{Entity, Ledger};
 use crate::messages::{Entry, Handle, LeaseState, Messages, State as MessagePlace};
 use crate::names::{Name, Names};
 use crate::queues::{Queues, Service};
-use crate::records::{Change, MessageHead, Place};
+use crate::records::{Change, Grant, MessageHead, Place};
 use crate::sessions::Sessions;
 use crate::timers::{Timer, Timers};
 
@@ -47,14 +47,6 @@ pub(crate) struct State {
     /// Queues for which a timer shall be set, and the count of such timers so far.
     pub(crate) newly_unserved: Vec<u32>,
     generations: u64,
-}
-
-/// A hand-out, as lease and journal name it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Grant {
-    pub(crate) epoch: u32,
-    pub(crate) grant: u64,
-    pub(crate) started_at: WallMs,
 }
 
 /// How many bytes of notes a message keeps: a delivery must fit into a frame beside its body.
@@ -113,22 +105,10 @@ impl State {
                     None => self.make_ready(slot),
                 }
             }
-            Place::Leased {
-                session,
-                epoch,
-                grant,
-                started_at,
-            } => {
-                let grant = Grant {
-                    epoch,
-                    grant,
-                    started_at,
-                };
-                match self.sessions.by_number(session) {
-                    Some(session) => self.lease(slot, session, grant, 0, true),
-                    None => self.make_ready(slot),
-                }
-            }
+            Place::Leased { session, grant } => match self.sessions.by_number(session) {
+                Some(session) => self.lease(slot, session, grant, 0, true),
+                None => self.make_ready(slot),
+            },
         }
         self.set_expiry(slot);
         self.touch_result(self.messages[slot].id);
@@ -173,9 +153,7 @@ impl State {
                 MessagePlace::Held(join) => Place::Held(join),
                 MessagePlace::Leased(lease) => Place::Leased {
                     session: self.sessions[lease.session].number,
-                    epoch: lease.epoch,
                     grant: lease.grant,
-                    started_at: lease.started_at,
                 },
             },
         }
@@ -214,19 +192,17 @@ impl State {
         estimate_us: u32,
         sent: bool,
     ) {
-        self.grants = self.grants.max(grant.grant);
+        self.grants = self.grants.max(grant.number);
         let leases = &mut self.sessions[session].leases;
         let index = leases.len() as u32;
         leases.push(slot);
         let entry = &mut self.messages[slot];
         entry.recovered = false;
         entry.state = MessagePlace::Leased(LeaseState {
-            epoch: grant.epoch,
+            grant,
             session,
             index,
             estimate_us,
-            grant: grant.grant,
-            started_at: grant.started_at,
             sent,
             expired: false,
         });
@@ -295,9 +271,18 @@ impl State {
         let (entry, is_last) = self.messages.remove(slot);
         self.live_bytes -= entry.journal_bytes();
         self.ledger.abandon();
-        if let Some(claim) = entry.extra.and_then(|extra| extra.claim) {
-            self.keys.unclaim(&claim, entry.number);
-            self.touch(&claim);
+        if let Some(claim) = entry.extra.and_then(|extra| extra.claim)
+            && self.keys.owner(&claim) == Some(entry.number)
+        {
+            // The key is the message's until the last of its copies is settled.
+            let copy = self.messages.copies(&entry.id).next();
+            match copy {
+                Some(copy) => self.claim(copy, claim),
+                None => {
+                    self.keys.end_claim(&claim);
+                    self.touch(&claim);
+                }
+            }
         }
         if is_last {
             self.touch_result(entry.id);
@@ -342,6 +327,14 @@ impl State {
         let queue = self.messages[slot].queue;
         self.queues[queue].delayed -= 1;
         self.make_ready(slot);
+    }
+
+    /// After a recovery, which hears of many queues that were served since.
+    pub(crate) fn review_all_service(&mut self) {
+        for index in 0..self.queues.len() {
+            self.queues[index].service = Service::Well;
+            self.review_service(index);
+        }
     }
 
     /// Takes a message out of its place; what becomes of it is the caller's to say.
@@ -493,7 +486,8 @@ impl State {
                     .is_some_and(|entry| entry.state == held)
                 {
                     self.make_ready(handle.slot);
-                    self.messages[handle.slot].rests = self.rests;
+                    let entry = &mut self.messages[handle.slot];
+                    entry.rests = entry.rests.and(self.rests);
                 }
             }
         }
@@ -556,5 +550,66 @@ impl State {
         self.sessions.remove(index);
         self.live_bytes -= 64;
         self.ledger.abandon();
+    }
+
+    // --- housekeeping
+
+    /// Drops what is stale of timers and ledger, when it is the greater part.
+    pub(crate) fn sweep(&mut self) {
+        // Each is taken out while the rest of the state is asked.
+        let mut timers = std::mem::take(&mut self.timers);
+        timers.sweep(|timer| self.is_wanted(timer));
+        self.timers = timers;
+        let mut ledger = std::mem::take(&mut self.ledger);
+        ledger.sweep(|base, entity| self.is_current(base, entity));
+        self.ledger = ledger;
+    }
+
+    fn is_wanted(&self, timer: &Timer) -> bool {
+        match *timer {
+            Timer::Due(handle) => {
+                let entry = self.messages.get(handle);
+                entry.is_some_and(|entry| matches!(entry.state, MessagePlace::Delayed(_)))
+            }
+            Timer::Expiry(handle) => self.messages.get(handle).is_some(),
+            Timer::ValueExpiry { slot, number } => self.keys.get(slot, number).is_some(),
+            Timer::LeasesLost {
+                session,
+                generation,
+            }
+            | Timer::Forget {
+                session,
+                generation,
+            } => {
+                let session = self.sessions.get(session);
+                session.is_some_and(|session| session.generation == generation)
+            }
+            Timer::Unserved { queue, generation } => {
+                self.queues[queue].service == Service::Missing { generation }
+            }
+        }
+    }
+
+    /// Whether this entry of the ledger is the thing's last.
+    pub(crate) fn is_current(&self, base: Position, entity: &Entity) -> bool {
+        match *entity {
+            Entity::Message { slot } => {
+                let entry = self.messages.by_slot(slot);
+                entry.is_some_and(|entry| entry.base == base)
+            }
+            Entity::Value { slot, number } => {
+                let stored = self.keys.get(slot, number);
+                stored.is_some_and(|stored| stored.base == base)
+            }
+            Entity::Session { index, number } => {
+                let session = self.sessions.get(index);
+                session.is_some_and(|session| session.number == number && session.base == base)
+            }
+            Entity::Join { slot, number } => {
+                let join = self.joins.get(slot);
+                join.is_some_and(|join| join.number == number && join.base == base)
+            }
+            Entity::Queue { index } => self.queues[index].paused && self.queues[index].base == base,
+        }
     }
 }

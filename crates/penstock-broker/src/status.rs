@@ -71,7 +71,7 @@ impl Broker {
         let (mut started_at, mut due_at, mut worker) = (None, None, None);
         let place = match entry.state {
             MessagePlace::Leased(lease) => {
-                started_at = Some(lease.started_at);
+                started_at = Some(lease.grant.started_at);
                 worker = Some(state.sessions[lease.session].name.clone());
                 MessageState::Running
             }
