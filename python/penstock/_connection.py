@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -49,7 +50,9 @@ class Connection:
         """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            slice_s = _WAIT_SLICE_S if deadline is None else min(_WAIT_SLICE_S, max(0.0, deadline - time.monotonic()))
+            left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+            # The last slice is not a short one: in it a broker that is well would seem out of reach.
+            slice_s = left_s if left_s < 2 * _WAIT_SLICE_S else _WAIT_SLICE_S
             try:
                 return self._client.wait(job_id, slice_s)
             except (Timeout, BrokerUnavailable):

@@ -7,23 +7,28 @@ milliseconds where it ends in ``_ms``. Errors are the classes of ``penstock.erro
 from collections.abc import Sequence
 from typing import final
 
+__all__ = ["ChildLink", "Client", "Options", "Port", "__version__"]
+
 __version__: str
 
 @final
 class Options:
-    """Everything about a job but its body, checked and frozen: made once for a task and each ``options()``."""
+    """Everything about a job but its body, checked and frozen: made once for a task and each ``options()``.
+
+    By default the priority is 4 and a result is kept for 24 hours.
+    """
 
     def __new__(
         cls,
         task: str,
         *,
         queue: str = "default",
-        priority: int = 4,
+        priority: int = ...,
         countdown_ms: int | None = None,
         eta_ms: int | None = None,
         expires_after_ms: int | None = None,
         expires_at_ms: int | None = None,
-        result_ttl_ms: int | None = 86_400_000,
+        result_ttl_ms: int | None = ...,
         max_deliveries: int = 3,
         durability: str = "disk",
     ) -> Options: ...
@@ -51,7 +56,9 @@ class Client:
     ``program``: the penstock executable that ``local:`` starts when no broker serves PATH.
     """
 
-    def __new__(cls, url: str, *, token: str | None = None, program: str | None = None, name: str | None = None) -> Client: ...
+    def __new__(
+        cls, url: str, *, token: str | None = None, program: str | None = None, name: str | None = None
+    ) -> Client: ...
 
     # Blocking, from any thread. One call is one transaction.
     def publish(self, options: Options, body: bytes, timeout_s: float) -> bytes:

@@ -12,7 +12,7 @@ from penstock import _envelope
 from penstock._current import format_id
 from penstock._envelope import ErrorRecord
 from penstock._remote_errors import rebuild
-from penstock.errors import JobCancelled, JobExpired, ResultExpired, WorkerCrashed
+from penstock.errors import JobCancelled, JobExpired, ResultExpired, Timeout, WorkerCrashed
 
 if TYPE_CHECKING:
     from penstock._app import App
@@ -116,17 +116,24 @@ class Job(Generic[R_co]):
     def result(self, timeout: float | None = None) -> R_co:
         """Wait for the job's end and return what the task returned.
 
-        ``timeout``: seconds; by default it waits as long as it takes, through restarts of the broker.
+        ``timeout``: seconds; 0 only asks whether it has ended. By default it waits as long as it takes,
+        through restarts of the broker.
         Raises the task's own error if this process has imported its type, else ``TaskError``, in both
         cases from the remote traceback; ``WorkerCrashed``, ``JobExpired``, ``JobCancelled``;
         ``ResultExpired`` when there is no result and none will come; ``Timeout`` when the time is up
         and the job goes on; ``BrokerUnavailable`` when it is up and no broker is within reach.
         """
-        return self._outcome(*self._app._connected().wait(self._id, timeout))
+        connection = self._app._connected()
+        if timeout is not None and timeout <= 0:
+            return self._outcome_now(connection.peek(self._id, self._app.timeout))
+        return self._outcome(*connection.wait(self._id, timeout))
 
     async def aresult(self, timeout: float | None = None) -> R_co:
         """As ``result``, for an event loop. Cancelling it does not cancel the job."""
-        return self._outcome(*await self._app._connected().watch(self._id, timeout))
+        connection = self._app._connected()
+        if timeout is not None and timeout <= 0:
+            return self._outcome_now(await connection.peek_async(self._id, self._app.timeout))
+        return self._outcome(*await connection.watch(self._id, timeout))
 
     def __await__(self) -> Generator[Any, None, R_co]:
         return self.aresult().__await__()
@@ -166,6 +173,11 @@ class Job(Generic[R_co]):
 
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
+
+    def _outcome_now(self, end: tuple[int, bytes] | None) -> R_co:
+        if end is None:
+            raise Timeout(f"job {self.id} has not ended yet")
+        return self._outcome(*end)
 
     def _outcome(self, status: int, body: bytes) -> R_co:
         state = _END_STATES[status]

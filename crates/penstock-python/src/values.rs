@@ -87,6 +87,9 @@ impl ValueSink for Gather {
         };
         let mut state = self.state.lock().unwrap();
         let state_now = &mut *state;
+        if state_now.finish.is_none() {
+            return;
+        }
         let Some(places) = state_now.places.remove(&job) else {
             return;
         };
