@@ -66,8 +66,9 @@ class Client:
     def publish_same(self, options: Options, bodies: Sequence[bytes], timeout_s: float) -> list[bytes]: ...
     def publish_many(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float) -> list[bytes]: ...
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
-        """Wait for the job's end: (status, body), status being 0 succeeded, 1 failed, 2 expired, 3 crashed, 4 cancelled.
+        """Wait for the job's end and give (status, body).
 
+        The status is 0 succeeded, 1 failed, 2 expired, 3 crashed or 4 cancelled.
         Raises ResultExpired when there is no value and none is on its way, Timeout when the time is up and
         the broker answers, BrokerUnavailable when it is up and the broker is out of reach.
         """
@@ -103,9 +104,9 @@ class ChildLink:
         """Own the descriptors from here on. The process ends when its parent does."""
     def __iter__(self) -> ChildLink: ...
     def __next__(self) -> tuple[str, bytes, int, int, bool, int, bytes, list[bytes]]:
-        """Wait for the next job and claim it: (task, job id, attempt, crashes, wants_result, enqueued_at_ms, body, notes).
+        """Wait for the next job and claim it.
 
-        The end comes when the supervisor wants no more."""
+        It is (task, job id, attempt, crashes, wants_result, enqueued_at_ms, body, notes). The end comes when the supervisor wants no more."""
     def finish(self, kind: int, delay_ms: int, value: bytes | None, note: bytes | None) -> None:
         """Tell how the job given last has ended, as ``Runner.run`` says it."""
     def abandon(self) -> None:
