@@ -110,7 +110,7 @@ impl Bench {
             }),
             task: "shop.mail.send".to_owned(),
             priority: DEFAULT_PRIORITY,
-            expires_at: Some(Due::AfterMs(3_600_000)).filter(|_| self.random % 4 == 0),
+            expires_at: Some(Due::AfterMs(3_600_000)).filter(|_| self.random.is_multiple_of(4)),
             result_ttl_ms: Some(RESULT_TTL_MS),
             max_deliveries: 3,
             attempt: 0,

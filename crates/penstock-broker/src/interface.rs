@@ -40,7 +40,9 @@ pub enum Input {
         heartbeat_ms: u64,
         /// The highest sequence number this client has ever used in this session; 0 for a new one.
         last_seq: u64,
-        /// Leases that the client still works on; it keeps those that `Welcome` names.
+        /// Leases that the client still works on, or has settled without having had the confirm: that
+        /// settlement is yet to be resent. It keeps those that `Welcome` names; of its others, the
+        /// messages return.
         leases: Vec<Lease>,
     },
     /// `clean`: the client said goodbye, so its leases return at once, as `Returned`.
@@ -64,7 +66,8 @@ pub enum Input {
         tx: Tx,
         last: bool,
     },
-    /// Sets the queues this connection takes from and adds to the deliveries it will take.
+    /// Sets the queues this connection takes from and adds to the deliveries it will take. No queues:
+    /// those it had.
     Consume {
         conn: ConnId,
         queues: Vec<String>,
@@ -109,7 +112,8 @@ pub enum Input {
 pub enum Output {
     Welcome {
         conn: ConnId,
-        /// Transactions up to this number are applied and durable; the client resends the rest.
+        /// Transactions up to this number are applied and durable, each simply `Applied`; the client
+        /// resends the rest.
         applied_through: u64,
         /// The session was not known although `last_seq` was not 0: what had not been confirmed is `Unknown`.
         forgotten: bool,

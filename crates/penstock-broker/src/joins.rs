@@ -70,6 +70,10 @@ impl Joins {
         self.joins.get(slot)
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Join> {
+        self.joins.iter().map(|(_, join)| join)
+    }
+
     pub(crate) fn open(&mut self, id: JoinId, count: u32, policy: JoinPolicy) -> u32 {
         self.opened += 1;
         let slot = self.joins.insert(Join {

@@ -81,6 +81,10 @@ impl Keys {
         &mut self.values[slot]
     }
 
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Stored> {
+        self.values.iter().map(|(_, stored)| stored)
+    }
+
     pub(crate) fn results(&self) -> u64 {
         self.results.len() as u64
     }

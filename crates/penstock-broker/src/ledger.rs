@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use crate::Position;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entity {
     Message { slot: u32 },
     Value { slot: u32, number: u64 },
@@ -32,6 +32,10 @@ impl Ledger {
 
     pub(crate) fn abandon(&mut self) {
         self.stale += 1;
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &(Position, Entity)> {
+        self.entries.iter()
     }
 
     /// The oldest entry, if its position is before this one.

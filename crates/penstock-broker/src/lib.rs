@@ -21,6 +21,7 @@ mod broker;
 mod clock;
 mod commits;
 mod connections;
+mod consistency;
 mod dispatch;
 mod effects;
 mod interface;

@@ -5,7 +5,7 @@
 //! furthest behind goes next. A flow that was idle rejoins at the present, so that it can't claim the
 //! time it did not use.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use rustc_hash::FxHashMap;
 
@@ -151,6 +151,33 @@ impl Queues {
 
     pub(crate) fn estimate_us(&self, task: Name) -> u32 {
         estimate_us(&self.costs, task)
+    }
+
+    /// Panics unless the flows count these ready messages, and no others.
+    pub(crate) fn assert_flows_hold(&self, expected: &BTreeMap<(u32, u8, Name), usize>) {
+        let mut flows = BTreeMap::new();
+        for (index, queue) in self.all.iter().enumerate() {
+            for (priority, level) in queue.levels.iter().enumerate() {
+                let is_marked = queue.ready_levels >> priority & 1 == 1;
+                assert_eq!(
+                    is_marked,
+                    !level.active.is_empty(),
+                    "the mark of a priority"
+                );
+                for (place, flow) in level.flows.iter().enumerate() {
+                    let is_active = level.active.contains(&(flow.virtual_time, place as u32));
+                    assert_eq!(
+                        is_active,
+                        flow.ready > 0,
+                        "a flow takes part while it has messages"
+                    );
+                    if flow.ready > 0 {
+                        flows.insert((index as u32, priority as u8, flow.task), flow.ready);
+                    }
+                }
+            }
+        }
+        assert_eq!(flows, *expected, "the ready messages of all flows");
     }
 
     /// The message that has waited longest among those that are ready.

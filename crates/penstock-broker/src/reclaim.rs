@@ -13,21 +13,18 @@ impl Broker {
     /// polled is durable, nothing before this position is needed any more.
     pub fn carry_forward(&mut self, before: Position, max_bytes: usize) -> bool {
         self.begin(Durability::Disk);
-        let mut is_begun = false;
         let mut has_more = false;
+        // Also when nothing lives: what was counted goes on from there, and so do the positions.
+        self.record(&Event::Counters {
+            numbers: self.state.numbers,
+            grants: self.state.grants,
+            sessions: self.state.sessions.numbers,
+            evicted: self.state.keys.evicted,
+        });
         while let Some((base, entity)) = self.state.ledger.pop_before(before) {
             if !self.state.is_current(base, &entity) {
                 self.state.ledger.popped_stale();
                 continue;
-            }
-            if !is_begun {
-                is_begun = true;
-                self.record(&Event::Counters {
-                    numbers: self.state.numbers,
-                    grants: self.state.grants,
-                    sessions: self.state.sessions.numbers,
-                    evicted: self.state.keys.evicted,
-                });
             }
             self.carry(entity, before);
             if self.writer.len() >= max_bytes {

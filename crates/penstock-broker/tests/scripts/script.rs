@@ -151,6 +151,21 @@ impl World {
         self.settle()
     }
 
+    /// Whether the line names no client without a connection and no lease that was never given.
+    pub fn is_possible(&self, command: &str) -> bool {
+        if command == "carry" {
+            return !self.is_stalled;
+        }
+        let mut words = command.split_whitespace();
+        let Some(client) = words.next().and_then(|name| self.clients.get(name)) else {
+            return true;
+        };
+        if words.next() == Some("hello") {
+            return words.all(|message| self.leases.contains_key(message));
+        }
+        client.conn.is_some()
+    }
+
     fn run_client(&mut self, name: &str, verb: &[&str], command: &str) {
         match *verb {
             ["hello", ref arguments @ ..] => {
@@ -459,6 +474,7 @@ impl World {
                 self.describe(output, &mut outputs);
             }
             if before == (self.journal.len(), outputs.len()) {
+                self.broker.assert_consistent();
                 return outputs;
             }
         }
@@ -512,6 +528,7 @@ impl World {
         }
         self.settle();
         let mut copy = self.recover(self.now);
+        copy.assert_consistent();
         let keys: Vec<Key> = self
             .messages
             .clone()

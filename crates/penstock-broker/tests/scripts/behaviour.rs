@@ -1,9 +1,7 @@
 //! What a broker does, seen from its clients: scripts, each line with what it sends.
 
-mod script;
-
+use crate::script::{check, check_with};
 use penstock_broker::BrokerOptions;
-use script::{check, check_with};
 
 #[test]
 fn a_message_is_published_delivered_and_settled() {

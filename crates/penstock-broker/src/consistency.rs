@@ -1,0 +1,157 @@
+//! Everything that is counted, counted again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_message::Key;
+
+use crate::Broker;
+use crate::messages::State as MessagePlace;
+
+impl Broker {
+    /// Counts everything again that the broker keeps counts of, and panics where a count is wrong. It
+    /// takes as long as there is state: for tests and the simulator.
+    pub fn assert_consistent(&self) {
+        self.assert_messages_are_where_they_say();
+        self.assert_values_are_counted();
+        self.assert_live_things_are_in_the_ledger();
+        let staged: usize = self
+            .state
+            .sessions
+            .iter()
+            .filter_map(|(_, session)| session.staged.as_ref())
+            .map(|staged| staged.bytes)
+            .sum();
+        assert_eq!(self.staged_parts_bytes, staged, "bytes of staged parts");
+    }
+
+    fn assert_messages_are_where_they_say(&self) {
+        let state = &self.state;
+        // Ready, delayed and running messages of each queue; ready ones of each flow.
+        let mut counts: BTreeMap<u32, [u64; 3]> = BTreeMap::new();
+        let mut flows = BTreeMap::new();
+        let mut leases = 0;
+        for (slot, entry) in state.messages.iter() {
+            let id = entry.id;
+            assert!(
+                state.messages.copies(&id).any(|copy| copy == slot),
+                "{id} is not found by its id"
+            );
+            assert!(
+                entry.number <= state.numbers,
+                "{id} has a number that was never given out"
+            );
+            let count = counts.entry(entry.queue).or_default();
+            match entry.state {
+                MessagePlace::Ready => {
+                    count[0] += 1;
+                    *flows
+                        .entry((entry.queue, entry.priority, entry.task))
+                        .or_default() += 1;
+                }
+                MessagePlace::Delayed(_) => count[1] += 1,
+                MessagePlace::Leased(lease) => {
+                    count[2] += 1;
+                    leases += 1;
+                    let held = &state.sessions[lease.session].leases;
+                    assert_eq!(
+                        held.get(lease.index as usize),
+                        Some(&slot),
+                        "the lease of {id}"
+                    );
+                    assert!(
+                        lease.grant.number <= state.grants,
+                        "{id} has a grant that was never given out"
+                    );
+                }
+                MessagePlace::Held(join) => {
+                    let join = state
+                        .joins
+                        .find(&join)
+                        .expect("a held message has its join");
+                    let is_held = |handle: &crate::messages::Handle| handle.slot == slot;
+                    assert!(
+                        state.joins[join].held.iter().any(is_held),
+                        "{id} is not held by its join"
+                    );
+                }
+            }
+        }
+        let held: usize = state
+            .sessions
+            .iter()
+            .map(|(_, session)| session.leases.len())
+            .sum();
+        assert_eq!(held, leases, "leases of all sessions");
+        state.queues.assert_flows_hold(&flows);
+        for index in 0..state.queues.len() {
+            let queue = &state.queues[index];
+            let count = counts.remove(&index).unwrap_or_default();
+            assert_eq!(
+                [queue.ready, queue.delayed, queue.running],
+                count,
+                "the counts of a queue"
+            );
+            let takes =
+                |connection: &&crate::connections::Connection| connection.queues.contains(&index);
+            let consumers = self.connections.values().filter(takes).count();
+            assert_eq!(
+                queue.consumers as usize, consumers,
+                "the consumers of a queue"
+            );
+        }
+    }
+
+    fn assert_values_are_counted(&self) {
+        let keys = &self.state.keys;
+        let mut bytes = 0;
+        let mut results = 0;
+        for stored in keys.iter() {
+            let found = keys
+                .value(&stored.key)
+                .expect("a value is found by its key");
+            assert_eq!(found.number, stored.number, "two values of one key");
+            if let Key::Result(_) = stored.key {
+                bytes += stored.bytes();
+                results += 1;
+            }
+        }
+        assert_eq!(
+            (keys.results(), keys.results_bytes),
+            (results, bytes),
+            "results and their bytes"
+        );
+    }
+
+    fn assert_live_things_are_in_the_ledger(&self) {
+        let state = &self.state;
+        // A slot that was used twice within one record has two entries that look current.
+        let live: BTreeSet<_> = state
+            .ledger
+            .iter()
+            .filter(|(base, entity)| state.is_current(*base, entity))
+            .collect();
+        let mut expected = state.messages.iter().count() + state.keys.iter().count();
+        expected += state.sessions.iter().count() + state.joins.iter().count();
+        expected += (0..state.queues.len())
+            .filter(|index| state.queues[*index].paused)
+            .count();
+        assert_eq!(live.len(), expected, "live things in the ledger");
+        let messages: u64 = state
+            .messages
+            .iter()
+            .map(|(_, entry)| entry.journal_bytes())
+            .sum();
+        let values: u64 = state.keys.iter().map(crate::keys::Stored::bytes).sum();
+        let joins: u64 = state
+            .joins
+            .iter()
+            .map(crate::joins::Join::journal_bytes)
+            .sum();
+        let sessions = 64 * state.sessions.iter().count() as u64;
+        assert_eq!(
+            state.live_bytes,
+            messages + values + joins + sessions,
+            "live bytes"
+        );
+    }
+}

@@ -1,0 +1,300 @@
+//! Records that were written, cut short, changed, or never were any.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use penstock_message::Refusal;
+
+use super::*;
+use crate::clock::Clock;
+use crate::names::Names;
+
+/// An event owns what it refers to, so that a list of them can be made from nothing.
+fn event() -> impl Strategy<Value = Event<'static>> {
+    let id = any::<[u8; 16]>().prop_map(MessageId);
+    let bytes = vec(any::<u8>(), 0..40).prop_map(|bytes| &*bytes.leak());
+    let text = ".{0,20}".prop_map(|text| &*text.leak());
+    let name = (0..6_usize).prop_map(|index| names().1[index]);
+    let key = prop_oneof![
+        id.clone().prop_map(Key::Result),
+        bytes.clone().prop_map(|name| Key::Named(name.into()))
+    ];
+    let when = (any::<u64>(), any::<bool>()).prop_map(|(at, is_wall)| When {
+        at,
+        clock: if is_wall { Clock::Wall } else { Clock::Steady },
+    });
+    let grant = any::<(u32, u64, u64)>().prop_map(|(epoch, number, started_at)| Grant {
+        epoch,
+        number,
+        started_at,
+    });
+    let place = prop_oneof![
+        Just(Place::Ready),
+        when.clone().prop_map(Place::Delayed),
+        id.clone().prop_map(Place::Held),
+        (any::<u64>(), grant.clone()).prop_map(|(session, grant)| Place::Leased { session, grant }),
+    ];
+    let head = (
+        any::<(u64, u8, u8, bool, u32, u64)>(),
+        (id.clone(), 0..=penstock_message::HIGHEST_PRIORITY),
+        (name.clone(), name.clone()),
+        (prop::option::of(when.clone()), any::<Option<u64>>(), place),
+    );
+    let head = head.prop_map(|(plain, (id, priority), (queue, task), optional)| {
+        let (number, max_deliveries, crashes, redelivered, attempt, enqueued_at) = plain;
+        let (expires_at, result_ttl_ms, place) = optional;
+        MessageHead {
+            number,
+            id,
+            queue,
+            task,
+            priority,
+            max_deliveries,
+            crashes,
+            redelivered,
+            attempt,
+            enqueued_at,
+            expires_at,
+            result_ttl_ms,
+            place,
+        }
+    });
+    let change = (
+        any::<(u64, bool, bool)>(),
+        name.clone(),
+        prop::option::of(when.clone()),
+        prop::option::of(bytes.clone()),
+        prop::option::of(when),
+    );
+    let change = change.prop_map(
+        |((to, next_attempt, crashed), queue, due, note, expires_at)| Change {
+            to,
+            queue,
+            due,
+            next_attempt,
+            crashed,
+            note,
+            expires_at,
+        },
+    );
+    let refusal = (0..7, ".{0,20}").prop_map(|(which, text)| match which {
+        0 => Refusal::LeaseLost,
+        1 => Refusal::GuardFailed,
+        2 => Refusal::TooLarge(text),
+        3 => Refusal::AlreadyExists,
+        4 => Refusal::QueueFull(text),
+        5 => Refusal::DiskFull,
+        _ => Refusal::Invalid(text),
+    });
+    let receipt = prop_oneof![
+        vec(any::<u32>(), 0..4).prop_map(|skipped| Receipt::Applied { skipped }),
+        Just(Receipt::Duplicate),
+        Just(Receipt::Unknown),
+        (any::<u32>(), refusal).prop_map(|(op, why)| Receipt::Refused { op, why }),
+    ];
+    let status = prop_oneof![
+        Just(ValueStatus::Succeeded),
+        Just(ValueStatus::Failed),
+        Just(ValueStatus::Expired),
+        Just(ValueStatus::Crashed),
+        Just(ValueStatus::Cancelled),
+    ];
+    let policy = prop_oneof![Just(JoinPolicy::AllSucceeded), Just(JoinPolicy::AllEnded)];
+    let sessions = prop_oneof![
+        any::<(u64, u64, u64, u64)>().prop_map(|(numbers, grants, sessions, evicted)| {
+            Event::Counters {
+                numbers,
+                grants,
+                sessions,
+                evicted,
+            }
+        }),
+        (any::<(u64, [u8; 16], u64, u64)>(), text).prop_map(|(plain, name)| {
+            let (number, session, heartbeat_ms, applied) = plain;
+            Event::SessionOpened {
+                number,
+                session: SessionId(session),
+                heartbeat_ms,
+                applied,
+                name,
+            }
+        }),
+        any::<(u64, u64)>().prop_map(|(number, at)| Event::SessionLeft { number, at }),
+        any::<u64>().prop_map(|number| Event::SessionForgotten { number }),
+        any::<(u64, u64)>().prop_map(|(session, through)| Event::Applied { session, through }),
+        (any::<(u64, u64)>(), receipt).prop_map(|((session, seq), receipt)| Event::Answered {
+            session,
+            seq,
+            receipt
+        }),
+    ];
+    let messages = prop_oneof![
+        (head, bytes.clone()).prop_map(|(head, body)| Event::Message { head, body }),
+        (any::<(u64, u64)>(), name.clone()).prop_map(|((number, source), queue)| {
+            Event::Copied {
+                number,
+                source,
+                queue,
+            }
+        }),
+        (any::<u64>(), bytes.clone()).prop_map(|(number, note)| Event::Noted { number, note }),
+        (any::<(u64, u64)>(), grant).prop_map(|((number, session), grant)| Event::Granted {
+            number,
+            session,
+            grant
+        }),
+        any::<(u64, bool)>().prop_map(|(number, redelivered)| Event::Returned {
+            number,
+            redelivered
+        }),
+        (any::<u64>(), bytes.clone())
+            .prop_map(|(number, reason)| Event::Crashed { number, reason }),
+        (any::<u64>(), change).prop_map(|(number, change)| Event::Moved { number, change }),
+        any::<u64>().prop_map(|number| Event::Settled { number }),
+    ];
+    let others = prop_oneof![
+        (
+            key.clone(),
+            status,
+            bytes,
+            name.clone(),
+            any::<Option<u64>>()
+        )
+            .prop_map(|(key, status, body, group, expires_at)| Event::Stored {
+                key,
+                status,
+                body,
+                group,
+                expires_at
+            }),
+        key.clone().prop_map(|key| Event::Removed { key }),
+        key.clone().prop_map(|key| Event::Evicted { key }),
+        (any::<u64>(), key).prop_map(|(number, key)| Event::Claimed { number, key }),
+        (id.clone(), any::<u32>(), policy).prop_map(|(join, count, policy)| Event::JoinOpened {
+            join,
+            count,
+            policy
+        }),
+        (id.clone(), any::<u32>()).prop_map(|(join, index)| Event::Joined { join, index }),
+        (id, any::<bool>()).prop_map(|(join, released)| Event::JoinEnded { join, released }),
+        (name, any::<bool>()).prop_map(|(queue, paused)| Event::Paused { queue, paused }),
+    ];
+    prop_oneof![sessions, messages, others]
+}
+
+/// The same names each time.
+fn names() -> (Names, Vec<Name>) {
+    let mut names = Names::default();
+    let all = ["default", "mail", "shop.mail.send", "", "dead", "ü"].map(|text| names.intern(text));
+    (names, all.to_vec())
+}
+
+fn written(names: &Names, events: &[Event<'_>]) -> Vec<u8> {
+    let mut writer = RecordWriter::default();
+    writer.stamp(3, 1_700_000_000_000);
+    for event in events {
+        writer.push(names, event);
+    }
+    writer.take()
+}
+
+fn read<'a>(bytes: &'a [u8], names: &mut Names) -> Result<Vec<Event<'a>>, RecordError> {
+    let mut reader = RecordReader::new(bytes)?;
+    let mut events = Vec::new();
+    while let Some(event) = reader.next(names)? {
+        events.push(event);
+    }
+    Ok(events)
+}
+
+proptest! {
+    #[test]
+    fn what_is_written_is_read(events in vec(event(), 1..12)) {
+        let (mut names, _) = names();
+        let bytes = written(&names, &events);
+        prop_assert_eq!(read(&bytes, &mut names).unwrap(), events);
+    }
+
+    #[test]
+    fn what_is_cut_short_or_changed_is_an_error_or_a_record(
+        events in vec(event(), 1..6),
+        at in any::<prop::sample::Index>(),
+        with in any::<u8>(),
+    ) {
+        let (mut names, _) = names();
+        let mut bytes = written(&names, &events);
+        let at = at.index(bytes.len());
+        // It ends between two events, or it is an error.
+        if let Ok(fewer) = read(&bytes[..at], &mut names) {
+            prop_assert!(events.starts_with(&fewer));
+        }
+        bytes[at] = with;
+        let _ = read(&bytes, &mut names);
+    }
+
+    #[test]
+    fn any_bytes_are_an_error_or_a_record(bytes in vec(any::<u8>(), 0..200)) {
+        let (mut names, _) = names();
+        let _ = read(&bytes, &mut names);
+        let mut with_header = vec![VERSION, 1, 1];
+        with_header.extend_from_slice(&bytes);
+        let _ = read(&with_header, &mut names);
+    }
+}
+
+#[test]
+fn a_newer_version_and_a_newer_event_are_told_apart_from_damage() {
+    let mut names = Names::default();
+    assert_eq!(
+        read(&[2, 0, 0], &mut names),
+        Err(RecordError::UnknownVersion(2))
+    );
+    assert_eq!(
+        read(&[VERSION, 0, 0, 99], &mut names),
+        Err(RecordError::UnknownEvent { tag: 99, at: 3 })
+    );
+    assert_eq!(
+        read(&[VERSION, 0], &mut names),
+        Err(RecordError::Truncated { at: 2 })
+    );
+}
+
+#[test]
+fn a_busy_broker_writes_little_beside_the_bodies() {
+    let (names, all) = names();
+    let cost = |make: &dyn Fn(u64) -> Event<'static>| {
+        let events: Vec<_> = (0..64).map(|index| make(1_000_000 + index)).collect();
+        written(&names, &events).len() / 64
+    };
+    let time = 1_700_000_000_000;
+    let message = |number| Event::Message {
+        head: MessageHead {
+            number,
+            id: MessageId([7; 16]),
+            queue: all[0],
+            task: all[2],
+            priority: 4,
+            max_deliveries: 3,
+            crashes: 0,
+            redelivered: false,
+            attempt: 0,
+            enqueued_at: time,
+            expires_at: None,
+            result_ttl_ms: Some(86_400_000),
+            place: Place::Ready,
+        },
+        body: &[],
+    };
+    let granted = |number| Event::Granted {
+        number,
+        session: 7,
+        grant: Grant {
+            epoch: 3,
+            number: number + 500,
+            started_at: time,
+        },
+    };
+    assert_eq!(cost(&message), 29);
+    assert_eq!(cost(&granted), 6);
+    assert_eq!(cost(&|number| Event::Settled { number }), 2);
+}

@@ -1,0 +1,397 @@
+//! Events into bytes.
+
+use penstock_message::{Key, Receipt, Refusal, WallMs};
+
+use super::{Change, Event, Grant, MessageHead, Place, VERSION, has, moved, tag};
+use crate::clock::When;
+use crate::names::{Name, Names};
+
+/// Events of one record on their way into bytes.
+#[derive(Debug, Default)]
+pub(crate) struct RecordWriter {
+    bytes: Vec<u8>,
+    epoch: u32,
+    time: WallMs,
+    number: u64,
+    grant: u64,
+    /// For each name, the record (by count) that last spelled it out, and its place among the names there.
+    spelled: Vec<(u64, u32)>,
+    names_spelled: u32,
+    records: u64,
+}
+
+impl RecordWriter {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The epoch and the time that the next record begins with.
+    pub(crate) fn stamp(&mut self, epoch: u32, time: WallMs) {
+        if self.bytes.is_empty() {
+            self.epoch = epoch;
+            self.time = time;
+        }
+    }
+
+    pub(crate) fn time(&self) -> WallMs {
+        self.time
+    }
+
+    /// The finished record; the next event begins another.
+    pub(crate) fn take(&mut self) -> Vec<u8> {
+        let capacity = self.bytes.len().min(64 << 10);
+        std::mem::replace(&mut self.bytes, Vec::with_capacity(capacity))
+    }
+
+    pub(crate) fn push(&mut self, names: &Names, event: &Event<'_>) {
+        if self.bytes.is_empty() {
+            self.begin();
+        }
+        match event {
+            Event::Counters {
+                numbers,
+                grants,
+                sessions,
+                evicted,
+            } => {
+                self.tag(tag::COUNTERS);
+                for counter in [numbers, grants, sessions, evicted] {
+                    self.varint(*counter);
+                }
+            }
+            Event::SessionOpened {
+                number,
+                session,
+                heartbeat_ms,
+                applied,
+                name,
+            } => {
+                self.tag(tag::SESSION_OPENED);
+                self.varint(*number);
+                self.bytes.extend_from_slice(&session.0);
+                self.varint(*heartbeat_ms);
+                self.varint(*applied);
+                self.text(name);
+            }
+            Event::SessionLeft { number, at } => {
+                self.tag(tag::SESSION_LEFT);
+                self.varint(*number);
+                self.varint(*at);
+            }
+            Event::SessionForgotten { number } => {
+                self.tag(tag::SESSION_FORGOTTEN);
+                self.varint(*number);
+            }
+            Event::Applied { session, through } => {
+                self.tag(tag::APPLIED);
+                self.varint(*session);
+                self.varint(*through);
+            }
+            Event::Answered {
+                session,
+                seq,
+                receipt,
+            } => {
+                self.tag(tag::ANSWERED);
+                self.varint(*session);
+                self.varint(*seq);
+                self.receipt(receipt);
+            }
+            Event::Message { head, body } => {
+                self.tag(tag::MESSAGE);
+                self.head(names, head);
+                self.slice(body);
+            }
+            Event::Copied {
+                number,
+                source,
+                queue,
+            } => {
+                self.tag(tag::COPIED);
+                self.number(*source);
+                self.number(*number);
+                self.name(names, *queue);
+            }
+            Event::Noted { number, note } => {
+                self.tag(tag::NOTED);
+                self.number(*number);
+                self.slice(note);
+            }
+            Event::Granted {
+                number,
+                session,
+                grant,
+            } => {
+                self.tag(tag::GRANTED);
+                self.number(*number);
+                self.varint(*session);
+                self.grant(grant);
+            }
+            Event::Returned {
+                number,
+                redelivered,
+            } => {
+                self.tag(tag::RETURNED);
+                self.number(*number);
+                self.tag(u8::from(*redelivered));
+            }
+            Event::Crashed { number, reason } => {
+                self.tag(tag::CRASHED);
+                self.number(*number);
+                self.slice(reason);
+            }
+            Event::Moved { number, change } => {
+                self.tag(tag::MOVED);
+                self.number(*number);
+                self.change(names, change);
+            }
+            Event::Settled { number } => {
+                self.tag(tag::SETTLED);
+                self.number(*number);
+            }
+            Event::Stored {
+                key,
+                status,
+                body,
+                group,
+                expires_at,
+            } => {
+                self.tag(tag::STORED);
+                self.key(key);
+                self.tag(*status as u8 | u8::from(expires_at.is_some()) << 7);
+                self.name(names, *group);
+                if let Some(at) = expires_at {
+                    self.varint(*at);
+                }
+                self.slice(body);
+            }
+            Event::Removed { key } => {
+                self.tag(tag::REMOVED);
+                self.key(key);
+            }
+            Event::Evicted { key } => {
+                self.tag(tag::EVICTED);
+                self.key(key);
+            }
+            Event::Claimed { number, key } => {
+                self.tag(tag::CLAIMED);
+                self.number(*number);
+                self.key(key);
+            }
+            Event::JoinOpened {
+                join,
+                count,
+                policy,
+            } => {
+                self.tag(tag::JOIN_OPENED);
+                self.bytes.extend_from_slice(&join.0);
+                self.varint(u64::from(*count));
+                self.tag(*policy as u8);
+            }
+            Event::Joined { join, index } => {
+                self.tag(tag::JOINED);
+                self.bytes.extend_from_slice(&join.0);
+                self.varint(u64::from(*index));
+            }
+            Event::JoinEnded { join, released } => {
+                self.tag(tag::JOIN_ENDED);
+                self.bytes.extend_from_slice(&join.0);
+                self.tag(u8::from(*released));
+            }
+            Event::Paused { queue, paused } => {
+                self.tag(tag::PAUSED);
+                self.name(names, *queue);
+                self.tag(u8::from(*paused));
+            }
+        }
+    }
+
+    fn begin(&mut self) {
+        self.records += 1;
+        self.names_spelled = 0;
+        self.number = 0;
+        self.grant = 0;
+        self.tag(VERSION);
+        self.varint(u64::from(self.epoch));
+        self.varint(self.time);
+    }
+
+    fn head(&mut self, names: &Names, head: &MessageHead) {
+        let has_history = head.attempt != 0 || head.crashes != 0;
+        let place = match head.place {
+            Place::Ready => has::READY,
+            Place::Delayed(_) => has::DELAYED,
+            Place::Held(_) => has::HELD,
+            Place::Leased { .. } => has::LEASED,
+        };
+        let mut flags = place << has::PLACE_SHIFT;
+        for (flag, is_set) in [
+            (has::EXPIRY, head.expires_at.is_some()),
+            (has::RESULT, head.result_ttl_ms.is_some()),
+            (has::HISTORY, has_history),
+            (has::REDELIVERED, head.redelivered),
+        ] {
+            if is_set {
+                flags |= flag;
+            }
+        }
+        self.tag(flags);
+        self.number(head.number);
+        self.bytes.extend_from_slice(&head.id.0);
+        self.name(names, head.queue);
+        self.name(names, head.task);
+        self.tag(head.priority);
+        self.tag(head.max_deliveries);
+        self.difference(head.enqueued_at, self.time);
+        if let Some(when) = head.expires_at {
+            self.when(when);
+        }
+        if let Some(ttl_ms) = head.result_ttl_ms {
+            self.varint(ttl_ms);
+        }
+        if has_history {
+            self.varint(u64::from(head.attempt));
+            self.tag(head.crashes);
+        }
+        match head.place {
+            Place::Ready => {}
+            Place::Delayed(when) => self.when(when),
+            Place::Held(join) => self.bytes.extend_from_slice(&join.0),
+            Place::Leased { session, grant } => {
+                self.varint(session);
+                self.grant(&grant);
+            }
+        }
+    }
+
+    fn change(&mut self, names: &Names, change: &Change<'_>) {
+        let mut flags = 0;
+        for (flag, is_set) in [
+            (moved::DUE, change.due.is_some()),
+            (moved::NEXT_ATTEMPT, change.next_attempt),
+            (moved::CRASHED, change.crashed),
+            (moved::NOTE, change.note.is_some()),
+            (moved::EXPIRY, change.expires_at.is_some()),
+        ] {
+            if is_set {
+                flags |= flag;
+            }
+        }
+        self.tag(flags);
+        self.number(change.to);
+        self.name(names, change.queue);
+        if let Some(when) = change.due {
+            self.when(when);
+        }
+        if let Some(note) = change.note {
+            self.slice(note);
+        }
+        if let Some(when) = change.expires_at {
+            self.when(when);
+        }
+    }
+
+    fn receipt(&mut self, receipt: &Receipt) {
+        match receipt {
+            Receipt::Applied { skipped } => {
+                self.tag(0);
+                self.varint(skipped.len() as u64);
+                for op in skipped {
+                    self.varint(u64::from(*op));
+                }
+            }
+            Receipt::Duplicate => self.tag(1),
+            Receipt::Unknown => self.tag(2),
+            Receipt::Refused { op, why } => {
+                let (code, text) = match why {
+                    Refusal::LeaseLost => (3, ""),
+                    Refusal::GuardFailed => (4, ""),
+                    Refusal::TooLarge(text) => (5, text.as_str()),
+                    Refusal::AlreadyExists => (6, ""),
+                    Refusal::QueueFull(text) => (7, text.as_str()),
+                    Refusal::DiskFull => (8, ""),
+                    Refusal::Invalid(text) => (9, text.as_str()),
+                };
+                self.tag(code);
+                self.varint(u64::from(*op));
+                self.text(text);
+            }
+        }
+    }
+
+    fn tag(&mut self, byte: u8) {
+        self.bytes.push(byte);
+    }
+
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.bytes.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.bytes.push(value as u8);
+    }
+
+    fn difference(&mut self, value: u64, from: u64) {
+        let difference = value.wrapping_sub(from) as i64;
+        self.varint(((difference << 1) ^ (difference >> 63)) as u64);
+    }
+
+    fn number(&mut self, number: u64) {
+        self.difference(number, self.number);
+        self.number = number;
+    }
+
+    fn grant(&mut self, grant: &Grant) {
+        self.varint(u64::from(grant.epoch));
+        self.difference(grant.number, self.grant);
+        self.grant = grant.number;
+        self.difference(grant.started_at, self.time);
+    }
+
+    fn when(&mut self, when: When) {
+        self.tag(when.clock as u8);
+        self.varint(when.at);
+    }
+
+    fn slice(&mut self, bytes: &[u8]) {
+        self.varint(bytes.len() as u64);
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.slice(text.as_bytes());
+    }
+
+    fn key(&mut self, key: &Key) {
+        match key {
+            Key::Result(id) => {
+                self.tag(0);
+                self.bytes.extend_from_slice(&id.0);
+            }
+            Key::Named(name) => {
+                self.tag(1);
+                self.slice(name);
+            }
+        }
+    }
+
+    /// Zero and the text, the first time; then its place, from 1.
+    fn name(&mut self, names: &Names, name: Name) {
+        if self.spelled.len() <= name.index() {
+            self.spelled.resize(name.index() + 1, (0, 0));
+        }
+        let (record, place) = self.spelled[name.index()];
+        if record == self.records {
+            self.varint(u64::from(place));
+            return;
+        }
+        self.names_spelled += 1;
+        self.spelled[name.index()] = (self.records, self.names_spelled);
+        self.varint(0);
+        self.text(names.text(name));
+    }
+}

@@ -1,0 +1,102 @@
+//! Whatever happens in whatever order, the counts stay right, and the broker that recovers from the
+//! records is the one that wrote them.
+
+use crate::script::World;
+use penstock_broker::BrokerOptions;
+use proptest::prelude::*;
+
+/// One line of a script. Most are possible at any time; those that are not are refused.
+fn line() -> impl Strategy<Value = String> {
+    let client = prop_oneof!["a", "b", "w"];
+    let message = prop_oneof!["m1", "m2", "m3", "m4", "m5", "m6"];
+    let queue = prop_oneof![4 => "default", 1 => "other", 1 => "dead"];
+    let key = prop_oneof!["k1", "k2"];
+    let extra = prop_oneof![
+        4 => Just(""),
+        1 => Just("after=50"),
+        1 => Just("at=2000"),
+        1 => Just("expires=60"),
+        1 => Just("unless=k1"),
+        1 => Just("deliveries=1"),
+        1 => Just("task=other priority=7"),
+        1 => Just("queue=default+other"),
+        1 => Just("bytes=400"),
+    ];
+    let op = (message.clone(), queue.clone(), key, extra, 0..3_u32).prop_flat_map(
+        |(message, queue, key, extra, index)| {
+            prop_oneof![
+                6 => Just(format!("publish {message} {extra}")),
+                1 => Just(format!("publish {message} queue={queue}")),
+                5 => Just(format!("ack {message} cost=300")),
+                3 => Just(format!("ack {message}; put {message} done")),
+                1 => Just(format!("put {message} x bytes=300")),
+                2 => Just(format!("move {message} next note=again {extra}")),
+                1 => Just(format!("move {message} queue=dead note=boom expires=100")),
+                2 => Just(format!("return {message}")),
+                2 => Just(format!("crash {message}")),
+                2 => Just(format!("put {key} value ttl=70")),
+                1 => Just(format!("delete {key}")),
+                1 => Just(format!("guard {key} absent")),
+                1 => Just(format!("guard {key} value")),
+                1 => Just("hold join count=2 messages=h1+h2 expires=90".to_owned()),
+                1 => Just("hold join count=3 messages=h1 all-ended".to_owned()),
+                2 => Just(format!("join join index={index}")),
+                1 => Just(format!("join join index={index} failed")),
+                1 => Just(format!("purge {queue}")),
+                1 => Just(format!("pause {queue}")),
+                1 => Just(format!("resume {queue}")),
+            ]
+        },
+    );
+    let commit = prop::collection::vec(op, 1..4).prop_flat_map(|ops| {
+        let durability = prop_oneof![4 => "", 1 => "os ", 1 => "none "];
+        let between = prop_oneof![" | ", "; "];
+        (durability, between)
+            .prop_map(move |(durability, between)| format!("{durability}{}", ops.join(&between)))
+    });
+    let client_line = prop_oneof![
+        12 => commit,
+        3 => Just("hello".to_owned()),
+        2 => message.clone().prop_map(|message| format!("hello {message}")),
+        1 => Just("lost".to_owned()),
+        1 => Just("bye".to_owned()),
+        3 => (queue, 0..4_u32).prop_map(|(queue, credit)| format!("consume {queue}+default {credit}")),
+        1 => Just("stop-consuming".to_owned()),
+        2 => message.prop_map(|message| format!("watch {message} k1 m1 h1")),
+        1 => Just("writable no".to_owned()),
+        1 => Just("writable yes".to_owned()),
+        1 => Just("part more publish m5".to_owned()),
+        1 => Just("part last publish m6".to_owned()),
+    ];
+    prop_oneof![
+        16 => (client, client_line).prop_map(|(client, line)| format!("{client} {line}")),
+        1 => (1..100_u32).prop_map(|ms| format!("wait {ms}")),
+        1 => Just("wait 16000".to_owned()),
+        1 => Just("stall".to_owned()),
+        1 => Just("write".to_owned()),
+        2 => Just("sync".to_owned()),
+        1 => Just("carry".to_owned()),
+        1 => Just("kill".to_owned()),
+        1 => Just("power-cut".to_owned()),
+        1 => Just("restart".to_owned()),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_broker_stays_consistent_and_recovers_as_it_was(lines in prop::collection::vec(line(), 1..80)) {
+        let options = BrokerOptions { results_cap_bytes: 1_000, session_memory_ms: 40_000, ..BrokerOptions::default() };
+        let mut world = World::new(options);
+        for client in ["a", "b", "w"] {
+            world.run(&format!("{client} hello"));
+        }
+        for line in &lines {
+            if world.is_possible(line) {
+                world.run(line);
+            }
+        }
+        world.check_recovery();
+    }
+}
