@@ -106,7 +106,9 @@ class ChildLink:
     def __next__(self) -> tuple[str, bytes, int, int, bool, int, bytes, list[bytes]]:
         """Wait for the next job and claim it.
 
-        It is (task, job id, attempt, crashes, wants_result, enqueued_at_ms, body, notes). The end comes when the supervisor wants no more."""
+        It is (task, job id, attempt, crashes, wants_result, enqueued_at_ms, body, notes).
+        The end comes when the supervisor wants no more.
+        """
     def finish(self, kind: int, delay_ms: int, value: bytes | None, note: bytes | None) -> None:
         """Tell how the job given last has ended, as ``Runner.run`` says it."""
     def abandon(self) -> None:
