@@ -1,0 +1,281 @@
+"""Jobs at a broker: their states, their waits, from threads and event loops. No worker runs here."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import (
+    App,
+    InvalidConfiguration,
+    JobCancelled,
+    JobExpired,
+    JobState,
+    PayloadTooLarge,
+    ResultExpired,
+    Timeout,
+)
+from penstock._connection import Connection
+
+
+@pytest.fixture
+def app() -> Iterator[App]:
+    # Each memory broker has a name of its own, so that tests do not meet.
+    app = App("shop", f"memory:{uuid.uuid4()}", timeout=5, max_payload_bytes=1000)
+    yield app
+    app.close()
+
+
+@pytest.fixture
+def send(app):
+    @app.task(name="shop.send")
+    def send(to: str, body: str = "") -> str:
+        return to + body
+
+    return send
+
+
+def purge(app: App, queue: str) -> None:
+    app._connected()._client.purge(queue, 5)
+
+
+def test_a_job_that_waits(app, send):
+    before = time.time()
+    job = send.options(queue="mail", priority=2).delay("ada")
+    info = job.info()
+    assert info.state is job.state is JobState.WAITING
+    assert (info.task, info.queue, info.attempts, info.crashes) == ("shop.send", "mail", 0, 0)
+    assert info.enqueued_at is not None
+    assert before - 1 <= info.enqueued_at.timestamp() <= time.time() + 1
+    assert (info.started_at, info.finished_at, info.worker, info.error, info.errors) == (None, None, None, None, ())
+    assert info.id == job.id
+    assert app.job(job.id).info() == info
+
+
+def test_a_job_that_is_delayed(send):
+    info = send.options(countdown=60).delay("ada").info()
+    assert info.state is JobState.DELAYED
+    assert info.due_at is not None
+    assert info.enqueued_at is not None
+    assert abs((info.due_at - info.enqueued_at).total_seconds() - 60) < 0.1
+
+
+def test_a_job_that_is_purged_ends_as_cancelled(app, send):
+    job = send.delay("ada")
+    purge(app, "default")
+    assert job.state is JobState.CANCELLED
+    with pytest.raises(JobCancelled, match=job.id):
+        job.result()
+
+
+def test_a_job_that_is_not_started_in_time_ends_as_expired(send):
+    job = send.options(expires=0.05).delay("ada")
+    with pytest.raises(JobExpired, match=job.id):
+        job.result(timeout=10)
+    assert job.state is JobState.EXPIRED
+    assert job.info().enqueued_at is not None
+
+
+def test_a_job_that_nobody_knows(app):
+    job = app.job("0" * 32)
+    assert job.state is JobState.GONE
+    with pytest.raises(ResultExpired):
+        job.result()
+
+
+def test_a_wait_can_have_an_end(send):
+    job = send.delay("ada")
+    started = time.monotonic()
+    with pytest.raises(Timeout):
+        job.result(timeout=0.1)
+    with pytest.raises(TimeoutError):
+        job.result(timeout=0)
+    assert 0.1 <= time.monotonic() - started < 2
+    assert job.state is JobState.WAITING
+
+
+def test_a_wait_ends_from_another_thread(app, send):
+    job = send.delay("ada")
+    waiting = threading.Event()
+    caught = []
+
+    def wait() -> None:
+        waiting.set()
+        try:
+            job.result()
+        except JobCancelled as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    waiting.wait()
+    purge(app, "default")
+    thread.join(10)
+    assert len(caught) == 1
+
+
+def test_many_at_once(app, send):
+    jobs = send.map(f"user {number}" for number in range(100))
+    assert len({job.id for job in jobs}) == 100
+    assert {job.state for job in jobs} == {JobState.WAITING}
+    jobs = app.enqueue([send.s("a"), send.options(queue="slow").si("b", body="c"), send.s("d").options(countdown=60)])
+    assert [job.info().queue for job in jobs] == ["default", "slow", "default"]
+    assert jobs[2].state is JobState.DELAYED
+    assert (send.map([]), send.starmap([]), app.enqueue([])) == ([], [], [])
+    assert len(send.starmap([("a", "b"), ("c", "d")])) == 2
+    with pytest.raises(TypeError, match="argument to must be str"):
+        send.map(["fine", 3])
+
+
+def test_a_payload_beyond_the_limit_is_refused_here(app, send):
+    with pytest.raises(
+        PayloadTooLarge, match=r"shop\.send\(\): the arguments take 1,0\d\d bytes, and 1,000 are allowed"
+    ):
+        send.delay("x" * 1000)
+    with pytest.raises(PayloadTooLarge):
+        send.map(["fine", "x" * 1000])
+    with pytest.raises(ResultExpired):
+        app.job("0" * 32).result(timeout=0)
+
+
+class TestAsyncio:
+    async def test_the_same_calls_awaited(self, app, send):
+        job = await send.adelay("ada")
+        assert (await job.ainfo()).state is JobState.WAITING
+        assert [(await each.ainfo()).state for each in await send.amap(["a", "b"])] == [JobState.WAITING] * 2
+        assert len(await send.astarmap([("a", "b")])) == 1
+        assert len(await app.aenqueue([send.s("a"), send.s("b")])) == 2
+        assert (await send.amap([]), await app.aenqueue([])) == ([], [])
+        assert (await app.job("0" * 32).ainfo()).state is JobState.GONE
+        with pytest.raises(Timeout):
+            await job.aresult(timeout=0.05)
+        with pytest.raises(Timeout):
+            await job.aresult(timeout=0)
+        waiting = asyncio.ensure_future(job)
+        await asyncio.sleep(0)
+        await asyncio.to_thread(purge, app, "default")
+        with pytest.raises(JobCancelled):
+            await waiting
+
+    async def test_a_cancelled_await_leaves_the_job_alone(self, send):
+        job = await send.adelay("ada")
+        waiting = asyncio.ensure_future(job)
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert job.state is JobState.WAITING
+        adding = asyncio.ensure_future(send.adelay("bob"))
+        await asyncio.sleep(0)
+        adding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await adding
+        # It had been sent: a cancelled await takes nothing back.
+        later = await send.adelay("eve")
+        assert (await later.ainfo()).state is JobState.WAITING
+
+    async def test_a_wait_with_asyncio_timeout(self, send):
+        job = await send.adelay("ada")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await job
+
+    def test_one_loop_after_another_leaves_nothing_behind(self, app, send):
+        async def once() -> JobState:
+            return (await (await send.adelay("ada")).ainfo()).state
+
+        def descriptors() -> int:
+            gc.collect()
+            return len(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))
+
+        asyncio.run(once())
+        before = descriptors()
+        for _ in range(10):
+            assert asyncio.run(once()) is JobState.WAITING
+        assert descriptors() <= before + 1
+        assert len(app._connected()._ports._of_loop) <= 1
+
+    async def test_a_close_ends_what_is_awaited(self, app, send):
+        waiting = asyncio.ensure_future(await send.adelay("ada"))
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(app.close)
+        with pytest.raises(Exception, match="closed"):
+            await asyncio.wait_for(waiting, 5)
+
+    def test_with_uvloop(self, send):
+        uvloop = pytest.importorskip("uvloop")
+
+        async def main() -> JobState:
+            jobs = await asyncio.gather(*(send.adelay(str(number)) for number in range(50)))
+            return (await jobs[-1].ainfo()).state
+
+        assert uvloop.run(main()) is JobState.WAITING
+
+
+def test_a_closed_app_connects_anew(app, send):
+    send.delay("ada")
+    app.close()
+    app.close()
+    assert send.delay("bob").state is JobState.WAITING
+
+
+def test_apps_of_one_url_share_a_connection(app):
+    other = App("other", app.url)
+    assert other._connected() is app._connected()
+    assert App("elsewhere", f"memory:{uuid.uuid4()}")._connected() is not app._connected()
+
+
+def test_a_url_that_means_nothing_is_an_error():
+    app = App("shop", "carrier-pigeon:coop")
+    with pytest.raises(InvalidConfiguration):
+        app.task(lambda: None).delay()
+
+
+def test_notices_go_to_the_log_once(app, send, caplog, monkeypatch):
+    notices = [["nobody serves 'mail'"], []]
+
+    class Client:
+        def take_notices(self) -> list[str]:
+            return notices.pop(0)
+
+    connection = Connection.__new__(Connection)
+    connection._client, connection._notices_due = Client(), 0.0  # type: ignore[assignment]
+    connection.log_notices()
+    connection.log_notices()
+    assert [(record.name, record.levelno, record.message) for record in caplog.records] == [
+        ("penstock", logging.WARNING, "nobody serves 'mail'")
+    ]
+    assert notices == [[]]
+
+
+def test_importing_and_making_an_app_starts_and_opens_nothing():
+    script = """
+        import os, sys, threading
+
+        def opened():
+            return sorted(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))
+
+        before = opened()
+        import penstock
+        app = penstock.App("shop")
+        task = app.task(lambda a: a)
+        task.options(countdown=3)
+        app.job("0" * 32)
+        app.close()
+        assert threading.active_count() == 1
+        if sys.platform == "linux":
+            assert len(os.listdir("/proc/self/task")) == 1
+        assert opened() == before
+        """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=60)
