@@ -19,8 +19,14 @@ use crate::{BrokerOptions, CloseReason, ConnId, Input, Now, Output, Position};
 
 /// How many bytes of bodies go into one output, unless one alone has more: others get their turn.
 const OUTPUT_TARGET_BYTES: usize = 1 << 20;
+/// No client gets there by counting; one that says it did would make numbers overflow.
+const LAST_SEQ: u64 = 1 << 62;
+/// A worker serves a few queues. The list is compared with itself, so it must not be long.
+const QUEUES_CAP: usize = 1024;
 /// Names of clients are shown to people; longer ones are cut.
 const NAME_SHOWN_BYTES: usize = 255;
+/// Names of queues, tasks and groups.
+pub(crate) const NAME_CAP_BYTES: usize = 255;
 
 #[derive(Debug)]
 pub struct Broker {
@@ -496,6 +502,14 @@ impl Broker {
                 CloseReason::Protocol("a connection says hello only once".to_owned()),
             );
         }
+        if last_seq > LAST_SEQ {
+            let reason = format!("transaction {last_seq} is past the last number, {LAST_SEQ}");
+            self.outbox.push_back(Output::Close {
+                conn,
+                reason: CloseReason::Protocol(reason),
+            });
+            return;
+        }
         let known = self.state.sessions.find(&id);
         if let Some(older) = known.and_then(|index| self.state.sessions[index].conn) {
             self.outbox.push_back(Output::Close {
@@ -528,7 +542,9 @@ impl Broker {
             .state
             .open_session(number, id, heartbeat_ms, applied, name);
         self.state.sessions.next_generation(index);
-        self.state.keys.unwatch_all(index);
+        if known.is_some() {
+            self.state.keys.unwatch_all(index);
+        }
         let leases = self.keep_leases(index, presented);
         let session = &mut self.state.sessions[index];
         session.conn = Some(conn);
@@ -664,6 +680,9 @@ impl Broker {
     // --- consuming
 
     fn consume(&mut self, conn: ConnId, queues: &[String], add_credit: u32) {
+        if let Err(reason) = check_queues(queues) {
+            return self.close(conn, CloseReason::Protocol(reason));
+        }
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
         };
@@ -724,6 +743,25 @@ impl Broker {
 
     pub(crate) fn notice(&mut self, notice: Notice) {
         self.outbox.push_back(Output::Notice(notice));
+    }
+}
+
+fn check_queues(queues: &[String]) -> Result<(), String> {
+    if queues.len() > QUEUES_CAP {
+        let asked = queues.len();
+        return Err(format!(
+            "a connection takes from {asked} queues; the limit is {QUEUES_CAP}"
+        ));
+    }
+    match queues
+        .iter()
+        .find(|queue| queue.is_empty() || queue.len() > NAME_CAP_BYTES)
+    {
+        Some(queue) => Err(format!(
+            "a queue's name has from 1 to {NAME_CAP_BYTES} bytes, not {}",
+            queue.len()
+        )),
+        None => Ok(()),
     }
 }
 

@@ -6,14 +6,15 @@ use penstock_message::{
     Receipt, Refusal, ReleaseReason, Tx, ValueStatus,
 };
 
+use crate::broker::NAME_CAP_BYTES;
 use crate::effects::Rests;
 use crate::messages::State as MessagePlace;
 use crate::records::{Change, Event, MessageHead, Place};
 use crate::sessions::Staged;
 use crate::{Broker, CloseReason, ConnId};
 
-/// Names of queues, tasks and groups.
-const NAME_CAP_BYTES: usize = 255;
+/// Each of a message's queues has an entry of its own, and the list is compared with itself.
+const QUEUES_CAP: usize = 64;
 const KEY_CAP_BYTES: usize = 1024;
 /// A join keeps a bit for each member.
 const JOIN_CAP: u32 = 1 << 24;
@@ -276,6 +277,12 @@ impl Broker {
                     return Err(Refusal::Invalid(
                         "a message is published to no queue".to_owned(),
                     ));
+                }
+                if queues.len() > QUEUES_CAP {
+                    return Err(Refusal::Invalid(format!(
+                        "a message is published to {} queues; the limit is {QUEUES_CAP}",
+                        queues.len()
+                    )));
                 }
                 for (index, queue) in queues.iter().enumerate() {
                     check_name("a queue's name", queue)?;
@@ -617,6 +624,10 @@ impl Broker {
         else {
             return;
         };
+        let waiting = &self.state.queues[queue];
+        if waiting.ready + waiting.delayed == 0 {
+            return;
+        }
         let waits = |state| matches!(state, MessagePlace::Ready | MessagePlace::Delayed(_));
         let waiting: Vec<u32> = self
             .state

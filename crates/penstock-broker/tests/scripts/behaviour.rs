@@ -236,8 +236,22 @@ fn a_newer_connection_fences_the_older() {
 
 #[test]
 fn a_protocol_error_ends_the_connection() {
+    let closes = |line: &str, reason: &str| {
+        check(&format!(
+            "a hello -> a welcome 0\n a {line} -> a close {reason}"
+        ));
+    };
+    closes("seq=0 publish one", "transactions are numbered from 1");
+    closes(
+        "seq=2 publish one",
+        "transaction 2 came where 1 was expected",
+    );
+    closes(
+        "consume default+ 1",
+        "a queue's name has from 1 to 255 bytes not 0",
+    );
     check(
-        "a hello -> a welcome 0\n a seq=0 publish one -> a close transactions are numbered from 1",
+        "a hello last=18446744073709551615  -> a close transaction 18446744073709551615 is past the last number 4611686018427387904",
     );
     check(
         "
