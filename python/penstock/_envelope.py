@@ -3,7 +3,8 @@
     body of a job    [args, kwargs]
     value, succeeded Success, below
     value, failed    Failure
-    note             ErrorRecord: one failed attempt
+    note             ErrorRecord: one failed attempt; or, written by the broker when a worker
+                     process died, the reason as text
 
 These are arrays: a field that is added goes last and has a default, so that an older and a newer
 penstock read one another's.
@@ -55,3 +56,10 @@ encode = msgspec.msgpack.Encoder().encode
 decode_success = msgspec.msgpack.Decoder(Success).decode
 decode_failure = msgspec.msgpack.Decoder(Failure).decode
 decode_error = msgspec.msgpack.Decoder(ErrorRecord).decode
+
+
+def read_note(note: bytes) -> ErrorRecord | str:
+    """Tell a record from the broker's text: no text in UTF-8 begins with the byte of a msgpack array."""
+    if note and note[0] & 0xF0 == 0x90:
+        return decode_error(note)
+    return note.decode(errors="replace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -54,16 +54,18 @@ _HELD_STATES = {
 
 @dataclass(frozen=True, slots=True)
 class AttemptError:
-    """Why one attempt failed."""
+    """Why one attempt came to nothing: it raised an error, or its worker process died."""
 
     attempt: int
-    """From 1."""
+    """From 1, as ``current_job().attempt``. One that crashed is begun again under the same number."""
     type_name: str
+    """The full name of the error's type; of a crash ``penstock.errors.WorkerCrashed``."""
     message: str
-    traceback: str
-    worker: str
-    started_at: datetime
-    finished_at: datetime
+    traceback: str = field(default="", repr=False)
+    worker: str | None = None
+    """None for a crash, as are the times."""
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +88,15 @@ class JobInfo:
     worker: str | None = None
     """Where the last attempt ran."""
     errors: tuple[AttemptError, ...] = ()
-    """One for each attempt that failed, oldest first; the broker's reason of a crash is in ``error``."""
+    """One for each attempt that failed or crashed, oldest first. After some 256 KiB of tracebacks the
+    first and the latest are kept."""
     error: str | None = None
     """Why the job failed, or the last attempt did."""
 
     @property
     def traceback(self) -> str | None:
-        """The remote traceback of the last error."""
-        return self.errors[-1].traceback if self.errors else None
+        """The remote traceback of the last error; a crash has none."""
+        return (self.errors[-1].traceback or None) if self.errors else None
 
 
 class Job(Generic[R_co]):
@@ -150,9 +153,9 @@ class Job(Generic[R_co]):
             end = connection.peek(self._id, timeout_s)
         except ResultExpired:
             end = None
-        if end is not None:
+        if end is not None and _tells_all(end):
             return self._info_of_end(*end)
-        return self._info_of_message(connection.message_info(self._id, timeout_s))
+        return self._info_of_message(connection.message_info(self._id, timeout_s), end)
 
     async def ainfo(self) -> JobInfo:
         """As ``info``, for an event loop."""
@@ -161,9 +164,9 @@ class Job(Generic[R_co]):
             end = await connection.peek_async(self._id, timeout_s)
         except ResultExpired:
             end = None
-        if end is not None:
+        if end is not None and _tells_all(end):
             return self._info_of_end(*end)
-        return self._info_of_message(await connection.message_info_async(self._id, timeout_s))
+        return self._info_of_message(await connection.message_info_async(self._id, timeout_s), end)
 
     def __eq__(self, other: object) -> bool:
         return self._id == other._id if isinstance(other, Job) else NotImplemented
@@ -228,18 +231,20 @@ class Job(Generic[R_co]):
                 errors=errors,
                 error=_summary(errors),
             )
-        return JobInfo(
-            id=self.id, state=state, enqueued_at=_time_of_id(self._id), error=body.decode(errors="replace") or None
-        )
+        reason = body.decode(errors="replace") or None
+        return JobInfo(id=self.id, state=state, enqueued_at=_time_of_id(self._id), error=reason)
 
-    def _info_of_message(self, held: dict[str, Any] | None) -> JobInfo:
+    def _info_of_message(self, held: dict[str, Any] | None, end: tuple[int, bytes] | None) -> JobInfo:
+        """What the broker holds of a job, with how it has ended if that is known."""
+        known = JobInfo(id=self.id, state=JobState.GONE) if end is None else self._info_of_end(*end)
         if held is None:
-            return JobInfo(id=self.id, state=JobState.GONE)
+            return known
         errors = _errors(held["notes"])
-        state = _HELD_STATES[held["state"]]
+        state = _HELD_STATES[held["state"]] if end is None else known.state
+        # Of a job that waits, the attempts that have failed; of one that runs or has failed, one more.
         begun = state in (JobState.RUNNING, JobState.FAILED)
-        return JobInfo(
-            id=self.id,
+        return replace(
+            known,
             state=state,
             task=held["task"],
             queue=held["queue"],
@@ -251,8 +256,13 @@ class Job(Generic[R_co]):
             finished_at=errors[-1].finished_at if errors and state is JobState.FAILED else None,
             worker=held["worker"] or (errors[-1].worker if errors else None),
             errors=errors,
-            error=_summary(errors),
+            error=known.error or _summary(errors),
         )
+
+
+def _tells_all(end: tuple[int, bytes]) -> bool:
+    """Whether a job's end says itself what there is to say; of a crash the broker knows more."""
+    return _END_STATES[end[0]] is not JobState.CRASHED
 
 
 def job_id_of(text: str) -> bytes:
@@ -267,7 +277,16 @@ def job_id_of(text: str) -> bytes:
 
 
 def _errors(notes: list[bytes]) -> tuple[AttemptError, ...]:
-    return tuple(_attempt_error(_envelope.decode_error(note)) for note in notes)
+    errors: list[AttemptError] = []
+    attempt = 1
+    for note in notes:
+        found = _envelope.read_note(note)
+        if isinstance(found, str):
+            errors.append(AttemptError(attempt, "penstock.errors.WorkerCrashed", found))
+        else:
+            errors.append(_attempt_error(found))
+            attempt = found.attempt + 2
+    return tuple(errors)
 
 
 def _attempt_error(record: ErrorRecord) -> AttemptError:

@@ -7,6 +7,7 @@ import dataclasses
 import datetime as dt
 import enum
 import functools
+import re
 import sys
 import textwrap
 import types
@@ -147,7 +148,9 @@ FITS = [
 ]
 
 
-@pytest.mark.parametrize(("hint", "fits", "does_not_fit"), FITS, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("hint", "fits", "does_not_fit"), FITS, ids=lambda value: re.sub(r" at 0x\w+", "", str(value))[:40]
+)
 def test_values_are_checked_against_the_annotation(hint, fits, does_not_fit):
     def f(value): ...
 

@@ -156,7 +156,9 @@ async def _cancelled() -> None:
         ),
     ],
 )
-def test_whatever_a_task_does_the_worker_goes_on(function, type_name, message):
+def test_whatever_a_task_does_the_worker_goes_on(function, type_name, message, caplog):
+    # pytest-xdist cannot carry a log that is not Unicode.
+    caplog.set_level(logging.CRITICAL, "penstock.job")
     attempts = Attempts(function)
     job = attempts.ended(attempts.run())
     info = job.info()
@@ -358,6 +360,22 @@ class TestRetries:
         assert info.state is JobState.SUCCEEDED
         assert (info.attempts, info.crashes) == (4, 2)
         assert [error.message for error in info.errors] == ["first"]
+
+    def test_and_crashes_between_them_are_told_in_order(self):
+        attempts = Attempts(lambda: 1 / 0, retries=1)
+        attempts.notes.append(b"killed by signal 11 (SIGSEGV)")
+        outcome = attempts.runner.run("shop.send", b"i" * 16, 0, 1, True, 0, b"\x92\x90\x80", attempts.notes)
+        assert outcome[3] is not None
+        attempts.notes += [outcome[3], "tué".encode()]
+        outcome = attempts.runner.run("shop.send", b"i" * 16, 1, 2, True, 0, b"\x92\x90\x80", attempts.notes)
+        info = attempts.ended(outcome).info()
+        assert [(error.attempt, error.type_name, error.message) for error in info.errors] == [
+            (1, "penstock.errors.WorkerCrashed", "killed by signal 11 (SIGSEGV)"),
+            (1, "ZeroDivisionError", "division by zero"),
+            (2, "penstock.errors.WorkerCrashed", "tué"),
+            (2, "ZeroDivisionError", "division by zero"),
+        ]
+        assert (info.attempts, info.crashes) == (4, 2)
 
     @pytest.mark.parametrize(
         ("options", "says"),
