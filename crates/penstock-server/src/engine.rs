@@ -396,7 +396,12 @@ impl Engine {
             End::Stopping { until_ms, .. } | End::Failed { until_ms } => Some(until_ms),
         };
         let connections = (self.connections_due_ms != u64::MAX).then_some(self.connections_due_ms);
-        let disk = [self.disk.lazy_due_ms, self.disk.idle_due_ms];
+        // A watermark comes after what still waits to be written.
+        let idle_due_ms = self
+            .disk
+            .idle_due_ms
+            .filter(|_| self.disk.appended == self.disk.taken);
+        let disk = [self.disk.lazy_due_ms, idle_due_ms];
         let disk = disk.into_iter().flatten().filter(|_| !self.disk.in_flight);
         let reclaim = (self.reclaiming && !self.disk.in_flight).then_some(self.now.mono_ms);
         let awaited = (self.disk.is_awaited() && !self.disk.in_flight).then_some(self.now.mono_ms);
