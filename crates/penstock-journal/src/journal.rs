@@ -84,6 +84,19 @@ pub struct Journal {
     synced_through: u64,
     /// Records were taken that no watermark covers.
     watermark_owed: bool,
+    reclaim: Reclaim,
+}
+
+/// How far reclaiming has come.
+#[derive(Clone, Copy, Debug)]
+enum Reclaim {
+    Idle,
+    /// Segments up to this one are to go, if that is what it takes.
+    Through(u64),
+    Resting {
+        until_bytes: u64,
+        until_live_bytes: u64,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -159,6 +172,7 @@ impl Journal {
             taken_through: next_position - 1,
             synced_through: next_position - 1,
             watermark_owed: false,
+            reclaim: Reclaim::Idle,
         }
     }
 
@@ -312,9 +326,37 @@ impl Journal {
 
     /// Whether so little of the journal is live that its oldest segment should go: it may be as
     /// large as twice the live data, and two segments.
-    pub fn reclaim_due(&self, live_bytes: u64) -> bool {
-        self.segments.len() > 1
-            && self.total_bytes() > live_bytes.saturating_mul(2) + 2 * self.segment_bytes
+    ///
+    /// Reclaiming goes through the segments once. When that did not help enough, what is live takes
+    /// more than was said, and going on would write the same again for ever: then it rests until the
+    /// journal has doubled, or half of what was live is gone.
+    pub fn reclaim_due(&mut self, live_bytes: u64) -> bool {
+        let total_bytes = self.total_bytes();
+        let allowed_bytes = live_bytes.saturating_mul(2) + 2 * self.segment_bytes;
+        if self.segments.len() < 2 || total_bytes <= allowed_bytes {
+            self.reclaim = Reclaim::Idle;
+            return false;
+        }
+        let oldest = self.segments[0].number;
+        let newest = self.segments[self.segments.len() - 1].number;
+        match self.reclaim {
+            Reclaim::Through(last) if oldest <= last => true,
+            Reclaim::Through(_) => {
+                self.reclaim = Reclaim::Resting {
+                    until_bytes: total_bytes.saturating_mul(2),
+                    until_live_bytes: live_bytes / 2,
+                };
+                false
+            }
+            Reclaim::Resting {
+                until_bytes,
+                until_live_bytes,
+            } if total_bytes < until_bytes && live_bytes >= until_live_bytes => false,
+            Reclaim::Idle | Reclaim::Resting { .. } => {
+                self.reclaim = Reclaim::Through(newest);
+                true
+            }
+        }
     }
 
     /// The oldest segment that can be dropped, and the first position after it. Everything live

@@ -142,6 +142,16 @@ impl SimStorage {
         self.disk().calls
     }
 
+    /// What was planned does not happen.
+    pub fn forget_faults(&self) {
+        self.disk().faults.clear();
+    }
+
+    /// The power has failed in the midst of a call, and [`Self::crash`] has not been called yet.
+    pub fn is_off(&self) -> bool {
+        self.disk().power_is_off
+    }
+
     /// Decides what a failed call leaves behind; without it, nothing.
     pub fn seed_faults(&self, rng: Rng) {
         self.disk().rng = Some(rng);

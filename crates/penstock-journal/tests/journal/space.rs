@@ -61,6 +61,40 @@ fn dropped_segments_are_gone_and_their_files_are_written_again() {
 }
 
 #[test]
+fn reclaiming_what_is_all_live_ends_after_one_pass() {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    for _ in 0..40 {
+        user.append_and_commit(900);
+    }
+    // All of it is live, but the core believes that it takes next to nothing.
+    let live = 40;
+    let mut passes = 0;
+    while user.opened.journal.reclaim_due(10) {
+        let (_, after) = user.opened.journal.oldest_segment().unwrap();
+        for _ in 0..live / 10 {
+            user.append(900);
+        }
+        assert!(after > 0);
+        user.drop_oldest();
+        user.commit().unwrap();
+        passes += 1;
+        assert!(passes < 100, "it would go on for ever");
+    }
+    assert!(passes > 10);
+    let total = user.opened.journal.total_bytes();
+    user.append_and_commit(900);
+    assert!(!user.opened.journal.reclaim_due(10), "it rests");
+    while user.opened.journal.total_bytes() <= 2 * total {
+        user.append_and_commit(900);
+    }
+    assert!(
+        user.opened.journal.reclaim_due(10),
+        "until the journal has doubled"
+    );
+}
+
+#[test]
 fn a_long_record_whose_beginning_was_dropped_is_not_half_shown() {
     let storage = SimStorage::new();
     let mut user = User::open(&storage).unwrap();
