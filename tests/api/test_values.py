@@ -289,7 +289,7 @@ BUILT_IN = [
     (None, (1, (2, [3, (4,)]))),
     (set[int], {1, 2}),
     (frozenset[str], frozenset({"a"})),
-    (None, {(1, "a"), frozenset({2})}),
+    (None, {(1, frozenset({"a"}))}),
     (dict[int, str], {1: "a", -1: "b"}),
     (dict[tuple[int, int], str], {(1, 2): "a"}),
     (None, {None: 1, b"k": 2, 1.5: 3, "s": 4}),
