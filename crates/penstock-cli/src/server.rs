@@ -114,7 +114,9 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
         token: None,
         broker: BrokerOptions::default(),
         local: Some(LocalOptions { guard, linger }),
-    })?;
+    });
+    // The client that started this broker looks for the reason in the log.
+    let server = server.inspect_err(|error| tracing::error!("{error}"))?;
     let_go_of_stderr()?;
     // From here on nobody reads what a command prints.
     Ok(server
