@@ -1,7 +1,7 @@
 """Tell other people's servers that something has happened, though they are not always there.
 
-penstock worker webhooks:app
-python webhooks.py
+$ penstock worker webhooks:app
+$ python webhooks.py
 """
 
 import http.server

@@ -1,7 +1,7 @@
 """Count words of many texts at once and add them up: a map-reduce from an asyncio program.
 
-penstock worker word_count:app
-python word_count.py
+$ penstock worker word_count:app
+$ python word_count.py
 """
 
 import asyncio

@@ -31,10 +31,23 @@ def blocks(page: Path, language: str) -> list[Block]:
     ]
 
 
-def script(page: Path) -> str:
-    """The page's own Python, in order, at the lines it has on the page."""
-    lines: list[str] = []
+@dataclass
+class Chapter:
+    """Some files, and the page's own Python that uses them, at the lines it has on the page."""
+
+    files: dict[str, str]
+    script: str = ""
+
+
+def chapters(page: Path) -> list[Chapter]:
+    """A file after a script begins a new chapter: another app, another broker."""
+    found: list[Chapter] = []
     for block in blocks(page, "python"):
-        if block.file is None:
-            lines += [""] * (block.line - 1 - len(lines)) + block.text.splitlines()
-    return "\n".join(lines)
+        if not found or (block.file and found[-1].script):
+            found.append(Chapter({}))
+        if block.file:
+            found[-1].files[block.file] = block.text
+        else:
+            missing = block.line - 1 - found[-1].script.count("\n")
+            found[-1].script += "\n" * missing + block.text
+    return [chapter for chapter in found if chapter.script]

@@ -7,24 +7,29 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from blocks import PAGES, ROOT, blocks, script
+from blocks import PAGES, ROOT, chapters
 
 
 def named(pages: list[Path]) -> list[object]:
     return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
 
 
-@pytest.mark.parametrize("page", named([page for page in PAGES if script(page) and page.name != "README.md"]))
-def test_the_python_of_a_page_runs(project, page):
-    apps = set()
-    for block in blocks(page, "python"):
-        if block.file is not None:
-            project.write(block.file, block.text)
-            apps.add(block.file.removesuffix(".py"))
-    for app in sorted(apps):
-        project.worker(f"{app}:app", "-c", "2")
-    run = project.start_python(script(page))
-    assert run.wait(60) == 0, f"{page.name}, lines as on the page:\n{run.output}"
+def all_chapters() -> list[object]:
+    pages = [page for page in PAGES if page.name != "README.md"]
+    return [
+        pytest.param(chapter, id=f"{page.name}: {', '.join(chapter.files)}")
+        for page in pages
+        for chapter in chapters(page)
+    ]
+
+
+@pytest.mark.parametrize("chapter", all_chapters())
+def test_the_python_of_a_page_runs(project, chapter):
+    for name, source in chapter.files.items():
+        project.write(name, source)
+        project.worker(f"{name.removesuffix('.py')}:app", "-c", "2")
+    run = project.start_python(chapter.script)
+    assert run.wait(60) == 0, f"lines as on the page:\n{run.output}"
 
 
 @pytest.mark.parametrize("page", named(PAGES))

@@ -21,7 +21,7 @@ def test_every_example_is_here():
 def test_an_example(project, name):
     shutil.copy(ROOT / "examples" / f"{name}.py", project.directory)
     source = (project.directory / f"{name}.py").read_text()
-    commands = [line.split() for line in source.splitlines() if line.startswith("    p")][:2]
+    commands = [line[2:].split() for line in source.splitlines() if line.startswith("$ ")]
     assert commands == [["penstock", "worker", f"{name}:app"], ["python", f"{name}.py"]]
     project.start(*commands[0])
     run = project.run(*commands[1], timeout=60)

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 from blocks import ROOT, blocks
 
+# A build of its own, when nothing is compiled yet.
+pytestmark = pytest.mark.timeout(900)
+
 
 def interpreters() -> list[str]:
     """This Python and, where there is one, the newest other that Penstock supports."""
@@ -45,7 +48,6 @@ def test_it_holds_what_it_needs_and_no_more(wheel):
     assert "abi3" in wheel.name
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("python", interpreters())
 def test_the_quickstart_runs_from_another_directory(project, wheel, python):
     environment = project.directory / "venv"
