@@ -60,6 +60,16 @@ pub trait Driver: Send + Sync {
     /// Notices of the broker that nobody has taken yet.
     fn take_notices(&self) -> Vec<Notice>;
 
+    /// For a thread that is about to wait for what it asks: see [`Lead`]. `None`: others read already.
+    fn take_lead(&self) -> Option<LeadToken> {
+        None
+    }
+
+    /// Reads for everybody, until what this thread waits for is over, or the time has come.
+    fn lead(&self, _lead: LeadToken, _until: Instant, _over: &dyn Fn() -> bool) {}
+
+    fn leave_lead(&self, _lead: LeadToken) {}
+
     /// Why no broker is in reach, when none is; for people.
     fn trouble(&self) -> Option<String>;
 
@@ -68,6 +78,44 @@ pub trait Driver: Send + Sync {
 
     /// Says goodbye once what was committed is confirmed, or the deadline has come. Waits for that.
     fn close(&self, deadline: Instant);
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeadToken(pub u64);
+
+/// A thread that waits for its own call may read the socket meanwhile, in place of the driver's
+/// thread. A lone caller is then woken by the broker itself, and not by a thread that was woken first.
+///
+/// ```text
+///     let lead = Lead::take(driver);                  before the call
+///     driver.commit(…, done);
+///     lead.read_until(deadline, || it_is_done());     then wait as without it, if it is not over
+/// ```
+pub struct Lead<'a> {
+    driver: &'a dyn Driver,
+    token: Option<LeadToken>,
+}
+
+impl<'a> Lead<'a> {
+    pub fn take(driver: &'a dyn Driver) -> Self {
+        let token = driver.take_lead();
+        Self { driver, token }
+    }
+
+    /// Returns at once where another thread reads.
+    pub fn read_until(&self, until: Instant, over: impl Fn() -> bool) {
+        if let Some(token) = self.token {
+            self.driver.lead(token, until, &over);
+        }
+    }
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        if let Some(token) = self.token {
+            self.driver.leave_lead(token);
+        }
+    }
 }
 
 pub trait DeliverySink: Send + Sync {

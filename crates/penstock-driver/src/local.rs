@@ -5,10 +5,8 @@
 //! lock of ours can be left behind in a forked child. The broker lets go of us by itself: it takes a
 //! session of its own, `/` as its directory, and closes what it inherited.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
@@ -21,12 +19,13 @@ use penstock_server::local::LocalPaths;
 use crate::DriverError;
 use crate::dial::{Dial, DialError, connect_unix};
 
-/// How often a broker that starts is asked whether it listens. It tells nobody, for it must not
-/// matter to it who started it.
+/// How often it is tried whether another's broker listens by now: nobody tells us when it does.
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(20);
-/// For how long after our broker has given way to another one that one is looked for.
+/// For how long it is looked for before one of ours is started again.
 const OTHER_PATIENCE: Duration = Duration::from_millis(250);
+/// How long a broker that has said why it can't start may take to end.
+const LAST_BREATH: Duration = Duration::from_secs(2);
 
 pub(crate) struct Local {
     paths: LocalPaths,
@@ -51,146 +50,156 @@ impl Local {
 
     fn start(&self) -> Result<Started, DialError> {
         let program = self.program.as_ref().ok_or_else(|| {
-            self.hopeless("the penstock executable is not there; install penstock again, or start `penstock server` yourself")
+            self.hopeless(
+                "the penstock executable is not there; install penstock again, or start `penstock server` yourself",
+            )
         })?;
-        self.paths
-            .create_directory()
-            .map_err(|error| self.hopeless(error))?;
-        let said = self.log_length().map_err(|error| self.hopeless(error))?;
-
         let child = Command::new(program)
             .args(["server", "--local"])
             .arg(&self.paths.directory)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| self.hopeless(format!("{}: {error}", program.display())))?;
         tracing::debug!(pid = child.id(), directory = ?self.paths.directory, "started a broker");
-        Started::watch(child, said).map_err(|error| self.hopeless(error))
-    }
-
-    /// Where what the next broker says will begin. Also finds out whether this user may write there.
-    fn log_length(&self) -> io::Result<u64> {
-        let mut options = OpenOptions::new();
-        let log = options
-            .append(true)
-            .create(true)
-            .mode(0o600)
-            .open(&self.paths.log)?;
-        Ok(log.metadata()?.len())
-    }
-
-    /// Why a broker ended, in its own words where it left any.
-    fn last_words(&self, said: u64, status: ExitStatus) -> String {
-        self.last_error_logged(said).unwrap_or_else(|| {
-            format!(
-                "it ended at once ({status}); {} may say why",
-                self.paths.log.display()
-            )
-        })
-    }
-
-    fn last_error_logged(&self, said: u64) -> Option<String> {
-        const ENOUGH_BYTES: u64 = 64 << 10;
-        let mut log = File::open(&self.paths.log).ok()?;
-        let length = log.metadata().ok()?.len();
-        // A broker puts a long log aside when it starts, and begins a new one.
-        let said = if said > length { 0 } else { said };
-        log.seek(SeekFrom::Start(
-            said.max(length.saturating_sub(ENOUGH_BYTES)),
-        ))
-        .ok()?;
-        let mut text = Vec::new();
-        log.read_to_end(&mut text).ok()?;
-        let text = String::from_utf8_lossy(&text);
-        let (_, error) = text
-            .lines()
-            .rev()
-            .find_map(|line| line.split_once(" ERROR "))?;
-        Some(error.trim().to_owned())
+        Started::follow(child).map_err(|error| self.hopeless(error))
     }
 }
 
 impl Dial for Local {
     fn dial(&self, give_up_at: Instant) -> Result<OwnedFd, DialError> {
-        let mut started: Option<Started> = None;
-        let mut look = SHORTEST_LOOK;
         self.paths
             .secure_socket_directory()
             .map_err(|error| self.hopeless(error))?;
+        let mut started: Option<Started> = None;
+        let mut look = SHORTEST_LOOK;
         loop {
             match connect_unix(&self.paths.socket, give_up_at) {
                 Ok(socket) => return Ok(socket),
-                // No socket, or one that its broker has left behind.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
-                    ) => {}
-                Err(error) => return Err(DialError::Unreachable(error.to_string())),
+                Err(error) => match error.kind() {
+                    // No socket, one that its broker has left behind, or not even a place for one.
+                    io::ErrorKind::NotFound
+                    | io::ErrorKind::ConnectionRefused
+                    | io::ErrorKind::NotADirectory => {}
+                    io::ErrorKind::PermissionDenied => return Err(self.hopeless(error)),
+                    _ => return Err(DialError::Unreachable(error.to_string())),
+                },
             }
             if Instant::now() >= give_up_at {
                 return Err(DialError::Unreachable(
                     "the broker is still starting".into(),
                 ));
             }
-            match &started {
-                None => started = Some(self.start()?),
-                Some(ours) => match ours.ended(look) {
-                    None => look = (look * 2).min(LONGEST_LOOK),
-                    Some((ended_at, status)) => {
-                        if status.code() != Some(i32::from(EXIT_IN_USE)) {
-                            return Err(self.hopeless(self.last_words(ours.said, status)));
-                        }
-                        if ended_at.elapsed() > OTHER_PATIENCE {
-                            started = None;
-                        }
+            let ended = match &started {
+                None => {
+                    let ours = started.insert(self.start()?);
+                    // It listens before it can serve. If it can't, we must not take the socket for an
+                    // answer, but hear why.
+                    match ours.spoken(give_up_at) {
+                        Some(said) if !said.is_empty() => ours.ended(LAST_BREATH),
+                        _ => None,
                     }
-                },
+                }
+                Some(ours) => {
+                    look = (look * 2).min(LONGEST_LOOK);
+                    ours.ended(look)
+                }
+            };
+            match (ended, &started) {
+                (Some(End::With(status)), _) if status.code() != Some(i32::from(EXIT_IN_USE)) => {
+                    let said = started.and_then(|ours| ours.spoken(give_up_at));
+                    return Err(self.hopeless(last_words(said.unwrap_or_default(), status)));
+                }
+                // Another one was first. But it may be about to leave.
+                (Some(_), Some(ours)) if ours.since.elapsed() > OTHER_PATIENCE => started = None,
+                _ => {}
             }
         }
     }
 }
 
-/// A broker process that we have started.
+/// Why a broker ended, in its own words where it left any.
+fn last_words(said: String, status: ExitStatus) -> String {
+    match said.trim() {
+        "" => format!("it ended at once ({status})"),
+        words => words.strip_prefix("penstock: ").unwrap_or(words).to_owned(),
+    }
+}
+
+/// A broker process that we have started. What it says on standard error is why it can't start; once
+/// it has started it closes that and lives on by itself.
 struct Started {
-    end: Arc<End>,
-    /// The length of the log before it was started.
-    said: u64,
+    since: Instant,
+    report: Arc<Report>,
 }
 
 #[derive(Default)]
-struct End {
-    status: Mutex<Option<(Instant, ExitStatus)>>,
+struct Report {
+    state: Mutex<ReportState>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct ReportState {
+    said: Option<String>,
+    end: Option<End>,
+}
+
+#[derive(Clone, Copy)]
+enum End {
+    With(ExitStatus),
+    /// An application that waits for all its children was quicker.
+    Unknown,
 }
 
 impl Started {
     /// A thread waits for its end, however far away that is, so that no zombie is left here.
-    fn watch(mut child: Child, said: u64) -> io::Result<Self> {
-        let end = Arc::new(End::default());
-        let told = Arc::clone(&end);
+    fn follow(mut child: Child) -> io::Result<Self> {
+        let report = Arc::new(Report::default());
+        let told = Arc::clone(&report);
         thread::Builder::new()
             .name("penstock-reap".into())
             .stack_size(64 << 10)
             .spawn(move || {
-                // An application that waits for all its children may have been quicker.
-                let status = child.wait().unwrap_or_default();
-                *told.status.lock().unwrap() = Some((Instant::now(), status));
-                told.changed.notify_all();
+                let mut said = Vec::new();
+                if let Some(mut errors) = child.stderr.take() {
+                    // What was read before an error is as good as anything.
+                    let _ = errors.read_to_end(&mut said);
+                }
+                told.change(|state| state.said = Some(String::from_utf8_lossy(&said).into_owned()));
+                let end = child.wait().map_or(End::Unknown, End::With);
+                told.change(|state| state.end = Some(end));
             })?;
-        Ok(Self { end, said })
+        Ok(Self {
+            since: Instant::now(),
+            report,
+        })
     }
 
-    /// Waits so long for its end.
-    fn ended(&self, wait: Duration) -> Option<(Instant, ExitStatus)> {
-        let status = self.end.status.lock().unwrap();
-        let (status, _) = self
-            .end
+    /// Waits until it has closed its standard error. Gives what it said there.
+    fn spoken(&self, give_up_at: Instant) -> Option<String> {
+        let patience = give_up_at.saturating_duration_since(Instant::now());
+        self.report.wait(patience, |state| state.said.clone())
+    }
+
+    fn ended(&self, patience: Duration) -> Option<End> {
+        self.report.wait(patience, |state| state.end)
+    }
+}
+
+impl Report {
+    fn change(&self, change: impl FnOnce(&mut ReportState)) {
+        change(&mut self.state.lock().unwrap());
+        self.changed.notify_all();
+    }
+
+    fn wait<T>(&self, patience: Duration, wanted: impl Fn(&ReportState) -> Option<T>) -> Option<T> {
+        let state = self.state.lock().unwrap();
+        let (state, _) = self
             .changed
-            .wait_timeout_while(status, wait, |status| status.is_none())
+            .wait_timeout_while(state, patience, |state| wanted(state).is_none())
             .unwrap();
-        *status
+        wanted(&state)
     }
 }

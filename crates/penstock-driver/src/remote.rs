@@ -21,7 +21,8 @@ use crate::dial::{Dial, DialError};
 use crate::session::{Encoded, HopelessEnd, LinkEnd, Session, SessionConfig};
 use crate::waker::Waker;
 use crate::{
-    Capabilities, DeliverySink, Done, Driver, DriverConfig, DriverError, ValueSink, WatchId,
+    Capabilities, DeliverySink, Done, Driver, DriverConfig, DriverError, LeadToken, ValueSink,
+    WatchId,
 };
 
 /// How long one attempt to connect may take before the next begins.
@@ -45,13 +46,34 @@ struct Shared {
     /// The connection's descriptor or -1, for a forked child, which can take no lock.
     socket: AtomicI32,
     state: Mutex<State>,
+    input: Mutex<Input>,
     ended: Condvar,
+}
+
+/// What has arrived and was not understood yet. Locked by who reads, never while `state` is.
+struct Input {
+    /// Of which connection.
+    connection: u64,
+    decoder: Decoder<proto::ToClient>,
+    buffer: Box<[u8]>,
+}
+
+/// Who reads the socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ReadBy {
+    Thread,
+    /// A caller that waits for its own answer.
+    Caller(LeadToken),
+    /// Nobody waits for anything. What comes all the same is read at the next sign of life.
+    Nobody,
 }
 
 struct State {
     session: Session,
     thread: IoThread,
     phase: Phase,
+    read_by: ReadBy,
+    leads: u64,
     /// Grows with each connection, so that who writes can tell that its own is gone.
     connection: u64,
     /// Somebody writes to the socket, without holding the lock.
@@ -60,6 +82,8 @@ struct State {
     unwritten: BytesMut,
     /// The socket takes no more; the thread waits until it does.
     blocked: bool,
+    /// How the connection ended, as a caller found who read it.
+    broken: Option<LinkEnd>,
     /// What the thread waits for, while it does.
     asleep: Option<Sleep>,
     closing: Option<Instant>,
@@ -106,10 +130,13 @@ impl Remote {
             session: Session::new(session, now),
             thread: IoThread::NotStarted,
             phase: Phase::Down { retry_at: now },
+            read_by: ReadBy::Thread,
+            leads: 0,
             connection: 0,
             writing: false,
             unwritten: BytesMut::new(),
             blocked: false,
+            broken: None,
             asleep: None,
             closing: None,
         };
@@ -122,6 +149,11 @@ impl Remote {
                 waker: OnceLock::new(),
                 socket: AtomicI32::new(-1),
                 state: Mutex::new(state),
+                input: Mutex::new(Input {
+                    connection: 0,
+                    decoder: Decoder::new(MAX_FRAME_BYTES),
+                    buffer: vec![0; READ_BYTES].into_boxed_slice(),
+                }),
                 ended: Condvar::new(),
             })),
         })
@@ -144,6 +176,9 @@ impl Remote {
             _ => return Err(DriverError::Closed),
         }
         let told = tell(&mut state.session);
+        if state.read_by == ReadBy::Nobody {
+            state.read_by = ReadBy::Thread;
+        }
         let state = self.shared.flush(state);
         self.shared.wake_where_needed(state);
         Ok(told)
@@ -245,6 +280,67 @@ impl Driver for Remote {
         }
     }
 
+    fn take_lead(&self) -> Option<LeadToken> {
+        let mut state = self.shared.lock_in_same_process().ok()?;
+        if state.read_by != ReadBy::Nobody {
+            return None;
+        }
+        state.leads += 1;
+        let lead = LeadToken(state.leads);
+        state.read_by = ReadBy::Caller(lead);
+        Some(lead)
+    }
+
+    fn lead(&self, lead: LeadToken, until: Instant, over: &dyn Fn() -> bool) {
+        while !over() {
+            let state = self.shared.lock();
+            let Phase::Connected { socket, .. } = &state.phase else {
+                return;
+            };
+            if state.read_by != ReadBy::Caller(lead) {
+                return;
+            }
+            let (socket, connection) = (Arc::clone(socket), state.connection);
+            let next = state.session.next_deadline();
+            drop(state);
+            let wake_at = next.map_or(until, |next| next.min(until));
+            let left = wake_at.saturating_duration_since(Instant::now());
+            let mut fds = [PollFd::new(&*socket, PollFlags::IN)];
+            let ready = poll(&mut fds, timeout(left).as_ref());
+            let now = Instant::now();
+            let outcome = match ready {
+                Ok(1..) => self.shared.read(&socket, connection),
+                Ok(0) if now < until => self.shared.lock().session.tick(now),
+                // The time has come, or a signal that the caller may want to look after.
+                Ok(0) | Err(_) => return,
+            };
+            let mut state = self.shared.lock();
+            if let Err(end) = outcome
+                && state.connection == connection
+            {
+                // To connect again is the thread's work.
+                state.broken = Some(end);
+                drop(state);
+                self.shared.wake();
+                return;
+            }
+            state = self.shared.flush(state);
+            self.shared.carry_out_events(state);
+        }
+    }
+
+    fn leave_lead(&self, lead: LeadToken) {
+        let mut state = self.shared.lock();
+        if state.read_by != ReadBy::Caller(lead) {
+            return;
+        }
+        state.read_by = match state.session.is_idle() {
+            true => ReadBy::Nobody,
+            false => ReadBy::Thread,
+        };
+        self.shared.wake_where_needed(state);
+    }
+
     fn trouble(&self) -> Option<String> {
         match self.shared.lock_in_same_process() {
             Ok(state) => state.session.trouble(),
@@ -298,13 +394,55 @@ impl Shared {
     }
 
     fn start_thread(self: &Arc<Self>) -> io::Result<()> {
-        let waker = Waker::new()?;
+        if self.waker.get().is_none() {
+            // Callers hold the lock, so nobody else sets it.
+            let _ = self.waker.set(Waker::new()?);
+        }
         let shared = Arc::clone(self);
         thread::Builder::new()
             .name("penstock-io".into())
             .spawn(move || IoLoop::new(shared).run())?;
-        let _ = self.waker.set(waker);
         Ok(())
+    }
+
+    /// Takes in what has arrived. Whoever calls carries out what comes of it.
+    fn read(&self, socket: &OwnedFd, connection: u64) -> Result<(), LinkEnd> {
+        let mut input = self.input.lock().unwrap();
+        let Input {
+            connection: of,
+            decoder,
+            buffer,
+        } = &mut *input;
+        if *of != connection {
+            *of = connection;
+            *decoder = Decoder::new(MAX_FRAME_BYTES);
+        }
+        let length = match rustix::io::read(socket, &mut buffer[..]) {
+            Ok(0) => return Err(LinkEnd::Lost("the broker closed the connection".into())),
+            Ok(length) => length,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
+            Err(error) => return Err(LinkEnd::Lost(error.to_string())),
+        };
+        decoder.extend(&buffer[..length]);
+        while let Some(frame) = decoder.next_message()? {
+            let mut state = self.lock();
+            if state.connection != connection {
+                break;
+            }
+            state.session.handle(Instant::now(), frame)?;
+        }
+        Ok(())
+    }
+
+    fn carry_out_events(&self, mut state: MutexGuard<'_, State>) {
+        let mut events = Vec::new();
+        while let Some(event) = state.session.poll_event() {
+            events.push(event);
+        }
+        drop(state);
+        for event in events {
+            event.carry_out();
+        }
     }
 
     /// The thread sleeps until the next thing it knows of; some calls make that too late.
@@ -314,12 +452,13 @@ impl Shared {
         };
         let connects = matches!(state.phase, Phase::Down { retry_at } if retry_at < sleep.until)
             && state.session.wants_link();
-        let sooner = state
-            .session
-            .next_deadline()
-            .is_some_and(|next| next < sleep.until);
+        // A caller that leads keeps time as well.
+        let led = matches!(state.read_by, ReadBy::Caller(_));
+        let next = state.session.next_deadline().filter(|_| !led);
+        let sooner = next.is_some_and(|next| next < sleep.until);
         let blocked = state.blocked && !sleep.watches_write;
-        if connects || sooner || blocked || state.session.has_events() {
+        let reads = state.read_by == ReadBy::Thread && !sleep.watches_read;
+        if connects || sooner || blocked || reads || state.session.has_events() {
             state.asleep = None;
             drop(state);
             self.wake();
@@ -387,8 +526,6 @@ pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
 /// What the thread does.
 struct IoLoop {
     shared: Arc<Shared>,
-    decoder: Decoder<proto::ToClient>,
-    buffer: Box<[u8]>,
     backoff: Backoff,
 }
 
@@ -396,8 +533,6 @@ impl IoLoop {
     fn new(shared: Arc<Shared>) -> Self {
         Self {
             shared,
-            decoder: Decoder::new(MAX_FRAME_BYTES),
-            buffer: vec![0; READ_BYTES].into_boxed_slice(),
             backoff: Backoff::new(),
         }
     }
@@ -405,7 +540,7 @@ impl IoLoop {
     fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         while !self.look_after(&shared) {
-            let (socket, sleep) = {
+            let (socket, connection, sleep) = {
                 let mut state = shared.flush(shared.lock());
                 let socket = match &state.phase {
                     Phase::Connected { socket, .. } => Some(Arc::clone(socket)),
@@ -415,26 +550,42 @@ impl IoLoop {
                 if state.session.has_events() {
                     continue;
                 }
+                if state.read_by == ReadBy::Thread && state.session.is_idle() {
+                    state.read_by = ReadBy::Nobody;
+                }
                 let sleep = Sleep {
                     until: next_wake_up(&state),
+                    watches_read: state.read_by == ReadBy::Thread,
                     watches_write: state.blocked,
                 };
                 state.asleep = Some(sleep);
-                (socket, sleep)
+                (socket, state.connection, sleep)
             };
             let ready = self.wait(socket.as_deref(), sleep);
             let mut state = shared.lock();
             state.asleep = None;
             state.blocked &= !ready.write;
+            let reads = ready.read || state.read_by == ReadBy::Nobody;
             drop(state);
             if let Some(socket) = socket
-                && ready.read
-                && let Err(end) = self.read(&shared, &socket)
+                && reads
+                && let Err(end) = shared.read(&socket, connection)
             {
-                self.lose_link(&mut shared.lock(), end);
+                let mut state = shared.lock();
+                if state.connection == connection {
+                    self.lose_link(&mut state, end);
+                }
             }
         }
-        shared.lock().thread = IoThread::Ended;
+        let mut state = shared.lock();
+        state.thread = IoThread::Ended;
+        if let Phase::Connected { socket, .. } = &state.phase {
+            // Wakes whoever leads; what was written is still sent.
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
+        }
+        state.phase = Phase::Down {
+            retry_at: Instant::now(),
+        };
         shared.ended.notify_all();
     }
 
@@ -442,6 +593,9 @@ impl IoLoop {
     fn look_after(&mut self, shared: &Arc<Shared>) -> bool {
         let mut state = shared.lock();
         let now = Instant::now();
+        if let Some(end) = state.broken.take() {
+            self.lose_link(&mut state, end);
+        }
         if let Err(end) = state.session.tick(now) {
             self.lose_link(&mut state, end);
         }
@@ -476,14 +630,7 @@ impl IoLoop {
             }
             _ => {}
         }
-        let mut events = Vec::new();
-        while let Some(event) = state.session.poll_event() {
-            events.push(event);
-        }
-        drop(state);
-        for event in events {
-            event.carry_out();
-        }
+        shared.carry_out_events(state);
         closes
     }
 
@@ -511,7 +658,6 @@ impl IoLoop {
         if let Phase::Dialed(Ok(socket)) =
             std::mem::replace(&mut state.phase, Phase::Down { retry_at })
         {
-            self.decoder = Decoder::new(MAX_FRAME_BYTES);
             state.session.connected(now, leases);
             state.connection += 1;
             state.unwritten.clear();
@@ -533,6 +679,11 @@ impl IoLoop {
         {
             self.backoff.reset();
         }
+        // Whoever leads waits for this socket.
+        if let Phase::Connected { socket, .. } = &state.phase {
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
+        state.read_by = ReadBy::Thread;
         self.shared.socket.store(-1, Ordering::Relaxed);
         state.phase = Phase::Down {
             retry_at: now + self.backoff.next(),
@@ -562,15 +713,16 @@ impl IoLoop {
 
     fn wait(&self, socket: Option<&OwnedFd>, sleep: Sleep) -> Ready {
         let waker = self.shared.waker.get();
-        let mut interest = PollFlags::IN;
+        let mut interest = PollFlags::empty();
+        interest.set(PollFlags::IN, sleep.watches_read);
         interest.set(PollFlags::OUT, sleep.watches_write);
+        let socket = socket.filter(|_| !interest.is_empty());
         let mut fds = Vec::with_capacity(2);
         fds.extend(socket.map(|socket| PollFd::new(socket, interest)));
         fds.extend(waker.map(|waker| PollFd::new(waker, PollFlags::IN)));
         let left = sleep.until.saturating_duration_since(Instant::now());
-        // Rounded up: to wake a little early would be to wake twice.
-        let timeout = Timespec::try_from(left + Duration::from_micros(50)).ok();
-        let _ = poll(&mut fds, timeout.as_ref());
+        // An interrupted wait shows nothing ready, and the next one does.
+        let _ = poll(&mut fds, timeout(left).as_ref());
         let happened = |index: usize| fds.get(index).map_or(PollFlags::empty(), PollFd::revents);
         let of_socket = match socket {
             Some(_) => happened(0),
@@ -587,26 +739,12 @@ impl IoLoop {
             write: of_socket.contains(PollFlags::OUT),
         }
     }
-
-    /// Takes in what has arrived; what comes of it is carried out before the next wait.
-    fn read(&mut self, shared: &Shared, socket: &OwnedFd) -> Result<(), LinkEnd> {
-        let length = match rustix::io::read(socket, &mut self.buffer[..]) {
-            Ok(0) => return Err(LinkEnd::Lost("the broker closed the connection".into())),
-            Ok(length) => length,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(()),
-            Err(error) => return Err(LinkEnd::Lost(error.to_string())),
-        };
-        self.decoder.extend(&self.buffer[..length]);
-        while let Some(frame) = self.decoder.next_message()? {
-            shared.lock().session.handle(Instant::now(), frame)?;
-        }
-        Ok(())
-    }
 }
 
 #[derive(Clone, Copy)]
 struct Sleep {
     until: Instant,
+    watches_read: bool,
     watches_write: bool,
 }
 
@@ -625,6 +763,11 @@ fn next_wake_up(state: &State) -> Instant {
         .into_iter()
         .flatten()
         .fold(far, Instant::min)
+}
+
+/// Rounded up: to wake a little early would be to wake twice.
+fn timeout(left: Duration) -> Option<Timespec> {
+    Timespec::try_from(left + Duration::from_micros(50)).ok()
 }
 
 /// How long to wait before the next try: doubled each time, and never quite the same for two

@@ -446,6 +446,11 @@ impl Session {
         !self.calls.is_empty() || !self.watches.is_empty() || self.consumer.is_some()
     }
 
+    /// Connected, and nobody waits for anything from the broker.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.link == Link::Up && !self.wants_link()
+    }
+
     /// Nothing is unconfirmed that a caller waits for.
     pub(crate) fn is_settled(&self) -> bool {
         self.calls.is_empty()

@@ -77,7 +77,8 @@ impl ChildLink {
         self.with_state(|State { link, task }| {
             loop {
                 if let Some(job) = link.begin()? {
-                    let notes = PyList::new(py, job.notes.iter().map(|note| PyBytes::new(py, note)))?;
+                    let notes =
+                        PyList::new(py, job.notes.iter().map(|note| PyBytes::new(py, note)))?;
                     let task = task.as_ref().map(|task| task.bind(py));
                     return (
                         task,

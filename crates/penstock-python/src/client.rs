@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use penstock_driver::{Driver, DriverConfig, DriverError};
+use penstock_driver::{Driver, DriverConfig, DriverError, Lead};
 use penstock_message::{
     Answer, Durability, KeyState, MessageId, MessageInfo, MessageState, Notice, Op, Query,
     QueueStatus, Receipt, Status, Tx, WorkerStatus,
@@ -81,8 +81,12 @@ impl Client {
         let slot = Slot::new();
         let filled = Arc::clone(&slot);
         let done = Box::new(move |outcome| filled.fill(outcome));
-        py.detach(move || driver.commit(vec![tx], durability, deadline, done));
-        Ok(confirmed(slot.wait_for_end(py)?)?)
+        let lead = py.detach(|| {
+            let lead = Lead::take(&*driver);
+            driver.commit(vec![tx], durability, deadline, done);
+            lead
+        });
+        Ok(confirmed(slot.wait_for_end(py, &lead)?)?)
     }
 
     fn ask(&self, py: Python<'_>, query: Query, timeout_s: f64) -> PyResult<Answer> {
@@ -91,8 +95,14 @@ impl Client {
         let slot = Slot::new();
         let filled = Arc::clone(&slot);
         let done = Box::new(move |outcome| filled.fill(outcome));
-        py.detach(move || driver.query(query, deadline, done));
-        Ok(slot.wait_for_end(py)?.map_err(Failure::of_question)?)
+        let lead = py.detach(|| {
+            let lead = Lead::take(&*driver);
+            driver.query(query, deadline, done);
+            lead
+        });
+        Ok(slot
+            .wait_for_end(py, &lead)?
+            .map_err(Failure::of_question)?)
     }
 
     /// Waits until all of these jobs have ended.
@@ -123,9 +133,18 @@ impl Client {
         }
         let sink = Arc::clone(&gather);
         // Timed here and not by the driver, whose thread would have to be woken for it.
-        let watch = py.detach(|| driver.watch(keys, None, sink));
-        match slot.wait(py, deadline) {
-            Ok(Some(states)) => Ok(states?),
+        let (watch, lead) = py.detach(|| {
+            let lead = Lead::take(&*driver);
+            (driver.watch(keys, None, sink), lead)
+        });
+        match slot.wait(py, &lead, deadline) {
+            Ok(Some(states)) => {
+                // Who asked how it stands with a pending job is not told again when it ends.
+                if matches!(&states, Ok(states) if states.contains(&KeyState::Pending)) {
+                    driver.unwatch(watch);
+                }
+                Ok(states?)
+            }
             Ok(None) => {
                 driver.unwatch(watch);
                 Err(gather.time_is_up(driver.trouble()).into())

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use penstock_driver::Lead;
 use pyo3::prelude::*;
 
 /// A wait ends this often to let Python run its signal handlers, so that Ctrl-C gets through.
@@ -28,20 +29,26 @@ impl<T: Send + 'static> Slot<T> {
     }
 
     /// Waits for what is sure to come: a driver ends each call itself when its time is up.
-    pub(crate) fn wait_for_end(&self, py: Python<'_>) -> PyResult<T> {
+    pub(crate) fn wait_for_end(&self, py: Python<'_>, lead: &Lead<'_>) -> PyResult<T> {
         loop {
-            if let Some(value) = self.wait(py, None)? {
+            if let Some(value) = self.wait(py, lead, None)? {
                 return Ok(value);
             }
         }
     }
 
     /// Waits without the interpreter lock, until the deadline. Gives `None` when that has come.
-    pub(crate) fn wait(&self, py: Python<'_>, deadline: Option<Instant>) -> PyResult<Option<T>> {
+    pub(crate) fn wait(
+        &self,
+        py: Python<'_>,
+        lead: &Lead<'_>,
+        deadline: Option<Instant>,
+    ) -> PyResult<Option<T>> {
         loop {
             let slice = Instant::now() + SLICE;
             let until = deadline.map_or(slice, |deadline| deadline.min(slice));
             let value = py.detach(|| {
+                lead.read_until(until, || self.value.lock().unwrap().is_some());
                 let value = self.value.lock().unwrap();
                 let left = until.saturating_duration_since(Instant::now());
                 let (mut value, _) = self

@@ -2,13 +2,15 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use penstock_driver::{DeliverySink, Done, Driver, DriverConfig, DriverError, ValueSink, connect};
+use penstock_driver::{
+    DeliverySink, Done, Driver, DriverConfig, DriverError, Lead, ValueSink, connect,
+};
 use penstock_message::{
     Answer, Delivery, Due, Durability, Key, KeyState, Lease, Message, MessageId, Op, Query,
     Receipt, Status, Tx, Value, ValueStatus,
@@ -135,6 +137,12 @@ pub fn start_server(directory: &Path) -> Child {
         .unwrap()
 }
 
+/// A port that nobody listens on.
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
 /// A driver, with calls that wait for their end.
 #[derive(Clone)]
 pub struct Client {
@@ -157,7 +165,7 @@ impl Client {
         durability: Durability,
         patience: Duration,
     ) -> Result<Receipt, DriverError> {
-        let receipts = wait_for(|done| {
+        let receipts = wait_for(&*self.driver, |done| {
             let deadline = Some(Instant::now() + patience);
             self.driver
                 .commit(vec![Tx { ops }], durability, deadline, done);
@@ -169,7 +177,9 @@ impl Client {
     }
 
     pub fn query(&self, query: Query) -> Result<Answer, DriverError> {
-        wait_for(|done| self.driver.query(query, Instant::now() + PATIENCE, done))
+        wait_for(&*self.driver, |done| {
+            self.driver.query(query, Instant::now() + PATIENCE, done)
+        })
     }
 
     pub fn status(&self) -> Status {
@@ -222,11 +232,21 @@ impl Client {
     }
 }
 
-fn wait_for<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> Result<T, DriverError> {
+/// Waits as a thread of an application does: it reads what comes by itself, where it may.
+fn wait_for<T: Send + 'static>(
+    driver: &dyn Driver,
+    call: impl FnOnce(Done<T>),
+) -> Result<T, DriverError> {
+    let over = Arc::new(AtomicBool::new(false));
     let (done, ended) = channel();
+    let lead = Lead::take(driver);
+    let ends = Arc::clone(&over);
     call(Box::new(move |outcome| {
+        ends.store(true, Ordering::Release);
         let _unheard = done.send(outcome);
     }));
+    let until = Instant::now() + PATIENCE * 2;
+    lead.read_until(until, || over.load(Ordering::Acquire));
     ended.recv_timeout(PATIENCE * 2).expect("every call ends")
 }
 

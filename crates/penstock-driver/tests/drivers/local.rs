@@ -1,0 +1,181 @@
+//! `local:PATH`: nothing to start, one broker however many want it, and the next one at once.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use crate::support::*;
+use penstock_driver::{DriverConfig, DriverError};
+use penstock_message::Durability;
+use rustix::process::Signal;
+
+#[test]
+fn many_that_begin_at_once_share_one_broker() {
+    let place = Place::local();
+    let pids: BTreeSet<u64> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8)
+            .map(|number| {
+                let place = &place;
+                scope.spawn(move || {
+                    let client = place.client();
+                    assert_eq!(client.commit(vec![publish(message(number))]), applied());
+                    client.broker_pid()
+                })
+            })
+            .collect();
+        clients
+            .into_iter()
+            .map(|client| client.join().unwrap())
+            .collect()
+    });
+    assert_eq!(pids.len(), 1);
+    assert_eq!(place.client().worker("work", 10).take(8).len(), 8);
+}
+
+#[test]
+fn a_killed_broker_is_followed_by_the_next_within_a_second_and_leaves_no_zombie() {
+    let place = Place::local();
+    let client = place.client();
+    client.commit(vec![publish(message(1))]);
+    let first = client.broker_pid();
+    let start = Instant::now();
+    kill(first, Signal::KILL);
+    let second = client.broker_pid();
+    assert!(
+        start.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        start.elapsed()
+    );
+    assert_ne!(first, second);
+    // Somebody here waits for its end, so soon nothing is left of it.
+    let reaped = (0..1_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(5));
+        process_state(first).is_none()
+    });
+    assert!(
+        reaped,
+        "the first broker is left as {:?}",
+        process_state(first)
+    );
+}
+
+/// As ps shows it; `None` when there is no such process.
+fn process_state(pid: u64) -> Option<String> {
+    let ps = Command::new("ps")
+        .args(["-o", "stat=", "-p", &pid.to_string()])
+        .output()
+        .unwrap();
+    let state = String::from_utf8(ps.stdout).unwrap().trim().to_owned();
+    (!state.is_empty()).then_some(state)
+}
+
+#[test]
+fn the_broker_has_let_go_of_whoever_started_it() {
+    let place = Place::local();
+    let client = place.client();
+    let pid = client.broker_pid() as i32;
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    let session = rustix::process::getsid(Some(pid)).unwrap();
+    assert_eq!(session, pid, "it leads a session of its own");
+    if cfg!(target_os = "linux") {
+        let of_broker = format!("/proc/{}", pid.as_raw_nonzero());
+        assert_eq!(
+            fs::read_link(format!("{of_broker}/cwd")).unwrap().to_str(),
+            Some("/")
+        );
+        for stream in 0..3 {
+            let file = fs::read_link(format!("{of_broker}/fd/{stream}")).unwrap();
+            assert_eq!(file.to_str(), Some("/dev/null"));
+        }
+    }
+}
+
+#[test]
+fn a_socket_that_its_broker_has_left_behind_is_no_hindrance() {
+    let place = Place::local();
+    let data = place.directory.path().join("data");
+    fs::create_dir(&data).unwrap();
+    drop(std::os::unix::net::UnixListener::bind(data.join("broker.sock")).unwrap());
+    assert_eq!(place.client().commit(vec![publish(message(1))]), applied());
+}
+
+#[test]
+fn a_path_too_long_for_a_socket_works_all_the_same() {
+    let place = Place::local();
+    let long = place.directory.path().join("x".repeat(120));
+    let client = Client::new(DriverConfig {
+        program: Some(program().to_owned()),
+        ..DriverConfig::new(format!("local:{}", long.display()))
+    });
+    assert_eq!(client.commit(vec![publish(message(1))]), applied());
+    kill(client.broker_pid(), Signal::TERM);
+}
+
+/// Each start that must fail tells why, at once, in one message.
+#[test]
+fn a_start_that_cannot_succeed_says_what_to_do() {
+    let check = |prepare: &dyn Fn(&Place) -> DriverConfig, expected: &str| {
+        let place = Place::local();
+        let client = Client::new(prepare(&place));
+        let start = Instant::now();
+        match client.try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE) {
+            Err(DriverError::Invalid { reason }) => {
+                assert!(reason.contains("no broker can be started"), "{reason}");
+                assert!(reason.contains(expected), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(start.elapsed() < PATIENCE / 2);
+    };
+    check(
+        &|place| DriverConfig::new(&place.url),
+        "the penstock executable is not there",
+    );
+    check(
+        &|place| DriverConfig {
+            program: Some("/nowhere/penstock".into()),
+            ..place.config()
+        },
+        "/nowhere/penstock: No such file",
+    );
+    check(
+        &|place| {
+            fs::write(place.directory.path().join("data"), "a file").unwrap();
+            place.config()
+        },
+        "data",
+    );
+    check(
+        &|place| {
+            let journal = place.directory.path().join("data/journal");
+            fs::create_dir_all(journal.parent().unwrap()).unwrap();
+            fs::write(journal, "a file where a directory should be").unwrap();
+            place.config()
+        },
+        "not a directory",
+    );
+}
+
+/// Root may write everywhere, so this shows nothing to it.
+#[test]
+fn a_directory_that_this_user_cannot_write_is_named() {
+    if rustix::process::geteuid().is_root() {
+        return;
+    }
+    let place = Place::local();
+    let data = place.directory.path().join("data");
+    fs::create_dir(&data).unwrap();
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o500)).unwrap();
+    match place
+        .client()
+        .try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE)
+    {
+        Err(DriverError::Invalid { reason }) => {
+            assert!(reason.contains("Permission denied"), "{reason}");
+            assert!(reason.contains(data.to_str().unwrap()), "{reason}");
+        }
+        other => panic!("{other:?}"),
+    }
+}

@@ -1,0 +1,191 @@
+//! What goes wrong between a client and a broker in another process, and what the client says of it.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::support::*;
+use penstock_driver::{DriverConfig, DriverError};
+use penstock_message::Durability;
+use rustix::process::Signal;
+
+const SHORT: Duration = Duration::from_millis(300);
+
+fn unavailable(outcome: Result<penstock_message::Receipt, DriverError>) -> (String, bool) {
+    match outcome {
+        Err(DriverError::Unavailable {
+            reason,
+            maybe_accepted,
+        }) => (reason, maybe_accepted),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn with_nobody_there_a_call_ends_at_its_deadline_and_says_that_it_was_not_sent() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("socket");
+    let client = Client::new(DriverConfig::new(format!("unix:{}", socket.display())));
+    let start = Instant::now();
+    let outcome = client.try_commit(vec![publish(message(1))], Durability::Disk, SHORT);
+    let (reason, maybe_accepted) = unavailable(outcome);
+    assert!(!maybe_accepted);
+    assert!(reason.contains("No such file or directory"), "{reason}");
+    assert!((SHORT..SHORT * 10).contains(&start.elapsed()));
+
+    // What was given up is not sent when a broker comes after all.
+    let mut server = start_server(directory.path());
+    assert_eq!(client.commit(vec![publish(message(2))]), applied());
+    assert_eq!(client.worker("work", 10).take_one().message.id, id(2));
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+#[test]
+fn a_stopped_broker_ends_calls_at_their_deadlines_and_goes_on_where_it_was() {
+    let place = Place::remote();
+    let client = place.client();
+    client.commit(vec![publish(message(1))]);
+    let pid = client.broker_pid();
+    kill(pid, Signal::STOP);
+    let start = Instant::now();
+    let outcome = client.try_commit(vec![publish(message(2))], Durability::Disk, SHORT);
+    assert!((SHORT..SHORT * 10).contains(&start.elapsed()));
+    let (reason, maybe_accepted) = unavailable(outcome);
+    assert!(maybe_accepted, "it is in the socket");
+    assert!(reason.contains("did not answer"), "{reason}");
+
+    // A client that comes now cannot even say hello.
+    let stranger = place.client();
+    let outcome = stranger.try_commit(vec![publish(message(3))], Durability::Disk, SHORT);
+    assert!(!unavailable(outcome).1);
+
+    kill(pid, Signal::CONT);
+    assert_eq!(client.commit(vec![publish(message(4))]), applied());
+    let worker = client.worker("work", 10);
+    let taken: Vec<_> = worker
+        .take(3)
+        .iter()
+        .map(|delivery| delivery.message.id)
+        .collect();
+    assert_eq!(taken, [id(1), id(2), id(4)]);
+}
+
+#[test]
+fn a_full_socket_ends_what_waits_behind_it_as_not_sent() {
+    let place = Place::remote();
+    let client = place.client();
+    let pid = client.broker_pid();
+    kill(pid, Signal::STOP);
+    let body = bytes::Bytes::from(vec![0; 4 << 20]);
+    let (ended, ends) = std::sync::mpsc::channel();
+    for number in 0..3 {
+        let ended = ended.clone();
+        let large = penstock_message::Message {
+            body: body.clone(),
+            ..message(number)
+        };
+        let done = Box::new(
+            move |outcome: Result<Vec<penstock_message::Receipt>, DriverError>| {
+                ended
+                    .send(unavailable(outcome.map(|mut receipts| receipts.remove(0))).1)
+                    .unwrap();
+            },
+        );
+        let deadline = Some(Instant::now() + SHORT);
+        client.driver.commit(
+            vec![vec![publish(large)].into()],
+            Durability::Disk,
+            deadline,
+            done,
+        );
+    }
+    let maybe_accepted: Vec<bool> = (0..3)
+        .map(|_| ends.recv_timeout(PATIENCE).unwrap())
+        .collect();
+    assert_eq!(maybe_accepted, [true, false, false]);
+    kill(pid, Signal::CONT);
+    assert_eq!(client.commit(vec![publish(message(9))]), applied());
+    let last = client.worker("work", 10).take(2).remove(1);
+    assert_eq!(last.message.id, id(9));
+}
+
+#[test]
+fn a_wrong_token_is_a_typed_error_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let mut server = Command::new(program())
+        .args([
+            "server",
+            "--listen",
+            &format!("tcp://127.0.0.1:{port}"),
+            "--data",
+        ])
+        .arg(directory.path())
+        .env("PENSTOCK_TOKEN", "right")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let client = |token: &str| {
+        Client::new(DriverConfig {
+            token: Some(token.to_owned()),
+            ..DriverConfig::new(format!("tcp://127.0.0.1:{port}"))
+        })
+    };
+    assert_eq!(client("right").commit(vec![publish(message(1))]), applied());
+    match client("wrong").try_commit(vec![publish(message(2))], Durability::Disk, PATIENCE) {
+        Err(DriverError::Unauthorized { .. }) => {}
+        other => panic!("{other:?}"),
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+#[test]
+fn what_is_no_broker_is_not_waited_for_longer_than_the_deadline() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let client = Client::new(DriverConfig::new(format!(
+        "tcp://{}",
+        listener.local_addr().unwrap()
+    )));
+    let babbler = std::thread::spawn(move || {
+        use std::io::Write;
+        for stream in listener.incoming() {
+            // A frame longer than any: the client must not wait for its end.
+            let _ = stream
+                .unwrap()
+                .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let outcome = client.try_commit(vec![publish(message(1))], Durability::Disk, SHORT);
+    let (reason, maybe_accepted) = unavailable(outcome);
+    assert!(reason.contains("no frame of this protocol"), "{reason}");
+    assert!(!maybe_accepted);
+    drop(babbler);
+}
+
+#[test]
+fn a_closed_client_says_so_and_what_was_committed_before_is_there() {
+    let place = Place::remote();
+    let client = place.client();
+    let (ended, ends) = std::sync::mpsc::channel();
+    let done = Box::new(move |outcome| ended.send(outcome).unwrap());
+    client.driver.commit(
+        vec![vec![publish(message(1))].into()],
+        Durability::Disk,
+        None,
+        done,
+    );
+    client.driver.close(Instant::now() + PATIENCE);
+    assert!(
+        ends.try_recv()
+            .expect("it ended before close returned")
+            .is_ok()
+    );
+    let outcome = client.try_commit(vec![publish(message(2))], Durability::Disk, SHORT);
+    assert!(matches!(outcome, Err(DriverError::Closed)));
+    assert_eq!(
+        place.client().worker("work", 1).take_one().message.id,
+        id(1)
+    );
+}
