@@ -1,47 +1,52 @@
 """A distributed task queue: durable by default, with nothing to install beside it.
 
-from penstock import App
+    from penstock import App
 
-app = App("shop")
+    app = App("shop")
 
-@app.task(retries=5)
-def send(to: str, body: str) -> int: ...
+    @app.task(retries=5)
+    def send(to: str, body: str) -> int: ...
 
-job = send.delay("ada@example.org", "hello")
-job.result(timeout=10)
+    job = send.delay("ada@example.org", "hello")
+    job.result(timeout=10)
+
+A worker runs it: ``penstock worker shop:app``. The pages in docs/ tell the rest.
 """
 
 import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 if sys.platform == "win32":
     raise ImportError("Penstock runs on Linux and macOS. On Windows, use it inside WSL 2.")
 
-from penstock._app import App
-from penstock._core import __version__
-from penstock._current import CurrentJob, current_job
-from penstock._job import AttemptError, Job, JobInfo, JobState
-from penstock._options import JobOptions
-from penstock._retries import Retry
-from penstock._task import AsyncTask, Signature, Task, TaskOptions
-from penstock.errors import (
-    BrokerUnavailable,
-    ClientClosed,
-    DiskFull,
-    InvalidConfiguration,
-    JobCancelled,
-    JobError,
-    JobExpired,
-    PayloadTooLarge,
-    PenstockError,
-    QueueFull,
-    RemoteTraceback,
-    ResultExpired,
-    TaskError,
-    Timeout,
-    Unauthorized,
-    UnknownTask,
-    WorkerCrashed,
-)
+if TYPE_CHECKING:
+    from penstock._app import App
+    from penstock._core import __version__
+    from penstock._current import CurrentJob, current_job
+    from penstock._job import AttemptError, Job, JobInfo, JobState
+    from penstock._options import JobOptions
+    from penstock._retries import Retry
+    from penstock._task import AsyncTask, Signature, Task, TaskOptions
+    from penstock.errors import (
+        BrokerUnavailable,
+        ClientClosed,
+        DiskFull,
+        InvalidConfiguration,
+        JobCancelled,
+        JobError,
+        JobExpired,
+        PayloadTooLarge,
+        PenstockError,
+        QueueFull,
+        RemoteTraceback,
+        ResultExpired,
+        TaskError,
+        Timeout,
+        Unauthorized,
+        UnknownTask,
+        WorkerCrashed,
+    )
 
 __all__ = [
     # Tasks and calls of them
@@ -82,3 +87,21 @@ __all__ = [
     # This release
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # The `penstock` command is found through this package and has to answer at once, so that what
+    # it does not need is imported when somebody first asks for it.
+    if name in __all__:
+        for home in ("_app", "_task", "_job", "_current", "_retries", "_options", "errors", "_core"):
+            found = vars(import_module(f"penstock.{home}"))
+            if name in found:
+                globals()[name] = found[name]
+                return found[name]
+    if name == "errors":
+        return import_module("penstock.errors")
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,32 @@
+"""What `import penstock` shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+
+
+def test_everything_public_is_there():
+    for name in penstock.__all__:
+        assert getattr(penstock, name) is not None
+    assert set(penstock.__all__) <= set(dir(penstock))
+    assert len(set(penstock.__all__)) == len(penstock.__all__)
+    assert penstock.errors.Timeout is penstock.Timeout
+    with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'Celery'"):
+        penstock.Celery  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_every_error_is_public_and_of_one_family():
+    for name in penstock.errors.__all__:
+        error = getattr(penstock, name)
+        assert issubclass(error, penstock.PenstockError) or error is penstock.RemoteTraceback
+
+
+def test_the_command_is_not_kept_waiting_for_imports():
+    script = "import sys, penstock._cli; print(*sorted({'asyncio', 'msgspec', 'penstock._core'} & set(sys.modules)))"
+    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    assert output.stdout.strip() == ""
