@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-from project import pidfd
+from project import eventually, pidfd
 
 TASKS = """
     from penstock import App
@@ -100,6 +100,28 @@ def test_a_deleted_directory_ends_its_broker(shop):
     with pidfd(shop.broker_pid()) as ended:
         shutil.rmtree(shop.data)
         ended.wait(30)
+
+
+def test_a_broker_leaves_some_time_after_its_last_client_and_not_before(shop):
+    server = shop.start("penstock", "server", "--local", str(shop.data), "--linger", "0.3")
+    eventually(lambda: shop.broker_pid() == server.pid)
+    client = shop.start_python(
+        """
+        import sys, time
+        from pathlib import Path
+        import tasks
+        print(tasks.double.delay(21).id, flush=True)
+        while not Path("enough").exists():
+            time.sleep(0.01)
+        """
+    )
+    eventually(lambda: client.output.endswith("\n"))
+    with pytest.raises(AssertionError, match="still runs"):
+        server.wait(1)
+    shop.write("enough", "")
+    assert server.wait(10) == 0
+    shop.worker()
+    assert shop.python(RESULT, client.output.strip()).strip() == "42"
 
 
 def test_stop_ends_the_broker_and_keeps_its_jobs(shop):
