@@ -22,6 +22,7 @@ from processes import descendants, proportional_set_size_bytes, running, tail
 SAMPLE_S = 0.01
 WARM_UP_JOBS = 200
 STALL_S = 30
+NAPS_EACH = 5
 WORKER_GRACE_S = 1  # it has nothing left to do
 
 Curve = list[tuple[float, int]]
@@ -140,8 +141,11 @@ def latency(measurement: Measurement, slots: int, count: int) -> dict[str, float
 
 def memory(measurement: Measurement, slots: int) -> dict[str, float]:
     with measurement.worker(slots) as pid:
-        for _ in range(5):  # every process has run jobs
-            measurement.warm_up()
+        measurement.warm_up()
+        # Long enough to be shared out, so that every process has run some.
+        measurement.contestant.enqueue_naps(NAPS_EACH * slots)
+        measurement.enqueued += NAPS_EACH * slots
+        measurement.watch()
         tree = [pid, *descendants(pid)]
         return {"pss_mb": proportional_set_size_bytes(tree) / 1e6, "processes": len(tree)}
 

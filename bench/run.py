@@ -36,6 +36,7 @@ from results import Results
 HERE = Path(__file__).parent
 PEERS_VENV = HERE.parent / ".cache" / "bench" / "venv"
 LIMIT_S = 120  # one measurement
+BUSY = 0.3  # load average a core
 
 
 class Arena:
@@ -241,6 +242,11 @@ def main() -> int:
             "repeats": repeats,
             "quick": options.quick,
         }
+        if about["machine"]["load_before"] > BUSY * about["machine"]["cores"]:
+            print(
+                f"this machine is busy (load {about['machine']['load_before']}): expect figures that are too low",
+                flush=True,
+            )
         try:
             found = run(Arena(directory, peers), groups, repeats, options.quick)
         finally:

@@ -7,6 +7,7 @@ Every module has the same functions:
     enqueue(count)                 hand in so many jobs by the fastest documented way
     unfinished(enqueued)           of so many jobs handed in, how many have no stored result yet
     enqueue_for(seconds, callers)  one call at a time from each of so many callers; how many calls came back
+    enqueue_naps(count)            hand in so many jobs that wait 20 ms; only where memory is measured
     round_trips(count)             seconds from the call to the result in hand, one job after the other
 
 The module is imported by the worker too. ``BENCH_SLOTS`` says how many processes it is one of.

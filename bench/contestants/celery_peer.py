@@ -28,6 +28,11 @@ if SAFE:
 def noop() -> None: ...
 
 
+@app.task
+def nap() -> None:
+    time.sleep(0.02)
+
+
 def clear() -> None:
     app.control.purge()
     results.flushall()
@@ -52,6 +57,11 @@ def enqueue(count: int) -> None:
     with app.producer_pool.acquire(block=True) as producer:  # one channel for all: the fastest of its ways
         for _ in range(count):
             noop.apply_async(producer=producer)
+
+
+def enqueue_naps(count: int) -> None:
+    for _ in range(count):
+        nap.delay()
 
 
 def unfinished(enqueued: int) -> int:

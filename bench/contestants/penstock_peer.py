@@ -20,6 +20,11 @@ broker = _core.Client(os.environ["PENSTOCK_URL"])  # asks how far it is
 def noop(number: int) -> None: ...
 
 
+@app.task
+def nap() -> None:
+    time.sleep(0.02)
+
+
 def clear() -> None:
     """Each measurement has a broker and a directory of its own."""
 
@@ -32,9 +37,15 @@ def enqueue(count: int) -> None:
     noop.map(range(count))
 
 
+def enqueue_naps(count: int) -> None:
+    for _ in range(count):
+        nap.delay()
+
+
 def unfinished(enqueued: int) -> int:
     # The figures of `penstock status --json`: starting a program a hundred times a second would be in the way.
-    return enqueued - int(broker.status(10)["results"])
+    status = broker.status(10)
+    return enqueued - int(status["results"]) - int(status["evicted"])
 
 
 def enqueue_for(seconds: float, callers: int) -> int:
