@@ -50,6 +50,8 @@ pub trait Driver: Send + Sync {
     /// until the deadline.
     fn watch(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>)
     -> WatchId;
+    /// As `watch`, but a key that is pending has been told of, too.
+    fn peek(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>) -> WatchId;
     fn unwatch(&self, watch: WatchId);
 
     fn query(&self, query: Query, deadline: Instant, done: Done<Answer>);

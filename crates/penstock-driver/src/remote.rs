@@ -185,6 +185,25 @@ impl Remote {
     }
 }
 
+impl Remote {
+    fn begin_watch(
+        &self,
+        keys: Vec<Key>,
+        peeks: bool,
+        deadline: Option<Instant>,
+        sink: Arc<dyn ValueSink>,
+    ) -> WatchId {
+        let watching = Arc::clone(&sink);
+        match self.with_session(|session| session.watch(keys, peeks, deadline, watching)) {
+            Ok(id) => id,
+            Err(error) => {
+                sink.failed(error);
+                WatchId(0)
+            }
+        }
+    }
+}
+
 impl Drop for Remote {
     fn drop(&mut self) {
         let Ok(mut state) = self.shared.lock_in_same_process() else {
@@ -243,14 +262,11 @@ impl Driver for Remote {
         deadline: Option<Instant>,
         sink: Arc<dyn ValueSink>,
     ) -> WatchId {
-        let watching = Arc::clone(&sink);
-        match self.with_session(|session| session.watch(keys, deadline, watching)) {
-            Ok(id) => id,
-            Err(error) => {
-                sink.failed(error);
-                WatchId(0)
-            }
-        }
+        self.begin_watch(keys, false, deadline, sink)
+    }
+
+    fn peek(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>) -> WatchId {
+        self.begin_watch(keys, true, deadline, sink)
     }
 
     fn unwatch(&self, watch: WatchId) {

@@ -189,6 +189,8 @@ struct PendingTx {
 
 struct Watch {
     sink: Arc<dyn ValueSink>,
+    /// It asks how things are now, so a key that is pending has been told of.
+    peeks: bool,
     deadline: Option<Instant>,
     /// Those that have not been told of yet, and some that have.
     keys: Vec<Key>,
@@ -344,6 +346,7 @@ impl Session {
     pub(crate) fn watch(
         &mut self,
         keys: Vec<Key>,
+        peeks: bool,
         deadline: Option<Instant>,
         sink: Arc<dyn ValueSink>,
     ) -> WatchId {
@@ -362,6 +365,7 @@ impl Session {
         let untold = keys.len();
         let watch = Watch {
             sink,
+            peeks,
             deadline,
             keys,
             untold,
@@ -375,15 +379,20 @@ impl Session {
             return;
         };
         for key in watch.keys {
-            let Some(watchers) = self.watchers.get_mut(&key) else {
-                continue;
-            };
-            watchers.retain(|watcher| *watcher != id);
-            if watchers.is_empty() {
-                self.watchers.remove(&key);
-                if self.link == Link::Up {
-                    self.unsent_unwatched.insert(key);
-                }
+            self.stop_watching(key, |watcher| watcher == id);
+        }
+    }
+
+    /// Takes some of a key's watchers away; without any left, the broker need not tell of it.
+    fn stop_watching(&mut self, key: Key, leaves: impl Fn(WatchId) -> bool) {
+        let Some(watchers) = self.watchers.get_mut(&key) else {
+            return;
+        };
+        watchers.retain(|watcher| !leaves(*watcher));
+        if watchers.is_empty() {
+            self.watchers.remove(&key);
+            if self.link == Link::Up {
+                self.unsent_unwatched.insert(key);
             }
         }
     }
@@ -953,27 +962,32 @@ impl Session {
     }
 
     fn value(&mut self, key: Key, state: KeyState) {
-        if state == KeyState::Pending {
-            for id in self.watchers.get(&key).into_iter().flatten() {
-                if let Some(watch) = self.watches.get(id) {
-                    let sink = Arc::clone(&watch.sink);
-                    self.events
-                        .push_back(Event::Value(sink, key.clone(), KeyState::Pending));
-                }
-            }
-            return;
-        }
-        for id in self.watchers.remove(&key).into_iter().flatten() {
+        let pending = state == KeyState::Pending;
+        let told = match pending {
+            true => self.watchers.get(&key).cloned(),
+            false => self.watchers.remove(&key),
+        };
+        let mut peeked = Vec::new();
+        for id in told.into_iter().flatten() {
             let Some(watch) = self.watches.get_mut(&id) else {
                 continue;
             };
             let sink = Arc::clone(&watch.sink);
+            self.events
+                .push_back(Event::Value(sink, key.clone(), state.clone()));
+            if pending && !watch.peeks {
+                continue;
+            }
+            if pending {
+                peeked.push(id);
+            }
             watch.untold -= 1;
             if watch.untold == 0 {
                 self.remove_watch(id);
             }
-            self.events
-                .push_back(Event::Value(sink, key.clone(), state.clone()));
+        }
+        if !peeked.is_empty() {
+            self.stop_watching(key, |watcher| peeked.contains(&watcher));
         }
     }
 

@@ -128,6 +128,7 @@ impl Client {
         let deadline = deadline(timeout_s)?;
         let driver = self.driver()?;
         let keys = gather.keys();
+        let begin = gather.how();
         if keys.is_empty() {
             return Ok(Vec::new());
         }
@@ -135,7 +136,7 @@ impl Client {
         // Timed here and not by the driver, whose thread would have to be woken for it.
         let (watch, lead) = py.detach(|| {
             let lead = Lead::take(&*driver);
-            (driver.watch(keys, None, sink), lead)
+            (begin(&*driver, keys, None, sink), lead)
         });
         match slot.wait(py, &lead, deadline) {
             Ok(Some(states)) => {
@@ -411,8 +412,9 @@ impl Client {
         let deadline = deadline(timeout_s)?;
         let driver = self.driver()?;
         let keys = gather.keys();
+        let begin = gather.how();
         port.inbox.expect(token);
-        let watch = py.detach(|| driver.watch(keys, deadline, gather));
+        let watch = py.detach(|| begin(&*driver, keys, deadline, gather));
         port.inbox.expect_watch(token, watch);
         Ok(())
     }

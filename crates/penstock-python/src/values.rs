@@ -1,14 +1,17 @@
 //! Gathers the values of keys as a driver tells them, in whatever order that is.
 
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use penstock_driver::{DriverError, ValueSink};
+use penstock_driver::{Driver, DriverError, ValueSink, WatchId};
 use penstock_message::{Key, KeyState, MessageId};
 use rustc_hash::FxHashMap;
 
 use crate::errors::Failure;
 
 type Finish = Box<dyn FnOnce(Result<Vec<KeyState>, Failure>) + Send>;
+
+type Begin = fn(&dyn Driver, Vec<Key>, Option<Instant>, Arc<Gather>) -> WatchId;
 
 /// Called back once: with the states of all jobs, in their order, or with what came in between.
 pub(crate) struct Gather {
@@ -53,6 +56,14 @@ impl Gather {
                 in_reach: false,
             }),
         })
+    }
+
+    /// The driver's call that brings what is wanted.
+    pub(crate) fn how(&self) -> Begin {
+        match self.state.lock().unwrap().ends_at_pending {
+            true => |driver, keys, deadline, gather| driver.peek(keys, deadline, gather),
+            false => |driver, keys, deadline, gather| driver.watch(keys, deadline, gather),
+        }
     }
 
     /// Each once.

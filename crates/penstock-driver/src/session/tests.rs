@@ -112,7 +112,7 @@ impl Bench {
             log: Arc::clone(&self.log),
         });
         let deadline = deadline_ms.map(|ms| self.start + Duration::from_millis(ms));
-        self.session.watch(keys, deadline, sink)
+        self.session.watch(keys, name == "peek", deadline, sink)
     }
 
     fn id(&mut self, key: &'static str) -> MessageId {
@@ -511,6 +511,25 @@ fn two_may_watch_one_key_and_the_last_to_leave_takes_the_watch_along() {
     assert!(!bench.sent().contains("not a"));
     bench.tell("a", present("one"));
     assert_eq!(bench.heard(), "fourth: a one");
+}
+
+#[test]
+fn a_peek_is_over_once_it_is_known_that_a_key_is_pending() {
+    let mut bench = Bench::connected();
+    bench.watch("peek", &["a", "b"], None);
+    assert_eq!(bench.sent(), "watch a b");
+    bench.tell("a", KeyState::Pending);
+    assert_eq!(bench.sent(), "watch not a");
+    bench.tell("b", present("two"));
+    bench.tell("a", present("one"));
+    assert_eq!(bench.heard(), "peek: a pending; peek: b two");
+    assert!(!bench.session.wants_link());
+    // It takes nothing from who watches to the end.
+    bench.watch("w", &["a"], None);
+    bench.watch("peek", &["a"], None);
+    bench.tell("a", KeyState::Pending);
+    bench.tell("a", present("one"));
+    assert_eq!(bench.heard(), "w: a pending; peek: a pending; w: a one");
 }
 
 #[test]
