@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-from penstock import _connection
-from penstock._codec import Codec, CustomType
+from penstock import _connection, _core
+from penstock._codec import Codec, CustomType, is_built_in
 from penstock._connection import Connection
 from penstock._job import Job, job_id_of
 from penstock._shapes import full_name
@@ -86,7 +86,7 @@ class App:
 
     def enqueue(self, signatures: Iterable[Signature[R]]) -> list[Job[R]]:
         """Enqueue calls, of one task or of many, in one transaction: all or none."""
-        jobs = [signature._prepare() for signature in signatures]
+        jobs = self._prepare(signatures)
         if not jobs:
             return []
         connection = self._connected()
@@ -96,7 +96,7 @@ class App:
 
     async def aenqueue(self, signatures: Iterable[Signature[R]]) -> list[Job[R]]:
         """As ``enqueue``, for an event loop."""
-        jobs = [signature._prepare() for signature in signatures]
+        jobs = self._prepare(signatures)
         if not jobs:
             return []
         return [Job(self, job_id) for job_id in await self._connected().submit(jobs, self.timeout)]
@@ -107,6 +107,8 @@ class App:
         ``encode`` gives something that travels already, and ``decode`` makes an equal value of it.
         Both the enqueuing process and the worker need it: put it beside the tasks.
         """
+        if is_built_in(type):
+            raise ValueError(f"{full_name(type)} travels already, and always in the same way")
         self._custom_types[full_name(type)] = CustomType(type, encode, decode)
 
     def on_preload(self, function: F) -> F:
@@ -151,6 +153,15 @@ class App:
             self._connection = _connection.connect(self.url, f"{self.name}@{os.getpid()}")
             self._generation = generation
         return self._connection
+
+    def _prepare(self, signatures: Iterable[Signature[Any]]) -> list[tuple[_core.Options, bytes]]:
+        jobs = []
+        for signature in signatures:
+            other = signature.task.app
+            if other is not self and other.url != self.url:
+                raise ValueError(f"{signature.task.name} belongs to {other!r}, whose broker is another one")
+            jobs.append(signature._prepare())
+        return jobs
 
     def _codec_of(self, task: str) -> Codec:
         known = self.tasks.get(task)

@@ -27,8 +27,8 @@ class Arguments:
 
     def __init__(self, task: str, function: Callable[..., Any], custom: Mapping[str, CustomType]) -> None:
         self._task = task
-        self._parameters = inspect.signature(function).parameters
         hints = resolve(function, task)
+        self._parameters = inspect.signature(function).parameters
         self.codec = Codec(shapes_in(hints.values(), custom), custom)
         self._hints = hints
         self._result_check = check_of(hints["return"]) if "return" in hints else None

@@ -43,6 +43,11 @@ class CustomType:
     decode: Callable[[Any], object]
 
 
+def is_built_in(kind: type) -> bool:
+    """Whether values of exactly this type travel by themselves."""
+    return kind in _PLAIN or kind in _PACK or kind in (list, dict)
+
+
 class CannotEncode(Exception):
     """``value`` does not travel; ``why`` ends a sentence that begins with where it was found."""
 

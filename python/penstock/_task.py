@@ -254,7 +254,9 @@ def refuse_unsuitable(function: object) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(f"{function.__qualname__}() yields; a task returns its result")
     outer = function.__qualname__.rpartition(".")[0]
-    first = next(iter(inspect.signature(function).parameters), None)
+    # Not inspect.signature, which looks at annotations: what they name may be imported further below.
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    first = code.co_varnames[0] if code and code.co_argcount else None
     if outer and not outer.endswith("<locals>") and first in ("self", "cls"):
         raise TypeError(f"{function.__qualname__}() takes {first}; a task is a plain function or a staticmethod")
 

@@ -138,6 +138,14 @@ def test_many_at_once(app, send):
         send.map(["fine", 3])
 
 
+def test_a_call_of_another_brokers_task_is_refused(app, send):
+    neighbour = App("neighbour", app.url).task(name="neighbour.send")(lambda: None)
+    assert len(app.enqueue([send.s("a"), neighbour.s()])) == 2
+    stranger = App("stranger", "memory:elsewhere").task(name="stranger.send")(lambda: None)
+    with pytest.raises(ValueError, match=r"stranger\.send belongs to .*, whose broker is another"):
+        app.enqueue([send.s("a"), stranger.s()])
+
+
 def test_a_payload_beyond_the_limit_is_refused_here(app, send):
     with pytest.raises(
         PayloadTooLarge, match=r"shop\.send\(\): the arguments take 1,0\d\d bytes, and 1,000 are allowed"

@@ -484,6 +484,23 @@ def test_a_value_that_contains_itself_is_refused():
         round_trip(None, loop)
 
 
+def test_a_codec_for_what_travels_already_is_refused():
+    for kind in (int, list, set, dt.datetime):
+        with pytest.raises(ValueError, match="travels already, and always in the same way"):
+            app.codec(kind, list, kind)
+
+
+def test_a_codec_comes_before_the_shape_of_its_class():
+    fresh = App("fresh")
+    fresh.codec(Address, lambda address: address.street, Address)
+
+    @fresh.task(name="f")
+    def f(address: Address) -> None: ...
+
+    assert b"Main St" in f.arguments.encode((Address("Main St"),), {})
+    assert b"zone" not in f.arguments.encode((Address("Main St"),), {})
+
+
 def test_pydantic_models_travel():
     pydantic = pytest.importorskip("pydantic")
 
