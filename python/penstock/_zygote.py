@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock._child import run_jobs
 from penstock._core import ChildLink
+from penstock._worker_log import log_to_stderr
 
 if TYPE_CHECKING:
     from penstock._app import App
@@ -29,7 +30,7 @@ LENGTH_BYTES = 4
 
 
 def main() -> None:
-    place, worker, control_fd, work_fd, pages_fd = sys.argv[1:]
+    place, worker, control_fd, work_fd, pages_fd, log_level, log_format = sys.argv[1:]
     control = Control(socket.socket(fileno=int(control_fd)))
     descriptors = (int(work_fd), int(pages_fd))
     for descriptor in descriptors:
@@ -47,6 +48,7 @@ def main() -> None:
         control.say(f"failed {explain(place, error)}")
         sys.exit(EXIT_APP)
     warn_of_threads(control)
+    log_to_stderr(log_level, log_format)
     queues = {task._options.queue for task in app.tasks.values()}
     control.say("\n".join(["ready", *sorted(queues)]))
     Zygote(app, worker, control, descriptors).serve()

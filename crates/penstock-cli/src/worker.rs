@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use penstock_driver::{DriverConfig, connect};
-use penstock_worker::{DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
+use penstock_worker::{ChildLog, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
 
 use crate::exit::Failure;
-use crate::logging::LogArguments;
+use crate::logging::{LogArguments, LogFormat};
 use crate::remote::{BrokerArguments, token_from_environment};
 
 #[derive(Args)]
@@ -63,6 +63,10 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
         queues: arguments.queues,
         burst: arguments.burst,
         grace: Duration::from_secs(arguments.grace),
+        log: ChildLog {
+            verbose: arguments.log.verbose,
+            json: matches!(arguments.log.log_format, LogFormat::Json),
+        },
     })
 }
 

@@ -24,6 +24,17 @@ pub struct WorkerConfig {
     pub burst: bool,
     /// How long running jobs may go on after SIGTERM or Ctrl-C before they are handed back.
     pub grace: Duration,
+    /// How the processes that run jobs log, where the app does not set up logging itself.
+    pub log: ChildLog,
+}
+
+/// What the logger `penstock` of a child writes to stderr. An app that configures logging has its own way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChildLog {
+    /// A line for each job; otherwise for retries and failures only.
+    pub verbose: bool,
+    /// One JSON object a line.
+    pub json: bool,
 }
 
 /// More processes than this on one machine help nobody; run a second worker instead.

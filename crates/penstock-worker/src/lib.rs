@@ -26,7 +26,7 @@ mod policy;
 mod supervisor;
 mod zygote;
 
-pub use config::{DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
+pub use config::{ChildLog, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
 pub use link::{Ended, Link, Pulled};
 pub use packet::{JobView, Kind};
 pub use zygote::end_with_parent;

@@ -404,6 +404,7 @@ impl Supervisor {
             name: &self.config.name,
             work: self.work_children.as_fd(),
             pages: self.pages.as_fd(),
+            log: self.config.log,
         };
         let zygote = Zygote::start(&start).map_err(|error| {
             let python = self.config.python.display();

@@ -28,6 +28,8 @@ use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::ChildLog;
+
 /// What a zygote needs to start.
 pub struct Start<'a> {
     pub python: &'a Path,
@@ -37,6 +39,7 @@ pub struct Start<'a> {
     /// Where children pull packets.
     pub work: BorrowedFd<'a>,
     pub pages: BorrowedFd<'a>,
+    pub log: ChildLog,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +73,8 @@ impl Zygote {
         command
             .args(["-m", "penstock._zygote", start.app, start.name])
             .args(inherited.map(|fd| fd.to_string()))
+            .arg(if start.log.verbose { "INFO" } else { "WARNING" })
+            .arg(if start.log.json { "json" } else { "text" })
             .stdin(Stdio::null())
             // A process group of its own: Ctrl-C on the terminal is for the supervisor, which decides
             // what becomes of running jobs and of what they have started.

@@ -1,0 +1,171 @@
+"""How a worker loads an app: once, before it forks, and with one clear message where it can't."""
+
+from __future__ import annotations
+
+import pytest
+from project import Project
+from worker.odd_shop import Shop
+
+APP_ERROR = 3
+
+
+@pytest.mark.parametrize(
+    ("place", "source", "says"),
+    [
+        ("missing:app", "", "there is no module 'missing'"),
+        ("thing:app", "import nosuch", "ModuleNotFoundError: No module named 'nosuch'"),
+        ("thing:app", "1 / 0", 'thing.py", line 1'),
+        ("thing:app", "def", "SyntaxError"),
+        ("thing:nothing", "from penstock import App\napp = App('x')", "has no 'nothing'; it has thing:app"),
+        ("thing:text", "text = 'x'", "'thing:text' is a str, not a penstock.App"),
+        ("thing", "", "write module:app"),
+        ("thing:app", "raise SystemExit(0)", "SystemExit"),
+        (
+            "thing:app",
+            "from penstock import App\napp = App('x')\n@app.task\ndef work(when: 'Missing') -> None: ...",
+            "Missing",
+        ),
+        (
+            "thing:app",
+            "from penstock import App\napp = App('x')\n@app.on_preload\ndef hook(): raise OSError('no model here')",
+            "no model here",
+        ),
+    ],
+)
+def test_an_app_that_can_not_be_loaded(project: Project, place: str, source: str, says: str) -> None:
+    project.write("thing.py", source)
+    worker = project.worker(place)
+    assert worker.wait(30) == APP_ERROR, worker.output
+    assert says in worker.output
+    assert worker.output.count("cannot load") == 1
+    assert "_zygote.py" not in worker.output
+
+
+def test_preload_hooks_run_once_and_what_they_leave_is_shared(project: Project) -> None:
+    project.write(
+        "thing.py",
+        """
+        import os
+        from penstock import App
+
+        app = App("thing")
+        cache = {}
+
+        @app.on_preload
+        def fill():
+            cache["by"] = os.getpid()
+            with open("preloads.txt", "a") as file:
+                file.write("once\\n")
+
+        @app.task
+        def who() -> tuple[int, int]:
+            return cache["by"], os.getppid()
+        """,
+    )
+    thing = project.tasks("thing.py")
+    project.worker("thing:app", "-c", "3")
+    for job in [thing.who.delay() for _ in range(6)]:
+        filled_by, parent = job.result(timeout=30)
+        assert filled_by == parent
+    assert (project.directory / "preloads.txt").read_text() == "once\n"
+
+
+def test_threads_that_an_app_starts_at_import_are_named(project: Project) -> None:
+    project.write(
+        "thing.py",
+        """
+        import threading
+        from penstock import App
+
+        app = App("thing")
+        threading.Thread(target=threading.Event().wait, name="exporter", daemon=True).start()
+        """,
+    )
+    worker = project.worker("thing:app", "--burst")
+    assert worker.wait(30) == 0, worker.output
+    assert "started 1 thread(s) while it was loaded (exporter)" in worker.output
+
+
+def test_it_serves_the_queues_that_its_tasks_name(project: Project) -> None:
+    project.write(
+        "thing.py",
+        """
+        from penstock import App
+
+        app = App("thing")
+
+        @app.task(queue="mail")
+        def send() -> str:
+            return "sent"
+
+        @app.task
+        def work() -> str:
+            return "done"
+        """,
+    )
+    thing = project.tasks("thing.py")
+    sent, done, elsewhere = thing.send.delay(), thing.work.delay(), thing.work.options(queue="other").delay()
+    worker = project.worker("thing:app", "--burst")
+    assert worker.wait(30) == 0, worker.output
+    assert (sent.result(timeout=1), done.result(timeout=1)) == ("sent", "done")
+    assert "queues: default, mail" in worker.output
+    assert elsewhere.state == "waiting"
+    assert project.worker("thing:app", "--burst", "-Q", "other").wait(30) == 0
+    assert elsewhere.result(timeout=1) == "done"
+
+
+def test_exit_handlers_of_the_app_run_in_each_process_in_order(project: Project) -> None:
+    project.write(
+        "thing.py",
+        """
+        import atexit, os
+        from penstock import App
+
+        app = App("thing")
+        runs = []
+
+        @app.task
+        def work() -> int:
+            atexit.register(lambda: open(f"left-{os.getpid()}", "w").close())
+            return os.getpid()
+        """,
+    )
+    thing = project.tasks("thing.py")
+    job = thing.work.delay()
+    assert project.worker("thing:app", "-c", "1", "--burst").wait(30) == 0
+    assert (project.directory / f"left-{job.result(timeout=1)}").exists()
+
+
+def test_retries_and_failures_are_told_and_successes_only_when_asked(shop: Shop) -> None:
+    shop.tasks.exits.delay()
+    shop.tasks.tiny.delay(1)
+    quiet = shop.worker("-c", "1", "--burst")
+    assert quiet.wait(30) == 0
+    assert "ERROR" in quiet.output and "not like this" in quiet.output
+    assert "succeeded" not in quiet.output
+    shop.tasks.tiny.delay(1)
+    verbose = shop.worker("-c", "1", "--burst", "-v")
+    assert verbose.wait(30) == 0
+    assert "tasks.tiny" in verbose.output and "succeeded in" in verbose.output
+
+
+def test_logging_of_the_app_is_left_alone(project: Project) -> None:
+    project.write(
+        "thing.py",
+        """
+        import logging
+        from penstock import App
+
+        logging.basicConfig(format="mine: %(levelname)s %(message)s", level=logging.INFO)
+        app = App("thing")
+
+        @app.task
+        def work() -> None: ...
+        """,
+    )
+    thing = project.tasks("thing.py")
+    thing.work.delay()
+    worker = project.worker("thing:app", "-c", "1", "--burst")
+    assert worker.wait(30) == 0
+    lines = [line for line in worker.output.splitlines() if "succeeded in" in line]
+    assert len(lines) == 1 and lines[0].startswith("mine: INFO thing.work")

@@ -1,0 +1,73 @@
+"""What a task may do to its process, and what it may not do to others."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from worker.odd_shop import Shop
+
+from penstock.errors import JobError
+
+
+@pytest.mark.parametrize("size", [0, 1, 40_000, 70_000, 300_000, 16 * 1024 * 1024 - 100])
+def test_bodies_and_results_of_any_size(shop: Shop, size: int) -> None:
+    shop.worker("-c", "1")
+    data = os.urandom(size)
+    assert shop.tasks.echo.delay(data).result(timeout=60) == data
+
+
+def test_large_and_small_jobs_mixed_on_one_slot(shop: Shop) -> None:
+    shop.worker("-c", "1")
+    sizes = [10, 60_000, 10, 400_000, 10, 10, 3_000_000, 20_000, 20_000, 20_000, 10] * 3
+    jobs = [(size, shop.tasks.echo.delay(bytes(size))) for size in sizes]
+    assert all(job.result(timeout=60) == bytes(size) for size, job in jobs)
+
+
+def test_a_task_may_fork_and_even_forget_to_exit(shop: Shop) -> None:
+    shop.worker("-c", "1")
+    for _ in range(3):
+        assert shop.tasks.forks.delay().result(timeout=30) == "from the task"
+    assert shop.tasks.tiny.map(range(100))[-1].result(timeout=30) == 99
+
+
+def test_a_task_may_run_programs_and_end_them(shop: Shop) -> None:
+    shop.worker("-c", "1")
+    assert shop.tasks.runs_a_program.delay().result(timeout=30) == "hello\n"
+    # A child that ignored SIGTERM would have handed that on to the program.
+    assert shop.tasks.ends_a_program.delay().result(timeout=30) == -signal.SIGTERM
+
+
+def test_programs_that_tasks_run_inherit_nothing_of_ours(shop: Shop) -> None:
+    shop.worker("-c", "1")
+    # 3 is the directory that ls itself reads.
+    assert shop.tasks.open_descriptors_of_a_program.delay().result(timeout=30) == ["0", "1", "2", "3"]
+
+
+def test_a_flood_on_stdout_comes_out_whole(shop: Shop) -> None:
+    worker = shop.worker("-c", "1", "--burst")
+    shop.tasks.floods_stdout.delay(50_000)
+    assert worker.wait(60) == 0
+    lines = [line for line in worker.output.splitlines() if "of the flood" in line]
+    assert lines == [f"line {number} of the flood" for number in range(50_000)]
+
+
+def test_stdin_is_empty(shop: Shop) -> None:
+    shop.worker("-c", "1")
+    assert shop.tasks.reads_stdin.delay().result(timeout=30) == ""
+
+
+def test_signals_to_a_child_do_not_end_its_job(shop: Shop) -> None:
+    shop.worker("-c", "1")
+    assert shop.tasks.signals_itself.delay().result(timeout=30) == "still here"
+
+
+@pytest.mark.parametrize("name", ["recurses", "exits"])
+def test_what_gets_out_of_a_task_fails_the_job_and_not_the_process(shop: Shop, name: str) -> None:
+    shop.worker("-c", "1")
+    before = shop.tasks.pid.delay().result(timeout=30)
+    arguments = [0] if name == "recurses" else []
+    with pytest.raises((JobError, RecursionError, SystemExit)):
+        getattr(shop.tasks, name).delay(*arguments).result(timeout=30)
+    assert shop.tasks.pid.delay().result(timeout=30) == before
