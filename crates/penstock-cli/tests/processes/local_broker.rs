@@ -1,0 +1,217 @@
+//! The hidden broker of a directory: who may be it, when it leaves, and what it keeps of its starter.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::time::Duration;
+
+use crate::support::*;
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::Signal;
+
+#[test]
+fn a_second_broker_of_a_directory_gives_way() {
+    let mut first = Local::start("60");
+    let second = penstock()
+        .args(["server", "--local"])
+        .arg(first.data())
+        .output()
+        .unwrap();
+    assert_eq!(second.status.code(), Some(3), "{}", text(&second));
+    assert!(
+        text(&second).contains("another broker serves"),
+        "{}",
+        text(&second)
+    );
+    assert!(first.process.is_running());
+    RawClient::unix(&first.socket()).join(1);
+}
+
+#[test]
+fn it_leaves_after_its_last_client() {
+    let mut broker = Local::start("0.3");
+    let one = RawClient::unix(&broker.socket()).join(1);
+    let mut two = RawClient::unix(&broker.socket()).join(2);
+    drop(one);
+    let early = wait_for_end(broker.process.pid(), Duration::from_millis(600));
+    assert!(!early, "somebody is still there");
+    two.send(&ping());
+    assert!(two.hear().unwrap().pong);
+    drop(two);
+    assert!(broker.process.ended().success());
+    assert!(!broker.socket().exists(), "nobody shall look for it there");
+}
+
+#[test]
+fn it_leaves_when_nobody_ever_comes() {
+    assert!(Local::start("0.1").process.ended().success());
+}
+
+#[test]
+fn it_leaves_when_its_directory_is_deleted() {
+    let mut broker = Local::start("60");
+    let mut client = RawClient::unix(&broker.socket()).join(1);
+    fs::remove_dir_all(broker.data()).unwrap();
+    assert_eq!(client.farewell().text, "the broker ends");
+    broker.process.ended();
+}
+
+#[test]
+fn a_broker_of_a_new_directory_is_left_alone_by_the_old_one() {
+    let mut old = Local::start("60");
+    fs::rename(old.data(), old.place.path().join("aside")).unwrap();
+    let mut new = Local::start_in(old.place.path(), "60");
+    old.process.ended();
+    assert!(new.is_running());
+    RawClient::unix(&old.socket()).join(1);
+}
+
+#[test]
+fn stop_ends_it_and_waits_until_it_has_gone() {
+    let mut broker = Local::start("60");
+    let mut client = RawClient::unix(&broker.socket()).join(1);
+    let data = broker.data();
+    let data = data.to_str().unwrap();
+    let stop = run(&["stop", data]);
+    assert!(stop.status.success(), "{}", text(&stop));
+    assert!(
+        wait_for_end(broker.process.pid(), Duration::ZERO),
+        "it is gone by now"
+    );
+    assert!(broker.process.ended().success());
+    assert_eq!(client.farewell().text, "the broker ends");
+
+    let again = run(&["stop", data]);
+    assert!(again.status.success(), "nothing to stop is no error");
+    assert!(
+        text(&again).contains("no broker is running"),
+        "{}",
+        text(&again)
+    );
+    let by_url = run(&["stop", "--url", &format!("local:{data}")]);
+    assert!(by_url.status.success());
+}
+
+#[test]
+fn sigterm_ends_it_in_order() {
+    let mut broker = Local::start("60");
+    let mut client = RawClient::unix(&broker.socket()).join(1);
+    broker.process.signal(Signal::TERM);
+    assert_eq!(client.farewell().text, "the broker ends");
+    assert!(broker.process.ended().success());
+    let log = fs::read_to_string(broker.data().join("broker.log")).unwrap();
+    assert!(log.contains("ended in order"), "{log}");
+}
+
+#[test]
+fn it_keeps_nothing_of_who_started_it() {
+    let place = tempfile::tempdir().unwrap();
+    let leaked = File::create(place.path().join("leaked")).unwrap();
+    fcntl_setfd(&leaked, FdFlags::empty()).unwrap();
+    let mut command = penstock();
+    command
+        .args(["server", "--local"])
+        .arg(place.path().join("data"));
+    command.current_dir(place.path()).process_group(0);
+    let broker = Running::start(&mut command);
+    broker.serves();
+
+    let proc = format!("/proc/{}", broker.pid().as_raw_nonzero());
+    assert_eq!(
+        fs::read_link(format!("{proc}/cwd")).unwrap().to_str(),
+        Some("/")
+    );
+    for entry in fs::read_dir(format!("{proc}/fd")).unwrap() {
+        let path = entry.unwrap().path();
+        let target = fs::read_link(&path).unwrap();
+        let number: i32 = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        match number {
+            0..=2 => assert_eq!(target.to_str(), Some("/dev/null"), "{number}"),
+            _ => assert!(!target.ends_with("leaked"), "{number} was inherited"),
+        }
+        let info = fs::read_to_string(format!("{proc}/fdinfo/{number}")).unwrap();
+        let flags = info
+            .lines()
+            .find_map(|line| line.strip_prefix("flags:"))
+            .unwrap()
+            .trim();
+        let close_on_exec = i64::from_str_radix(flags, 8).unwrap() & 0o2_000_000 != 0;
+        assert!(
+            number <= 2 || close_on_exec,
+            "{number} would be inherited by a child"
+        );
+    }
+    assert!(leaked.as_raw_fd() > 2);
+}
+
+#[test]
+fn what_it_makes_is_for_its_user_alone() {
+    let broker = Local::start("60");
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&broker.data()), 0o700);
+    assert_eq!(mode(&broker.socket()), 0o600);
+    assert_eq!(mode(&broker.data().join("broker.log")), 0o600);
+    assert_eq!(mode(&broker.data().join("lock")), 0o600);
+    assert_eq!(
+        fs::read_to_string(broker.data().join(".gitignore")).unwrap(),
+        "*\n"
+    );
+}
+
+#[test]
+fn a_path_too_long_for_a_socket_works_all_the_same() {
+    let place = tempfile::tempdir().unwrap();
+    let deep = place.path().join("deep/".repeat(30));
+    fs::create_dir_all(&deep).unwrap();
+    let mut broker = Local::start_in(&deep, "60");
+    let data = deep.join("data");
+    let data = data.to_str().unwrap();
+    let status = run(&["status", "--url", &format!("local:{data}")]);
+    assert!(status.status.success(), "{}", text(&status));
+    assert!(run(&["stop", data]).status.success());
+    broker.ended();
+}
+
+#[test]
+fn commands_do_not_start_one() {
+    let place = tempfile::tempdir().unwrap();
+    let url = format!("local:{}", place.path().join("data").display());
+    for command in [
+        vec!["status"],
+        vec!["status", "--json"],
+        vec!["purge", "mail"],
+    ] {
+        let output = penstock()
+            .args(&command)
+            .env("PENSTOCK_URL", &url)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(69), "{}", text(&output));
+        assert!(
+            text(&output).contains("no broker is running"),
+            "{}",
+            text(&output)
+        );
+    }
+    assert!(!place.path().join("data").exists());
+}
+
+#[test]
+fn a_directory_that_can_not_be_used_is_one_clear_line() {
+    let place = tempfile::tempdir().unwrap();
+    fs::write(place.path().join("file"), "").unwrap();
+    let data = place.path().join("file/data");
+    let output = penstock()
+        .args(["server", "--local"])
+        .arg(&data)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output);
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.starts_with("penstock: ") && said.contains("file/data"),
+        "{said}"
+    );
+}

@@ -1,0 +1,5 @@
+//! The program as processes: what a person or a script that runs `penstock` may rely on.
+
+mod local_broker;
+mod server;
+mod support;

@@ -1,0 +1,269 @@
+//! `penstock server` as a process: whom it lets in, whom it throws out, and what a kill -9 leaves.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use crate::support::*;
+use bytes::Bytes;
+use penstock_driver::{DeliverySink, DriverConfig, DriverError, connect};
+use penstock_message::{Delivery, Durability, Lease, Message, MessageId, Op, Receipt, Tx};
+use penstock_wire::proto::close::Why;
+use rustix::process::Signal;
+
+/// A server on a free port of loopback, and its address.
+fn serve(place: &Path, more: &[&str], token: Option<&str>) -> (Running, String) {
+    let mut command = penstock();
+    command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
+    command.arg(place.join("data")).args(more);
+    if let Some(token) = token {
+        command.env("PENSTOCK_TOKEN", token);
+    }
+    let server = Running::start(&mut command);
+    let line = server.said("listening on tcp://");
+    let (_, address) = line.split_once("tcp://").unwrap();
+    let address = address.trim().to_owned();
+    (server, address)
+}
+
+#[test]
+fn beyond_loopback_it_wants_a_token() {
+    let place = tempfile::tempdir().unwrap();
+    let data = place.path().join("data");
+    let data = data.to_str().unwrap();
+    let refused = run(&["server", "--listen", "tcp://0.0.0.0:0", "--data", data]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        text(&refused).contains("set PENSTOCK_TOKEN"),
+        "{}",
+        text(&refused)
+    );
+    assert!(!Path::new(data).exists(), "nothing was begun");
+}
+
+#[test]
+fn a_token_may_stand_in_a_file() {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("token");
+    fs::write(&file, "from-a-file\n").unwrap();
+    let (_server, address) = serve(
+        place.path(),
+        &["--token-file", file.to_str().unwrap()],
+        None,
+    );
+    let mut stranger = RawClient::tcp(&address);
+    stranger.send(&hello(1, "guess"));
+    assert_eq!(stranger.farewell().why(), Why::Unauthorized);
+    let mut friend = RawClient::tcp(&address);
+    friend.send(&hello(2, "from-a-file"));
+    assert!(friend.hear().unwrap().welcome.is_some());
+
+    let url = format!("tcp://{address}");
+    let status = |token: &str| {
+        let mut command = penstock();
+        command
+            .args(["status", "--url", &url])
+            .env("PENSTOCK_TOKEN", token);
+        command.output().unwrap()
+    };
+    assert!(status("from-a-file").status.success());
+    let refused = status("guess");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        text(&refused).contains("another token"),
+        "{}",
+        text(&refused)
+    );
+}
+
+#[test]
+fn who_breaks_the_protocol_reads_why_and_another_goes_on() {
+    let place = tempfile::tempdir().unwrap();
+    let (_server, address) = serve(place.path(), &[], None);
+    let mut good = RawClient::tcp(&address).join(1);
+    for bad in [&[255; 100_000][..], &[8, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]] {
+        let mut broken = RawClient::tcp(&address).join(2);
+        broken.send_bytes(bad);
+        assert_eq!(broken.farewell().why(), Why::Protocol);
+        good.send(&ping());
+        assert!(good.hear().unwrap().pong);
+    }
+}
+
+#[test]
+fn sigterm_tells_clients_and_ends_with_0() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut server, address) = serve(place.path(), &[], None);
+    let mut client = RawClient::tcp(&address).join(1);
+    server.signal(Signal::TERM);
+    assert_eq!(client.farewell().why(), Why::Stopping);
+    assert!(server.ended().success());
+    let data = place.path().join("data");
+    let good = run(&["fsck", data.to_str().unwrap()]);
+    assert!(good.status.success(), "{}", text(&good));
+}
+
+#[test]
+fn fsck_finds_what_is_rotten_and_no_server_starts_from_it() {
+    let place = tempfile::tempdir().unwrap();
+    let data = place.path().join("data");
+    let data = data.to_str().unwrap();
+    let (mut server, address) = serve(place.path(), &[], None);
+    let busy = run(&["fsck", data]);
+    assert_eq!(busy.status.code(), Some(3), "{}", text(&busy));
+    let url = format!("tcp://{address}");
+    let (told, confirmed) = channel();
+    let driver = connect(DriverConfig::new(url)).unwrap();
+    for number in 0..50 {
+        let told = told.clone();
+        let done = Box::new(move |outcome: Result<Vec<Receipt>, DriverError>| {
+            told.send(outcome.is_ok()).unwrap();
+        });
+        driver.commit(vec![publish(number)], Durability::Disk, None, done);
+        assert_eq!(confirmed.recv_timeout(PATIENCE), Ok(true));
+    }
+    driver.close(Instant::now() + PATIENCE);
+    server.signal(Signal::TERM);
+    server.ended();
+
+    let segments = fs::read_dir(Path::new(data).join("journal")).unwrap();
+    let newest = segments.map(|entry| entry.unwrap().path()).max().unwrap();
+    let mut bytes = fs::read(&newest).unwrap();
+    bytes[4096 + 100] ^= 1;
+    fs::write(&newest, bytes).unwrap();
+    let rotten = run(&["fsck", data]);
+    assert_eq!(rotten.status.code(), Some(65), "{}", text(&rotten));
+    let name = newest.file_name().unwrap().to_str().unwrap();
+    assert!(text(&rotten).contains(name), "{}", text(&rotten));
+    let refused = run(&["server", "--listen", "tcp://127.0.0.1:0", "--data", data]);
+    assert_eq!(refused.status.code(), Some(65), "{}", text(&refused));
+    assert!(
+        text(&refused).contains(name) && text(&refused).contains("fsck"),
+        "{}",
+        text(&refused)
+    );
+
+    let nothing = run(&["fsck", place.path().to_str().unwrap()]);
+    assert_eq!(nothing.status.code(), Some(1), "{}", text(&nothing));
+}
+
+/// What was told of each publish, written down outside of the process that is killed.
+#[derive(Default)]
+struct Books {
+    confirmed: Mutex<BTreeSet<u64>>,
+}
+
+#[test]
+fn a_kill_with_commits_in_flight_loses_nothing_that_was_confirmed() {
+    const KILLS: u64 = 3;
+    const EACH: u64 = 4_000;
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("broker.sock");
+    let start = || {
+        let mut command = penstock();
+        command
+            .args(["server", "--data"])
+            .arg(place.path().join("data"));
+        command
+            .arg("--listen")
+            .arg(format!("unix:{}", socket.display()));
+        let server = Running::start(&mut command);
+        server.said("listening on");
+        server
+    };
+    let books = Arc::new(Books::default());
+    let driver = connect(DriverConfig::new(format!("unix:{}", socket.display()))).unwrap();
+    let (told, ended) = channel();
+    let mut server = start();
+    for round in 0..KILLS {
+        for number in round * EACH..(round + 1) * EACH {
+            let (books, told) = (Arc::clone(&books), told.clone());
+            let done = Box::new(move |outcome: Result<Vec<Receipt>, DriverError>| {
+                let receipts = outcome.expect("there is no deadline");
+                assert_eq!(receipts.len(), 1);
+                let applied = matches!(&receipts[0], Receipt::Applied { .. } | Receipt::Duplicate);
+                assert!(applied, "{receipts:?}");
+                books.confirmed.lock().unwrap().insert(number);
+                told.send(number).unwrap();
+            });
+            driver.commit(vec![publish(number)], Durability::Disk, None, done);
+        }
+        for _ in 0..EACH / 4 {
+            ended.recv_timeout(PATIENCE).expect("commits are confirmed");
+        }
+        server.signal(Signal::KILL);
+        server.ended();
+        let confirmed = books.confirmed.lock().unwrap().len() as u64;
+        assert!(confirmed < (round + 1) * EACH, "commits were in flight");
+        // The driver finds the next server by itself and sends again what was not confirmed.
+        server = start();
+        while books.confirmed.lock().unwrap().len() < ((round + 1) * EACH) as usize {
+            ended.recv_timeout(PATIENCE).expect("the rest is confirmed");
+        }
+    }
+    driver.close(Instant::now() + PATIENCE);
+    server.signal(Signal::KILL);
+    server.ended();
+
+    let _server = start();
+    let (deliver, delivered) = channel();
+    let sink = Arc::new(Sink(Mutex::new(deliver)));
+    let worker = connect(DriverConfig::new(format!("unix:{}", socket.display()))).unwrap();
+    worker.consume(&["jobs".to_owned()], (2 * KILLS * EACH) as u32, sink);
+    let mut seen = BTreeSet::new();
+    while seen.len() < (KILLS * EACH) as usize {
+        for number in next(&delivered) {
+            assert!(seen.insert(number), "{number} came twice");
+        }
+    }
+    assert_eq!(seen, *books.confirmed.lock().unwrap());
+    worker.close(Instant::now() + PATIENCE);
+}
+
+struct Sink(Mutex<Sender<Vec<u64>>>);
+
+impl DeliverySink for Sink {
+    fn deliver(&self, deliveries: Vec<Delivery>) {
+        let number =
+            |delivery: Delivery| u64::from_be_bytes(*delivery.message.id.0.last_chunk().unwrap());
+        let numbers = deliveries.into_iter().map(number).collect();
+        // The test may have seen enough.
+        let _unheard = self.0.lock().unwrap().send(numbers);
+    }
+
+    fn held_leases(&self) -> Vec<Lease> {
+        Vec::new()
+    }
+
+    fn leases_kept(&self, _kept: &[Lease]) {}
+}
+
+fn next(delivered: &Receiver<Vec<u64>>) -> Vec<u64> {
+    delivered.recv_timeout(PATIENCE).expect("all is delivered")
+}
+
+fn publish(number: u64) -> Tx {
+    let mut id = [0x70; 16];
+    id[8..].copy_from_slice(&number.to_be_bytes());
+    Tx::from(vec![Op::Publish {
+        queues: vec!["jobs".to_owned()],
+        message: Message {
+            id: MessageId(id),
+            task: "shop.send".to_owned(),
+            priority: 4,
+            expires_at: None,
+            result_ttl_ms: None,
+            max_deliveries: 3,
+            attempt: 0,
+            crashes: 0,
+            enqueued_at: 0,
+            notes: Vec::new(),
+            body: Bytes::from_static(&[7; 100]),
+        },
+        due: None,
+        unless_key: None,
+    }])
+}

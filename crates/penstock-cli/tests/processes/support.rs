@@ -1,0 +1,264 @@
+//! Real processes of the real program, each in a directory of its own, ended when a test ends.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use penstock_wire::proto::{self, ToBroker, ToClient};
+use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, encode_frame};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+/// Longer than anything here takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+pub fn penstock() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_penstock"));
+    // Nothing of who runs the tests.
+    command
+        .env_remove("PENSTOCK_URL")
+        .env_remove("PENSTOCK_TOKEN");
+    command.stdin(Stdio::null());
+    command
+}
+
+pub fn run(arguments: &[&str]) -> Output {
+    penstock()
+        .args(arguments)
+        .output()
+        .expect("the program runs")
+}
+
+pub fn text(output: &Output) -> String {
+    let (out, err) = (
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr),
+    );
+    format!("{out}{err}")
+}
+
+/// A process that a test started.
+pub struct Running {
+    child: Child,
+    said: Receiver<String>,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program runs");
+        let errors = child.stderr.take().expect("it is piped");
+        let (say, said) = channel();
+        thread::spawn(move || {
+            for line in BufReader::new(errors).lines().map_while(Result::ok) {
+                if say.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        Self { child, said }
+    }
+
+    /// Waits for a line with this in it.
+    pub fn said(&self, part: &str) -> String {
+        let mut before = Vec::new();
+        loop {
+            match self.said.recv_timeout(PATIENCE) {
+                Ok(line) if line.contains(part) => return line,
+                Ok(line) => before.push(line),
+                Err(_) => panic!("{part:?} was not said, but {before:?}"),
+            }
+        }
+    }
+
+    /// Waits until a local broker serves: then it lets go of its standard error.
+    pub fn serves(&self) {
+        match self.said.recv_timeout(PATIENCE) {
+            Err(RecvTimeoutError::Disconnected) => {}
+            other => panic!("it did not start: {other:?}"),
+        }
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it runs");
+    }
+
+    pub fn ended(&mut self) -> ExitStatus {
+        assert!(wait_for_end(self.pid(), PATIENCE), "it runs on");
+        self.child.wait().expect("it is our child")
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("it is our child").is_none()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // An error: it has ended already.
+        let _ended = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// Whether the process has ended within this time.
+pub fn wait_for_end(pid: Pid, patience: Duration) -> bool {
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+        return true;
+    };
+    let mut events = [PollFd::new(&process, PollFlags::IN)];
+    let until = Instant::now() + patience;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match poll(&mut events, Some(&left.try_into().expect("a short time"))) {
+            Ok(0) => return false,
+            Ok(_) => return true,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A broker of a directory, started as a client would, and what it needs to be left alone.
+pub struct Local {
+    pub place: tempfile::TempDir,
+    pub process: Running,
+}
+
+impl Local {
+    pub fn start(linger: &str) -> Self {
+        let place = tempfile::tempdir().expect("a directory");
+        let process = Self::start_in(place.path(), linger);
+        Self { place, process }
+    }
+
+    pub fn start_in(place: &Path, linger: &str) -> Running {
+        let mut command = penstock();
+        command
+            .args(["server", "--linger", linger, "--local"])
+            .arg(place.join("data"));
+        let running = Running::start(&mut command);
+        running.serves();
+        running
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.place.path().join("data")
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.data().join("broker.sock")
+    }
+}
+
+/// A client that speaks the protocol and nothing above it.
+pub struct RawClient<S> {
+    socket: S,
+    decoder: Decoder<ToClient>,
+}
+
+impl RawClient<UnixStream> {
+    pub fn unix(path: &Path) -> Self {
+        let socket = UnixStream::connect(path).expect("somebody listens");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        Self::new(socket)
+    }
+}
+
+impl RawClient<TcpStream> {
+    pub fn tcp(address: &str) -> Self {
+        let socket = TcpStream::connect(address).expect("somebody listens");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        Self::new(socket)
+    }
+}
+
+impl<S: Read + Write> RawClient<S> {
+    fn new(socket: S) -> Self {
+        Self {
+            socket,
+            decoder: Decoder::new(MAX_FRAME_BYTES),
+        }
+    }
+
+    /// Says hello and waits for the welcome.
+    pub fn join(mut self, session: u8) -> Self {
+        self.send(&hello(session, ""));
+        let welcome = self.hear().expect("a frame").welcome;
+        assert!(welcome.is_some(), "a welcome");
+        self
+    }
+
+    pub fn send(&mut self, frame: &ToBroker) {
+        let mut bytes = BytesMut::new();
+        encode_frame(frame, &mut bytes);
+        self.send_bytes(&bytes);
+    }
+
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        self.socket.write_all(bytes).expect("it is taken");
+    }
+
+    /// The next frame; `None` at the end of the connection.
+    pub fn hear(&mut self) -> Option<ToClient> {
+        let mut buffer = [0; 4096];
+        loop {
+            if let Some(frame) = self
+                .decoder
+                .next_message()
+                .expect("the server speaks the protocol")
+            {
+                return Some(frame);
+            }
+            match self
+                .socket
+                .read(&mut buffer)
+                .expect("the connection ends in order")
+            {
+                0 => return None,
+                count => self.decoder.extend(&buffer[..count]),
+            }
+        }
+    }
+
+    /// Why the connection was closed, once it is.
+    pub fn farewell(&mut self) -> proto::Close {
+        let mut last = None;
+        while let Some(frame) = self.hear() {
+            last = frame.close;
+        }
+        last.expect("a reason")
+    }
+}
+
+pub fn hello(session: u8, token: &'static str) -> ToBroker {
+    ToBroker {
+        hello: Some(proto::Hello {
+            protocol_version: PROTOCOL_VERSION,
+            session: Bytes::copy_from_slice(&[session; 16]),
+            name: format!("test {session}"),
+            token: Bytes::from_static(token.as_bytes()),
+            ..proto::Hello::default()
+        }),
+        ..ToBroker::default()
+    }
+}
+
+pub fn ping() -> ToBroker {
+    ToBroker {
+        ping: true,
+        ..ToBroker::default()
+    }
+}
