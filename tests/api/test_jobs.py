@@ -222,7 +222,7 @@ class TestAsyncio:
             await asyncio.wait_for(waiting, 5)
 
     def test_with_uvloop(self, send):
-        uvloop = pytest.importorskip("uvloop")
+        import uvloop
 
         async def main() -> JobState:
             jobs = await asyncio.gather(*(send.adelay(str(number)) for number in range(50)))

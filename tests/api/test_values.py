@@ -502,7 +502,7 @@ def test_a_codec_comes_before_the_shape_of_its_class():
 
 
 def test_pydantic_models_travel():
-    pydantic = pytest.importorskip("pydantic")
+    import pydantic
 
     class Base(pydantic.BaseModel):
         model_config = pydantic.ConfigDict(extra="allow")
@@ -529,7 +529,8 @@ def test_pydantic_models_travel():
 
 
 def test_numpy_scalars_and_arrays_are_refused_with_the_fix():
-    numpy = pytest.importorskip("numpy")
+    import numpy
+
     for value in (numpy.float64(1.5), numpy.int64(3), numpy.bool_(True)):
         with pytest.raises(TypeError, match=r"is a numpy\.\w+: pass value\.item\(\)"):
             round_trip(None, value)
@@ -538,7 +539,6 @@ def test_numpy_scalars_and_arrays_are_refused_with_the_fix():
 
 
 def test_a_django_model_is_refused_with_the_fix():
-    pytest.importorskip("django")
     from django.conf import settings
     from django.db import models
 
@@ -558,7 +558,7 @@ def test_a_django_model_is_refused_with_the_fix():
 
 
 def test_a_sqlalchemy_model_is_refused_with_the_fix():
-    orm = pytest.importorskip("sqlalchemy.orm")
+    from sqlalchemy import orm
 
     class Base(orm.MappedAsDataclass, orm.DeclarativeBase):
         pass
@@ -575,7 +575,8 @@ def test_a_sqlalchemy_model_is_refused_with_the_fix():
 
 
 def test_a_django_safe_string_is_refused():
-    safestring = pytest.importorskip("django.utils.safestring")
+    from django.utils import safestring
+
     with pytest.raises(TypeError, match="SafeString, which would not arrive as one: pass a plain str"):
         round_trip(str, safestring.mark_safe("<b>"))
 
