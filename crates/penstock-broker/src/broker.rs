@@ -8,6 +8,7 @@ use penstock_message::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::clock::{Clocks, When};
+use crate::commits::own_key;
 use crate::connections::{Connection, Welcome};
 use crate::effects::{Effect, Effects, Rests};
 use crate::messages::State as MessagePlace;
@@ -427,7 +428,7 @@ impl Broker {
         for key in keys {
             let (state, rests) = self.key_state(&key);
             if state == KeyState::Pending {
-                self.state.keys.watch(key.clone(), session);
+                self.state.keys.watch(own_key(key.clone()), session);
             }
             self.effect(rests, Effect::Value { conn, key, state });
         }

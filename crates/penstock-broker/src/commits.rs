@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_message::{
     Condition, Due, Durability, HIGHEST_PRIORITY, JoinId, JoinPolicy, Key, Lease, Message, Op,
-    Receipt, Refusal, ReleaseReason, Tx, ValueStatus,
+    Receipt, Refusal, ReleaseReason, Tx, Value, ValueStatus,
 };
 
 use crate::broker::NAME_CAP_BYTES;
@@ -460,8 +460,8 @@ impl Broker {
                         expires_at: patch.expires_at.map(|due| self.clocks.resolve(due)),
                     };
                     self.record(&Event::Moved { number, change });
-                    self.state
-                        .move_message(slot, &change, patch.note.clone(), Some(cost_us));
+                    let note = patch.note.clone().map(own);
+                    self.state.move_message(slot, &change, note, Some(cost_us));
                 }
                 Op::Publish {
                     queues,
@@ -482,7 +482,11 @@ impl Broker {
                     group,
                 } => {
                     let group = self.state.names.intern(&group);
-                    self.put(key, value, ttl_ms, group);
+                    let value = Value {
+                        status: value.status,
+                        body: own(value.body),
+                    };
+                    self.put(own_key(key), value, ttl_ms, group);
                 }
                 Op::Delete { key } => {
                     self.record(&Event::Removed { key: key.clone() });
@@ -537,7 +541,7 @@ impl Broker {
                 number: source,
                 key: key.clone(),
             });
-            self.state.claim(slot, key);
+            self.state.claim(slot, own_key(key));
         }
         for queue in &queues[1..] {
             let queue = self.state.names.intern(queue);
@@ -571,13 +575,13 @@ impl Broker {
             head,
             body: &message.body,
         });
-        let slot = self.state.insert_message(&head, message.body);
+        let slot = self.state.insert_message(&head, own(message.body));
         for note in message.notes {
             self.record(&Event::Noted {
                 number: head.number,
                 note: &note,
             });
-            self.state.add_note(slot, note);
+            self.state.add_note(slot, own(note));
         }
         slot
     }
@@ -695,6 +699,23 @@ fn megabytes(bytes: usize) -> String {
     match bytes {
         0..0x10_0000 => format!("{bytes} bytes"),
         _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+    }
+}
+
+/// Bytes that came in a frame share its memory, which may be much larger and would then live for as
+/// long as they do. A part of a frame that is large itself may as well share it.
+fn own(bytes: Bytes) -> Bytes {
+    const SHARED_FROM_BYTES: usize = 256 << 10;
+    match bytes.len() {
+        0..SHARED_FROM_BYTES => Bytes::copy_from_slice(&bytes),
+        _ => bytes,
+    }
+}
+
+pub(crate) fn own_key(key: Key) -> Key {
+    match key {
+        Key::Result(id) => Key::Result(id),
+        Key::Named(name) => Key::Named(own(name)),
     }
 }
 

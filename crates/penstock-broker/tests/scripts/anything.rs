@@ -76,6 +76,7 @@ fn line() -> impl Strategy<Value = String> {
         1 => Just("write".to_owned()),
         2 => Just("sync".to_owned()),
         1 => Just("carry".to_owned()),
+        1 => Just("mark".to_owned()),
         1 => Just("kill".to_owned()),
         1 => Just("power-cut".to_owned()),
         1 => Just("restart".to_owned()),

@@ -53,6 +53,40 @@ fn nothing_leaves_before_it_is_safe() {
         sync                                -> a confirm 5, w deliver three
         ",
     );
+    // A refusal rests on all that was decided before, whatever it asked for itself.
+    check(
+        "
+        a hello                             -> a welcome 0
+        stall                               ->
+        a publish one                       ->
+        a none publish one                  ->
+        sync                                -> a confirm 2 2:refused 0 AlreadyExists
+        ",
+    );
+    // What a join releases rests on the hold as well.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w consume default 10                ->
+        stall                               ->
+        w hold join count=1 messages=one    ->
+        w none join join index=0            -> w confirm 0 early 2
+        sync                                -> w confirm 2, w deliver one
+        ",
+    );
+    // Nobody is told that a value is pending after having been told the value.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w consume default 10                ->
+        w none publish one                  -> w confirm 1, w deliver one
+        stall                               ->
+        w publish two                       ->
+        w watch one                         ->
+        w none ack one; put one yes         -> w confirm 1 early 3, w sees one Succeeded yes
+        sync                                -> w confirm 3, w deliver two
+        ",
+    );
     // A value rests on its record, and so does its absence.
     check(
         "
@@ -451,6 +485,17 @@ fn crashes_are_counted_and_the_last_is_final() {
         a info one                          -> a knows nothing
         ",
     );
+    // Without a result to keep, there is nothing to be seen of it.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish one deliveries=1 no-result  -> w confirm 1
+        w watch one                         -> w sees one pending
+        w consume default 1                 -> w deliver one
+        w crash one                         -> w confirm 2, w sees one gone
+        w watch one                         -> w sees one gone
+        ",
+    );
     // The dead letters can be consumed like any queue.
     check(
         "
@@ -493,6 +538,18 @@ fn a_retry_is_the_same_message_in_a_new_place() {
         wait 1000                           ->
         w info one                          -> w knows nothing
         w watch one                         -> w sees one Failed no
+        ",
+    );
+    // A new attempt has not been delivered before.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish one                       -> w confirm 1
+        w consume default 1                 -> w deliver one
+        w return one                        -> w confirm 2
+        w consume default 1                 -> w deliver one!
+        w move one next                     -> w confirm 3
+        w consume default 1                 -> w deliver one#1
         ",
     );
 }
@@ -549,6 +606,21 @@ fn flows_share_by_measured_cost() {
         w consume default 3                 -> w deliver f8 s3 f9
         ";
     check(&script);
+}
+
+#[test]
+fn a_flow_that_was_idle_rejoins_at_the_present() {
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish x1 task=x|publish x2 task=x|publish x3 task=x  -> w confirm 3
+        w consume default 3                 -> w deliver x1 x2 x3
+        w ack x1; ack x2; ack x3            -> w confirm 4
+        w publish x4 task=x|publish x5 task=x|publish x6 task=x  -> w confirm 7
+        w publish y1 task=y|publish y2 task=y|publish y3 task=y  -> w confirm 10
+        w consume default 6                 -> w deliver y1 x4 y2 x5 y3 x6
+        ",
+    );
 }
 
 #[test]
@@ -712,6 +784,23 @@ fn a_unique_message_owns_its_key_until_it_is_settled() {
 }
 
 #[test]
+fn a_unique_message_owns_its_key_until_its_last_copy_is_settled() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one queue=x+y unless=once -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume x 1                       -> w deliver one@x
+        w ack one                           -> w confirm 1
+        a publish two unless=once           -> a confirm 2 2:skipped[0]
+        w consume y 1                       -> w deliver one@y
+        w ack one                           -> w confirm 2
+        a publish two unless=once           -> a confirm 3
+        ",
+    );
+}
+
+#[test]
 fn results_are_evicted_oldest_first_but_never_one_that_is_watched() {
     let options = BrokerOptions {
         results_cap_bytes: 500,
@@ -738,6 +827,26 @@ fn results_are_evicted_oldest_first_but_never_one_that_is_watched() {
         w status                            -> w status default:0/0/0 clients 2 results 2 evicted 3
         ",
     );
+    // One whose watcher has lost its connection is kept for its return.
+    let options = BrokerOptions {
+        results_cap_bytes: 500,
+        ..BrokerOptions::default()
+    };
+    check_with(
+        options,
+        "
+        w hello                             -> w welcome 0
+        w publish one|publish two           -> w confirm 2
+        a hello                             -> a welcome 0
+        a watch one                         -> a sees one pending
+        a lost                              ->
+        w consume default 2                 -> w deliver one two
+        w ack one; put one x bytes=300      -> w confirm 3
+        w ack two; put two x bytes=300      -> notice: task over 500, w confirm 4
+        a hello                             -> a welcome 0
+        a watch one two                     -> a sees one Succeeded of 300 bytes, a sees two gone
+        ",
+    );
 }
 
 #[test]
@@ -751,7 +860,7 @@ fn a_join_releases_what_it_holds_once() {
         a watch one                         -> a sees one pending
         a info one                          -> a knows Held in default attempt 0 crashes 0
         a join join index=2                 -> a confirm 2
-        a join join index=2                 -> a confirm 3
+        a join join index=2 failed          -> a confirm 3
         a join join index=3                 -> a confirm 4 4:refused 0 Invalid
         kill                                ->
         a hello                             -> a welcome 3, a confirm 4 4:refused 0 Invalid
@@ -844,6 +953,41 @@ fn a_queue_that_nobody_serves_is_told_of_once() {
         w consume default 1                 -> w deliver two
         w crash two                         -> w confirm 1
         wait 60000                          ->
+        ",
+    );
+}
+
+#[test]
+fn what_refers_to_what_was_carried_forward_still_does() {
+    // The grant stands before the place to which its session was carried.
+    check(
+        "
+        w hello                             -> w welcome 0
+        a hello                             -> a welcome 0
+        mark                                ->
+        a publish one                       -> a confirm 1
+        w consume default 1                 -> w deliver one
+        carry                               ->
+        restart                             ->
+        w hello one                         -> w welcome 0 one
+        w ack one                           -> w confirm 1
+        ",
+    );
+    // Nothing lives; but no number is given out twice.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish one                       -> w confirm 1
+        w consume default 1                 -> w deliver one
+        w ack one                           -> w confirm 2
+        w bye                               ->
+        wait 600000                         ->
+        carry                               ->
+        restart                             ->
+        w hello                             -> w welcome 2 forgotten
+        w publish one                       -> w confirm 3
+        w consume default 1                 -> w deliver one
+        w ack old-one                       -> w confirm 4 4:refused 0 LeaseLost
         ",
     );
 }

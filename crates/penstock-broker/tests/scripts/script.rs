@@ -71,8 +71,11 @@ pub struct World {
     /// How many of these are synced.
     synced: usize,
     is_stalled: bool,
+    /// Where a segment ends, which `carry` empties.
+    mark: usize,
     clients: BTreeMap<String, Client>,
     connections: u64,
+    /// The last lease of each message, and the one before as `old-` and its name.
     leases: BTreeMap<String, Lease>,
     messages: BTreeSet<String>,
     keys: BTreeSet<String>,
@@ -99,6 +102,7 @@ impl World {
             journal: Vec::new(),
             synced: 0,
             is_stalled: false,
+            mark: 0,
             clients: BTreeMap::new(),
             connections: 0,
             leases: BTreeMap::new(),
@@ -144,6 +148,7 @@ impl World {
                 self.take_records();
                 self.restart(self.epoch);
             }
+            ["mark"] => self.mark = self.journal.len(),
             ["carry"] => self.carry_forward(),
             [client, ref verb @ ..] => self.run_client(client, verb, command),
             [] => panic!("an empty command"),
@@ -503,13 +508,17 @@ impl World {
         recovery.finish(now, self.epoch)
     }
 
-    /// Empties the journal of all that was in it, as if one segment after the other were reclaimed.
+    /// Empties the journal up to the mark, or of all that was in it, as reclaim does with a segment.
     fn carry_forward(&mut self) {
         self.take_records();
-        let before = Position(self.journal.len() as u64 + 1);
+        let end = match std::mem::take(&mut self.mark) {
+            0 => self.journal.len(),
+            mark => mark,
+        };
+        let before = Position(end as u64 + 1);
         while self.broker.carry_forward(before, 100) {}
         self.take_records();
-        for record in &mut self.journal[..before.0 as usize - 1] {
+        for record in &mut self.journal[..end] {
             *record = None;
         }
     }
@@ -596,7 +605,9 @@ impl World {
                     if delivery.message.attempt > 0 {
                         line += &format!("#{}", delivery.message.attempt);
                     }
-                    self.leases.insert(name, delivery.lease);
+                    if let Some(old) = self.leases.insert(name.clone(), delivery.lease) {
+                        self.leases.insert(format!("old-{name}"), old);
+                    }
                 }
                 lines.push(line);
             }
