@@ -33,6 +33,7 @@ pub(crate) const NAME_CAP_BYTES: usize = 255;
 pub struct Broker {
     pub(crate) options: BrokerOptions,
     pub(crate) epoch: u32,
+    last_life: LastLife,
     pub(crate) clocks: Clocks,
     pub(crate) state: State,
     pub(crate) connections: FxHashMap<ConnId, Connection>,
@@ -59,17 +60,27 @@ pub struct Broker {
     pub(crate) checked_slots: Vec<u32>,
 }
 
+/// What the journal tells of the broker that wrote it last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LastLife {
+    pub(crate) epoch: u32,
+    /// The highest grant; those above it, of the same epoch, were lost.
+    pub(crate) grants: u64,
+}
+
 impl Broker {
     pub(crate) fn recovered(
         options: BrokerOptions,
         state: State,
         clocks: Clocks,
         epoch: u32,
+        last_life: LastLife,
         last: Position,
     ) -> Self {
         let mut broker = Self {
             options,
             epoch,
+            last_life,
             clocks,
             state,
             connections: FxHashMap::default(),
@@ -603,12 +614,22 @@ impl Broker {
 
     /// A grant of before a crash, whose record was lost with it. Nobody else runs the message, so the
     /// client that does may go on.
+    ///
+    /// A grant that the journal knows of was not lost: its message has been settled, moved or handed
+    /// back since, and the client only has not heard that yet. And of several copies nobody can tell
+    /// which one it was.
     fn find_lost_grant(&self, lease: &Lease) -> Option<u32> {
-        let mut copies = self.state.messages.copies(&lease.message);
-        copies.find(|slot| {
+        let LastLife { epoch, grants } = self.last_life;
+        if lease.epoch != epoch || lease.grant <= grants {
+            return None;
+        }
+        let copies = self.state.messages.copies(&lease.message);
+        let mut candidates = copies.filter(|slot| {
             let entry = &self.state.messages[*slot];
-            entry.recovered && lease.epoch < self.epoch && entry.state == MessagePlace::Ready
-        })
+            entry.recovered && entry.state == MessagePlace::Ready
+        });
+        let slot = candidates.next()?;
+        candidates.next().is_none().then_some(slot)
     }
 
     fn disconnect(&mut self, conn: ConnId, clean: bool) {

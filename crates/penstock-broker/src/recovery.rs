@@ -4,6 +4,7 @@ use bytes::Bytes;
 use penstock_message::Value;
 use rustc_hash::FxHashMap;
 
+use crate::broker::LastLife;
 use crate::clock::{Clocks, When};
 use crate::messages::State as MessagePlace;
 use crate::records::{Event, RecordError, RecordReader};
@@ -104,7 +105,18 @@ impl Recovery {
             );
         }
         self.state.review_all_service();
-        Broker::recovered(self.options, self.state, clocks, epoch, self.last)
+        let last_life = LastLife {
+            epoch: self.epoch,
+            grants: self.state.grants,
+        };
+        Broker::recovered(
+            self.options,
+            self.state,
+            clocks,
+            epoch,
+            last_life,
+            self.last,
+        )
     }
 
     /// What is not known is skipped: the segment that told of it was reclaimed, because it had ended

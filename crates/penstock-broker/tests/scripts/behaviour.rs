@@ -426,6 +426,38 @@ fn leases_outlive_the_broker() {
         w ack one|ack two                   -> w confirm 2
         ",
     );
+    // One that was settled does not, though its client has not heard of that. The broker would have
+    // counted the retry as running at a client that had given it back, until that client left.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        w move one next                     -> w confirm 1
+        power-cut                           ->
+        w hello one                         -> w welcome 1
+        w consume default 1                 -> w deliver one!#1
+        w info one                          -> w knows Running in default attempt 1 crashes 0 at w
+        ",
+    );
+    // One of a message in two queues does not: it could be taken for the other's, which then never
+    // runs, while this one runs twice.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one queue=default+mail    -> a confirm 1
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume mail 1                    -> w deliver one@mail
+        power-cut                           ->
+        sync                                ->
+        w hello one                         -> w welcome 0
+        w consume mail 1                    -> w deliver one@mail!
+        w ack one                           -> w confirm 1
+        w consume default 1                 -> w deliver one!
+        ",
+    );
     // One that somebody else has meanwhile does not.
     check(
         "
