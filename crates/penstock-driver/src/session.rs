@@ -38,6 +38,8 @@ const FRAME_TARGET_BYTES: usize = 1 << 20;
 const OUT_TARGET_BYTES: usize = 256 << 10;
 /// A watch of a million keys is sent in portions.
 const KEYS_A_FRAME: usize = 16 << 10;
+/// Well within the ten minutes for which a broker remembers a session that has lost its connection.
+const SURELY_REMEMBERED: Duration = Duration::from_secs(5 * 60);
 /// Notices that nobody takes are not kept for ever.
 const MAX_NOTICES: usize = 64;
 
@@ -243,6 +245,8 @@ pub(crate) struct Session {
     waiting: VecDeque<PendingTx>,
     window: VecDeque<PendingTx>,
     window_first_seq: u64,
+    /// When this session first said hello.
+    begun: Option<Instant>,
     /// What of the window was not written to this connection: (index, part).
     unwritten: (usize, usize),
 
@@ -276,6 +280,7 @@ impl Session {
             waiting: VecDeque::new(),
             window: VecDeque::new(),
             window_first_seq: 1,
+            begun: None,
             unwritten: (0, 0),
             watches: FxHashMap::default(),
             watchers: FxHashMap::default(),
@@ -497,7 +502,11 @@ impl Session {
             session: Bytes::copy_from_slice(&self.config.id.0),
             name: self.config.name.clone(),
             heartbeat_ms: self.config.heartbeat.as_millis() as u64,
-            last_seq: self.last_seq(),
+            last_seq: if self.may_start_over(now) {
+                0
+            } else {
+                self.last_seq()
+            },
             leases: first,
             continued,
         };
@@ -515,6 +524,14 @@ impl Session {
             };
             encode_frame(&frame, &mut self.out);
         }
+    }
+
+    /// Nothing of this session was ever confirmed, and no broker has had the time to forget it. So one
+    /// that does not know it has nothing of it: it was killed before its first sync. Such a session says
+    /// that it is new, and all of it is sent again, instead of ending as `Unknown`.
+    fn may_start_over(&mut self, now: Instant) -> bool {
+        let begun = *self.begun.get_or_insert(now);
+        self.window_first_seq == 1 && now < begun + SURELY_REMEMBERED
     }
 
     /// The connection is gone, or none could be made.

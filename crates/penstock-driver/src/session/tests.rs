@@ -171,7 +171,11 @@ impl Bench {
         let mut said = Vec::new();
         if let Some(hello) = frame.hello {
             let more = if hello.continued { ", more" } else { "" };
-            said.push(format!("hello {} leases{more}", hello.leases.len()));
+            let used = match hello.last_seq {
+                0 => String::new(),
+                seq => format!(", used {seq}"),
+            };
+            said.push(format!("hello {} leases{used}{more}", hello.leases.len()));
         }
         for commit in frame.commits {
             let last = commit.first_seq + commit.txs.len() as u64 - 1;
@@ -382,6 +386,8 @@ fn a_forgotten_session_tells_unknown_and_goes_on_with_the_next_number() {
     bench.commit("sent", None);
     bench.sent();
     bench.session.disconnected("test");
+    // So late that a broker may have forgotten it.
+    bench.now += SURELY_REMEMBERED;
     bench.commit("unsent", None);
     bench.session.connected(bench.now, Vec::new());
     bench.welcome(proto::Welcome {
@@ -390,7 +396,28 @@ fn a_forgotten_session_tells_unknown_and_goes_on_with_the_next_number() {
         ..Default::default()
     });
     assert_eq!(bench.heard(), "sent: unknown");
-    assert_eq!(bench.sent(), "hello 0 leases; commit 2-2 0 ops");
+    assert_eq!(bench.sent(), "hello 0 leases, used 1; commit 2-2 0 ops");
+}
+
+/// A broker was killed before it had synced anything of a new client. The next one did not know the
+/// session, so commits that nobody had were told as `Unknown`, though sending them again was safe.
+#[test]
+fn a_session_of_which_nothing_was_confirmed_starts_over() {
+    let mut bench = Bench::connected();
+    bench.commit("a", None);
+    bench.commit("b", None);
+    assert_eq!(bench.sent(), "commit 1-2 0 ops");
+    bench.session.disconnected("killed");
+    bench.session.connected(bench.now, Vec::new());
+    bench.welcome(proto::Welcome::default());
+    assert_eq!(bench.sent(), "hello 0 leases; commit 1-2 0 ops");
+    bench.confirm(1, vec![], vec![]);
+    assert_eq!(bench.heard(), "a: applied");
+
+    // Of this session the next broker must know.
+    bench.session.disconnected("killed");
+    bench.session.connected(bench.now, Vec::new());
+    assert_eq!(bench.sent(), "hello 0 leases, used 2");
 }
 
 #[test]
