@@ -2,38 +2,26 @@
 
 use std::collections::VecDeque;
 
-use penstock_message::{
-    Durability, Key, KeyState, Lease, MessageId, Notice, Query, Receipt, SessionId,
-};
+use penstock_message::{Durability, KeyState, MessageId, Notice, Query, Receipt, SessionId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::clock::{Clocks, When};
-use crate::commits::own_key;
 use crate::connections::{Connection, Welcome};
 use crate::effects::{Effect, Effects, Rests};
-use crate::messages::State as MessagePlace;
 use crate::queues::Service;
-use crate::records::{Event, Grant, Record, RecordWriter};
+use crate::records::{Event, Record, RecordWriter};
 use crate::state::State;
 use crate::timers::Timer;
-use crate::{BrokerOptions, CloseReason, ConnId, Input, Now, Output, Position};
+use crate::{BrokerOptions, ConnId, Input, Now, Output, Position};
 
 /// How many bytes of bodies go into one output, unless one alone has more: others get their turn.
 const OUTPUT_TARGET_BYTES: usize = 1 << 20;
-/// No client gets there by counting; one that says it did would make numbers overflow.
-const LAST_SEQ: u64 = 1 << 62;
-/// A worker serves a few queues. The list is compared with itself, so it must not be long.
-const QUEUES_CAP: usize = 1024;
-/// Names of clients are shown to people; longer ones are cut.
-const NAME_SHOWN_BYTES: usize = 255;
-/// Names of queues, tasks and groups.
-pub(crate) const NAME_CAP_BYTES: usize = 255;
 
 #[derive(Debug)]
 pub struct Broker {
     pub(crate) options: BrokerOptions,
     pub(crate) epoch: u32,
-    last_life: LastLife,
+    pub(crate) last_life: LastLife,
     pub(crate) clocks: Clocks,
     pub(crate) state: State,
     pub(crate) connections: FxHashMap<ConnId, Connection>,
@@ -64,7 +52,7 @@ pub struct Broker {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LastLife {
     pub(crate) epoch: u32,
-    /// The highest grant; those above it, of the same epoch, were lost.
+    /// The highest grant that it told of; those above it were lost.
     pub(crate) grants: u64,
 }
 
@@ -426,331 +414,7 @@ impl Broker {
         (!deliveries.is_empty()).then_some(Output::Deliver { conn, deliveries })
     }
 
-    // --- keys
-
-    fn watch(&mut self, conn: ConnId, keys: Vec<Key>) {
-        let Some(session) = self
-            .connections
-            .get(&conn)
-            .map(|connection| connection.session)
-        else {
-            return;
-        };
-        for key in keys {
-            let (state, rests) = self.key_state(&key);
-            if state == KeyState::Pending {
-                self.state.keys.watch(own_key(key.clone()), session);
-            }
-            self.effect(rests, Effect::Value { conn, key, state });
-        }
-    }
-
-    /// What a watcher of the key is told, and what that rests on.
-    fn key_state(&self, key: &Key) -> (KeyState, Rests) {
-        if let Some(stored) = self.state.keys.value(key) {
-            return (KeyState::Present(stored.value.clone()), stored.rests);
-        }
-        let is_pending = match key {
-            // What is in the dead-letter queue has ended: it has had its value.
-            Key::Result(id) => {
-                let dead = self.state.dead;
-                self.state
-                    .messages
-                    .copies(id)
-                    .any(|slot| self.state.messages[slot].queue != dead)
-            }
-            Key::Named(_) => false,
-        };
-        let state = match is_pending || self.state.keys.owner(key).is_some() {
-            true => KeyState::Pending,
-            false => KeyState::Gone,
-        };
-        (state, self.staged)
-    }
-
-    /// Keys that the record has changed, and that are not pending any more.
-    fn tell_watchers(&mut self) {
-        if self.state.touched.is_empty() {
-            return;
-        }
-        let mut touched = std::mem::take(&mut self.state.touched);
-        for key in touched.drain(..) {
-            if self.state.keys.watchers(&key).is_empty() {
-                continue;
-            }
-            let (state, rests) = self.key_state(&key);
-            if state == KeyState::Pending {
-                continue;
-            }
-            for session in self.state.keys.take_watchers(&key) {
-                match self.state.sessions.get(session).map(|session| session.conn) {
-                    Some(Some(conn)) => {
-                        let (key, state) = (key.clone(), state.clone());
-                        self.effect(rests, Effect::Value { conn, key, state });
-                    }
-                    // It will ask again when it is back; until then the value must not be evicted.
-                    Some(None) => self.state.keys.watch(key.clone(), session),
-                    None => {}
-                }
-            }
-        }
-        self.state.touched = touched;
-    }
-
-    // --- sessions
-
-    fn connect(
-        &mut self,
-        conn: ConnId,
-        id: SessionId,
-        name: &str,
-        heartbeat_ms: u64,
-        last_seq: u64,
-        presented: &[Lease],
-    ) {
-        if self.connections.contains_key(&conn) {
-            return self.close(
-                conn,
-                CloseReason::Protocol("a connection says hello only once".to_owned()),
-            );
-        }
-        if last_seq > LAST_SEQ {
-            let reason = format!("transaction {last_seq} is past the last number, {LAST_SEQ}");
-            self.outbox.push_back(Output::Close {
-                conn,
-                reason: CloseReason::Protocol(reason),
-            });
-            return;
-        }
-        let known = self.state.sessions.find(&id);
-        if let Some(older) = known.and_then(|index| self.state.sessions[index].conn) {
-            self.outbox.push_back(Output::Close {
-                conn: older,
-                reason: CloseReason::Fenced,
-            });
-            self.drop_connection(older);
-        }
-        self.begin(Durability::None);
-        let heartbeat_ms = match heartbeat_ms {
-            0 => self.options.default_heartbeat_ms,
-            asked => asked,
-        };
-        let name = cut(name, NAME_SHOWN_BYTES);
-        let (number, applied) = match known {
-            Some(index) => (
-                self.state.sessions[index].number,
-                self.state.sessions[index].applied,
-            ),
-            None => (self.state.sessions.numbers + 1, last_seq),
-        };
-        self.record(&Event::SessionOpened {
-            number,
-            session: id,
-            heartbeat_ms,
-            applied,
-            name,
-        });
-        let index = self
-            .state
-            .open_session(number, id, heartbeat_ms, applied, name);
-        self.state.sessions.next_generation(index);
-        if known.is_some() {
-            self.state.keys.unwatch_all(index);
-        }
-        let leases = self.keep_leases(index, presented);
-        let session = &mut self.state.sessions[index];
-        session.conn = Some(conn);
-        session.may_skip_through = last_seq;
-        session.begin_connection();
-        let welcome = Welcome {
-            applied_through: session.told,
-            forgotten: known.is_none() && last_seq > 0,
-            leases,
-        };
-        self.connections
-            .insert(conn, Connection::new(index, welcome));
-        self.stand_in_line(conn);
-        self.seal(Durability::None);
-    }
-
-    /// Of the leases that a client presents, those that hold. Those that it holds and does not present
-    /// go back: it does not work on them.
-    fn keep_leases(&mut self, session: u32, presented: &[Lease]) -> Vec<Lease> {
-        let mut kept = Vec::with_capacity(presented.len());
-        self.checks += 1;
-        for lease in presented {
-            if let Some(slot) = self.state.messages.find_lease(lease) {
-                let entry = &mut self.state.messages[slot];
-                if matches!(entry.state, MessagePlace::Leased(held) if held.session == session) {
-                    entry.checked_by = self.checks;
-                    kept.push(*lease);
-                }
-            } else if let Some(slot) = self.find_lost_grant(lease) {
-                let number = self.state.messages[slot].number;
-                let grant = Grant {
-                    epoch: lease.epoch,
-                    number: lease.grant,
-                    started_at: self.clocks.wall(),
-                };
-                let session_number = self.state.sessions[session].number;
-                self.record(&Event::Granted {
-                    number,
-                    session: session_number,
-                    grant,
-                });
-                self.state.grant(slot, session, grant);
-                self.state.messages[slot].checked_by = self.checks;
-                kept.push(*lease);
-            }
-        }
-        let checks = self.checks;
-        let mut given_up = self.state.sessions[session].leases.clone();
-        given_up.retain(|slot| self.state.messages[*slot].checked_by != checks);
-        for slot in given_up {
-            self.return_message(slot);
-        }
-        kept
-    }
-
-    /// A grant of before a crash, whose record was lost with it. Nobody else runs the message, so the
-    /// client that does may go on.
-    ///
-    /// A grant that the journal knows of was not lost: its message has been settled, moved or handed
-    /// back since, and the client only has not heard that yet. And of several copies nobody can tell
-    /// which one it was.
-    fn find_lost_grant(&self, lease: &Lease) -> Option<u32> {
-        let LastLife { epoch, grants } = self.last_life;
-        if lease.epoch != epoch || lease.grant <= grants {
-            return None;
-        }
-        let copies = self.state.messages.copies(&lease.message);
-        let mut candidates = copies.filter(|slot| {
-            let entry = &self.state.messages[*slot];
-            entry.recovered && entry.state == MessagePlace::Ready
-        });
-        let slot = candidates.next()?;
-        candidates.next().is_none().then_some(slot)
-    }
-
-    fn disconnect(&mut self, conn: ConnId, clean: bool) {
-        let Some(index) = self.drop_connection(conn) else {
-            return;
-        };
-        self.begin(Durability::None);
-        if clean {
-            for slot in self.state.sessions[index].leases.clone() {
-                self.return_message(slot);
-            }
-        }
-        let left_at = self.clocks.steady();
-        let number = self.state.sessions[index].number;
-        self.record(&Event::SessionLeft {
-            number,
-            at: left_at,
-        });
-        self.state.sessions[index].left_at = Some(left_at);
-        self.state
-            .wait_for_session(index, left_at, left_at, self.options.session_memory_ms);
-        if clean {
-            self.state.keys.unwatch_all(index);
-        }
-        self.seal(Durability::None);
-    }
-
-    pub(crate) fn close(&mut self, conn: ConnId, reason: CloseReason) {
-        self.disconnect(conn, false);
-        self.outbox.push_back(Output::Close { conn, reason });
-    }
-
-    /// Forgets the connection. Deliveries that never left return at once: nobody can have begun them.
-    fn drop_connection(&mut self, conn: ConnId) -> Option<u32> {
-        let connection = self.connections.remove(&conn)?;
-        for queue in connection.queues {
-            self.state.queues[queue].consumers -= 1;
-            self.state.review_service(queue);
-        }
-        let index = connection.session;
-        let session = &mut self.state.sessions[index];
-        session.conn = None;
-        if let Some(staged) = session.staged.take() {
-            self.staged_parts_bytes -= staged.bytes;
-        }
-        let mut unsent = session.leases.clone();
-        unsent.retain(|slot| {
-            matches!(self.state.messages[*slot].state, MessagePlace::Leased(lease) if !lease.sent)
-        });
-        self.begin(Durability::None);
-        for slot in unsent {
-            self.return_message(slot);
-        }
-        self.seal(Durability::None);
-        Some(index)
-    }
-
-    /// A lease ends without anything having gone wrong.
-    pub(crate) fn return_message(&mut self, slot: u32) {
-        let entry = &self.state.messages[slot];
-        let number = entry.number;
-        let redelivered = matches!(entry.state, MessagePlace::Leased(lease) if lease.sent);
-        self.record(&Event::Returned {
-            number,
-            redelivered,
-        });
-        self.state.return_message(slot, redelivered);
-    }
-
-    // --- consuming
-
-    fn consume(&mut self, conn: ConnId, queues: &[String], add_credit: u32) {
-        if let Err(reason) = check_queues(queues) {
-            return self.close(conn, CloseReason::Protocol(reason));
-        }
-        let Some(connection) = self.connections.get_mut(&conn) else {
-            return;
-        };
-        connection.is_worker = true;
-        connection.credit += u64::from(add_credit);
-        let state = &mut self.state;
-        let is_same = connection.queues.len() == queues.len()
-            && connection
-                .queues
-                .iter()
-                .zip(queues)
-                .all(|(index, name)| state.names.text(state.queues[*index].name) == name);
-        if !is_same && !queues.is_empty() {
-            let mut chosen = Vec::with_capacity(queues.len());
-            for queue in queues {
-                let name = state.names.intern(queue);
-                let index = state.queues.find_or_create(name);
-                if !chosen.contains(&index) {
-                    chosen.push(index);
-                    state.queues[index].consumers += 1;
-                }
-            }
-            for index in std::mem::replace(&mut connection.queues, chosen) {
-                state.queues[index].consumers -= 1;
-                state.review_service(index);
-            }
-            for index in connection.queues.clone() {
-                state.review_service(index);
-            }
-            connection.next_queue = 0;
-        }
-        self.seek_work(conn);
-    }
-
-    /// Puts the connection into the ring if it wants work.
-    fn seek_work(&mut self, conn: ConnId) {
-        let Some(connection) = self.connections.get_mut(&conn) else {
-            return;
-        };
-        if connection.wants_work() {
-            self.state.has_new_work = true;
-            if !std::mem::replace(&mut connection.in_ring, true) {
-                self.ring.push_back(conn);
-            }
-        }
-    }
+    // --- queries
 
     fn query(&mut self, conn: ConnId, id: u64, query: &Query) {
         let answer = match query {
@@ -766,30 +430,4 @@ impl Broker {
     pub(crate) fn notice(&mut self, notice: Notice) {
         self.outbox.push_back(Output::Notice(notice));
     }
-}
-
-fn check_queues(queues: &[String]) -> Result<(), String> {
-    if queues.len() > QUEUES_CAP {
-        let asked = queues.len();
-        return Err(format!(
-            "a connection takes from {asked} queues; the limit is {QUEUES_CAP}"
-        ));
-    }
-    match queues
-        .iter()
-        .find(|queue| queue.is_empty() || queue.len() > NAME_CAP_BYTES)
-    {
-        Some(queue) => Err(format!(
-            "a queue's name has from 1 to {NAME_CAP_BYTES} bytes, not {}",
-            queue.len()
-        )),
-        None => Ok(()),
-    }
-}
-
-/// The longest beginning of the text that has no more than so many bytes.
-fn cut(text: &str, bytes: usize) -> &str {
-    let ends = (0..=bytes.min(text.len())).rev();
-    let end = ends.into_iter().find(|end| text.is_char_boundary(*end));
-    &text[..end.unwrap_or(0)]
 }

@@ -6,7 +6,7 @@ use penstock_message::{
     Receipt, Refusal, ReleaseReason, Tx, Value, ValueStatus,
 };
 
-use crate::broker::NAME_CAP_BYTES;
+use crate::connections::NAME_CAP_BYTES;
 use crate::effects::Rests;
 use crate::messages::State as MessagePlace;
 use crate::records::{Change, Event, MessageHead, Place};

@@ -1,10 +1,23 @@
-//! What is known of a connection for as long as it lasts, and what waits to be sent on it.
+//! Connections: hello and goodbye, the leases that outlive them, what they want and what waits to be
+//! sent on them.
 
 use std::collections::VecDeque;
 
-use penstock_message::{Answer, Key, KeyState, Lease};
+use penstock_message::{Answer, Durability, Key, KeyState, Lease, SessionId};
 
-use crate::messages::Handle;
+use crate::broker::LastLife;
+use crate::messages::{Handle, State as MessagePlace};
+use crate::records::{Event, Grant};
+use crate::{Broker, CloseReason, ConnId, Output};
+
+/// No client gets there by counting; one that says it did would make numbers overflow.
+const LAST_SEQ: u64 = 1 << 62;
+/// A worker serves a few queues. The list is compared with itself, so it must not be long.
+const QUEUES_CAP: usize = 1024;
+/// Names of clients are shown to people; longer ones are cut.
+const NAME_SHOWN_BYTES: usize = 255;
+/// Names of queues, tasks and groups.
+pub(crate) const NAME_CAP_BYTES: usize = 255;
 
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -58,4 +71,283 @@ impl Connection {
     pub(crate) fn wants_work(&self) -> bool {
         self.writable && self.credit > 0 && !self.queues.is_empty()
     }
+}
+
+impl Broker {
+    pub(crate) fn connect(
+        &mut self,
+        conn: ConnId,
+        id: SessionId,
+        name: &str,
+        heartbeat_ms: u64,
+        last_seq: u64,
+        presented: &[Lease],
+    ) {
+        if self.connections.contains_key(&conn) {
+            return self.close(
+                conn,
+                CloseReason::Protocol("a connection says hello only once".to_owned()),
+            );
+        }
+        if last_seq > LAST_SEQ {
+            let reason = format!("transaction {last_seq} is past the last number, {LAST_SEQ}");
+            self.outbox.push_back(Output::Close {
+                conn,
+                reason: CloseReason::Protocol(reason),
+            });
+            return;
+        }
+        let known = self.state.sessions.find(&id);
+        if let Some(older) = known.and_then(|index| self.state.sessions[index].conn) {
+            self.outbox.push_back(Output::Close {
+                conn: older,
+                reason: CloseReason::Fenced,
+            });
+            self.drop_connection(older);
+        }
+        self.begin(Durability::None);
+        let heartbeat_ms = match heartbeat_ms {
+            0 => self.options.default_heartbeat_ms,
+            asked => asked,
+        };
+        let name = cut(name, NAME_SHOWN_BYTES);
+        let (number, applied) = match known {
+            Some(index) => (
+                self.state.sessions[index].number,
+                self.state.sessions[index].applied,
+            ),
+            None => (self.state.sessions.numbers + 1, last_seq),
+        };
+        self.record(&Event::SessionOpened {
+            number,
+            session: id,
+            heartbeat_ms,
+            applied,
+            name,
+        });
+        let index = self
+            .state
+            .open_session(number, id, heartbeat_ms, applied, name);
+        self.state.sessions.next_generation(index);
+        if known.is_some() {
+            self.state.keys.unwatch_all(index);
+        }
+        let leases = self.keep_leases(index, presented);
+        let session = &mut self.state.sessions[index];
+        session.conn = Some(conn);
+        session.may_skip_through = last_seq;
+        session.begin_connection();
+        let welcome = Welcome {
+            applied_through: session.told,
+            forgotten: known.is_none() && last_seq > 0,
+            leases,
+        };
+        self.connections
+            .insert(conn, Connection::new(index, welcome));
+        self.stand_in_line(conn);
+        self.seal(Durability::None);
+    }
+
+    /// Of the leases that a client presents, those that hold. Those that it holds and does not present
+    /// go back: it does not work on them.
+    fn keep_leases(&mut self, session: u32, presented: &[Lease]) -> Vec<Lease> {
+        let mut kept = Vec::with_capacity(presented.len());
+        self.checks += 1;
+        for lease in presented {
+            if let Some(slot) = self.state.messages.find_lease(lease) {
+                let entry = &mut self.state.messages[slot];
+                if matches!(entry.state, MessagePlace::Leased(held) if held.session == session) {
+                    entry.checked_by = self.checks;
+                    kept.push(*lease);
+                }
+            } else if let Some(slot) = self.find_lost_grant(lease) {
+                let number = self.state.messages[slot].number;
+                let grant = Grant {
+                    epoch: lease.epoch,
+                    number: lease.grant,
+                    started_at: self.clocks.wall(),
+                };
+                let session_number = self.state.sessions[session].number;
+                self.record(&Event::Granted {
+                    number,
+                    session: session_number,
+                    grant,
+                });
+                self.state.grant(slot, session, grant);
+                self.state.messages[slot].checked_by = self.checks;
+                kept.push(*lease);
+            }
+        }
+        let checks = self.checks;
+        let mut given_up = self.state.sessions[session].leases.clone();
+        given_up.retain(|slot| self.state.messages[*slot].checked_by != checks);
+        for slot in given_up {
+            self.return_message(slot);
+        }
+        kept
+    }
+
+    /// A grant of before a crash, whose record was lost with it. Nobody else runs the message, so the
+    /// client that does may go on.
+    ///
+    /// A grant that the journal knows of was not lost: its message has been settled, moved or handed
+    /// back since, and the client only has not heard that yet. And of several copies nobody can tell
+    /// which one it was.
+    fn find_lost_grant(&self, lease: &Lease) -> Option<u32> {
+        let LastLife { epoch, grants } = self.last_life;
+        if lease.epoch > epoch || lease.grant <= grants {
+            return None;
+        }
+        let copies = self.state.messages.copies(&lease.message);
+        let mut candidates = copies.filter(|slot| {
+            let entry = &self.state.messages[*slot];
+            entry.recovered && entry.state == MessagePlace::Ready
+        });
+        let slot = candidates.next()?;
+        candidates.next().is_none().then_some(slot)
+    }
+
+    pub(crate) fn disconnect(&mut self, conn: ConnId, clean: bool) {
+        let Some(index) = self.drop_connection(conn) else {
+            return;
+        };
+        self.begin(Durability::None);
+        if clean {
+            for slot in self.state.sessions[index].leases.clone() {
+                self.return_message(slot);
+            }
+        }
+        let left_at = self.clocks.steady();
+        let number = self.state.sessions[index].number;
+        self.record(&Event::SessionLeft {
+            number,
+            at: left_at,
+        });
+        self.state.sessions[index].left_at = Some(left_at);
+        self.state
+            .wait_for_session(index, left_at, left_at, self.options.session_memory_ms);
+        if clean {
+            self.state.keys.unwatch_all(index);
+        }
+        self.seal(Durability::None);
+    }
+
+    pub(crate) fn close(&mut self, conn: ConnId, reason: CloseReason) {
+        self.disconnect(conn, false);
+        self.outbox.push_back(Output::Close { conn, reason });
+    }
+
+    /// Forgets the connection. Deliveries that never left return at once: nobody can have begun them.
+    fn drop_connection(&mut self, conn: ConnId) -> Option<u32> {
+        let connection = self.connections.remove(&conn)?;
+        for queue in connection.queues {
+            self.state.queues[queue].consumers -= 1;
+            self.state.review_service(queue);
+        }
+        let index = connection.session;
+        let session = &mut self.state.sessions[index];
+        session.conn = None;
+        if let Some(staged) = session.staged.take() {
+            self.staged_parts_bytes -= staged.bytes;
+        }
+        let mut unsent = session.leases.clone();
+        unsent.retain(|slot| {
+            matches!(self.state.messages[*slot].state, MessagePlace::Leased(lease) if !lease.sent)
+        });
+        self.begin(Durability::None);
+        for slot in unsent {
+            self.return_message(slot);
+        }
+        self.seal(Durability::None);
+        Some(index)
+    }
+
+    /// A lease ends without anything having gone wrong.
+    pub(crate) fn return_message(&mut self, slot: u32) {
+        let entry = &self.state.messages[slot];
+        let number = entry.number;
+        let redelivered = matches!(entry.state, MessagePlace::Leased(lease) if lease.sent);
+        self.record(&Event::Returned {
+            number,
+            redelivered,
+        });
+        self.state.return_message(slot, redelivered);
+    }
+
+    pub(crate) fn consume(&mut self, conn: ConnId, queues: &[String], add_credit: u32) {
+        if let Err(reason) = check_queues(queues) {
+            return self.close(conn, CloseReason::Protocol(reason));
+        }
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return;
+        };
+        connection.is_worker = true;
+        connection.credit += u64::from(add_credit);
+        let state = &mut self.state;
+        let is_same = connection.queues.len() == queues.len()
+            && connection
+                .queues
+                .iter()
+                .zip(queues)
+                .all(|(index, name)| state.names.text(state.queues[*index].name) == name);
+        if !is_same && !queues.is_empty() {
+            let mut chosen = Vec::with_capacity(queues.len());
+            for queue in queues {
+                let name = state.names.intern(queue);
+                let index = state.queues.find_or_create(name);
+                if !chosen.contains(&index) {
+                    chosen.push(index);
+                    state.queues[index].consumers += 1;
+                }
+            }
+            for index in std::mem::replace(&mut connection.queues, chosen) {
+                state.queues[index].consumers -= 1;
+                state.review_service(index);
+            }
+            for index in connection.queues.clone() {
+                state.review_service(index);
+            }
+            connection.next_queue = 0;
+        }
+        self.seek_work(conn);
+    }
+
+    /// Puts the connection into the ring if it wants work.
+    pub(crate) fn seek_work(&mut self, conn: ConnId) {
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return;
+        };
+        if connection.wants_work() {
+            self.state.has_new_work = true;
+            if !std::mem::replace(&mut connection.in_ring, true) {
+                self.ring.push_back(conn);
+            }
+        }
+    }
+}
+
+fn check_queues(queues: &[String]) -> Result<(), String> {
+    if queues.len() > QUEUES_CAP {
+        let asked = queues.len();
+        return Err(format!(
+            "a connection takes from {asked} queues; the limit is {QUEUES_CAP}"
+        ));
+    }
+    match queues
+        .iter()
+        .find(|queue| queue.is_empty() || queue.len() > NAME_CAP_BYTES)
+    {
+        Some(queue) => Err(format!(
+            "a queue's name has from 1 to {NAME_CAP_BYTES} bytes, not {}",
+            queue.len()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The longest beginning of the text that has no more than so many bytes.
+fn cut(text: &str, bytes: usize) -> &str {
+    let ends = (0..=bytes.min(text.len())).rev();
+    let end = ends.into_iter().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
 }

@@ -40,6 +40,7 @@ mod slab;
 mod state;
 mod status;
 mod timers;
+mod watches;
 
 pub use broker::Broker;
 pub use interface::*;

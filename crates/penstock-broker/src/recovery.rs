@@ -305,3 +305,26 @@ impl State {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_replayed_is_named() {
+        let mut recovery = Recovery::new(BrokerOptions::default());
+        let empty_record = [1, 1, 0];
+        assert_eq!(recovery.replay(Position(4), &empty_record), Ok(()));
+        let late = recovery.replay(Position(4), &empty_record).unwrap_err();
+        assert_eq!(
+            late.to_string(),
+            "the journal's record 4 comes after 4: records must come in order"
+        );
+        let unreadable = recovery.replay(Position(5), &[1, 1, 0, 99]).unwrap_err();
+        assert_eq!(
+            unreadable.to_string(),
+            "the journal's record 5 can't be read: it has an event 99 at byte 3, which this program \
+             does not know: a newer one wrote it"
+        );
+    }
+}

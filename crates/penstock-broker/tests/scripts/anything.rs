@@ -88,16 +88,30 @@ proptest! {
 
     #[test]
     fn a_broker_stays_consistent_and_recovers_as_it_was(lines in prop::collection::vec(line(), 1..80)) {
-        let options = BrokerOptions { results_cap_bytes: 1_000, session_memory_ms: 40_000, ..BrokerOptions::default() };
-        let mut world = World::new(options);
-        for client in ["a", "b", "w"] {
-            world.run(&format!("{client} hello"));
-        }
-        for line in &lines {
-            if world.is_possible(line) {
-                world.run(line);
-            }
-        }
+        let (mut world, outputs) = run(&lines);
         world.check_recovery();
+        let (mut again, outputs_again) = run(&lines);
+        again.check_recovery();
+        prop_assert_eq!(outputs, outputs_again, "the same inputs give the same outputs");
+        prop_assert_eq!(world.journal(), again.journal(), "and the same records, bit for bit");
     }
+}
+
+fn run(lines: &[String]) -> (World, Vec<String>) {
+    let options = BrokerOptions {
+        results_cap_bytes: 1_000,
+        session_memory_ms: 40_000,
+        ..BrokerOptions::default()
+    };
+    let mut world = World::new(options);
+    let mut outputs = Vec::new();
+    for client in ["a", "b", "w"] {
+        outputs.extend(world.run(&format!("{client} hello")));
+    }
+    for line in lines {
+        if world.is_possible(line) {
+            outputs.extend(world.run(line));
+        }
+    }
+    (world, outputs)
 }

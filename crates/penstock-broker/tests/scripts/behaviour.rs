@@ -426,6 +426,22 @@ fn leases_outlive_the_broker() {
         w ack one|ack two                   -> w confirm 2
         ",
     );
+    // Also after another crash, as long as nobody else was handed anything.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume default 1                 -> w deliver one
+        power-cut                           ->
+        sync                                ->
+        a hello                             -> a welcome 1
+        kill                                ->
+        w hello one                         -> w welcome 0 one
+        w ack one                           -> w confirm 1
+        ",
+    );
     // One that was settled does not, though its client has not heard of that. The broker would have
     // counted the retry as running at a client that had given it back, until that client left.
     check(

@@ -465,6 +465,11 @@ impl World {
         }
     }
 
+    /// The bytes of the journal, but for what was reclaimed.
+    pub fn journal(&self) -> Vec<Option<Vec<u8>>> {
+        self.journal.clone()
+    }
+
     /// Polls, syncs unless the disk is stalled, and polls again, until nothing more comes.
     fn settle(&mut self) -> Vec<String> {
         let mut outputs = Vec::new();
