@@ -24,7 +24,8 @@ struct Bench {
     now: Now,
     journal: Vec<u8>,
     position: Position,
-    records: u64,
+    /// The records of what waits, to recover from; not kept once jobs run through.
+    kept: Option<Vec<(Position, Vec<u8>)>>,
     seqs: [u64; 2],
     random: u64,
     spent: Duration,
@@ -41,7 +42,7 @@ impl Bench {
             now,
             journal: Vec::new(),
             position: Position(0),
-            records: 0,
+            kept: Some(Vec::new()),
             seqs: [0; 2],
             random: 1,
             spent: Duration::ZERO,
@@ -68,7 +69,9 @@ impl Bench {
         while let Some(record) = self.broker.poll_record() {
             record.encode_into(&mut self.journal);
             self.position = record.position;
-            self.records += 1;
+            if let Some(kept) = &mut self.kept {
+                kept.push((record.position, record.as_bytes().to_vec()));
+            }
         }
         self.broker.handle_durable(self.position);
         while let Some(output) = self.broker.poll_output() {
@@ -194,6 +197,20 @@ fn main() {
             "{:6.0} ns to publish, with {waiting} waiting in the end",
             per(bench.spent, waiting)
         );
+    }
+    if let Some(records) = bench.kept.take()
+        && waiting > 0
+    {
+        let begin = cpu_time();
+        let mut recovery = Recovery::new(BrokerOptions::default());
+        for (position, record) in &records {
+            recovery
+                .replay(*position, record)
+                .expect("a broker reads what it wrote");
+        }
+        let recovered = recovery.finish(bench.now, 2);
+        println!("{:6.0} ns to recover", per(cpu_time() - begin, waiting));
+        drop(recovered);
     }
     bench.spent = Duration::ZERO;
     let (mut publishing, mut settling) = (Duration::ZERO, Duration::ZERO);
