@@ -24,16 +24,21 @@ TABLES = {"summary": table.summary, "full": table.full}
 MARKED = re.compile(r"(<!-- bench: (?P<table>\w+) -->\n).*?(<!-- bench: end -->)", re.DOTALL)
 
 
-def rendered(document: str, figures: dict[str, Any]) -> str:
+def rendered(document: str, figures: dict[str, Any] | None) -> str:
     """The document with every marked part written anew."""
-    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found['table']](figures)}\n{found[3]}", document)
+
+    def part(found: re.Match[str]) -> str:
+        shown = "No run is kept yet; `make bench` makes one." if figures is None else TABLES[found["table"]](figures)
+        return f"{found[1]}{shown}\n{found[3]}"
+
+    return MARKED.sub(part, document)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Render the benchmark's tables into the documents.")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a document is out of date")
     check = parser.parse_args().check
-    figures = json.loads(results.LATEST.read_text())
+    figures = json.loads(results.LATEST.read_text()) if results.LATEST.exists() else None
     stale = []
     for path in (ROOT / name for name in DOCUMENTS):
         if path.exists():

@@ -1,0 +1,100 @@
+"""The benchmark measures what it says, survives a peer that fails, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import client
+import disk
+import plan
+import pytest
+import run
+from processes import descendants, end, is_alive
+from results import Results
+
+
+@pytest.mark.parametrize("workload", plan.WORKLOADS, ids=lambda workload: workload.key)
+def test_plan_names_what_exists(workload: plan.Workload) -> None:
+    assert workload.measurement in client.MEASUREMENTS
+    assert set(workload.contestants) <= set(plan.BY_KEY)
+    assert set(workload.contestants_of(quick=True)) <= set(workload.contestants)
+    assert set(workload.own) <= set(workload.contestants)
+    for key in workload.contestants:
+        module = plan.BY_KEY[key].module
+        assert module is None or (run.HERE / "contestants" / f"{module}.py").exists()
+
+
+@pytest.mark.parametrize("workload", plan.WORKLOADS, ids=lambda workload: workload.key)
+def test_a_quick_run_is_never_longer(workload: plan.Workload) -> None:
+    for key in workload.contestants_of(quick=True):
+        full = workload.parameters_of(key, quick=False)
+        assert all(value <= full[name] for name, value in workload.parameters_of(key, quick=True).items())
+
+
+def test_every_peer_is_pinned_exactly() -> None:
+    lines = (run.HERE / "requirements.txt").read_text().splitlines()
+    assert all("==" in line for line in lines if line and not line.startswith("#"))
+
+
+def test_steady_rate_leaves_out_the_start_and_the_stragglers() -> None:
+    curve = [(0.01 * sample, 0) for sample in range(100)]  # a second until the worker is up
+    curve += [(1 + 0.01 * sample, 10 * sample) for sample in range(101)]  # then 1,000 jobs/s
+    curve += [(5.0, 1_001)]  # and one that took its time
+    assert client.steady_rate(curve) == pytest.approx(1_000, rel=0.03)
+
+
+def test_steady_rate_of_a_drain_too_quick_to_cut() -> None:
+    assert client.steady_rate([(0.0, 0), (1.0, 0), (1.01, 400), (1.02, 1_000)]) == pytest.approx(50_000)
+
+
+def test_nothing_of_a_process_is_left(tmp_path: Path) -> None:
+    # A child in a session of its own and one that ignores SIGTERM: neither ends with its parent.
+    script = "setsid sleep 60 & (trap '' TERM; sleep 60; sleep 60) & echo ready; wait"
+    process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    family = [process.pid, *descendants(process.pid)]
+    assert len(family) >= 3
+    end(process, grace_s=0.2)
+    process.stdout.close()
+    assert not [pid for pid in family if is_alive(pid)]
+
+
+def test_a_contestant_that_fails_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workload,) = [workload for workload in plan.WORKLOADS if workload.key == "one"]
+    broken = plan.Contestant("penstock-broken", "broken", "no_such_module", None, "L0", "")
+    arena = run.Arena(tmp_path, None)
+    found = Results()
+    for contestant in (broken, plan.BY_KEY["bare-sync"]):
+        run.measure(arena, found, contestant, workload, True, {}, "1/1")
+    assert "ModuleNotFoundError" in found.failures["one", "penstock-broken"]
+    assert found.runs["one", "bare-sync"][0]["calls_per_s"] > 0
+    assert "failed: ModuleNotFoundError" in capsys.readouterr().out
+
+
+def test_bare_sync_loop_leaves_no_file(tmp_path: Path) -> None:
+    figures = disk.append_and_sync(tmp_path, 0.05)
+    assert 0 < figures["p50_us"] <= figures["p99_us"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(SystemExit, match="no contestant or workload begins like that"):
+        run.chosen(["penstok"], quick=True)
+
+
+def test_a_short_run_of_penstock_alone(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    only = ["--only", "penstock", "--only", "no-op"]
+    command = [sys.executable, run.HERE / "run.py", "--quick", *only, "--output", output]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    document = json.loads(output.read_text())
+    (workload,) = document["workloads"]
+    (row,) = workload["rows"]
+    assert row["contestant"] == "penstock"
+    assert row["parameters"] == {"slots": 2, "count": 5_000}
+    assert all(figure["median"] > 0 for figure in row["figures"].values())
+    assert "| Penstock | L3" in outcome.stdout
