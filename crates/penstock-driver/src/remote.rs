@@ -4,12 +4,13 @@
 //! keeps time. Callers write to the socket themselves when nobody else does: for one call at a time
 //! that saves a wake-up, and under load whoever writes takes along what others have queued.
 
+use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
-use std::{io, thread};
 
 use bytes::{Buf, Bytes, BytesMut};
 use penstock_message::{Answer, Durability, Key, Lease, Notice, Query, Receipt, SessionId, Tx};
@@ -47,6 +48,7 @@ struct Shared {
     socket: AtomicI32,
     state: Mutex<State>,
     input: Mutex<Input>,
+    thread: OnceLock<ThreadId>,
     ended: Condvar,
 }
 
@@ -154,6 +156,7 @@ impl Remote {
                     decoder: Decoder::new(MAX_FRAME_BYTES),
                     buffer: vec![0; READ_BYTES].into_boxed_slice(),
                 }),
+                thread: OnceLock::new(),
                 ended: Condvar::new(),
             })),
         })
@@ -382,7 +385,9 @@ impl Driver for Remote {
         };
         state.closing.get_or_insert(deadline);
         self.shared.wake();
-        while state.thread == IoThread::Running {
+        // Called from a callback, it is this thread that has to end.
+        let by_itself = self.shared.thread.get() == Some(&thread::current().id());
+        while state.thread == IoThread::Running && !by_itself {
             state = self.shared.ended.wait(state).unwrap();
         }
     }
@@ -555,6 +560,7 @@ impl IoLoop {
 
     fn run(mut self) {
         let shared = Arc::clone(&self.shared);
+        let _ = shared.thread.set(thread::current().id());
         while !self.look_after(&shared) {
             let (socket, connection, sleep) = {
                 let mut state = shared.flush(shared.lock());

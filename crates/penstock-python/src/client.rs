@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use penstock_driver::{Driver, DriverConfig, DriverError, Lead};
+use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
     Answer, Durability, KeyState, MessageId, MessageInfo, MessageState, Notice, Op, Query,
     QueueStatus, Receipt, Status, Tx, WorkerStatus,
@@ -78,31 +78,17 @@ impl Client {
     ) -> PyResult<()> {
         let deadline = deadline(Some(timeout_s))?;
         let driver = self.driver()?;
-        let slot = Slot::new();
-        let filled = Arc::clone(&slot);
-        let done = Box::new(move |outcome| filled.fill(outcome));
-        let lead = py.detach(|| {
-            let lead = Lead::take(&*driver);
+        let outcome = wait_for_end(py, &*driver, |done| {
             driver.commit(vec![tx], durability, deadline, done);
-            lead
-        });
-        Ok(confirmed(slot.wait_for_end(py, &lead)?)?)
+        })?;
+        Ok(confirmed(outcome)?)
     }
 
     fn ask(&self, py: Python<'_>, query: Query, timeout_s: f64) -> PyResult<Answer> {
         let deadline = question_deadline(timeout_s)?;
         let driver = self.driver()?;
-        let slot = Slot::new();
-        let filled = Arc::clone(&slot);
-        let done = Box::new(move |outcome| filled.fill(outcome));
-        let lead = py.detach(|| {
-            let lead = Lead::take(&*driver);
-            driver.query(query, deadline, done);
-            lead
-        });
-        Ok(slot
-            .wait_for_end(py, &lead)?
-            .map_err(Failure::of_question)?)
+        let answer = wait_for_end(py, &*driver, |done| driver.query(query, deadline, done))?;
+        Ok(answer.map_err(Failure::of_question)?)
     }
 
     /// Waits until all of these jobs have ended.
@@ -134,18 +120,10 @@ impl Client {
         }
         let sink = Arc::clone(&gather);
         // Timed here and not by the driver, whose thread would have to be woken for it.
-        let (watch, lead) = py.detach(|| {
-            let lead = Lead::take(&*driver);
-            (begin(&*driver, keys, None, sink), lead)
-        });
-        match slot.wait(py, &lead, deadline) {
-            Ok(Some(states)) => {
-                // Who asked how it stands with a pending job is not told again when it ends.
-                if matches!(&states, Ok(states) if states.contains(&KeyState::Pending)) {
-                    driver.unwatch(watch);
-                }
-                Ok(states?)
-            }
+        let (watch, states) =
+            slot.wait_for(py, &*driver, deadline, || begin(&*driver, keys, None, sink));
+        match states {
+            Ok(Some(states)) => Ok(states?),
             Ok(None) => {
                 driver.unwatch(watch);
                 Err(gather.time_is_up(driver.trouble()).into())
@@ -418,6 +396,20 @@ impl Client {
         port.inbox.expect_watch(token, watch);
         Ok(())
     }
+}
+
+/// Waits for what is sure to come: a driver ends each call itself when its time is up.
+fn wait_for_end<T: Send + 'static>(
+    py: Python<'_>,
+    driver: &dyn Driver,
+    call: impl FnOnce(Done<T>) + Send,
+) -> PyResult<Result<T, DriverError>> {
+    let slot = Slot::new();
+    let filled = Arc::clone(&slot);
+    let done = Box::new(move |outcome| filled.fill(outcome));
+    let (_, ended) = slot.wait_for(py, driver, None, || call(done));
+    // Without a deadline nothing but an end ends the wait.
+    Ok(ended?.unwrap_or(Err(DriverError::Closed)))
 }
 
 // From Python.

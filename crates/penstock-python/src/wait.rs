@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use penstock_driver::Lead;
+use penstock_driver::{Driver, Lead};
 use pyo3::prelude::*;
 
 /// A wait ends this often to let Python run its signal handlers, so that Ctrl-C gets through.
@@ -28,44 +28,59 @@ impl<T: Send + 'static> Slot<T> {
         self.filled.notify_one();
     }
 
-    /// Waits for what is sure to come: a driver ends each call itself when its time is up.
-    pub(crate) fn wait_for_end(&self, py: Python<'_>, lead: &Lead<'_>) -> PyResult<T> {
-        loop {
-            if let Some(value) = self.wait(py, lead, None)? {
-                return Ok(value);
-            }
-        }
-    }
-
-    /// Waits without the interpreter lock, until the deadline. Gives `None` when that has come.
-    pub(crate) fn wait(
+    /// Begins a call that fills this slot, and waits for it without the interpreter lock, until the
+    /// deadline. Gives what the call returned, and `None` when the deadline has come first.
+    pub(crate) fn wait_for<R: Send>(
         &self,
         py: Python<'_>,
-        lead: &Lead<'_>,
+        driver: &dyn Driver,
+        deadline: Option<Instant>,
+        begin: impl FnOnce() -> R + Send,
+    ) -> (R, PyResult<Option<T>>) {
+        // Begun and waited for in one go: with busy threads around, the interpreter lock is dear.
+        let (begun, value) = py.detach(|| {
+            let until = slice_end(deadline);
+            let lead = Lead::take(driver);
+            let begun = begin();
+            // Only for this first slice, which is where latency counts. Who reads for everybody must
+            // not stop to wait for the interpreter lock.
+            lead.read_until(until, || self.value.lock().unwrap().is_some());
+            drop(lead);
+            (begun, self.take_by(until))
+        });
+        (begun, self.wait_on(py, value, deadline))
+    }
+
+    fn wait_on(
+        &self,
+        py: Python<'_>,
+        mut value: Option<T>,
         deadline: Option<Instant>,
     ) -> PyResult<Option<T>> {
-        loop {
-            let slice = Instant::now() + SLICE;
-            let until = deadline.map_or(slice, |deadline| deadline.min(slice));
-            let value = py.detach(|| {
-                lead.read_until(until, || self.value.lock().unwrap().is_some());
-                let value = self.value.lock().unwrap();
-                let left = until.saturating_duration_since(Instant::now());
-                let (mut value, _) = self
-                    .filled
-                    .wait_timeout_while(value, left, |value| value.is_none())
-                    .unwrap();
-                value.take()
-            });
-            if value.is_some() {
-                return Ok(value);
-            }
+        while value.is_none() {
             py.check_signals()?;
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Ok(None);
+                break;
             }
+            value = py.detach(|| self.take_by(slice_end(deadline)));
         }
+        Ok(value)
     }
+
+    fn take_by(&self, until: Instant) -> Option<T> {
+        let left = until.saturating_duration_since(Instant::now());
+        let value = self.value.lock().unwrap();
+        let (mut value, _) = self
+            .filled
+            .wait_timeout_while(value, left, |value| value.is_none())
+            .unwrap();
+        value.take()
+    }
+}
+
+fn slice_end(deadline: Option<Instant>) -> Instant {
+    let slice = Instant::now() + SLICE;
+    deadline.map_or(slice, |deadline| deadline.min(slice))
 }
 
 /// The end of a call's time. Python's `None`, or a time beyond all bounds, is no end.
