@@ -14,7 +14,8 @@ pub use id::{IdSource, MessageId, SessionId};
 pub use lease::{Delivery, Lease, ReleaseReason};
 pub use message::{DEFAULT_PRIORITY, HIGHEST_PRIORITY, Message};
 pub use query::{
-    Answer, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueStatus, Status, WorkerStatus,
+    Answer, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueStatus, Status,
+    WorkerStatus,
 };
 pub use tx::{
     Condition, Due, Durability, HeaderPatch, JoinId, JoinPolicy, Op, Receipt, Refusal, Tx,

@@ -1,3 +1,5 @@
+use std::fmt;
+
 use bytes::Bytes;
 
 use crate::{MessageId, WallMs};
@@ -107,4 +109,26 @@ pub enum Notice {
     /// Results of this group are evicted before their time because the group is over its size cap.
     /// Once a group and process.
     Evicting { group: String, cap_bytes: u64 },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unserved {
+                queue,
+                waiting,
+                for_ms,
+            } => write!(
+                out,
+                "{waiting} jobs wait in queue {queue:?}, which no worker has served for {} s; start one with -Q {queue}",
+                for_ms / 1000
+            ),
+            Self::Evicting { group, cap_bytes } => write!(
+                out,
+                "results of task {group:?} are evicted before their time, because they take more than {} MiB; \
+                 shorten its result_ttl, or set store_result=False if nobody reads them",
+                cap_bytes >> 20
+            ),
+        }
+    }
 }

@@ -17,9 +17,15 @@ impl From<Vec<Op>> for Tx {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
     /// The delivery is done. A guard: a lease that was lost fails the whole [`Tx`].
-    Ack { lease: Lease, cost_us: u64 },
+    Ack {
+        lease: Lease,
+        cost_us: u64,
+    },
     /// Hands the delivery back. A guard, as `Ack` is.
-    Release { lease: Lease, reason: ReleaseReason },
+    Release {
+        lease: Lease,
+        reason: ReleaseReason,
+    },
     /// Same message, same body, new place: a retry or a dead letter. A guard, as `Ack` is.
     Move {
         lease: Lease,
@@ -45,9 +51,14 @@ pub enum Op {
         /// Values of one group share a size cap: for results, the task's name.
         group: String,
     },
-    Delete { key: Key },
+    Delete {
+        key: Key,
+    },
     /// Fails the whole [`Tx`] unless the condition holds.
-    Guard { key: Key, condition: Condition },
+    Guard {
+        key: Key,
+        condition: Condition,
+    },
     /// Keeps `messages` back until `count` members have joined.
     Hold {
         join: JoinId,
@@ -62,9 +73,15 @@ pub enum Op {
         succeeded: bool,
     },
     /// Drops all that waits in a queue (not what is leased); their results become `cancelled`.
-    Purge { queue: String },
-    Pause { queue: String },
-    Resume { queue: String },
+    Purge {
+        queue: String,
+    },
+    Pause {
+        queue: String,
+    },
+    Resume {
+        queue: String,
+    },
 }
 
 /// Names a join. Drawn like a message id by the client that creates it.

@@ -13,6 +13,7 @@
 //! | page.rs | the memory shared with children: claims, outcomes |
 //! | packet.rs | the bytes between them |
 //! | link.rs | a child's side, wrapped by the Python extension |
+//! | outstanding.rs | the packets that are out, and what of them can be had back |
 //! | zygote.rs | the process that forks |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
 //! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
@@ -20,6 +21,7 @@
 mod config;
 mod inbox;
 mod link;
+mod outstanding;
 mod packet;
 mod page;
 mod policy;

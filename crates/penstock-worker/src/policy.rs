@@ -185,28 +185,30 @@ impl<J> Policy<J> {
         self.granted = 0;
     }
 
+    /// The task of this name.
+    pub fn task(&mut self, name: &str) -> TaskIndex {
+        if let Some(index) = self.by_name.get(name) {
+            return *index;
+        }
+        let index = TaskIndex(self.tasks.len());
+        self.by_name.insert(name.to_owned(), index);
+        self.tasks.push(Task {
+            name: name.to_owned(),
+            pace: Pace::default(),
+            largest: 1,
+            waiting: VecDeque::new(),
+        });
+        index
+    }
+
     /// A job has come from the broker. `bytes` is what it takes in a packet.
-    pub fn arrive(&mut self, task: &str, job: J, bytes: usize) {
+    pub fn arrive(&mut self, task: TaskIndex, job: J, bytes: usize) {
         self.granted = self.granted.saturating_sub(1);
-        let index = match self.by_name.get(task) {
-            Some(index) => *index,
-            None => {
-                let index = TaskIndex(self.tasks.len());
-                self.by_name.insert(task.to_owned(), index);
-                self.tasks.push(Task {
-                    name: task.to_owned(),
-                    pace: Pace::default(),
-                    largest: 1,
-                    waiting: VecDeque::new(),
-                });
-                index
-            }
-        };
         self.last_arrival += 1;
         let arrival = self.last_arrival;
-        let waiting = &mut self.tasks[index.0].waiting;
+        let waiting = &mut self.tasks[task.0].waiting;
         if waiting.is_empty() {
-            self.order.insert(arrival, index);
+            self.order.insert(arrival, task);
         }
         waiting.push_back(Waiting {
             job,
@@ -437,7 +439,7 @@ mod tests {
         let mut policy = Policy::default();
         policy.set_children(children);
         for (task, cost_ns) in [("quick", QUICK_NS), ("long", LONG_NS)] {
-            policy.arrive(task, 0, 10);
+            arrive(&mut policy, task, [0]);
             for _ in 0..12 {
                 let sent = policy.next_packet().unwrap();
                 for _ in &sent.jobs {
@@ -453,6 +455,7 @@ mod tests {
     }
 
     fn arrive(policy: &mut Policy<u32>, task: &str, jobs: impl IntoIterator<Item = u32>) {
+        let task = policy.task(task);
         for job in jobs {
             policy.arrive(task, job, 10);
         }
@@ -466,7 +469,7 @@ mod tests {
     }
 
     fn make_quick(policy: &mut Policy<u32>) {
-        let quick = policy.by_name["quick"];
+        let quick = policy.task("quick");
         for _ in 0..2_000 {
             policy.observe(quick, QUICK_NS);
         }
@@ -560,10 +563,11 @@ mod tests {
     #[test]
     fn large_bodies_make_small_packets_and_a_huge_one_goes_alone() {
         let mut policy = policy(1);
+        let quick = policy.task("quick");
         for job in 0..4 {
-            policy.arrive("quick", job, INLINE_PAYLOAD_BYTES / 2);
+            policy.arrive(quick, job, INLINE_PAYLOAD_BYTES / 2);
         }
-        policy.arrive("quick", 4, 16 << 20);
+        policy.arrive(quick, 4, 16 << 20);
         assert_eq!(policy.next_packet().unwrap().jobs, [0, 1]);
         assert_eq!(policy.next_packet().unwrap().jobs, [2, 3]);
         policy.set_children(2);
@@ -595,7 +599,7 @@ mod tests {
         arrive(&mut policy, "long", 0..3);
         assert_eq!(sizes(&mut policy), [1, 1, 1]);
         assert_eq!(policy.grant(), Credit::Keep, "no child is free");
-        let long = policy.by_name["long"];
+        let long = policy.task("long");
         policy.packet_ended(long, PacketEnd::Ran { jobs: 1 });
         assert_eq!(policy.grant(), Credit::Add(1));
     }
@@ -621,7 +625,7 @@ mod tests {
         let mut policy = policy(1);
         make_quick(&mut policy);
         let before = policy.wanted();
-        let quick = policy.by_name["quick"];
+        let quick = policy.task("quick");
         policy.observe(quick, 20_000_000);
         assert!(policy.wanted() > before / 2);
         policy.observe(quick, LONG_NS);
@@ -667,7 +671,7 @@ mod tests {
         arrive(&mut policy, "quick", 0..10);
         assert_eq!(sizes(&mut policy), [1, 1]);
         assert_eq!(policy.grant(), Credit::Keep);
-        let new = policy.by_name["new"];
+        let new = policy.task("new");
         policy.packet_ended(new, PacketEnd::Ran { jobs: 1 });
         sizes(&mut policy);
         policy.packet_ended(new, PacketEnd::Ran { jobs: 1 });

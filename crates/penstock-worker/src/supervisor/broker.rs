@@ -1,0 +1,260 @@
+//! What goes to the broker and what comes from it.
+
+use std::mem::take;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use penstock_driver::DriverError;
+use penstock_jobs::{DeliveryHead, Outcome, settle};
+use penstock_message::{Answer, Delivery, Durability, Lease, Op, Query, ReleaseReason, Tx};
+use rustc_hash::FxHashSet;
+
+use super::{End, Phase, Supervisor, TICK};
+use crate::inbox::News;
+use crate::packet::job_bytes;
+use crate::policy::{Credit, PacketEnd};
+
+/// How often the broker is told how many slots are busy, at most.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+/// How often the log gets what the broker wants people to know.
+const NOTICES_EVERY: Duration = Duration::from_secs(5);
+/// How long after an answer that was not the last a burst asks again.
+const BURST_ASKS_EVERY: Duration = Duration::from_millis(50);
+/// Within this the broker must answer a question.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// Settlements of one pass: committed together.
+#[derive(Default)]
+pub(super) struct Settlements {
+    txs: Vec<Tx>,
+    leases: Vec<Lease>,
+}
+
+impl Settlements {
+    pub(super) fn add(&mut self, delivery: Delivery, outcome: Outcome) {
+        self.push(delivery.lease, settle(&head(delivery), outcome));
+    }
+
+    pub(super) fn give_back(&mut self, deliveries: impl IntoIterator<Item = Delivery>) {
+        for delivery in deliveries {
+            self.add(delivery, Outcome::Returned);
+        }
+    }
+
+    fn push(&mut self, lease: Lease, tx: Tx) {
+        self.leases.push(lease);
+        self.txs.push(tx);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.txs.is_empty()
+    }
+
+    /// Drops those of leases that are lost.
+    fn forget(&mut self, lost: &FxHashSet<Lease>) {
+        let Self { txs, leases } = take(self);
+        for (tx, lease) in txs.into_iter().zip(leases) {
+            if !lost.contains(&lease) {
+                self.push(lease, tx);
+            }
+        }
+    }
+}
+
+/// What settling needs, without a copy.
+fn head(delivery: Delivery) -> DeliveryHead {
+    let message = delivery.message;
+    DeliveryHead {
+        lease: delivery.lease,
+        task: message.task,
+        queue: delivery.queue,
+        result_ttl_ms: message.result_ttl_ms,
+        attempt: message.attempt,
+        crashes: message.crashes,
+        max_deliveries: message.max_deliveries,
+        redelivered: delivery.redelivered,
+    }
+}
+
+/// Asking the broker whether a burst is over.
+pub(super) struct Burst {
+    /// A question is on its way.
+    asked: bool,
+    ask_from: Instant,
+    /// Deliveries so far when it was asked: if more came since, the answer is out of date.
+    deliveries: u64,
+}
+
+impl Burst {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            asked: false,
+            ask_from: now,
+            deliveries: 0,
+        }
+    }
+}
+
+impl Supervisor {
+    pub(super) fn read_news(&mut self, now: Instant) {
+        let News {
+            deliveries,
+            lost,
+            refused,
+            answers,
+            failed,
+        } = self.inbox.take();
+        self.deliveries += deliveries.len() as u64;
+        if !deliveries.is_empty() {
+            self.tick_at.get_or_insert(now + TICK);
+        }
+        let serving = self.phase == Phase::Serving;
+        for delivery in deliveries {
+            if serving {
+                let bytes = job_bytes(&delivery.message);
+                let task = self.policy.task(&delivery.message.task);
+                self.policy.arrive(task, delivery, bytes);
+            } else {
+                self.settlements.add(delivery, Outcome::Returned);
+            }
+        }
+        if !lost.is_empty() {
+            self.forget(&lost.into_iter().collect());
+        }
+        for (lease, why) in refused {
+            tracing::error!(job = %lease.message, "the broker refused this job's outcome: {why}");
+            let reason = ReleaseReason::Crashed(format!("the broker refused its outcome: {why}"));
+            self.settlements
+                .push(lease, vec![Op::Release { lease, reason }].into());
+        }
+        for answer in answers {
+            self.hear_answer(answer, now);
+        }
+        if let Some(error) = failed {
+            tracing::error!("the broker can't be used any more: {error}");
+            self.end = End::Failed;
+            self.begin_killing(now);
+        }
+    }
+
+    /// These jobs are no longer ours: what has not begun does not begin. What runs goes on, and its
+    /// outcome will be refused unless the lease comes back to life.
+    fn forget(&mut self, lost: &FxHashSet<Lease>) {
+        for place in self.outstanding.places_with(lost) {
+            self.take_back(place, PacketEnd::TakenBack);
+        }
+        self.policy.retain(|job| !lost.contains(&job.lease));
+        self.settlements.forget(lost);
+    }
+
+    pub(super) fn commit(&mut self) {
+        let Settlements { txs, leases } = take(&mut self.settlements);
+        if txs.is_empty() {
+            return;
+        }
+        self.inbox.committing(leases.len());
+        let inbox = Arc::clone(&self.inbox);
+        self.driver.commit(
+            txs,
+            Durability::Disk,
+            None,
+            Box::new(move |receipts| inbox.confirmed(&leases, receipts)),
+        );
+    }
+
+    pub(super) fn grant(&mut self) {
+        if self.phase != Phase::Serving {
+            return;
+        }
+        if let Credit::Add(credit) = self.policy.grant() {
+            let inbox = Arc::clone(&self.inbox);
+            self.driver.consume(&self.queues, credit, inbox);
+        }
+    }
+
+    pub(super) fn figures(&self) -> (u32, u32) {
+        (self.config.slots, self.policy.busy() as u32)
+    }
+
+    pub(super) fn report(&mut self, now: Instant) {
+        if self.report_from > now || self.reported == Some(self.figures()) {
+            return;
+        }
+        let (slots, busy) = self.figures();
+        self.driver.report(slots, busy);
+        self.reported = Some((slots, busy));
+        self.report_from = now + REPORT_EVERY;
+    }
+
+    pub(super) fn log_notices(&mut self, now: Instant) {
+        if self.notices_from <= now {
+            self.notices_from = now + NOTICES_EVERY;
+            for notice in self.driver.take_notices() {
+                tracing::warn!("{notice}");
+            }
+        }
+    }
+
+    /// Asks for the broker's state: at the start, so that one that can't be had is told of at once; and
+    /// to know whether a burst is over.
+    pub(super) fn ask_status(&mut self) {
+        self.burst.asked = true;
+        self.burst.deliveries = self.deliveries;
+        let inbox = Arc::clone(&self.inbox);
+        self.driver.query(
+            Query::Status,
+            Instant::now() + ANSWER_WITHIN,
+            Box::new(move |answer| inbox.answered(answer)),
+        );
+    }
+
+    fn hear_answer(&mut self, answer: Result<Answer, DriverError>, now: Instant) {
+        self.burst.asked = false;
+        self.burst.ask_from = now + BURST_ASKS_EVERY;
+        match answer {
+            Ok(Answer::Status(status)) => {
+                let nothing_ready = status
+                    .queues
+                    .iter()
+                    .filter(|queue| !queue.paused && self.queues.contains(&queue.name))
+                    .all(|queue| queue.ready == 0);
+                let is_current = self.burst.deliveries == self.deliveries;
+                let serving = self.phase == Phase::Serving && self.alive > 0;
+                if self.config.burst && serving && nothing_ready && is_current && self.is_idle() {
+                    tracing::info!("the queues are empty: the burst is over");
+                    self.begin_draining(None);
+                }
+            }
+            Ok(_) => {}
+            Err(error @ DriverError::Unavailable { .. }) => {
+                tracing::warn!("no broker at {} yet: {error}", self.config.broker);
+            }
+            Err(error) => {
+                if matches!(self.phase, Phase::Loading | Phase::Serving) {
+                    tracing::error!(
+                        "the broker at {} can't be used: {error}",
+                        self.config.broker
+                    );
+                    self.end = End::Failed;
+                    self.begin_killing(now);
+                }
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.policy.is_idle() && self.settlements.is_empty() && self.inbox.unconfirmed() == 0
+    }
+
+    /// When a burst is to ask the broker again.
+    pub(super) fn next_question(&self) -> Option<Instant> {
+        let may_ask = self.config.burst && !self.burst.asked && self.alive > 0;
+        (may_ask && self.phase == Phase::Serving && self.is_idle()).then_some(self.burst.ask_from)
+    }
+
+    pub(super) fn look_at_burst(&mut self, now: Instant) {
+        if self.next_question().is_some_and(|at| at <= now) {
+            self.ask_status();
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! The processes: one zygote, a child for each slot, what they say and how they die.
+
+use std::io;
+use std::mem::take;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use mio::{Interest, Token};
+use penstock_jobs::Outcome;
+use penstock_message::Delivery;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, recv};
+
+use super::{End, FIRST_SLOT, Phase, Supervisor, ZYGOTE};
+use crate::outstanding::Left;
+use crate::packet::{Kind, OutcomeFrame, Reader};
+use crate::page::RingReader;
+use crate::policy::PacketEnd;
+use crate::zygote::{self, Said, Zygote, describe_status};
+
+/// Zygotes that were lost in a row before any job had ended: with the next the worker gives up.
+const ZYGOTES_LOST: u32 = 5;
+
+enum Life {
+    /// To be forked, not before this.
+    Wanted {
+        from: Instant,
+    },
+    Forking,
+    Alive {
+        pid: i32,
+    },
+    /// It ended when it was told to; no other follows.
+    Gone,
+}
+
+pub(super) struct Slot {
+    life: Life,
+    reply: Option<UnixStream>,
+    ring: RingReader,
+    incoming: BytesMut,
+    /// Children in a row that died without having ended a job.
+    failures: u32,
+    ended_a_job: bool,
+}
+
+impl Slot {
+    pub(super) fn new(ring: RingReader, now: Instant) -> Self {
+        Self {
+            life: Life::Wanted { from: now },
+            reply: None,
+            ring,
+            incoming: BytesMut::new(),
+            failures: 0,
+            ended_a_job: false,
+        }
+    }
+}
+
+impl Supervisor {
+    pub(super) fn start_zygote(&mut self, now: Instant) -> io::Result<()> {
+        self.zygote_from = None;
+        let start = zygote::Start {
+            python: &self.config.python,
+            app: &self.config.app,
+            name: &self.config.name,
+            work: self.work_for_children.as_fd(),
+            pages: self.outstanding.pages.as_fd(),
+            log: self.config.log,
+        };
+        let zygote = Zygote::start(&start).map_err(|error| {
+            let python = self.config.python.display();
+            io::Error::new(error.kind(), format!("cannot start {python}: {error}"))
+        })?;
+        self.listen(&zygote, ZYGOTE, Interest::READABLE)?;
+        self.zygote = Some(zygote);
+        for slot in &mut self.slots {
+            slot.life = Life::Wanted { from: now };
+        }
+        Ok(())
+    }
+
+    pub(super) fn hear_zygote(&mut self) {
+        let Some(zygote) = &mut self.zygote else {
+            return;
+        };
+        let (said, alive) = zygote.listen();
+        let now = Instant::now();
+        for said in said {
+            match said {
+                Said::Ready { queues } => self.begin_serving(queues),
+                Said::Failed(text) => {
+                    tracing::error!("{text}");
+                    self.end = End::App;
+                }
+                Said::Warning(text) => tracing::warn!("{text}"),
+                Said::Forked { slot, pid } => self.child_forked(slot, pid),
+                Said::Unforked { slot, why } => {
+                    tracing::error!(slot, "cannot start another process: {why}");
+                    self.child_unforked(slot, now);
+                }
+                Said::Died { slot, pid, status } => self.child_died(slot, pid, status, now),
+            }
+        }
+        if alive {
+            return;
+        }
+        self.lose_zygote(now);
+        match self.phase {
+            Phase::Loading | Phase::Serving if self.end == End::App => self.begin_killing(now),
+            Phase::Serving if self.zygotes_lost <= ZYGOTES_LOST => {
+                let pause = Duration::from_secs(self.zygotes_lost.saturating_sub(1).into());
+                self.zygote_from = Some(now + pause);
+            }
+            Phase::Loading | Phase::Serving => {
+                self.end = End::Failed;
+                self.begin_killing(now);
+            }
+            Phase::Draining { .. } | Phase::Leaving { .. } | Phase::Killing { .. } => {}
+        }
+    }
+
+    /// Ends the zygote and all children at once, and settles what they ran.
+    pub(super) fn lose_zygote(&mut self, now: Instant) {
+        let Some(zygote) = self.zygote.take() else {
+            return;
+        };
+        self.ignore(&zygote);
+        let how = zygote.end();
+        if self.end != End::App && matches!(self.phase, Phase::Loading | Phase::Serving) {
+            self.zygotes_lost += 1;
+            tracing::error!("the zygote, which forks the processes that run jobs, was lost: {how}");
+        }
+        self.forking = None;
+        let reason = format!("its worker's zygote was lost: {how}");
+        for slot in 0..self.slots.len() as u32 {
+            self.bury(slot, &reason);
+            self.slots[slot as usize].life = Life::Wanted { from: now };
+        }
+        self.take_back_unclaimed();
+        self.alive = 0;
+        self.policy.set_children(0);
+    }
+
+    /// Any packet that nobody has claimed may have died with a child, between pulling and claiming. Taken
+    /// back and sent again it can't be lost, and it can't run twice either.
+    fn take_back_unclaimed(&mut self) {
+        for place in self.outstanding.places_of(None) {
+            self.take_back(place, PacketEnd::TakenBack);
+        }
+    }
+
+    fn begin_serving(&mut self, queues: Vec<String>) {
+        if self.phase != Phase::Loading {
+            return;
+        }
+        self.phase = Phase::Serving;
+        self.queues = self.config.queues.clone().unwrap_or_else(|| {
+            let mut queues: Vec<String> = queues;
+            queues.push("default".to_owned());
+            queues.sort();
+            queues.dedup();
+            queues
+        });
+        tracing::info!(
+            "{} runs {} on {} {} from {}; queues: {}",
+            self.config.name,
+            self.config.app,
+            self.config.slots,
+            if self.config.slots == 1 {
+                "slot"
+            } else {
+                "slots"
+            },
+            self.config.broker,
+            self.queues.join(", ")
+        );
+    }
+
+    /// When the next child is to be forked.
+    pub(super) fn next_fork(&self) -> Option<Instant> {
+        // One at a time: the zygote does no more.
+        let may_fork = self.phase == Phase::Serving && self.zygote.is_some();
+        if !may_fork || self.forking.is_some() || self.alive == self.slots.len() {
+            return None;
+        }
+        self.wanted_slots().map(|(_, from)| from).min()
+    }
+
+    fn wanted_slots(&self) -> impl Iterator<Item = (usize, Instant)> {
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(number, slot)| match slot.life {
+            Life::Wanted { from } => Some((number, from)),
+            _ => None,
+        })
+    }
+
+    pub(super) fn fork_wanted(&mut self, now: Instant) -> io::Result<()> {
+        if self.next_fork().is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        let due = self.wanted_slots().find(|(_, from)| *from <= now);
+        let (Some((number, _)), Some(zygote)) = (due, &mut self.zygote) else {
+            return Ok(());
+        };
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        if zygote.fork(number as u32, theirs.into()).is_err() {
+            // It is dead; its closed socket tells so in a moment.
+            return Ok(());
+        }
+        self.listen(&ours, Token(FIRST_SLOT + number), Interest::READABLE)?;
+        let ring = self.outstanding.pages.fresh_ring(number as u32);
+        let failures = self.slots[number].failures;
+        self.slots[number] = Slot {
+            life: Life::Forking,
+            reply: Some(ours),
+            failures,
+            ..Slot::new(ring, now)
+        };
+        self.forking = Some(number as u32);
+        Ok(())
+    }
+
+    fn child_forked(&mut self, slot: u32, pid: i32) {
+        if self.forking != Some(slot) {
+            return;
+        }
+        self.forking = None;
+        self.slots[slot as usize].life = Life::Alive { pid };
+        self.alive += 1;
+        self.policy.set_children(self.alive);
+    }
+
+    fn child_unforked(&mut self, number: u32, now: Instant) {
+        if self.forking != Some(number) {
+            return;
+        }
+        self.forking = None;
+        self.bury(number, "it was never started");
+        let slot = &mut self.slots[number as usize];
+        slot.failures = slot.failures.max(2) + 1;
+        slot.life = Life::Wanted {
+            from: now + pause_before_fork(slot.failures, false),
+        };
+    }
+
+    fn child_died(&mut self, number: u32, pid: i32, status: i32, now: Instant) {
+        let Some(slot) = self.slots.get(number as usize) else {
+            return;
+        };
+        if !matches!(slot.life, Life::Alive { pid: known } if known == pid) {
+            return;
+        }
+        let reason = describe_status(status);
+        let ran_a_job = self.bury(number, &reason);
+        self.alive -= 1;
+        self.policy.set_children(self.alive);
+        self.take_back_unclaimed();
+        let slot = &mut self.slots[number as usize];
+        if matches!(self.phase, Phase::Leaving { .. } | Phase::Killing { .. }) {
+            slot.life = Life::Gone;
+            return;
+        }
+        if !ran_a_job {
+            tracing::error!(pid, slot = number, "an idle process was lost: {reason}");
+        }
+        slot.failures = match slot.ended_a_job {
+            true => 0,
+            false => slot.failures + 1,
+        };
+        slot.life = Life::Wanted {
+            from: now + pause_before_fork(slot.failures, ran_a_job),
+        };
+    }
+
+    /// Settles what a dead child leaves: its outcomes count, its running job crashed, and what it had
+    /// not begun is as good as new. Says whether it ran a job.
+    fn bury(&mut self, number: u32, reason: &str) -> bool {
+        self.collect(number);
+        if let Some(reply) = self.slots[number as usize].reply.take() {
+            self.ignore(&reply);
+        }
+        let mut ran_a_job = false;
+        for place in self.outstanding.places_of(Some(number)) {
+            self.take_back(place, PacketEnd::TakenBack);
+            let Some(Left { task, jobs, end }) = self.outstanding.take_begun(place) else {
+                continue;
+            };
+            for delivery in jobs {
+                ran_a_job = true;
+                self.settle_lost(delivery, reason);
+            }
+            if let Some(end) = end {
+                self.policy.packet_ended(task, end);
+            }
+        }
+        ran_a_job
+    }
+
+    /// The process that ran this job is no more.
+    fn settle_lost(&mut self, delivery: Delivery, reason: &str) {
+        let job = delivery.message.id;
+        let task = &delivery.message.task;
+        if matches!(self.phase, Phase::Killing { .. }) {
+            tracing::warn!(%job, "{task}: stopped, and handed back");
+            self.settlements.add(delivery, Outcome::Returned);
+        } else {
+            tracing::error!(%job, "{task}: the process that ran it was lost: {reason}");
+            let reason = reason.to_owned();
+            self.settlements.add(delivery, Outcome::Crashed { reason });
+        }
+    }
+
+    /// Reads a child's outcomes: what is on its socket first, then its ring, since a bell follows what it
+    /// rings for.
+    pub(super) fn collect(&mut self, number: u32) {
+        let Some(slot) = self.slots.get_mut(number as usize) else {
+            return;
+        };
+        if let Some(reply) = &slot.reply {
+            read_all(reply, &mut self.socket_buffer, &mut slot.incoming);
+        }
+        let mut incoming = take(&mut slot.incoming);
+        let mut ring = take(&mut self.ring_buffer);
+        ring.clear();
+        let mut is_sound = slot.ring.read(&self.outstanding.pages, &mut ring).is_ok();
+        if is_sound && !ring.is_empty() {
+            // One copy for all: values are slices of it.
+            let outcomes = Bytes::copy_from_slice(&ring);
+            is_sound = self.take_outcomes(number, &outcomes) == Some(outcomes.len());
+        }
+        self.ring_buffer = ring;
+        if is_sound && !incoming.is_empty() {
+            let whole = whole_frames(&incoming);
+            is_sound = whole.is_some_and(|whole| {
+                let outcomes = incoming.split_to(whole).freeze();
+                self.take_outcomes(number, &outcomes) == Some(whole)
+            });
+        }
+        if is_sound {
+            self.slots[number as usize].incoming = incoming;
+        } else {
+            self.kill_child(number);
+        }
+    }
+
+    /// Settles by the frames in `bytes`, all of them whole. Gives how many bytes made sense.
+    fn take_outcomes(&mut self, number: u32, bytes: &Bytes) -> Option<usize> {
+        let mut reader = Reader(bytes);
+        while let Some(frame) = reader.frame().ok()? {
+            if let Some(outcome) = frame {
+                self.take_outcome(number, &outcome, bytes)?;
+            }
+        }
+        Some(bytes.len() - reader.0.len())
+    }
+
+    fn take_outcome(&mut self, number: u32, frame: &OutcomeFrame<'_>, bytes: &Bytes) -> Option<()> {
+        let (place, index) = (frame.place.into(), frame.index.into());
+        let ended = self.outstanding.end_job(place, frame.sequence, index)?;
+        self.policy.observe(ended.task, frame.cost_ns);
+        self.policy.set_stuck(self.outstanding.stuck());
+        if let Some(end) = ended.end {
+            self.policy.packet_ended(ended.task, end);
+        }
+        self.slots[number as usize].ended_a_job = true;
+        self.zygotes_lost = 0;
+
+        let cost_us = frame.cost_ns.div_ceil(1000);
+        let value = frame.value.map(|value| bytes.slice_ref(value));
+        let note = || bytes.slice_ref(frame.note);
+        let outcome = match frame.kind {
+            Kind::Succeeded => Outcome::Succeeded { value, cost_us },
+            Kind::Retry => Outcome::Retry {
+                delay_ms: frame.delay_ms,
+                note: note(),
+                cost_us,
+            },
+            Kind::Failed => Outcome::Failed {
+                value,
+                note: note(),
+                cost_us,
+            },
+            Kind::GivenBack => Outcome::Returned,
+        };
+        self.settlements.add(ended.jobs, outcome);
+        Some(())
+    }
+
+    /// A child that has damaged its outcomes is not to be trusted with more.
+    fn kill_child(&mut self, number: u32) {
+        let slot = &mut self.slots[number as usize];
+        if let Life::Alive { pid } = slot.life
+            && let Some(pid) = rustix::process::Pid::from_raw(pid)
+        {
+            tracing::error!(
+                slot = number,
+                "the memory in which a child reports its outcomes is damaged, by C code perhaps: it is killed"
+            );
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
+/// Deaths in a row of a slot's children, none of which had ended a job: from the third on they are
+/// replaced after a tenth of a second. Where no job is to blame, which would be given up in time, each pause
+/// is twice as long as the one before, up to 5 s.
+fn pause_before_fork(failures: u32, ran_a_job: bool) -> Duration {
+    match failures {
+        0..3 => Duration::ZERO,
+        _ if ran_a_job => Duration::from_millis(100),
+        _ => Duration::from_millis(100 << (failures - 3).min(6)).min(Duration::from_secs(5)),
+    }
+}
+
+/// Reads until nothing more is there. A closed socket is no news: deaths are told by the zygote.
+fn read_all(socket: &UnixStream, chunk: &mut [u8], into: &mut BytesMut) {
+    loop {
+        match recv(socket, &mut *chunk, RecvFlags::empty()) {
+            Ok((_, received)) if received > 0 => {
+                into.extend_from_slice(&chunk[..received]);
+                if received < chunk.len() {
+                    return;
+                }
+            }
+            Err(Errno::INTR) => {}
+            _ => return,
+        }
+    }
+}
+
+/// How many of the first bytes are whole frames; `None`: they are none.
+fn whole_frames(bytes: &[u8]) -> Option<usize> {
+    let mut reader = Reader(bytes);
+    while reader.frame().ok()?.is_some() {}
+    Some(bytes.len() - reader.0.len())
+}
