@@ -4,7 +4,7 @@ use clap::Args;
 use penstock_journal::{DiskStorage, FsckReport, fsck};
 
 use crate::exit::{DAMAGED, FAILED, Failure};
-use crate::text::{Table, bytes};
+use crate::text::{Table, bytes, show};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -29,7 +29,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let nothing = format!("{} holds no journal", directory.display());
         return Err(Failure::new(FAILED, nothing));
     }
-    print!("{}", for_people(&report));
+    show(&for_people(&report))?;
     match report.opening {
         Ok(_)
             if report

@@ -1,10 +1,11 @@
-use std::io::{IsTerminal, Write, stdin, stdout};
+use std::io::{IsTerminal, stdin};
 
 use clap::Args;
 use penstock_message::{Answer, Op, Query, Receipt, Tx};
 
 use crate::exit::{FAILED, Failure};
 use crate::remote::{Broker, BrokerArguments};
+use crate::text::show;
 
 #[derive(Args)]
 pub struct Arguments {
@@ -28,10 +29,9 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         queue: queue.clone(),
     };
     match broker.commit(Tx::from(vec![purge]))? {
-        Receipt::Applied { .. } => {
-            println!("dropped what waited in {queue} ({waiting} jobs when asked)");
-            Ok(())
-        }
+        Receipt::Applied { .. } => show(&format!(
+            "dropped what waited in {queue} ({waiting} jobs when asked)\n"
+        )),
         other => Err(Failure::new(
             FAILED,
             format!("the broker refused: {other:?}"),
@@ -68,8 +68,9 @@ fn waiting_in(broker: &Broker, queue: &str) -> Result<u64, Failure> {
 }
 
 fn agreed(waiting: u64, queue: &str) -> Result<bool, Failure> {
-    print!("Drop the {waiting} jobs that wait in {queue}? [y/N] ");
-    stdout().flush()?;
+    show(&format!(
+        "Drop the {waiting} jobs that wait in {queue}? [y/N] "
+    ))?;
     let mut answer = String::new();
     stdin().read_line(&mut answer)?;
     Ok(matches!(answer.trim(), "y" | "Y" | "yes"))

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use crate::exit::{FAILED, Failure};
 use crate::remote::BrokerArguments;
-use crate::text::{Table, bytes, duration_ms, sync_us};
+use crate::text::{Table, bytes, duration_ms, show, sync_us};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -23,11 +23,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             "the broker gave another answer than its status",
         ));
     };
-    match arguments.json {
-        true => println!("{}", as_json(&status)),
-        false => print!("{}", for_people(&broker.shown, &status)),
-    }
-    Ok(())
+    show(&match arguments.json {
+        true => format!("{}\n", as_json(&status)),
+        false => for_people(&broker.shown, &status),
+    })
 }
 
 fn as_json(status: &Status) -> serde_json::Value {

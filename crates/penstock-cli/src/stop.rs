@@ -11,6 +11,7 @@ use penstock_server::local::LocalPaths;
 
 use crate::exit::{FAILED, Failure};
 use crate::remote::{BrokerArguments, not_running, resolve, runs, socket_url};
+use crate::text::show;
 
 /// How long a broker may take to put everything on disk and end.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -32,16 +33,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let paths = resolve(&path)?;
     if !runs(&paths) {
-        println!("{}", not_running(&paths));
-        return Ok(());
+        return show(&format!("{}\n", not_running(&paths)));
     }
     let broker = BrokerArguments {
         url: socket_url(&paths.socket),
     };
     broker.find()?.ask(Query::Stop)?;
     wait_until_gone(&paths)?;
-    println!("the broker for {} has ended", paths.directory.display());
-    Ok(())
+    show(&format!(
+        "the broker for {} has ended\n",
+        paths.directory.display()
+    ))
 }
 
 /// A broker's lock ends with its process, so whoever gets the lock knows that it is gone.

@@ -1,4 +1,17 @@
-//! Tables, sizes and times for people.
+//! What people read: tables, sizes, times.
+
+use std::io::{ErrorKind, Write, stdout};
+
+use crate::exit::Failure;
+
+/// Prints, and takes it calmly when the reader has seen enough (`| head`).
+pub fn show(text: &str) -> Result<(), Failure> {
+    let mut out = stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
+        outcome => Ok(outcome?),
+    }
+}
 
 /// A table whose columns are as wide as they must be; numbers stand to the right.
 pub struct Table {

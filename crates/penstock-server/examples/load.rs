@@ -33,7 +33,9 @@ const IN_A_FRAME: u64 = 128;
 const CREDIT: u32 = 1024;
 
 fn main() -> Outcome<()> {
-    let place = std::env::args().nth(1).map_or_else(std::env::temp_dir, PathBuf::from);
+    let place = std::env::args()
+        .nth(1)
+        .map_or_else(std::env::temp_dir, PathBuf::from);
     let directory = place.join(format!("penstock-load-{}", std::process::id()));
     let paths = LocalPaths::resolve(&directory)?;
     let guard = LocalGuard::take(paths.clone())?.ok_or("somebody uses the directory")?;
@@ -51,13 +53,16 @@ fn main() -> Outcome<()> {
         .name("server".to_owned())
         .spawn(|| server.serve())?;
 
-    println!("append + fdatasync   {}", bare_syncs(&directory.join("bare"))?);
-    println!("commit of one job    {}", lone_commits(&paths.socket)?);
+    lone_commits(&paths.socket, &directory.join("bare"))?;
     let before = cpu_us();
     jobs(&paths.socket)?;
     for (thread, us) in cpu_us() {
         let spent = us - before.get(&thread).unwrap_or(&0.0);
-        println!("  {:<18} {:>5.2} µs of CPU a job", thread, spent / JOBS as f64);
+        println!(
+            "  {:<18} {:>5.2} µs of CPU a job",
+            thread,
+            spent / JOBS as f64
+        );
     }
 
     let mut last = Client::connect(&paths.socket, 9)?;
@@ -70,33 +75,30 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// As the journal does it: onto a file that was filled before.
-fn bare_syncs(file: &Path) -> Outcome<String> {
-    let file = File::options().create_new(true).write(true).open(file)?;
-    file.write_all_at(&vec![0; LONE as usize * 512], 0)?;
-    file.sync_all()?;
-    let mut took = Vec::new();
-    for index in 0..LONE {
-        let start = Instant::now();
-        file.write_all_at(&[7; 300], index * 512)?;
-        file.sync_data()?;
-        took.push(start.elapsed());
-    }
-    Ok(quantiles(took))
-}
-
-fn lone_commits(socket: &Path) -> Outcome<String> {
+/// One job at a time, in turn with a bare append and sync, so that both meet the same disk. As the
+/// journal does, the bare one writes onto a file that was filled before.
+fn lone_commits(socket: &Path, bare: &Path) -> Outcome<()> {
+    let bare = File::options().create_new(true).write(true).open(bare)?;
+    bare.write_all_at(&vec![0; LONE as usize * 512], 0)?;
+    bare.sync_all()?;
     let mut client = Client::connect(socket, 1)?;
-    let mut took = Vec::new();
+    let (mut syncs, mut commits) = (Vec::new(), Vec::new());
     for seq in 1..=LONE {
+        let start = Instant::now();
+        bare.write_all_at(&[7; 300], (seq - 1) * 512)?;
+        bare.sync_data()?;
+        syncs.push(start.elapsed());
+
         let start = Instant::now();
         client.send(&commit(seq, vec![publish("lone", seq)]))?;
         while client.confirmed < seq {
             client.hear()?;
         }
-        took.push(start.elapsed());
+        commits.push(start.elapsed());
     }
-    Ok(quantiles(took))
+    println!("append + fdatasync   {}", quantiles(syncs));
+    println!("commit of one job    {}", quantiles(commits));
+    Ok(())
 }
 
 fn jobs(socket: &Path) -> Outcome<()> {
@@ -120,7 +122,11 @@ fn jobs(socket: &Path) -> Outcome<()> {
     worker.join().expect("the worker does not panic")?;
     let done = start.elapsed().as_secs_f64();
     let jobs = JOBS as f64;
-    println!("{JOBS} jobs          enqueued at {:.0}/s, done at {:.0}/s", jobs / enqueued, jobs / done);
+    println!(
+        "{JOBS} jobs          enqueued at {:.0}/s, done at {:.0}/s",
+        jobs / enqueued,
+        jobs / done
+    );
     Ok(())
 }
 
@@ -265,15 +271,26 @@ fn quantiles(mut took: Vec<Duration>) -> String {
     took.sort_unstable();
     let at = |share: f64| took[(took.len() as f64 * share) as usize].as_micros();
     let mean = took.iter().sum::<Duration>().as_micros() / took.len() as u128;
-    format!("mean {mean:>5} µs   p50 {:>5} µs   p99 {:>5} µs", at(0.5), at(0.99))
+    format!(
+        "mean {mean:>5} µs   p50 {:>5} µs   p99 {:>5} µs",
+        at(0.5),
+        at(0.99)
+    )
 }
 
 /// Of each thread of this process that lives, by its name. Linux only.
 fn cpu_us() -> BTreeMap<String, f64> {
     let mut spent = BTreeMap::new();
-    for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
+    for task in fs::read_dir("/proc/self/task")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
-        let ns = read("schedstat").split(' ').next().and_then(|ns| ns.parse::<f64>().ok());
+        let ns = read("schedstat")
+            .split(' ')
+            .next()
+            .and_then(|ns| ns.parse::<f64>().ok());
         *spent.entry(read("comm").trim().to_owned()).or_default() += ns.unwrap_or(0.0) / 1000.0;
     }
     spent

@@ -198,6 +198,19 @@ fn commands_do_not_start_one() {
 }
 
 #[test]
+fn a_reader_that_has_seen_enough_is_no_error() {
+    let broker = Local::start("60");
+    let url = format!("local:{}", broker.data().display());
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = penstock();
+    command.args(["status", "--url", &url]).stdout(writer);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_eq!(text(&output), "");
+}
+
+#[test]
 fn a_directory_that_can_not_be_used_is_one_clear_line() {
     let place = tempfile::tempdir().unwrap();
     fs::write(place.path().join("file"), "").unwrap();
