@@ -1,12 +1,12 @@
-use std::fs::File;
+use std::io;
+#[cfg(target_os = "linux")]
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::mpsc::channel;
-use std::thread;
 use std::time::Duration;
 
 use clap::Args;
 use penstock_driver::Address;
-use penstock_message::Query;
+use penstock_message::{Answer, Query};
 use penstock_server::local::LocalPaths;
 
 use crate::exit::{FAILED, Failure};
@@ -35,32 +35,88 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     if !runs(&paths) {
         return show(&format!("{}\n", not_running(&paths)));
     }
-    let broker = BrokerArguments {
+    let socket = BrokerArguments {
         url: socket_url(&paths.socket),
     };
-    broker.find()?.ask(Query::Stop)?;
-    wait_until_gone(&paths)?;
+    let broker = socket.find()?;
+    let Answer::Status(status) = broker.ask(Query::Status)? else {
+        return Err(Failure::new(
+            FAILED,
+            "the broker gave another answer than its status",
+        ));
+    };
+    let end = End::watch(&paths, status.process.pid)?;
+    broker.ask(Query::Stop)?;
+    if !end.wait()? {
+        return Err(Failure::new(
+            FAILED,
+            format!(
+                "the broker was told to end, but runs on after {} s",
+                PATIENCE.as_secs()
+            ),
+        ));
+    }
     show(&format!(
         "the broker for {} has ended\n",
         paths.directory.display()
     ))
 }
 
-/// A broker's lock ends with its process, so whoever gets the lock knows that it is gone.
-fn wait_until_gone(paths: &LocalPaths) -> Result<(), Failure> {
-    let lock = match File::open(&paths.lock) {
-        Ok(lock) => lock,
-        // The directory is gone, so its broker goes as well.
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error.into()),
-    };
-    let (gone, told) = channel();
-    thread::spawn(move || gone.send(lock.lock_shared()));
-    match told.recv_timeout(PATIENCE) {
-        Ok(locked) => Ok(locked?),
-        Err(_) => Err(Failure::new(
-            FAILED,
-            "the broker was told to end, but one still runs: a client may have started it again",
-        )),
+/// The end of a broker's process, watched from before it is told to end.
+#[cfg(target_os = "linux")]
+struct End(Option<OwnedFd>);
+
+#[cfg(target_os = "linux")]
+impl End {
+    fn watch(_: &LocalPaths, pid: u64) -> io::Result<Self> {
+        use rustix::process::{Pid, PidfdFlags, pidfd_open};
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or_else(|| io::Error::other("the broker named no process"))?;
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(process) => Ok(Self(Some(process))),
+            Err(rustix::io::Errno::SRCH) => Ok(Self(None)),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// False: it runs on.
+    fn wait(self) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let Some(process) = self.0 else {
+            return Ok(true);
+        };
+        let patience = Timespec {
+            tv_sec: PATIENCE.as_secs() as i64,
+            tv_nsec: 0,
+        };
+        let mut events = [PollFd::new(&process, PollFlags::IN)];
+        Ok(poll(&mut events, Some(&patience))? > 0)
+    }
+}
+
+/// Where a process can't be waited for that is not our child: its lock ends with it.
+#[cfg(not(target_os = "linux"))]
+struct End(Option<std::fs::File>);
+
+#[cfg(not(target_os = "linux"))]
+impl End {
+    fn watch(paths: &LocalPaths, _: u64) -> io::Result<Self> {
+        match std::fs::File::open(&paths.lock) {
+            Ok(lock) => Ok(Self(Some(lock))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self(None)),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn wait(self) -> io::Result<bool> {
+        let Some(lock) = self.0 else {
+            return Ok(true);
+        };
+        let (gone, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || gone.send(lock.lock_shared()));
+        match told.recv_timeout(PATIENCE) {
+            Ok(locked) => locked.map(|()| true),
+            Err(_) => Ok(false),
+        }
     }
 }
