@@ -84,19 +84,18 @@ pub struct Journal {
     synced_through: u64,
     /// Records were taken that no watermark covers.
     watermark_owed: bool,
+    /// In the life of this process.
+    appended_bytes: u64,
     reclaim: Reclaim,
 }
 
 /// How far reclaiming has come.
 #[derive(Clone, Copy, Debug)]
 enum Reclaim {
-    Idle,
     /// Segments up to this one are to go, if that is what it takes.
     Through(u64),
-    Resting {
-        until_bytes: u64,
-        until_live_bytes: u64,
-    },
+    /// It ended when so much had been appended and so much was live.
+    Rested { since_bytes: u64, live_bytes: u64 },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -172,7 +171,11 @@ impl Journal {
             taken_through: next_position - 1,
             synced_through: next_position - 1,
             watermark_owed: false,
-            reclaim: Reclaim::Idle,
+            appended_bytes: 0,
+            reclaim: Reclaim::Rested {
+                since_bytes: 0,
+                live_bytes: u64::MAX,
+            },
         }
     }
 
@@ -224,6 +227,7 @@ impl Journal {
             filling.through = record.position - 1;
         }
         record.encode_into(&mut filling.body);
+        self.appended_bytes += bytes as u64;
         filling.count += 1;
         if record.kind.ends() {
             filling.through = record.position;
@@ -319,44 +323,48 @@ impl Journal {
         self.closed_bytes + self.filling.body.len()
     }
 
-    /// What the journal occupies on disk, but for spares.
+    /// What the journal occupies on disk, but for spares, once what waits is written.
     pub fn total_bytes(&self) -> u64 {
-        self.segments.iter().map(|segment| segment.bytes).sum()
+        let segments: u64 = self.segments.iter().map(|segment| segment.bytes).sum();
+        segments + self.waiting_bytes() as u64
     }
 
     /// Whether so little of the journal is live that its oldest segment should go: it may be as
     /// large as twice the live data, and two segments.
     ///
-    /// Reclaiming goes through the segments once. When that did not help enough, what is live takes
-    /// more than was said, and going on would write the same again for ever: then it rests until the
-    /// journal has doubled, or half of what was live is gone.
+    /// Once begun, it goes on to an eighth below that, but at most once through all segments: what is
+    /// live may take more than is said here, and then going on would write the same for ever. It
+    /// begins anew when new records have come that are an eighth of the journal, or half of what was
+    /// live is gone. So what is carried forward is never much more than what is new.
     pub fn reclaim_due(&mut self, live_bytes: u64) -> bool {
         let total_bytes = self.total_bytes();
         let allowed_bytes = live_bytes.saturating_mul(2) + 2 * self.segment_bytes;
-        if self.segments.len() < 2 || total_bytes <= allowed_bytes {
-            self.reclaim = Reclaim::Idle;
-            return false;
-        }
-        let oldest = self.segments[0].number;
-        let newest = self.segments[self.segments.len() - 1].number;
+        let (oldest, newest) = match (self.segments.front(), self.segments.back()) {
+            (Some(oldest), Some(newest)) => (oldest.number, newest.number),
+            _ => return false,
+        };
         match self.reclaim {
-            Reclaim::Through(last) if oldest <= last => true,
-            Reclaim::Through(_) => {
-                self.reclaim = Reclaim::Resting {
-                    until_bytes: total_bytes.saturating_mul(2),
-                    until_live_bytes: live_bytes / 2,
-                };
-                false
+            Reclaim::Through(last) => {
+                let is_enough = total_bytes <= allowed_bytes - allowed_bytes / 8;
+                if is_enough || oldest > last || oldest == newest {
+                    self.reclaim = Reclaim::Rested {
+                        since_bytes: self.appended_bytes,
+                        live_bytes,
+                    };
+                }
             }
-            Reclaim::Resting {
-                until_bytes,
-                until_live_bytes,
-            } if total_bytes < until_bytes && live_bytes >= until_live_bytes => false,
-            Reclaim::Idle | Reclaim::Resting { .. } => {
-                self.reclaim = Reclaim::Through(newest);
-                true
+            Reclaim::Rested {
+                since_bytes,
+                live_bytes: were_live_bytes,
+            } => {
+                let new_bytes = self.appended_bytes - since_bytes;
+                let is_worth_it = new_bytes >= total_bytes / 8 || live_bytes <= were_live_bytes / 2;
+                if total_bytes > allowed_bytes && oldest < newest && is_worth_it {
+                    self.reclaim = Reclaim::Through(newest);
+                }
             }
         }
+        matches!(self.reclaim, Reclaim::Through(_))
     }
 
     /// The oldest segment that can be dropped, and the first position after it. Everything live
