@@ -1,7 +1,16 @@
 //! One trait over every engine, and the engines: `memory`, `remote`, `local`.
 //!
 //! Nothing outside this crate knows which engine serves a URL. No call here ever blocks, but for
-//! `close`: each ends by calling what it was given, once, on the driver's own thread.
+//! `close`: each ends by calling what it was given, once, on the driver's own thread, or on one that
+//! has lent itself to it (see [`Lead`]).
+//!
+//! ```text
+//!     session.rs   what a client knows and owes; no socket, no clock
+//!     remote.rs    the thread and the sockets around it
+//!     dial.rs      how a connection is made: over a Unix socket, TCP,
+//!     local.rs     to a broker that is started when there is none,
+//!     memory.rs    or to one on a thread of this process
+//! ```
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,6 +23,7 @@ pub use address::{Address, DEFAULT_PORT};
 
 mod address;
 mod dial;
+mod encoded;
 mod local;
 mod memory;
 mod remote;
@@ -82,9 +92,6 @@ pub trait Driver: Send + Sync {
     fn close(&self, deadline: Instant);
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LeadToken(pub u64);
-
 /// A thread that waits for its own call may read the socket meanwhile, in place of the driver's
 /// thread. A lone caller is then woken by the broker itself, and not by a thread that was woken first.
 ///
@@ -111,6 +118,10 @@ impl<'a> Lead<'a> {
         }
     }
 }
+
+/// Which lead it is: one that was taken away must not end the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeadToken(pub u64);
 
 impl Drop for Lead<'_> {
     fn drop(&mut self) {

@@ -19,7 +19,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::dial::{Dial, DialError};
-use crate::session::{Encoded, HopelessEnd, LinkEnd, Session, SessionConfig};
+use crate::encoded::Encoded;
+use crate::session::{HopelessEnd, LinkEnd, Session, SessionConfig};
 use crate::waker::Waker;
 use crate::{
     Capabilities, DeliverySink, Done, Driver, DriverConfig, DriverError, LeadToken, ValueSink,
@@ -706,6 +707,7 @@ impl IoLoop {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
         }
         state.read_by = ReadBy::Thread;
+        state.broken = None;
         self.shared.socket.store(-1, Ordering::Relaxed);
         state.phase = Phase::Down {
             retry_at: now + self.backoff.next(),

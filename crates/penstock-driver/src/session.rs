@@ -18,21 +18,18 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, SessionId, Tx,
+    Answer, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, SessionId,
 };
 use penstock_wire::{
     HELLO_LEASES, MAX_FRAME_BYTES, PROTOCOL_VERSION, WireError, convert, encode_frame, proto,
 };
-use prost::Message as _;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::encoded::{Encoded, EncodedCommit, EncodedCommits, FRAME_TARGET_BYTES};
 use crate::{DeliverySink, Done, DriverError, ValueSink, WatchId};
 
 /// Transactions that are sent and not confirmed; the rest wait here, in order.
 const MAX_IN_FLIGHT: usize = 1024;
-/// How large a frame of several transactions, or a part of a large one, may grow. Small enough that
-/// other clients of the broker get their turn in between.
-const FRAME_TARGET_BYTES: usize = 1 << 20;
 /// Frames are made while less than this is waiting for the socket; the more that is made early, the
 /// more of it may be out of date when it leaves.
 const OUT_TARGET_BYTES: usize = 256 << 10;
@@ -92,68 +89,6 @@ impl From<WireError> for LinkEnd {
             "the broker sent what is no frame of this protocol: {error}"
         ))
     }
-}
-
-/// A transaction in its form on the wire, which is made once, by the thread that commits it.
-pub(crate) enum Encoded {
-    Whole(Bytes),
-    /// Operations of one transaction that together are too much for a frame.
-    Parts(Vec<Bytes>),
-}
-
-impl Encoded {
-    pub(crate) fn new(tx: Tx) -> Self {
-        let tx = proto::Tx::from(tx);
-        if tx.encoded_len() <= FRAME_TARGET_BYTES {
-            return Self::Whole(tx.encode_to_vec().into());
-        }
-        let mut parts = Vec::new();
-        let mut part = proto::Tx::default();
-        let mut part_bytes = 0;
-        for op in tx.ops {
-            let op_bytes = op.encoded_len();
-            if part_bytes + op_bytes > FRAME_TARGET_BYTES && !part.ops.is_empty() {
-                parts.push(part.encode_to_vec().into());
-                part.ops.clear();
-                part_bytes = 0;
-            }
-            part_bytes += op_bytes;
-            part.ops.push(op);
-        }
-        parts.push(part.encode_to_vec().into());
-        match parts.len() {
-            1 => Self::Whole(parts.remove(0)),
-            _ => Self::Parts(parts),
-        }
-    }
-
-    fn largest_part_bytes(&self) -> usize {
-        match self {
-            Self::Whole(bytes) => bytes.len(),
-            Self::Parts(parts) => parts.iter().map(Bytes::len).max().unwrap_or(0),
-        }
-    }
-}
-
-/// `proto::Commit` with its transactions already encoded: on the wire a message within a message and
-/// a field of bytes look the same.
-#[derive(Clone, PartialEq, prost::Message)]
-struct EncodedCommit {
-    #[prost(uint64, tag = "1")]
-    first_seq: u64,
-    #[prost(enumeration = "proto::Durability", tag = "2")]
-    durability: i32,
-    #[prost(bytes = "bytes", repeated, tag = "3")]
-    txs: Vec<Bytes>,
-    #[prost(enumeration = "proto::Part", tag = "4")]
-    part: i32,
-}
-
-/// `proto::ToBroker` with nothing but encoded commits.
-#[derive(Clone, PartialEq, prost::Message)]
-struct EncodedCommits {
-    #[prost(message, repeated, tag = "2")]
-    commits: Vec<EncodedCommit>,
 }
 
 type CallId = u64;

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use penstock_message::{MessageId, Op, Refusal, Value, ValueStatus};
+use penstock_message::{MessageId, Op, Refusal, Tx, Value, ValueStatus};
 use penstock_wire::Decoder;
 
 use super::*;
@@ -717,31 +717,6 @@ fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
         "w: timed out",
         "a watch that goes on keeps its deadline"
     );
-}
-
-/// The same bytes, whether the transactions are encoded before the frame or with it.
-#[test]
-fn a_commit_of_encoded_transactions_is_a_commit() {
-    let txs = [purge(3).into_tx(), Tx::default()];
-    let whole = proto::ToBroker {
-        commits: vec![proto::Commit {
-            first_seq: 300,
-            durability: proto::Durability::Os.into(),
-            txs: txs.iter().cloned().map(Into::into).collect(),
-            part: proto::Part::Whole.into(),
-        }],
-        ..Default::default()
-    };
-    let encoded = |tx: &Tx| proto::Tx::from(tx.clone()).encode_to_vec().into();
-    let ours = EncodedCommits {
-        commits: vec![EncodedCommit {
-            first_seq: 300,
-            durability: proto::Durability::Os.into(),
-            txs: txs.iter().map(encoded).collect(),
-            part: proto::Part::Whole.into(),
-        }],
-    };
-    assert_eq!(ours.encode_to_vec(), whole.encode_to_vec());
 }
 
 trait IntoTx {

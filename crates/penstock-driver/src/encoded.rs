@@ -1,0 +1,108 @@
+//! Transactions in their form on the wire. They are encoded once, by the thread that commits them, and
+//! outside of any lock; whoever writes a frame only puts them together.
+
+use bytes::Bytes;
+use penstock_message::Tx;
+use penstock_wire::proto;
+use prost::Message as _;
+
+/// How large a frame of several transactions, or a part of a large one, may grow. Small enough that
+/// other clients of the broker get their turn in between.
+pub(crate) const FRAME_TARGET_BYTES: usize = 1 << 20;
+
+/// A transaction in its form on the wire, which is made once, by the thread that commits it.
+pub(crate) enum Encoded {
+    Whole(Bytes),
+    /// Operations of one transaction that together are too much for a frame.
+    Parts(Vec<Bytes>),
+}
+
+impl Encoded {
+    pub(crate) fn new(tx: Tx) -> Self {
+        let tx = proto::Tx::from(tx);
+        if tx.encoded_len() <= FRAME_TARGET_BYTES {
+            return Self::Whole(tx.encode_to_vec().into());
+        }
+        let mut parts = Vec::new();
+        let mut part = proto::Tx::default();
+        let mut part_bytes = 0;
+        for op in tx.ops {
+            let op_bytes = op.encoded_len();
+            if part_bytes + op_bytes > FRAME_TARGET_BYTES && !part.ops.is_empty() {
+                parts.push(part.encode_to_vec().into());
+                part.ops.clear();
+                part_bytes = 0;
+            }
+            part_bytes += op_bytes;
+            part.ops.push(op);
+        }
+        parts.push(part.encode_to_vec().into());
+        match parts.len() {
+            1 => Self::Whole(parts.remove(0)),
+            _ => Self::Parts(parts),
+        }
+    }
+
+    pub(crate) fn largest_part_bytes(&self) -> usize {
+        match self {
+            Self::Whole(bytes) => bytes.len(),
+            Self::Parts(parts) => parts.iter().map(Bytes::len).max().unwrap_or(0),
+        }
+    }
+}
+
+/// `proto::Commit` with its transactions already encoded: on the wire a message within a message and
+/// a field of bytes look the same.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct EncodedCommit {
+    #[prost(uint64, tag = "1")]
+    pub(crate) first_seq: u64,
+    #[prost(enumeration = "proto::Durability", tag = "2")]
+    pub(crate) durability: i32,
+    #[prost(bytes = "bytes", repeated, tag = "3")]
+    pub(crate) txs: Vec<Bytes>,
+    #[prost(enumeration = "proto::Part", tag = "4")]
+    pub(crate) part: i32,
+}
+
+/// `proto::ToBroker` with nothing but encoded commits.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct EncodedCommits {
+    #[prost(message, repeated, tag = "2")]
+    pub(crate) commits: Vec<EncodedCommit>,
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_message::Op;
+
+    use super::*;
+
+    /// The same bytes, whether the transactions are encoded before the frame or with it.
+    #[test]
+    fn a_commit_of_encoded_transactions_is_a_commit() {
+        let purge = Op::Purge {
+            queue: "mail".into(),
+        };
+        let txs = [Tx::from(vec![purge]), Tx::default()];
+        let whole = proto::ToBroker {
+            commits: vec![proto::Commit {
+                first_seq: 300,
+                durability: proto::Durability::Os.into(),
+                txs: txs.iter().cloned().map(Into::into).collect(),
+                part: proto::Part::Whole.into(),
+            }],
+            ..Default::default()
+        };
+        let encoded = |tx: &Tx| proto::Tx::from(tx.clone()).encode_to_vec().into();
+        let ours = EncodedCommits {
+            commits: vec![EncodedCommit {
+                first_seq: 300,
+                durability: proto::Durability::Os.into(),
+                txs: txs.iter().map(encoded).collect(),
+                part: proto::Part::Whole.into(),
+            }],
+        };
+        assert_eq!(ours.encode_to_vec(), whole.encode_to_vec());
+    }
+}
