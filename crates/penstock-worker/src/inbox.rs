@@ -171,3 +171,154 @@ impl DeliverySink for Inbox {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use mio::{Events, Poll, Token};
+    use penstock_message::{Message, MessageId};
+
+    use super::*;
+
+    struct Desk {
+        poll: Poll,
+        inbox: Inbox,
+    }
+
+    impl Desk {
+        fn new() -> Self {
+            let poll = Poll::new().unwrap();
+            let inbox = Inbox::new(Waker::new(poll.registry(), Token(0)).unwrap());
+            Self { poll, inbox }
+        }
+
+        fn was_woken(&mut self) -> bool {
+            let mut events = Events::with_capacity(4);
+            self.poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
+            !events.is_empty()
+        }
+
+        fn held(&self) -> Vec<u64> {
+            let mut held: Vec<u64> = self
+                .inbox
+                .held_leases()
+                .iter()
+                .map(|lease| lease.grant)
+                .collect();
+            held.sort();
+            held
+        }
+    }
+
+    fn lease(number: u64) -> Lease {
+        Lease {
+            message: MessageId([number as u8; 16]),
+            epoch: 1,
+            grant: number,
+        }
+    }
+
+    fn delivery(number: u64) -> Delivery {
+        Delivery {
+            lease: lease(number),
+            queue: "default".into(),
+            redelivered: false,
+            message: Message {
+                id: lease(number).message,
+                task: "work".into(),
+                priority: 4,
+                expires_at: None,
+                result_ttl_ms: None,
+                max_deliveries: 3,
+                attempt: 0,
+                crashes: 0,
+                enqueued_at: 0,
+                notes: Vec::new(),
+                body: bytes::Bytes::new(),
+            },
+        }
+    }
+
+    const APPLIED: Receipt = Receipt::Applied {
+        skipped: Vec::new(),
+    };
+
+    fn refused(why: Refusal) -> Receipt {
+        Receipt::Refused { op: 0, why }
+    }
+
+    #[test]
+    fn the_supervisor_is_woken_once_for_all_that_comes_before_it_looks() {
+        let mut desk = Desk::new();
+        desk.inbox.deliver(vec![delivery(1)]);
+        assert!(desk.was_woken());
+        desk.inbox.deliver(vec![delivery(2), delivery(3)]);
+        assert!(!desk.was_woken(), "it has not looked yet");
+        assert_eq!(desk.inbox.take().deliveries.len(), 3);
+        desk.inbox.deliver(vec![delivery(4)]);
+        assert!(desk.was_woken());
+    }
+
+    #[test]
+    fn a_lease_is_held_until_its_settlement_is_confirmed() {
+        let mut desk = Desk::new();
+        desk.inbox.deliver(vec![delivery(1), delivery(2)]);
+        desk.inbox.take();
+        desk.inbox.committing(1);
+        assert_eq!((desk.held(), desk.inbox.unconfirmed()), (vec![1, 2], 1));
+        desk.was_woken();
+        desk.inbox.confirmed(&[lease(1)], Ok(vec![APPLIED]));
+        assert_eq!((desk.held(), desk.inbox.unconfirmed()), (vec![2], 0));
+        assert!(desk.was_woken(), "somebody may wait for the last one");
+    }
+
+    #[test]
+    fn what_did_not_outlast_a_reconnect_is_told_and_no_longer_held() {
+        let desk = Desk::new();
+        desk.inbox
+            .deliver(vec![delivery(1), delivery(2), delivery(3)]);
+        desk.inbox.leases_kept(&[lease(2)]);
+        assert_eq!(desk.held(), [2]);
+        assert_eq!(desk.inbox.take().lost.len(), 2);
+        desk.inbox.leases_kept(&[lease(2)]);
+        assert_eq!(desk.inbox.take().lost, []);
+    }
+
+    #[test]
+    fn a_fenced_off_outcome_is_over_and_one_refused_for_itself_is_not() {
+        let desk = Desk::new();
+        desk.inbox
+            .deliver(vec![delivery(1), delivery(2), delivery(3)]);
+        desk.inbox.committing(3);
+        let too_large = Refusal::TooLarge("a value may take 16 MiB".into());
+        desk.inbox.confirmed(
+            &[lease(1), lease(2), lease(3)],
+            Ok(vec![
+                refused(Refusal::LeaseLost),
+                refused(too_large),
+                Receipt::Unknown,
+            ]),
+        );
+        assert_eq!(desk.held(), [2]);
+        let news = desk.inbox.take();
+        assert_eq!(
+            news.refused,
+            [(lease(2), "a value may take 16 MiB".to_owned())]
+        );
+        assert!(news.failed.is_none());
+    }
+
+    #[test]
+    fn a_driver_that_can_not_go_on_is_told() {
+        let mut desk = Desk::new();
+        desk.inbox.committing(1);
+        desk.inbox.confirmed(&[lease(1)], Err(DriverError::Closed));
+        assert!(desk.was_woken());
+        assert!(matches!(
+            desk.inbox.take().failed,
+            Some(DriverError::Closed)
+        ));
+        assert_eq!(desk.inbox.unconfirmed(), 0);
+    }
+}
