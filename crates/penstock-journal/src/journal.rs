@@ -77,8 +77,8 @@ pub struct Journal {
     closed: VecDeque<Filling>,
     filling: Filling,
     closed_bytes: usize,
-    /// Segments that go once the next batch is synced.
-    drops: Vec<u64>,
+    /// Segments that are dropped, by batches that were not taken yet.
+    untaken_drops: u32,
     /// The last position taken, and the last synced.
     taken_through: u64,
     synced_through: u64,
@@ -145,6 +145,14 @@ struct Filling {
     first_position: u64,
     base_position: u64,
     through: u64,
+    /// Segments that go once it is synced.
+    drops: Vec<u64>,
+}
+
+impl Filling {
+    fn is_empty(&self) -> bool {
+        self.count == 0 && self.drops.is_empty()
+    }
 }
 
 impl Journal {
@@ -167,7 +175,7 @@ impl Journal {
             closed: VecDeque::new(),
             filling: Filling::default(),
             closed_bytes: 0,
-            drops: Vec::new(),
+            untaken_drops: 0,
             taken_through: next_position - 1,
             synced_through: next_position - 1,
             watermark_owed: false,
@@ -241,17 +249,17 @@ impl Journal {
             self.closed_bytes -= filling.body.len();
             return Some(self.place(filling));
         }
-        if self.filling.count > 0 {
-            // The next batch will be about as large: let it not grow step by step.
-            let body = Vec::with_capacity(self.filling.body.len());
-            let next = Filling {
-                body,
-                ..Filling::default()
-            };
-            let filling = std::mem::replace(&mut self.filling, next);
-            return Some(self.place(filling));
+        if self.filling.is_empty() {
+            return None;
         }
-        (!self.drops.is_empty()).then(|| self.place_empty())
+        // The next batch will be about as large: let it not grow step by step.
+        let body = Vec::with_capacity(self.filling.body.len());
+        let next = Filling {
+            body,
+            ..Filling::default()
+        };
+        let filling = std::mem::replace(&mut self.filling, next);
+        Some(self.place(filling))
     }
 
     /// A batch without records, whose watermark proves that the last records were synced. Call
@@ -260,20 +268,17 @@ impl Journal {
     /// nothing to prove, or not yet.
     pub fn watermark_batch(&mut self) -> Option<Batch> {
         let idle = self.waiting_bytes() == 0 && self.synced_through == self.taken_through;
-        (idle && self.watermark_owed).then(|| self.place_empty())
-    }
-
-    fn place_empty(&mut self) -> Batch {
-        self.place(Filling {
-            first_position: self.next_position,
-            base_position: self.next_position,
-            through: self.next_position - 1,
-            ..Filling::default()
-        })
+        (idle && self.watermark_owed).then(|| self.place(Filling::default()))
     }
 
     /// Decides where a batch goes: behind the last one, or first in a new segment.
-    fn place(&mut self, filling: Filling) -> Batch {
+    fn place(&mut self, mut filling: Filling) -> Batch {
+        if filling.count == 0 {
+            filling.first_position = self.next_position;
+            filling.base_position = self.next_position;
+            filling.through = self.next_position - 1;
+        }
+        self.untaken_drops -= filling.drops.len() as u32;
         let bytes = (BatchHeader::BYTES + filling.body.len()) as u64;
         if self.end + bytes > self.segment_bytes && self.end > FIRST_BATCH {
             self.roll(filling.base_position);
@@ -290,10 +295,10 @@ impl Journal {
             offset: self.end,
             sequence: self.sequence,
             first_position: filling.first_position,
-            older_segments: self.segments.len() as u32 - 1,
+            older_segments: self.segments.len() as u32 - 1 + self.untaken_drops,
             count: filling.count,
             body: filling.body,
-            drops: std::mem::take(&mut self.drops),
+            drops: filling.drops,
         };
         self.end = batch.end();
         batch
@@ -378,9 +383,9 @@ impl Journal {
 
     /// Drops the oldest segment once all that was appended until now is synced.
     ///
-    /// So what was carried forward must have been appended before. The instruction travels in the
-    /// next batch, which says in its header how many segments still count; the writer renames or
-    /// removes the file after syncing that batch. Whenever the power is cut, either the journal
+    /// So what was carried forward must have been appended before. The instruction travels with the
+    /// last of it, in a batch that says in its header how many segments still count; the writer
+    /// renames or removes the file after syncing that batch. Whenever the power is cut, either the journal
     /// still counts the segment and has it, or counts it no more and has all that it held.
     pub fn drop_oldest(&mut self) {
         assert!(
@@ -388,7 +393,8 @@ impl Journal {
             "the segment in use can't be dropped"
         );
         let oldest = self.segments.pop_front().expect("there are two");
-        self.drops.push(oldest.number);
+        self.filling.drops.push(oldest.number);
+        self.untaken_drops += 1;
     }
 
     /// Recovery has written and synced all records up to `through`, and the new segment's header

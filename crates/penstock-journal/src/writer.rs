@@ -249,7 +249,8 @@ impl<S: Storage> Writer<S> {
             number: batch.segment,
             epoch: batch.epoch,
             base_position: batch.base_position,
-            older_segments: batch.older_segments,
+            // The header is on disk before the batch: what the batch drops still counts.
+            older_segments: batch.older_segments + batch.drops.len() as u32,
             file_bytes,
             durable_through: self.durable,
         };

@@ -17,16 +17,19 @@ enum Step {
     WriteOnly,
     Watermark,
     DropOldest,
+    /// ... after carrying forward more than one batch can hold.
+    CarryAndDrop,
     /// The process is killed and another takes over.
     Reopen,
 }
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     Step::Commit,
     Step::CommitLong,
     Step::WriteOnly,
     Step::Watermark,
     Step::DropOldest,
+    Step::CarryAndDrop,
     Step::Reopen,
 ];
 
@@ -74,6 +77,14 @@ fn run(
             Step::Watermark => user.write_watermark()?,
             Step::DropOldest => {
                 user.drop_oldest();
+                user.commit()?;
+            }
+            Step::CarryAndDrop => {
+                for _ in 0..4 {
+                    user.append(600);
+                }
+                user.drop_oldest();
+                user.append(10);
                 user.commit()?;
             }
             Step::Reopen => {

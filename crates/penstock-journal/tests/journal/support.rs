@@ -49,6 +49,8 @@ pub struct User<S: Storage> {
     /// The first position that must still be there, and the first that may be the first.
     pub dropped_before: u64,
     pub drop_asked_before: u64,
+    /// What had been appended when the drop was asked for: without it, nothing may be dropped.
+    carried_through: u64,
     distinct: u64,
 }
 
@@ -64,6 +66,7 @@ impl<S: Storage> User<S> {
             confirmed: 0,
             dropped_before: 0,
             drop_asked_before: 0,
+            carried_through: 0,
             distinct: 0,
         };
         user.takes_for_granted(first, appended);
@@ -144,6 +147,7 @@ impl<S: Storage> User<S> {
     pub fn drop_oldest(&mut self) {
         if let Some((_, after)) = self.opened.journal.oldest_segment() {
             self.drop_asked_before = after;
+            self.carried_through = self.opened.next_position - 1;
             self.opened.journal.drop_oldest();
         }
     }
@@ -175,6 +179,13 @@ impl<S: Storage> User<S> {
             assert!(
                 self.drop_asked_before > self.confirmed,
                 "everything is gone"
+            );
+        }
+        if first.is_some_and(|first| first > self.dropped_before) {
+            let carried = self.carried_through;
+            assert!(
+                last >= carried,
+                "dropped before {carried} was carried; found up to {last}"
             );
         }
         for (position, record) in found {
