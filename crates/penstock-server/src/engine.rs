@@ -727,19 +727,7 @@ impl Engine {
     }
 
     fn tell_notice(&mut self, notice: Notice) {
-        match &notice {
-            Notice::Unserved {
-                queue,
-                waiting,
-                for_ms,
-            } => tracing::warn!(
-                "{waiting} jobs wait in queue {queue:?}, which no worker has served for {} s",
-                for_ms / 1000
-            ),
-            Notice::Evicting { group, cap_bytes } => tracing::warn!(
-                "results of {group} are evicted before their time: they are over {cap_bytes} bytes"
-            ),
-        }
+        tracing::warn!("{notice}");
         let frame = ToClient {
             notices: vec![notice.into()],
             ..ToClient::default()

@@ -92,16 +92,29 @@ impl Listener {
             source,
         };
         match address {
-            ListenAddress::Tcp(host) => host
-                .to_socket_addrs()
-                .map_err(failed)?
-                .map(|resolved| {
-                    if !resolved.ip().is_loopback() && !has_token {
-                        return Err(ListenError::NoToken { address: resolved });
+            ListenAddress::Tcp(host) => {
+                let resolved: Vec<SocketAddr> = host.to_socket_addrs().map_err(failed)?.collect();
+                for address in &resolved {
+                    if !address.ip().is_loopback() && !has_token {
+                        return Err(ListenError::NoToken { address: *address });
                     }
-                    Self::open_tcp(resolved, has_token).map_err(failed)
-                })
-                .collect(),
+                }
+                let mut opened = Vec::new();
+                let mut missing =
+                    io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+                for address in resolved {
+                    match Self::open_tcp(address, has_token) {
+                        Ok(listener) => opened.push(listener),
+                        // `localhost` has an IPv6 address also where there is no IPv6.
+                        Err(error) if is_missing(&error) => missing = error,
+                        Err(error) => return Err(failed(error)),
+                    }
+                }
+                match opened.is_empty() {
+                    true => Err(failed(missing)),
+                    false => Ok(opened),
+                }
+            }
             ListenAddress::Unix(path) => {
                 if UnixStream::connect(path).is_ok() {
                     let address = address.clone();
@@ -142,6 +155,13 @@ impl Listener {
         })
     }
 
+    /// After the last client: so that nobody looks for a server there.
+    pub(crate) fn remove_socket(&self) {
+        if let ListenAddress::Unix(path) = &self.address {
+            let _gone = fs::remove_file(path);
+        }
+    }
+
     /// The next client that waits, as a socket that does not block; `WouldBlock` when none does.
     pub(crate) fn accept(&self) -> io::Result<(OwnedFd, Peer)> {
         match &self.socket {
@@ -159,6 +179,14 @@ impl Listener {
             }
         }
     }
+}
+
+fn is_missing(error: &io::Error) -> bool {
+    use rustix::io::Errno;
+    matches!(
+        Errno::from_io_error(error),
+        Some(Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT)
+    )
 }
 
 #[cfg(target_os = "linux")]

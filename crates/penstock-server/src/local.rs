@@ -141,13 +141,6 @@ impl LocalGuard {
             _ => false,
         }
     }
-
-    /// So that clients need not find out that nobody listens there any more.
-    pub fn remove_socket(&self) {
-        if self.directory_is_ours() {
-            let _gone = fs::remove_file(&self.paths.socket);
-        }
-    }
 }
 
 fn project_directory(from: &Path) -> &Path {

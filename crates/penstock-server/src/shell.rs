@@ -286,8 +286,13 @@ impl Server {
                 break;
             }
         }
-        if let Some(local) = &self.local {
-            local.guard.remove_socket();
+        // Whoever made the directory of a local broker anew may listen there by now.
+        if self
+            .local
+            .as_ref()
+            .is_none_or(|local| local.guard.directory_is_ours())
+        {
+            self.listeners.iter().for_each(Listener::remove_socket);
         }
         match self.failure.take() {
             Some(failure) => Err(failure.into()),

@@ -4,7 +4,7 @@ mod world;
 
 use bytes::{Bytes, BytesMut};
 use penstock_journal::sim::{Fault, SimStorage};
-use penstock_message::{Durability, Lease, MessageId, Query, Receipt};
+use penstock_message::{Durability, Lease, MessageId, Query, Receipt, Refusal};
 use penstock_server::Peer;
 use penstock_wire::proto::{self, ToBroker, close::Why};
 use penstock_wire::{HELLO_LEASES, MAX_HELLO_BYTES, encode_frame, encoded_frame_len};
@@ -529,6 +529,70 @@ fn a_client_that_takes_nothing_in_does_not_fill_the_memory() {
         world.confirmed(worker).delivered_ids(),
         (1..=101).collect::<Vec<u8>>()
     );
+}
+
+#[test]
+fn nothing_more_is_read_while_too_much_waits_for_the_disk() {
+    let mut world = World::new();
+    let client = world.join(1);
+    world.send(client, &commit(1, Durability::Disk, vec![publish(1)]));
+    let slow = world.take_task().expect("a batch");
+    let body = Bytes::from(vec![7; 8 << 20]);
+    let mut seq = 1;
+    while world.engine.takes_input() {
+        seq += 1;
+        let frame = commit(
+            seq,
+            Durability::Disk,
+            vec![publish_body(seq as u8, body.clone())],
+        );
+        world.send(client, &frame);
+        assert!(world.take_task().is_none(), "the writer is busy");
+    }
+    assert!((8..=9).contains(&(seq - 1)), "{seq} bodies of 8 MiB wait");
+    // What is not read is not silence.
+    for _ in 0..10 {
+        world.pass(HEARTBEAT_MS / 2);
+        world.engine.tick(world.now);
+    }
+    assert!(!world.is_closed(client));
+    world.carry_out(&slow);
+    world.settle();
+    assert!(world.engine.takes_input());
+    assert_eq!(world.confirmed(client).through, Some(seq));
+}
+
+#[test]
+fn the_largest_body_goes_through_and_a_larger_one_gets_a_receipt_that_says_so() {
+    const LARGEST: usize = 16 << 20;
+    let mut world = World::new();
+    let client = world.join(1);
+    let body = Bytes::from(vec![7; LARGEST]);
+    let told = world.ask(
+        client,
+        &commit(1, Durability::Disk, vec![publish_body(1, body.clone())]),
+    );
+    assert_eq!((told.through, told.receipts), (Some(1), vec![]));
+    let delivered = world.ask(client, &consume(1)).deliveries.remove(0);
+    assert_eq!(delivered.message.body, body);
+
+    let body = Bytes::from(vec![7; LARGEST + 1]);
+    let told = world.ask(
+        client,
+        &commit(2, Durability::Disk, vec![publish_body(2, body)]),
+    );
+    let Some((
+        2,
+        Receipt::Refused {
+            op: 0,
+            why: Refusal::TooLarge(text),
+        },
+    )) = told.receipts.first()
+    else {
+        panic!("{:?}", told.receipts);
+    };
+    assert!(text.contains("larger than the limit of 16.0 MiB"), "{text}");
+    assert!(!world.is_closed(client));
 }
 
 #[test]

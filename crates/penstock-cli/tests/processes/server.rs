@@ -11,7 +11,7 @@ use crate::support::*;
 use bytes::Bytes;
 use penstock_driver::{DeliverySink, DriverConfig, DriverError, connect};
 use penstock_message::{Delivery, Durability, Lease, Message, MessageId, Op, Receipt, Tx};
-use penstock_wire::proto::close::Why;
+use penstock_wire::proto::{self, ToBroker, close::Why};
 use rustix::process::Signal;
 
 /// A server on a free port of loopback, and its address.
@@ -150,6 +150,58 @@ fn fsck_finds_what_is_rotten_and_no_server_starts_from_it() {
     assert_eq!(nothing.status.code(), Some(1), "{}", text(&nothing));
 }
 
+#[test]
+fn a_disk_that_fails_ends_it_with_74_and_what_was_confirmed_is_kept() {
+    let place = tempfile::tempdir().unwrap();
+    let socket = place.path().join("broker.sock");
+    let start = |shell: &str| {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &format!("{shell} exec \"$@\""), "sh"]);
+        command.arg(env!("CARGO_BIN_EXE_penstock"));
+        command
+            .args(["server", "--data"])
+            .arg(place.path().join("data"));
+        command
+            .arg("--listen")
+            .arg(format!("unix:{}", socket.display()));
+        let server = Running::start(&mut command);
+        server.said("listening on");
+        server
+    };
+    // No file may grow beyond 4 MiB, which for a process that ignores the signal is a failed write.
+    let mut server = start("trap '' XFSZ; ulimit -f 8192;");
+    let mut client = RawClient::unix(&socket).join(1);
+    let mut confirmed = 0;
+    let failed = loop {
+        client.send(&commit(
+            confirmed + 1,
+            vec![publish_body(confirmed, 100_000)],
+        ));
+        let heard = client.hear().expect("an answer");
+        match (heard.confirm, heard.close) {
+            (Some(confirm), None) => confirmed = confirm.through,
+            (None, Some(close)) => break close,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(failed.why(), Why::Failed, "{}", failed.text);
+    assert!(confirmed > 10, "only {confirmed} fitted");
+    assert_eq!(server.ended().code(), Some(74));
+    server.said("Check the disk");
+
+    let _server = start("");
+    let mut client = RawClient::unix(&socket).join(2);
+    client.send(&consume("jobs", 1000));
+    let mut kept = BTreeSet::new();
+    while kept.len() < confirmed as usize {
+        for delivery in client.hear().expect("an answer").deliveries {
+            let id = delivery.message.expect("a message").id;
+            kept.insert(u64::from_be_bytes(*id.last_chunk().unwrap()));
+        }
+    }
+    assert!((0..confirmed).all(|number| kept.contains(&number)));
+}
+
 /// What was told of each publish, written down outside of the process that is killed.
 #[derive(Default)]
 struct Books {
@@ -245,7 +297,33 @@ fn next(delivered: &Receiver<Vec<u64>>) -> Vec<u64> {
     delivered.recv_timeout(PATIENCE).expect("all is delivered")
 }
 
+fn commit(first_seq: u64, txs: Vec<Tx>) -> ToBroker {
+    ToBroker {
+        commits: vec![proto::Commit {
+            first_seq,
+            txs: txs.into_iter().map(Into::into).collect(),
+            ..proto::Commit::default()
+        }],
+        ..ToBroker::default()
+    }
+}
+
+fn consume(queue: &str, add_credit: u32) -> ToBroker {
+    ToBroker {
+        consume: Some(proto::Consume {
+            queues: vec![queue.to_owned()],
+            add_credit,
+            stop: false,
+        }),
+        ..ToBroker::default()
+    }
+}
+
 fn publish(number: u64) -> Tx {
+    publish_body(number, 100)
+}
+
+fn publish_body(number: u64, bytes: usize) -> Tx {
     let mut id = [0x70; 16];
     id[8..].copy_from_slice(&number.to_be_bytes());
     Tx::from(vec![Op::Publish {
@@ -261,7 +339,7 @@ fn publish(number: u64) -> Tx {
             crashes: 0,
             enqueued_at: 0,
             notes: Vec::new(),
-            body: Bytes::from_static(&[7; 100]),
+            body: Bytes::from(vec![7; bytes]),
         },
         due: None,
         unless_key: None,
