@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,8 +15,13 @@ from pathlib import Path
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none of them can slip out of the tree."""
+def take_charge() -> None:
+    """See to it that nothing we start can outlive us.
+
+    Descendants whose own parent ends become our children, so that none slips out of the tree, and SIGTERM goes through
+    every ``finally``.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 

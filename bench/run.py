@@ -13,7 +13,6 @@ import importlib.metadata
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,7 @@ import results
 import servers
 import table
 from plan import BY_KEY, Contestant, Workload
-from processes import adopt_orphans, descendants, end, end_pids, tail
+from processes import descendants, end, end_pids, tail, take_charge
 from results import Results
 
 HERE = Path(__file__).parent
@@ -226,8 +225,7 @@ def main() -> int:
         servers.install()
         peers = peers_python()
 
-    adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through every `finally`
+    take_charge()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(
         prefix="penstock-bench-", dir=disk_directory(), ignore_cleanup_errors=True

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import table
-from processes import adopt_orphans, descendants, end_pids, running
+from processes import descendants, end_pids, running, take_charge
 
 SLOTS = 2
 
@@ -41,7 +41,7 @@ def report(title: str, jobs: int, seconds: float, spent: Counter[str]) -> None:
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 300_000
-    adopt_orphans()
+    take_charge()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", ignore_cleanup_errors=True) as name:
         os.environ["PENSTOCK_URL"] = f"local:{name}/data"
         sys.path.insert(0, str(Path(__file__).parent))
@@ -65,6 +65,9 @@ def main() -> None:
                 jobs = wait_until(penstock, count + 100, count * 9 // 10) - finished
                 report("Drain", jobs, time.perf_counter() - begun, cpu_seconds(roles) - before)
         finally:
+            # First, since a client that finds its broker dead starts another.
+            penstock.app.close()
+            penstock.broker.close(1)
             end_pids(descendants(os.getpid()))
 
 
