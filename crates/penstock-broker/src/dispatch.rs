@@ -230,7 +230,9 @@ impl Broker {
     pub(crate) fn crash(&mut self, slot: u32, reason: Bytes) {
         let entry = &self.state.messages[slot];
         let number = entry.number;
-        if entry.crashes.saturating_add(1) < entry.max_deliveries {
+        // What is dead has had its result, and stays where it is.
+        let is_dead = entry.queue == self.state.dead;
+        if is_dead || entry.crashes.saturating_add(1) < entry.max_deliveries {
             self.record(&Event::Crashed {
                 number,
                 reason: &reason,

@@ -559,6 +559,19 @@ fn crashes_are_counted_and_the_last_is_final() {
         a watch one                         -> a sees one Succeeded yes
         ",
     );
+    // Whoever looks after them may crash, too: a letter keeps its place, and its job the result it had.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one deliveries=1          -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        w put one no failed; move one queue=dead  -> w confirm 1
+        w consume dead 2                    -> w deliver one@dead
+        w crash one                         -> w confirm 2, w deliver one@dead!
+        a watch one                         -> a sees one Failed no
+        ",
+    );
 }
 
 #[test]
