@@ -191,20 +191,17 @@ impl Broker {
     /// client that does may go on.
     ///
     /// A grant that the journal knows of was not lost: its message has been settled, moved or handed
-    /// back since, and the client only has not heard that yet. And of several copies nobody can tell
-    /// which one it was.
+    /// back since, and the client only has not heard that yet.
     fn find_lost_grant(&self, lease: &Lease) -> Option<u32> {
         let LastLife { epoch, grants } = self.last_life;
         if lease.epoch > epoch || lease.grant <= grants {
             return None;
         }
-        let copies = self.state.messages.copies(&lease.message);
-        let mut candidates = copies.filter(|slot| {
+        let mut copies = self.state.messages.copies(&lease.message);
+        copies.find(|slot| {
             let entry = &self.state.messages[*slot];
             entry.recovered && entry.state == MessagePlace::Ready
-        });
-        let slot = candidates.next()?;
-        candidates.next().is_none().then_some(slot)
+        })
     }
 
     pub(crate) fn disconnect(&mut self, conn: ConnId, clean: bool) {

@@ -210,10 +210,6 @@ impl Messages {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Entry)> {
         self.entries.iter()
     }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Entry)> {
-        self.entries.iter_mut()
-    }
 }
 
 impl std::ops::Index<u32> for Messages {

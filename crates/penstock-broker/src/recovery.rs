@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use crate::broker::LastLife;
 use crate::clock::{Clocks, When};
-use crate::messages::State as MessagePlace;
+use crate::messages::{Entry, State as MessagePlace};
 use crate::records::{Event, RecordError, RecordReader};
 use crate::state::State;
 use crate::timers::Timer;
@@ -83,13 +83,18 @@ impl Recovery {
         );
         let clocks = Clocks::new(now);
         if epoch > self.epoch {
-            for (_, entry) in self.state.messages.iter_mut() {
-                // A grant whose record was lost may have run it. Not one of a message that may be
-                // delivered only once: that waits for its grant to be safe.
-                if entry.max_deliveries > 1 && !matches!(entry.state, MessagePlace::Leased(_)) {
-                    entry.recovered = true;
-                    entry.redelivered = true;
-                }
+            // A grant whose record was lost may have run it. Not one of a message that may be
+            // delivered only once: that waits for its grant to be safe.
+            let messages = &mut self.state.messages;
+            let may_have_run = |entry: &Entry| {
+                entry.max_deliveries > 1 && !matches!(entry.state, MessagePlace::Leased(_))
+            };
+            let slots = messages.iter().filter(|(_, entry)| may_have_run(entry));
+            for slot in slots.map(|(slot, _)| slot).collect::<Vec<u32>>() {
+                // A lease does not say which of several copies it was of.
+                let is_alone = messages.copies(&messages[slot].id).nth(1).is_none();
+                messages[slot].recovered = is_alone;
+                messages[slot].redelivered = true;
             }
         }
         let away: Vec<u32> = self.state.sessions.iter().map(|(index, _)| index).collect();

@@ -68,16 +68,6 @@ impl<T> Slab<T> {
                 Slot::Free(_) => None,
             })
     }
-
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut T)> {
-        self.slots
-            .iter_mut()
-            .enumerate()
-            .filter_map(|(slot, entry)| match entry {
-                Slot::Full(entry) => Some((slot as u32, entry)),
-                Slot::Free(_) => None,
-            })
-    }
 }
 
 impl<T> std::ops::Index<u32> for Slab<T> {

@@ -214,7 +214,10 @@ impl State {
         let has_expired =
             matches!(self.messages[slot].state, MessagePlace::Leased(lease) if lease.expired);
         self.take(slot, None);
-        self.messages[slot].redelivered |= redelivered;
+        let entry = &mut self.messages[slot];
+        entry.redelivered |= redelivered;
+        // Whoever is given it next must not see it before the lease has surely ended.
+        entry.rests = entry.rests.and(self.rests);
         self.make_ready(slot);
         if has_expired {
             self.set_expiry(slot);
@@ -225,7 +228,6 @@ impl State {
         self.return_message(slot, true);
         let entry = &mut self.messages[slot];
         entry.crashes = entry.crashes.saturating_add(1);
-        entry.rests = self.rests;
         self.add_note(slot, reason);
     }
 

@@ -36,6 +36,21 @@ fn nothing_leaves_before_it_is_safe() {
         sync                                -> a confirm 2 2:refused 0 GuardFailed, a status default:0/0/1 w=0/0/1 clients 1 results 0 evicted 0, a sees one pending, w deliver one
         ",
     );
+    // A message that was handed back is not given to another before that is safe: after a crash the
+    // first lease would hold again, and two would run it.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        v hello                             -> v welcome 0
+        v consume default 1                 ->
+        stall                               ->
+        w return one                        ->
+        sync                                -> w confirm 1, v deliver one!
+        ",
+    );
     // Less durability waits for less.
     check(
         "
