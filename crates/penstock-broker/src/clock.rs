@@ -75,6 +75,15 @@ impl Clocks {
         }
     }
 
+    /// When a message that is delayed may start. The shell's milliseconds are rounded down, so "in 5 ms"
+    /// is not over before the sixth begins.
+    pub(crate) fn resolve_start(&self, due: Due) -> When {
+        match due {
+            Due::AfterMs(ms) if ms > 0 => self.resolve(Due::AfterMs(ms.saturating_add(1))),
+            due => self.resolve(due),
+        }
+    }
+
     pub(crate) fn has_come(&self, when: When) -> bool {
         match when.clock {
             Clock::Steady => when.at <= self.steady(),

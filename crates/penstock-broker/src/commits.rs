@@ -453,7 +453,7 @@ impl Broker {
                             Some(queue) => self.state.names.intern(&queue),
                             None => self.state.queues[entry.queue].name,
                         },
-                        due: due.map(|due| self.clocks.resolve(due)),
+                        due: due.map(|due| self.clocks.resolve_start(due)),
                         next_attempt: patch.next_attempt,
                         crashed: false,
                         note: patch.note.as_deref(),
@@ -531,7 +531,7 @@ impl Broker {
         unless_key: Option<Key>,
     ) {
         let place = match due {
-            Some(due) => Place::Delayed(self.clocks.resolve(due)),
+            Some(due) => Place::Delayed(self.clocks.resolve_start(due)),
             None => Place::Ready,
         };
         let slot = self.insert(&queues[0], message, place);
