@@ -159,7 +159,11 @@ impl Supervisor {
         self.phase = Phase::Serving;
         self.queues = self.config.queues.clone().unwrap_or_else(|| {
             let mut queues: Vec<String> = queues;
-            queues.push("default".to_owned());
+            // Without -Q a worker takes what its own tasks are sent to and leaves the rest to others:
+            // two apps may share a broker.
+            if queues.is_empty() {
+                queues.push("default".to_owned());
+            }
             queues.sort();
             queues.dedup();
             queues
