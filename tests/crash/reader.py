@@ -18,9 +18,12 @@ def main() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     with open(sys.argv[1]) as books, open(sys.argv[2], "w", buffering=1) as seen:
+        begun = ""
         while not stop.is_set():
+            # The last line may be only half written yet.
+            *lines, begun = (begun + books.read()).split("\n")
             # The newest of what is there: a reader that lags would see results that are long settled.
-            jobs = [line.split()[1] for line in books.readlines() if line.startswith("confirmed ")]
+            jobs = [line.split()[1] for line in lines if line.startswith("confirmed ")]
             for job in jobs[-1:]:
                 seen.write(f"{job} {tasks.app.job(job).result()}\n")
 
