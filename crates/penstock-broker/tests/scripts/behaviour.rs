@@ -600,7 +600,7 @@ fn a_retry_is_the_same_message_in_a_new_place() {
         w consume default 1                 -> w deliver one
         w move one next note=boom after=500 -> w confirm 1
         a info one                          -> a knows Delayed in default attempt 1 crashes 0 notes boom
-        wait 499                            ->
+        wait 500                            ->
         kill                                ->
         w hello                             -> w welcome 1
         w consume other 1                   ->
@@ -653,7 +653,7 @@ fn order_is_that_of_publishing_within_a_priority() {
         a publish e                         -> a confirm 5
         w return c                          -> w confirm 1
         w return b                          -> w confirm 2
-        wait 10                             ->
+        wait 11                             ->
         w consume default 10                -> w deliver late b! c! d e
         w ack late; ack b; ack c; ack d; ack e  -> w confirm 3
         ",
@@ -734,7 +734,7 @@ fn consumers_and_queues_take_turns() {
         a publish one                       -> a confirm 2 2:refused 0 AlreadyExists
         w hello                             -> w welcome 0
         w consume x 9                       ->
-        wait 5                              -> w deliver one@x
+        wait 6                              -> w deliver one@x
         w ack one                           -> w confirm 1
         a watch one                         -> a sees one pending
         w consume y 0                       -> w deliver one@y
@@ -754,7 +754,8 @@ fn delays_follow_the_clock_they_were_given_in() {
         w info eta                          -> w knows Delayed in default attempt 0 crashes 0
         # The wall's clock is set forward: a countdown does not care, an ETA has come.
         wall 5000                           -> w deliver eta
-        wait 999                            ->
+        # Half a millisecond is not known of, so a countdown ends with the next whole one.
+        wait 1000                           ->
         wait 1                              -> w deliver soon
         w ack eta; ack soon                 -> w confirm 3
         ",
@@ -1093,8 +1094,8 @@ fn what_lives_is_carried_forward() {
         w ack one|ack run                   -> w confirm 5
         a join join index=0|join join index=1|join join index=2  -> a confirm 15
         w consume default 2                 -> w deliver held!
-        wait 60000                          -> w deliver late!, notice: 1 unserved in x for 30000, notice: 1 unserved in y for 30000
-        a status                            -> a status dead:1/0/0-60000ms default:0/0/2 other:0/0/0-paused x:1/0/0-60000ms y:1/0/0-60000ms w=0/0/2 clients 1 results 2 evicted 0
+        wait 60001                          -> w deliver late!, notice: 1 unserved in x for 30000, notice: 1 unserved in y for 30000
+        a status                            -> a status dead:1/0/0-60001ms default:0/0/2 other:0/0/0-paused x:1/0/0-60001ms y:1/0/0-60001ms w=0/0/2 clients 1 results 2 evicted 0
         ",
     );
 }
