@@ -45,7 +45,7 @@ def place_program(*, stripped: bool = False) -> None:
     built = Path(os.environ.get("CARGO_TARGET_DIR", "target"), "release", "penstock")
     PROGRAM.parent.mkdir(exist_ok=True)
     # Renamed into place: brokers that run from the old file keep it, and nobody starts half a file.
-    fresh = PROGRAM.with_suffix(".new")
+    fresh = PROGRAM.with_name(f".penstock-{os.getpid()}")
     shutil.copy(ROOT / built, fresh)
     if stripped:
         subprocess.run(["strip", "-S", fresh], check=True)

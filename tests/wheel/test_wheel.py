@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from blocks import ROOT, blocks
 
-# A build of its own, when nothing is compiled yet.
-pytestmark = pytest.mark.timeout(900)
+# Built once, by one of the test processes; that takes its time when nothing is compiled yet.
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("wheel")]
 
 
 def interpreters() -> list[str]:
