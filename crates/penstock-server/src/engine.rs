@@ -24,7 +24,7 @@ use penstock_broker::{
 use penstock_journal::{
     Batch, Journal, JournalOptions, OpenError, Opened, RecoveryReport, Storage, WriteError, Writer,
 };
-use penstock_message::{Durability, Lease, ProcessStatus};
+use penstock_message::{Delivery, Durability, Key, KeyState, Lease, ProcessStatus};
 use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
 use penstock_wire::{MAX_FRAME_BYTES, PROTOCOL_VERSION, WireError, convert};
 use rustc_hash::FxHashMap;
@@ -45,6 +45,8 @@ const IDLE_MS: u64 = 100;
 const UNWRITTEN_HIGH_BYTES: usize = 64 << 20;
 /// How much at least is carried forward out of the oldest segment at a time.
 const RECLAIM_STEP_BYTES: usize = 256 << 10;
+/// Items of one list go into one frame up to this; more follow in another.
+const FRAME_TARGET_BYTES: usize = 1 << 20;
 /// A heartbeat shorter than this would be lost to scheduling; a longer one hides the dead for hours.
 const HEARTBEAT_RANGE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 /// A tick this much later than asked for means that this process did not run meanwhile.
@@ -680,18 +682,22 @@ impl Engine {
                 self.say(conn, &frame);
             }
             Output::Deliver { conn, deliveries } => {
-                let frame = ToClient {
-                    deliveries: deliveries.into_iter().map(Into::into).collect(),
-                    ..ToClient::default()
-                };
-                self.say(conn, &frame);
+                for portion in portions(deliveries, delivery_bytes) {
+                    let frame = ToClient {
+                        deliveries: portion.into_iter().map(Into::into).collect(),
+                        ..ToClient::default()
+                    };
+                    self.say(conn, &frame);
+                }
             }
             Output::Values { conn, values } => {
-                let frame = ToClient {
-                    values: values.into_iter().map(Into::into).collect(),
-                    ..ToClient::default()
-                };
-                self.say(conn, &frame);
+                for portion in portions(values, value_bytes) {
+                    let frame = ToClient {
+                        values: portion.into_iter().map(Into::into).collect(),
+                        ..ToClient::default()
+                    };
+                    self.say(conn, &frame);
+                }
             }
             Output::Answer { conn, id, answer } => self.answer(conn, id, answer),
             Output::Notice(notice) => self.tell_notice(notice),
@@ -964,6 +970,47 @@ impl Engine {
             self.tell_all();
         }
     }
+}
+
+/// Cuts a list so that each part fits a frame: it has at most [`FRAME_TARGET_BYTES`], or one item.
+fn portions<T>(mut items: Vec<T>, bytes_of: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut cuts = Vec::new();
+    let mut bytes = 0;
+    for (index, item) in items.iter().enumerate() {
+        bytes += bytes_of(item);
+        if bytes > FRAME_TARGET_BYTES && index > 0 {
+            bytes = bytes_of(item);
+            cuts.push(index);
+        }
+    }
+    let mut cut_off: Vec<Vec<T>> = cuts
+        .into_iter()
+        .rev()
+        .map(|cut| items.split_off(cut))
+        .collect();
+    cut_off.push(items);
+    cut_off.reverse();
+    cut_off
+}
+
+/// What a delivery takes in a frame, or somewhat more.
+fn delivery_bytes(delivery: &Delivery) -> usize {
+    let message = &delivery.message;
+    let notes: usize = message.notes.iter().map(|note| note.len() + 8).sum();
+    128 + delivery.queue.len() + message.task.len() + message.body.len() + notes
+}
+
+/// What a key and its state take in a frame, or somewhat more.
+fn value_bytes((key, state): &(Key, KeyState)) -> usize {
+    let key = match key {
+        Key::Result(_) => 16,
+        Key::Named(name) => name.len(),
+    };
+    let body = match state {
+        KeyState::Present(value) => value.body.len(),
+        KeyState::Pending | KeyState::Gone => 0,
+    };
+    48 + key + body
 }
 
 /// Why a connection must be closed.

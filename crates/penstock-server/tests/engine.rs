@@ -4,7 +4,7 @@ mod world;
 
 use bytes::{Bytes, BytesMut};
 use penstock_journal::sim::{Fault, SimStorage};
-use penstock_message::{Durability, Lease, MessageId, Query, Receipt, Refusal};
+use penstock_message::{Durability, Key, Lease, MessageId, Query, Receipt, Refusal};
 use penstock_server::Peer;
 use penstock_wire::proto::{self, ToBroker, close::Why};
 use penstock_wire::{HELLO_LEASES, MAX_HELLO_BYTES, encode_frame, encoded_frame_len};
@@ -593,6 +593,44 @@ fn the_largest_body_goes_through_and_a_larger_one_gets_a_receipt_that_says_so() 
     };
     assert!(text.contains("larger than the limit of 16.0 MiB"), "{text}");
     assert!(!world.is_closed(client));
+}
+
+#[test]
+fn however_much_there_is_to_say_no_frame_is_over_the_limit() {
+    let mut world = World::new();
+    let client = world.join(1);
+    // A million watched keys: little each, and too much together.
+    let keys = (0..700_000_u32).map(|number| {
+        let mut id = [0; 16];
+        id[..4].copy_from_slice(&number.to_le_bytes());
+        Key::Result(MessageId(id)).into()
+    });
+    let watch = ToBroker {
+        watch: Some(proto::Watch {
+            keys: keys.collect(),
+            unwatch: Vec::new(),
+        }),
+        ..ToBroker::default()
+    };
+    // `ask` listens with a decoder that refuses a frame over the limit.
+    assert_eq!(world.ask(client, &watch).values.len(), 700_000);
+
+    // The largest body behind almost as much as goes into a frame with others.
+    let bodies = [131_060; 8].into_iter().chain([16 << 20]);
+    for (index, bytes) in bodies.enumerate() {
+        let body = vec![7; bytes];
+        let id = index as u8 + 1;
+        let frame = commit(
+            u64::from(id),
+            Durability::Disk,
+            vec![publish_body(id, body.into())],
+        );
+        world.ask(client, &frame);
+    }
+    assert_eq!(
+        world.ask(client, &consume(100)).delivered_ids(),
+        (1..=9).collect::<Vec<u8>>()
+    );
 }
 
 #[test]

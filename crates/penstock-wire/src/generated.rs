@@ -15,9 +15,10 @@ pub struct ToBroker {
     pub queries: ::prost::alloc::vec::Vec<Query>,
     #[prost(message, optional, tag = "6")]
     pub report: ::core::option::Option<Report>,
-    /// Answered by a pong; both sides send one when they have been silent for a third of the heartbeat.
+    /// Answered by a pong.
     #[prost(bool, tag = "7")]
     pub ping: bool,
+    /// The client leaves: its leases return at once, and the broker closes the connection.
     #[prost(bool, tag = "8")]
     pub goodbye: bool,
 }
@@ -35,14 +36,16 @@ pub struct ToClient {
     pub answers: ::prost::alloc::vec::Vec<Answer>,
     #[prost(message, repeated, tag = "6")]
     pub notices: ::prost::alloc::vec::Vec<Notice>,
+    /// To a ping, or because there was nothing else to say.
     #[prost(bool, tag = "7")]
     pub pong: bool,
+    /// The last frame of a connection that the broker ends.
     #[prost(message, optional, tag = "8")]
     pub close: ::core::option::Option<Close>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Hello {
-    /// 1
+    /// the highest that the client speaks; today 1
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
     /// needed on TCP beyond loopback; compared in constant time
@@ -70,6 +73,7 @@ pub struct Hello {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Welcome {
+    /// the one spoken from now on
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
     #[prost(string, tag = "2")]
