@@ -162,6 +162,11 @@ impl Broker {
     /// The time that `next_deadline` named has come, or any other.
     pub fn handle_deadline(&mut self, now: Now) {
         self.clocks.advance(now);
+        if let Some(steady) = self.clocks.take_step() {
+            self.begin(Durability::None);
+            self.record(&Event::ClockSet { steady });
+            self.seal(Durability::None);
+        }
         self.run_timers();
     }
 

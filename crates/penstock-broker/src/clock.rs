@@ -1,5 +1,8 @@
 //! Two clocks. Countdowns and TTLs follow the *steady* one, which starts at the wall's time and never
 //! steps; a time that a person named (an ETA) follows the *wall*, wherever that is set to.
+//!
+//! Only the wall's clock goes on while no broker runs. So the journal is told how far the steady one is
+//! ahead of it, and the next broker takes it up from there.
 
 use penstock_message::Due;
 
@@ -31,19 +34,39 @@ impl When {
 /// waits for the wall is at most this long.
 const LONGEST_WALL_SLEEP_MS: u64 = 10_000;
 
+/// A journal knows to this how far the steady clock is ahead of the wall's. A smaller difference is
+/// made up of roundings, or of corrections so gentle that they are no steps.
+const KNOWN_TO_MS: u64 = 100;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clocks {
     now: Now,
     /// The steady clock at mono zero.
     steady_zero: u64,
+    /// How far the steady clock is ahead of the wall's, as the journal knows it.
+    journaled_ahead_ms: i64,
 }
 
 impl Clocks {
-    pub(crate) fn new(now: Now) -> Self {
+    /// The steady clock goes on from where it was: on the wall's, and as far ahead of it as before.
+    pub(crate) fn resume(now: Now, ahead_ms: i64) -> Self {
+        let steady = now.wall_ms.saturating_add_signed(ahead_ms);
         Self {
             now,
-            steady_zero: now.wall_ms.saturating_sub(now.mono_ms),
+            steady_zero: steady.saturating_sub(now.mono_ms),
+            journaled_ahead_ms: ahead_ms,
         }
+    }
+
+    /// The steady clock, when the wall's was set since this was asked last.
+    pub(crate) fn take_step(&mut self) -> Option<u64> {
+        let steady = self.steady();
+        let ahead_ms = steady.wrapping_sub(self.wall()) as i64;
+        if ahead_ms.abs_diff(self.journaled_ahead_ms) < KNOWN_TO_MS {
+            return None;
+        }
+        self.journaled_ahead_ms = ahead_ms;
+        Some(steady)
     }
 
     /// Time never runs backwards on the monotonic clock, whatever the shell says.

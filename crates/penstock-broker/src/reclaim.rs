@@ -21,6 +21,8 @@ impl Broker {
             sessions: self.state.sessions.numbers,
             evicted: self.state.keys.evicted,
         });
+        let steady = self.clocks.steady();
+        self.record(&Event::ClockSet { steady });
         while let Some((base, entity)) = self.state.ledger.pop_before(before) {
             if !self.state.is_current(base, &entity) {
                 self.state.ledger.popped_stale();

@@ -63,6 +63,11 @@ pub(crate) enum Event<'a> {
         sessions: u64,
         evicted: u64,
     },
+    /// The steady clock at the record's time: the wall's has been set since the journal last knew how
+    /// the two differ.
+    ClockSet {
+        steady: u64,
+    },
     /// A session said hello, for the first time or again.
     SessionOpened {
         number: u64,
@@ -239,6 +244,7 @@ mod tag {
     pub(super) const JOINED: u8 = 20;
     pub(super) const JOIN_ENDED: u8 = 21;
     pub(super) const PAUSED: u8 = 22;
+    pub(super) const CLOCK_SET: u8 = 23;
 }
 
 /// Which optional fields of a `Message` follow.

@@ -27,6 +27,8 @@ pub struct Recovery {
     slots: FxHashMap<u64, u32>,
     last: Position,
     epoch: u32,
+    /// How far the steady clock is ahead of the wall's.
+    ahead_ms: i64,
 }
 
 /// A record that this program can't read. The journal's checksums hold, so it was written so: by a
@@ -50,6 +52,7 @@ impl Recovery {
             slots: FxHashMap::default(),
             last: Position(0),
             epoch: 0,
+            ahead_ms: 0,
         }
     }
 
@@ -66,6 +69,9 @@ impl Recovery {
         let mut reader = RecordReader::new(record).map_err(unreadable)?;
         self.epoch = self.epoch.max(reader.epoch);
         while let Some(event) = reader.next(&mut self.state.names).map_err(unreadable)? {
+            if let Event::ClockSet { steady } = event {
+                self.ahead_ms = steady.wrapping_sub(reader.time) as i64;
+            }
             self.apply(event);
         }
         self.state.newly_unserved.clear();
@@ -81,7 +87,7 @@ impl Recovery {
             "epoch {epoch} is older than the journal's {}",
             self.epoch
         );
-        let clocks = Clocks::new(now);
+        let clocks = Clocks::resume(now, self.ahead_ms);
         if epoch > self.epoch {
             // A grant whose record was lost may have run it. Not one of a message that may be
             // delivered only once: that waits for its grant to be safe.
@@ -129,6 +135,7 @@ impl Recovery {
     fn apply(&mut self, event: Event<'_>) {
         let state = &mut self.state;
         match event {
+            Event::ClockSet { .. } => {}
             Event::Counters {
                 numbers,
                 grants,

@@ -54,6 +54,9 @@ impl<'a> RecordReader<'a> {
                 sessions: self.varint()?,
                 evicted: self.varint()?,
             },
+            tag::CLOCK_SET => Event::ClockSet {
+                steady: self.difference(self.time)?,
+            },
             tag::SESSION_OPENED => Event::SessionOpened {
                 number: self.varint()?,
                 session: SessionId(self.array()?),

@@ -109,6 +109,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
                 evicted,
             }
         }),
+        any::<u64>().prop_map(|steady| Event::ClockSet { steady }),
         (any::<(u64, [u8; 16], u64, u64)>(), text).prop_map(|(plain, name)| {
             let (number, session, heartbeat_ms, applied) = plain;
             Event::SessionOpened {

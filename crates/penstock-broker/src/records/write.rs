@@ -63,6 +63,10 @@ impl RecordWriter {
                     self.varint(*counter);
                 }
             }
+            Event::ClockSet { steady } => {
+                self.tag(tag::CLOCK_SET);
+                self.difference(*steady, self.time);
+            }
             Event::SessionOpened {
                 number,
                 session,

@@ -763,6 +763,39 @@ fn delays_follow_the_clock_they_were_given_in() {
 }
 
 #[test]
+fn a_countdown_does_not_care_that_the_wall_clock_was_set_before_a_restart() {
+    for set_by in ["3600000", "-3600000"] {
+        check(&format!(
+            "
+            w hello                             -> w welcome 0
+            w publish soon after=10000          -> w confirm 1
+            wall {set_by}                       ->
+            wait 1000                           ->
+            kill                                ->
+            w hello                             -> w welcome 1
+            w consume default 10                ->
+            wait 9000                           ->
+            wait 1                              -> w deliver soon!
+            "
+        ));
+    }
+    // Nor when the segment that told of it is gone.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish soon after=10000          -> w confirm 1
+        wall 3600000                        ->
+        carry                               ->
+        kill                                ->
+        w hello                             -> w welcome 1
+        w consume default 10                ->
+        wait 10000                          ->
+        wait 1                              -> w deliver soon!
+        ",
+    );
+}
+
+#[test]
 fn an_expired_message_is_not_started() {
     check(
         "
