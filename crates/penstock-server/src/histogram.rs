@@ -7,7 +7,7 @@ const FADE_AFTER: u64 = 8192;
 
 /// Durations in microseconds, the recent ones weighing more.
 #[derive(Clone, Debug, Default)]
-pub struct Histogram {
+pub(crate) struct Histogram {
     counts: Vec<u64>,
     total: u64,
 }

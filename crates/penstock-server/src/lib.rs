@@ -13,7 +13,6 @@ mod writer;
 
 pub use detach::{detach, let_go_of_stderr};
 pub use engine::{Engine, EngineOptions, Peer, WriterTask};
-pub use histogram::Histogram;
 pub use listen::{ListenAddress, ListenError};
 pub use shell::{LocalOptions, Server, ServerError, ServerOptions};
 

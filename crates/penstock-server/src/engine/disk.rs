@@ -1,0 +1,246 @@
+//! What is written when: records become batches for the writer's thread, one at a time.
+
+use penstock_broker::{Now, Position};
+use penstock_journal::{Batch, Storage, WriteError, Writer};
+use penstock_message::Durability;
+
+use super::{End, Engine};
+
+/// Records that nobody waits for (grants of leases, mostly) are written this much later at most.
+const LAZY_MS: u64 = 20;
+/// ... or once so many bytes of them have gathered.
+const LAZY_BYTES: usize = 1 << 20;
+/// After so long without a record the journal gets a watermark that covers the last one.
+const IDLE_MS: u64 = 100;
+/// How much at least is carried forward out of the oldest segment at a time.
+const RECLAIM_STEP_BYTES: usize = 256 << 10;
+
+/// What the writer does in one go, on its own thread.
+#[derive(Debug)]
+pub struct WriterTask {
+    /// To be written with one call.
+    pub batch: Option<Batch>,
+    /// Whether to sync then.
+    pub sync: bool,
+    /// Whether somebody waits to hear that it is written, and not for the sync that follows.
+    pub tell_written: bool,
+    /// The last position that is complete with it.
+    pub through: u64,
+}
+
+impl WriterTask {
+    /// Writes and syncs. `written` is called in between, if somebody waits for just that.
+    pub fn carry_out<S: Storage>(
+        &self,
+        writer: &mut Writer<S>,
+        written: impl FnOnce(u64),
+    ) -> Result<(), WriteError> {
+        if let Some(batch) = &self.batch {
+            writer.write(batch)?;
+        }
+        if self.tell_written {
+            written(self.through);
+        }
+        if self.sync {
+            writer.sync()?;
+        }
+        Ok(())
+    }
+}
+
+impl Engine {
+    /// What the writer shall do now; `None` while it has something to do, or there is nothing.
+    /// Calls for [`Engine::batch_done`], or [`Engine::disk_failed`].
+    pub fn take_batch(&mut self, now: Now) -> Option<WriterTask> {
+        self.now = now;
+        self.pump();
+        if self.disk.in_flight || matches!(self.end, End::Failed { .. }) {
+            return None;
+        }
+        let batch = if self.is_batch_due() {
+            self.journal.take_batch()
+        } else {
+            None
+        };
+        let task = match batch {
+            Some(batch) => {
+                let through = batch.through;
+                self.disk.taken = through;
+                let more = self.disk.appended > through;
+                self.disk.lazy_due_ms = more.then_some(now.mono_ms + LAZY_MS);
+                let sync = self.disk.wanted_synced > self.disk.synced || self.reclaiming;
+                WriterTask {
+                    batch: Some(batch),
+                    sync,
+                    tell_written: sync && self.disk.wanted_written > self.disk.written,
+                    through,
+                }
+            }
+            None => self.idle_task()?,
+        };
+        self.disk.in_flight = true;
+        self.disk.idle_due_ms = None;
+        Some(task)
+    }
+
+    /// The batch is written: it survives the death of this process.
+    pub fn batch_written(&mut self, now: Now, through: u64) {
+        self.now = now;
+        self.disk.written = self.disk.written.max(through);
+        self.broker.handle_written(Position(through));
+    }
+
+    /// The writer has carried out its task. `sync_us`: how long the sync took, if there was one.
+    pub fn batch_done(&mut self, now: Now, task: &WriterTask, sync_us: u64) {
+        self.now = now;
+        let through = task.through;
+        self.disk.in_flight = false;
+        self.disk.written = self.disk.written.max(through);
+        if task.sync {
+            self.disk.synced = self.disk.synced.max(through);
+            self.journal.batch_synced(through);
+            self.syncs.add(sync_us);
+            self.broker.handle_durable(Position(through));
+        } else {
+            self.broker.handle_written(Position(through));
+        }
+        self.disk.idle_due_ms = Some(now.mono_ms + IDLE_MS);
+        self.reclaim();
+    }
+
+    pub(super) fn append_records(&mut self) {
+        while let Some(record) = self.broker.poll_record() {
+            let position = record.position.0;
+            self.journal.append(position, record.as_bytes());
+            self.disk.appended = position;
+            self.disk.proven = false;
+            match record.durability {
+                Durability::Disk => self.disk.wanted_synced = position,
+                Durability::Os => self.disk.wanted_written = position,
+                Durability::None => {
+                    let due_ms = self.now.mono_ms + LAZY_MS;
+                    self.disk.lazy_due_ms.get_or_insert(due_ms);
+                }
+            }
+        }
+    }
+
+    fn is_batch_due(&self) -> bool {
+        let disk = &self.disk;
+        let lazy = disk
+            .lazy_due_ms
+            .is_some_and(|due_ms| due_ms <= self.now.mono_ms);
+        disk.is_awaited()
+            || lazy
+            || self.reclaiming
+            || self.end != End::NotYet
+            || self.journal.waiting_bytes() >= LAZY_BYTES
+    }
+
+    /// When nothing has happened for a while, or never will again: syncs what was only written, then
+    /// proves it with a watermark.
+    fn idle_task(&mut self) -> Option<WriterTask> {
+        let stopping = self.end != End::NotYet;
+        let quiet = self
+            .disk
+            .idle_due_ms
+            .is_some_and(|due_ms| due_ms <= self.now.mono_ms);
+        if !(stopping || quiet) || self.disk.appended > self.disk.taken {
+            return None;
+        }
+        self.disk.idle_due_ms = None;
+        let mut batch = None;
+        if self.disk.synced == self.disk.taken {
+            batch = self.journal.watermark_batch();
+            self.disk.proven = batch.is_none();
+            if self.disk.proven {
+                return None;
+            }
+        }
+        Some(WriterTask {
+            batch,
+            sync: true,
+            tell_written: false,
+            through: self.disk.taken,
+        })
+    }
+
+    /// Empties the oldest segment step by step while too little of the journal is live.
+    pub(super) fn reclaim(&mut self) {
+        if self.end != End::NotYet || self.disk.in_flight {
+            return;
+        }
+        self.reclaiming = self.journal.reclaim_due(self.broker.live_bytes());
+        if !self.reclaiming {
+            return;
+        }
+        let Some((segment, before)) = self.journal.oldest_segment() else {
+            self.reclaiming = false;
+            return;
+        };
+        // At least as fast as new records come in, so that the journal's size stays bounded.
+        let step = RECLAIM_STEP_BYTES.max(self.journal.waiting_bytes());
+        let more = self.broker.carry_forward(Position(before), step);
+        self.append_records();
+        if !more {
+            tracing::debug!(segment, "the oldest segment holds nothing live any more");
+            self.journal.drop_oldest();
+        }
+    }
+
+    /// When the disk wants attention next.
+    pub(super) fn disk_due_ms(&self) -> Option<u64> {
+        let disk = &self.disk;
+        if disk.in_flight {
+            return None;
+        }
+        let at_once = disk.is_awaited() || self.reclaiming;
+        // A watermark comes after what still waits to be written.
+        let idle_due_ms = disk.idle_due_ms.filter(|_| disk.appended == disk.taken);
+        [
+            at_once.then_some(self.now.mono_ms),
+            disk.lazy_due_ms,
+            idle_due_ms,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+}
+
+/// What is appended, written and synced, by position.
+#[derive(Debug, Default)]
+pub(super) struct DiskState {
+    /// The last record that somebody waits to see written, and the last to see synced.
+    wanted_written: u64,
+    wanted_synced: u64,
+    pub(super) appended: u64,
+    taken: u64,
+    written: u64,
+    pub(super) synced: u64,
+    /// A watermark covers all that was appended.
+    pub(super) proven: bool,
+    pub(super) in_flight: bool,
+    /// When records that nobody waits for are written all the same.
+    lazy_due_ms: Option<u64>,
+    /// When all is quiet enough for a watermark.
+    idle_due_ms: Option<u64>,
+}
+
+impl DiskState {
+    /// All that was recovered is on disk.
+    pub(super) fn recovered(through: u64) -> Self {
+        Self {
+            appended: through,
+            taken: through,
+            written: through,
+            synced: through,
+            ..Self::default()
+        }
+    }
+
+    /// Somebody waits for a record that the writer was not given yet.
+    fn is_awaited(&self) -> bool {
+        self.wanted_synced.max(self.wanted_written) > self.taken
+    }
+}

@@ -1,0 +1,202 @@
+//! What clients say: frames become inputs of the core, or an end of the connection.
+
+use penstock_broker::{Answer, ConnId, Input, Query};
+use penstock_message::Lease;
+use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
+use penstock_wire::{PROTOCOL_VERSION, WireError, convert};
+use subtle::ConstantTimeEq;
+
+use super::{Engine, Peer};
+use crate::connection::{AcceptedHello, Stage};
+
+/// A heartbeat shorter than this would be lost to scheduling; a longer one hides the dead for hours.
+const HEARTBEAT_RANGE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
+
+impl Engine {
+    pub(super) fn handle_frame(
+        &mut self,
+        conn: ConnId,
+        mut frame: ToBroker,
+    ) -> Result<(), Refused> {
+        let stage = &self.connections[&conn].stage;
+        match (frame.hello.take(), matches!(stage, Stage::Greeting { .. })) {
+            (Some(hello), true) => self.greet(conn, hello)?,
+            (None, true) => return Err(protocol("the first frame is not a hello")),
+            (Some(_), false) => return Err(protocol("a second hello")),
+            (None, false) => {}
+        }
+        if !self.connections[&conn].is_open() {
+            return Ok(());
+        }
+        for commit in frame.commits {
+            self.commit(conn, commit)?;
+        }
+        if let Some(consume) = frame.consume {
+            self.input(match consume.stop {
+                true => Input::StopConsuming { conn },
+                false => Input::Consume {
+                    conn,
+                    queues: consume.queues,
+                    add_credit: consume.add_credit,
+                },
+            });
+        }
+        if let Some(watch) = frame.watch {
+            if !watch.keys.is_empty() {
+                let keys = convert::all(watch.keys)?;
+                self.input(Input::Watch { conn, keys });
+            }
+            if !watch.unwatch.is_empty() {
+                let keys = convert::all(watch.unwatch)?;
+                self.input(Input::Unwatch { conn, keys });
+            }
+        }
+        for query in frame.queries {
+            let (id, query) = query.try_into()?;
+            self.query(conn, id, query);
+        }
+        if let Some(report) = frame.report {
+            self.input(Input::Report {
+                conn,
+                slots: report.slots,
+                busy: report.busy,
+            });
+        }
+        if frame.ping {
+            let pong = ToClient {
+                pong: true,
+                ..ToClient::default()
+            };
+            self.say(conn, &pong);
+        }
+        if frame.goodbye {
+            self.leave(conn, true);
+        }
+        Ok(())
+    }
+
+    /// Judges a hello, or adds what continues one.
+    fn greet(&mut self, conn: ConnId, mut hello: proto::Hello) -> Result<(), Refused> {
+        let connection = self.connections.get_mut(&conn).expect("it was heard");
+        let leases: Vec<Lease> = convert::all(std::mem::take(&mut hello.leases))?;
+        let continued = hello.continued;
+        let accepted = match connection.take_hello() {
+            Some(mut begun) => {
+                begun.leases.extend(leases);
+                begun
+            }
+            None => {
+                judge_hello(&hello, connection.peer, self.options.token.as_deref())?;
+                connection.trust();
+                Box::new(AcceptedHello { hello, leases })
+            }
+        };
+        if continued {
+            connection.keep_hello(accepted);
+            return Ok(());
+        }
+        let AcceptedHello { hello, leases } = *accepted;
+        let session = convert::session_id(&hello.session)?;
+        let heartbeat_ms = match hello.heartbeat_ms {
+            0 => self.options.broker.default_heartbeat_ms,
+            asked => asked.clamp(*HEARTBEAT_RANGE_MS.start(), *HEARTBEAT_RANGE_MS.end()),
+        };
+        connection.stage = Stage::Open { heartbeat_ms };
+        self.connections_due_ms = self.connections_due_ms.min(connection.next_deadline_ms());
+        self.input(Input::Connected {
+            conn,
+            session,
+            name: hello.name,
+            heartbeat_ms,
+            last_seq: hello.last_seq,
+            leases,
+        });
+        Ok(())
+    }
+
+    fn commit(&mut self, conn: ConnId, commit: proto::Commit) -> Result<(), Refused> {
+        let durability = convert::durability(commit.durability)?;
+        let part = proto::Part::try_from(commit.part)
+            .map_err(|_| protocol("an unknown part of a transaction"))?;
+        if part == proto::Part::Whole {
+            let txs = convert::all(commit.txs)?;
+            self.input(Input::Commit {
+                conn,
+                first_seq: commit.first_seq,
+                durability,
+                txs,
+            });
+            return Ok(());
+        }
+        let [tx] = <[proto::Tx; 1]>::try_from(commit.txs)
+            .map_err(|_| protocol("a part of a transaction that is not exactly one"))?;
+        self.input(Input::CommitPart {
+            conn,
+            seq: commit.first_seq,
+            durability,
+            tx: tx.try_into()?,
+            last: part == proto::Part::Last,
+        });
+        Ok(())
+    }
+
+    fn query(&mut self, conn: ConnId, id: u64, query: Query) {
+        let answer = match query {
+            Query::Stop if self.options.stop_on_request => {
+                self.stop_requested = true;
+                Answer::Stopping
+            }
+            Query::Stop => Answer::Refused(
+                "only a local broker can be stopped by a client; send its process SIGTERM"
+                    .to_owned(),
+            ),
+            query => return self.input(Input::Query { conn, id, query }),
+        };
+        self.answer(conn, id, answer);
+    }
+
+    pub(super) fn input(&mut self, input: Input) {
+        self.broker.handle(self.now, input);
+    }
+}
+
+/// Why a connection must be closed.
+pub(super) struct Refused {
+    pub(super) why: Why,
+    pub(super) text: String,
+}
+
+/// Whether a first hello may go on.
+fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&[u8]>) -> Result<(), Refused> {
+    let token = token.unwrap_or_default();
+    // In constant time: how long a refusal takes must not tell how much of a guess was right.
+    if peer == Peer::MustShowToken && !bool::from(token.ct_eq(&hello.token)) {
+        return Err(Refused {
+            why: Why::Unauthorized,
+            text: match hello.token.is_empty() {
+                true => "this broker wants a token: set PENSTOCK_TOKEN".to_owned(),
+                false => "this broker has another token than this PENSTOCK_TOKEN".to_owned(),
+            },
+        });
+    }
+    if hello.protocol_version == 0 {
+        return Err(Refused {
+            why: Why::Version,
+            text: format!("no common protocol version: this broker speaks {PROTOCOL_VERSION}"),
+        });
+    }
+    Ok(())
+}
+
+fn protocol(text: &str) -> Refused {
+    Refused {
+        why: Why::Protocol,
+        text: text.to_owned(),
+    }
+}
+
+impl From<WireError> for Refused {
+    fn from(error: WireError) -> Self {
+        protocol(&error.to_string())
+    }
+}

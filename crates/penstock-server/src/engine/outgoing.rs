@@ -1,0 +1,184 @@
+//! What clients are told: outputs of the core become frames.
+
+use penstock_broker::{Answer, CloseReason, ConnId, Input, Notice, Output};
+use penstock_message::{Delivery, Key, KeyState, ProcessStatus};
+use penstock_wire::proto::{self, ToClient, close::Why};
+use penstock_wire::{MAX_FRAME_BYTES, PROTOCOL_VERSION};
+
+use super::Engine;
+use crate::connection::{Connection, Stage};
+
+/// Items of one list go into one frame up to this; more follow in another.
+const FRAME_TARGET_BYTES: usize = 1 << 20;
+
+impl Engine {
+    pub(super) fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::Welcome {
+                conn,
+                applied_through,
+                forgotten,
+                leases,
+            } => {
+                let Some(connection) = self.connections.get(&conn) else {
+                    return;
+                };
+                let Stage::Open { heartbeat_ms } = connection.stage else {
+                    return;
+                };
+                let welcome = proto::Welcome {
+                    protocol_version: PROTOCOL_VERSION,
+                    broker_version: env!("CARGO_PKG_VERSION").to_owned(),
+                    heartbeat_ms,
+                    max_frame_bytes: MAX_FRAME_BYTES as u64,
+                    max_body_bytes: self.options.broker.max_body_bytes as u64,
+                    applied_through,
+                    forgotten,
+                    leases: leases.into_iter().map(Into::into).collect(),
+                };
+                let frame = ToClient {
+                    welcome: Some(welcome),
+                    ..ToClient::default()
+                };
+                self.say(conn, &frame);
+            }
+            Output::Confirm {
+                conn,
+                through,
+                receipts,
+                early,
+            } => {
+                let confirm = proto::Confirm {
+                    through,
+                    receipts: receipts.into_iter().map(Into::into).collect(),
+                    early,
+                };
+                let frame = ToClient {
+                    confirm: Some(confirm),
+                    ..ToClient::default()
+                };
+                self.say(conn, &frame);
+            }
+            Output::Deliver { conn, deliveries } => {
+                for portion in portions(deliveries, delivery_bytes) {
+                    let frame = ToClient {
+                        deliveries: portion.into_iter().map(Into::into).collect(),
+                        ..ToClient::default()
+                    };
+                    self.say(conn, &frame);
+                }
+            }
+            Output::Values { conn, values } => {
+                for portion in portions(values, value_bytes) {
+                    let frame = ToClient {
+                        values: portion.into_iter().map(Into::into).collect(),
+                        ..ToClient::default()
+                    };
+                    self.say(conn, &frame);
+                }
+            }
+            Output::Answer { conn, id, answer } => self.answer(conn, id, answer),
+            Output::Notice(notice) => self.tell_notice(notice),
+            Output::Close { conn, reason } => {
+                let (why, text) = match reason {
+                    CloseReason::Fenced => (
+                        Why::Fenced,
+                        "a newer connection of this session took over".to_owned(),
+                    ),
+                    CloseReason::Protocol(text) => (Why::Protocol, text),
+                };
+                self.close(conn, why, text);
+            }
+        }
+    }
+
+    pub(super) fn answer(&mut self, conn: ConnId, id: u64, mut answer: Answer) {
+        if let Answer::Status(status) = &mut answer {
+            status.process = ProcessStatus {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                pid: self.options.pid,
+                uptime_ms: self.now.mono_ms,
+                sync_p50_us: self.syncs.quantile(0.5),
+                sync_p99_us: self.syncs.quantile(0.99),
+                journal_bytes: self.journal.total_bytes(),
+            };
+        }
+        let frame = ToClient {
+            answers: vec![(id, answer).into()],
+            ..ToClient::default()
+        };
+        self.say(conn, &frame);
+    }
+
+    fn tell_notice(&mut self, notice: Notice) {
+        tracing::warn!("{notice}");
+        let frame = ToClient {
+            notices: vec![notice.into()],
+            ..ToClient::default()
+        };
+        let open: Vec<ConnId> = self.connections_where(Connection::is_open);
+        for conn in open {
+            self.say(conn, &frame);
+        }
+    }
+
+    pub(super) fn say(&mut self, conn: ConnId, frame: &ToClient) {
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return;
+        };
+        if connection.is_closing() {
+            return;
+        }
+        connection.say(self.now.mono_ms, frame);
+        if !connection.listed {
+            connection.listed = true;
+            self.to_transmit.push_back(conn);
+        }
+        if connection.is_open() && connection.has_become_full() {
+            connection.full = true;
+            let writable = false;
+            self.input(Input::Writable { conn, writable });
+        }
+    }
+}
+
+/// Cuts a list so that each part fits a frame: it has at most [`FRAME_TARGET_BYTES`], or one item.
+fn portions<T>(mut items: Vec<T>, bytes_of: impl Fn(&T) -> usize) -> Vec<Vec<T>> {
+    let mut cuts = Vec::new();
+    let mut bytes = 0;
+    for (index, item) in items.iter().enumerate() {
+        bytes += bytes_of(item);
+        if bytes > FRAME_TARGET_BYTES && index > 0 {
+            bytes = bytes_of(item);
+            cuts.push(index);
+        }
+    }
+    let mut cut_off: Vec<Vec<T>> = cuts
+        .into_iter()
+        .rev()
+        .map(|cut| items.split_off(cut))
+        .collect();
+    cut_off.push(items);
+    cut_off.reverse();
+    cut_off
+}
+
+/// What a delivery takes in a frame, or somewhat more.
+fn delivery_bytes(delivery: &Delivery) -> usize {
+    let message = &delivery.message;
+    let notes: usize = message.notes.iter().map(|note| note.len() + 8).sum();
+    128 + delivery.queue.len() + message.task.len() + message.body.len() + notes
+}
+
+/// What a key and its state take in a frame, or somewhat more.
+fn value_bytes((key, state): &(Key, KeyState)) -> usize {
+    let key = match key {
+        Key::Result(_) => 16,
+        Key::Named(name) => name.len(),
+    };
+    let body = match state {
+        KeyState::Present(value) => value.body.len(),
+        KeyState::Pending | KeyState::Gone => 0,
+    };
+    48 + key + body
+}
