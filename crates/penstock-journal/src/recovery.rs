@@ -358,6 +358,11 @@ impl<'a> Reader<'a> {
             // The process that began the record died before its last part; its position was free
             // for the next process.
             self.parts = None;
+            // ... also when its first part is gone with a dropped segment.
+            let is_first = self.report.records == 0;
+            if is_first && header.base_position + 1 == self.next_position {
+                self.next_position = header.base_position;
+            }
         }
         self.epoch = header.epoch;
         let expected = self.next_position + u64::from(self.parts.is_some());

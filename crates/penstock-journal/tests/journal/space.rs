@@ -112,6 +112,28 @@ fn a_long_record_whose_beginning_was_dropped_is_not_half_shown() {
 }
 
 #[test]
+fn a_long_record_that_was_never_finished_may_lose_its_beginning_to_a_drop() {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    user.append_and_commit(900);
+    user.append(5000);
+    // The process dies with the record half written, far enough to reach the second segment ...
+    for _ in 0..4 {
+        let batch = user.opened.journal.take_batch().unwrap();
+        user.write_batch(&batch).unwrap();
+    }
+    user.opened.writer.sync().unwrap();
+    let storage = storage.kill();
+    // ... and the next one drops the first, then dies as well.
+    let mut user = User::open(&storage).unwrap();
+    user.append_and_commit(10);
+    user.drop_oldest();
+    user.commit().unwrap();
+    let (_, records) = recovered(&storage.kill()).unwrap();
+    assert_eq!(records, user.appended.split_off(&2));
+}
+
+#[test]
 fn a_new_journal_costs_little_disk_and_a_spare_is_wanted_only_when_it_will_be_used() {
     let storage = SimStorage::new();
     let mut options = small();
