@@ -4,6 +4,7 @@ mod demo;
 mod exit;
 mod fsck;
 mod logging;
+mod memory;
 mod purge;
 mod remote;
 mod server;

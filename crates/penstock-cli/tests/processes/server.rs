@@ -253,7 +253,10 @@ fn a_kill_with_commits_in_flight_loses_nothing_that_was_confirmed() {
         // A kill counts only when commits were in flight.
         let confirmed = books.confirmed.lock().unwrap().len() as u64;
         kills += u64::from(confirmed < rounds * EACH);
-        assert!(rounds < 20 * KILLS, "the server confirms faster than it can be killed");
+        assert!(
+            rounds < 20 * KILLS,
+            "the server confirms faster than it can be killed"
+        );
         // The driver finds the next server by itself and sends again what was not confirmed.
         server = start();
         while books.confirmed.lock().unwrap().len() < (rounds * EACH) as usize {

@@ -1,0 +1,63 @@
+//! Who gives this program its memory.
+//!
+//! Most of it is small and short-lived, and mimalloc is quicker with that: a broker spends 2.0 µs on
+//! the delivery and settlement of a job, where it spent 2.7 with glibc alone. But tables that grow to
+//! hundreds of megabytes are the system's: glibc grows them by moving pages (`mremap`), where mimalloc
+//! copies them into pages that must be zeroed first, which made bulk enqueues cost 2.5 µs, not 1.0.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr;
+
+use mimalloc::MiMalloc;
+
+/// What is at least so large is the system's. glibc maps blocks of this size by themselves.
+const LARGE_BYTES: usize = 128 << 10;
+
+#[global_allocator]
+static MEMORY: BySize = BySize;
+
+struct BySize;
+
+fn is_large(bytes: usize) -> bool {
+    bytes >= LARGE_BYTES
+}
+
+// SAFETY: both allocators keep the contract, and the size in a block's layout says whose it is.
+unsafe impl GlobalAlloc for BySize {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match is_large(layout.size()) {
+            true => unsafe { System.alloc(layout) },
+            false => unsafe { MiMalloc.alloc(layout) },
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        match is_large(layout.size()) {
+            true => unsafe { System.alloc_zeroed(layout) },
+            false => unsafe { MiMalloc.alloc_zeroed(layout) },
+        }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        match is_large(layout.size()) {
+            true => unsafe { System.dealloc(block, layout) },
+            false => unsafe { MiMalloc.dealloc(block, layout) },
+        }
+    }
+
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        match (is_large(layout.size()), is_large(bytes)) {
+            (true, true) => unsafe { System.realloc(block, layout, bytes) },
+            (false, false) => unsafe { MiMalloc.realloc(block, layout, bytes) },
+            // It changes hands.
+            _ => unsafe {
+                let moved = self.alloc(Layout::from_size_align_unchecked(bytes, layout.align()));
+                if !moved.is_null() {
+                    ptr::copy_nonoverlapping(block, moved, layout.size().min(bytes));
+                    self.dealloc(block, layout);
+                }
+                moved
+            },
+        }
+    }
+}
