@@ -22,7 +22,7 @@ Exit codes:
   0   done
   1   it failed; the last line says why
   2   the command line is wrong
-  3   server: another broker has the directory; worker: the app can't be loaded
+  3   another broker has the directory; worker: the app can't be loaded
   4   worker: it was told to end twice, and running jobs were handed back
   65  the journal is damaged
   69  no broker is running or can be reached
