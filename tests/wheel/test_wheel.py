@@ -45,6 +45,7 @@ def test_it_holds_what_it_needs_and_no_more(wheel):
     assert modes["penstock/_bin/penstock"] & 0o111 == 0o111
     assert {"penstock/_core.abi3.so", "penstock/_core.pyi", "penstock/py.typed", "penstock/__init__.py"} <= modes.keys()
     assert all(name.startswith(("penstock/", "penstock-")) for name in modes), sorted(modes)
+    assert any(name.endswith("licenses/LICENSE-MIT") for name in modes)
     assert "abi3" in wheel.name
 
 
