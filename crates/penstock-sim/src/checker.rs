@@ -1,0 +1,619 @@
+//! Sees all that enters and leaves the broker, and holds it against the model.
+//!
+//! Order of events: the world tells what the broker has heard, then shows what it said. A transaction
+//! counts from the moment it is decided; the checker asks the broker for the decision, and the model
+//! judges it. A crash takes back a suffix of them: the checker asks again which are left, sees that
+//! nothing confirmed is missing, and tells the model the whole story once more without the rest.
+
+use std::collections::BTreeMap;
+
+use penstock_broker::{Broker, ConnId};
+use penstock_message::{
+    Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Tx, ValueStatus,
+};
+use penstock_wire::proto::{ToClient, close::Why};
+use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
+
+use crate::client::Said;
+use crate::model::{End, Model, State, Time, Verdict};
+
+/// How the broker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crash {
+    /// What was written stays.
+    Killed,
+    /// Only what was synced stays for certain.
+    PowerCut,
+    /// The process ended after a failed write or sync, which may have taken what was written with it.
+    DiskFailed,
+}
+
+#[derive(Default)]
+pub struct Checker {
+    pub model: Model,
+    story: Vec<Event>,
+    /// By number; the model knows transactions by it, too.
+    txs: BTreeMap<u64, Decided>,
+    by_seq: BTreeMap<(SessionId, u64), u64>,
+    told: u64,
+    views: BTreeMap<ConnId, View>,
+    /// The connection of each session that the broker serves.
+    current: BTreeMap<SessionId, ConnId>,
+    /// What was said in this call, by grant: the order in which it was decided.
+    deliveries: Vec<(SessionId, Delivery)>,
+    /// Places in the model of what was ready when all was quiet, and has not moved since.
+    ready: Vec<usize>,
+    longest_heartbeat_ms: u64,
+    /// Since the journal last learned of how the wall's clock and the steady one differ.
+    pub wall_was_set: bool,
+    pub counts: Counts,
+    /// What the model was told, in words, when somebody reads along.
+    pub words: Option<Vec<String>>,
+}
+
+/// What a run has met, so that one can see that it met anything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    pub applied: u64,
+    pub refused: u64,
+    pub resent: u64,
+    pub lost: u64,
+    pub deliveries: u64,
+    pub redeliveries: u64,
+    pub crashes: u64,
+    pub values: u64,
+    pub order_checks: u64,
+}
+
+impl std::ops::AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.applied += other.applied;
+        self.refused += other.refused;
+        self.resent += other.resent;
+        self.lost += other.lost;
+        self.deliveries += other.deliveries;
+        self.redeliveries += other.redeliveries;
+        self.crashes += other.crashes;
+        self.values += other.values;
+        self.order_checks += other.order_checks;
+    }
+}
+
+struct Decided {
+    session: SessionId,
+    seq: u64,
+    durability: Durability,
+    tx: Tx,
+    receipt: Receipt,
+    /// The broker has said so, or has shown what it did.
+    is_public: bool,
+}
+
+/// One connection, as somebody sees it who reads along.
+struct View {
+    session: SessionId,
+    decoder: Decoder<ToClient>,
+    credit: u64,
+}
+
+/// What the model was told.
+enum Event {
+    Time(Time),
+    Decided(u64),
+    Delivered(SessionId, Box<Delivery>),
+    Hello(SessionId, u64, Vec<Lease>),
+    Welcomed(SessionId, Vec<Lease>),
+    Left { session: SessionId, clean: bool },
+    Quiet,
+    Restarted(u64),
+}
+
+impl Event {
+    fn in_words(&self, txs: &BTreeMap<u64, Decided>) -> Option<String> {
+        match self {
+            Self::Decided(number) => {
+                let Decided {
+                    session,
+                    seq,
+                    receipt,
+                    ..
+                } = &txs[number];
+                Some(format!(
+                    "client {} seq {seq} is transaction {number}: {receipt:?}",
+                    session.0[0]
+                ))
+            }
+            Self::Delivered(session, delivery) => {
+                let Delivery {
+                    lease,
+                    queue,
+                    redelivered,
+                    message,
+                } = &**delivery;
+                let (crashes, attempt) = (message.crashes, message.attempt);
+                let again = if *redelivered { ", again" } else { "" };
+                let to = session.0[0];
+                Some(format!(
+                    "client {to} is given {lease:?} from {queue}{again}: attempt {attempt}, {crashes} crashes"
+                ))
+            }
+            Self::Welcomed(session, leases) => Some(format!(
+                "client {} is welcome and holds {leases:?}",
+                session.0[0]
+            )),
+            Self::Left { session, clean } => {
+                Some(format!("client {} has left; clean: {clean}", session.0[0]))
+            }
+            Self::Hello(session, ..) => {
+                Some(format!("client {} was heard to say hello", session.0[0]))
+            }
+            Self::Quiet => Some("all is quiet".to_string()),
+            Self::Time(_) | Self::Restarted(_) => None,
+        }
+    }
+}
+
+impl Checker {
+    pub fn new(is_read_along: bool) -> Self {
+        Self {
+            words: is_read_along.then(Vec::new),
+            ..Self::default()
+        }
+    }
+
+    // --- what the broker hears
+
+    pub fn time(&mut self, now: Time) {
+        if self.model.now != now {
+            self.model.advance(now);
+            self.story.push(Event::Time(now));
+        }
+    }
+
+    /// The broker has taken in a whole frame.
+    pub fn heard(&mut self, conn: ConnId, said: &Said, broker: &Broker) -> Verdict {
+        if let Some(hello) = &said.hello {
+            let session = hello.session;
+            self.longest_heartbeat_ms = self.longest_heartbeat_ms.max(hello.heartbeat_ms);
+            if self.current.insert(session, conn).is_some() {
+                self.left_without_a_word(session);
+            }
+            let decoder = Decoder::new(MAX_FRAME_BYTES);
+            self.views.insert(
+                conn,
+                View {
+                    session,
+                    decoder,
+                    credit: 0,
+                },
+            );
+            self.tell(Event::Hello(
+                session,
+                hello.heartbeat_ms,
+                hello.leases.clone(),
+            ))?;
+        }
+        let Some(session) = self.views.get(&conn).map(|view| view.session) else {
+            return Ok(());
+        };
+        if self.current.get(&session) != Some(&conn) {
+            return Ok(());
+        }
+        for commit in &said.commits {
+            for (seq, tx) in (commit.first_seq..).zip(&commit.txs) {
+                self.decided(session, seq, commit.durability, tx, broker)?;
+            }
+        }
+        if let Some(consume) = &said.consume
+            && let Some(view) = self.views.get_mut(&conn)
+        {
+            view.credit += u64::from(consume.credit);
+        }
+        if said.goodbye {
+            self.current.remove(&session);
+            self.tell(Event::Left {
+                session,
+                clean: true,
+            })?;
+        }
+        Ok(())
+    }
+
+    fn decided(
+        &mut self,
+        session: SessionId,
+        seq: u64,
+        durability: Durability,
+        tx: &Tx,
+        broker: &Broker,
+    ) -> Verdict {
+        let Some(receipt) = broker.decision(&session, seq) else {
+            return Ok(());
+        };
+        if let Some(number) = self.by_seq.get(&(session, seq)) {
+            self.counts.resent += 1;
+            let before = &self.txs[number].receipt;
+            return match *before == receipt {
+                true => Ok(()),
+                false => Err(format!(
+                    "{seq} was {before:?}, and resent it is {receipt:?}"
+                )),
+            };
+        }
+        match receipt {
+            Receipt::Applied { .. } => self.counts.applied += 1,
+            _ => self.counts.refused += 1,
+        }
+        self.told += 1;
+        self.by_seq.insert((session, seq), self.told);
+        let tx = tx.clone();
+        let decided = Decided {
+            session,
+            seq,
+            durability,
+            tx,
+            receipt,
+            is_public: false,
+        };
+        self.txs.insert(self.told, decided);
+        self.tell(Event::Decided(self.told))
+    }
+
+    /// The connection broke, or the broker has closed it.
+    pub fn closed(&mut self, conn: ConnId) -> Verdict {
+        let Some(view) = self.views.remove(&conn) else {
+            return Ok(());
+        };
+        if self.current.get(&view.session) == Some(&conn) {
+            self.current.remove(&view.session);
+            self.left_without_a_word(view.session);
+            self.tell(Event::Left {
+                session: view.session,
+                clean: false,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Work may be on its way to somebody who has gone.
+    fn left_without_a_word(&mut self, _: SessionId) {
+        self.ready.clear();
+    }
+
+    // --- what the broker says
+
+    /// Bytes on their way out.
+    pub fn sent(&mut self, conn: ConnId, bytes: &[u8]) -> Verdict {
+        let Some(view) = self.views.get_mut(&conn) else {
+            return Ok(());
+        };
+        view.decoder.extend(bytes);
+        loop {
+            let Some(view) = self.views.get_mut(&conn) else {
+                return Ok(());
+            };
+            let frame = view
+                .decoder
+                .next_message()
+                .map_err(|error| format!("the broker sent {error}"))?;
+            let Some(frame) = frame else { return Ok(()) };
+            let session = view.session;
+            self.frame(conn, session, frame)?;
+        }
+    }
+
+    fn frame(&mut self, conn: ConnId, session: SessionId, frame: ToClient) -> Verdict {
+        let invalid =
+            |error: penstock_wire::WireError| format!("the broker sent nonsense: {error}");
+        if let Some(welcome) = frame.welcome {
+            let leases = convert::all(welcome.leases).map_err(invalid)?;
+            self.confirmed_through(session, welcome.applied_through);
+            self.tell(Event::Welcomed(session, leases))?;
+        }
+        if let Some(confirm) = frame.confirm {
+            let receipts: Vec<(u64, Receipt)> = convert::all(confirm.receipts).map_err(invalid)?;
+            for (seq, receipt) in &receipts {
+                self.answered(session, *seq, receipt)?;
+            }
+            self.confirmed_through(session, confirm.through);
+            for seq in confirm.early {
+                self.confirmed(session, seq);
+            }
+        }
+        for delivery in frame.deliveries {
+            let delivery: Delivery = delivery.try_into().map_err(invalid)?;
+            let view = self.views.get_mut(&conn).expect("it was found");
+            if view.credit == 0 {
+                return Err(format!("{:?} was delivered without credit", delivery.lease));
+            }
+            view.credit -= 1;
+            self.deliveries.push((session, delivery));
+        }
+        for value in frame.values {
+            let (key, state): (Key, KeyState) = value.try_into().map_err(invalid)?;
+            self.value(&key, &state)?;
+        }
+        if let Some(close) = frame.close {
+            if close.why() == Why::Protocol && !close.text.contains("nothing was heard") {
+                return Err(format!("an honest client was refused: {}", close.text));
+            }
+            if close.why() != Why::Fenced {
+                self.closed(conn)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn answered(&mut self, session: SessionId, seq: u64, receipt: &Receipt) -> Verdict {
+        match self
+            .by_seq
+            .get(&(session, seq))
+            .map(|number| &self.txs[number].receipt)
+        {
+            Some(decided) if decided == receipt => Ok(()),
+            decided => Err(format!(
+                "{seq} was decided as {decided:?}, and is told to be {receipt:?}"
+            )),
+        }
+    }
+
+    fn confirmed_through(&mut self, session: SessionId, through: u64) {
+        let seqs = self.by_seq.range((session, 0)..=(session, through));
+        for number in seqs.map(|(_, number)| number).rev() {
+            let decided = self
+                .txs
+                .get_mut(number)
+                .expect("numbers are of transactions");
+            if std::mem::replace(&mut decided.is_public, true)
+                && decided.durability == Durability::Disk
+            {
+                break;
+            }
+        }
+    }
+
+    fn confirmed(&mut self, session: SessionId, seq: u64) {
+        if let Some(number) = self.by_seq.get(&(session, seq)) {
+            self.publish(*number);
+        }
+    }
+
+    fn publish(&mut self, number: u64) {
+        if let Some(decided) = self.txs.get_mut(&number) {
+            decided.is_public = true;
+        }
+    }
+
+    fn value(&mut self, key: &Key, state: &KeyState) -> Verdict {
+        self.counts.values += 1;
+        let KeyState::Present(value) = state else {
+            return Ok(());
+        };
+        if let Some(number) = self.model.values.get(key).and_then(|stored| stored.tx) {
+            self.publish(number);
+        }
+        self.model.shown(key, value.status, &value.body)
+    }
+
+    /// The broker has said all that it had to say for now.
+    pub fn end_of_call(&mut self) -> Verdict {
+        let mut deliveries = std::mem::take(&mut self.deliveries);
+        deliveries.sort_by_key(|(_, delivery)| (delivery.lease.epoch, delivery.lease.grant));
+        for (session, delivery) in deliveries {
+            self.counts.deliveries += 1;
+            self.counts.redeliveries += u64::from(delivery.redelivered);
+            let id = delivery.lease.message;
+            let queue = delivery.queue.clone();
+            self.tell(Event::Delivered(session, Box::new(delivery)))?;
+            let here = self.model.with_id(id).filter(|item| item.queue == queue);
+            let brought_by: Vec<u64> = here.map(|item| item.tx).collect();
+            for number in brought_by {
+                self.publish(number);
+            }
+            self.in_turn(id, &queue)?;
+        }
+        Ok(())
+    }
+
+    /// Nothing that was ready before it, of the same queue and of a higher priority or of the same
+    /// priority and task, may still be there.
+    fn in_turn(&mut self, id: penstock_message::MessageId, queue: &str) -> Verdict {
+        let now = self.model.now;
+        let items = &self.model.items;
+        self.ready
+            .retain(|index| items[*index].is_ready(now) && items[*index].in_order);
+        let Some(given) = self.model.with_id(id).find(|item| item.queue == queue) else {
+            return Ok(());
+        };
+        self.counts.order_checks += self.ready.len() as u64;
+        let skipped = self.ready.iter().map(|index| &items[*index]).find(|item| {
+            let level = (item.message.priority, given.message.priority);
+            item.queue == queue
+                && (level.0 > level.1
+                    || level.0 == level.1
+                        && item.message.task == given.message.task
+                        && item.place < given.place)
+        });
+        match skipped {
+            Some(item) => Err(format!(
+                "{id} was delivered before {}, whose turn it was",
+                item.message.id
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// All is written, synced and told, and nothing is on its way.
+    pub fn quiet(&mut self) -> Verdict {
+        self.tell(Event::Quiet)?;
+        self.wall_was_set = false;
+        let now = self.model.now;
+        let items = &self.model.items;
+        // A message that may be delivered only once leaves when its grant is on disk, so after others.
+        let is_candidate = |index: &usize| {
+            let item = &items[*index];
+            item.in_order && item.is_ready(now) && item.message.max_deliveries > 1
+        };
+        self.ready = (0..items.len()).filter(is_candidate).collect();
+        Ok(())
+    }
+
+    // --- crashes
+
+    /// A new broker has recovered what the last one left.
+    pub fn recovered(&mut self, crash: Crash, broker: &Broker, now: Time) -> Verdict {
+        self.counts.crashes += 1;
+        self.views.clear();
+        self.current.clear();
+        self.deliveries.clear();
+        self.ready.clear();
+        let mut first_lost = None;
+        for (number, decided) in &self.txs {
+            let Decided {
+                session,
+                seq,
+                receipt,
+                durability,
+                ..
+            } = decided;
+            match (broker.decision(session, *seq), first_lost) {
+                (Some(found), None) if found == *receipt => {}
+                (Some(found), None) => {
+                    return Err(format!(
+                        "transaction {number} was {receipt:?}, and is recovered as {found:?}"
+                    ));
+                }
+                (Some(_), Some(lost)) => {
+                    return Err(format!(
+                        "transaction {lost} was lost, but {number} after it was not"
+                    ));
+                }
+                (None, _) => {
+                    first_lost.get_or_insert(*number);
+                    let must_be_there = match crash {
+                        Crash::Killed => *durability >= Durability::Os,
+                        Crash::PowerCut | Crash::DiskFailed => *durability == Durability::Disk,
+                    };
+                    if decided.is_public && must_be_there {
+                        return Err(format!(
+                            "transaction {number} ({durability:?}) was seen, and is lost: {:?}",
+                            decided.tx
+                        ));
+                    }
+                }
+            }
+        }
+        if let Some(lost) = first_lost {
+            self.counts.lost += self.told + 1 - lost;
+            self.retell_until(lost);
+        }
+        self.model.clock_is_doubtful |= self.wall_was_set;
+        self.time(now);
+        self.tell(Event::Restarted(self.longest_heartbeat_ms))
+    }
+
+    /// Tells the model the story once more, as it was without these transactions.
+    fn retell_until(&mut self, lost: u64) {
+        self.txs.split_off(&lost);
+        self.by_seq.retain(|_, number| *number < lost);
+        self.story
+            .retain(|event| !matches!(event, Event::Decided(number) if *number >= lost));
+        let before = std::mem::take(&mut self.model);
+        self.model.clock_is_doubtful = before.clock_is_doubtful;
+        self.model.seen = before.seen;
+        self.model.lenient = true;
+        for event in std::mem::take(&mut self.story) {
+            self.tell(event)
+                .expect("a lenient model objects to nothing");
+        }
+        self.model.lenient = false;
+    }
+
+    fn tell(&mut self, event: Event) -> Verdict {
+        if let Some(words) = &mut self.words
+            && !self.model.lenient
+        {
+            words.extend(event.in_words(&self.txs));
+        }
+        let verdict = match &event {
+            Event::Time(now) => {
+                self.model.advance(*now);
+                Ok(())
+            }
+            Event::Decided(number) => {
+                let Decided {
+                    session,
+                    seq,
+                    tx,
+                    receipt,
+                    ..
+                } = &self.txs[number];
+                let verdict = self.model.decided(*number, *session, tx, receipt);
+                verdict.map_err(|what| format!("transaction {number} (seq {seq}): {what}"))
+            }
+            Event::Delivered(session, delivery) => self.model.delivered(*session, delivery),
+            Event::Hello(session, heartbeat_ms, leases) => {
+                self.model.hello(*session, *heartbeat_ms, leases);
+                Ok(())
+            }
+            Event::Welcomed(session, leases) => self.model.welcomed(*session, leases),
+            Event::Left { session, clean } => {
+                self.model.left(*session, *clean);
+                Ok(())
+            }
+            Event::Quiet => {
+                self.model.quiet();
+                Ok(())
+            }
+            Event::Restarted(heartbeat_ms) => {
+                self.model.restarted(*heartbeat_ms);
+                Ok(())
+            }
+        };
+        self.story.push(event);
+        verdict
+    }
+
+    // --- the end
+
+    /// After all faults have ended and everybody has had time: nothing may be left, or be missing.
+    pub fn drained(&self) -> Verdict {
+        for item in &self.model.items {
+            let is_over = match item.state {
+                State::Ended(_) => true,
+                // Its members have not all ended well enough to say so.
+                State::Held(_) => true,
+                _ => item.ending().is_some(),
+            };
+            if !is_over {
+                return Err(format!(
+                    "lost or stuck: {} is still {:?}",
+                    item.message.id, item.state
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the result of each message must be, once all is over: `None` when nobody can know.
+    pub fn result_is_right(&self, key: &Key, state: &KeyState) -> Verdict {
+        let Key::Result(id) = key else { return Ok(()) };
+        let is_sure = self.model.with_id(*id).all(|item| {
+            matches!(
+                item.state,
+                State::Ended(End::Acked | End::JoinFailed | End::Expired | End::Purged)
+            )
+        });
+        let expected = self.model.values.get(key).map(|stored| stored.status);
+        let shown: Option<ValueStatus> = match state {
+            KeyState::Present(value) => Some(value.status),
+            KeyState::Pending | KeyState::Gone => None,
+        };
+        match !is_sure || expected == shown || self.model.clock_is_doubtful {
+            true => Ok(()),
+            false => Err(format!(
+                "the result of {id} is {shown:?}, and should be {expected:?}"
+            )),
+        }
+    }
+}

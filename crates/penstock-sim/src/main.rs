@@ -1,0 +1,97 @@
+//! `penstock-sim --seeds 2000` runs seeds 1 to 2000; `--seed 8211` replays one, step by step.
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use penstock_sim::checker::Counts;
+use penstock_sim::world::{Outcome, run};
+
+/// One in so many seeds is run twice: the same seed must give the same run.
+const TWICE: u64 = 20;
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let number = |text: &str| text.parse::<u64>().ok();
+    match arguments[..] {
+        ["--seed", seed] => number(seed).map(replay),
+        ["--seeds", seeds] => number(seeds).map(|seeds| search(1, seeds)),
+        ["--seeds", seeds, "--from", from] => number(seeds)
+            .zip(number(from))
+            .map(|(seeds, from)| search(from, seeds)),
+        _ => None,
+    }
+    .unwrap_or_else(|| {
+        eprintln!("usage: penstock-sim --seeds COUNT [--from SEED] | --seed SEED");
+        ExitCode::from(2)
+    })
+}
+
+fn replay(seed: u64) -> ExitCode {
+    let outcome = run(seed, Some(&mut |line| println!("{line}")));
+    println!("{:?}", outcome.counts);
+    match outcome.failure {
+        None => ExitCode::SUCCESS,
+        Some(what) => {
+            println!("seed {seed} fails at {what}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn search(from: u64, seeds: u64) -> ExitCode {
+    let start = Instant::now();
+    let next = AtomicU64::new(from);
+    let found = Mutex::new((Vec::new(), Counts::default(), 0));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from + seeds {
+                        return;
+                    }
+                    let outcome = run_checked(seed);
+                    let mut found = found.lock().expect("no run panics while it holds this");
+                    found.1 += outcome.counts;
+                    found.2 += outcome.steps;
+                    if let Some(what) = outcome.failure {
+                        println!("seed {seed} fails at {what}");
+                        found.0.push(seed);
+                    }
+                }
+            });
+        }
+    });
+    let (mut failed, counts, steps) = found.into_inner().expect("all runs have ended");
+    let seconds = start.elapsed().as_secs_f64();
+    println!("{seeds} seeds, {steps} steps in {seconds:.1} s: {counts:?}");
+    if failed.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    failed.sort_unstable();
+    println!(
+        "{} failed; replay one with: make simulate SEED={}",
+        failed.len(),
+        failed[0]
+    );
+    ExitCode::FAILURE
+}
+
+/// A run; a panic in it is a failure as any other, and some are run twice.
+fn run_checked(seed: u64) -> Outcome {
+    let attempt = || {
+        std::panic::catch_unwind(|| run(seed, None)).unwrap_or_else(|_| Outcome {
+            failure: Some("a panic".to_string()),
+            ..Outcome::default()
+        })
+    };
+    let mut outcome = attempt();
+    if seed % TWICE == 0 && outcome.failure.is_none() && attempt().hash != outcome.hash {
+        outcome.failure = Some("its end: the same seed gave another run".to_string());
+    }
+    outcome
+}

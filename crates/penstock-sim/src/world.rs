@@ -1,0 +1,890 @@
+//! One simulated run: a clock, a disk, a network, clients, and a broker that dies now and then.
+//!
+//! Everything is drawn from one seed and done in one thread, so a seed is a run. The broker is the
+//! server's own engine: the world is its shell, and does what the shell does with sockets and threads.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use penstock_broker::{BrokerOptions, ConnId, Now};
+use penstock_journal::JournalOptions;
+use penstock_journal::Writer;
+use penstock_journal::sim::{Fault, Rng, SimStorage};
+use penstock_message::{Durability, Key, KeyState, SessionId};
+use penstock_server::{Engine, EngineOptions, Peer, WriterTask};
+
+use crate::checker::{Checker, Counts, Crash};
+use crate::client::{Client, Habits, QUEUES, Said, Stage};
+use crate::model::{Time, Verdict};
+
+/// When the world begins, by all clocks.
+const BEGINNING_MS: u64 = 1_800_000_000_000;
+/// After so long without a fault everything must have ended.
+const PATIENCE_MS: u64 = 4 * 3_600_000;
+
+/// What a seed has come to.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// What was wrong, and at which step.
+    pub failure: Option<String>,
+    /// Of everything that was said: the same seed must give the same.
+    pub hash: u64,
+    pub steps: u64,
+    pub counts: Counts,
+}
+
+/// Runs one seed. `trace` is shown each step, for a person.
+pub fn run(seed: u64, trace: Option<&mut dyn FnMut(&str)>) -> Outcome {
+    let mut world = World::new(seed, trace);
+    let verdict = world.live();
+    world.say(|| "the end".to_string());
+    let failure = verdict
+        .err()
+        .map(|what| format!("step {}, {} ms: {what}", world.steps, world.now_ms));
+    Outcome {
+        failure,
+        hash: world.hash,
+        steps: world.steps,
+        counts: world.checker.counts,
+    }
+}
+
+/// How a run goes; most seeds do without most faults, so that each is met in depth.
+struct Plan {
+    steps: u64,
+    kills: u64,
+    power_cuts: u64,
+    disk_errors: u64,
+    disconnects: u64,
+    deaths: u64,
+    clock_steps: u64,
+    stalls: u64,
+}
+
+struct World<'a> {
+    rng: Rng,
+    plan: Plan,
+    trace: Option<&'a mut dyn FnMut(&str)>,
+    steps: u64,
+    hash: u64,
+    /// True time since the beginning.
+    now_ms: u64,
+    wall_ahead_ms: i64,
+    storage: SimStorage,
+    options: EngineOptions,
+    broker: Option<Process>,
+    links: BTreeMap<ConnId, Link>,
+    connections: u64,
+    clients: Vec<Client>,
+    checker: Checker,
+    /// Values that clients were told in the end.
+    told: Vec<(Key, KeyState)>,
+    healed: bool,
+    /// When the broker last heard anything.
+    heard_at_ms: u64,
+}
+
+/// A broker's life.
+struct Process {
+    engine: Engine,
+    writer: Writer<SimStorage>,
+    started_ms: u64,
+    task: Option<WriterTask>,
+    /// The writer has done it, and the loop does not know yet.
+    task_is_done: bool,
+}
+
+/// What is on its way between a client and the broker.
+struct Link {
+    client: usize,
+    to_broker: VecDeque<u8>,
+    /// Where in the stream each frame ends, and what it says.
+    said: VecDeque<(u64, Said)>,
+    sent: u64,
+    arrived: u64,
+    to_client: Vec<u8>,
+    client_has_closed: bool,
+    broker_has_closed: bool,
+}
+
+impl<'a> World<'a> {
+    fn new(seed: u64, trace: Option<&'a mut dyn FnMut(&str)>) -> Self {
+        let mut rng = Rng::new(seed);
+        let fault = |rng: &mut Rng, weight: u64| if rng.one_in(2) { weight } else { 0 };
+        let plan = Plan {
+            steps: 200 + rng.below(600),
+            kills: fault(&mut rng, 4),
+            power_cuts: fault(&mut rng, 6),
+            disk_errors: fault(&mut rng, 2),
+            disconnects: fault(&mut rng, 10),
+            deaths: fault(&mut rng, 2),
+            clock_steps: if rng.one_in(4) { 3 } else { 0 },
+            stalls: fault(&mut rng, 3),
+        };
+        let durabilities = match rng.below(3) {
+            0 => vec![Durability::Disk, Durability::Os, Durability::None],
+            _ => vec![Durability::Disk],
+        };
+        let likes = |rng: &mut Rng| rng.bool();
+        let habits = Habits {
+            queues: Vec::new(),
+            durabilities,
+            publishes: true,
+            consumes: true,
+            delays: likes(&mut rng),
+            groups: likes(&mut rng),
+            locks: likes(&mut rng),
+            purges: rng.one_in(4),
+        };
+        let clients = (0..2 + rng.below(5)).map(|index| {
+            let mut session = [0; 16];
+            session[0] = index as u8;
+            session[8..].copy_from_slice(&rng.draw().to_le_bytes());
+            let all = QUEUES.iter().map(|queue| (*queue).to_string());
+            let mut queues: Vec<String> = all.filter(|_| rng.below(3) > 0).collect();
+            if rng.one_in(3) || queues.is_empty() {
+                queues.push("dead".to_string());
+            }
+            let habits = Habits {
+                queues,
+                publishes: index == 0 || rng.below(3) > 0,
+                consumes: index == 1 || rng.below(3) > 0,
+                ..habits.clone()
+            };
+            Client::new(SessionId(session), 300 + rng.below(3_000), habits)
+        });
+        let clients: Vec<Client> = clients.collect();
+        let journal = JournalOptions {
+            journal_id: [5; 16],
+            segment_bytes: 4096 << (1 + rng.below(5)),
+            batch_bytes: 1024 << rng.below(5),
+            extend_bytes: 4096,
+            spares: rng.below(3) as usize,
+        };
+        let broker = BrokerOptions {
+            unserved_ms: 2_000,
+            ..BrokerOptions::default()
+        };
+        let storage = SimStorage::new();
+        storage.seed_faults(Rng::new(rng.draw()));
+        let is_read_along = trace.is_some();
+        Self {
+            rng,
+            plan,
+            trace,
+            steps: 0,
+            hash: 0xcbf2_9ce4_8422_2325,
+            now_ms: 0,
+            wall_ahead_ms: 0,
+            storage,
+            options: EngineOptions {
+                broker,
+                journal,
+                token: None,
+                stop_on_request: false,
+                pid: 1,
+            },
+            broker: None,
+            links: BTreeMap::new(),
+            connections: 0,
+            clients,
+            checker: Checker::new(is_read_along),
+            told: Vec::new(),
+            healed: false,
+            heard_at_ms: 0,
+        }
+    }
+
+    fn live(&mut self) -> Verdict {
+        self.start(None)?;
+        for _ in 0..self.plan.steps {
+            self.steps += 1;
+            self.step()?;
+        }
+        self.heal()
+    }
+
+    fn step(&mut self) -> Verdict {
+        let Plan {
+            kills,
+            power_cuts,
+            disk_errors,
+            disconnects,
+            deaths,
+            clock_steps,
+            stalls,
+            ..
+        } = self.plan;
+        let faults = [
+            kills,
+            power_cuts,
+            disk_errors,
+            disconnects,
+            deaths,
+            clock_steps,
+            stalls,
+        ];
+        let usual = 1_000;
+        let mut drawn = self.rng.below(usual + faults.iter().sum::<u64>());
+        if drawn < usual {
+            return match drawn {
+                0..350 => self.client_acts(),
+                350..600 => self.bytes_reach_broker(),
+                600..800 => self.bytes_reach_client(),
+                800..900 => self.disk_works(),
+                900..985 => {
+                    let ms = 1 + self.rng.below(4);
+                    self.pass(ms)
+                }
+                985..998 => {
+                    let ms = self.rng.below(400);
+                    self.pass(ms)
+                }
+                _ => {
+                    let ms = self.rng.below(20_000);
+                    self.pass(ms)
+                }
+            };
+        }
+        drawn -= usual;
+        let fault = faults.iter().position(|weight| {
+            let is_here = drawn < *weight;
+            drawn = drawn.wrapping_sub(*weight);
+            is_here
+        });
+        match fault {
+            Some(0) => self.crash(Crash::Killed),
+            Some(1) => match self.rng.bool() {
+                true => self.crash(Crash::PowerCut),
+                // In the midst of one of the next calls to the disk.
+                false => {
+                    let call = self.storage.calls() + self.rng.below(6);
+                    self.storage.fail_at(call, Fault::PowerOff);
+                    Ok(())
+                }
+            },
+            Some(2) => {
+                let call = self.storage.calls() + self.rng.below(10);
+                let fault = if self.rng.bool() {
+                    Fault::Error
+                } else {
+                    Fault::DiskFull
+                };
+                self.storage.fail_at(call, fault);
+                self.say(|| format!("the disk will fail at call {call}: {fault:?}"));
+                Ok(())
+            }
+            Some(3) => self.client_loses_connection(),
+            Some(4) => self.client_dies(),
+            Some(5) => self.set_the_wall(),
+            _ => {
+                // The process does not run for a while; then everything is late at once.
+                self.now_ms += self.rng.below(6_000);
+                self.say(|| "stall".to_string());
+                self.tick()
+            }
+        }
+    }
+
+    // --- the broker's life
+
+    fn start(&mut self, after: Option<Crash>) -> Verdict {
+        let mut after = after;
+        loop {
+            self.now_ms += self.rng.below(300);
+            if self.plan.power_cuts > 0 && !self.healed && self.rng.one_in(4) {
+                let call = self.storage.calls() + self.rng.below(12);
+                self.storage.fail_at(call, Fault::PowerOff);
+            }
+            let now = Now {
+                mono_ms: 0,
+                wall_ms: self.wall_ms(),
+            };
+            match Engine::open(self.storage.clone(), self.options.clone(), || now) {
+                Ok((engine, writer, report)) => {
+                    self.say(|| format!("the broker starts: {report:?}"));
+                    if let Some(crash) = after {
+                        self.checker
+                            .recovered(crash, engine.broker(), self.time())?;
+                    }
+                    let started_ms = self.now_ms;
+                    let process = Process {
+                        engine,
+                        writer,
+                        started_ms,
+                        task: None,
+                        task_is_done: false,
+                    };
+                    self.broker = Some(process);
+                    return self.tend();
+                }
+                Err(penstock_journal::OpenError::Io { .. }) => {
+                    // The fault that was planned. Once it has met one, the power may as well be off.
+                    self.storage = self.storage.crash(&mut self.rng);
+                    after = after.map(|_| Crash::PowerCut);
+                }
+                Err(error) => return Err(format!("the journal can't be opened: {error}")),
+            }
+        }
+    }
+
+    fn crash(&mut self, crash: Crash) -> Verdict {
+        self.say(|| format!("{crash:?}"));
+        self.broker = None;
+        self.storage = match crash {
+            Crash::Killed | Crash::DiskFailed => self.storage.kill(),
+            Crash::PowerCut => self.storage.crash(&mut self.rng),
+        };
+        for (conn, mut link) in std::mem::take(&mut self.links) {
+            // What had reached the client's side is still read, or a part of it.
+            let read = self.rng.below(link.to_client.len() as u64 + 1) as usize;
+            link.to_client.truncate(read);
+            let client = &mut self.clients[link.client];
+            if client.conn == Some(conn) && client.stage != Stage::Dead {
+                client.hears(&link.to_client, &mut self.told);
+                client.disconnected();
+            }
+        }
+        self.start(Some(crash))
+    }
+
+    /// What the shell does after each call: work for the disk, bytes for clients, ends of connections.
+    fn tend(&mut self) -> Verdict {
+        loop {
+            let now = self.now();
+            let Some(process) = &mut self.broker else {
+                return Ok(());
+            };
+            let mut idle = true;
+            if process.task.is_none() {
+                process.task = process.engine.take_batch(now);
+                process.task_is_done = false;
+                idle &= process.task.is_none();
+            }
+            while let Some(conn) = process.engine.poll_transmit() {
+                idle = false;
+                let bytes = process.engine.outgoing(conn).to_vec();
+                for byte in &bytes {
+                    self.hash = (self.hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+                }
+                self.checker.sent(conn, &bytes)?;
+                if let Some(link) = self.links.get_mut(&conn) {
+                    link.to_client.extend_from_slice(&bytes);
+                }
+                process.engine.transmitted(now, conn, bytes.len());
+            }
+            while let Some(conn) = process.engine.poll_close() {
+                idle = false;
+                self.checker.closed(conn)?;
+                if let Some(link) = self.links.get_mut(&conn) {
+                    link.broker_has_closed = true;
+                }
+            }
+            if idle {
+                break;
+            }
+        }
+        self.checker.end_of_call()?;
+        match self
+            .broker
+            .as_ref()
+            .is_some_and(|process| process.engine.is_over())
+        {
+            true => self.crash(Crash::DiskFailed),
+            false => Ok(()),
+        }
+    }
+
+    fn disk_works(&mut self) -> Verdict {
+        let now = self.now();
+        let Some(process) = &mut self.broker else {
+            return Ok(());
+        };
+        let Some(task) = &process.task else {
+            return Ok(());
+        };
+        if process.task_is_done {
+            let task = process.task.take().expect("there is one");
+            process.engine.batch_done(now, &task, 100);
+            return self.tend();
+        }
+        let mut written = None;
+        let done = task.carry_out(&mut process.writer, |through| written = Some(through));
+        process.task_is_done = true;
+        if let Some(through) = written {
+            process.engine.batch_written(now, through);
+        }
+        let spares = process.writer.spares();
+        match done {
+            Ok(()) => {
+                if spares.wanted() && self.rng.bool() {
+                    // Without one the writer extends the file as it goes.
+                    let _failed = spares.prepare();
+                }
+                let task = self
+                    .broker
+                    .as_ref()
+                    .and_then(|process| process.task.as_ref());
+                let words = task.map(|task| format!("on disk: {task:?}"));
+                self.say(|| words.unwrap_or_default());
+                self.tend()
+            }
+            Err(error) if self.storage.is_off() => {
+                self.say(|| format!("the power fails: {error}"));
+                self.tend()?;
+                self.crash(Crash::PowerCut)
+            }
+            Err(error) => {
+                self.say(|| format!("the disk fails: {error}"));
+                process_failed(&mut self.broker, now);
+                self.tend()?;
+                // Told or not, the process ends; sometimes with the machine.
+                let crash = if self.rng.bool() {
+                    Crash::DiskFailed
+                } else {
+                    Crash::PowerCut
+                };
+                self.crash(crash)
+            }
+        }
+    }
+
+    // --- time
+
+    fn wall_ms(&self) -> u64 {
+        (BEGINNING_MS + self.now_ms).saturating_add_signed(self.wall_ahead_ms)
+    }
+
+    fn time(&self) -> Time {
+        Time {
+            steady: BEGINNING_MS + self.now_ms,
+            wall: self.wall_ms(),
+        }
+    }
+
+    fn now(&self) -> Now {
+        let started_ms = self
+            .broker
+            .as_ref()
+            .map_or(self.now_ms, |process| process.started_ms);
+        Now {
+            mono_ms: self.now_ms - started_ms,
+            wall_ms: self.wall_ms(),
+        }
+    }
+
+    fn tick(&mut self) -> Verdict {
+        self.checker.time(self.time());
+        let now = self.now();
+        if let Some(process) = &mut self.broker {
+            process.engine.tick(now);
+        }
+        self.tend()
+    }
+
+    /// Time goes by, and what is due is done when it is due. In a long while the network and the disk
+    /// are calm.
+    fn pass(&mut self, ms: u64) -> Verdict {
+        let until_ms = self.now_ms + ms;
+        let is_calm = ms > 100;
+        self.say(|| format!("{ms} ms pass"));
+        loop {
+            if is_calm {
+                self.calm_down()?;
+            }
+            let deadline_ms = self.broker.as_mut().and_then(|process| {
+                let deadline_ms = process.engine.next_deadline_ms()?;
+                Some(process.started_ms + deadline_ms)
+            });
+            let ping_ms = self
+                .clients
+                .iter()
+                .filter(|client| client.stage == Stage::Open);
+            let ping_ms = ping_ms
+                .map(|client| client.said_at_ms + client.heartbeat_ms / 3)
+                .min();
+            if self.now_ms >= until_ms {
+                return Ok(());
+            }
+            let next_ms = [deadline_ms, ping_ms]
+                .into_iter()
+                .flatten()
+                .min()
+                .unwrap_or(until_ms);
+            self.now_ms = next_ms.max(self.now_ms + 1).min(until_ms);
+            for index in 0..self.clients.len() {
+                let client = &self.clients[index];
+                if client.stage == Stage::Open
+                    && self.now_ms >= client.said_at_ms + client.heartbeat_ms / 3
+                {
+                    self.send(index, Said::ping());
+                }
+            }
+            if deadline_ms.is_some_and(|deadline_ms| deadline_ms <= self.now_ms) {
+                self.tick()?;
+            }
+        }
+    }
+
+    /// Lets everything arrive that is on its way, and the disk do what it has to.
+    fn calm_down(&mut self) -> Verdict {
+        loop {
+            let conns: Vec<ConnId> = self.links.keys().copied().collect();
+            let mut is_still = true;
+            for conn in conns {
+                if self.links.get(&conn).is_some_and(Link::has_news_for_broker) {
+                    is_still = false;
+                    self.deliver_to_broker(conn, usize::MAX)?;
+                }
+                if self.links.get(&conn).is_some_and(Link::has_news_for_client) {
+                    is_still = false;
+                    self.deliver_to_client(conn, usize::MAX);
+                }
+            }
+            if self
+                .broker
+                .as_ref()
+                .is_some_and(|process| process.task.is_some())
+            {
+                is_still = false;
+                self.disk_works()?;
+            }
+            if is_still {
+                break;
+            }
+            self.heard_at_ms = self.now_ms;
+        }
+        // By then the journal has synced what nobody waited for.
+        if self.now_ms >= self.heard_at_ms + 300 {
+            self.checker.quiet()?;
+        }
+        Ok(())
+    }
+
+    fn set_the_wall(&mut self) -> Verdict {
+        // Smaller ones are no steps.
+        let by_ms = 200
+            + match self.rng.below(3) {
+                0 => self.rng.below(2_000) as i64,
+                1 => self.rng.below(60_000) as i64,
+                _ => self.rng.below(3_600_000) as i64,
+            };
+        let by_ms = if self.rng.bool() { by_ms } else { -by_ms };
+        self.wall_ahead_ms += by_ms;
+        self.checker.wall_was_set = true;
+        self.say(|| format!("the wall's clock is set by {by_ms} ms"));
+        self.tick()
+    }
+
+    // --- the network
+
+    fn connect(&mut self, index: usize) {
+        self.connections += 1;
+        let conn = ConnId(self.connections);
+        let now = self.now();
+        let Some(process) = &mut self.broker else {
+            return;
+        };
+        process.engine.opened(now, conn, Peer::Trusted);
+        let link = Link {
+            client: index,
+            to_broker: VecDeque::new(),
+            said: VecDeque::new(),
+            sent: 0,
+            arrived: 0,
+            to_client: Vec::new(),
+            client_has_closed: false,
+            broker_has_closed: false,
+        };
+        self.links.insert(conn, link);
+        let hello = self.clients[index].hello(conn);
+        self.send(index, hello);
+    }
+
+    fn send(&mut self, index: usize, said: Said) {
+        self.say(|| format!("client {index} says {}", said.in_words()));
+        let client = &mut self.clients[index];
+        client.said_at_ms = self.now_ms;
+        let Some(link) = client.conn.and_then(|conn| self.links.get_mut(&conn)) else {
+            return;
+        };
+        let bytes = said.encode();
+        link.sent += bytes.len() as u64;
+        link.to_broker.extend(&bytes);
+        link.said.push_back((link.sent, said));
+    }
+
+    fn bytes_reach_broker(&mut self) -> Verdict {
+        let Some(conn) = self.pick(Link::has_news_for_broker) else {
+            return Ok(());
+        };
+        let bytes = if self.rng.one_in(3) {
+            1 + self.rng.below(200)
+        } else {
+            u64::MAX
+        };
+        self.deliver_to_broker(conn, bytes as usize)
+    }
+
+    fn deliver_to_broker(&mut self, conn: ConnId, bytes: usize) -> Verdict {
+        self.checker.time(self.time());
+        let now = self.now();
+        let (Some(process), Some(link)) = (&mut self.broker, self.links.get_mut(&conn)) else {
+            return Ok(());
+        };
+        if !process.engine.takes_input() && !link.broker_has_closed {
+            return Ok(());
+        }
+        let bytes: Vec<u8> = link
+            .to_broker
+            .drain(..bytes.min(link.to_broker.len()))
+            .collect();
+        if !link.broker_has_closed && !bytes.is_empty() {
+            link.arrived += bytes.len() as u64;
+            process.engine.received(now, conn, &bytes);
+            while link
+                .said
+                .front()
+                .is_some_and(|(end, _)| *end <= link.arrived)
+                && let Some((_, said)) = link.said.pop_front()
+            {
+                self.checker.heard(conn, &said, process.engine.broker())?;
+            }
+        }
+        if link.client_has_closed && link.to_broker.is_empty() {
+            if !link.broker_has_closed {
+                process.engine.closed(now, conn);
+                self.checker.closed(conn)?;
+            }
+            self.links.remove(&conn);
+        }
+        self.heard_at_ms = self.now_ms;
+        self.tend()
+    }
+
+    fn bytes_reach_client(&mut self) -> Verdict {
+        let Some(conn) = self.pick(Link::has_news_for_client) else {
+            return Ok(());
+        };
+        let bytes = if self.rng.one_in(3) {
+            1 + self.rng.below(200)
+        } else {
+            u64::MAX
+        };
+        self.deliver_to_client(conn, bytes as usize);
+        Ok(())
+    }
+
+    fn deliver_to_client(&mut self, conn: ConnId, bytes: usize) {
+        let Some(link) = self.links.get_mut(&conn) else {
+            return;
+        };
+        let bytes: Vec<u8> = link
+            .to_client
+            .drain(..bytes.min(link.to_client.len()))
+            .collect();
+        let (index, has_ended) = (
+            link.client,
+            link.broker_has_closed && link.to_client.is_empty(),
+        );
+        let client = &mut self.clients[index];
+        let mut answers = Vec::new();
+        if client.conn == Some(conn) && client.stage != Stage::Dead {
+            answers = client.hears(&bytes, &mut self.told);
+            if has_ended {
+                client.disconnected();
+            }
+        }
+        if has_ended {
+            self.links.remove(&conn);
+        }
+        for said in answers {
+            self.send(index, said);
+        }
+    }
+
+    fn pick(&mut self, wanted: impl Fn(&Link) -> bool) -> Option<ConnId> {
+        let conns: Vec<ConnId> = self
+            .links
+            .iter()
+            .filter(|(_, link)| wanted(link))
+            .map(|(conn, _)| *conn)
+            .collect();
+        (!conns.is_empty()).then(|| conns[self.rng.below(conns.len() as u64) as usize])
+    }
+
+    // --- clients
+
+    fn client_acts(&mut self) -> Verdict {
+        let index = self.rng.below(self.clients.len() as u64) as usize;
+        match self.clients[index].stage {
+            Stage::Offline => self.connect(index),
+            Stage::Open => {
+                let wall_ms = self.wall_ms();
+                for said in self.clients[index].act(&mut self.rng, wall_ms) {
+                    self.send(index, said);
+                }
+            }
+            Stage::Greeting | Stage::Dead => {}
+        }
+        Ok(())
+    }
+
+    fn client_loses_connection(&mut self) -> Verdict {
+        let index = self.rng.below(self.clients.len() as u64) as usize;
+        let client = &mut self.clients[index];
+        let Some(conn) = client.conn else {
+            return Ok(());
+        };
+        match self.rng.below(4) {
+            // In order.
+            0 if client.stage == Stage::Open => {
+                self.send(index, Said::goodbye());
+                self.hang_up(index, conn, false);
+            }
+            // The broker will learn of it much later than of the next connection.
+            1 => {
+                self.say(|| format!("client {index} connects again"));
+                self.clients[index].disconnected();
+                self.connect(index);
+            }
+            _ => {
+                let in_flight_is_lost = self.rng.bool();
+                self.hang_up(index, conn, in_flight_is_lost);
+            }
+        }
+        Ok(())
+    }
+
+    fn hang_up(&mut self, index: usize, conn: ConnId, in_flight_is_lost: bool) {
+        self.say(|| format!("client {index} hangs up"));
+        self.clients[index].disconnected();
+        if let Some(link) = self.links.get_mut(&conn) {
+            link.client_has_closed = true;
+            link.to_client.clear();
+            if in_flight_is_lost {
+                link.to_broker.clear();
+            }
+        }
+    }
+
+    fn client_dies(&mut self) -> Verdict {
+        // Somebody must be left to see the end.
+        let index = 1 + self.rng.below(self.clients.len() as u64 - 1) as usize;
+        self.say(|| format!("client {index} dies"));
+        if let Some(conn) = self.clients[index].conn {
+            // Half of the time nobody says so: the socket just stays silent.
+            if self.rng.bool() {
+                self.hang_up(index, conn, true);
+            }
+        }
+        self.clients[index].stage = Stage::Dead;
+        Ok(())
+    }
+
+    // --- the end
+
+    /// All faults end; whoever lives comes back and finishes the work. Nothing may be left.
+    fn heal(&mut self) -> Verdict {
+        self.say(|| "all faults end".to_string());
+        self.healed = true;
+        self.storage.forget_faults();
+        let began_ms = self.now_ms;
+        let mut pause_ms = 50;
+        while self.now_ms < began_ms + PATIENCE_MS {
+            self.steps += 1;
+            for index in 0..self.clients.len() {
+                match self.clients[index].stage {
+                    Stage::Offline => self.connect(index),
+                    Stage::Open => {
+                        // A client may have resent what pauses a queue.
+                        let paused = self.checker.model.paused.clone();
+                        if !paused.is_empty() && self.clients[index].is_idle() {
+                            let resume =
+                                self.clients[index].resume(paused.into_iter(), &mut self.rng);
+                            self.send(index, resume);
+                        }
+                        if let Some(said) = self.clients[index].finish(&mut self.rng) {
+                            self.send(index, said);
+                            pause_ms = 50;
+                        }
+                    }
+                    Stage::Greeting | Stage::Dead => {}
+                }
+            }
+            self.pass(101 + pause_ms)?;
+            if self.is_drained() {
+                // What nobody can know may still bring something to light.
+                self.pass(60_000)?;
+                if self.is_drained() {
+                    return self.judge();
+                }
+            }
+            // What is left waits for a time to come.
+            pause_ms = (pause_ms * 2).min(30_000);
+        }
+        self.checker.drained()
+    }
+
+    fn is_drained(&self) -> bool {
+        let is_done = |client: &Client| client.is_idle() || client.stage == Stage::Dead;
+        self.clients.iter().all(is_done) && self.checker.drained().is_ok()
+    }
+
+    /// Asks for the result of everything.
+    fn judge(&mut self) -> Verdict {
+        let ids: Vec<Key> = self
+            .checker
+            .model
+            .items
+            .iter()
+            .map(|item| Key::Result(item.message.id))
+            .collect();
+        self.told.clear();
+        let index = self
+            .clients
+            .iter()
+            .position(|client| client.stage == Stage::Open);
+        let index = index.ok_or("nobody is connected in the end")?;
+        let watch = self.clients[index].watch(ids.clone());
+        self.send(index, watch);
+        self.pass(1_000)?;
+        for id in &ids {
+            let mut states = self.told.iter().filter(|(key, _)| key == id);
+            let (_, state) = states
+                .next_back()
+                .ok_or_else(|| format!("nobody was told of {id:?}"))?;
+            self.checker.result_is_right(id, state)?;
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, what: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            for words in self.checker.words.replace(Vec::new()).unwrap_or_default() {
+                trace(&format!("                          {words}"));
+            }
+            trace(&format!(
+                "{:>6} {:>9} ms  {}",
+                self.steps,
+                self.now_ms,
+                what()
+            ));
+        }
+    }
+}
+
+fn process_failed(broker: &mut Option<Process>, now: Now) {
+    if let Some(process) = broker {
+        process.engine.disk_failed(now);
+    }
+}
+
+impl Link {
+    fn has_news_for_broker(&self) -> bool {
+        !self.to_broker.is_empty() || self.client_has_closed
+    }
+
+    fn has_news_for_client(&self) -> bool {
+        !self.client_has_closed && (!self.to_client.is_empty() || self.broker_has_closed)
+    }
+}
