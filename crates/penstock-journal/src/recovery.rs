@@ -495,8 +495,11 @@ fn start<S: Storage>(
         .and_then(|()| file.write_at(0, &[&header]))
         .and_then(|()| file.sync())
         .map_err(OpenError::io("write to", UNFINISHED))?;
-    let named = storage.rename(UNFINISHED, &name);
-    named
+    // What was found may have got its names from a process that died before it could sync them: not
+    // one of them may be lost once the new segment, which counts on them, has its own.
+    storage
+        .sync_directory()
+        .and_then(|()| storage.rename(UNFINISHED, &name))
         .and_then(|()| storage.sync_directory())
         .map_err(OpenError::io("name", &name))?;
 

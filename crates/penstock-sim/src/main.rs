@@ -90,7 +90,7 @@ fn run_checked(seed: u64) -> Outcome {
         })
     };
     let mut outcome = attempt();
-    if seed % TWICE == 0 && outcome.failure.is_none() && attempt().hash != outcome.hash {
+    if seed.is_multiple_of(TWICE) && outcome.failure.is_none() && attempt().hash != outcome.hash {
         outcome.failure = Some("its end: the same seed gave another run".to_string());
     }
     outcome

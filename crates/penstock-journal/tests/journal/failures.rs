@@ -55,6 +55,33 @@ fn an_error_at_any_call_is_final_and_costs_nothing_that_was_confirmed() {
 }
 
 #[test]
+fn a_name_that_was_never_synced_is_synced_before_anything_counts_on_it() {
+    let calls_of_a_roll = 8;
+    for call in 0..calls_of_a_roll {
+        let storage = SimStorage::new();
+        let mut user = User::open(&storage).unwrap();
+        // Two of these fill a segment.
+        user.append_and_commit(940);
+        user.append_and_commit(940);
+        storage.fail_at(storage.calls() + call, Fault::Error);
+        user.append(940);
+        let _failed = user.commit();
+        let storage = storage.kill();
+        // The next process sees the name, and loses power at any moment while it opens.
+        for cut in 0..12 {
+            for seed in 0..8 {
+                let mut rng = Rng::new(seed);
+                let storage = storage.fork();
+                storage.fail_at(storage.calls() + cut, Fault::PowerOff);
+                let _cut = recovered(&storage);
+                let (_, records) = recovered(&storage.crash(&mut rng)).expect("nothing is missing");
+                user.expects(&records);
+            }
+        }
+    }
+}
+
+#[test]
 fn an_error_while_opening_leaves_the_journal_as_it_was() {
     let storage = SimStorage::new();
     let mut user = User::open(&storage).unwrap();
