@@ -565,6 +565,7 @@ impl Broker {
             max_deliveries: message.max_deliveries,
             crashes: message.crashes,
             redelivered: false,
+            has_copies: false,
             attempt: message.attempt,
             enqueued_at: self.writer.time(),
             expires_at: message.expires_at.map(|due| self.clocks.resolve(due)),

@@ -36,6 +36,7 @@ pub(crate) struct Entry {
     pub(crate) max_deliveries: u8,
     pub(crate) priority: u8,
     pub(crate) redelivered: bool,
+    pub(crate) has_copies: bool,
     /// It was read from the journal after an unclean end, and not handed out since: there may be a
     /// grant whose record was lost.
     pub(crate) recovered: bool,
@@ -95,6 +96,7 @@ impl Entry {
             max_deliveries: head.max_deliveries,
             priority: head.priority,
             redelivered: head.redelivered,
+            has_copies: head.has_copies,
             recovered: false,
             state: State::Ready,
             next_copy: None,

@@ -184,6 +184,8 @@ pub(crate) struct MessageHead {
     pub(crate) max_deliveries: u8,
     pub(crate) crashes: u8,
     pub(crate) redelivered: bool,
+    /// It was published to other queues as well.
+    pub(crate) has_copies: bool,
     pub(crate) attempt: u32,
     pub(crate) enqueued_at: WallMs,
     pub(crate) expires_at: Option<When>,
@@ -259,6 +261,7 @@ mod has {
     pub(super) const DELAYED: u8 = 1;
     pub(super) const HELD: u8 = 2;
     pub(super) const LEASED: u8 = 3;
+    pub(super) const COPIES: u8 = 64;
 }
 
 /// Which fields of a `Moved` follow, and its flags.

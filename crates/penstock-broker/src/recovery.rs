@@ -97,10 +97,10 @@ impl Recovery {
             };
             let slots = messages.iter().filter(|(_, entry)| may_have_run(entry));
             for slot in slots.map(|(slot, _)| slot).collect::<Vec<u32>>() {
-                // A lease does not say which of several copies it was of.
-                let is_alone = messages.copies(&messages[slot].id).nth(1).is_none();
-                messages[slot].recovered = is_alone;
-                messages[slot].redelivered = true;
+                let entry = &mut messages[slot];
+                // A lease does not say which of several copies it was of, and the others may be gone.
+                entry.recovered = !entry.has_copies;
+                entry.redelivered = true;
             }
         }
         let away: Vec<u32> = self.state.sessions.iter().map(|(index, _)| index).collect();

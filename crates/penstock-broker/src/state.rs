@@ -116,7 +116,8 @@ impl State {
     }
 
     pub(crate) fn copy_message(&mut self, source: u32, number: u64, queue: Name) -> u32 {
-        let entry = &self.messages[source];
+        let entry = &mut self.messages[source];
+        entry.has_copies = true;
         let place = match entry.state {
             MessagePlace::Delayed(when) => Place::Delayed(when),
             _ => Place::Ready,
@@ -143,6 +144,7 @@ impl State {
             max_deliveries: entry.max_deliveries,
             crashes: entry.crashes,
             redelivered: entry.redelivered,
+            has_copies: entry.has_copies,
             attempt: entry.attempt,
             enqueued_at: entry.enqueued_at,
             expires_at: entry.expires_at,

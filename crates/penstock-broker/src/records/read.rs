@@ -220,6 +220,7 @@ impl<'a> RecordReader<'a> {
             max_deliveries,
             crashes,
             redelivered: has(has::REDELIVERED),
+            has_copies: has(has::COPIES),
             attempt,
             enqueued_at,
             expires_at,

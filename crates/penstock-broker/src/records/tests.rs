@@ -35,13 +35,14 @@ fn event() -> impl Strategy<Value = Event<'static>> {
         (any::<u64>(), grant.clone()).prop_map(|(session, grant)| Place::Leased { session, grant }),
     ];
     let head = (
-        any::<(u64, u8, u8, bool, u32, u64)>(),
+        any::<(u64, u8, u8, (bool, bool), u32, u64)>(),
         (id.clone(), 0..=penstock_message::HIGHEST_PRIORITY),
         (name.clone(), name.clone()),
         (prop::option::of(when.clone()), any::<Option<u64>>(), place),
     );
     let head = head.prop_map(|(plain, (id, priority), (queue, task), optional)| {
-        let (number, max_deliveries, crashes, redelivered, attempt, enqueued_at) = plain;
+        let (number, max_deliveries, crashes, flags, attempt, enqueued_at) = plain;
+        let (redelivered, has_copies) = flags;
         let (expires_at, result_ttl_ms, place) = optional;
         MessageHead {
             number,
@@ -52,6 +53,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             max_deliveries,
             crashes,
             redelivered,
+            has_copies,
             attempt,
             enqueued_at,
             expires_at,
@@ -278,6 +280,7 @@ fn a_busy_broker_writes_little_beside_the_bodies() {
             max_deliveries: 3,
             crashes: 0,
             redelivered: false,
+            has_copies: false,
             attempt: 0,
             enqueued_at: time,
             expires_at: None,

@@ -238,6 +238,7 @@ impl RecordWriter {
             (has::RESULT, head.result_ttl_ms.is_some()),
             (has::HISTORY, has_history),
             (has::REDELIVERED, head.redelivered),
+            (has::COPIES, head.has_copies),
         ] {
             if is_set {
                 flags |= flag;

@@ -489,6 +489,23 @@ fn leases_outlive_the_broker() {
         w consume default 1                 -> w deliver one!
         ",
     );
+    // ... not even if there is only one left, for it may have been of one that is gone.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one queue=default+mail    -> a confirm 1
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume mail 1                    -> w deliver one@mail
+        power-cut                           ->
+        sync                                ->
+        a hello last=1                      -> a welcome 1
+        a purge mail                        -> a confirm 2
+        kill                                ->
+        w hello one                         -> w welcome 0
+        w consume default 1                 -> w deliver one!
+        ",
+    );
     // One that somebody else has meanwhile does not.
     check(
         "
