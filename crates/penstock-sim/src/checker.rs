@@ -587,8 +587,8 @@ impl Checker {
             };
             if !is_over {
                 return Err(format!(
-                    "lost or stuck: {} is still {:?}",
-                    item.message.id, item.state
+                    "lost or stuck: {} is still {:?} in {}",
+                    item.message.id, item.state, item.queue
                 ));
             }
         }

@@ -310,12 +310,16 @@ impl Client {
         let lost: Vec<Delivery> = lost;
         self.stale
             .extend(lost.iter().map(|delivery| delivery.lease));
+        if welcome.forgotten {
+            // What became of them is unknown, and sending them again could apply them twice. But a lease
+            // that holds was not settled.
+            let unknown = std::mem::take(&mut self.unconfirmed);
+            let unsettled = unknown.into_iter().flat_map(|unknown| unknown.work);
+            self.work
+                .extend(unsettled.filter(|delivery| held.contains(&delivery.lease)));
+        }
         self.unconfirmed
             .retain(|unconfirmed| unconfirmed.seq > welcome.applied_through);
-        if welcome.forgotten {
-            // What becomes of them is unknown, and sending them again could apply them twice.
-            self.unconfirmed.clear();
-        }
         let resent = self.unconfirmed.iter().map(|unconfirmed| Commit {
             first_seq: unconfirmed.seq,
             durability: unconfirmed.durability,

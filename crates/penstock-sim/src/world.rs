@@ -566,7 +566,7 @@ impl<'a> World<'a> {
             + match self.rng.below(3) {
                 0 => self.rng.below(2_000) as i64,
                 1 => self.rng.below(60_000) as i64,
-                _ => self.rng.below(3_600_000) as i64,
+                _ => self.rng.below(120_000) as i64,
             };
         let by_ms = if self.rng.bool() { by_ms } else { -by_ms };
         self.wall_ahead_ms += by_ms;
