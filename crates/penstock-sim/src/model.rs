@@ -609,9 +609,9 @@ impl Model {
                 .collect();
             if self.lenient {
                 // What is certain of it is less than what was seen before the crash.
-                let mut copies = copies
-                    .into_iter()
-                    .filter(|index| !matches!(self.items[*index].state, State::Ended(_)));
+                let mut copies = copies.into_iter().filter(|index| {
+                    !matches!(self.items[*index].state, State::Ended(_) | State::Held(_))
+                });
                 let first = copies.clone().next();
                 if let Some(index) = copies
                     .find(|index| self.items[*index].queue == *queue)
