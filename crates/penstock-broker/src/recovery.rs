@@ -4,7 +4,6 @@ use bytes::Bytes;
 use penstock_message::Value;
 use rustc_hash::FxHashMap;
 
-use crate::broker::LastLife;
 use crate::clock::{Clocks, When};
 use crate::messages::{Entry, State as MessagePlace};
 use crate::records::{Event, RecordError, RecordReader};
@@ -29,6 +28,8 @@ pub struct Recovery {
     epoch: u32,
     /// How far the steady clock is ahead of the wall's.
     ahead_ms: i64,
+    /// As (epoch, number).
+    last_grant: (u32, u64),
 }
 
 /// A record that this program can't read. The journal's checksums hold, so it was written so: by a
@@ -53,6 +54,7 @@ impl Recovery {
             last: Position(0),
             epoch: 0,
             ahead_ms: 0,
+            last_grant: (0, 0),
         }
     }
 
@@ -69,8 +71,17 @@ impl Recovery {
         let mut reader = RecordReader::new(record).map_err(unreadable)?;
         self.epoch = self.epoch.max(reader.epoch);
         while let Some(event) = reader.next(&mut self.state.names).map_err(unreadable)? {
-            if let Event::ClockSet { steady } = event {
-                self.ahead_ms = steady.wrapping_sub(reader.time) as i64;
+            match event {
+                Event::ClockSet { steady } => {
+                    self.ahead_ms = steady.wrapping_sub(reader.time) as i64;
+                }
+                Event::Granted { grant, .. } => {
+                    self.last_grant = self.last_grant.max((grant.epoch, grant.number));
+                }
+                Event::Counters { grants, .. } => {
+                    self.last_grant = self.last_grant.max((reader.epoch, grants));
+                }
+                _ => {}
             }
             self.apply(event);
         }
@@ -116,16 +127,12 @@ impl Recovery {
             );
         }
         self.state.review_all_service();
-        let last_life = LastLife {
-            epoch: self.epoch,
-            grants: self.state.grants,
-        };
         Broker::recovered(
             self.options,
             self.state,
             clocks,
             epoch,
-            last_life,
+            self.last_grant,
             self.last,
         )
     }
