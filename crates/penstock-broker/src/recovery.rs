@@ -4,6 +4,7 @@ use bytes::Bytes;
 use penstock_message::Value;
 use rustc_hash::FxHashMap;
 
+use crate::broker::LastLife;
 use crate::clock::{Clocks, When};
 use crate::messages::{Entry, State as MessagePlace};
 use crate::records::{Event, RecordError, RecordReader};
@@ -28,8 +29,6 @@ pub struct Recovery {
     epoch: u32,
     /// How far the steady clock is ahead of the wall's.
     ahead_ms: i64,
-    /// As (epoch, number).
-    last_grant: (u32, u64),
 }
 
 /// A record that this program can't read. The journal's checksums hold, so it was written so: by a
@@ -54,7 +53,6 @@ impl Recovery {
             last: Position(0),
             epoch: 0,
             ahead_ms: 0,
-            last_grant: (0, 0),
         }
     }
 
@@ -71,17 +69,8 @@ impl Recovery {
         let mut reader = RecordReader::new(record).map_err(unreadable)?;
         self.epoch = self.epoch.max(reader.epoch);
         while let Some(event) = reader.next(&mut self.state.names).map_err(unreadable)? {
-            match event {
-                Event::ClockSet { steady } => {
-                    self.ahead_ms = steady.wrapping_sub(reader.time) as i64;
-                }
-                Event::Granted { grant, .. } => {
-                    self.last_grant = self.last_grant.max((grant.epoch, grant.number));
-                }
-                Event::Counters { grants, .. } => {
-                    self.last_grant = self.last_grant.max((reader.epoch, grants));
-                }
-                _ => {}
+            if let Event::ClockSet { steady } = event {
+                self.ahead_ms = steady.wrapping_sub(reader.time) as i64;
             }
             self.apply(event);
         }
@@ -127,12 +116,16 @@ impl Recovery {
             );
         }
         self.state.review_all_service();
+        let last_life = LastLife {
+            epoch: self.epoch,
+            grants: self.state.grants,
+        };
         Broker::recovered(
             self.options,
             self.state,
             clocks,
             epoch,
-            self.last_grant,
+            last_life,
             self.last,
         )
     }

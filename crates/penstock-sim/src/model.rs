@@ -592,7 +592,7 @@ impl Model {
         // Of several copies, the one that is known to have been handed out.
         let died = copies.iter().copied().filter(|index| {
             let item = &self.items[*index];
-            queue == DEAD_LETTER_QUEUE && item.may_be_dead() && !self.lenient
+            queue == DEAD_LETTER_QUEUE && item.may_be_dead()
         });
         let died = died.max_by_key(|index| self.items[*index].leases.len());
         let Some(index) = here.or(died) else {
@@ -629,8 +629,6 @@ impl Model {
         };
         if here.is_none() {
             self.bury(index);
-            // Nobody saw when that was.
-            self.items[index].place = 0;
         }
         let id = lease.message;
         let item = &self.items[index];
@@ -676,8 +674,6 @@ impl Model {
     pub fn hello(&mut self, session: SessionId, heartbeat_ms: u64, presented: &[Lease]) {
         let presented = presented.to_vec();
         for item in &mut self.items {
-            // As when it leaves: this may be a second connection.
-            item.end_is_unsure |= item.purged;
             if let State::Leased {
                 lease,
                 session: holder,

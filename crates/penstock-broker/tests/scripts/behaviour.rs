@@ -457,21 +457,6 @@ fn leases_outlive_the_broker() {
         w ack one                           -> w confirm 1
         ",
     );
-    // Also when nothing at all is left of the broker that made it.
-    check(
-        "
-        a hello                             -> a welcome 0
-        a publish one                       -> a confirm 1
-        kill                                ->
-        stall                               ->
-        w hello                             -> w welcome 0
-        w consume default 1                 -> w deliver one!
-        power-cut                           ->
-        sync                                ->
-        w hello one                         -> w welcome 0 one
-        w ack one                           -> w confirm 1
-        ",
-    );
     // One that was settled does not, though its client has not heard of that. The broker would have
     // counted the retry as running at a client that had given it back, until that client left.
     check(
