@@ -1,6 +1,9 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint simulate bench docs format rust-test python-test wire-check
+.PHONY: help build demo test lint simulate bench docs format rust-test python-test wire-check guarantees
+
+SHELL := bash
+.SHELLFLAGS := -o pipefail -c
 
 SEEDS ?= 2000
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
@@ -18,7 +21,7 @@ build: .venv/.built ## build the extension module and the penstock program into 
 demo: .venv/.built ## run a real map-reduce over the standard library's source, beside a serial loop
 	@$(python) -m penstock._demo
 
-test: lint rust-test simulate wire-check python-test ## run every check: lints, types, Rust, simulator, Python
+test: lint rust-test simulate wire-check python-test guarantees ## run every check: lints, types, Rust, simulator, Python
 	@echo "all checks passed"
 
 lint: .venv/.ready ## check formatting, lints and types
@@ -29,7 +32,8 @@ lint: .venv/.ready ## check formatting, lints and types
 	$(python) -m mypy
 
 simulate: ## run the simulator over SEEDS=2000 seeds, or replay one with SEED=8211
-	cargo run --quiet --profile simulate --package penstock-sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+	@mkdir -p .ran
+	@cargo run --quiet --profile simulate --package penstock-sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) | tee .ran/simulate.txt
 
 bench: .venv/.built ## measure Penstock beside its peers (installs their servers) and print the table
 	$(python) bench/run.py
@@ -43,14 +47,20 @@ format: .venv/.ready ## format all code
 	$(python) -m ruff check --fix-only --quiet .
 	$(python) -m ruff format --quiet .
 
+# What passed is kept in .ran/, for docs/guarantees.md to be held against.
 rust-test:
-	cargo test --quiet
+	@mkdir -p .ran
+	@cargo test 2>&1 | tee .ran/rust.txt | grep -v -e '^test .* ok$$' -e '^$$'
 
 wire-check:
 	cargo run --quiet --package generate-wire -- --check
 
 python-test: .venv/.built
-	$(python) -m pytest -n 2 --dist loadgroup
+	@mkdir -p .ran
+	$(python) -m pytest -n 2 --dist loadgroup --passed=.ran/python.txt
+
+guarantees: .venv/.ready
+	@$(python) tests/docs/guarantees.py
 
 .venv/.ready: requirements/dev.txt tools/make-venv
 	@echo "making .venv"

@@ -22,3 +22,26 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
         yield project
     finally:
         project.clean_up()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--passed", type=Path, help="write the ids of the tests that passed to this file")
+
+
+class Passed:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.ids: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.ids.append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        self.file.write_text("".join(f"{test}\n" for test in sorted(self.ids)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # With several processes, the one that hands out the tests hears of all of them.
+    if (file := config.getoption("--passed")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Passed(file))
