@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{Delivery, Key, Lease, Message, MessageId, Op, Tx, Value, ValueStatus};
-use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert, encode_frame, proto};
+use penstock_wire::{Decoder, Heard, MAX_FRAME_BYTES, convert, encode_frame, proto};
 
 const IN_A_FRAME: usize = 64;
 const FRAMES: usize = 20_000;
@@ -102,7 +102,7 @@ fn deliveries(deliveries: Vec<Delivery>) -> proto::ToClient {
     }
 }
 
-fn measure<N: Clone, F: prost::Message + Default>(
+fn measure<N: Clone, F: Heard>(
     name: &str,
     make: fn() -> N,
     to_frame: fn(Vec<N>) -> F,

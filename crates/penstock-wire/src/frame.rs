@@ -3,6 +3,9 @@ use std::marker::PhantomData;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message;
 
+use crate::generated::{ToBroker, ToClient, shapes};
+use crate::weigh::{MAX_ENTRY_BYTES, is_bearable};
+
 /// A frame is its length in four little-endian bytes, then the message.
 pub const FRAME_HEADER_BYTES: usize = 4;
 
@@ -11,12 +14,48 @@ pub const FRAME_HEADER_BYTES: usize = 4;
 pub enum WireError {
     #[error("a frame of {length} bytes is over the limit of {limit}")]
     TooLarge { length: usize, limit: usize },
+    #[error(
+        "a frame holds so many entries that it would take more than {} MiB of memory; send fewer at a time",
+        MAX_ENTRY_BYTES >> 20
+    )]
+    TooManyEntries,
     #[error("a frame is not a valid protobuf message: {0}")]
     NotProtobuf(String),
     /// Valid protobuf that makes no sense, for instance an id of three bytes.
     #[error("{0}")]
     Invalid(&'static str),
 }
+
+/// What one side hears of the other.
+pub trait Heard: Message + Default {
+    /// Whether a frame may be decoded: that takes no more memory than anybody may cost.
+    fn is_bearable(frame: &Bytes) -> bool;
+}
+
+impl Heard for ToBroker {
+    fn is_bearable(frame: &Bytes) -> bool {
+        is_bearable(frame, &shapes::TO_BROKER, LARGEST_ENTRY)
+    }
+}
+
+impl Heard for ToClient {
+    /// A client has chosen its broker.
+    fn is_bearable(_frame: &Bytes) -> bool {
+        true
+    }
+}
+
+const LARGEST_ENTRY: usize = {
+    let mut largest = 0;
+    let mut index = 0;
+    while index < shapes::ENTRIES.len() {
+        if shapes::ENTRIES[index] > largest {
+            largest = shapes::ENTRIES[index];
+        }
+        index += 1;
+    }
+    largest
+};
 
 /// Cuts a stream of bytes into messages. Byte fields of a message are slices of what arrived, not copies.
 #[derive(Debug)]
@@ -26,7 +65,7 @@ pub struct Decoder<T> {
     message: PhantomData<fn() -> T>,
 }
 
-impl<T: Message + Default> Decoder<T> {
+impl<T: Heard> Decoder<T> {
     pub fn new(max_frame_bytes: usize) -> Self {
         Self {
             arrived: BytesMut::new(),
@@ -53,6 +92,7 @@ impl<T: Message + Default> Decoder<T> {
     pub fn next_message(&mut self) -> Result<Option<T>, WireError> {
         match self.next_frame()? {
             None => Ok(None),
+            Some(frame) if !T::is_bearable(&frame) => Err(WireError::TooManyEntries),
             Some(frame) => match T::decode(frame) {
                 Ok(message) => Ok(Some(message)),
                 Err(error) => Err(WireError::NotProtobuf(error.to_string())),

@@ -844,3 +844,97 @@ impl Part {
         }
     }
 }
+/// What a frame from a client may hold, for `weigh`.
+pub(crate) mod shapes {
+    use crate::weigh::{Field, Shape};
+
+    pub(crate) const TO_BROKER: Shape = Shape::new(&[
+        (1, Field::One(&HELLO)),
+        (2, Field::Many(&COMMIT, size_of::<super::Commit>())),
+        (3, Field::One(&CONSUME)),
+        (4, Field::One(&WATCH)),
+        (5, Field::Many(&QUERY, size_of::<super::Query>())),
+        (6, Field::One(&REPORT)),
+    ]);
+    pub(crate) const REPORT: Shape = Shape::new(&[]);
+    pub(crate) const QUERY: Shape = Shape::new(&[]);
+    pub(crate) const WATCH: Shape = Shape::new(&[
+        (1, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
+        (2, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
+    ]);
+    pub(crate) const KEY_REF: Shape = Shape::new(&[]);
+    pub(crate) const CONSUME: Shape = Shape::new(&[
+        (1, Field::ManyPlain(size_of::<String>())),
+    ]);
+    pub(crate) const COMMIT: Shape = Shape::new(&[
+        (3, Field::Many(&TX, size_of::<super::Tx>())),
+    ]);
+    pub(crate) const TX: Shape = Shape::new(&[
+        (1, Field::Many(&OP, size_of::<super::Op>())),
+    ]);
+    pub(crate) const OP: Shape = Shape::new(&[
+        (1, Field::One(&ACK)),
+        (2, Field::One(&RELEASE)),
+        (3, Field::One(&MOVE)),
+        (4, Field::One(&PUBLISH)),
+        (5, Field::One(&PUT)),
+        (6, Field::One(&KEY_REF)),
+        (7, Field::One(&GUARD)),
+        (8, Field::One(&HOLD)),
+        (9, Field::One(&JOIN)),
+    ]);
+    pub(crate) const JOIN: Shape = Shape::new(&[]);
+    pub(crate) const HOLD: Shape = Shape::new(&[
+        (3, Field::Many(&HOLD_HELD, size_of::<super::hold::Held>())),
+    ]);
+    pub(crate) const HOLD_HELD: Shape = Shape::new(&[
+        (2, Field::One(&MESSAGE)),
+    ]);
+    pub(crate) const MESSAGE: Shape = Shape::new(&[
+        (4, Field::One(&DUE)),
+        (10, Field::ManyPlain(size_of::<::prost::bytes::Bytes>())),
+    ]);
+    pub(crate) const DUE: Shape = Shape::new(&[]);
+    pub(crate) const GUARD: Shape = Shape::new(&[
+        (1, Field::One(&KEY_REF)),
+    ]);
+    pub(crate) const PUT: Shape = Shape::new(&[
+        (1, Field::One(&KEY_REF)),
+        (2, Field::One(&VALUE)),
+    ]);
+    pub(crate) const VALUE: Shape = Shape::new(&[]);
+    pub(crate) const PUBLISH: Shape = Shape::new(&[
+        (1, Field::ManyPlain(size_of::<String>())),
+        (2, Field::One(&MESSAGE)),
+        (3, Field::One(&DUE)),
+        (4, Field::One(&KEY_REF)),
+    ]);
+    pub(crate) const MOVE: Shape = Shape::new(&[
+        (1, Field::One(&LEASE)),
+        (3, Field::One(&DUE)),
+        (6, Field::One(&DUE)),
+    ]);
+    pub(crate) const LEASE: Shape = Shape::new(&[]);
+    pub(crate) const RELEASE: Shape = Shape::new(&[
+        (1, Field::One(&LEASE)),
+    ]);
+    pub(crate) const ACK: Shape = Shape::new(&[
+        (1, Field::One(&LEASE)),
+    ]);
+    pub(crate) const HELLO: Shape = Shape::new(&[
+        (7, Field::Many(&LEASE, size_of::<super::Lease>())),
+    ]);
+
+    /// What an entry of each kind of list takes.
+    pub(crate) const ENTRIES: &[usize] = &[
+        size_of::<::prost::bytes::Bytes>(),
+        size_of::<String>(),
+        size_of::<super::Commit>(),
+        size_of::<super::KeyRef>(),
+        size_of::<super::Lease>(),
+        size_of::<super::Op>(),
+        size_of::<super::Query>(),
+        size_of::<super::Tx>(),
+        size_of::<super::hold::Held>(),
+    ];
+}

@@ -14,8 +14,10 @@ pub mod convert;
 mod frame;
 #[rustfmt::skip]
 mod generated;
+mod weigh;
 
-pub use frame::{Decoder, FRAME_HEADER_BYTES, WireError, encode_frame, encoded_frame_len};
+pub use frame::{Decoder, FRAME_HEADER_BYTES, Heard, WireError, encode_frame, encoded_frame_len};
+pub use weigh::MAX_ENTRY_BYTES;
 
 /// The messages of `proto/penstock.proto`.
 pub mod proto {

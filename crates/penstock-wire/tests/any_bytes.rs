@@ -7,7 +7,7 @@ use penstock_message::{
     MessageId, Op, Receipt, Refusal, ReleaseReason, Tx, Value, ValueStatus,
 };
 use penstock_wire::{
-    Decoder, FRAME_HEADER_BYTES, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
+    Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -176,7 +176,7 @@ fn commit_frame(first_seq: u64, durability: Durability, txs: Vec<Tx>) -> ToBroke
 }
 
 /// Feeds `stream` in portions whose sizes follow `cuts`, and takes messages as they become whole.
-fn hear<T: prost::Message + Default>(stream: &[u8], cuts: &[usize]) -> Result<Vec<T>, WireError> {
+fn hear<T: Heard>(stream: &[u8], cuts: &[usize]) -> Result<Vec<T>, WireError> {
     let mut decoder = Decoder::<T>::new(MAX_FRAME_BYTES);
     let mut heard = Vec::new();
     let mut rest = stream;
@@ -423,4 +423,103 @@ fn a_body_is_a_slice_of_what_arrived() {
     // Id and body lie in one buffer, as they did on the wire.
     let distance = message.body.as_ptr() as usize - message.id.as_ptr() as usize;
     assert!(distance < 100, "the body was copied");
+}
+
+/// A list field of messages or strings, each of its entries as short as can be.
+fn entries(number: u8, count: usize) -> Vec<u8> {
+    [number << 3 | 2, 0].repeat(count)
+}
+
+fn field(number: u8, held: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![number << 3 | 2];
+    let mut rest = held.len();
+    while rest > 127 {
+        bytes.push(rest as u8 | 128);
+        rest >>= 7;
+    }
+    bytes.push(rest as u8);
+    bytes.extend_from_slice(held);
+    bytes
+}
+
+fn decoded(frame: &[u8]) -> Result<Option<ToBroker>, WireError> {
+    let mut decoder = Decoder::<ToBroker>::new(MAX_FRAME_BYTES);
+    decoder.extend(&(frame.len() as u32).to_le_bytes());
+    decoder.extend(frame);
+    decoder.next_message()
+}
+
+#[test]
+fn a_frame_of_many_tiny_entries_is_refused_before_it_takes_much_more_memory_than_its_own() {
+    const MILLION: usize = 1_000_000;
+    let operations = |count| field(2, &field(3, &entries(1, count)));
+    let lonely_operation = field(3, &entries(1, 1));
+    let publish = |inside: &[u8]| field(2, &field(3, &field(1, &field(4, inside))));
+    let hold = |inside: &[u8]| field(2, &field(3, &field(1, &field(8, inside))));
+    let frames = [
+        entries(2, 3 * MILLION),
+        field(2, &entries(3, 3 * MILLION)),
+        operations(MILLION),
+        field(2, &lonely_operation.repeat(MILLION)),
+        publish(&entries(1, 3 * MILLION)),
+        publish(&field(2, &entries(10, 3 * MILLION))),
+        hold(&entries(3, MILLION)),
+        entries(5, 3 * MILLION),
+        field(1, &entries(7, 3 * MILLION)),
+        field(3, &entries(1, 3 * MILLION)),
+        field(4, &entries(1, 3 * MILLION)),
+        field(4, &entries(2, 3 * MILLION)),
+        // The beginning of a list does not hide its rest.
+        [entries(5, 8 * MILLION), field(15, b"unknown")].concat(),
+    ];
+    for frame in frames {
+        assert!(frame.len() <= MAX_FRAME_BYTES);
+        let start = std::time::Instant::now();
+        assert_eq!(decoded(&frame), Err(WireError::TooManyEntries));
+        assert!(start.elapsed().as_millis() < 1000, "{:?}", start.elapsed());
+    }
+    assert!(decoded(&operations(10_000)).is_ok());
+}
+
+#[test]
+fn a_frame_as_long_as_may_be_passes_when_it_is_one_body() {
+    let body = vec![1; 16 << 20];
+    let frame = field(
+        2,
+        &field(3, &field(1, &field(4, &field(2, &field(11, &body))))),
+    );
+    let heard = decoded(&frame).unwrap().expect("a whole frame");
+    assert_eq!(heard.commits[0].txs[0].ops.len(), 1);
+}
+
+#[test]
+fn a_full_frame_of_the_shortest_settlements_passes() {
+    let ack = Op::Ack {
+        lease: Lease {
+            message: MessageId([1; 16]),
+            epoch: 1,
+            grant: 1,
+        },
+        cost_us: 0,
+    };
+    let mut stream = BytesMut::new();
+    let txs = vec![Tx::from(vec![ack]); 36 << 10];
+    encode_frame(&commit_frame(1, Durability::Disk, txs), &mut stream);
+    assert!(
+        stream.len() > 1 << 20,
+        "clients end their frames before this"
+    );
+    let heard = hear::<ToBroker>(&stream, &[]).unwrap();
+    assert_eq!(heard[0].commits[0].txs.len(), 36 << 10);
+}
+
+#[test]
+fn what_is_not_protobuf_is_said_to_be_so_however_long_it_is() {
+    for byte in [0, 7, 0x0b, 0x0c, 0x80, 0xff] {
+        let refused = decoded(&vec![byte; 1 << 20]).unwrap_err();
+        assert!(
+            matches!(refused, WireError::NotProtobuf(_)),
+            "{byte}: {refused}"
+        );
+    }
 }

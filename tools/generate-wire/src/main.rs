@@ -5,6 +5,8 @@
 //!
 //! The result is committed, so that nobody needs a protobuf compiler to build penstock.
 
+mod shapes;
+
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
@@ -37,6 +39,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 
 fn generate(protos: &Path) -> Result<String, Box<dyn Error>> {
     let files = protox::compile(["penstock.proto"], [protos])?;
+    let shapes = shapes::of("ToBroker", &files)?;
     let module = prost_build::Module::from_protobuf_package_name("penstock.v1");
     let requests = files
         .file
@@ -50,5 +53,5 @@ fn generate(protos: &Path) -> Result<String, Box<dyn Error>> {
     let code = modules
         .remove(&module)
         .ok_or("prost-build gave no module for penstock.v1")?;
-    Ok(HEADER.to_owned() + &code)
+    Ok(HEADER.to_owned() + &code + &shapes)
 }

@@ -1,0 +1,116 @@
+//! What a frame takes in memory once it is decoded, reckoned before it is.
+//!
+//! An entry of a list may have two bytes on the wire and take some hundreds in memory: 17 MiB of empty
+//! operations would be gigabytes. So a frame is walked first, keeping nothing, and refused when its
+//! entries would take too much. Frames that cannot take too much, whatever is in them, are not walked;
+//! those are nearly all.
+
+use bytes::{Buf, Bytes};
+use prost::DecodeError;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+/// What the entries of all lists of a frame may take in memory, beside the bytes of the frame itself.
+pub const MAX_ENTRY_BYTES: usize = 64 << 20;
+
+/// The fields of a message that hold messages, or that may come any number of times.
+pub(crate) struct Shape {
+    fields: &'static [(u32, Field)],
+}
+
+impl Shape {
+    pub(crate) const fn new(fields: &'static [(u32, Field)]) -> Self {
+        assert!(fields.len() <= MOST_FIELDS);
+        Self { fields }
+    }
+}
+
+const MOST_FIELDS: usize = 12;
+
+pub(crate) enum Field {
+    /// A message inside its parent's memory. Sent twice it is merged, or replaced.
+    One(&'static Shape),
+    /// A list of messages, and what an entry takes.
+    Many(&'static Shape, usize),
+    /// A list of strings, and what an entry takes beside its text.
+    ManyPlain(usize),
+}
+
+/// Whether the entries of this frame stay under [`MAX_ENTRY_BYTES`]. What is not protobuf passes, for
+/// the decoder to say so.
+pub(crate) fn is_bearable(frame: &Bytes, shape: &Shape, largest_entry: usize) -> bool {
+    // The shortest entry is the number of its field and a length of zero, and one that is alone in its
+    // list takes the room of FIRST_ROOM.
+    if frame.len() / 2 * FIRST_ROOM * largest_entry <= MAX_ENTRY_BYTES {
+        return true;
+    }
+    let mut walk = Walk {
+        left: MAX_ENTRY_BYTES,
+    };
+    !matches!(walk.message(&mut frame.clone(), shape), Err(Stop::TooHeavy))
+}
+
+/// A list that is not empty has room for so many entries, and doubles it when it is full.
+const FIRST_ROOM: usize = 4;
+
+struct Walk {
+    left: usize,
+}
+
+enum Stop {
+    TooHeavy,
+    NotProtobuf,
+}
+
+impl From<DecodeError> for Stop {
+    fn from(_: DecodeError) -> Self {
+        Self::NotProtobuf
+    }
+}
+
+impl Walk {
+    fn message(&mut self, bytes: &mut Bytes, shape: &Shape) -> Result<(), Stop> {
+        if shape.fields.is_empty() {
+            return Ok(());
+        }
+        let mut lists = [List::default(); MOST_FIELDS];
+        while bytes.has_remaining() {
+            let (number, wire_type) = decode_key(bytes)?;
+            let place = shape.fields.iter().position(|(known, _)| *known == number);
+            let (Some(place), WireType::LengthDelimited) = (place, wire_type) else {
+                skip_field(wire_type, number, bytes, DecodeContext::default())?;
+                continue;
+            };
+            let length = decode_varint(bytes)?;
+            if length > bytes.remaining() as u64 {
+                return Err(Stop::NotProtobuf);
+            }
+            let mut held = bytes.split_to(length as usize);
+            match &shape.fields[place].1 {
+                Field::One(shape) => self.message(&mut held, shape)?,
+                Field::Many(shape, entry_bytes) => {
+                    self.add(&mut lists[place], *entry_bytes)?;
+                    self.message(&mut held, shape)?;
+                }
+                Field::ManyPlain(entry_bytes) => self.add(&mut lists[place], *entry_bytes)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, list: &mut List, entry_bytes: usize) -> Result<(), Stop> {
+        if list.entries == list.room {
+            let room = (list.room * 2).max(FIRST_ROOM);
+            let added = (room - list.room) * entry_bytes;
+            self.left = self.left.checked_sub(added).ok_or(Stop::TooHeavy)?;
+            list.room = room;
+        }
+        list.entries += 1;
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct List {
+    entries: usize,
+    room: usize,
+}

@@ -1,0 +1,153 @@
+//! The shapes of messages, by which penstock-wire reckons what a frame takes in memory before it
+//! decodes it: their fields that hold messages, and those that may come any number of times.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+
+use protox::prost_reflect::prost_types::field_descriptor_proto::{Label, Type};
+use protox::prost_reflect::prost_types::{
+    DescriptorProto, FieldDescriptorProto, FileDescriptorSet,
+};
+
+const PACKAGE: &str = ".penstock.v1.";
+
+/// Rust code for the shape of this message and of all that it may hold.
+pub fn of(root: &str, files: &FileDescriptorSet) -> Result<String, Box<dyn Error>> {
+    let mut shapes = String::new();
+    let mut entries = BTreeSet::new();
+    let mut seen = BTreeSet::from([root.to_owned()]);
+    let mut todo = vec![root.to_owned()];
+    while let Some(name) = todo.pop() {
+        let mut fields = String::new();
+        for field in &find(&name, files)?.field {
+            let Some(shape) = shape_of(field)? else {
+                continue;
+            };
+            fields += &format!("        ({}, {}),\n", field.number(), shape.code());
+            entries.extend(shape.entry);
+            if let Some(held) = shape.holds
+                && seen.insert(held.clone())
+            {
+                todo.push(held);
+            }
+        }
+        let list = match fields.is_empty() {
+            true => String::new(),
+            false => format!("\n{fields}    "),
+        };
+        let constant = constant(&name);
+        shapes += &format!("    pub(crate) const {constant}: Shape = Shape::new(&[{list}]);\n");
+    }
+    let mut sizes = String::new();
+    for entry in entries {
+        sizes += &format!("        size_of::<{entry}>(),\n");
+    }
+    Ok(format!(
+        "/// What a frame from a client may hold, for `weigh`.\n\
+         pub(crate) mod shapes {{\n    use crate::weigh::{{Field, Shape}};\n\n{shapes}\n    \
+         /// What an entry of each kind of list takes.\n    \
+         pub(crate) const ENTRIES: &[usize] = &[\n{sizes}    ];\n}}\n"
+    ))
+}
+
+struct FieldShape {
+    /// The message that it holds.
+    holds: Option<String>,
+    /// The Rust type of an entry, when it is a list.
+    entry: Option<String>,
+}
+
+impl FieldShape {
+    fn code(&self) -> String {
+        let shape = self.holds.as_deref().map(constant);
+        match (shape, &self.entry) {
+            (Some(shape), None) => format!("Field::One(&{shape})"),
+            (Some(shape), Some(entry)) => format!("Field::Many(&{shape}, size_of::<{entry}>())"),
+            (None, entry) => {
+                let entry = entry.as_deref().unwrap_or("()");
+                format!("Field::ManyPlain(size_of::<{entry}>())")
+            }
+        }
+    }
+}
+
+/// `None`: it takes no memory but what its message has, or its text.
+fn shape_of(field: &FieldDescriptorProto) -> Result<Option<FieldShape>, Box<dyn Error>> {
+    let is_list = field.label() == Label::Repeated;
+    let plain = |entry: &str| FieldShape {
+        holds: None,
+        entry: Some(entry.to_owned()),
+    };
+    Ok(match field.r#type() {
+        Type::Message => {
+            let name = relative(field.type_name())?;
+            let entry = is_list.then(|| format!("super::{}", rust_path(&name)));
+            let holds = Some(name);
+            Some(FieldShape { holds, entry })
+        }
+        _ if !is_list => None,
+        Type::String => Some(plain("String")),
+        Type::Bytes => Some(plain("::prost::bytes::Bytes")),
+        other => {
+            let field = field.name();
+            return Err(format!(
+                "{field}: weigh.rs does not know how to weigh a list of {other:?}"
+            )
+            .into());
+        }
+    })
+}
+
+fn relative(type_name: &str) -> Result<String, Box<dyn Error>> {
+    let name = type_name.strip_prefix(PACKAGE);
+    Ok(name
+        .ok_or_else(|| format!("{type_name} is of another package"))?
+        .to_owned())
+}
+
+fn find<'a>(
+    name: &str,
+    files: &'a FileDescriptorSet,
+) -> Result<&'a DescriptorProto, Box<dyn Error>> {
+    let mut among: Vec<_> = files
+        .file
+        .iter()
+        .flat_map(|file| &file.message_type)
+        .collect();
+    let mut found = None;
+    for part in name.split('.') {
+        let message = among.into_iter().find(|message| message.name() == part);
+        let message = message.ok_or_else(|| format!("there is no message {name}"))?;
+        among = message.nested_type.iter().collect();
+        found = Some(message);
+    }
+    found.ok_or_else(|| "a message without a name".into())
+}
+
+/// `Hold.Held` is `HOLD_HELD`.
+fn constant(name: &str) -> String {
+    let parts: Vec<String> = name.split('.').map(snake).collect();
+    parts.join("_").to_uppercase()
+}
+
+/// `Hold.Held` is `hold::Held`, as prost-build names it.
+fn rust_path(name: &str) -> String {
+    match name.rsplit_once('.') {
+        None => name.to_owned(),
+        Some((outer, inner)) => {
+            let modules: Vec<String> = outer.split('.').map(snake).collect();
+            format!("{}::{inner}", modules.join("::"))
+        }
+    }
+}
+
+fn snake(camel: &str) -> String {
+    let mut snake = String::new();
+    for letter in camel.chars() {
+        if letter.is_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.extend(letter.to_lowercase());
+    }
+    snake
+}
