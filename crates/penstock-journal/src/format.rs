@@ -204,6 +204,13 @@ pub(crate) struct Record<'a> {
     pub payload: &'a [u8],
 }
 
+impl RecordHeader {
+    /// Whatever the bytes are: only the record's own checksum, over the payload too, can tell.
+    pub fn get_from(bytes: &[u8; Self::BYTES]) -> Self {
+        Self::get(bytes)
+    }
+}
+
 impl<'a> Record<'a> {
     const CHECKED_FROM: usize = u32::BYTES;
 

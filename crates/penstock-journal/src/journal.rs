@@ -2,10 +2,12 @@
 //! touches no file: [`crate::Writer`] carries batches out on a thread of its own.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::format::{
     BatchHeader, FIRST_BATCH, LONGEST_PART, Record, RecordHeader, RecordKind, batch_aligned,
 };
+use crate::index::{Index, Mark, ReadAt, Spacing};
 
 /// A journal's sizes. The defaults suit everybody but tests.
 #[derive(Clone, Debug)]
@@ -87,6 +89,8 @@ pub struct Journal {
     /// In the life of this process.
     appended_bytes: u64,
     reclaim: Reclaim,
+    index: Index,
+    spacing: Spacing,
 }
 
 /// How far reclaiming has come.
@@ -145,6 +149,10 @@ struct Filling {
     first_position: u64,
     base_position: u64,
     through: u64,
+    /// How much of its first record's payload was in batches before.
+    first_skipped: u64,
+    /// Records and parts that get a mark: position, payload before, offset in the body.
+    marks: Vec<(u64, u64, u64)>,
     /// Segments that go once it is synced.
     drops: Vec<u64>,
 }
@@ -162,6 +170,7 @@ impl Journal {
         segments: VecDeque<Segment>,
         sequence: u64,
         next_position: u64,
+        index: Index,
     ) -> Self {
         Self {
             longest_body: options.longest_body(),
@@ -184,6 +193,8 @@ impl Journal {
                 since_bytes: 0,
                 live_bytes: u64::MAX,
             },
+            index,
+            spacing: Spacing::default(),
         }
     }
 
@@ -192,11 +203,12 @@ impl Journal {
     pub fn append(&mut self, position: u64, record: &[u8]) {
         assert_eq!(position, self.next_position, "a record is out of order");
         if record.len() <= self.longest_part {
-            self.push(Record {
+            let record = Record {
                 kind: RecordKind::Whole,
                 position,
                 payload: record,
-            });
+            };
+            self.push(record, 0);
         } else {
             // The parts may end up in several batches and segments; recovery shows the record to
             // nobody before it has met the last one.
@@ -207,17 +219,19 @@ impl Journal {
                     index if index == last => RecordKind::Last,
                     _ => RecordKind::Middle,
                 };
-                self.push(Record {
+                let part = Record {
                     kind,
                     position,
                     payload,
-                });
+                };
+                self.push(part, (index * self.longest_part) as u64);
             }
         }
         self.next_position += 1;
     }
 
-    fn push(&mut self, record: Record<'_>) {
+    /// `skipped`: how much of its payload came before.
+    fn push(&mut self, record: Record<'_>, skipped: u64) {
         let bytes = RecordHeader::BYTES + record.payload.len();
         if self.filling.count > 0 && self.filling.body.len() + bytes > self.longest_body {
             self.closed_bytes += self.filling.body.len();
@@ -233,6 +247,11 @@ impl Journal {
             filling.first_position = record.position;
             filling.base_position = record.position + u64::from(!record.kind.begins());
             filling.through = record.position - 1;
+            filling.first_skipped = skipped;
+        }
+        let offset = filling.body.len() as u64;
+        if self.spacing.is_due(record.payload.len(), skipped > 0) {
+            filling.marks.push((record.position, skipped, offset));
         }
         record.encode_into(&mut filling.body);
         self.appended_bytes += bytes as u64;
@@ -300,6 +319,21 @@ impl Journal {
             body: filling.body,
             drops: filling.drops,
         };
+        if batch.count > 0 && !self.index.knows(batch.segment) {
+            let first = (filling.first_position, filling.first_skipped, 0);
+            if filling.marks.first() != Some(&first) {
+                filling.marks.insert(0, first);
+            }
+        }
+        for (position, skipped, offset) in filling.marks {
+            self.index.add(Mark {
+                position,
+                skipped,
+                segment: batch.segment,
+                batch: batch.offset,
+                record: batch.offset + BatchHeader::BYTES as u64 + offset,
+            });
+        }
         self.end = batch.end();
         batch
     }
@@ -395,6 +429,20 @@ impl Journal {
         let oldest = self.segments.pop_front().expect("there are two");
         self.filling.drops.push(oldest.number);
         self.untaken_drops += 1;
+        self.index.forget_segment(oldest.number);
+    }
+
+    /// Where to read bytes of a record's payload, without reading them: for [`crate::Reader::read`], on a
+    /// thread of its own. The record must be synced, and stand in a segment that was not dropped.
+    pub fn reads(&self, position: u64, range: Range<u64>) -> ReadAt {
+        assert!(
+            position <= self.synced_through,
+            "record {position} is not on disk yet: {} is the last",
+            self.synced_through
+        );
+        assert!(range.start <= range.end, "a range that runs backwards");
+        let found = self.index.reads(position, range);
+        found.unwrap_or_else(|| panic!("record {position} went with a dropped segment"))
     }
 
     /// Recovery has written and synced all records up to `through`, and the new segment's header

@@ -1,7 +1,7 @@
 //! Penstock's durable file: segments of batches of records, on disk before anything rests on them.
 //!
 //! [`Journal`] gathers records on the core's thread, [`Writer`] writes and syncs them on its own,
-//! [`Journal::open`] brings back what a crash left, [`fsck()`] looks without touching. What a record
+//! [`Reader`] reads single ones back, [`Journal::open`] brings back what a crash left, [`fsck()`] looks without touching. What a record
 //! means is none of the journal's business: it keeps bytes, numbered without gaps.
 //!
 //! The bytes on disk are drawn in `docs/internals/journal.md`.
@@ -11,8 +11,10 @@ compile_error!("Penstock's journal needs Linux or macOS");
 
 mod format;
 mod fsck;
+mod index;
 mod journal;
 mod read;
+mod reader;
 mod recovery;
 pub mod sim;
 mod storage;
@@ -20,7 +22,9 @@ mod writer;
 
 pub use format::{FORMAT_VERSION, KNOWN_FEATURES};
 pub use fsck::{Damage, FsckReport, SegmentReport, fsck};
+pub use index::ReadAt;
 pub use journal::{Batch, Journal, JournalOptions};
+pub use reader::{ReadError, Reader};
 pub use recovery::{OpenError, Opened, RecoveryReport, Replay};
 pub use storage::{DiskStorage, Storage, StoredFile};
 pub use writer::{Spares, WriteError, Writer};

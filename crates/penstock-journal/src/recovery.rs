@@ -18,6 +18,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use crate::format::{FIRST_BATCH, Record, RecordKind, SegmentHeader, segment_name, segment_number};
+use crate::index::{Index, Mark, Spacing};
 use crate::journal::{Journal, JournalOptions, Segment};
 use crate::read::{SegmentImage, read_header};
 use crate::storage::{Storage, StoredFile};
@@ -176,6 +177,8 @@ pub(crate) struct Recovered {
     epoch: u32,
     /// At the last batch that is proven to be on disk.
     proven: Chain,
+    /// Of the records up to that batch.
+    index: Index,
     /// Records behind that batch, and the position of the first record that is not proven.
     unproven: Vec<Vec<u8>>,
     base_position: u64,
@@ -196,6 +199,7 @@ impl Recovered {
                 sequence: 0,
                 previous: 0,
             },
+            index: Index::default(),
             unproven: Vec::new(),
             base_position: 1,
         }
@@ -233,18 +237,20 @@ pub(crate) fn recover<S: Storage>(
     }
     headers.push(last.header);
 
-    let mut reader = Reader::new(&headers[0], tail.proven, replay);
+    let mut joiner = Joiner::new(&headers[0], tail.proven, replay);
+    let mut index = Index::default();
+    let mut spacing = Spacing::default();
     let mut counted = VecDeque::new();
     let mut proven = last.first_link();
     let mut last = Some(last);
-    for (index, header) in headers.iter().enumerate() {
-        let successor = headers.get(index + 1);
+    for (place, header) in headers.iter().enumerate() {
+        let successor = headers.get(place + 1);
         let image = match successor {
             Some(_) => SegmentImage::load(storage, *header)?,
             None => last.take().expect("the last segment comes last"),
         };
         let damaged = |offset, what: &str| OpenError::damaged(storage, &image.name, offset, what);
-        reader
+        joiner
             .begin_segment(header)
             .map_err(|what| damaged(0, &what))?;
         let mut chain = image.first_link();
@@ -254,11 +260,24 @@ pub(crate) fn recover<S: Storage>(
             let batch = image
                 .batch_at(offset, &mut chain)
                 .map_err(|what| damaged(offset, what))?;
-            offset = batch.end;
-            reader.report.batches += 1;
+            let begin = std::mem::replace(&mut offset, batch.end);
+            joiner.report.batches += 1;
             for record in batch.records() {
                 let (offset, record) = record.map_err(|(offset, what)| damaged(offset, what))?;
-                reader.take(chain.sequence, record, |what| damaged(offset, what))?;
+                if chain.sequence <= tail.proven {
+                    let skipped = joiner.skipped(&record);
+                    let must = skipped > 0 || !index.knows(header.segment);
+                    if spacing.is_due(record.payload.len(), must) {
+                        index.add(Mark {
+                            position: record.position,
+                            skipped,
+                            segment: header.segment,
+                            batch: begin,
+                            record: offset,
+                        });
+                    }
+                }
+                joiner.take(chain.sequence, record, |what| damaged(offset, what))?;
             }
             if chain.sequence == tail.proven {
                 proven = chain;
@@ -278,13 +297,14 @@ pub(crate) fn recover<S: Storage>(
             bytes: image.bytes.len() as u64,
         });
     }
-    reader.report.segments = counted.len() as u64;
-    reader.report.torn_batches = tail.torn_batches;
-    reader.report.rewritten_records = reader.unproven.len() as u64;
+    joiner.report.segments = counted.len() as u64;
+    joiner.report.torn_batches = tail.torn_batches;
+    joiner.report.rewritten_records = joiner.unproven.len() as u64;
     Ok(Recovered {
-        base_position: reader.next_position - reader.unproven.len() as u64,
-        report: reader.report,
-        unproven: reader.unproven,
+        base_position: joiner.next_position - joiner.unproven.len() as u64,
+        report: joiner.report,
+        unproven: joiner.unproven,
+        index,
         segments: counted,
         number,
         epoch: headers.last().expect("there is the last one").epoch,
@@ -326,7 +346,7 @@ fn find_tail<S: Storage>(storage: &S, last: &SegmentImage) -> Result<Tail, OpenE
 }
 
 /// Joins the parts of long records and checks that positions have no gaps.
-struct Reader<'a> {
+struct Joiner<'a> {
     replay: &'a mut Replay<'a>,
     report: RecoveryReport,
     next_position: u64,
@@ -339,7 +359,7 @@ struct Reader<'a> {
     unproven: Vec<Vec<u8>>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> Joiner<'a> {
     fn new(oldest: &SegmentHeader, proven: u64, replay: &'a mut Replay<'a>) -> Self {
         Self {
             replay,
@@ -374,6 +394,13 @@ impl<'a> Reader<'a> {
                 "it begins at record {found}, and should at {expected}"
             ))
         }
+    }
+
+    /// How much of the record's payload came before this part.
+    fn skipped(&self, record: &Record<'_>) -> u64 {
+        let is_further = !record.kind.begins();
+        let before = self.parts.as_ref().filter(|_| is_further);
+        before.map_or(0, |parts| parts.len() as u64)
     }
 
     fn take(
@@ -455,6 +482,7 @@ fn start<S: Storage>(
         recovered.segments,
         chain.sequence,
         base_position,
+        recovered.index,
     );
     let name = segment_name(number);
     let file = storage

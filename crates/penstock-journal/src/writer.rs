@@ -23,6 +23,7 @@ use crate::format::{
     batch_tag, segment_name,
 };
 use crate::journal::{Batch, JournalOptions};
+use crate::reader::Reader;
 use crate::storage::{Storage, StoredFile};
 
 /// Why nothing can be written. Final for this process: after a failed write or sync the operating
@@ -50,6 +51,8 @@ pub struct Writer<S: Storage> {
     /// The last batch that is synced.
     durable: u64,
     drops: Vec<u64>,
+    /// Told to readers before a file is given away.
+    dropped_through: Arc<AtomicU64>,
     failure: Option<String>,
     _lock: S::Lock,
 }
@@ -149,6 +152,7 @@ impl<S: Storage> Writer<S> {
             chain,
             durable,
             drops: Vec::new(),
+            dropped_through: Arc::default(),
             failure: None,
             _lock: lock,
         }
@@ -175,6 +179,12 @@ impl<S: Storage> Writer<S> {
     /// A handle with which another thread prepares spare segments.
     pub fn spares(&self) -> Spares<S> {
         self.spares.clone()
+    }
+
+    /// One that reads records back, on a thread of its own.
+    pub fn reader(&self) -> Reader<S> {
+        let dropped_through = self.dropped_through.clone();
+        Reader::new(self.storage.clone(), self.chain.journal_id, dropped_through)
     }
 
     fn unless_failed(
@@ -270,6 +280,7 @@ impl<S: Storage> Writer<S> {
 
     fn drop_segment(&mut self, number: u64) -> Result<(), WriteError> {
         let name = segment_name(number);
+        self.dropped_through.fetch_max(number, Ordering::Release);
         let dropped = self.spares.keep(&name, number);
         let dropped = dropped.and_then(|()| self.storage.sync_directory());
         dropped.map_err(failed_to("drop", &name))

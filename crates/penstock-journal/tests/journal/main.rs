@@ -4,5 +4,6 @@ mod damage;
 mod failures;
 mod opening;
 mod power_cuts;
+mod reading;
 mod space;
 mod support;

@@ -56,7 +56,11 @@ pub struct User<S: Storage> {
 
 impl<S: Storage> User<S> {
     pub fn open(storage: &S) -> Result<Self, OpenError> {
-        let (opened, appended) = open(storage, small())?;
+        Self::open_with(storage, small())
+    }
+
+    pub fn open_with(storage: &S, options: JournalOptions) -> Result<Self, OpenError> {
+        let (opened, appended) = open(storage, options)?;
         let first = appended
             .first_key_value()
             .map_or(opened.next_position, |(first, _)| *first);

@@ -1,0 +1,174 @@
+//! Where in which segment a record stands: a mark every so often, from which a reader walks on.
+//!
+//! A mark costs 40 bytes of memory for 64 KiB of journal. From each record there is a way to it that
+//! never leaves a segment: the first record of a segment has a mark, and so has each further part of a
+//! long record.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use crate::format::RecordHeader;
+
+/// At least so many bytes of journal lie between two marks that nothing else asks for.
+const SPACING_BYTES: u64 = 64 << 10;
+
+/// A place in a segment where a record begins, or a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub position: u64,
+    /// How much of the record's payload comes before this part of it.
+    pub skipped: u64,
+    pub segment: u64,
+    /// Where the header of its batch begins, and where its own does.
+    pub batch: u64,
+    pub record: u64,
+}
+
+impl Mark {
+    fn key(&self) -> (u64, u64) {
+        (self.position, self.skipped)
+    }
+}
+
+/// Says of each record or part, in order, whether it gets a mark.
+#[derive(Debug)]
+pub(crate) struct Spacing {
+    bytes: u64,
+}
+
+impl Default for Spacing {
+    fn default() -> Self {
+        // The first record of all gets one.
+        Self {
+            bytes: SPACING_BYTES,
+        }
+    }
+}
+
+impl Spacing {
+    /// `payload`: its length. `must`: it gets one whatever came before.
+    pub fn is_due(&mut self, payload: usize, must: bool) -> bool {
+        let due = must || self.bytes >= SPACING_BYTES;
+        if due {
+            self.bytes = 0;
+        }
+        self.bytes += (RecordHeader::BYTES + payload) as u64;
+        due
+    }
+}
+
+/// Where to look for bytes of one record. Made by [`crate::Journal::reads`], carried out by
+/// [`crate::Reader::read`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadAt {
+    pub(crate) position: u64,
+    pub(crate) range: Range<u64>,
+    /// Where to walk from, for each part that holds some of the range.
+    pub(crate) marks: Vec<Mark>,
+}
+
+impl ReadAt {
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+}
+
+/// The marks of all segments that count, in the order of positions.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    marks: VecDeque<Mark>,
+}
+
+impl Index {
+    pub fn add(&mut self, mark: Mark) {
+        // What an earlier process left unfinished, or what was written again to a new segment, is
+        // there twice: the later one counts.
+        while self
+            .marks
+            .back()
+            .is_some_and(|last| last.key() >= mark.key())
+        {
+            self.marks.pop_back();
+        }
+        self.marks.push_back(mark);
+    }
+
+    /// Whether there is a mark in this segment, which is the last or comes after the last.
+    pub fn knows(&self, segment: u64) -> bool {
+        self.marks
+            .back()
+            .is_some_and(|mark| mark.segment == segment)
+    }
+
+    pub fn forget_segment(&mut self, segment: u64) {
+        while self
+            .marks
+            .front()
+            .is_some_and(|mark| mark.segment <= segment)
+        {
+            self.marks.pop_front();
+        }
+        // After a time with many: give the memory back.
+        if self.marks.len() < self.marks.capacity() / 4 {
+            self.marks.shrink_to(self.marks.len() * 2);
+        }
+    }
+
+    /// `None`: the segment in which the record stood is gone.
+    pub fn reads(&self, position: u64, range: Range<u64>) -> Option<ReadAt> {
+        let behind = self
+            .marks
+            .partition_point(|mark| mark.key() <= (position, range.start));
+        let first = behind.checked_sub(1)?;
+        let further = self.marks.range(behind..);
+        let further = further.take_while(|mark| mark.key() < (position, range.end));
+        let mut marks = vec![self.marks[first]];
+        marks.extend(further.copied());
+        Some(ReadAt {
+            position,
+            range,
+            marks,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(position: u64, skipped: u64, segment: u64) -> Mark {
+        Mark {
+            position,
+            skipped,
+            segment,
+            batch: 4096,
+            record: 4160,
+        }
+    }
+
+    #[test]
+    fn what_was_written_again_is_read_where_it_stands_now() {
+        let mut index = Index::default();
+        for old in [
+            mark(1, 0, 1),
+            mark(5, 0, 1),
+            mark(5, 100, 2),
+            mark(5, 200, 2),
+        ] {
+            index.add(old);
+        }
+        for new in [mark(5, 0, 3), mark(5, 100, 3)] {
+            index.add(new);
+        }
+        let at = index.reads(5, 50..150).unwrap();
+        assert_eq!(at.marks, [mark(5, 0, 3), mark(5, 100, 3)]);
+        assert_eq!(index.reads(4, 0..9).unwrap().marks, [mark(1, 0, 1)]);
+        index.forget_segment(2);
+        assert_eq!(index.reads(4, 0..9), None);
+        assert_eq!(index.reads(6, 0..9).unwrap().marks, [mark(5, 100, 3)]);
+    }
+}
