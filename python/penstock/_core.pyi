@@ -103,10 +103,10 @@ class ChildLink:
     def __new__(cls, work_fd: int, reply_fd: int, pages_fd: int, slot: int, parent_pid: int) -> ChildLink:
         """Own the descriptors from here on. The process ends when its parent does."""
     def __iter__(self) -> ChildLink: ...
-    def __next__(self) -> tuple[str, bytes, int, int, bool, int, bytes, list[bytes]]:
+    def __next__(self) -> tuple[str, bytes, int, int, bool, bool, int, bytes, list[bytes]]:
         """Wait for the next job and claim it.
 
-        It is (task, job id, attempt, crashes, wants_result, enqueued_at_ms, body, notes).
+        It is (task, job id, attempt, crashes, redelivered, wants_result, enqueued_at_ms, body, notes).
         The end comes when the supervisor wants no more.
         """
     def finish(self, kind: int, delay_ms: int, value: bytes | None, note: bytes | None) -> None:

@@ -20,13 +20,16 @@ class CurrentJob:
     """From 1; rises with each retry."""
     crashes: int
     """How often a worker process has died running it."""
+    redelivered: bool
+    """Whether this attempt may have begun before: its worker died, or was stopped and handed it back, or its broker
+    died and cannot tell. False is a promise that it has not."""
     retries_left: int
     """How many more attempts follow if this one fails."""
     worker: str
 
 
-# (job id, attempt from 0, crashes, task, worker), as the runner has them: most jobs never ask.
-running: ContextVar[tuple[bytes, int, int, AnyTask[..., Any], str] | None]
+# (job id, attempt from 0, crashes, redelivered, task, worker), as the runner has them: most jobs never ask.
+running: ContextVar[tuple[bytes, int, int, bool, AnyTask[..., Any], str] | None]
 running = ContextVar("penstock_current_job", default=None)
 
 
@@ -35,12 +38,13 @@ def current_job() -> CurrentJob | None:
     current = running.get()
     if current is None:
         return None
-    job_id, attempt, crashes, task, worker = current
+    job_id, attempt, crashes, redelivered, task, worker = current
     return CurrentJob(
         id=format_id(job_id),
         task=task.name,
         attempt=attempt + 1,
         crashes=crashes,
+        redelivered=redelivered,
         retries_left=max(0, task.retry_policy.retries - attempt),
         worker=worker,
     )

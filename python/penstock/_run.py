@@ -49,6 +49,7 @@ class Runner:
         job_id: bytes,
         attempt: int,
         crashes: int,
+        redelivered: bool,
         wants_result: bool,
         enqueued_at_ms: int,
         body: bytes,
@@ -69,7 +70,9 @@ class Runner:
             return attempt_of_job.fail(error)
         context = contextvars.copy_context()
         try:
-            value = context.run(self._call, known, args, kwargs, (job_id, attempt, crashes, known, self._worker))
+            value = context.run(
+                self._call, known, args, kwargs, (job_id, attempt, crashes, redelivered, known, self._worker)
+            )
             if type(value) is CoroutineType:
                 value = self._event_loop().run(value, context=context)
         except GiveBack:

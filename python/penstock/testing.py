@@ -68,7 +68,9 @@ class _InlineConnection:
         self.calls.append(Call(options.task, tuple(args), kwargs, options.queue))
         notes: list[bytes] = []
         while True:
-            kind, _, value, note = self.runner.run(options.task, job_id, len(notes), 0, True, enqueued_ms, body, notes)
+            kind, _, value, note = self.runner.run(
+                options.task, job_id, len(notes), 0, False, True, enqueued_ms, body, notes
+            )
             if kind != _run.RETRY:
                 break
             assert note is not None

@@ -58,7 +58,7 @@ class Attempts:
     ) -> tuple[int, int, bytes | None, bytes | None]:
         body = self.task.arguments.encode(args, {})
         outcome = self.runner.run(
-            "shop.send", b"i" * 16, len(self.notes), crashes, wants_result, 1_000, body, self.notes
+            "shop.send", b"i" * 16, len(self.notes), crashes, crashes > 0, wants_result, 1_000, body, self.notes
         )
         if outcome[0] == _run.RETRY:
             assert outcome[3] is not None
@@ -184,7 +184,7 @@ def test_endless_recursion_fails_the_job_with_a_readable_traceback():
 
 def test_arguments_of_another_version_fail_without_a_retry():
     attempts = Attempts(lambda: None, retries=5)
-    outcome = attempts.runner.run("shop.send", b"i" * 16, 0, 0, True, 0, b"\x92\x91\xc7\x00\x3f\x80", [])
+    outcome = attempts.runner.run("shop.send", b"i" * 16, 0, 0, False, True, 0, b"\x92\x91\xc7\x00\x3f\x80", [])
     assert outcome[0] == _run.FAILED
     with pytest.raises(TypeError, match="do not fit this version of the task: it holds a value of an unknown kind"):
         attempts.ended(outcome).result()
@@ -192,7 +192,7 @@ def test_arguments_of_another_version_fail_without_a_retry():
 
 def test_an_unknown_task_fails_with_close_matches():
     attempts = Attempts(lambda: None)
-    outcome = attempts.runner.run("shop.sent", b"i" * 16, 0, 0, True, 0, b"\x92\x90\x80", [])
+    outcome = attempts.runner.run("shop.sent", b"i" * 16, 0, 0, False, True, 0, b"\x92\x90\x80", [])
     with pytest.raises(UnknownTask, match=r"the app 'shop' has no task 'shop.sent'; did you mean shop.send\?"):
         attempts.ended(outcome).result()
 
@@ -364,10 +364,10 @@ class TestRetries:
     def test_and_crashes_between_them_are_told_in_order(self):
         attempts = Attempts(lambda: 1 / 0, retries=1)
         attempts.notes.append(b"killed by signal 11 (SIGSEGV)")
-        outcome = attempts.runner.run("shop.send", b"i" * 16, 0, 1, True, 0, b"\x92\x90\x80", attempts.notes)
+        outcome = attempts.runner.run("shop.send", b"i" * 16, 0, 1, True, True, 0, b"\x92\x90\x80", attempts.notes)
         assert outcome[3] is not None
         attempts.notes += [outcome[3], "tué".encode()]
-        outcome = attempts.runner.run("shop.send", b"i" * 16, 1, 2, True, 0, b"\x92\x90\x80", attempts.notes)
+        outcome = attempts.runner.run("shop.send", b"i" * 16, 1, 2, True, True, 0, b"\x92\x90\x80", attempts.notes)
         info = attempts.ended(outcome).info()
         assert [(error.attempt, error.type_name, error.message) for error in info.errors] == [
             (1, "penstock.errors.WorkerCrashed", "killed by signal 11 (SIGSEGV)"),
@@ -403,7 +403,9 @@ class TestInsideATask:
         attempts.notes = [b"", b""]
         attempts.run(crashes=1)
         text = "69696969-6969-6969-6969-696969696969"
-        assert seen == [CurrentJob(text, "shop.send", attempt=3, crashes=1, retries_left=0, worker="worker-1")]
+        assert seen == [
+            CurrentJob(text, "shop.send", attempt=3, crashes=1, redelivered=True, retries_left=0, worker="worker-1")
+        ]
         assert current_job() is None
 
     def test_and_in_its_coroutines(self):

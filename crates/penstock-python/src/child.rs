@@ -85,6 +85,7 @@ impl ChildLink {
                         PyBytes::new(py, &job.id),
                         job.attempt,
                         job.crashes,
+                        job.redelivered,
                         job.wants_result,
                         job.enqueued_at_ms,
                         PyBytes::new(py, job.body),

@@ -147,14 +147,14 @@ impl Outstanding {
         let file = if header.in_file {
             let mut payload = Vec::with_capacity(payload_bytes);
             for job in jobs {
-                encode_job(&job.message, &mut payload);
+                encode_job(job, &mut payload);
             }
             let file = anonymous_file("penstock-packet")?;
             io::Write::write_all(&mut std::fs::File::from(file.try_clone()?), &payload)?;
             Some(file)
         } else {
             for job in jobs {
-                encode_job(&job.message, &mut bytes);
+                encode_job(job, &mut bytes);
             }
             None
         };

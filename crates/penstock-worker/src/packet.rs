@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!     packet    sequence u32, place u16, jobs u16, payload u32, in_file u8, task u16 + bytes, payload
-//!     payload   a job each: id 16, attempt u32, crashes u8, wants_result u8, enqueued_at u64,
+//!     payload   a job each: id 16, attempt u32, crashes u8, redelivered u8, wants_result u8, enqueued_at u64,
 //!               notes u16, each u32 + bytes; body u32 + bytes
 //!     frame     length u32 (of what follows), then nothing: the bell; or an outcome:
 //!               sequence u32, place u16, index u16, kind u8, has_value u8, cost_ns u64, delay_ms u64,
@@ -12,7 +12,7 @@
 //! All numbers are little-endian. A packet is one message on the shared socket; where its payload is
 //! too large for that it is in a file whose descriptor comes with the message.
 
-use penstock_message::Message;
+use penstock_message::{Delivery, Message};
 
 /// Payloads up to this size go through the socket itself, whose buffer holds about 200 KB.
 pub const INLINE_PAYLOAD_BYTES: usize = 48 * 1024;
@@ -48,14 +48,16 @@ impl PacketHeader<'_> {
 /// How many bytes a job takes in a payload.
 pub fn job_bytes(message: &Message) -> usize {
     let notes: usize = message.notes.iter().map(|note| 4 + note.len()).sum();
-    16 + 4 + 1 + 1 + 8 + 2 + notes + 4 + message.body.len()
+    16 + 4 + 1 + 1 + 1 + 8 + 2 + notes + 4 + message.body.len()
 }
 
 /// Appends a job to a payload.
-pub fn encode_job(message: &Message, out: &mut Vec<u8>) {
+pub fn encode_job(delivery: &Delivery, out: &mut Vec<u8>) {
+    let message = &delivery.message;
     out.extend_from_slice(&message.id.0);
     out.extend_from_slice(&message.attempt.to_le_bytes());
     out.push(message.crashes);
+    out.push(delivery.redelivered.into());
     out.push(message.result_ttl_ms.is_some().into());
     out.extend_from_slice(&message.enqueued_at.to_le_bytes());
     out.extend_from_slice(&(message.notes.len() as u16).to_le_bytes());
@@ -73,6 +75,7 @@ pub struct JobView<'a> {
     pub id: [u8; 16],
     pub attempt: u32,
     pub crashes: u8,
+    pub redelivered: bool,
     pub wants_result: bool,
     pub enqueued_at_ms: u64,
     pub notes: Vec<&'a [u8]>,
@@ -194,6 +197,7 @@ impl<'a> Reader<'a> {
             id: self.array()?,
             attempt: self.u32()?,
             crashes: self.u8()?,
+            redelivered: self.u8()? != 0,
             wants_result: self.u8()? != 0,
             enqueued_at_ms: self.u64()?,
             notes: {
@@ -245,12 +249,12 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use penstock_message::MessageId;
+    use penstock_message::{Lease, MessageId};
 
     use super::*;
 
-    fn message(notes: &[&'static [u8]], body: &'static [u8], wanted: bool) -> Message {
-        Message {
+    fn delivery(notes: &[&'static [u8]], body: &'static [u8], wanted: bool) -> Delivery {
+        let message = Message {
             id: MessageId([7; 16]),
             task: "shop.send".into(),
             priority: 4,
@@ -262,24 +266,36 @@ mod tests {
             enqueued_at: 1_700_000_000_000,
             notes: notes.iter().map(|note| Bytes::from_static(note)).collect(),
             body: Bytes::from_static(body),
+        };
+        Delivery {
+            lease: Lease {
+                message: message.id,
+                epoch: 1,
+                grant: 1,
+            },
+            queue: "default".into(),
+            redelivered: wanted,
+            message,
         }
     }
 
     #[test]
     fn jobs_arrive_as_they_were_sent_and_as_long_as_foretold() {
         let jobs = [
-            message(&[], b"", false),
-            message(&[b"first", b""], b"\x92\x90\x80", true),
+            delivery(&[], b"", false),
+            delivery(&[b"first", b""], b"\x92\x90\x80", true),
         ];
         let mut payload = Vec::new();
         for job in &jobs {
             let before = payload.len();
             encode_job(job, &mut payload);
-            assert_eq!(payload.len() - before, job_bytes(job));
+            assert_eq!(payload.len() - before, job_bytes(&job.message));
         }
         let mut reader = Reader(&payload);
         for job in &jobs {
             let view = reader.job().unwrap();
+            assert_eq!(view.redelivered, job.redelivered);
+            let job = &job.message;
             assert_eq!(view.id, job.id.0);
             assert_eq!((view.attempt, view.crashes), (job.attempt, job.crashes));
             assert_eq!(view.wants_result, job.result_ttl_ms.is_some());
