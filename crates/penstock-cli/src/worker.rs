@@ -3,7 +3,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use penstock_driver::{DriverConfig, connect};
+use penstock_driver::{DEFAULT_HEARTBEAT, DriverConfig, connect};
 use penstock_worker::{ChildLog, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
 
 use crate::exit::Failure;
@@ -28,6 +28,9 @@ pub struct Arguments {
     /// How long running jobs may go on after SIGTERM or Ctrl-C before they are handed back
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_GRACE.as_secs())]
     grace: u64,
+    /// How long this worker may be silent before its jobs are another's: 0.1 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_HEARTBEAT.as_secs_f64(), value_parser = heartbeat)]
+    heartbeat: f64,
     /// What to be called in `penstock status` [default: worker@HOST:PID]
     #[arg(long)]
     name: Option<String>,
@@ -50,6 +53,7 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
         token: token_from_environment(),
         program: std::env::current_exe().ok(),
         name: name.clone(),
+        heartbeat: Duration::from_secs_f64(arguments.heartbeat),
         ..DriverConfig::new(url.clone())
     })?;
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
@@ -68,6 +72,14 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
             json: matches!(arguments.log.log_format, LogFormat::Json),
         },
     })
+}
+
+/// What a broker heeds.
+fn heartbeat(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("give seconds, from 0.1 to 3600".to_owned()),
+    }
 }
 
 /// The interpreter that this command was installed for; the Python entry tells.

@@ -137,6 +137,8 @@ pub trait DeliverySink: Send + Sync {
     fn held_leases(&self) -> Vec<Lease>;
     /// After a reconnect: of those, the ones that still hold; the rest are lost.
     fn leases_kept(&self, kept: &[Lease]);
+    /// No broker can be had until somebody mends what the error says; the driver tries again all the same.
+    fn failed(&self, _error: DriverError) {}
 }
 
 pub trait ValueSink: Send + Sync {
@@ -186,6 +188,9 @@ pub enum DriverError {
     Closed,
 }
 
+/// So long a client or its broker may be silent before the other takes it for dead.
+pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(15);
+
 /// How a client reaches its broker.
 #[derive(Clone, Debug)]
 pub struct DriverConfig {
@@ -205,7 +210,7 @@ impl DriverConfig {
             token: None,
             program: None,
             name: format!("pid {}", std::process::id()),
-            heartbeat: Duration::from_secs(15),
+            heartbeat: DEFAULT_HEARTBEAT,
         }
     }
 }
