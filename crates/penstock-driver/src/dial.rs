@@ -11,7 +11,17 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
 
 pub(crate) trait Dial: Send + Sync {
     /// Gives a connected socket that does not block.
-    fn dial(&self, give_up_at: Instant) -> Result<OwnedFd, DialError>;
+    fn dial(&self, give_up_at: Instant, start: Start) -> Result<OwnedFd, DialError>;
+}
+
+/// Whether a broker that is not there may be started, where a client can do that at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// It was stopped in order, and nobody here has asked for anything since.
+    No,
+    /// For a worker: not in a directory that was deleted under it.
+    WhereItWas,
+    Anywhere,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +43,7 @@ impl Unix {
 }
 
 impl Dial for Unix {
-    fn dial(&self, give_up_at: Instant) -> Result<OwnedFd, DialError> {
+    fn dial(&self, give_up_at: Instant, _: Start) -> Result<OwnedFd, DialError> {
         connect_unix(&self.path, give_up_at)
             .map_err(|error| DialError::Unreachable(error.to_string()))
     }
@@ -109,7 +119,7 @@ impl Tcp {
 }
 
 impl Dial for Tcp {
-    fn dial(&self, give_up_at: Instant) -> Result<OwnedFd, DialError> {
+    fn dial(&self, give_up_at: Instant, _: Start) -> Result<OwnedFd, DialError> {
         self.connect(give_up_at)
             .map_err(|error| DialError::Unreachable(error.to_string()))
     }

@@ -6,9 +6,11 @@
 //! session of its own, `/` as its directory, and closes what it inherited.
 
 use std::io::{self, Read};
+use std::os::unix::process::ExitStatusExt;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,7 +19,7 @@ use penstock_server::EXIT_IN_USE;
 use penstock_server::local::LocalPaths;
 
 use crate::DriverError;
-use crate::dial::{Dial, DialError, connect_unix};
+use crate::dial::{Dial, DialError, Start, connect_unix};
 
 /// How often it is tried whether another's broker listens by now: nobody tells us when it does.
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
@@ -30,6 +32,8 @@ const LAST_BREATH: Duration = Duration::from_secs(2);
 pub(crate) struct Local {
     paths: LocalPaths,
     program: Option<PathBuf>,
+    /// A broker was there before.
+    known: AtomicBool,
 }
 
 impl Local {
@@ -40,12 +44,32 @@ impl Local {
                 path.display()
             ),
         })?;
-        Ok(Self { paths, program })
+        let known = AtomicBool::new(false);
+        Ok(Self {
+            paths,
+            program,
+            known,
+        })
     }
 
     fn hopeless(&self, error: impl std::fmt::Display) -> DialError {
         let directory = self.paths.directory.display();
         DialError::Hopeless(format!("no broker can be started for {directory}: {error}"))
+    }
+
+    /// Whether one may be started now; if not, why.
+    fn may_start(&self, start: Start) -> Result<(), DialError> {
+        let deleted = self.known.load(Ordering::Relaxed) && !self.paths.directory.is_dir();
+        match start {
+            Start::No | Start::WhereItWas if deleted => Err(DialError::Hopeless(format!(
+                "the directory {} was deleted, with everything that its broker held",
+                self.paths.directory.display()
+            ))),
+            Start::No => Err(DialError::Unreachable(
+                "the broker was stopped; the next client that needs it starts it again".into(),
+            )),
+            Start::WhereItWas | Start::Anywhere => Ok(()),
+        }
     }
 
     fn start(&self) -> Result<Started, DialError> {
@@ -68,7 +92,7 @@ impl Local {
 }
 
 impl Dial for Local {
-    fn dial(&self, give_up_at: Instant) -> Result<OwnedFd, DialError> {
+    fn dial(&self, give_up_at: Instant, start: Start) -> Result<OwnedFd, DialError> {
         self.paths
             .secure_socket_directory()
             .map_err(|error| self.hopeless(error))?;
@@ -76,7 +100,10 @@ impl Dial for Local {
         let mut look = SHORTEST_LOOK;
         loop {
             match connect_unix(&self.paths.socket, give_up_at) {
-                Ok(socket) => return Ok(socket),
+                Ok(socket) => {
+                    self.known.store(true, Ordering::Relaxed);
+                    return Ok(socket);
+                }
                 Err(error) => match error.kind() {
                     // No socket, one that its broker has left behind, or not even a place for one.
                     io::ErrorKind::NotFound
@@ -93,6 +120,7 @@ impl Dial for Local {
             }
             let ended = match &started {
                 None => {
+                    self.may_start(start)?;
                     let ours = started.insert(self.start()?);
                     // It listens before it can serve. If it can't, we must not take the socket for an
                     // answer, but hear why.
@@ -107,6 +135,11 @@ impl Dial for Local {
                 }
             };
             match (ended, &started) {
+                // Somebody has killed it, the system for want of memory perhaps: no reason to give up.
+                (Some(End::With(status)), _) if was_killed(status) => {
+                    let why = format!("the broker was killed while it started ({status})");
+                    return Err(DialError::Unreachable(why));
+                }
                 (Some(End::With(status)), _) if status.code() != Some(i32::from(EXIT_IN_USE)) => {
                     let said = started.and_then(|ours| ours.spoken(give_up_at));
                     return Err(self.hopeless(last_words(said.unwrap_or_default(), status)));
@@ -117,6 +150,15 @@ impl Dial for Local {
             }
         }
     }
+}
+
+/// A signal that comes from outside, and not of a bug.
+fn was_killed(status: ExitStatus) -> bool {
+    use rustix::process::Signal;
+    let from_outside = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP];
+    status
+        .signal()
+        .is_some_and(|number| from_outside.iter().any(|signal| signal.as_raw() == number))
 }
 
 /// Why a broker ended, in its own words where it left any.

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use crate::DriverError;
-use crate::dial::{Dial, DialError};
+use crate::dial::{Dial, DialError, Start};
 use crate::remote::send;
 use crate::waker::Waker;
 
@@ -52,7 +52,7 @@ impl Memory {
 }
 
 impl Dial for Memory {
-    fn dial(&self, _give_up_at: Instant) -> Result<OwnedFd, DialError> {
+    fn dial(&self, _give_up_at: Instant, _: Start) -> Result<OwnedFd, DialError> {
         let connect = || -> std::io::Result<OwnedFd> {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

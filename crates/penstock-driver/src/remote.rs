@@ -18,7 +18,7 @@ use penstock_wire::{Decoder, MAX_FRAME_BYTES, proto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use crate::dial::{Dial, DialError};
+use crate::dial::{Dial, DialError, Start};
 use crate::encoded::Encoded;
 use crate::session::{HopelessEnd, LinkEnd, Session, SessionConfig};
 use crate::waker::Waker;
@@ -659,11 +659,12 @@ impl IoLoop {
 
     fn start_to_dial(&mut self, shared: &Arc<Shared>, state: &mut State, now: Instant) {
         let shared = Arc::clone(shared);
+        let start = state.session.start(state.closing.is_some());
         // A thread of its own, so that this one keeps everybody's deadlines meanwhile.
         let attempt = thread::Builder::new()
             .name("penstock-dial".into())
             .spawn(move || {
-                let dialed = shared.dial.dial(now + DIAL_PATIENCE);
+                let dialed = shared.dial.dial(now + DIAL_PATIENCE, start);
                 shared.lock().phase = Phase::Dialed(dialed);
                 shared.wake();
             });
@@ -705,6 +706,12 @@ impl IoLoop {
         // Whoever leads waits for this socket.
         if let Phase::Connected { socket, .. } = &state.phase {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+            if state.session.start(state.closing.is_some()) == Start::No {
+                tracing::info!(
+                    "the broker at {} was stopped; waiting until a client starts it again",
+                    self.shared.broker
+                );
+            }
         }
         state.read_by = ReadBy::Thread;
         state.broken = None;

@@ -25,6 +25,7 @@ use penstock_wire::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::dial::Start;
 use crate::encoded::{Encoded, EncodedCommit, EncodedCommits, FRAME_TARGET_BYTES};
 use crate::{DeliverySink, Done, DriverError, ValueSink, WatchId};
 
@@ -50,6 +51,7 @@ pub(crate) enum Event {
     TimedOut(Arc<dyn ValueSink>),
     Deliver(Arc<dyn DeliverySink>, Vec<Delivery>),
     LeasesKept(Arc<dyn DeliverySink>, Vec<Lease>),
+    ConsumerFailed(Arc<dyn DeliverySink>, DriverError),
 }
 
 impl Event {
@@ -64,6 +66,7 @@ impl Event {
             Self::TimedOut(sink) => sink.timed_out(),
             Self::Deliver(sink, deliveries) => sink.deliver(deliveries),
             Self::LeasesKept(sink, kept) => sink.leases_kept(&kept),
+            Self::ConsumerFailed(sink, error) => sink.failed(error),
         }
     }
 }
@@ -169,6 +172,8 @@ pub(crate) struct Session {
     max_frame_bytes: usize,
     last_received: Instant,
     last_sent: Instant,
+    /// The broker has said that it was told to end, and none was there since.
+    stopped: bool,
     /// Why there is no link, when there was one or one was tried.
     down_because: Option<String>,
     out: BytesMut,
@@ -207,6 +212,7 @@ impl Session {
             max_frame_bytes: MAX_FRAME_BYTES,
             last_received: now,
             last_sent: now,
+            stopped: false,
             down_because: None,
             out: BytesMut::new(),
             next_id: 1,
@@ -395,6 +401,18 @@ impl Session {
         !self.calls.is_empty() || !self.watches.is_empty() || self.consumer.is_some()
     }
 
+    /// Whether the next connection may begin with a start of the broker. One that was stopped stays so
+    /// until somebody asks for something: a worker, which has only work to take and outcomes to tell, can
+    /// wait for that, unless it is about to end.
+    pub(crate) fn start(&self, closing: bool) -> Start {
+        let asked = !self.deadlines.is_empty() || !self.watches.is_empty();
+        match self.consumer {
+            _ if self.stopped && !asked && !closing => Start::No,
+            Some(_) => Start::WhereItWas,
+            None => Start::Anywhere,
+        }
+    }
+
     /// Connected, and nobody waits for anything from the broker.
     pub(crate) fn is_idle(&self) -> bool {
         self.link == Link::Up && !self.wants_link()
@@ -493,11 +511,17 @@ impl Session {
             self.events
                 .push_back(Event::Failed(Arc::clone(&watch.sink), error.clone()));
         }
+        if let Some(consumer) = &self.consumer {
+            let sink = Arc::clone(&consumer.sink);
+            self.events
+                .push_back(Event::ConsumerFailed(sink, error.clone()));
+        }
     }
 
     pub(crate) fn handle(&mut self, now: Instant, frame: proto::ToClient) -> Result<(), LinkEnd> {
         self.last_received = now;
         if let Some(close) = frame.close {
+            self.stopped = close.why() == proto::close::Why::Stopping;
             return Err(self.link_end(close));
         }
         if let Some(welcome) = frame.welcome {
@@ -789,6 +813,7 @@ impl Session {
             ));
         }
         self.link = Link::Up;
+        self.stopped = false;
         self.down_because = None;
         self.heartbeat = Duration::from_millis(welcome.heartbeat_ms);
         self.max_frame_bytes = welcome.max_frame_bytes as usize;

@@ -152,6 +152,10 @@ impl DeliverySink for Inbox {
         });
     }
 
+    fn failed(&self, error: DriverError) {
+        self.tell(|news| news.failed = Some(error));
+    }
+
     fn held_leases(&self) -> Vec<Lease> {
         lock(&self.held).iter().copied().collect()
     }

@@ -130,7 +130,10 @@ impl Supervisor {
         for answer in answers {
             self.hear_answer(answer, now);
         }
-        if let Some(error) = failed {
+        // Once is enough: the driver goes on trying until the end.
+        if let Some(error) = failed
+            && !matches!(self.phase, Phase::Killing { .. })
+        {
             tracing::error!("the broker can't be used any more: {error}");
             self.end = End::Failed;
             self.begin_killing(now);

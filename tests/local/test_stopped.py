@@ -1,0 +1,99 @@
+"""`penstock stop` and a deleted directory, while a worker is connected.
+
+A worker used to start the broker again in the instant in which it was stopped, and to make a directory anew that had
+been deleted under it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+
+from project import Process, Project, eventually, pidfd
+
+TASKS = """
+    import time
+    from pathlib import Path
+
+    from penstock import App, current_job
+
+    app = App("shop")
+
+    @app.task
+    def double(number: int) -> int:
+        return 2 * number
+
+    @app.task
+    def waits(release: str) -> int:
+        Path("begun").touch()
+        while not Path(release).exists():
+            time.sleep(0.005)
+        return current_job().attempt
+"""
+
+
+def worker_of(project: Project) -> Process:
+    """A worker that has run a job."""
+    project.write("tasks.py", TASKS)
+    worker = project.worker("tasks:app", "-c", "1", "-v")
+    assert project.tasks().double.delay(4).result(timeout=30) == 8
+    return worker
+
+
+def stop(project: Project, worker: Process) -> None:
+    stopped = project.penstock("stop")
+    assert stopped.returncode == 0, stopped.output
+    worker.wait_for_output("waiting until a client starts it again")
+    assert project.broker_pid() is None
+
+
+def begun_job(project: Project) -> object:
+    job = project.tasks().waits.delay("release")
+    eventually((project.directory / "begun").exists, 30)
+    return job
+
+
+def test_a_broker_that_was_stopped_stays_so_until_a_client_calls(project: Project) -> None:
+    worker = worker_of(project)
+    stop(project, worker)
+    # The worker looks for one every few milliseconds now, and starts none.
+    assert {project.penstock("status").returncode for _ in range(5)} == {69}
+    assert worker.returncode is None
+    assert project.tasks().double.delay(5).result(timeout=30) == 10
+
+
+def test_a_job_that_runs_outlasts_the_stop_and_its_outcome_is_kept_until_a_client_calls(project: Project) -> None:
+    worker = worker_of(project)
+    job = begun_job(project)
+    stop(project, worker)
+    (project.directory / "release").touch()
+    worker.wait_for_output("succeeded")
+    assert project.broker_pid() is None
+    assert job.result(timeout=30) == 1
+    assert (job.info().attempts, job.info().crashes) == (1, 0)
+
+
+def test_a_worker_that_ends_after_the_stop_stores_its_outcomes_first(project: Project) -> None:
+    worker = worker_of(project)
+    job = begun_job(project)
+    stop(project, worker)
+    (project.directory / "release").touch()
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(30) == 0, worker.output
+    assert "did not confirm" not in worker.output
+    # No worker is left to run it a second time.
+    assert job.result(timeout=30) == 1
+
+
+def test_a_worker_whose_directory_is_deleted_ends_and_says_why(project: Project) -> None:
+    worker = worker_of(project)
+    broker = project.broker_pid()
+    assert broker is not None
+    with pidfd(broker) as ended:
+        shutil.rmtree(project.data)
+        ended.wait(30)
+    assert worker.wait(30) == 1, worker.output
+    assert f"the directory {project.data} was deleted" in worker.output
+    assert worker.output.count("was deleted") == 1
+    assert not Path(project.data).exists()
