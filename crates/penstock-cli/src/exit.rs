@@ -57,6 +57,7 @@ impl From<OpenError> for Failure {
         let code = match &error {
             OpenError::Locked { .. } => IN_USE,
             OpenError::Damaged { .. } | OpenError::Replay { .. } => DAMAGED,
+            OpenError::Io { .. } => DISK_FAILED,
             _ => FAILED,
         };
         Self::new(code, error)
@@ -68,7 +69,17 @@ impl From<ServerError> for Failure {
         match error {
             ServerError::Journal(error) => error.into(),
             ServerError::DiskFailed(_) => Self::new(DISK_FAILED, error),
+            ServerError::Directory { ref source, .. } if is_of_the_disk(source) => {
+                Self::new(DISK_FAILED, error)
+            }
             error => Self::new(FAILED, error),
         }
     }
+}
+
+/// Not a path or a permission that somebody has got wrong.
+fn is_of_the_disk(error: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let number = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(number, Some(Errno::IO | Errno::NXIO | Errno::NOSPC | Errno::DQUOT))
 }

@@ -88,7 +88,10 @@ pub enum OpenError {
     UnknownFeatures { file: String, unknown: u64 },
     #[error("record {position} can't be replayed: {why}")]
     Replay { position: u64, why: String },
-    #[error("could not {action} {file}: {source}")]
+    #[error(
+        "could not {action} {file}: {source}. What was confirmed is kept. Check the disk (space, quota, kernel \
+         log), then start again"
+    )]
     Io {
         action: &'static str,
         file: String,
