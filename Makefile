@@ -1,6 +1,6 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint simulate bench docs format rust-test python-test wire-check guarantees
+.PHONY: help build demo test lint simulate crash bench docs format rust-test python-test wire-check guarantees
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -34,6 +34,10 @@ lint: .venv/.ready ## check formatting, lints and types
 simulate: ## run the simulator over SEEDS=2000 seeds, or replay one with SEED=8211
 	@mkdir -p .ran
 	@cargo run --quiet --profile simulate --package penstock-sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) | tee .ran/simulate.txt
+
+crash: .venv/.built ## kill, stop, cut off and starve real processes, at full length with CYCLES=1000 (hours); SEED=, TESTS=
+	CYCLES=$(or $(CYCLES),100) $(if $(SEED),SEED=$(SEED)) CRASH_REPORT=$(or $(CRASH_REPORT),crash-report.txt) \
+		$(python) -m pytest -q -p no:cacheprovider tests/crash $(if $(TESTS),-k "$(TESTS)")
 
 bench: .venv/.built ## measure Penstock beside its peers (installs their servers) and print the table
 	$(python) bench/run.py

@@ -16,10 +16,12 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -135,6 +137,16 @@ class Project:
             except OSError:
                 continue  # ended meanwhile, or not ours to look into
         return found
+
+    @classmethod
+    @contextmanager
+    def fresh(cls) -> Iterator[Project]:
+        # Not pytest's tmp_path: its length would push the socket out of the directory.
+        project = cls(Path(tempfile.mkdtemp(prefix="penstock-")))
+        try:
+            yield project
+        finally:
+            project.clean_up()
 
     def clean_up(self) -> None:
         # An app that is open would start the broker again.

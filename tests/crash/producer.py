@@ -1,50 +1,73 @@
-"""Enqueues one job after another from several threads, and keeps the books outside of the broker.
+"""Enqueues jobs of all kinds from several threads, and writes each call into the books before and after it.
 
-    producer.py BOOKS DESK
+    producer.py NAME THREADS SEED
 
-BOOKS gets one line for each call that ended: `confirmed ID` or `maybe`. DESK is a file mapped by the test
-too: for each thread, how many calls it has begun and how many have ended.
+Runs until SIGTERM, and then ends each call that it has begun. It can be killed at any moment.
 """
 
 from __future__ import annotations
 
-import mmap
+import random
 import signal
-import struct
 import sys
 import threading
 
+import books
 import tasks
 
 from penstock import BrokerUnavailable, Timeout
 
-THREADS = 8
 
-
-def work(index: int, desk: mmap.mmap, books: int, stop: threading.Event) -> None:
-    calls = 0
-    while not stop.is_set():
-        calls += 1
-        struct.pack_into("Q", desk, 16 * index, calls)
-        try:
-            line = f"confirmed {tasks.draw.delay(f'{index}/{calls}').id}\n"
-        except (BrokerUnavailable, Timeout) as error:
-            line = "maybe\n" if error.maybe_accepted else "refused\n"
-        # One write call a line, so that threads do not mix and a kill of this process tears nothing.
-        books.write(line.encode())
-        struct.pack_into("Q", desk, 16 * index + 8, calls)
+def call(producer: str, number: int, chance: random.Random) -> None:
+    """One call, of a kind that chance decides."""
+    label = f"{producer}/{number}"
+    kind = chance.choices(["plain", "slow", "flaky", "delayed", "batch"], [6, 1, 1, 1, 1])[0]
+    priority = chance.choice([4, 4, 9])
+    labels, due_ms = [label], 0
+    if kind == "batch":
+        labels = [f"{label}.{item}" for item in range(5)]
+    if kind == "delayed":
+        wait_ms = chance.randrange(500)
+        due_ms = books.now_ms() + wait_ms
+    for item in labels:
+        books.write("attempt", item, due_ms, label)
+    try:
+        match kind:
+            case "plain":
+                jobs = [tasks.work.options(priority=priority).delay(label)]
+            case "slow":
+                jobs = [tasks.slow.options(priority=priority).delay(label, chance.uniform(0.02, 0.2))]
+            case "flaky":
+                jobs = [tasks.flaky.delay(label)]
+            case "delayed":
+                jobs = [tasks.work.options(countdown=wait_ms / 1000).delay(label)]
+            case _:
+                jobs = tasks.work.map(labels)
+    except (BrokerUnavailable, Timeout) as error:
+        for item in labels:
+            books.write("maybe" if error.maybe_accepted else "refused", item)
+        return
+    for item, job in zip(labels, jobs, strict=True):
+        books.write("confirmed", item, job.id)
 
 
 def main() -> None:
+    name, threads, seed = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with open(sys.argv[1], "ab", buffering=0) as books, open(sys.argv[2], "r+b") as file:
-        desk = mmap.mmap(file.fileno(), 16 * THREADS)
-        threads = [threading.Thread(target=work, args=(n, desk, books, stop)) for n in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+
+    def work(index: int) -> None:
+        chance = random.Random(f"{seed} {name} {index}")
+        number = 0
+        while not stop.wait(chance.uniform(0, 0.02)):
+            number += 1
+            call(f"{name}.{index}", number, chance)
+
+    working = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
+    for thread in working:
+        thread.start()
+    for thread in working:
+        thread.join()
 
 
 if __name__ == "__main__":

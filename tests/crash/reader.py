@@ -1,32 +1,47 @@
-"""Waits for the results of confirmed jobs while brokers die, and writes down the first value it sees of each.
+"""Waits for results of confirmed jobs while everything dies around it, and writes what it sees into the books.
 
-    reader.py BOOKS SEEN
-
-Follows BOOKS as the producer writes it; SEEN gets `ID VALUE`.
+reader.py          the newest confirmed job, again and again, until SIGTERM
+reader.py all      every job in the books, once
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 
+import books
 import tasks
 
 
-def main() -> None:
+def see(job: str, timeout: float | None) -> None:
+    books.write("seen", job, tasks.app.job(job).result(timeout=timeout))
+
+
+def see_all() -> None:
+    with open(os.environ["BOOKS"]) as lines:
+        words = [line.split() for line in lines]
+    jobs = dict.fromkeys(word[2] for word in words if word[0] in ("confirmed", "begin"))
+    for job in jobs:
+        see(job, timeout=60)
+
+
+def follow() -> None:
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    with open(sys.argv[1]) as books, open(sys.argv[2], "w", buffering=1) as seen:
+    with open(os.environ["BOOKS"]) as lines:
         begun = ""
         while not stop.is_set():
-            # The last line may be only half written yet.
-            *lines, begun = (begun + books.read()).split("\n")
-            # The newest of what is there: a reader that lags would see results that are long settled.
-            jobs = [line.split()[1] for line in lines if line.startswith("confirmed ")]
-            for job in jobs[-1:]:
-                seen.write(f"{job} {tasks.app.job(job).result()}\n")
+            # The last line may be only half read.
+            *whole, begun = (begun + lines.read()).split("\n")
+            confirmed = [line.split()[2] for line in whole if line.startswith("confirmed ")]
+            if confirmed:
+                # The newest: a reader that lags would see results that were settled long ago.
+                see(confirmed[-1], timeout=None)
+            else:
+                stop.wait(0.005)
 
 
 if __name__ == "__main__":
-    main()
+    see_all() if sys.argv[1:] == ["all"] else follow()

@@ -81,5 +81,8 @@ impl From<ServerError> for Failure {
 fn is_of_the_disk(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
     let number = error.raw_os_error().map(Errno::from_raw_os_error);
-    matches!(number, Some(Errno::IO | Errno::NXIO | Errno::NOSPC | Errno::DQUOT))
+    matches!(
+        number,
+        Some(Errno::IO | Errno::NXIO | Errno::NOSPC | Errno::DQUOT)
+    )
 }

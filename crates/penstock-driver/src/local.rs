@@ -6,8 +6,8 @@
 //! session of its own, `/` as its directory, and closes what it inherited.
 
 use std::io::{self, Read};
-use std::os::unix::process::ExitStatusExt;
 use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};

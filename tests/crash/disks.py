@@ -1,0 +1,73 @@
+"""A forgetful disk (forgetful_disk.py) mounted in a project."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from project import Project
+
+HERE = Path(__file__).parent
+
+
+class ForgetfulDisk:
+    def __init__(self, mounted_at: Path, process: subprocess.Popen[str]) -> None:
+        self.path = mounted_at
+        self._process = process
+
+    def _do(self, command: str, /, **how: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"do": command, **how}) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        assert answer, "the disk's process has ended"
+        return dict(json.loads(answer))
+
+    def cut(self, after: int | None = None) -> None:
+        """The power fails at the ``after``-th next change, or now."""
+        self._do("cut", **({} if after is None else {"after": after}))
+
+    def restore(self) -> int:
+        """What the power cut has left is there; how many pages and names were forgotten."""
+        return int(self._do("restore")["forgotten"])
+
+    def fail(self, what: str, at: int, error: str = "EIO", *, forever: bool = False) -> None:
+        self._do("fail", what=what, at=at, error=error, forever=forever)
+
+    def heal(self) -> int:
+        """Nothing fails any more; how often something did."""
+        return int(self._do("heal")["failed"])
+
+    def failed(self) -> int:
+        return int(self._do("look")["failed"])
+
+    def is_off(self) -> bool:
+        return bool(self._do("look")["off"])
+
+
+@contextmanager
+def forgetful_disk(project: Project, seed: str) -> Iterator[ForgetfulDisk]:
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK) or os.geteuid() != 0:
+        pytest.skip("a disk that forgets wants Linux, /dev/fuse, and root, who may mount it")
+    directory = project.directory / "disk"
+    directory.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, HERE / "forgetful_disk.py", directory, seed],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline(), "it could not be mounted"
+        yield ForgetfulDisk(directory, process)
+    finally:
+        # Who still uses it gets errors from here on.
+        process.communicate(timeout=10)
+        assert process.returncode == 0

@@ -1,0 +1,157 @@
+"""A disk that fails, at any call: no confirm after it, a clear end, and the next broker has all that was confirmed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from crash.cycles import Cycles
+from crash.disks import ForgetfulDisk, forgetful_disk
+from crash.storm import Storm, kill_at_once
+from project import Project, eventually
+
+DISK_FAILED = 74
+# What fails, how, and whether for ever from then on.
+FAULTS = [
+    ("sync", "EIO", False),
+    ("write", "EIO", False),
+    ("sync", "EIO", True),
+    ("write", "ENXIO", True),
+    ("create", "EIO", False),
+    ("rename", "EIO", False),
+    ("open", "EIO", False),
+    ("read", "EIO", False),
+]
+
+
+@pytest.mark.timeout(7200)
+def test_after_a_failed_call_nothing_is_confirmed_and_the_next_broker_has_everything(cycles: Cycles) -> None:
+    """The k-th call fails, from the broker's first one on: while it recovers, and under load.
+
+    After each fault comes a power cut. The failed sync has left the system's memory and the disk at odds, as on
+    Linux: what a broker confirmed after it, or took from memory at its next start, would be gone by then.
+    """
+    faults = itertools.cycle(FAULTS)
+    came, ended = 0, 0
+    for number, times in enumerate(cycles.rounds(10, 600, each=20)):
+        chance = cycles.chance(number)
+        with Project.fresh() as project, forgetful_disk(project, f"{chance.random()}") as disk:
+            storm = Storm(project, chance, f"unix:{project.directory}/socket", disk.path / "data")
+            storm.begin()
+            for _ in range(times):
+                storm.wait_for_confirms(10)
+                kill_at_once([storm.server().pid])
+                what, error, forever = next(faults)
+                disk.fail(what, chance.randrange(1, chance.choice([6, 60, 200])), error, forever=forever)
+                storm.heal()
+                failed = wait_for_fault(storm, disk)
+                came += failed
+                ended += failed and storm.server().returncode is not None
+                kill_at_once([storm.server().pid])
+                disk.heal()
+                disk.cut()
+                disk.restore()
+                storm.heal()
+            verdict = storm.end()
+            cycles.report(f"{times} faults set; {verdict}")
+            assert verdict.failed_calls == 0
+            kill_at_once([storm.server().pid])
+    cycles.report(
+        f"{came} faults came; {ended} ended a broker, each with {DISK_FAILED}, the others it could do without"
+    )
+    assert ended > 0
+
+
+def wait_for_fault(storm: Storm, disk: ForgetfulDisk) -> bool:
+    """Whether it came; then the broker has ended as it should, or has gone on, confirming."""
+    server, mark = storm.server(), storm.mark()
+    eventually(lambda: disk.failed() or storm.confirms_since(mark) >= 60, 60, lambda: server.output)
+    if not disk.failed():
+        assert server.returncode is None, server.output
+        return False
+    # A call that it can do without: the measuring of the disk, a spare segment.
+    mark = storm.mark()
+    eventually(lambda: server.returncode is not None or storm.confirms_since(mark) >= 20, 60, lambda: server.output)
+    if server.returncode is not None:
+        assert server.returncode == DISK_FAILED, server.output
+        assert "panicked" not in server.output
+        last = server.output.splitlines()[-1]
+        assert "Check the disk" in last or "can't use" in last, server.output
+        assert "confirmed" in last or "can't use" in last, server.output
+    return True
+
+
+def test_clients_are_told_that_the_disk_failed_and_that_the_work_may_have_been_accepted(project: Project) -> None:
+    project.write("tasks.py", "from penstock import App\napp = App('shop', timeout=1)\n@app.task\ndef work(): ...\n")
+    with forgetful_disk(project, "told") as disk:
+        url = f"unix:{project.directory}/socket"
+        server = project.start("penstock", "server", "--listen", url, "--data", str(disk.path / "data"))
+        server.wait_for_output("listening")
+        client = project.start_python(
+            """
+            import sys, time, tasks
+            from penstock import BrokerUnavailable
+            tasks.work.delay()
+            print("ready", flush=True)
+            try:
+                while True:
+                    tasks.work.delay()
+            except BrokerUnavailable as error:
+                print(error.maybe_accepted, error)
+            """,
+            PENSTOCK_URL=url,
+        )
+        client.wait_for_output("ready")
+        disk.fail("sync", 1)
+        assert server.wait(30) == DISK_FAILED, server.output
+        assert "could not sync" in server.output
+        assert client.wait(30) == 0, client.output
+        assert "no connection to" in client.output.splitlines()[-1]
+
+
+def test_interrupted_calls_and_short_writes_are_no_failures(cycles: Cycles) -> None:
+    chance = cycles.chance()
+    with Project.fresh() as project, forgetful_disk(project, f"{chance.random()}") as disk:
+        storm = Storm(project, chance, f"unix:{project.directory}/socket", disk.path / "data")
+        storm.begin()
+        for _ in range(cycles.of(10, 100)):
+            what, error = chance.choice([("sync", "EINTR"), ("write", "EINTR"), ("short", "EIO")])
+            disk.fail(what, chance.randrange(1, 20), error, forever=what == "short")
+            wait_for_fault(storm, disk)
+            assert storm.server().returncode is None
+        disk.heal()
+        disk.cut()
+        kill_at_once([storm.server().pid])
+        disk.restore()
+        verdict = storm.end()
+        cycles.report(str(verdict))
+        kill_at_once([storm.server().pid])
+
+
+def test_a_disk_that_can_not_be_read_is_no_torn_journal(project: Project, cycles: Cycles) -> None:
+    """Taken for the end of the journal, a read that failed would cut off what was confirmed behind it."""
+    project.write("tasks.py", "from penstock import App\napp = App('shop')\n@app.task\ndef work(): ...\n")
+    with forgetful_disk(project, "reads") as disk:
+        url = f"unix:{project.directory}/socket"
+        command = ("penstock", "server", "--listen", url, "--data", str(disk.path / "data"))
+        server = project.start(*command)
+        server.wait_for_output("listening")
+        project.environment["PENSTOCK_URL"] = url
+        project.python("import tasks\nfor _ in range(5):\n    tasks.work.delay()\n")
+        kill_at_once([server.pid])
+        server.wait()
+        began = time.monotonic()
+        for at in itertools.count(1):
+            # For ever: of one that fails once in the midst of a longer one, the system makes a short one.
+            disk.fail("read", at, forever=True)
+            server = project.start(*command)
+            eventually(lambda: server.returncode is not None or "listening" in server.output, 30)  # noqa: B023
+            if not disk.heal():
+                break  # it reads less often
+            assert server.wait(30) == DISK_FAILED, server.output
+            assert "could not read" in server.output, server.output
+        assert at > 2
+        cycles.report(f"each of the {at - 1} reads of a start failed, in {time.monotonic() - began:.1f} s")
+        assert project.status()["queues"][0]["ready"] == 5
+        kill_at_once([server.pid])
