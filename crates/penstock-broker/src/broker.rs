@@ -6,9 +6,10 @@ use penstock_message::{Durability, KeyState, MessageId, Notice, Query, Receipt, 
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::clock::{Clocks, When};
-use crate::connections::{Connection, Welcome};
+use crate::connections::{Connection, Waiting, Welcome};
 use crate::effects::{Effect, Effects, Rests};
 use crate::queues::Service;
+use crate::reading::Reading;
 use crate::records::{Event, Record, RecordWriter};
 use crate::state::State;
 use crate::timers::Timer;
@@ -40,6 +41,7 @@ pub struct Broker {
     line: VecDeque<ConnId>,
     /// Outputs that wait for nothing and belong before the others.
     pub(crate) outbox: VecDeque<Output>,
+    pub(crate) reading: Reading,
     pub(crate) staged_parts_bytes: usize,
     /// How many transactions were checked.
     pub(crate) checks: u64,
@@ -81,6 +83,7 @@ impl Broker {
             ring: VecDeque::new(),
             line: VecDeque::new(),
             outbox: VecDeque::new(),
+            reading: Reading::default(),
             staged_parts_bytes: 0,
             checks: 0,
             new_ids: FxHashSet::default(),
@@ -188,6 +191,9 @@ impl Broker {
         );
         self.effects.written = self.effects.written.max(through);
         self.effects.durable = self.effects.durable.max(through);
+        self.state.durable = self.effects.durable;
+        self.state.cool();
+        self.reading.advance();
         self.release_effects();
     }
 
@@ -304,7 +310,12 @@ impl Broker {
         };
         match effect {
             Effect::Deliver { message, grant, .. } => {
-                connection.deliveries.push_back((message, grant))
+                connection.deliveries.push_back(Waiting {
+                    message,
+                    grant,
+                    bytes: 0,
+                });
+                self.read_ahead(conn);
             }
             Effect::Value { key, state, .. } => {
                 // It may have been answered meanwhile, by a record that waited for less.
@@ -408,14 +419,20 @@ impl Broker {
         let mut bytes = 0;
         let mut deliveries = Vec::with_capacity(connection.deliveries.len().min(1024));
         while bytes < OUTPUT_TARGET_BYTES
-            && let Some((message, grant)) = connection.deliveries.pop_front()
+            && let Some(first) = connection.deliveries.front()
+            // A body that is being read calls for the connection when it comes.
+            && !self.state.awaits_body(first.message)
+            && let Some(first) = connection.deliveries.pop_front()
         {
+            connection.ahead -= 1;
+            connection.ahead_bytes -= first.bytes;
             // The lease may have ended before the delivery could leave.
-            if let Some(delivery) = self.state.delivery(message, grant) {
+            if let Some(delivery) = self.state.delivery(first.message, first.grant) {
                 bytes += delivery.message.body.len();
                 deliveries.push(delivery);
             }
         }
+        self.read_ahead(conn);
         (!deliveries.is_empty()).then_some(Output::Deliver { conn, deliveries })
     }
 

@@ -8,7 +8,7 @@ use penstock_message::{
 
 use crate::connections::NAME_CAP_BYTES;
 use crate::effects::Rests;
-use crate::messages::State as MessagePlace;
+use crate::messages::{BodyAt, State as MessagePlace};
 use crate::records::{Change, Event, MessageHead, Place};
 use crate::sessions::Staged;
 use crate::{Broker, CloseReason, ConnId};
@@ -365,13 +365,15 @@ impl Broker {
             .messages
             .find_lease(lease)
             .ok_or(Refusal::LeaseLost)?;
-        let entry = &mut self.state.messages[slot];
-        let is_held = matches!(entry.state, MessagePlace::Leased(held) if held.session == session);
+        let messages = &mut self.state.messages;
+        let held = messages.lease_state(slot);
         // One transaction settles a lease once.
-        if !is_held || entry.checked_by == self.checks {
+        if held.is_none_or(|held| held.session != session)
+            || messages.checked_by(slot) == self.checks
+        {
             return Err(Refusal::LeaseLost);
         }
-        entry.checked_by = self.checks;
+        messages.set_checked_by(slot, self.checks);
         self.checked_slots.push(slot);
         Ok(())
     }
@@ -399,7 +401,7 @@ impl Broker {
     }
 
     fn check_body(&self, what: &str, bytes: usize) -> Result<(), Refusal> {
-        let limit = self.options.max_body_bytes;
+        let limit = self.options.max_body_bytes.min(BodyAt::CAP_BYTES);
         if bytes <= limit {
             return Ok(());
         }
@@ -429,7 +431,7 @@ impl Broker {
             match op {
                 Op::Ack { cost_us, .. } => {
                     let slot = next_lease();
-                    let number = self.state.messages[slot].number;
+                    let number = self.state.messages[slot].number();
                     self.record(&Event::Settled { number });
                     self.state.settle_message(slot, Some(cost_us));
                 }
@@ -445,13 +447,12 @@ impl Broker {
                     ..
                 } => {
                     let slot = next_lease();
-                    let entry = &self.state.messages[slot];
-                    let number = entry.number;
+                    let number = self.state.messages[slot].number();
                     let change = Change {
                         to: self.state.numbers + 1,
                         queue: match queue {
                             Some(queue) => self.state.names.intern(&queue),
-                            None => self.state.queues[entry.queue].name,
+                            None => self.state.queues[self.state.messages.queue(slot)].name,
                         },
                         due: due.map(|due| self.clocks.resolve_start(due)),
                         next_attempt: patch.next_attempt,
@@ -535,7 +536,7 @@ impl Broker {
             None => Place::Ready,
         };
         let slot = self.insert(&queues[0], message, place);
-        let source = self.state.messages[slot].number;
+        let source = self.state.messages[slot].number();
         if let Some(key) = unless_key {
             self.record(&Event::Claimed {
                 number: source,
@@ -572,11 +573,11 @@ impl Broker {
             result_ttl_ms: message.result_ttl_ms,
             place,
         };
-        self.record(&Event::Message {
-            head,
-            body: &message.body,
-        });
-        let slot = self.state.insert_message(&head, own(message.body));
+        let body_at = self.record_message(&head, &message.body);
+        let kept = self.state.keeps_body(head.queue, place);
+        let slot = self
+            .state
+            .insert_message(&head, body_at, kept.then(|| own(message.body)));
         for note in message.notes {
             self.record(&Event::Noted {
                 number: head.number,
@@ -585,6 +586,13 @@ impl Broker {
             self.state.add_note(slot, own(note));
         }
         slot
+    }
+
+    /// Records the full state of a message, but for what follows it; returns where its body stands.
+    pub(crate) fn record_message(&mut self, head: &MessageHead, body: &[u8]) -> BodyAt {
+        self.record(&Event::Message { head: *head, body });
+        // The body is the last thing of the event.
+        BodyAt::new(self.writer.len() - body.len(), body.len())
     }
 
     fn join(&mut self, id: JoinId, index: u32, succeeded: bool) {
@@ -602,9 +610,10 @@ impl Broker {
         self.record(&Event::Joined { join: id, index });
         if has_failed {
             for handle in &held {
-                let is_held =
-                    |entry: &crate::messages::Entry| entry.state == MessagePlace::Held(id);
-                if self.state.messages.get(*handle).is_some_and(is_held) {
+                let messages = &self.state.messages;
+                if messages.get(*handle).is_some()
+                    && messages.state(handle.slot) == MessagePlace::Held(id)
+                {
                     self.cancel(
                         handle.slot,
                         "a member of the group it waited for has failed",
@@ -633,12 +642,11 @@ impl Broker {
         if waiting.ready + waiting.delayed == 0 {
             return;
         }
-        let waits = |state| matches!(state, MessagePlace::Ready | MessagePlace::Delayed(_));
-        let waiting: Vec<u32> = self
-            .state
-            .messages
+        let messages = &self.state.messages;
+        let waiting: Vec<u32> = messages
             .iter()
-            .filter(|(_, entry)| entry.queue == queue && waits(entry.state))
+            .filter(|(_, entry)| entry.is_ready() || entry.is_delayed())
+            .filter(|(_, entry)| messages.kind_of(entry).queue == queue)
             .map(|(slot, _)| slot)
             .collect();
         for slot in waiting {
@@ -648,10 +656,9 @@ impl Broker {
 
     /// Ends a message that waits, for a reason that whoever waits for its result is told.
     fn cancel(&mut self, slot: u32, reason: &'static str) {
-        let entry = &self.state.messages[slot];
-        let number = entry.number;
+        let number = self.state.messages[slot].number();
         // What is dead has had its value.
-        if entry.queue != self.state.dead {
+        if self.state.messages.queue(slot) != self.state.dead {
             self.end_with(
                 slot,
                 ValueStatus::Cancelled,

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use penstock_message::{Answer, Durability, Key, KeyState, Lease, SessionId};
 
 use crate::broker::LastLife;
-use crate::messages::{Handle, State as MessagePlace};
+use crate::messages::Handle;
 use crate::records::{Event, Grant};
 use crate::{Broker, CloseReason, ConnId, Output};
 
@@ -36,9 +36,21 @@ pub(crate) struct Connection {
     pub(crate) slots: u32,
     pub(crate) busy: u32,
     pub(crate) welcome: Option<Welcome>,
-    pub(crate) deliveries: VecDeque<(Handle, u64)>,
+    pub(crate) deliveries: VecDeque<Waiting>,
+    /// For so many of these, bodies that are not in memory have been asked for, and so many bytes.
+    pub(crate) ahead: usize,
+    pub(crate) ahead_bytes: usize,
     pub(crate) values: VecDeque<(Key, KeyState)>,
     pub(crate) answers: VecDeque<(u64, Answer)>,
+}
+
+/// A delivery that waits to be sent.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) message: Handle,
+    pub(crate) grant: u64,
+    /// Of its body, if that was asked for.
+    pub(crate) bytes: usize,
 }
 
 #[derive(Debug)]
@@ -63,6 +75,8 @@ impl Connection {
             busy: 0,
             welcome: Some(welcome),
             deliveries: VecDeque::new(),
+            ahead: 0,
+            ahead_bytes: 0,
             values: VecDeque::new(),
             answers: VecDeque::new(),
         }
@@ -155,13 +169,14 @@ impl Broker {
         self.checks += 1;
         for lease in presented {
             if let Some(slot) = self.state.messages.find_lease(lease) {
-                let entry = &mut self.state.messages[slot];
-                if matches!(entry.state, MessagePlace::Leased(held) if held.session == session) {
-                    entry.checked_by = self.checks;
+                let messages = &mut self.state.messages;
+                let held = messages.lease_state(slot);
+                if held.is_some_and(|held| held.session == session) {
+                    messages.set_checked_by(slot, self.checks);
                     kept.push(*lease);
                 }
             } else if let Some(slot) = self.find_lost_grant(lease) {
-                let number = self.state.messages[slot].number;
+                let number = self.state.messages[slot].number();
                 let grant = Grant {
                     epoch: lease.epoch,
                     number: lease.grant,
@@ -174,13 +189,13 @@ impl Broker {
                     grant,
                 });
                 self.state.grant(slot, session, grant);
-                self.state.messages[slot].checked_by = self.checks;
+                self.state.messages.set_checked_by(slot, self.checks);
                 kept.push(*lease);
             }
         }
         let checks = self.checks;
         let mut given_up = self.state.sessions[session].leases.clone();
-        given_up.retain(|slot| self.state.messages[*slot].checked_by != checks);
+        given_up.retain(|slot| self.state.messages.checked_by(*slot) != checks);
         for slot in given_up {
             self.return_message(slot);
         }
@@ -200,7 +215,7 @@ impl Broker {
         let mut copies = self.state.messages.copies(&lease.message);
         copies.find(|slot| {
             let entry = &self.state.messages[*slot];
-            entry.recovered && entry.state == MessagePlace::Ready
+            entry.recovered() && entry.is_ready()
         })
     }
 
@@ -249,7 +264,8 @@ impl Broker {
         }
         let mut unsent = session.leases.clone();
         unsent.retain(|slot| {
-            matches!(self.state.messages[*slot].state, MessagePlace::Leased(lease) if !lease.sent)
+            let lease = self.state.messages.lease_state(*slot);
+            lease.is_some_and(|lease| !lease.sent)
         });
         self.begin(Durability::None);
         for slot in unsent {
@@ -261,9 +277,9 @@ impl Broker {
 
     /// A lease ends without anything having gone wrong.
     pub(crate) fn return_message(&mut self, slot: u32) {
-        let entry = &self.state.messages[slot];
-        let number = entry.number;
-        let redelivered = matches!(entry.state, MessagePlace::Leased(lease) if lease.sent);
+        let number = self.state.messages[slot].number();
+        let lease = self.state.messages.lease_state(slot);
+        let redelivered = lease.is_some_and(|lease| lease.sent);
         self.record(&Event::Returned {
             number,
             redelivered,

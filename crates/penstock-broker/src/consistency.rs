@@ -13,7 +13,17 @@ impl Broker {
     pub fn assert_consistent(&self) {
         self.assert_messages_are_where_they_say();
         self.assert_values_are_counted();
+        self.state.messages.assert_counts();
         self.assert_live_things_are_in_the_ledger();
+        for connection in self.connections.values() {
+            let ahead = connection.deliveries.iter().take(connection.ahead);
+            assert!(connection.ahead <= connection.deliveries.len());
+            assert_eq!(
+                connection.ahead_bytes,
+                ahead.map(|waiting| waiting.bytes).sum::<usize>(),
+                "bytes that were asked for ahead"
+            );
+        }
         let staged: usize = self
             .state
             .sessions
@@ -37,15 +47,16 @@ impl Broker {
                 "{id} is not found by its id"
             );
             assert!(
-                entry.number <= state.numbers,
+                entry.number() <= state.numbers,
                 "{id} has a number that was never given out"
             );
-            let count = counts.entry(entry.queue).or_default();
-            match entry.state {
+            let kind = state.messages.kind(slot);
+            let count = counts.entry(kind.queue).or_default();
+            match state.messages.state(slot) {
                 MessagePlace::Ready => {
                     count[0] += 1;
                     *flows
-                        .entry((entry.queue, entry.priority, entry.task))
+                        .entry((kind.queue, kind.priority, kind.task))
                         .or_default() += 1;
                 }
                 MessagePlace::Delayed(_) => count[1] += 1,
@@ -128,9 +139,13 @@ impl Broker {
         let live: BTreeSet<_> = state
             .ledger
             .iter()
+            .chain(self.reading.carrying.iter().map(|(slot, base)| {
+                let entity = crate::ledger::Entity::Message { slot: *slot };
+                (*base, entity)
+            }))
             .filter(|(base, entity)| state.is_current(*base, entity))
             .collect();
-        let mut expected = state.messages.iter().count() + state.keys.iter().count();
+        let mut expected = state.messages.len() + state.keys.iter().count();
         expected += state.sessions.iter().count() + state.joins.iter().count();
         expected += (0..state.queues.len())
             .filter(|index| state.queues[*index].paused)
@@ -139,7 +154,7 @@ impl Broker {
         let messages: u64 = state
             .messages
             .iter()
-            .map(|(_, entry)| entry.journal_bytes())
+            .map(|(slot, _)| state.messages.journal_bytes(slot))
             .sum();
         let values: u64 = state.keys.iter().map(crate::keys::Stored::bytes).sum();
         let joins: u64 = state

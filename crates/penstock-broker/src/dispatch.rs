@@ -75,10 +75,9 @@ impl Broker {
         connection.credit -= 1;
         let session = connection.session;
         let session_number = sessions[session].number;
-        let entry = &messages[slot];
-        let number = entry.number;
-        let must_be_safe = entry.max_deliveries == 1;
-        let mut rests = entry.rests;
+        let number = messages[slot].number();
+        let must_be_safe = messages.kind(slot).max_deliveries == 1;
+        let mut rests = messages.rests(slot);
         if must_be_safe {
             rests.add(self.state.position, Durability::Disk);
         }
@@ -126,16 +125,16 @@ impl Broker {
     /// True when what it changed should be on disk before anybody sees it.
     fn run_timer(&mut self, timer: Timer) -> bool {
         match timer {
-            Timer::Due(handle) => {
-                if let Some(entry) = self.state.messages.get(handle)
-                    && let MessagePlace::Delayed(when) = entry.state
+            Timer::Due { number, slot } => {
+                if self.state.messages.get(Handle { number, slot }).is_some()
+                    && let MessagePlace::Delayed(when) = self.state.messages.state(slot)
                 {
                     debug_assert!(self.clocks.has_come(when));
-                    self.state.come_due(handle.slot);
+                    self.state.come_due(slot);
                 }
                 false
             }
-            Timer::Expiry(handle) => self.expire(handle),
+            Timer::Expiry { number, slot } => self.expire(Handle { number, slot }),
             Timer::ValueExpiry { slot, number } => {
                 if let Some(key) = self
                     .state
@@ -196,13 +195,12 @@ impl Broker {
         if messages.get(handle).is_none() {
             return false;
         }
-        let entry = &mut messages[handle.slot];
-        if let MessagePlace::Leased(lease) = &mut entry.state {
+        if let Some(lease) = messages.lease_state_mut(handle.slot) {
             lease.expired = true;
             return false;
         }
         // What is dead has had its value; it is only cleared away.
-        if entry.queue != *dead {
+        if messages.queue(handle.slot) != *dead {
             self.end_with(handle.slot, ValueStatus::Expired, Bytes::new());
         }
         self.record(&Event::Settled {
@@ -228,11 +226,11 @@ impl Broker {
     /// The worker died under the message: it goes back to its place, or to the dead letters when that was
     /// once too often.
     pub(crate) fn crash(&mut self, slot: u32, reason: Bytes) {
-        let entry = &self.state.messages[slot];
-        let number = entry.number;
+        let number = self.state.messages[slot].number();
+        let kind = self.state.messages.kind(slot);
         // What is dead has had its result, and stays where it is.
-        let is_dead = entry.queue == self.state.dead;
-        if is_dead || entry.crashes.saturating_add(1) < entry.max_deliveries {
+        let is_dead = kind.queue == self.state.dead;
+        if is_dead || kind.crashes.saturating_add(1) < kind.max_deliveries {
             self.record(&Event::Crashed {
                 number,
                 reason: &reason,
@@ -260,11 +258,11 @@ impl Broker {
 
     /// Stores how a message ended that will not get to say so itself, if anybody reads its result.
     pub(crate) fn end_with(&mut self, slot: u32, status: ValueStatus, body: Bytes) {
-        let entry = &self.state.messages[slot];
-        let Some(ttl_ms) = entry.result_ttl_ms else {
+        let kind = self.state.messages.kind(slot);
+        let Some(ttl_ms) = kind.result_ttl_ms else {
             return;
         };
-        let (key, group) = (Key::Result(entry.id), entry.task);
+        let (key, group) = (Key::Result(self.state.messages[slot].id), kind.task);
         self.put(key, Value { status, body }, Some(ttl_ms), group);
     }
 
@@ -308,33 +306,57 @@ enum HandOut {
 }
 
 impl State {
+    /// Whether the message is handed out and can't be sent before its body was read back.
+    pub(crate) fn awaits_body(&self, message: Handle) -> bool {
+        let messages = &self.messages;
+        messages.get(message).is_some()
+            && messages.body(message.slot).is_none()
+            && messages.body_at(message.slot).length() > 0
+            && (messages.lease_state(message.slot)).is_some_and(|lease| !lease.sent)
+    }
+
+    /// What has been sent need not be in memory, if it can be read again.
+    fn body_to_send(&mut self, slot: u32) -> Bytes {
+        let can_be_read =
+            self.resident_limit.is_some() && self.messages[slot].base() <= self.durable;
+        let body = match can_be_read {
+            true => self.messages.take_body(slot),
+            false => self.messages.body(slot).cloned(),
+        };
+        body.unwrap_or_default()
+    }
+
     /// What is sent for a hand-out that still holds; from here on the job may have begun.
     pub(crate) fn delivery(&mut self, message: Handle, grant: u64) -> Option<Delivery> {
-        let lease = self
-            .messages
-            .get(message)?
-            .lease()
-            .filter(|lease| lease.grant == grant)?;
-        let entry = &mut self.messages[message.slot];
-        if let MessagePlace::Leased(held) = &mut entry.state {
+        self.messages.get(message)?;
+        let slot = message.slot;
+        let lease = self.messages.lease(slot)?;
+        if lease.grant != grant {
+            return None;
+        }
+        let body = self.body_to_send(slot);
+        if let Some(held) = self.messages.lease_state_mut(slot) {
             held.sent = true;
         }
+        let entry = &self.messages[slot];
+        let kind = self.messages.kind(slot);
+        let expires_at = self.messages.expires_at(slot);
         Some(Delivery {
             lease,
-            queue: self.names.text(self.queues[entry.queue].name).to_owned(),
-            redelivered: entry.redelivered,
+            queue: self.names.text(self.queues[kind.queue].name).to_owned(),
+            redelivered: entry.redelivered(),
             message: Message {
                 id: entry.id,
-                task: self.names.text(entry.task).to_owned(),
-                priority: entry.priority,
-                expires_at: entry.expires_at.map(|when| Due::At(when.at)),
-                result_ttl_ms: entry.result_ttl_ms,
-                max_deliveries: entry.max_deliveries,
-                attempt: entry.attempt,
-                crashes: entry.crashes,
-                enqueued_at: entry.enqueued_at,
-                notes: entry.notes().to_vec(),
-                body: entry.body.clone(),
+                task: self.names.text(kind.task).to_owned(),
+                priority: kind.priority,
+                expires_at: expires_at.map(|when| Due::At(when.at)),
+                result_ttl_ms: kind.result_ttl_ms,
+                max_deliveries: kind.max_deliveries,
+                attempt: kind.attempt,
+                crashes: kind.crashes,
+                enqueued_at: entry.enqueued_at(),
+                notes: self.messages.notes(slot).to_vec(),
+                body,
             },
         })
     }

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use crate::Position;
+use crate::line::Line;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Entity {
@@ -19,31 +20,80 @@ pub(crate) enum Entity {
 
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    entries: VecDeque<(Position, Entity)>,
+    /// Messages may be millions: their slots, and how many of them share a base.
+    slots: Line<u32>,
+    bases: Line<Bases>,
+    others: VecDeque<(Position, Entity)>,
     /// How many entries are known to be stale: their thing is gone or has a later base.
     stale: usize,
 }
 
+/// The next so many slots have this base.
+#[derive(Clone, Copy, Debug)]
+struct Bases {
+    base: Position,
+    count: u32,
+}
+
 impl Ledger {
     pub(crate) fn add(&mut self, base: Position, entity: Entity) {
-        debug_assert!(self.entries.back().is_none_or(|(last, _)| *last <= base));
-        self.entries.push_back((base, entity));
+        let Entity::Message { slot } = entity else {
+            debug_assert!(self.others.back().is_none_or(|(last, _)| *last <= base));
+            self.others.push_back((base, entity));
+            return;
+        };
+        self.slots.push_back(slot);
+        match self.bases.back_mut() {
+            Some(last) if last.base == base => last.count += 1,
+            last => {
+                debug_assert!(last.is_none_or(|last| last.base <= base));
+                self.bases.push_back(Bases { base, count: 1 });
+            }
+        }
     }
 
     pub(crate) fn abandon(&mut self) {
         self.stale += 1;
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &(Position, Entity)> {
-        self.entries.iter()
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Position, Entity)> {
+        let bases = self.bases.iter();
+        let bases = bases.flat_map(|bases| std::iter::repeat_n(bases.base, bases.count as usize));
+        let messages = self.slots.iter().map(|slot| Entity::Message { slot });
+        bases.zip(messages).chain(self.others.iter().copied())
+    }
+
+    fn len(&self) -> usize {
+        self.slots.len() + self.others.len()
     }
 
     /// The oldest entry, if its position is before this one.
     pub(crate) fn pop_before(&mut self, before: Position) -> Option<(Position, Entity)> {
-        match self.entries.front() {
-            Some((base, _)) if *base < before => self.entries.pop_front(),
-            _ => None,
+        let message = self.bases.front().map(|bases| bases.base);
+        let other = self.others.front().map(|(base, _)| *base);
+        let is_message = match (message, other) {
+            (Some(message), Some(other)) => message < other,
+            (message, _) => message.is_some(),
+        };
+        match is_message {
+            true => self.pop_message_before(before),
+            false if other? < before => self.others.pop_front(),
+            false => None,
         }
+    }
+
+    fn pop_message_before(&mut self, before: Position) -> Option<(Position, Entity)> {
+        let base = self.bases.front()?.base;
+        if base >= before {
+            return None;
+        }
+        let slot = self.slots.pop_front()?;
+        let first = self.bases.front_mut()?;
+        first.count -= 1;
+        if first.count == 0 {
+            self.bases.pop_front();
+        }
+        Some((base, Entity::Message { slot }))
     }
 
     /// A stale entry was popped rather than swept.
@@ -53,9 +103,48 @@ impl Ledger {
 
     /// Drops stale entries once they are the greater part; each entry pays for its own sweep.
     pub(crate) fn sweep(&mut self, is_live: impl Fn(Position, &Entity) -> bool) {
-        if self.stale > 1024 && self.stale > self.entries.len() / 2 {
-            self.entries.retain(|(base, entity)| is_live(*base, entity));
-            self.stale = 0;
+        if self.stale <= 1024 || self.stale <= self.len() / 2 {
+            return;
         }
+        let mut old = std::mem::take(self);
+        old.others.retain(|(base, entity)| is_live(*base, entity));
+        if old.others.len() < old.others.capacity() / 8 {
+            old.others.shrink_to_fit();
+        }
+        self.others = std::mem::take(&mut old.others);
+        while let Some((base, entity)) = old.pop_message_before(Position(u64::MAX)) {
+            if is_live(base, &entity) {
+                self.add(base, entity);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_oldest_comes_first_whatever_it_is() {
+        let mut ledger = Ledger::default();
+        let message = |slot| Entity::Message { slot };
+        let queue = |index| Entity::Queue { index };
+        let all = [
+            (1, message(7)),
+            (1, message(8)),
+            (2, queue(1)),
+            (3, message(9)),
+            (5, queue(2)),
+            (5, message(10)),
+            (6, message(11)),
+        ];
+        for (base, entity) in all {
+            ledger.add(Position(base), entity);
+        }
+        let popped = std::iter::from_fn(|| ledger.pop_before(Position(6)));
+        let popped: Vec<(u64, Entity)> = popped.map(|(base, entity)| (base.0, entity)).collect();
+        assert_eq!(popped, all[..6]);
+        let left: Vec<(Position, Entity)> = ledger.iter().collect();
+        assert_eq!(left, [(Position(6), message(11))]);
     }
 }

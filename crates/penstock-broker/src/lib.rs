@@ -8,6 +8,7 @@
 //!     broker.handle_durable(position);             ... and synced up to here
 //!     while let Some(record) = broker.poll_record() { journal.append(record) }
 //!     while let Some(output) = broker.poll_output() { shell.carry_out(output) }
+//!     for read in broker.poll_reads(bytes) { ... }     to be read back; answered by handle_read
 //!     timer.reset(broker.next_deadline());
 //! ```
 //!
@@ -24,14 +25,18 @@ mod connections;
 mod consistency;
 mod dispatch;
 mod effects;
+mod index;
 mod interface;
 mod joins;
 mod keys;
+mod kinds;
 mod ledger;
+mod line;
 mod messages;
 mod names;
 mod options;
 mod queues;
+mod reading;
 mod reclaim;
 mod records;
 mod recovery;
@@ -45,5 +50,7 @@ mod watches;
 pub use broker::Broker;
 pub use interface::*;
 pub use options::BrokerOptions;
+pub use reading::{Read, Unread};
+pub use reclaim::Carried;
 pub use records::{Record, RecordError};
 pub use recovery::{Recovery, ReplayError};

@@ -1,13 +1,24 @@
 //! The messages that are held, whatever their state.
+//!
+//! Ten million may wait, so a message that only waits is small: 48 bytes here, and the body stands in
+//! the journal. Such a message is *cold*. Whatever else a message may have (a body in memory, a lease, a
+//! join it waits for, notes) stands in a second table, and a message with an entry there is *hot*.
+//!
+//! ```text
+//!     entries   id 16, number 6, base 6, enqueued 6, flags 2, kind 4, where the body stands 8
+//!     hot       body, rests, lease or join, copies, notes, claim: about 150 bytes
+//!     kinds     queue, task, priority, attempt, ...: one for all messages that are alike
+//!     dues      when a delayed message is due: 8 bytes; expiries likewise
+//! ```
 
 use bytes::Bytes;
 use penstock_message::{JoinId, Key, Lease, MessageId, WallMs};
-use rustc_hash::FxHashMap;
 
 use crate::Position;
-use crate::clock::When;
+use crate::clock::{Clock, When};
 use crate::effects::Rests;
-use crate::names::Name;
+use crate::index::{Index, hash};
+use crate::kinds::{Kind, KindId, Kinds};
 use crate::records::{Grant, MessageHead};
 use crate::slab::Slab;
 
@@ -21,41 +32,168 @@ pub(crate) struct Handle {
     pub(crate) slot: u32,
 }
 
+/// What each message has.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) id: MessageId,
-    pub(crate) number: u64,
-    pub(crate) body: Bytes,
-    pub(crate) queue: u32,
-    pub(crate) task: Name,
-    pub(crate) enqueued_at: WallMs,
-    pub(crate) expires_at: Option<When>,
-    pub(crate) result_ttl_ms: Option<u64>,
-    pub(crate) attempt: u32,
-    pub(crate) crashes: u8,
-    pub(crate) max_deliveries: u8,
-    pub(crate) priority: u8,
-    pub(crate) redelivered: bool,
-    pub(crate) has_copies: bool,
-    /// It was read from the journal after an unclean end, and not handed out since: there may be a
-    /// grant whose record was lost.
-    pub(crate) recovered: bool,
-    pub(crate) state: State,
-    /// The same message in another queue.
-    next_copy: Option<u32>,
-    pub(crate) base: Position,
-    /// What a delivery waits for.
-    pub(crate) rests: Rests,
-    /// The last transaction whose checks found this lease good: it may be settled once in each.
-    pub(crate) checked_by: u64,
-    pub(crate) extra: Option<Box<Extra>>,
+    number: U48,
+    base: U48,
+    enqueued_at: U48,
+    flags: u16,
+    kind: KindId,
+    /// Of a cold message, where its body stands; of a hot one, its place among the hot ones.
+    place: u64,
 }
 
-/// What most messages do without.
+/// Numbers and positions count up from 1, and milliseconds from 1970: at a million a second, 48 bits
+/// last nine years of messages, and the time until the year 10889.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct U48([u16; 3]);
+
+impl U48 {
+    const MAX: u64 = (1 << 48) - 1;
+
+    fn new(value: u64) -> Self {
+        Self([value as u16, (value >> 16) as u16, (value >> 32) as u16])
+    }
+
+    fn get(self) -> u64 {
+        let [low, middle, high] = self.0;
+        u64::from(low) | u64::from(middle) << 16 | u64::from(high) << 32
+    }
+}
+
+impl std::fmt::Debug for U48 {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.get().fmt(out)
+    }
+}
+
+/// Where a body stands in the record that is its message's base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BodyAt(u64);
+
+impl BodyAt {
+    /// No body is longer; the broker takes none.
+    pub(crate) const CAP_BYTES: usize = (1 << Self::LENGTH_BITS) - 1;
+    const LENGTH_BITS: u32 = 28;
+
+    pub(crate) fn new(offset: usize, length: usize) -> Self {
+        assert!(
+            length <= Self::CAP_BYTES && offset < 1 << (64 - Self::LENGTH_BITS),
+            "a body of {length} bytes at {offset} can't be told in 64 bits"
+        );
+        Self((offset as u64) << Self::LENGTH_BITS | length as u64)
+    }
+
+    pub(crate) fn offset(self) -> u64 {
+        self.0 >> Self::LENGTH_BITS
+    }
+
+    pub(crate) fn length(self) -> usize {
+        (self.0 & Self::CAP_BYTES as u64) as usize
+    }
+}
+
+mod flag {
+    /// The two lowest bits: the state.
+    pub(super) const STATE: u16 = 3;
+    pub(super) const READY: u16 = 0;
+    pub(super) const DELAYED: u16 = 1;
+    pub(super) const HELD: u16 = 2;
+    pub(super) const LEASED: u16 = 3;
+    pub(super) const HOT: u16 = 4;
+    pub(super) const EXPIRES: u16 = 8;
+    pub(super) const REDELIVERED: u16 = 16;
+    pub(super) const COPIES: u16 = 32;
+    pub(super) const RECOVERED: u16 = 64;
+}
+
+impl Entry {
+    pub(crate) fn number(&self) -> u64 {
+        self.number.get()
+    }
+
+    /// The record that holds its full state.
+    pub(crate) fn base(&self) -> Position {
+        Position(self.base.get())
+    }
+
+    pub(crate) fn enqueued_at(&self) -> WallMs {
+        self.enqueued_at.get()
+    }
+
+    pub(crate) fn redelivered(&self) -> bool {
+        self.flags & flag::REDELIVERED != 0
+    }
+
+    pub(crate) fn has_copies(&self) -> bool {
+        self.flags & flag::COPIES != 0
+    }
+
+    /// It was read from the journal after an unclean end, and not handed out since: there may be a
+    /// grant whose record was lost.
+    pub(crate) fn recovered(&self) -> bool {
+        self.flags & flag::RECOVERED != 0
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        self.flags & flag::STATE == flag::READY
+    }
+
+    pub(crate) fn is_delayed(&self) -> bool {
+        self.flags & flag::STATE == flag::DELAYED
+    }
+
+    pub(crate) fn is_leased(&self) -> bool {
+        self.flags & flag::STATE == flag::LEASED
+    }
+
+    pub(crate) fn is_hot(&self) -> bool {
+        self.flags & flag::HOT != 0
+    }
+
+    fn expires(&self) -> bool {
+        self.flags & flag::EXPIRES != 0
+    }
+
+    fn set(&mut self, flag: u16, is_set: bool) {
+        match is_set {
+            true => self.flags |= flag,
+            false => self.flags &= !flag,
+        }
+    }
+}
+
+/// What a message has that does more than wait.
+#[derive(Debug)]
+struct Hot {
+    body: Option<Bytes>,
+    /// The body is a part of what was read from the journal.
+    was_read_back: bool,
+    body_at: BodyAt,
+    waits_for: WaitsFor,
+    /// What a delivery rests on.
+    rests: Rests,
+    /// The last transaction whose checks found this lease good: it may be settled once in each.
+    checked_by: u64,
+    /// The same message in another queue.
+    next_copy: Option<u32>,
+    extra: Option<Box<Extra>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum WaitsFor {
+    Nothing,
+    Join(JoinId),
+    Worker(LeaseState),
+}
+
+/// What most hot messages do without, too.
 #[derive(Debug, Default)]
-pub(crate) struct Extra {
-    pub(crate) notes: Vec<Bytes>,
-    pub(crate) claim: Option<Key>,
+struct Extra {
+    notes: Vec<Bytes>,
+    claim: Option<Key>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,121 +218,177 @@ pub(crate) struct LeaseState {
     pub(crate) expired: bool,
 }
 
-impl Entry {
-    pub(crate) fn new(head: &MessageHead, queue: u32, body: Bytes) -> Self {
-        Self {
-            id: head.id,
-            number: head.number,
-            body,
-            queue,
-            task: head.task,
-            enqueued_at: head.enqueued_at,
-            expires_at: head.expires_at,
-            result_ttl_ms: head.result_ttl_ms,
-            attempt: head.attempt,
-            crashes: head.crashes,
-            max_deliveries: head.max_deliveries,
-            priority: head.priority,
-            redelivered: head.redelivered,
-            has_copies: head.has_copies,
-            recovered: false,
-            state: State::Ready,
-            next_copy: None,
-            base: Position(0),
-            rests: Rests::default(),
-            checked_by: 0,
-            extra: None,
-        }
-    }
-
-    pub(crate) fn lease(&self) -> Option<Lease> {
-        match self.state {
-            State::Leased(LeaseState { grant, .. }) => Some(Lease {
-                message: self.id,
-                epoch: grant.epoch,
-                grant: grant.number,
-            }),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn notes(&self) -> &[Bytes] {
-        self.extra.as_ref().map_or(&[], |extra| &extra.notes)
-    }
-
-    pub(crate) fn extra(&mut self) -> &mut Extra {
-        self.extra.get_or_insert_default()
-    }
-
-    /// What it takes in the journal, roughly.
-    pub(crate) fn journal_bytes(&self) -> u64 {
-        let notes: usize = self.notes().iter().map(|note| note.len() + 8).sum();
-        (64 + self.body.len() + notes) as u64
-    }
+/// What is left of a message that was removed.
+#[derive(Debug)]
+pub(crate) struct Removed {
+    pub(crate) id: MessageId,
+    pub(crate) number: u64,
+    pub(crate) claim: Option<Key>,
+    pub(crate) journal_bytes: u64,
+    /// It was the last of its copies.
+    pub(crate) is_last: bool,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
     entries: Slab<Entry>,
-    by_id: FxHashMap<MessageId, u32>,
+    hot: Slab<Hot>,
+    kinds: Kinds,
+    dues: Times,
+    expiries: Times,
+    by_id: Index,
+    /// What the bodies in memory take, with what is kept for having them there.
+    resident_bytes: u64,
+}
+
+/// What a body in memory takes besides its bytes: the allocator's share, and its message's place among
+/// the hot ones.
+const RESIDENT_BYTES: u64 = 192;
+
+fn resident_bytes(body: &Option<Bytes>) -> u64 {
+    body.as_ref()
+        .map_or(0, |body| RESIDENT_BYTES + body.len() as u64)
 }
 
 impl Messages {
-    pub(crate) fn insert(&mut self, entry: Entry) -> u32 {
-        let id = entry.id;
-        let slot = self.entries.insert(entry);
-        if let Some(first) = self.by_id.insert(id, slot) {
-            self.entries[slot].next_copy = Some(first);
+    /// A message that is ready, until it is said what else it is. Without its body in memory it is cold.
+    pub(crate) fn insert(
+        &mut self,
+        head: &MessageHead,
+        queue: u32,
+        base: Position,
+        body_at: BodyAt,
+        body: Option<(Bytes, Rests)>,
+    ) -> u32 {
+        assert!(
+            head.number.max(base.0) <= U48::MAX,
+            "more messages than 48 bits can count"
+        );
+        let kind = self.kinds.take(&Kind {
+            queue,
+            task: head.task,
+            priority: head.priority,
+            max_deliveries: head.max_deliveries,
+            crashes: head.crashes,
+            attempt: head.attempt,
+            result_ttl_ms: head.result_ttl_ms,
+        });
+        let slot = self.entries.insert(Entry {
+            id: head.id,
+            number: U48::new(head.number),
+            base: U48::new(base.0),
+            enqueued_at: U48::new(head.enqueued_at.min(U48::MAX)),
+            flags: 0,
+            kind,
+            place: body_at.0,
+        });
+        let entry = &mut self.entries[slot];
+        entry.set(flag::REDELIVERED, head.redelivered);
+        entry.set(flag::COPIES, head.has_copies);
+        if let Some((body, rests)) = body {
+            let hot = self.hot_mut(slot);
+            hot.body = Some(body);
+            hot.rests = rests;
+            self.resident_bytes += resident_bytes(&self.hot(slot).expect("it is hot").body);
         }
+        self.set_expiry(slot, head.expires_at);
+        self.enter_id(slot);
         slot
     }
 
-    /// Removes one copy; true when it was the last.
-    pub(crate) fn remove(&mut self, slot: u32) -> (Entry, bool) {
+    fn enter_id(&mut self, slot: u32) {
+        let Self { entries, by_id, .. } = self;
+        let id = entries[slot].id;
+        let hash = hash(id);
+        match by_id.replace(hash, slot, |other| entries[other].id == id) {
+            Some(first) => self.hot_mut(slot).next_copy = Some(first),
+            None => by_id.insert(hash, slot, |slot| self::hash(entries[slot].id)),
+        }
+    }
+
+    /// Removes one copy.
+    pub(crate) fn remove(&mut self, slot: u32) -> Removed {
+        let journal_bytes = self.journal_bytes(slot);
+        self.set_due(slot, None);
+        self.set_expiry(slot, None);
+        let is_last = self.leave_id(slot);
         let entry = self.entries.remove(slot);
-        let first = self.by_id[&entry.id];
-        let is_last = match (first == slot, entry.next_copy) {
+        self.kinds.give(entry.kind);
+        let mut claim = None;
+        if entry.is_hot() {
+            let hot = self.hot.remove(entry.place as u32);
+            self.resident_bytes -= resident_bytes(&hot.body);
+            claim = hot.extra.and_then(|extra| extra.claim);
+        }
+        Removed {
+            id: entry.id,
+            number: entry.number(),
+            claim,
+            journal_bytes,
+            is_last,
+        }
+    }
+
+    /// True when there is no other copy.
+    fn leave_id(&mut self, slot: u32) -> bool {
+        let id = self.entries[slot].id;
+        let hash = hash(id);
+        let next = self.next_copy(slot);
+        let Self { entries, by_id, .. } = self;
+        let found = by_id.find(hash, |other| entries[other].id == id);
+        let first = found.expect("a message is found by its id");
+        match (first == slot, next) {
             (true, None) => {
-                self.by_id.remove(&entry.id);
+                by_id.remove(
+                    hash,
+                    |other| other == slot,
+                    |slot| self::hash(entries[slot].id),
+                );
                 true
             }
             (true, Some(next)) => {
-                self.by_id.insert(entry.id, next);
+                by_id.replace(hash, next, |other| other == slot);
                 false
             }
             (false, next) => {
                 let mut before = first;
-                while self.entries[before].next_copy != Some(slot) {
-                    before = self.entries[before]
-                        .next_copy
-                        .expect("a copy is linked from its first");
+                while self.next_copy(before) != Some(slot) {
+                    let next = self.next_copy(before);
+                    before = next.expect("a copy is linked from its first");
                 }
-                self.entries[before].next_copy = next;
+                self.hot_mut(before).next_copy = next;
                 false
             }
-        };
-        (entry, is_last)
+        }
+    }
+
+    fn next_copy(&self, slot: u32) -> Option<u32> {
+        self.hot(slot)?.next_copy
     }
 
     pub(crate) fn holds(&self, id: &MessageId) -> bool {
-        self.by_id.contains_key(id)
+        self.first_copy(id).is_some()
+    }
+
+    fn first_copy(&self, id: &MessageId) -> Option<u32> {
+        self.by_id
+            .find(hash(*id), |slot| self.entries[slot].id == *id)
     }
 
     /// The slots of all copies.
     pub(crate) fn copies(&self, id: &MessageId) -> impl Iterator<Item = u32> {
-        let first = self.by_id.get(id).copied();
-        std::iter::successors(first, |slot| self.entries[*slot].next_copy)
+        std::iter::successors(self.first_copy(id), |slot| self.next_copy(*slot))
     }
 
     pub(crate) fn find_lease(&self, lease: &Lease) -> Option<u32> {
         self.copies(&lease.message)
-            .find(|slot| self.entries[*slot].lease() == Some(*lease))
+            .find(|slot| self.lease(*slot) == Some(*lease))
     }
 
     pub(crate) fn get(&self, handle: Handle) -> Option<&Entry> {
         self.entries
             .get(handle.slot)
-            .filter(|entry| entry.number == handle.number)
+            .filter(|entry| entry.number() == handle.number)
     }
 
     pub(crate) fn by_slot(&self, slot: u32) -> Option<&Entry> {
@@ -203,14 +397,324 @@ impl Messages {
 
     pub(crate) fn handle(&self, slot: u32) -> Handle {
         Handle {
-            number: self.entries[slot].number,
+            number: self.entries[slot].number(),
             slot,
         }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
     }
 
     /// In the order of slots, which is no order that a user would know, but always the same.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Entry)> {
         self.entries.iter()
+    }
+
+    // --- what a message is
+
+    pub(crate) fn kind(&self, slot: u32) -> &Kind {
+        &self.kinds[self.entries[slot].kind]
+    }
+
+    pub(crate) fn kind_of(&self, entry: &Entry) -> &Kind {
+        &self.kinds[entry.kind]
+    }
+
+    pub(crate) fn queue(&self, slot: u32) -> u32 {
+        self.kind(slot).queue
+    }
+
+    pub(crate) fn state(&self, slot: u32) -> State {
+        let entry = &self.entries[slot];
+        match entry.flags & flag::STATE {
+            flag::READY => State::Ready,
+            flag::DELAYED => {
+                let due = self.dues.get(slot);
+                State::Delayed(due.expect("a delayed message has a time"))
+            }
+            _ => match self.hot[entry.place as u32].waits_for {
+                WaitsFor::Join(join) => State::Held(join),
+                WaitsFor::Worker(lease) => State::Leased(lease),
+                WaitsFor::Nothing => unreachable!("it waits for a join or a worker"),
+            },
+        }
+    }
+
+    pub(crate) fn lease_state(&self, slot: u32) -> Option<&LeaseState> {
+        match &self.hot(slot)?.waits_for {
+            WaitsFor::Worker(lease) => Some(lease),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn lease_state_mut(&mut self, slot: u32) -> Option<&mut LeaseState> {
+        let entry = &self.entries[slot];
+        if !entry.is_leased() {
+            return None;
+        }
+        match &mut self.hot[entry.place as u32].waits_for {
+            WaitsFor::Worker(lease) => Some(lease),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn lease(&self, slot: u32) -> Option<Lease> {
+        let LeaseState { grant, .. } = self.lease_state(slot)?;
+        Some(Lease {
+            message: self.entries[slot].id,
+            epoch: grant.epoch,
+            grant: grant.number,
+        })
+    }
+
+    pub(crate) fn expires_at(&self, slot: u32) -> Option<When> {
+        match self.entries[slot].expires() {
+            true => self.expiries.get(slot),
+            false => None,
+        }
+    }
+
+    /// What a delivery of it rests on. A cold message is in its base alone.
+    pub(crate) fn rests(&self, slot: u32) -> Rests {
+        match self.hot(slot) {
+            Some(hot) => hot.rests,
+            None => Rests {
+                disk: self.entries[slot].base(),
+                ..Rests::default()
+            },
+        }
+    }
+
+    pub(crate) fn checked_by(&self, slot: u32) -> u64 {
+        self.hot(slot).map_or(0, |hot| hot.checked_by)
+    }
+
+    pub(crate) fn notes(&self, slot: u32) -> &[Bytes] {
+        let extra = self.hot(slot).and_then(|hot| hot.extra.as_ref());
+        extra.map_or(&[], |extra| &extra.notes)
+    }
+
+    pub(crate) fn claim(&self, slot: u32) -> Option<&Key> {
+        self.hot(slot)?.extra.as_ref()?.claim.as_ref()
+    }
+
+    /// The body, if it is in memory.
+    pub(crate) fn body(&self, slot: u32) -> Option<&Bytes> {
+        self.hot(slot)?.body.as_ref()
+    }
+
+    pub(crate) fn body_at(&self, slot: u32) -> BodyAt {
+        match self.hot(slot) {
+            Some(hot) => hot.body_at,
+            None => BodyAt(self.entries[slot].place),
+        }
+    }
+
+    /// What it takes in the journal, roughly.
+    pub(crate) fn journal_bytes(&self, slot: u32) -> u64 {
+        let notes: usize = self.notes(slot).iter().map(|note| note.len() + 8).sum();
+        (64 + self.body_at(slot).length() + notes) as u64
+    }
+
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.resident_bytes
+    }
+
+    // --- how it changes
+
+    pub(crate) fn set_state(&mut self, slot: u32, state: State) {
+        let (bits, waits_for, due) = match state {
+            State::Ready => (flag::READY, WaitsFor::Nothing, None),
+            State::Delayed(when) => (flag::DELAYED, WaitsFor::Nothing, Some(when)),
+            State::Held(join) => (flag::HELD, WaitsFor::Join(join), None),
+            State::Leased(lease) => (flag::LEASED, WaitsFor::Worker(lease), None),
+        };
+        self.set_due(slot, due);
+        let entry = &mut self.entries[slot];
+        entry.flags = entry.flags & !flag::STATE | bits;
+        match (waits_for, entry.is_hot()) {
+            (WaitsFor::Nothing, false) => {}
+            (waits_for, _) => self.hot_mut(slot).waits_for = waits_for,
+        }
+    }
+
+    fn set_due(&mut self, slot: u32, due: Option<When>) {
+        if due.is_some() || self.entries[slot].is_delayed() {
+            self.dues.set(slot, due);
+        }
+    }
+
+    pub(crate) fn set_expiry(&mut self, slot: u32, expires_at: Option<When>) {
+        let entry = &mut self.entries[slot];
+        if expires_at.is_some() || entry.expires() {
+            entry.set(flag::EXPIRES, expires_at.is_some());
+            self.expiries.set(slot, expires_at);
+        }
+    }
+
+    pub(crate) fn set_number(&mut self, slot: u32, number: u64) {
+        assert!(number <= U48::MAX, "more messages than 48 bits can count");
+        self.entries[slot].number = U48::new(number);
+    }
+
+    /// Its full state stands in another record from now on.
+    pub(crate) fn set_base(&mut self, slot: u32, base: Position, body_at: BodyAt) {
+        assert!(base.0 <= U48::MAX, "more records than 48 bits can count");
+        let entry = &mut self.entries[slot];
+        entry.base = U48::new(base.0);
+        match entry.is_hot() {
+            true => self.hot[entry.place as u32].body_at = body_at,
+            false => entry.place = body_at.0,
+        }
+    }
+
+    pub(crate) fn set_kind(&mut self, slot: u32, change: impl FnOnce(&mut Kind)) {
+        let mut kind = *self.kind(slot);
+        change(&mut kind);
+        let new = self.kinds.take(&kind);
+        let old = std::mem::replace(&mut self.entries[slot].kind, new);
+        self.kinds.give(old);
+    }
+
+    pub(crate) fn set_redelivered(&mut self, slot: u32, redelivered: bool) {
+        self.entries[slot].set(flag::REDELIVERED, redelivered);
+    }
+
+    pub(crate) fn set_has_copies(&mut self, slot: u32) {
+        self.entries[slot].set(flag::COPIES, true);
+    }
+
+    pub(crate) fn set_recovered(&mut self, slot: u32, recovered: bool) {
+        self.entries[slot].set(flag::RECOVERED, recovered);
+    }
+
+    /// After an unclean end: a grant whose record was lost may have run any message that is not leased.
+    /// Not one that may be delivered only once: that waits for its grant to be safe.
+    pub(crate) fn may_have_run(&mut self) {
+        let Self { entries, kinds, .. } = self;
+        for entry in entries.iter_mut() {
+            if kinds[entry.kind].max_deliveries > 1 && !entry.is_leased() {
+                // A lease does not say which of several copies it was of, and the others may be gone.
+                entry.set(flag::RECOVERED, !entry.has_copies());
+                entry.set(flag::REDELIVERED, true);
+            }
+        }
+    }
+
+    pub(crate) fn set_rests(&mut self, slot: u32, rests: Rests) {
+        self.hot_mut(slot).rests = rests;
+    }
+
+    pub(crate) fn set_checked_by(&mut self, slot: u32, check: u64) {
+        self.hot_mut(slot).checked_by = check;
+    }
+
+    pub(crate) fn set_claim(&mut self, slot: u32, key: Key) {
+        self.extra(slot).claim = Some(key);
+    }
+
+    pub(crate) fn notes_mut(&mut self, slot: u32) -> &mut Vec<Bytes> {
+        &mut self.extra(slot).notes
+    }
+
+    /// Its body has come back from the journal, as a part of something larger that was read.
+    pub(crate) fn set_body_read_back(&mut self, slot: u32, body: Bytes) {
+        self.take_body(slot);
+        let hot = self.hot_mut(slot);
+        hot.body = Some(body);
+        hot.was_read_back = true;
+        self.resident_bytes += resident_bytes(&self.hot(slot).expect("it is hot").body);
+    }
+
+    pub(crate) fn take_body(&mut self, slot: u32) -> Option<Bytes> {
+        if !self.entries[slot].is_hot() {
+            return None;
+        }
+        let hot = self.hot_mut(slot);
+        hot.was_read_back = false;
+        let body = hot.body.take();
+        self.resident_bytes -= resident_bytes(&body);
+        body
+    }
+
+    /// A part of something larger keeps all of that in memory, so it is not kept for long.
+    pub(crate) fn drop_body_read_back(&mut self, slot: u32) {
+        if self.hot(slot).is_some_and(|hot| hot.was_read_back) {
+            self.take_body(slot);
+        }
+    }
+
+    /// Gives up the hot entry of a message that has no need of it. Its base must be safe, and all that
+    /// its delivery rests on.
+    pub(crate) fn cool(&mut self, slot: u32) {
+        let Some(hot) = self.hot(slot) else {
+            return;
+        };
+        let is_plain = hot.body.is_none()
+            && matches!(hot.waits_for, WaitsFor::Nothing)
+            && hot.next_copy.is_none()
+            && hot.extra.is_none();
+        if is_plain {
+            let entry = &mut self.entries[slot];
+            let hot = self.hot.remove(entry.place as u32);
+            entry.set(flag::HOT, false);
+            entry.place = hot.body_at.0;
+        }
+    }
+
+    fn hot(&self, slot: u32) -> Option<&Hot> {
+        let entry = &self.entries[slot];
+        entry.is_hot().then(|| &self.hot[entry.place as u32])
+    }
+
+    fn hot_mut(&mut self, slot: u32) -> &mut Hot {
+        let entry = &mut self.entries[slot];
+        if !entry.is_hot() {
+            let place = self.hot.insert(Hot {
+                body: None,
+                was_read_back: false,
+                body_at: BodyAt(entry.place),
+                waits_for: WaitsFor::Nothing,
+                rests: Rests {
+                    disk: entry.base(),
+                    ..Rests::default()
+                },
+                checked_by: 0,
+                next_copy: None,
+                extra: None,
+            });
+            entry.set(flag::HOT, true);
+            entry.place = u64::from(place);
+        }
+        &mut self.hot[entry.place as u32]
+    }
+
+    fn extra(&mut self, slot: u32) -> &mut Extra {
+        self.hot_mut(slot).extra.get_or_insert_default()
+    }
+
+    /// Panics unless what is counted here is what there is.
+    pub(crate) fn assert_counts(&self) {
+        let mut kinds = rustc_hash::FxHashMap::default();
+        let (mut resident_bytes, mut hot, mut dues, mut expiries) = (0, 0, 0, 0);
+        for (slot, entry) in self.entries.iter() {
+            *kinds.entry(*self.kind_of(entry)).or_default() += 1;
+            dues += usize::from(entry.is_delayed());
+            expiries += usize::from(entry.expires());
+            if let Some(entry) = self.hot(slot) {
+                hot += 1;
+                resident_bytes += self::resident_bytes(&entry.body);
+                if let Some(body) = &entry.body {
+                    assert_eq!(body.len(), entry.body_at.length(), "the length of a body");
+                }
+            }
+        }
+        self.kinds.assert_counts(&kinds);
+        assert_eq!(self.hot.len(), hot, "hot messages");
+        assert_eq!(self.resident_bytes, resident_bytes, "bodies in memory");
+        assert_eq!(self.dues.len, dues, "times of delayed messages");
+        assert_eq!(self.expiries.len, expiries, "times of messages that expire");
     }
 }
 
@@ -222,8 +726,88 @@ impl std::ops::Index<u32> for Messages {
     }
 }
 
-impl std::ops::IndexMut<u32> for Messages {
-    fn index_mut(&mut self, slot: u32) -> &mut Entry {
-        &mut self.entries[slot]
+/// A time for some of the slots, in chunks for those that have neighbours with one.
+#[derive(Debug, Default)]
+struct Times {
+    chunks: Vec<Option<TimesChunk>>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct TimesChunk {
+    times: Box<[u64; TIMES_CHUNK]>,
+    len: u32,
+}
+
+const TIMES_CHUNK: usize = 256;
+const NO_TIME: u64 = 0;
+
+impl Times {
+    fn get(&self, slot: u32) -> Option<When> {
+        let chunk = self.chunks.get(slot as usize / TIMES_CHUNK)?.as_ref()?;
+        let time = chunk.times[slot as usize % TIMES_CHUNK];
+        let clock = match time & 1 {
+            0 => Clock::Steady,
+            _ => Clock::Wall,
+        };
+        let at = (time >> 1).checked_sub(1)?;
+        Some(When { at, clock })
+    }
+
+    fn set(&mut self, slot: u32, when: Option<When>) {
+        let (index, place) = (slot as usize / TIMES_CHUNK, slot as usize % TIMES_CHUNK);
+        if self.chunks.len() <= index {
+            self.chunks.resize_with(index + 1, || None);
+        }
+        let chunk = self.chunks[index].get_or_insert_with(|| TimesChunk {
+            times: Box::new([NO_TIME; TIMES_CHUNK]),
+            len: 0,
+        });
+        // Times beyond the end of all days are all alike.
+        let time = when.map_or(NO_TIME, |when| {
+            (when.at.min(u64::MAX >> 2) + 1) << 1 | u64::from(when.clock == Clock::Wall)
+        });
+        let was = std::mem::replace(&mut chunk.times[place], time);
+        let (is, was) = (usize::from(time != NO_TIME), usize::from(was != NO_TIME));
+        chunk.len = chunk.len + is as u32 - was as u32;
+        self.len = self.len + is - was;
+        if chunk.len == 0 {
+            self.chunks[index] = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_only_waits_takes_48_bytes() {
+        assert_eq!(Slab::<Entry>::slot_bytes(), 48);
+        assert!(
+            Slab::<Hot>::slot_bytes() <= 176,
+            "{}",
+            Slab::<Hot>::slot_bytes()
+        );
+    }
+
+    #[test]
+    fn a_body_is_found_in_any_record_and_a_time_on_any_clock() {
+        let at = BodyAt::new((1 << 36) - 1, BodyAt::CAP_BYTES);
+        assert_eq!(
+            (at.offset(), at.length()),
+            ((1 << 36) - 1, BodyAt::CAP_BYTES)
+        );
+        let mut times = Times::default();
+        for (slot, clock) in [(0, Clock::Steady), (7_000, Clock::Wall)] {
+            for at in [0, 1, 1_700_000_000_000] {
+                times.set(slot, Some(When { at, clock }));
+                assert_eq!(times.get(slot), Some(When { at, clock }));
+            }
+        }
+        assert_eq!(times.get(1), None);
+        times.set(0, None);
+        times.set(7_000, None);
+        assert!(times.chunks.iter().all(Option::is_none));
     }
 }

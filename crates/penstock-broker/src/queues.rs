@@ -5,12 +5,13 @@
 //! furthest behind goes next. A flow that was idle rejoins at the present, so that it can't claim the
 //! time it did not use.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
 use crate::Position;
-use crate::messages::{Handle, Messages, State};
+use crate::line::Line;
+use crate::messages::{Entry, Handle, Messages};
 use crate::names::Name;
 
 /// What a run is expected to cost before any has been measured.
@@ -92,11 +93,11 @@ impl Queues {
     }
 
     pub(crate) fn push_ready(&mut self, messages: &Messages, slot: u32) {
-        let entry = &messages[slot];
-        let queue = &mut self.all[entry.queue as usize];
+        let kind = messages.kind(slot);
+        let queue = &mut self.all[kind.queue as usize];
         queue.ready += 1;
-        queue.ready_levels |= 1 << entry.priority;
-        queue.levels[usize::from(entry.priority)].push(entry.task, messages.handle(slot));
+        queue.ready_levels |= 1 << kind.priority;
+        queue.levels[usize::from(kind.priority)].push(kind.task, messages.handle(slot));
     }
 
     /// Takes the message that is next, unless there is none or the queue is paused. What its run is
@@ -118,12 +119,12 @@ impl Queues {
 
     /// A ready message goes another way than by being handed out.
     pub(crate) fn remove_ready(&mut self, messages: &Messages, slot: u32) {
-        let entry = &messages[slot];
-        let queue = &mut self.all[entry.queue as usize];
-        let level = &mut queue.levels[usize::from(entry.priority)];
-        level.forget_one(entry.task, messages);
+        let kind = messages.kind(slot);
+        let queue = &mut self.all[kind.queue as usize];
+        let level = &mut queue.levels[usize::from(kind.priority)];
+        level.forget_one(kind.task, messages);
         if level.active.is_empty() {
-            queue.ready_levels &= !(1 << entry.priority);
+            queue.ready_levels &= !(1 << kind.priority);
         }
         queue.ready -= 1;
     }
@@ -181,18 +182,14 @@ impl Queues {
     }
 
     /// The message that has waited longest among those that are ready.
-    pub(crate) fn oldest_ready<'a>(
-        &self,
-        queue: u32,
-        messages: &'a Messages,
-    ) -> Option<&'a crate::messages::Entry> {
+    pub(crate) fn oldest_ready<'a>(&self, queue: u32, messages: &'a Messages) -> Option<&'a Entry> {
         let flows = self.all[queue as usize]
             .levels
             .iter()
             .flat_map(|level| &level.flows);
         flows
             .filter_map(|flow| flow.first_ready(messages))
-            .min_by_key(|entry| entry.number)
+            .min_by_key(|entry| entry.number())
     }
 }
 
@@ -252,7 +249,9 @@ struct Flow {
     virtual_time: u64,
     ready: usize,
     /// In order of number; some may be stale.
-    run: VecDeque<Handle>,
+    run: Line<InRun>,
+    /// The number of the last in the run.
+    last_number: u64,
     /// Those that came back after a younger one had come: taken by number among the others.
     returned: BTreeSet<Handle>,
 }
@@ -269,11 +268,11 @@ impl Level {
             self.active.insert((flow.virtual_time, index));
         }
         flow.ready += 1;
-        match flow.run.back() {
-            Some(last) if last.number > handle.number => {
-                flow.returned.insert(handle);
-            }
-            _ => flow.run.push_back(handle),
+        if !flow.run.is_empty() && flow.last_number > handle.number {
+            flow.returned.insert(handle);
+        } else {
+            flow.run.push_back(InRun::new(handle));
+            flow.last_number = handle.number;
         }
     }
 
@@ -309,9 +308,9 @@ impl Level {
             flow.returned.clear();
         } else if flow.run.len() + flow.returned.len() > 2 * flow.ready + 64 {
             // Called while the message still looks ready; it is dropped at the next sweep or pop.
-            let is_ready = |handle: &Handle| is_ready(messages, *handle);
-            flow.run.retain(is_ready);
-            flow.returned.retain(is_ready);
+            flow.run
+                .retain(|place| place.find(messages).is_some_and(Entry::is_ready));
+            flow.returned.retain(|handle| is_ready(messages, *handle));
         }
     }
 
@@ -339,39 +338,84 @@ impl Flow {
             task,
             virtual_time: 0,
             ready: 0,
-            run: VecDeque::new(),
+            run: Line::default(),
+            last_number: 0,
             returned: BTreeSet::new(),
         }
     }
 
     fn pop(&mut self, messages: &Messages) -> u32 {
         loop {
-            let handle = match (self.run.front(), self.returned.first()) {
-                (Some(next), Some(returned)) if returned.number < next.number => {
-                    self.returned.pop_first()
-                }
-                (None, _) => self.returned.pop_first(),
-                (Some(_), _) => self.run.pop_front(),
+            // What is stale has no number any more, and is in nobody's way.
+            let next = loop {
+                match self.run.front() {
+                    None => break None,
+                    Some(place) => match place.find(messages) {
+                        Some(entry) => break Some((place, entry)),
+                        None => self.run.pop_front(),
+                    },
+                };
             };
-            let handle = handle.expect("a flow that counts ready messages has one");
-            if is_ready(messages, handle) {
-                return handle.slot;
+            let (slot, is_ready) = match (next, self.returned.first().copied()) {
+                (Some((_, next)), Some(returned)) if returned.number < next.number() => {
+                    self.returned.pop_first();
+                    (returned.slot, is_ready(messages, returned))
+                }
+                (Some((place, next)), _) => {
+                    self.run.pop_front();
+                    (place.slot, next.is_ready())
+                }
+                (None, Some(returned)) => {
+                    self.returned.pop_first();
+                    (returned.slot, is_ready(messages, returned))
+                }
+                (None, None) => panic!("a flow that counts ready messages has one"),
+            };
+            if is_ready {
+                return slot;
             }
         }
     }
 
-    fn first_ready<'a>(&self, messages: &'a Messages) -> Option<&'a crate::messages::Entry> {
-        let ready = |handle: &Handle| is_ready(messages, *handle).then(|| &messages[handle.slot]);
-        let next = self.run.iter().find_map(ready);
-        let returned = self.returned.iter().find_map(ready);
+    fn first_ready<'a>(&self, messages: &'a Messages) -> Option<&'a Entry> {
+        let next = self.run.iter().find_map(|place| {
+            let entry = place.find(messages)?;
+            entry.is_ready().then_some(entry)
+        });
+        let returned = self
+            .returned
+            .iter()
+            .find(|handle| is_ready(messages, **handle));
+        let returned = returned.and_then(|handle| messages.get(*handle));
         next.into_iter()
             .chain(returned)
-            .min_by_key(|entry| entry.number)
+            .min_by_key(|entry| entry.number())
+    }
+}
+
+/// A place in a run: a handle, of whose number the lower half will do. A place left behind is swept, or
+/// passed by, long before its slot has been used by four billion others and one that looks like it.
+#[derive(Clone, Copy, Debug)]
+struct InRun {
+    slot: u32,
+    number: u32,
+}
+
+impl InRun {
+    fn new(handle: Handle) -> Self {
+        Self {
+            slot: handle.slot,
+            number: handle.number as u32,
+        }
+    }
+
+    /// The message, unless the place is stale.
+    fn find(self, messages: &Messages) -> Option<&Entry> {
+        let entry = messages.by_slot(self.slot)?;
+        (entry.number() as u32 == self.number).then_some(entry)
     }
 }
 
 fn is_ready(messages: &Messages, handle: Handle) -> bool {
-    messages
-        .get(handle)
-        .is_some_and(|entry| entry.state == State::Ready)
+    messages.get(handle).is_some_and(Entry::is_ready)
 }

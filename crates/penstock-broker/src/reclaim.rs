@@ -7,11 +7,21 @@ use crate::messages::State as MessagePlace;
 use crate::records::Event;
 use crate::{Broker, Position};
 
+/// How far `carry_forward` has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    All,
+    /// There is more to do.
+    Some,
+    /// There may be more to do, once what `poll_reads` gives has been read.
+    ReadFirst,
+}
+
 impl Broker {
     /// Writes anew, as records to be polled, what lives and stands in the journal before this position;
-    /// about as many bytes as named here. True: there is more to do. When it is false, and what was
-    /// polled is durable, nothing before this position is needed any more.
-    pub fn carry_forward(&mut self, before: Position, max_bytes: usize) -> bool {
+    /// about as many bytes as named here. Once it is done, and what was polled is durable, nothing before
+    /// this position is needed any more.
+    pub fn carry_forward(&mut self, before: Position, max_bytes: usize) -> Carried {
         self.begin(Durability::Disk);
         let mut has_more = false;
         // Also when nothing lives: what was counted goes on from there, and so do the positions.
@@ -23,19 +33,48 @@ impl Broker {
         });
         let steady = self.clocks.steady();
         self.record(&Event::ClockSet { steady });
+        // Those first whose bodies have been read.
+        for (slot, body) in std::mem::take(&mut self.reading.carried) {
+            let Some(base) = self.reading.carrying.remove(&slot) else {
+                continue;
+            };
+            let entity = Entity::Message { slot };
+            if self.state.is_current(base, &entity) {
+                self.carry_before(slot, before);
+                self.carry_message(slot, &body);
+            } else {
+                self.state.ledger.popped_stale();
+            }
+        }
+        let mut read_bytes: usize = 0;
         while let Some((base, entity)) = self.state.ledger.pop_before(before) {
             if !self.state.is_current(base, &entity) {
                 self.state.ledger.popped_stale();
                 continue;
             }
-            self.carry(entity, before);
-            if self.writer.len() >= max_bytes {
+            match entity {
+                Entity::Message { slot } if self.must_be_read(slot) => {
+                    read_bytes += self.state.messages.body_at(slot).length();
+                    self.reading.carry(slot, base);
+                }
+                _ => self.carry(entity, before),
+            }
+            if self.writer.len() + read_bytes >= max_bytes {
                 has_more = true;
                 break;
             }
         }
         self.seal(Durability::Disk);
-        has_more
+        match (self.reading.carrying.is_empty(), has_more) {
+            (true, false) => Carried::All,
+            (true, true) => Carried::Some,
+            (false, _) => Carried::ReadFirst,
+        }
+    }
+
+    fn must_be_read(&self, slot: u32) -> bool {
+        let messages = &self.state.messages;
+        messages.body(slot).is_none() && messages.body_at(slot).length() > 0
     }
 
     /// Writes the full state of one thing, and before it what it refers to.
@@ -43,40 +82,9 @@ impl Broker {
         let position = self.state.position;
         match entity {
             Entity::Message { slot } => {
-                match self.state.messages[slot].state {
-                    MessagePlace::Leased(lease)
-                        if self.state.sessions[lease.session].base < before =>
-                    {
-                        self.carry_session(lease.session);
-                    }
-                    MessagePlace::Held(join) => {
-                        if let Some(join) = self.state.joins.find(&join)
-                            && self.state.joins[join].base < before
-                        {
-                            self.carry_join(join);
-                        }
-                    }
-                    _ => {}
-                }
-                let head = self.state.head(slot);
-                let entry = &self.state.messages[slot];
-                let (writer, names, number) = (&mut self.writer, &self.state.names, entry.number);
-                writer.push(
-                    names,
-                    &Event::Message {
-                        head,
-                        body: &entry.body,
-                    },
-                );
-                for note in entry.notes() {
-                    writer.push(names, &Event::Noted { number, note });
-                }
-                if let Some(key) = entry.extra.as_ref().and_then(|extra| extra.claim.clone())
-                    && self.state.keys.owner(&key) == Some(number)
-                {
-                    writer.push(names, &Event::Claimed { number, key });
-                }
-                self.state.messages[slot].base = position;
+                self.carry_before(slot, before);
+                let body = self.state.messages.body(slot).cloned();
+                return self.carry_message(slot, &body.unwrap_or_default());
             }
             Entity::Value { slot, .. } => {
                 let stored = self.state.keys.get_mut(slot);
@@ -102,6 +110,45 @@ impl Broker {
             }
         }
         self.state.ledger.add(position, entity);
+    }
+
+    /// Writes what a message refers to.
+    fn carry_before(&mut self, slot: u32, before: Position) {
+        match self.state.messages.state(slot) {
+            MessagePlace::Leased(lease) if self.state.sessions[lease.session].base < before => {
+                self.carry_session(lease.session);
+            }
+            MessagePlace::Held(join) => {
+                if let Some(join) = self.state.joins.find(&join)
+                    && self.state.joins[join].base < before
+                {
+                    self.carry_join(join);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Writes the full state of a message, which is its base from now on. (Without its body, if that is
+    /// lost.)
+    pub(crate) fn carry_message(&mut self, slot: u32, body: &[u8]) {
+        let position = self.state.position;
+        self.state.live_bytes -= self.state.messages.journal_bytes(slot);
+        let head = self.state.head(slot);
+        let body_at = self.record_message(&head, body);
+        let messages = &self.state.messages;
+        let (writer, names, number) = (&mut self.writer, &self.state.names, head.number);
+        for note in messages.notes(slot) {
+            writer.push(names, &Event::Noted { number, note });
+        }
+        if let Some(key) = messages.claim(slot).cloned()
+            && self.state.keys.owner(&key) == Some(number)
+        {
+            writer.push(names, &Event::Claimed { number, key });
+        }
+        self.state.messages.set_base(slot, position, body_at);
+        self.state.live_bytes += self.state.messages.journal_bytes(slot);
+        self.state.ledger.add(position, Entity::Message { slot });
     }
 
     fn carry_session(&mut self, index: u32) {
@@ -136,12 +183,11 @@ impl Broker {
         }
         // Grants of before name the session, and may now stand before it; so they are told again.
         for slot in &session.leases {
-            let entry = &self.state.messages[*slot];
-            if let MessagePlace::Leased(lease) = entry.state {
+            if let Some(lease) = self.state.messages.lease_state(*slot) {
                 writer.push(
                     names,
                     &Event::Granted {
-                        number: entry.number,
+                        number: self.state.messages[*slot].number(),
                         session: number,
                         grant: lease.grant,
                     },

@@ -1,16 +1,15 @@
 //! From the journal's records back to a broker.
 
-use bytes::Bytes;
-use penstock_message::Value;
-use rustc_hash::FxHashMap;
-
 use crate::broker::LastLife;
 use crate::clock::{Clocks, When};
-use crate::messages::{Entry, State as MessagePlace};
+use crate::index::{Index, hash};
+use crate::messages::{BodyAt, Messages};
 use crate::records::{Event, RecordError, RecordReader};
 use crate::state::State;
 use crate::timers::Timer;
 use crate::{Broker, BrokerOptions, Now, Position};
+use bytes::Bytes;
+use penstock_message::Value;
 
 /// Takes every record of the journal, in order, and becomes the broker that wrote them.
 ///
@@ -24,7 +23,7 @@ pub struct Recovery {
     options: BrokerOptions,
     state: State,
     /// Where each message is, by its number.
-    slots: FxHashMap<u64, u32>,
+    slots: ByNumber,
     last: Position,
     epoch: u32,
     /// How far the steady clock is ahead of the wall's.
@@ -46,10 +45,13 @@ pub enum ReplayError {
 
 impl Recovery {
     pub fn new(options: BrokerOptions) -> Self {
+        // What is read back when it is handed out need not be kept now.
+        let mut state = State::new();
+        state.resident_limit = options.resident_bodies_bytes.map(|_| 0);
         Self {
             options,
-            state: State::new(),
-            slots: FxHashMap::default(),
+            state,
+            slots: ByNumber::default(),
             last: Position(0),
             epoch: 0,
             ahead_ms: 0,
@@ -65,16 +67,40 @@ impl Recovery {
         }
         self.last = position;
         self.state.position = position;
+        self.state.durable = position;
         let unreadable = |error| ReplayError::Record { position, error };
         let mut reader = RecordReader::new(record).map_err(unreadable)?;
         self.epoch = self.epoch.max(reader.epoch);
         while let Some(event) = reader.next(&mut self.state.names).map_err(unreadable)? {
-            if let Event::ClockSet { steady } = event {
-                self.ahead_ms = steady.wrapping_sub(reader.time) as i64;
+            let mut body_at = BodyAt::new(0, 0);
+            match &event {
+                Event::ClockSet { steady } => {
+                    self.ahead_ms = steady.wrapping_sub(reader.time) as i64;
+                }
+                // It is the last thing of its event.
+                Event::Message { body, .. } if body.len() <= BodyAt::CAP_BYTES => {
+                    body_at = BodyAt::new(reader.at() - body.len(), body.len());
+                }
+                Event::Message { .. } => {
+                    let (what, at) = ("body", reader.at());
+                    return Err(unreadable(RecordError::Malformed { what, at }));
+                }
+                // A copy and its source are published in one record.
+                Event::Copied { source, .. }
+                    if self
+                        .slots
+                        .of(&self.state.messages, *source)
+                        .is_some_and(|source| self.state.messages[source].base() != position) =>
+                {
+                    let (what, at) = ("copy", reader.at());
+                    return Err(unreadable(RecordError::Malformed { what, at }));
+                }
+                _ => {}
             }
-            self.apply(event);
+            self.apply(event, body_at);
         }
         self.state.newly_unserved.clear();
+        self.state.cool();
         self.state.sweep();
         Ok(())
     }
@@ -87,21 +113,12 @@ impl Recovery {
             "epoch {epoch} is older than the journal's {}",
             self.epoch
         );
+        self.state.resident_limit = self.options.resident_bodies_bytes;
         let clocks = Clocks::resume(now, self.ahead_ms);
         if epoch > self.epoch {
             // A grant whose record was lost may have run it. Not one of a message that may be
             // delivered only once: that waits for its grant to be safe.
-            let messages = &mut self.state.messages;
-            let may_have_run = |entry: &Entry| {
-                entry.max_deliveries > 1 && !matches!(entry.state, MessagePlace::Leased(_))
-            };
-            let slots = messages.iter().filter(|(_, entry)| may_have_run(entry));
-            for slot in slots.map(|(slot, _)| slot).collect::<Vec<u32>>() {
-                let entry = &mut messages[slot];
-                // A lease does not say which of several copies it was of, and the others may be gone.
-                entry.recovered = !entry.has_copies;
-                entry.redelivered = true;
-            }
+            self.state.messages.may_have_run();
         }
         let away: Vec<u32> = self.state.sessions.iter().map(|(index, _)| index).collect();
         for index in away {
@@ -132,7 +149,7 @@ impl Recovery {
 
     /// What is not known is skipped: the segment that told of it was reclaimed, because it had ended
     /// or because its full state comes later.
-    fn apply(&mut self, event: Event<'_>) {
+    fn apply(&mut self, event: Event<'_>, body_at: BodyAt) {
         let state = &mut self.state;
         match event {
             Event::ClockSet { .. } => {}
@@ -184,25 +201,27 @@ impl Recovery {
                 }
             }
             Event::Message { head, body } => {
-                if let Some(slot) = self.slots.remove(&head.number) {
+                if let Some(slot) = self.slots.take(&state.messages, head.number) {
                     state.settle_message(slot, None);
                 }
-                let slot = state.insert_message(&head, Bytes::copy_from_slice(body));
-                self.slots.insert(head.number, slot);
+                let kept = state.keeps_body(head.queue, head.place);
+                let body = kept.then(|| Bytes::copy_from_slice(body));
+                let slot = state.insert_message(&head, body_at, body);
+                self.slots.put(&state.messages, slot);
             }
             Event::Copied {
                 number,
                 source,
                 queue,
             } => {
-                if let Some(source) = self.slots.get(&source) {
-                    let slot = state.copy_message(*source, number, queue);
-                    self.slots.insert(number, slot);
+                if let Some(source) = self.slots.of(&state.messages, source) {
+                    let slot = state.copy_message(source, number, queue);
+                    self.slots.put(&state.messages, slot);
                 }
             }
             Event::Noted { number, note } => {
-                if let Some(slot) = self.slots.get(&number) {
-                    state.add_note(*slot, Bytes::copy_from_slice(note));
+                if let Some(slot) = self.slots.of(&state.messages, number) {
+                    state.add_note(slot, Bytes::copy_from_slice(note));
                 }
             }
             Event::Granted {
@@ -211,35 +230,35 @@ impl Recovery {
                 grant,
             } => {
                 state.grants = state.grants.max(grant.number);
-                if let Some(slot) = self.slots.get(&number)
+                if let Some(slot) = self.slots.of(&state.messages, number)
                     && let Some(session) = state.sessions.by_number(session)
                 {
-                    state.grant(*slot, session, grant);
+                    state.grant(slot, session, grant);
                 }
             }
             Event::Returned {
                 number,
                 redelivered,
             } => {
-                if let Some(slot) = self.slots.get(&number) {
-                    state.return_message(*slot, redelivered);
+                if let Some(slot) = self.slots.of(&state.messages, number) {
+                    state.return_message(slot, redelivered);
                 }
             }
             Event::Crashed { number, reason } => {
-                if let Some(slot) = self.slots.get(&number) {
-                    state.crash_message(*slot, Bytes::copy_from_slice(reason));
+                if let Some(slot) = self.slots.of(&state.messages, number) {
+                    state.crash_message(slot, Bytes::copy_from_slice(reason));
                 }
             }
             Event::Moved { number, change } => {
                 state.numbers = state.numbers.max(change.to);
-                if let Some(slot) = self.slots.remove(&number) {
+                if let Some(slot) = self.slots.take(&state.messages, number) {
                     let note = change.note.map(Bytes::copy_from_slice);
                     state.move_message(slot, &change, note, None);
-                    self.slots.insert(change.to, slot);
+                    self.slots.put(&state.messages, slot);
                 }
             }
             Event::Settled { number } => {
-                if let Some(slot) = self.slots.remove(&number) {
+                if let Some(slot) = self.slots.take(&state.messages, number) {
                     state.settle_message(slot, None);
                 }
             }
@@ -259,8 +278,8 @@ impl Recovery {
                 state.keys.evicted += 1;
             }
             Event::Claimed { number, key } => {
-                if let Some(slot) = self.slots.get(&number) {
-                    state.claim(*slot, key);
+                if let Some(slot) = self.slots.of(&state.messages, number) {
+                    state.claim(slot, key);
                 }
             }
             Event::JoinOpened {
@@ -283,6 +302,30 @@ impl Recovery {
                 state.pause(queue, paused);
             }
         }
+    }
+}
+
+/// Finds messages by their numbers.
+#[derive(Debug, Default)]
+struct ByNumber(Index);
+
+impl ByNumber {
+    fn of(&self, messages: &Messages, number: u64) -> Option<u32> {
+        self.0
+            .find(hash(number), |slot| messages[slot].number() == number)
+    }
+
+    fn put(&mut self, messages: &Messages, slot: u32) {
+        let hash_of = |slot: u32| hash(messages[slot].number());
+        self.0.insert(hash_of(slot), slot, hash_of);
+    }
+
+    fn take(&mut self, messages: &Messages, number: u64) -> Option<u32> {
+        self.0.remove(
+            hash(number),
+            |slot| messages[slot].number() == number,
+            |slot| hash(messages[slot].number()),
+        )
     }
 }
 

@@ -1,58 +1,155 @@
 //! A table of slots that are used again, so that an entry can be named by a small number.
+//!
+//! It grows and shrinks by chunks: no entry is ever copied to make room, and a chunk whose slots have
+//! all become free is given back.
+
+use std::collections::BTreeSet;
 
 const NONE: u32 = u32::MAX;
 
+/// How large a chunk is, roughly. Large enough that the system's allocator maps it by itself and takes
+/// it back as a whole; what is not used of it is never touched.
+const CHUNK_BYTES: usize = 512 << 10;
+
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
+    chunks: Vec<Chunk<T>>,
+    /// Where the next entry goes, as long as there is room.
+    current: u32,
+    /// Chunks with room, but for those that hold nothing at all.
+    roomy: BTreeSet<u32>,
+    /// Chunks that were given back.
+    vacant: BTreeSet<u32>,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Chunk<T> {
     slots: Vec<Slot<T>>,
+    used: u32,
+    /// A slot of this chunk, or `NONE`.
     first_free: u32,
 }
 
 #[derive(Debug)]
 enum Slot<T> {
     Full(T),
-    /// The next free slot, or `NONE`.
+    /// The next free slot of the chunk, or `NONE`.
     Free(u32),
 }
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
         Self {
-            slots: Vec::new(),
-            first_free: NONE,
+            chunks: Vec::new(),
+            current: 0,
+            roomy: BTreeSet::new(),
+            vacant: BTreeSet::new(),
+            len: 0,
         }
     }
 }
 
+impl<T> Chunk<T> {
+    fn new() -> Self {
+        Self {
+            slots: Vec::new(),
+            used: 0,
+            first_free: NONE,
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        (self.used as usize) < Slab::<T>::CHUNK_SLOTS
+    }
+}
+
 impl<T> Slab<T> {
+    const CHUNK_BITS: u32 = {
+        let slots = CHUNK_BYTES / size_of::<Slot<T>>();
+        if slots < 2 { 1 } else { slots.ilog2() }
+    };
+    const CHUNK_SLOTS: usize = 1 << Self::CHUNK_BITS;
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// The slot freed last is used first, while its memory is still near.
     pub(crate) fn insert(&mut self, entry: T) -> u32 {
-        if self.first_free == NONE {
-            let slot = u32::try_from(self.slots.len()).expect("fewer than 2^32 entries");
-            assert_ne!(slot, NONE, "the table is full");
-            self.slots.push(Slot::Full(entry));
-            return slot;
+        let index = match self.chunks.get(self.current as usize) {
+            Some(chunk) if chunk.has_room() => self.current,
+            _ => self.next_chunk(),
+        };
+        let chunk = &mut self.chunks[index as usize];
+        let place = if chunk.first_free == NONE {
+            if chunk.slots.is_empty() && index > 0 {
+                // The first chunk grows with its use: most tables stay small.
+                chunk.slots.reserve_exact(Self::CHUNK_SLOTS);
+            }
+            chunk.slots.push(Slot::Full(entry));
+            chunk.slots.len() as u32 - 1
+        } else {
+            let place = chunk.first_free;
+            let slot = &mut chunk.slots[place as usize];
+            match std::mem::replace(slot, Slot::Full(entry)) {
+                Slot::Free(next) => chunk.first_free = next,
+                Slot::Full(_) => panic!("slot {place} is on the free list and full"),
+            }
+            place
+        };
+        chunk.used += 1;
+        if !chunk.has_room() {
+            self.roomy.remove(&index);
         }
-        let slot = self.first_free;
-        match std::mem::replace(&mut self.slots[slot as usize], Slot::Full(entry)) {
-            Slot::Free(next) => self.first_free = next,
-            Slot::Full(_) => panic!("slot {slot} is on the free list and full"),
-        }
-        slot
+        self.len += 1;
+        index << Self::CHUNK_BITS | place
+    }
+
+    /// The lowest chunk that has room, so that the highest become free.
+    fn next_chunk(&mut self) -> u32 {
+        let next = self.roomy.first().copied();
+        self.current = next.unwrap_or_else(|| {
+            let index = self.vacant.pop_first().unwrap_or_else(|| {
+                let index = self.chunks.len();
+                assert!(
+                    index < (NONE >> Self::CHUNK_BITS) as usize,
+                    "the table is full"
+                );
+                self.chunks.push(Chunk::new());
+                index as u32
+            });
+            self.roomy.insert(index);
+            index
+        });
+        self.current
     }
 
     pub(crate) fn remove(&mut self, slot: u32) -> T {
-        match std::mem::replace(&mut self.slots[slot as usize], Slot::Free(self.first_free)) {
-            Slot::Full(entry) => {
-                self.first_free = slot;
-                entry
-            }
-            Slot::Free(_) => panic!("slot {slot} was freed before"),
+        let (index, place) = Self::place(slot);
+        let chunk = &mut self.chunks[index];
+        let free = Slot::Free(chunk.first_free);
+        let Slot::Full(entry) = std::mem::replace(&mut chunk.slots[place], free) else {
+            panic!("slot {slot} was freed before");
+        };
+        if !chunk.has_room() {
+            self.roomy.insert(index as u32);
         }
+        chunk.first_free = place as u32;
+        chunk.used -= 1;
+        self.len -= 1;
+        // The one in use stays, so that a table that is empty now and then costs no allocation.
+        if chunk.used == 0 && index as u32 != self.current {
+            *chunk = Chunk::new();
+            self.roomy.remove(&(index as u32));
+            self.vacant.insert(index as u32);
+        }
+        entry
     }
 
     pub(crate) fn get(&self, slot: u32) -> Option<&T> {
-        match self.slots.get(slot as usize) {
+        let (index, place) = Self::place(slot);
+        match self.chunks.get(index)?.slots.get(place) {
             Some(Slot::Full(entry)) => Some(entry),
             _ => None,
         }
@@ -60,13 +157,33 @@ impl<T> Slab<T> {
 
     /// In the order of the slots, which the same inputs fill alike.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.slots
-            .iter()
-            .enumerate()
-            .filter_map(|(slot, entry)| match entry {
-                Slot::Full(entry) => Some((slot as u32, entry)),
+        let chunks = self.chunks.iter().enumerate();
+        chunks.flat_map(|(index, chunk)| {
+            let slots = chunk.slots.iter().enumerate();
+            slots.filter_map(move |(place, entry)| match entry {
+                Slot::Full(entry) => Some(((index << Self::CHUNK_BITS | place) as u32, entry)),
                 Slot::Free(_) => None,
             })
+        })
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        let slots = self.chunks.iter_mut().flat_map(|chunk| &mut chunk.slots);
+        slots.filter_map(|entry| match entry {
+            Slot::Full(entry) => Some(entry),
+            Slot::Free(_) => None,
+        })
+    }
+
+    fn place(slot: u32) -> (usize, usize) {
+        let slot = slot as usize;
+        (slot >> Self::CHUNK_BITS, slot & (Self::CHUNK_SLOTS - 1))
+    }
+
+    /// How many bytes an entry takes, whether its slot is free or not.
+    #[cfg(test)]
+    pub(crate) const fn slot_bytes() -> usize {
+        size_of::<Slot<T>>()
     }
 }
 
@@ -74,7 +191,8 @@ impl<T> std::ops::Index<u32> for Slab<T> {
     type Output = T;
 
     fn index(&self, slot: u32) -> &T {
-        match &self.slots[slot as usize] {
+        let (index, place) = Self::place(slot);
+        match &self.chunks[index].slots[place] {
             Slot::Full(entry) => entry,
             Slot::Free(_) => panic!("slot {slot} is free"),
         }
@@ -83,9 +201,51 @@ impl<T> std::ops::Index<u32> for Slab<T> {
 
 impl<T> std::ops::IndexMut<u32> for Slab<T> {
     fn index_mut(&mut self, slot: u32) -> &mut T {
-        match &mut self.slots[slot as usize] {
+        let (index, place) = Self::place(slot);
+        match &mut self.chunks[index].slots[place] {
             Slot::Full(entry) => entry,
             Slot::Free(_) => panic!("slot {slot} is free"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_stay_where_they_are_and_chunks_that_are_free_are_given_back() {
+        let mut slab = Slab::<[u64; 1024]>::default();
+        let count = 10 * Slab::<[u64; 1024]>::CHUNK_SLOTS as u32;
+        let slots: Vec<u32> = (0..count)
+            .map(|number| slab.insert([u64::from(number); 1024]))
+            .collect();
+        for (number, slot) in slots.iter().enumerate() {
+            assert_eq!(slab[*slot][0], number as u64);
+        }
+        let kept = slots[slots.len() / 2];
+        for slot in slots.iter().filter(|slot| **slot != kept) {
+            slab.remove(*slot);
+        }
+        assert_eq!(
+            slab.iter().map(|(slot, _)| slot).collect::<Vec<_>>(),
+            [kept]
+        );
+        let full = slab
+            .chunks
+            .iter()
+            .filter(|chunk| chunk.slots.capacity() > 0);
+        assert!(
+            full.count() <= 2,
+            "one chunk is in use, one is kept for the next"
+        );
+        // What was given back is used again, lowest first.
+        let again: Vec<u32> = (1..count).map(|_| slab.insert([7; 1024])).collect();
+        assert_eq!(slab.chunks.len(), 10);
+        assert!(
+            again
+                .iter()
+                .all(|slot| *slot != kept && slab[*slot][0] == 7)
+        );
     }
 }

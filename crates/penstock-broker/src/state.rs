@@ -3,6 +3,8 @@
 //! Every change here is one event of the journal. The broker decides, writes the event and calls the
 //! change; recovery reads the event and calls the same change. So what is recovered is what was.
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 use penstock_message::{JoinId, JoinPolicy, Key, MessageId, SessionId, Value};
 
@@ -12,7 +14,7 @@ use crate::effects::Rests;
 use crate::joins::Joins;
 use crate::keys::{Keys, Stored};
 use crate::ledger::{Entity, Ledger};
-use crate::messages::{Entry, Handle, LeaseState, Messages, State as MessagePlace};
+use crate::messages::{BodyAt, Handle, LeaseState, Messages, State as MessagePlace};
 use crate::names::{Name, Names};
 use crate::queues::{Queues, Service};
 use crate::records::{Change, Grant, MessageHead, Place};
@@ -47,8 +49,18 @@ pub(crate) struct State {
     /// Queues for which a timer shall be set, and the count of such timers so far.
     pub(crate) newly_unserved: Vec<u32>,
     generations: u64,
+    /// The last record that is safe on disk, so that what stands in it can be read back.
+    pub(crate) durable: Position,
+    /// How many bytes of bodies are kept in memory, so that work is handed out without reading; `None`:
+    /// all, for there is no disk to read from.
+    pub(crate) resident_limit: Option<u64>,
+    /// Messages that wait and may do it with less memory once this position is safe.
+    to_cool: VecDeque<(Position, Handle)>,
 }
 
+/// A queue that has no more messages than this keeps their bodies in memory for longer: others' backlogs
+/// must not slow it down.
+const SHORT_QUEUE: u64 = 1024;
 /// How many bytes of notes a message keeps: a delivery must fit into a frame beside its body.
 const NOTES_CAP_BYTES: usize = 256 << 10;
 
@@ -76,19 +88,28 @@ impl State {
             has_new_work: false,
             newly_unserved: Vec::new(),
             generations: 0,
+            durable: Position(0),
+            resident_limit: None,
+            to_cool: VecDeque::new(),
         }
     }
 
     // --- messages
 
-    pub(crate) fn insert_message(&mut self, head: &MessageHead, body: Bytes) -> u32 {
+    /// `body`: what is to be kept in memory, if anything; `body_at`: where it stands in the record.
+    pub(crate) fn insert_message(
+        &mut self,
+        head: &MessageHead,
+        body_at: BodyAt,
+        body: Option<Bytes>,
+    ) -> u32 {
         self.numbers = self.numbers.max(head.number);
         let queue = self.queues.find_or_create(head.queue);
-        let mut entry = Entry::new(head, queue, body);
-        entry.base = self.position;
-        entry.rests = self.rests;
-        self.live_bytes += entry.journal_bytes();
-        let slot = self.messages.insert(entry);
+        let body = body.map(|body| (body, self.rests));
+        let slot = self
+            .messages
+            .insert(head, queue, self.position, body_at, body);
+        self.live_bytes += self.messages.journal_bytes(slot);
         let handle = Handle {
             number: head.number,
             slot,
@@ -97,59 +118,126 @@ impl State {
         match head.place {
             Place::Ready => self.make_ready(slot),
             Place::Delayed(when) => self.delay(slot, when),
-            Place::Held(join) => {
-                self.messages[slot].state = MessagePlace::Held(join);
-                match self.joins.find(&join) {
-                    Some(join) => self.joins[join].held.push(handle),
-                    // Only a journal that lost the join could say so; the message must not wait for ever.
-                    None => self.make_ready(slot),
+            Place::Held(join) => match self.joins.find(&join) {
+                Some(index) => {
+                    self.messages.set_state(slot, MessagePlace::Held(join));
+                    self.joins[index].held.push(handle);
                 }
-            }
+                // Only a journal that lost the join could say so; the message must not wait for ever.
+                None => self.make_ready(slot),
+            },
             Place::Leased { session, grant } => match self.sessions.by_number(session) {
                 Some(session) => self.lease(slot, session, grant, 0, true),
                 None => self.make_ready(slot),
             },
         }
         self.set_expiry(slot);
-        self.touch_result(self.messages[slot].id);
+        self.touch_result(head.id);
+        if self.rests.disk != self.position && self.durable < self.position {
+            // It could not do without its body from the beginning, as one that is synced at once can.
+            self.cool_when_safe(slot);
+        }
         slot
     }
 
+    /// Whether the body of a message that comes now is kept in memory. One that is not is read back when
+    /// the message is handed out, so it must be on disk before that.
+    pub(crate) fn keeps_body(&self, queue: Name, place: Place) -> bool {
+        self.has_room(self.queues.find(queue), matches!(place, Place::Delayed(_)))
+            || (self.rests.disk != self.position && self.durable < self.position)
+    }
+
+    /// Whether one more body may be in memory. Those that came first are handed out first, so it is those
+    /// that come when there is no room that are not.
+    fn has_room(&self, queue: Option<u32>, is_delayed: bool) -> bool {
+        let Some(limit) = self.resident_limit else {
+            return true;
+        };
+        let resident = self.messages.resident_bytes();
+        // What is delayed has time to be read.
+        if resident < limit / if is_delayed { 2 } else { 1 } {
+            return true;
+        }
+        let waiting = queue.map_or(0, |queue| {
+            let queue = &self.queues[queue];
+            queue.ready + queue.delayed
+        });
+        resident < 2 * limit && !is_delayed && waiting < SHORT_QUEUE
+    }
+
+    /// The message waits. As soon as it can be read back, it may do so with less memory.
+    pub(crate) fn cool_when_safe(&mut self, slot: u32) {
+        if self.resident_limit.is_some() && self.messages[slot].is_hot() {
+            let rests = self.messages.rests(slot);
+            let safe = rests.disk.max(rests.os).max(self.messages[slot].base());
+            self.to_cool.push_back((safe, self.messages.handle(slot)));
+        }
+    }
+
+    /// After `durable` has moved.
+    pub(crate) fn cool(&mut self) {
+        while let Some((safe, handle)) = self.to_cool.front().copied()
+            && safe <= self.durable
+        {
+            self.to_cool.pop_front();
+            let Some(entry) = self.messages.get(handle) else {
+                continue;
+            };
+            let rests = self.messages.rests(handle.slot);
+            let is_safe = rests.disk.max(rests.os).max(entry.base()) <= self.durable;
+            if entry.is_leased() || !is_safe {
+                continue;
+            }
+            let (queue, is_delayed) = (self.messages.queue(handle.slot), entry.is_delayed());
+            if !self.has_room(Some(queue), is_delayed) {
+                self.messages.take_body(handle.slot);
+            }
+            self.messages.cool(handle.slot);
+        }
+        if self.to_cool.is_empty() && self.to_cool.capacity() > 4096 {
+            self.to_cool = VecDeque::new();
+        }
+    }
+
     pub(crate) fn copy_message(&mut self, source: u32, number: u64, queue: Name) -> u32 {
-        let entry = &mut self.messages[source];
-        entry.has_copies = true;
-        let place = match entry.state {
+        // The copy's base is this record, and so is its source's.
+        let entry = &self.messages[source];
+        assert_eq!(entry.base(), self.position, "a copy of an older message");
+        self.messages.set_has_copies(source);
+        let place = match self.messages.state(source) {
             MessagePlace::Delayed(when) => Place::Delayed(when),
             _ => Place::Ready,
         };
-        let body = entry.body.clone();
+        let body = self.messages.body(source).cloned();
+        let body_at = self.messages.body_at(source);
         let head = MessageHead {
             number,
             queue,
             place,
             ..self.head(source)
         };
-        self.insert_message(&head, body)
+        self.insert_message(&head, body_at, body)
     }
 
     /// What the journal would say of the message now.
     pub(crate) fn head(&self, slot: u32) -> MessageHead {
         let entry = &self.messages[slot];
+        let kind = self.messages.kind(slot);
         MessageHead {
-            number: entry.number,
+            number: entry.number(),
             id: entry.id,
-            queue: self.queues[entry.queue].name,
-            task: entry.task,
-            priority: entry.priority,
-            max_deliveries: entry.max_deliveries,
-            crashes: entry.crashes,
-            redelivered: entry.redelivered,
-            has_copies: entry.has_copies,
-            attempt: entry.attempt,
-            enqueued_at: entry.enqueued_at,
-            expires_at: entry.expires_at,
-            result_ttl_ms: entry.result_ttl_ms,
-            place: match entry.state {
+            queue: self.queues[kind.queue].name,
+            task: kind.task,
+            priority: kind.priority,
+            max_deliveries: kind.max_deliveries,
+            crashes: kind.crashes,
+            redelivered: entry.redelivered(),
+            has_copies: entry.has_copies(),
+            attempt: kind.attempt,
+            enqueued_at: entry.enqueued_at(),
+            expires_at: self.messages.expires_at(slot),
+            result_ttl_ms: kind.result_ttl_ms,
+            place: match self.messages.state(slot) {
                 MessagePlace::Ready => Place::Ready,
                 MessagePlace::Delayed(when) => Place::Delayed(when),
                 MessagePlace::Held(join) => Place::Held(join),
@@ -163,9 +251,8 @@ impl State {
 
     /// Keeps the first note and the latest ones, as far as there is room.
     pub(crate) fn add_note(&mut self, slot: u32, note: Bytes) {
-        let entry = &mut self.messages[slot];
-        self.live_bytes -= entry.journal_bytes();
-        let notes = &mut entry.extra().notes;
+        self.live_bytes -= self.messages.journal_bytes(slot);
+        let notes = self.messages.notes_mut(slot);
         notes.push(match note.len() {
             0..=NOTES_CAP_BYTES => note,
             length => format!("an error of {length} bytes, which is too large to keep").into(),
@@ -175,13 +262,13 @@ impl State {
             let spared = usize::from(notes.len() > 2);
             bytes -= notes.remove(spared).len();
         }
-        self.live_bytes += entry.journal_bytes();
+        self.live_bytes += self.messages.journal_bytes(slot);
     }
 
     /// A message that waits anywhere is handed out, or a hand-out is heard of later.
     pub(crate) fn grant(&mut self, slot: u32, session: u32, grant: Grant) {
         self.take(slot, None);
-        let estimate_us = self.queues.estimate_us(self.messages[slot].task);
+        let estimate_us = self.queues.estimate_us(self.messages.kind(slot).task);
         self.lease(slot, session, grant, estimate_us, true);
     }
 
@@ -198,29 +285,32 @@ impl State {
         let leases = &mut self.sessions[session].leases;
         let index = leases.len() as u32;
         leases.push(slot);
-        let entry = &mut self.messages[slot];
-        entry.recovered = false;
-        entry.state = MessagePlace::Leased(LeaseState {
+        self.messages.set_recovered(slot, false);
+        let lease = LeaseState {
             grant,
             session,
             index,
             estimate_us,
             sent,
             expired: false,
-        });
-        self.queues[entry.queue].running += 1;
+        };
+        self.messages.set_state(slot, MessagePlace::Leased(lease));
+        self.queues[self.messages.queue(slot)].running += 1;
     }
 
     /// The lease ended and the message goes back to its place.
     pub(crate) fn return_message(&mut self, slot: u32, redelivered: bool) {
-        let has_expired =
-            matches!(self.messages[slot].state, MessagePlace::Leased(lease) if lease.expired);
+        let lease = self.messages.lease_state(slot);
+        let has_expired = lease.is_some_and(|lease| lease.expired);
         self.take(slot, None);
-        let entry = &mut self.messages[slot];
-        entry.redelivered |= redelivered;
+        let redelivered = self.messages[slot].redelivered() || redelivered;
+        self.messages.set_redelivered(slot, redelivered);
         // Whoever is given it next must not see it before the lease has surely ended.
-        entry.rests = entry.rests.and(self.rests);
+        let rests = self.messages.rests(slot).and(self.rests);
+        self.messages.set_rests(slot, rests);
+        self.messages.drop_body_read_back(slot);
         self.make_ready(slot);
+        self.cool_when_safe(slot);
         if has_expired {
             self.set_expiry(slot);
         }
@@ -228,8 +318,8 @@ impl State {
 
     pub(crate) fn crash_message(&mut self, slot: u32, reason: Bytes) {
         self.return_message(slot, true);
-        let entry = &mut self.messages[slot];
-        entry.crashes = entry.crashes.saturating_add(1);
+        self.messages
+            .set_kind(slot, |kind| kind.crashes = kind.crashes.saturating_add(1));
         self.add_note(slot, reason);
     }
 
@@ -244,15 +334,19 @@ impl State {
         self.abandon_expiry(slot);
         self.numbers = self.numbers.max(change.to);
         let queue = self.queues.find_or_create(change.queue);
-        let entry = &mut self.messages[slot];
-        let was = std::mem::replace(&mut entry.number, change.to);
-        entry.queue = queue;
-        entry.redelivered = false;
-        entry.rests = self.rests;
-        entry.attempt = entry.attempt.saturating_add(u32::from(change.next_attempt));
-        entry.crashes = entry.crashes.saturating_add(u8::from(change.crashed));
-        entry.expires_at = change.expires_at.or(entry.expires_at);
-        if let Some(claim) = entry.extra.as_ref().and_then(|extra| extra.claim.clone())
+        let was = self.messages[slot].number();
+        self.messages.set_number(slot, change.to);
+        self.messages.set_kind(slot, |kind| {
+            kind.queue = queue;
+            kind.attempt = kind.attempt.saturating_add(u32::from(change.next_attempt));
+            kind.crashes = kind.crashes.saturating_add(u8::from(change.crashed));
+        });
+        self.messages.set_redelivered(slot, false);
+        self.messages.set_rests(slot, self.rests);
+        if change.expires_at.is_some() {
+            self.messages.set_expiry(slot, change.expires_at);
+        }
+        if let Some(claim) = self.messages.claim(slot).cloned()
             && self.keys.owner(&claim) == Some(was)
         {
             self.keys.claim(claim, change.to);
@@ -266,20 +360,21 @@ impl State {
         }
         self.set_expiry(slot);
         self.touch_result(self.messages[slot].id);
+        self.cool_when_safe(slot);
     }
 
     /// The message is done with, however it ended.
     pub(crate) fn settle_message(&mut self, slot: u32, cost_us: Option<u64>) {
         self.take(slot, cost_us);
         self.abandon_expiry(slot);
-        let (entry, is_last) = self.messages.remove(slot);
-        self.live_bytes -= entry.journal_bytes();
+        let removed = self.messages.remove(slot);
+        self.live_bytes -= removed.journal_bytes;
         self.ledger.abandon();
-        if let Some(claim) = entry.extra.and_then(|extra| extra.claim)
-            && self.keys.owner(&claim) == Some(entry.number)
+        if let Some(claim) = removed.claim
+            && self.keys.owner(&claim) == Some(removed.number)
         {
             // The key is the message's until the last of its copies is settled.
-            let copy = self.messages.copies(&entry.id).next();
+            let copy = self.messages.copies(&removed.id).next();
             match copy {
                 Some(copy) => self.claim(copy, claim),
                 None => {
@@ -288,16 +383,16 @@ impl State {
                 }
             }
         }
-        if is_last {
-            self.touch_result(entry.id);
+        if removed.is_last {
+            self.touch_result(removed.id);
         }
     }
 
     pub(crate) fn make_ready(&mut self, slot: u32) {
-        self.messages[slot].state = MessagePlace::Ready;
+        self.messages.set_state(slot, MessagePlace::Ready);
         self.queues.push_ready(&self.messages, slot);
         self.has_new_work = true;
-        self.review_service(self.messages[slot].queue);
+        self.review_service(self.messages.queue(slot));
     }
 
     /// Notes queues that have work and nobody who takes it.
@@ -319,16 +414,15 @@ impl State {
     }
 
     fn delay(&mut self, slot: u32, when: When) {
-        let handle = self.messages.handle(slot);
-        let entry = &mut self.messages[slot];
-        entry.state = MessagePlace::Delayed(when);
-        self.queues[entry.queue].delayed += 1;
-        self.timers.set(when, Timer::Due(handle));
+        let Handle { number, slot } = self.messages.handle(slot);
+        self.messages.set_state(slot, MessagePlace::Delayed(when));
+        self.queues[self.messages.queue(slot)].delayed += 1;
+        self.timers.set(when, Timer::Due { number, slot });
     }
 
     /// A delayed message has come due. The journal says when, so it need not say that.
     pub(crate) fn come_due(&mut self, slot: u32) {
-        let queue = self.messages[slot].queue;
+        let queue = self.messages.queue(slot);
         self.queues[queue].delayed -= 1;
         self.make_ready(slot);
     }
@@ -343,9 +437,9 @@ impl State {
 
     /// Takes a message out of its place; what becomes of it is the caller's to say.
     fn take(&mut self, slot: u32, cost_us: Option<u64>) {
-        let entry = &self.messages[slot];
-        let queue = entry.queue;
-        match entry.state {
+        let kind = *self.messages.kind(slot);
+        let queue = kind.queue;
+        match self.messages.state(slot) {
             MessagePlace::Ready => {
                 self.queues.remove_ready(&self.messages, slot);
                 let queue = &mut self.queues[queue];
@@ -361,16 +455,16 @@ impl State {
             MessagePlace::Leased(lease) => {
                 self.queues.correct_cost(
                     queue,
-                    entry.priority,
-                    entry.task,
+                    kind.priority,
+                    kind.task,
                     lease.estimate_us,
                     cost_us,
                 );
                 self.queues[queue].running -= 1;
                 let leases = &mut self.sessions[lease.session].leases;
                 leases.swap_remove(lease.index as usize);
-                if let Some(moved) = leases.get(lease.index as usize)
-                    && let MessagePlace::Leased(other) = &mut self.messages[*moved].state
+                if let Some(moved) = leases.get(lease.index as usize).copied()
+                    && let Some(other) = self.messages.lease_state_mut(moved)
                 {
                     other.index = lease.index;
                 }
@@ -379,14 +473,14 @@ impl State {
     }
 
     fn set_expiry(&mut self, slot: u32) {
-        if let Some(when) = self.messages[slot].expires_at {
-            self.timers
-                .set(when, Timer::Expiry(self.messages.handle(slot)));
+        if let Some(when) = self.messages.expires_at(slot) {
+            let Handle { number, slot } = self.messages.handle(slot);
+            self.timers.set(when, Timer::Expiry { number, slot });
         }
     }
 
     fn abandon_expiry(&mut self, slot: u32) {
-        if let Some(when) = self.messages[slot].expires_at {
+        if let Some(when) = self.messages.expires_at(slot) {
             self.timers.abandon(when.clock);
         }
     }
@@ -439,9 +533,8 @@ impl State {
     }
 
     pub(crate) fn claim(&mut self, slot: u32, key: Key) {
-        let entry = &mut self.messages[slot];
-        let number = entry.number;
-        entry.extra().claim = Some(key.clone());
+        let number = self.messages[slot].number();
+        self.messages.set_claim(slot, key.clone());
         self.keys.claim(key, number);
     }
 
@@ -484,14 +577,11 @@ impl State {
         if released {
             for handle in join.held {
                 let held = MessagePlace::Held(join.id);
-                if self
-                    .messages
-                    .get(handle)
-                    .is_some_and(|entry| entry.state == held)
-                {
+                if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == held {
                     self.make_ready(handle.slot);
-                    let entry = &mut self.messages[handle.slot];
-                    entry.rests = entry.rests.and(self.rests);
+                    let rests = self.messages.rests(handle.slot).and(self.rests);
+                    self.messages.set_rests(handle.slot, rests);
+                    self.cool_when_safe(handle.slot);
                 }
             }
         }
@@ -571,11 +661,11 @@ impl State {
 
     fn is_wanted(&self, timer: &Timer) -> bool {
         match *timer {
-            Timer::Due(handle) => {
-                let entry = self.messages.get(handle);
-                entry.is_some_and(|entry| matches!(entry.state, MessagePlace::Delayed(_)))
+            Timer::Due { number, slot } => {
+                let entry = self.messages.get(Handle { number, slot });
+                entry.is_some_and(|entry| entry.is_delayed())
             }
-            Timer::Expiry(handle) => self.messages.get(handle).is_some(),
+            Timer::Expiry { number, slot } => self.messages.get(Handle { number, slot }).is_some(),
             Timer::ValueExpiry { slot, number } => self.keys.get(slot, number).is_some(),
             Timer::LeasesLost {
                 session,
@@ -599,7 +689,7 @@ impl State {
         match *entity {
             Entity::Message { slot } => {
                 let entry = self.messages.by_slot(slot);
-                entry.is_some_and(|entry| entry.base == base)
+                entry.is_some_and(|entry| entry.base() == base)
             }
             Entity::Value { slot, number } => {
                 let stored = self.keys.get(slot, number);

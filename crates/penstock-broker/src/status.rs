@@ -44,6 +44,7 @@ impl Broker {
             results: state.keys.results(),
             results_bytes: state.keys.results_bytes,
             evicted: state.keys.evicted,
+            unreadable: self.reading.unreadable,
             ..Status::default()
         }
     }
@@ -57,7 +58,7 @@ impl Broker {
             delayed: queue.delayed,
             running: queue.running,
             oldest_ready_ms: oldest.map_or(0, |entry| {
-                self.clocks.wall().saturating_sub(entry.enqueued_at)
+                self.clocks.wall().saturating_sub(entry.enqueued_at())
             }),
             paused: queue.paused,
             consumers: queue.consumers,
@@ -67,15 +68,15 @@ impl Broker {
     pub(crate) fn message_info(&self, id: &MessageId) -> Option<MessageInfo> {
         let state = &self.state;
         let slot = state.messages.copies(id).next()?;
-        let entry = &state.messages[slot];
+        let (entry, kind) = (&state.messages[slot], state.messages.kind(slot));
         let (mut started_at, mut due_at, mut worker) = (None, None, None);
-        let place = match entry.state {
+        let place = match state.messages.state(slot) {
             MessagePlace::Leased(lease) => {
                 started_at = Some(lease.grant.started_at);
                 worker = Some(state.sessions[lease.session].name.clone());
                 MessageState::Running
             }
-            _ if entry.queue == state.dead => MessageState::Dead,
+            _ if kind.queue == state.dead => MessageState::Dead,
             MessagePlace::Ready => MessageState::Ready,
             MessagePlace::Delayed(when) => {
                 due_at = Some(when.at);
@@ -85,16 +86,16 @@ impl Broker {
         };
         Some(MessageInfo {
             id: *id,
-            task: state.names.text(entry.task).to_owned(),
-            queue: state.names.text(state.queues[entry.queue].name).to_owned(),
+            task: state.names.text(kind.task).to_owned(),
+            queue: state.names.text(state.queues[kind.queue].name).to_owned(),
             state: place,
-            enqueued_at: entry.enqueued_at,
+            enqueued_at: entry.enqueued_at(),
             started_at,
             due_at,
-            attempt: entry.attempt,
-            crashes: entry.crashes,
+            attempt: kind.attempt,
+            crashes: kind.crashes,
             worker,
-            notes: entry.notes().to_vec(),
+            notes: state.messages.notes(slot).to_vec(),
         })
     }
 }

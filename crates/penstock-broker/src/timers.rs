@@ -5,14 +5,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::clock::{Clock, Clocks, When};
-use crate::messages::Handle;
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
-    /// A delayed message becomes ready.
-    Due(Handle),
+    /// A delayed message becomes ready. (Number and slot are its handle, which would take more room.)
+    Due { number: u64, slot: u32 },
     /// A message is no longer worth starting.
-    Expiry(Handle),
+    Expiry { number: u64, slot: u32 },
     /// A value's time is over. The number tells it from a later one in the same slot.
     ValueExpiry { slot: u32, number: u64 },
     /// The heartbeat of a session without a connection ends, and its leases with it.
@@ -36,6 +34,16 @@ struct Heap {
     stale: usize,
 }
 
+impl Heap {
+    /// Gives back what a large number of timers once took.
+    fn shrink(&mut self) {
+        let (len, capacity) = (self.timers.len(), self.timers.capacity());
+        if capacity > 4096 && len < capacity / 8 {
+            self.timers.shrink_to(capacity / 4);
+        }
+    }
+}
+
 impl Timers {
     pub(crate) fn set(&mut self, when: When, timer: Timer) {
         self.heap(when.clock).timers.push(Reverse((when.at, timer)));
@@ -55,7 +63,9 @@ impl Timers {
             if let Some(Reverse((at, _))) = heap.timers.peek()
                 && *at <= now
             {
-                return heap.timers.pop().map(|Reverse((_, timer))| timer);
+                let popped = heap.timers.pop();
+                heap.shrink();
+                return popped.map(|Reverse((_, timer))| timer);
             }
         }
         None
@@ -77,6 +87,7 @@ impl Timers {
             if heap.stale > 1024 && heap.stale > heap.timers.len() / 2 {
                 heap.timers.retain(|Reverse((_, timer))| is_wanted(timer));
                 heap.stale = 0;
+                heap.shrink();
             }
         }
     }

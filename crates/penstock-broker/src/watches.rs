@@ -36,7 +36,7 @@ impl Broker {
                 self.state
                     .messages
                     .copies(id)
-                    .any(|slot| self.state.messages[slot].queue != dead)
+                    .any(|slot| self.state.messages.queue(slot) != dead)
             }
             Key::Named(_) => false,
         };

@@ -58,6 +58,7 @@ fn as_json(status: &Status) -> serde_json::Value {
         "results": status.results,
         "results_bytes": status.results_bytes,
         "evicted": status.evicted,
+        "unreadable": status.unreadable,
         "broker": {
             "version": status.process.version,
             "pid": status.process.pid,
@@ -75,11 +76,17 @@ fn for_people(shown: &str, status: &Status) -> String {
         0 => String::new(),
         count => format!(", {count} evicted before their time"),
     };
+    let unreadable = match status.unreadable {
+        0 => String::new(),
+        count => {
+            format!("damaged  {count} jobs went to the dead letters: their bodies can't be read\n")
+        }
+    };
     let mut text = format!(
         "broker   {shown} (pid {}, up {}, penstock {})\n\
          journal  {}, a sync takes {} (p99 {})\n\
          results  {} ({}){evicted}\n\
-         clients  {}\n",
+         {unreadable}clients  {}\n",
         process.pid,
         duration_ms(process.uptime_ms),
         process.version,
@@ -163,6 +170,7 @@ mod tests {
             results: 10,
             results_bytes: 2048,
             evicted: 1,
+            unreadable: 0,
             process: ProcessStatus {
                 version: "0.1.0".to_owned(),
                 pid: 42,

@@ -33,6 +33,8 @@ pub struct Status {
     pub results: u64,
     pub results_bytes: u64,
     pub evicted: u64,
+    /// Messages whose body could not be read back from the journal, since the process began.
+    pub unreadable: u64,
     /// Of the process around the broker, which fills it in.
     pub process: ProcessStatus,
 }
@@ -109,6 +111,12 @@ pub enum Notice {
     /// Results of this group are evicted before their time because the group is over its size cap.
     /// Once a group and process.
     Evicting { group: String, cap_bytes: u64 },
+    /// A message has gone to the dead letters because its body can't be read back.
+    Unreadable {
+        id: MessageId,
+        queue: String,
+        reason: String,
+    },
 }
 
 impl fmt::Display for Notice {
@@ -128,6 +136,11 @@ impl fmt::Display for Notice {
                 "results of task {group:?} are evicted before their time, because they take more than {} MiB; \
                  shorten its result_ttl, or set store_result=False if nobody reads them",
                 cap_bytes >> 20
+            ),
+            Self::Unreadable { id, queue, reason } => write!(
+                out,
+                "job {id} of queue {queue:?} went to the dead letters: {reason}. All else goes on; see what \
+                 the disk has to say, and `penstock fsck`"
             ),
         }
     }

@@ -567,6 +567,7 @@ fn status_dict<'py>(py: Python<'py>, status: &Status) -> PyResult<Bound<'py, PyD
     dict.set_item("results", status.results)?;
     dict.set_item("results_bytes", status.results_bytes)?;
     dict.set_item("evicted", status.evicted)?;
+    dict.set_item("unreadable", status.unreadable)?;
     dict.set_item("broker_version", &process.version)?;
     dict.set_item("broker_pid", process.pid)?;
     dict.set_item("uptime_ms", process.uptime_ms)?;
@@ -591,5 +592,6 @@ fn notice_text(notice: &Notice) -> String {
              shorten its result_ttl, or set store_result=False if nobody reads them",
             cap_bytes >> 20
         ),
+        unreadable @ Notice::Unreadable { .. } => unreadable.to_string(),
     }
 }

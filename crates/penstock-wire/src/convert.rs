@@ -647,6 +647,7 @@ impl From<Status> for proto::Status {
             results: status.results,
             results_bytes: status.results_bytes,
             evicted: status.evicted,
+            unreadable: status.unreadable,
             broker_pid: status.process.pid,
             uptime_ms: status.process.uptime_ms,
             sync_p50_us: status.process.sync_p50_us,
@@ -683,6 +684,7 @@ impl From<proto::Status> for Status {
             results: wire.results,
             results_bytes: wire.results_bytes,
             evicted: wire.evicted,
+            unreadable: wire.unreadable,
             process: ProcessStatus {
                 version: wire.broker_version,
                 pid: wire.broker_pid,
@@ -750,6 +752,13 @@ impl From<Notice> for proto::Notice {
                 Notice::Evicting { group, cap_bytes } => {
                     notice::Notice::Evicting(notice::Evicting { group, cap_bytes })
                 }
+                Notice::Unreadable { id, queue, reason } => {
+                    notice::Notice::Unreadable(notice::Unreadable {
+                        id: id_bytes(id),
+                        queue,
+                        reason,
+                    })
+                }
             }),
         }
     }
@@ -769,6 +778,11 @@ impl TryFrom<proto::Notice> for Notice {
             Wire::Evicting(evicting) => Self::Evicting {
                 group: evicting.group,
                 cap_bytes: evicting.cap_bytes,
+            },
+            Wire::Unreadable(unreadable) => Self::Unreadable {
+                id: message_id(&unreadable.id)?,
+                queue: unreadable.queue,
+                reason: unreadable.reason,
             },
         })
     }

@@ -575,6 +575,9 @@ pub struct Status {
     pub journal_bytes: u64,
     #[prost(string, tag = "12")]
     pub broker_version: ::prost::alloc::string::String,
+    /// Messages whose body could not be read back from the journal, since the process began.
+    #[prost(uint64, tag = "13")]
+    pub unreadable: u64,
 }
 /// Nested message and enum types in `Status`.
 pub mod status {
@@ -693,7 +696,7 @@ pub struct Report {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {
-    #[prost(oneof = "notice::Notice", tags = "1, 2")]
+    #[prost(oneof = "notice::Notice", tags = "1, 2, 3")]
     pub notice: ::core::option::Option<notice::Notice>,
 }
 /// Nested message and enum types in `Notice`.
@@ -714,12 +717,23 @@ pub mod notice {
         #[prost(uint64, tag = "2")]
         pub cap_bytes: u64,
     }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Unreadable {
+        #[prost(bytes = "bytes", tag = "1")]
+        pub id: ::prost::bytes::Bytes,
+        #[prost(string, tag = "2")]
+        pub queue: ::prost::alloc::string::String,
+        #[prost(string, tag = "3")]
+        pub reason: ::prost::alloc::string::String,
+    }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Notice {
         #[prost(message, tag = "1")]
         Unserved(Unserved),
         #[prost(message, tag = "2")]
         Evicting(Evicting),
+        #[prost(message, tag = "3")]
+        Unreadable(Unreadable),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -41,6 +41,11 @@ impl<'a> RecordReader<'a> {
         Ok(reader)
     }
 
+    /// How far it has read.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
     /// `None` at the end.
     pub(crate) fn next(&mut self, names: &mut Names) -> Result<Option<Event<'a>>, RecordError> {
         if self.at == self.bytes.len() {

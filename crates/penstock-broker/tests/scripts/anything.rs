@@ -77,6 +77,7 @@ fn line() -> impl Strategy<Value = String> {
         2 => Just("sync".to_owned()),
         1 => Just("carry".to_owned()),
         1 => Just("mark".to_owned()),
+        1 => Just("rot".to_owned()),
         1 => Just("kill".to_owned()),
         1 => Just("power-cut".to_owned()),
         1 => Just("restart".to_owned()),
@@ -87,20 +88,24 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_broker_stays_consistent_and_recovers_as_it_was(lines in prop::collection::vec(line(), 1..80)) {
-        let (mut world, outputs) = run(&lines);
+    fn a_broker_stays_consistent_and_recovers_as_it_was(
+        lines in prop::collection::vec(line(), 1..80),
+        resident in prop_oneof![Just(None), Just(Some(0)), Just(Some(1_000))],
+    ) {
+        let (mut world, outputs) = run(&lines, resident);
         world.check_recovery();
-        let (mut again, outputs_again) = run(&lines);
+        let (mut again, outputs_again) = run(&lines, resident);
         again.check_recovery();
         prop_assert_eq!(outputs, outputs_again, "the same inputs give the same outputs");
         prop_assert_eq!(world.journal(), again.journal(), "and the same records, bit for bit");
     }
 }
 
-fn run(lines: &[String]) -> (World, Vec<String>) {
+fn run(lines: &[String], resident_bodies_bytes: Option<u64>) -> (World, Vec<String>) {
     let options = BrokerOptions {
         results_cap_bytes: 1_000,
         session_memory_ms: 40_000,
+        resident_bodies_bytes,
         ..BrokerOptions::default()
     };
     let mut world = World::new(options);

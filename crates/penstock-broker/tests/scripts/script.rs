@@ -15,9 +15,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bytes::Bytes;
 use penstock_broker::{
-    Answer, Broker, BrokerOptions, CloseReason, ConnId, Input, Notice, Now, Output, Position,
-    Query, Recovery,
+    Answer, Broker, BrokerOptions, Carried, CloseReason, ConnId, Input, Notice, Now, Output,
+    Position, Query, Recovery, Unread,
 };
 use penstock_message::{
     Condition, Due, Durability, HeaderPatch, Key, KeyState, Lease, Message, MessageId, Op, Receipt,
@@ -27,6 +28,12 @@ use penstock_message::{
 /// Runs a script and compares each line's outputs with what stands behind its arrow.
 pub fn check(script: &str) {
     check_with(BrokerOptions::default(), script);
+    // Nobody can tell whether bodies are in memory.
+    let cold = BrokerOptions {
+        resident_bodies_bytes: Some(0),
+        ..BrokerOptions::default()
+    };
+    check_with(cold, script);
 }
 
 pub fn check_with(options: BrokerOptions, script: &str) {
@@ -71,6 +78,8 @@ pub struct World {
     /// How many of these are synced.
     synced: usize,
     is_stalled: bool,
+    /// Records that can't be read any more.
+    damaged: BTreeSet<usize>,
     /// Where a segment ends, which `carry` empties.
     mark: usize,
     clients: BTreeMap<String, Client>,
@@ -102,6 +111,7 @@ impl World {
             journal: Vec::new(),
             synced: 0,
             is_stalled: false,
+            damaged: BTreeSet::new(),
             mark: 0,
             clients: BTreeMap::new(),
             connections: 0,
@@ -148,6 +158,7 @@ impl World {
                 self.take_records();
                 self.restart(self.epoch);
             }
+            ["rot"] => self.damaged.extend(0..self.journal.len()),
             ["mark"] => self.mark = self.journal.len(),
             ["carry"] => self.carry_forward(),
             [client, ref verb @ ..] => self.run_client(client, verb, command),
@@ -483,10 +494,31 @@ impl World {
             while let Some(output) = self.broker.poll_output() {
                 self.describe(output, &mut outputs);
             }
+            self.read_back();
             if before == (self.journal.len(), outputs.len()) {
                 self.broker.assert_consistent();
                 return outputs;
             }
+        }
+    }
+
+    /// Reads what the broker wants to have back, from the records that it wrote. Of what stands in a
+    /// record that is reclaimed, or damaged, it hears that.
+    fn read_back(&mut self) {
+        for read in self.broker.poll_reads(1_000) {
+            let index = read.position.0 as usize - 1;
+            assert!(index < self.synced, "what is read is safe");
+            let outcome = match &self.journal[index] {
+                _ if self.damaged.contains(&index) => {
+                    Err(Unread::Damaged(format!("record {} is rotten", index + 1)))
+                }
+                None => Err(Unread::Gone),
+                Some(record) => {
+                    let range = read.range.start as usize..read.range.end as usize;
+                    Ok(Bytes::copy_from_slice(&record[range]))
+                }
+            };
+            self.broker.handle_read(self.now, read, outcome);
         }
     }
 
@@ -521,7 +553,9 @@ impl World {
             mark => mark,
         };
         let before = Position(end as u64 + 1);
-        while self.broker.carry_forward(before, 100) {}
+        while self.broker.carry_forward(before, 100) != Carried::All {
+            self.read_back();
+        }
         self.take_records();
         for record in &mut self.journal[..end] {
             *record = None;
@@ -639,6 +673,10 @@ impl World {
             }
             Output::Notice(Notice::Evicting { group, cap_bytes }) => {
                 lines.push(format!("notice: {group} over {cap_bytes}"));
+            }
+            Output::Notice(Notice::Unreadable { id, queue, .. }) => {
+                let name = name_of_message(&id);
+                lines.push(format!("notice: {name} of {queue} is unreadable"));
             }
             Output::Close { conn, reason } => {
                 let reason = match reason {
@@ -854,6 +892,7 @@ fn describe_whole(
                     status.queues.retain(|queue| {
                         queue.ready + queue.delayed + queue.running > 0 || queue.paused
                     });
+                    status.unreadable = 0;
                     status
                         .queues
                         .iter_mut()

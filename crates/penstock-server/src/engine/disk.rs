@@ -1,6 +1,6 @@
 //! What is written when: records become batches for the writer's thread, one at a time.
 
-use penstock_broker::{Now, Position};
+use penstock_broker::{Carried, Now, Position};
 use penstock_journal::{Batch, Storage, WriteError, Writer};
 use penstock_message::Durability;
 
@@ -180,9 +180,9 @@ impl Engine {
         };
         // At least as fast as new records come in, so that the journal's size stays bounded.
         let step = RECLAIM_STEP_BYTES.max(self.journal.waiting_bytes());
-        let more = self.broker.carry_forward(Position(before), step);
+        let carried = self.broker.carry_forward(Position(before), step);
         self.append_records();
-        if !more {
+        if carried == Carried::All {
             tracing::debug!(segment, "the oldest segment holds nothing live any more");
             self.journal.drop_oldest();
         }

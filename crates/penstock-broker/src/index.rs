@@ -1,0 +1,121 @@
+//! Finds slots by what their entries say, and keeps nothing but the slots: four bytes and a tag each.
+//!
+//! The table is cut into shards, so that no insertion has to move more than a small part of it at once,
+//! and a shard that has become much too large for what it holds shrinks.
+
+use std::hash::BuildHasher;
+
+use hashbrown::HashTable;
+use rustc_hash::FxBuildHasher;
+
+const SHARDS: usize = 256;
+/// A shard smaller than this is not worth shrinking.
+const SMALL: usize = 256;
+
+#[derive(Debug)]
+pub(crate) struct Index {
+    shards: Vec<HashTable<u32>>,
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        Self {
+            shards: vec![HashTable::new(); SHARDS],
+        }
+    }
+}
+
+pub(crate) fn hash(what: impl std::hash::Hash) -> u64 {
+    FxBuildHasher.hash_one(what)
+}
+
+/// The lowest bits of a hash choose a place within a shard, and the highest are its tag.
+fn shard(hash: u64) -> usize {
+    (hash >> 40) as usize % SHARDS
+}
+
+impl Index {
+    pub(crate) fn find(&self, hash: u64, is_it: impl Fn(u32) -> bool) -> Option<u32> {
+        let found = self.shards[shard(hash)].find(hash, |slot| is_it(*slot));
+        found.copied()
+    }
+
+    /// The caller knows that there is none yet.
+    pub(crate) fn insert(&mut self, hash: u64, slot: u32, hash_of: impl Fn(u32) -> u64) {
+        self.shards[shard(hash)].insert_unique(hash, slot, |slot| hash_of(*slot));
+    }
+
+    /// Puts another slot in the place of one, and returns that.
+    pub(crate) fn replace(
+        &mut self,
+        hash: u64,
+        slot: u32,
+        is_it: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        let found = self.shards[shard(hash)].find_mut(hash, |slot| is_it(*slot))?;
+        Some(std::mem::replace(found, slot))
+    }
+
+    pub(crate) fn remove(
+        &mut self,
+        hash: u64,
+        is_it: impl Fn(u32) -> bool,
+        hash_of: impl Fn(u32) -> u64,
+    ) -> Option<u32> {
+        let shard = &mut self.shards[shard(hash)];
+        let found = shard.find_entry(hash, |slot| is_it(*slot)).ok()?;
+        let (slot, _) = found.remove();
+        if shard.capacity() > SMALL && shard.len() < shard.capacity() / 8 {
+            shard.shrink_to(2 * shard.len(), |slot| hash_of(*slot));
+        }
+        Some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_finds_what_it_holds_and_shrinks_with_it() {
+        let mut index = Index::default();
+        let count = 200_000;
+        let name = |slot: u32| u64::from(slot) * 3;
+        for slot in 0..count {
+            index.insert(hash(name(slot)), slot, |slot| hash(name(slot)));
+        }
+        let capacity =
+            |index: &Index| -> usize { index.shards.iter().map(HashTable::capacity).sum() };
+        let full = capacity(&index);
+        assert!(full < 3 * count as usize, "{full} places for {count} slots");
+        let largest = index.shards.iter().map(HashTable::len).max();
+        assert!(
+            largest < Some(2 * count as usize / SHARDS),
+            "shards are about even"
+        );
+        for slot in 0..count {
+            let wanted = name(slot);
+            assert_eq!(
+                index.find(hash(wanted), |slot| name(slot) == wanted),
+                Some(slot)
+            );
+        }
+        for slot in 0..count - 10 {
+            let wanted = name(slot);
+            let is_it = |slot| name(slot) == wanted;
+            assert_eq!(
+                index.remove(hash(wanted), is_it, |slot| hash(name(slot))),
+                Some(slot)
+            );
+            assert_eq!(index.find(hash(wanted), is_it), None);
+        }
+        for slot in count - 10..count {
+            let wanted = name(slot);
+            assert_eq!(
+                index.find(hash(wanted), |slot| name(slot) == wanted),
+                Some(slot)
+            );
+        }
+        assert!(capacity(&index) < SHARDS * 2 * SMALL);
+    }
+}

@@ -1,0 +1,311 @@
+//! Bodies that are not in memory: what is read back from the journal, when, and what becomes of it.
+//!
+//! A message that is handed out waits in its connection until its body is there; one that is carried
+//! forward waits here. What is wanted is asked for in the order in which it stands in the journal, and
+//! neighbours at once. A body that can't be read is *quarantined*: its message goes to the dead letters,
+//! everybody is told, and all else goes on.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+
+use bytes::Bytes;
+use penstock_message::{Due, Durability, Notice, ValueStatus};
+
+use crate::messages::Handle;
+use crate::records::{Change, Event};
+use crate::state::State;
+use crate::{Broker, ConnId, Now, Position};
+
+/// How much of its deliveries a connection has read ahead: enough to fill frames while more is read.
+const AHEAD_BYTES: usize = 4 << 20;
+/// Bodies that stand so near each other are read at once, with what is between them ...
+const GAP_BYTES: u64 = 4 << 10;
+/// ... up to so much, unless one alone is longer.
+const READ_BYTES: u64 = 256 << 10;
+/// A disk that fails to read may do better when it is asked again.
+const ATTEMPTS: u8 = 3;
+
+/// Something that is wanted back from the journal: a range of the bytes of one record.
+#[derive(Debug)]
+pub struct Read {
+    pub position: Position,
+    pub range: Range<u64>,
+    parts: Vec<Part>,
+}
+
+/// Why something could not be read back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// The record is not there any more: what lived in it has been carried forward meanwhile.
+    Gone,
+    /// It could not be read this time.
+    Failed(String),
+    /// It is there no more, or not as it was. The text says where and what is wrong.
+    Damaged(String),
+}
+
+/// A body that is wanted, and where in the record it stands.
+#[derive(Debug)]
+struct Part {
+    wanted: Wanted,
+    base: Position,
+    range: Range<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    by: By,
+    attempts: u8,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum By {
+    /// It was handed out.
+    Delivery(Handle),
+    /// It is carried forward out of this slot.
+    Reclaim(u32),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Reading {
+    wanted: VecDeque<Wanted>,
+    /// These stand in records that are not safe yet.
+    too_early: Vec<Wanted>,
+    /// Messages that are to be carried forward and whose bodies are awaited, with their bases: they are
+    /// not in the ledger meanwhile.
+    pub(crate) carrying: BTreeMap<u32, Position>,
+    /// ... and those whose bodies are there.
+    pub(crate) carried: Vec<(u32, Bytes)>,
+    /// Messages that were quarantined in the life of this process.
+    pub(crate) unreadable: u64,
+}
+
+impl Reading {
+    fn wants(&mut self, by: By) {
+        self.wanted.push_back(Wanted { by, attempts: 0 });
+    }
+
+    /// The message has left the ledger, to be carried forward once its body is there.
+    pub(crate) fn carry(&mut self, slot: u32, base: Position) {
+        self.carrying.insert(slot, base);
+        self.wants(By::Reclaim(slot));
+    }
+
+    /// More records are safe.
+    pub(crate) fn advance(&mut self) {
+        self.wanted.extend(self.too_early.drain(..));
+    }
+}
+
+impl Broker {
+    /// What to read back from the journal, about as many bytes as named here. To be called while nothing
+    /// else is being read, after records were polled; each is to be answered by `handle_read`.
+    pub fn poll_reads(&mut self, max_bytes: usize) -> Vec<Read> {
+        let mut parts = Vec::new();
+        let mut bytes = 0;
+        while bytes < max_bytes
+            && let Some(wanted) = self.reading.wanted.pop_front()
+        {
+            if let Some(part) = self.locate(wanted) {
+                bytes += (part.range.end - part.range.start) as usize;
+                parts.push(part);
+            }
+        }
+        parts.sort_by_key(|part| (part.base, part.range.start));
+        let mut reads: Vec<Read> = Vec::new();
+        for part in parts {
+            match reads.last_mut() {
+                Some(last)
+                    if last.position == part.base
+                        && part.range.start <= last.range.end + GAP_BYTES
+                        && part.range.end <= last.range.start + READ_BYTES =>
+                {
+                    last.range.end = last.range.end.max(part.range.end);
+                    last.parts.push(part);
+                }
+                _ => reads.push(Read {
+                    position: part.base,
+                    range: part.range.clone(),
+                    parts: vec![part],
+                }),
+            }
+        }
+        reads
+    }
+
+    /// Where something stands that is wanted, if it still is.
+    fn locate(&mut self, wanted: Wanted) -> Option<Part> {
+        let slot = match wanted.by {
+            By::Delivery(message) => self.state.awaits_body(message).then_some(message.slot)?,
+            By::Reclaim(slot) => {
+                let base = *self.reading.carrying.get(&slot)?;
+                let entry = self.state.messages.by_slot(slot);
+                if entry.is_none_or(|entry| entry.base() != base) {
+                    self.reading.carrying.remove(&slot);
+                    self.state.ledger.popped_stale();
+                    return None;
+                }
+                slot
+            }
+        };
+        let base = self.state.messages[slot].base();
+        if base > self.state.durable {
+            self.reading.too_early.push(wanted);
+            return None;
+        }
+        let body_at = self.state.messages.body_at(slot);
+        let start = body_at.offset();
+        Some(Part {
+            wanted,
+            base,
+            range: start..start + body_at.length() as u64,
+        })
+    }
+
+    /// What came of a read.
+    pub fn handle_read(&mut self, now: Now, read: Read, outcome: Result<Bytes, Unread>) {
+        self.handle_deadline(now);
+        let mut lost = Vec::new();
+        for Part {
+            mut wanted,
+            base,
+            range,
+        } in read.parts
+        {
+            match &outcome {
+                Ok(bytes) => {
+                    let from = read.range.start;
+                    let piece = (range.start - from) as usize..(range.end - from) as usize;
+                    self.has_read(wanted.by, bytes.slice(piece));
+                }
+                Err(unread) => {
+                    wanted.attempts += 1;
+                    let reason = match unread {
+                        // It has a new place; where it has not, the place it had should be there.
+                        Unread::Gone => format!("record {} is gone", base.0),
+                        Unread::Failed(why) | Unread::Damaged(why) => why.clone(),
+                    };
+                    let is_over =
+                        matches!(unread, Unread::Damaged(_)) && self.is_at(wanted.by, base);
+                    match is_over || wanted.attempts >= ATTEMPTS {
+                        true => lost.push((wanted.by, reason)),
+                        false => self.reading.wanted.push_back(wanted),
+                    }
+                }
+            }
+        }
+        if !lost.is_empty() {
+            self.begin(Durability::Disk);
+            for (by, reason) in lost {
+                self.has_lost(by, &reason);
+            }
+            self.seal(Durability::Disk);
+        }
+        self.state.sweep();
+    }
+
+    /// Whether what was read is still where it was read.
+    fn is_at(&self, by: By, base: Position) -> bool {
+        let (By::Delivery(Handle { slot, .. }) | By::Reclaim(slot)) = by;
+        let entry = self.state.messages.by_slot(slot);
+        entry.is_some_and(|entry| entry.base() == base)
+    }
+
+    fn has_read(&mut self, by: By, body: Bytes) {
+        match by {
+            By::Delivery(message) => {
+                if !self.state.awaits_body(message) {
+                    return;
+                }
+                self.state.messages.set_body_read_back(message.slot, body);
+                let lease = self.state.messages.lease_state(message.slot);
+                let session = lease.and_then(|lease| self.state.sessions.get(lease.session));
+                if let Some(conn) = session.and_then(|session| session.conn) {
+                    self.stand_in_line(conn);
+                }
+            }
+            By::Reclaim(slot) => {
+                if self.reading.carrying.contains_key(&slot) {
+                    self.reading.carried.push((slot, body));
+                }
+            }
+        }
+    }
+
+    fn has_lost(&mut self, by: By, reason: &str) {
+        match by {
+            By::Delivery(message) => {
+                if self.state.awaits_body(message) {
+                    self.state.ledger.abandon();
+                    self.quarantine(message.slot, reason);
+                }
+            }
+            By::Reclaim(slot) => {
+                let Some(base) = self.reading.carrying.remove(&slot) else {
+                    return;
+                };
+                let entry = self.state.messages.by_slot(slot);
+                match entry.is_some_and(|entry| entry.base() == base) {
+                    true => self.quarantine(slot, reason),
+                    false => self.state.ledger.popped_stale(),
+                }
+            }
+        }
+    }
+
+    /// A message whose body is lost ends among the dead letters, with the reason in place of the body.
+    fn quarantine(&mut self, slot: u32, reason: &str) {
+        let State {
+            messages, queues, ..
+        } = &self.state;
+        let (number, id) = (messages[slot].number(), messages[slot].id);
+        let queue = messages.queue(slot);
+        let from = self.state.names.text(queues[queue].name).to_owned();
+        let text = format!("its body can't be read back from the journal: {reason}");
+        let note = Bytes::from(text.clone());
+        if queue != self.state.dead {
+            self.end_with(slot, ValueStatus::Crashed, note.clone());
+        }
+        let expires_at = self
+            .clocks
+            .resolve(Due::AfterMs(self.options.dead_letters_kept_ms));
+        let change = Change {
+            to: self.state.numbers + 1,
+            queue: self.state.queues[self.state.dead].name,
+            due: None,
+            next_attempt: false,
+            crashed: false,
+            note: Some(&note),
+            expires_at: Some(expires_at),
+        };
+        self.record(&Event::Moved { number, change });
+        self.state
+            .move_message(slot, &change, Some(note.clone()), None);
+        // Its full state again, without a body, so that nobody looks for that any more.
+        self.carry_message(slot, &[]);
+        self.reading.unreadable += 1;
+        self.notice(Notice::Unreadable {
+            id,
+            queue: from,
+            reason: text,
+        });
+    }
+
+    /// Asks for the bodies of the deliveries that this connection is about to be sent.
+    pub(crate) fn read_ahead(&mut self, conn: ConnId) {
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return;
+        };
+        while connection.ahead_bytes < AHEAD_BYTES
+            && let Some(waiting) = connection.deliveries.get_mut(connection.ahead)
+        {
+            connection.ahead += 1;
+            if self.state.awaits_body(waiting.message) {
+                let body_at = self.state.messages.body_at(waiting.message.slot);
+                waiting.bytes = body_at.length();
+                connection.ahead_bytes += waiting.bytes;
+                self.reading.wants(By::Delivery(waiting.message));
+            }
+        }
+    }
+}
