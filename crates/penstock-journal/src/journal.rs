@@ -3,11 +3,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::format::{
     BatchHeader, FIRST_BATCH, LONGEST_PART, Record, RecordHeader, RecordKind, batch_aligned,
 };
 use crate::index::{Index, Mark, ReadAt, Spacing};
+use crate::spares::{Shared, Space};
 
 /// A journal's sizes. The defaults suit everybody but tests.
 #[derive(Clone, Debug)]
@@ -18,10 +20,11 @@ pub struct JournalOptions {
     pub segment_bytes: u64,
     /// A batch is closed before it outgrows this.
     pub batch_bytes: usize,
-    /// A file is extended by so many zeros at a time when no spare was ready: overwriting is
-    /// 1.8 times faster to sync than growing.
-    pub extend_bytes: u64,
-    /// How many dropped segments are kept to be written again.
+    /// The first segment of an opening is filled up to a multiple of this: little, so that opening
+    /// takes milliseconds.
+    pub opening_bytes: u64,
+    /// How many files are kept ready to become segments, and for the time when the disk is full: four,
+    /// for publishes, leases, settlements and reclaiming.
     pub spares: usize,
 }
 
@@ -31,13 +34,20 @@ impl Default for JournalOptions {
             journal_id: [0; 16],
             segment_bytes: 16 << 20,
             batch_bytes: 8 << 20,
-            extend_bytes: 1 << 20,
-            spares: 2,
+            opening_bytes: 1 << 20,
+            spares: 4,
         }
     }
 }
 
 impl JournalOptions {
+    /// On a small file system segments are smaller, or the reserves would take too much of it.
+    pub fn suit_disk(&mut self, disk_bytes: u64) {
+        let share = (disk_bytes / 64).max(2 << 20);
+        let share = 1 << (u64::BITS - 1 - share.leading_zeros());
+        self.segment_bytes = self.segment_bytes.min(share);
+    }
+
     /// A batch must fit into a segment, whatever the sizes asked for.
     pub(crate) fn longest_body(&self) -> usize {
         let room = self.segment_bytes.saturating_sub(FIRST_BATCH) as usize;
@@ -89,6 +99,9 @@ pub struct Journal {
     /// In the life of this process.
     appended_bytes: u64,
     reclaim: Reclaim,
+    shared: Arc<Shared>,
+    /// All goes into one segment, however much it is.
+    rolls: bool,
     index: Index,
     spacing: Spacing,
 }
@@ -99,7 +112,11 @@ enum Reclaim {
     /// Segments up to this one are to go, if that is what it takes.
     Through(u64),
     /// It ended when so much had been appended and so much was live.
-    Rested { since_bytes: u64, live_bytes: u64 },
+    Rested {
+        since_bytes: u64,
+        live_bytes: u64,
+        was_tight: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -171,6 +188,7 @@ impl Journal {
         sequence: u64,
         next_position: u64,
         index: Index,
+        shared: Arc<Shared>,
     ) -> Self {
         Self {
             longest_body: options.longest_body(),
@@ -192,7 +210,10 @@ impl Journal {
             reclaim: Reclaim::Rested {
                 since_bytes: 0,
                 live_bytes: u64::MAX,
+                was_tight: false,
             },
+            shared,
+            rolls: true,
             index,
             spacing: Spacing::default(),
         }
@@ -233,10 +254,10 @@ impl Journal {
     /// `skipped`: how much of its payload came before.
     fn push(&mut self, record: Record<'_>, skipped: u64) {
         let bytes = RecordHeader::BYTES + record.payload.len();
-        if self.filling.count > 0 && self.filling.body.len() + bytes > self.longest_body {
+        if self.filling.count > 0 && self.filling.body.len() + bytes > self.longest_body() {
             self.closed_bytes += self.filling.body.len();
             let next = Filling {
-                body: Vec::with_capacity(self.longest_body),
+                body: Vec::with_capacity(self.longest_body()),
                 ..Filling::default()
             };
             self.closed
@@ -299,7 +320,9 @@ impl Journal {
         }
         self.untaken_drops -= filling.drops.len() as u32;
         let bytes = (BatchHeader::BYTES + filling.body.len()) as u64;
-        if self.end + bytes > self.segment_bytes && self.end > FIRST_BATCH {
+        self.learn_size();
+        let active = self.segments.back().expect("a journal has a segment");
+        if self.rolls && self.end + bytes > active.bytes {
             self.roll(filling.base_position);
         }
         let active = self.segments.back().expect("a journal has a segment");
@@ -335,20 +358,45 @@ impl Journal {
             });
         }
         self.end = batch.end();
+        let active = self.segments.back_mut().expect("a journal has a segment");
+        active.bytes = active.bytes.max(self.end);
         batch
     }
 
     fn roll(&mut self, base_position: u64) {
-        let full = self.segments.back_mut().expect("a journal has a segment");
-        full.bytes = self.end.max(self.segment_bytes);
-        let number = full.number + 1;
-        let bytes = self.segment_bytes;
+        let full = self.segments.back().expect("a journal has a segment");
         self.segments.push_back(Segment {
-            number,
+            number: full.number + 1,
             base_position,
-            bytes,
+            // Until the writer has taken a spare for it, as much as is known to fit.
+            bytes: FIRST_BATCH,
         });
         self.end = FIRST_BATCH;
+    }
+
+    /// How large the file is that the writer has taken for the active segment.
+    fn learn_size(&mut self) {
+        let active = self.segments.back_mut().expect("a journal has a segment");
+        if let Some(bytes) = self.shared.bytes_of(active.number) {
+            active.bytes = bytes;
+        }
+    }
+
+    /// What fits into every spare there is: a batch must not be stuck for its size when the disk is full.
+    fn longest_body(&self) -> usize {
+        let fits = self.shared.largest_batch() as usize;
+        self.longest_body
+            .min(fits.saturating_sub(BatchHeader::BYTES))
+    }
+
+    /// Who must stop because the disk is full. It changes at any time; ask each time before deciding.
+    pub fn space(&self) -> Space {
+        self.shared.space()
+    }
+
+    /// How many segments are prepared ahead.
+    pub fn spares_ready(&self) -> u64 {
+        self.shared.ready()
     }
 
     /// The writer has synced everything up to this position.
@@ -369,36 +417,48 @@ impl Journal {
     }
 
     /// Whether so little of the journal is live that its oldest segment should go: it may be as
-    /// large as twice the live data, and two segments.
+    /// large as twice the live data, and two segments; while the disk is full, hardly larger than
+    /// the live data.
     ///
     /// Once begun, it goes on to an eighth below that, but at most once through all segments: what is
     /// live may take more than is said here, and then going on would write the same for ever. It
     /// begins anew when new records have come that are an eighth of the journal, or half of what was
-    /// live is gone. So what is carried forward is never much more than what is new.
+    /// live is gone; while the disk is full, when that makes half a segment. So what is carried
+    /// forward is never much more than what is new.
     pub fn reclaim_due(&mut self, live_bytes: u64) -> bool {
-        let total_bytes = self.total_bytes();
-        let allowed_bytes = live_bytes.saturating_mul(2) + 2 * self.segment_bytes;
         let (oldest, newest) = match (self.segments.front(), self.segments.back()) {
-            (Some(oldest), Some(newest)) => (oldest.number, newest.number),
+            (Some(oldest), Some(newest)) => (*oldest, newest.number),
             _ => return false,
+        };
+        let is_tight = self.space() != Space::Plenty;
+        let total_bytes = self.total_bytes();
+        let allowed_bytes = match is_tight {
+            true => live_bytes.saturating_add(live_bytes / 8 + oldest.bytes),
+            false => live_bytes.saturating_mul(2) + 2 * self.segment_bytes,
         };
         match self.reclaim {
             Reclaim::Through(last) => {
                 let is_enough = total_bytes <= allowed_bytes - allowed_bytes / 8;
-                if is_enough || oldest > last || oldest == newest {
+                if is_enough || oldest.number > last || oldest.number == newest {
                     self.reclaim = Reclaim::Rested {
                         since_bytes: self.appended_bytes,
                         live_bytes,
+                        was_tight: is_tight,
                     };
                 }
             }
             Reclaim::Rested {
                 since_bytes,
                 live_bytes: were_live_bytes,
+                was_tight,
             } => {
                 let new_bytes = self.appended_bytes - since_bytes;
-                let is_worth_it = new_bytes >= total_bytes / 8 || live_bytes <= were_live_bytes / 2;
-                if total_bytes > allowed_bytes && oldest < newest && is_worth_it {
+                let gone_bytes = were_live_bytes.saturating_sub(live_bytes);
+                let is_worth_it = match is_tight {
+                    true => !was_tight || new_bytes.max(gone_bytes) >= oldest.bytes / 2,
+                    false => new_bytes >= total_bytes / 8 || live_bytes <= were_live_bytes / 2,
+                };
+                if total_bytes > allowed_bytes && oldest.number < newest && is_worth_it {
                     self.reclaim = Reclaim::Through(newest);
                 }
             }
@@ -455,8 +515,8 @@ impl Journal {
     /// Recovery writes all that it must write again into one segment, however much that is, so
     /// that naming this one file is what makes it count.
     pub(crate) fn without_rolls(&mut self, append: impl FnOnce(&mut Self)) {
-        let segment_bytes = std::mem::replace(&mut self.segment_bytes, u64::MAX);
+        self.rolls = false;
         append(self);
-        self.segment_bytes = segment_bytes;
+        self.rolls = true;
     }
 }

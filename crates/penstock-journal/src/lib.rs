@@ -17,6 +17,7 @@ mod read;
 mod reader;
 mod recovery;
 pub mod sim;
+mod spares;
 mod storage;
 mod writer;
 
@@ -26,5 +27,6 @@ pub use index::ReadAt;
 pub use journal::{Batch, Journal, JournalOptions};
 pub use reader::{ReadError, Reader};
 pub use recovery::{OpenError, Opened, RecoveryReport, Replay};
+pub use spares::{Space, Spares};
 pub use storage::{DiskStorage, Storage, StoredFile};
-pub use writer::{Spares, WriteError, Writer};
+pub use writer::{WriteError, Writer};

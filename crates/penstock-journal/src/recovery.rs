@@ -19,10 +19,11 @@ use std::io;
 
 use crate::format::{FIRST_BATCH, Record, RecordKind, SegmentHeader, segment_name, segment_number};
 use crate::index::{Index, Mark, Spacing};
-use crate::journal::{Journal, JournalOptions, Segment};
+use crate::journal::{Batch, Journal, JournalOptions, Segment};
 use crate::read::{SegmentImage, read_header};
+use crate::spares::{Shared, Spares, fill, is_full};
 use crate::storage::{Storage, StoredFile};
-use crate::writer::{ActiveSegment, Chain, NewSegment, Spares, Writer};
+use crate::writer::{ActiveSegment, Chain, NewSegment, Writer};
 
 /// The new segment of an opening that is not finished. Never reused: its batches could pass for
 /// those of the next attempt.
@@ -86,6 +87,11 @@ pub enum OpenError {
         "{file} uses features that this program does not know (bits {unknown:#x}): use a newer penstock"
     )]
     UnknownFeatures { file: String, unknown: u64 },
+    #[error(
+        "the disk of {location} is full: {source}. Nothing is lost; make some space (a few MB) and \
+         start again"
+    )]
+    DiskFull { location: String, source: io::Error },
     #[error("record {position} can't be replayed: {why}")]
     Replay { position: u64, why: String },
     #[error(
@@ -471,61 +477,56 @@ fn start<S: Storage>(
     let number = recovered.number + 1;
     let epoch = recovered.epoch + 1;
     let base_position = recovered.base_position;
-    let mut chain = recovered.proven;
+    let proven = recovered.proven;
     let older_segments = recovered.segments.len() as u32;
+    let found_bytes = recovered.segments.iter().map(|segment| segment.bytes);
+    let largest_segment = found_bytes.max().unwrap_or(0);
     recovered.segments.push_back(Segment {
         number,
         base_position,
-        bytes: options.segment_bytes,
+        bytes: FIRST_BATCH,
     });
+    // What is written again stands in two segments, and stays until the later one goes.
+    let mut later = base_position;
+    for segment in recovered.segments.iter_mut().rev() {
+        later = later.min(segment.base_position);
+        segment.base_position = later;
+    }
 
+    let shared = Shared::new(&options);
     let mut journal = Journal::resume(
         &options,
         epoch,
         recovered.segments,
-        chain.sequence,
+        proven.sequence,
         base_position,
         recovered.index,
+        shared.clone(),
     );
-    let name = segment_name(number);
-    let file = storage
-        .create(UNFINISHED)
-        .map_err(OpenError::io("create", UNFINISHED))?;
-    let mut end = FIRST_BATCH;
-    let proven = chain.sequence;
-    let mut written = Ok(());
+    let mut batches = Vec::new();
     journal.without_rolls(|journal| {
         for (position, record) in (base_position..).zip(&recovered.unproven) {
             journal.append(position, record);
         }
-        while let (Ok(()), Some(batch)) = (&written, journal.take_batch()) {
-            let header = chain.link(&batch, proven);
-            written = file.write_at(batch.offset, &[&header, &batch.body]);
-            end = batch.offset + batch.bytes() as u64;
-        }
+        batches.extend(std::iter::from_fn(|| journal.take_batch()));
     });
     let next_position = base_position + recovered.unproven.len() as u64;
     journal.rewritten(next_position - 1);
 
-    let extended = end
-        .next_multiple_of(options.extend_bytes)
-        .min(options.segment_bytes)
-        .max(end);
-    let header = NewSegment {
+    let name = segment_name(number);
+    let opening = Opening {
+        storage: &storage,
+        options: &options,
         number,
         epoch,
         base_position,
         older_segments,
-        file_bytes: extended,
-        durable_through: chain.sequence,
+        proven,
+        batches,
     };
-    // The header tells where the chain stood before the segment's first batch.
-    let header = header.header(&recovered.proven);
-    written
-        .and_then(|()| file.write_at(end, &[&vec![0; (extended - end) as usize]]))
-        .and_then(|()| file.write_at(0, &[&header]))
-        .and_then(|()| file.sync())
-        .map_err(OpenError::io("write to", UNFINISHED))?;
+    let mut spares = found.spares;
+    let (file, file_bytes, chain) = opening.write(&mut spares)?;
+    shared.begin_segment(number, file_bytes);
     // What was found may have got its names from a process that died before it could sync them: not
     // one of them may be lost once the new segment, which counts on them, has its own.
     storage
@@ -534,7 +535,7 @@ fn start<S: Storage>(
         .and_then(|()| storage.sync_directory())
         .map_err(OpenError::io("name", &name))?;
 
-    let spares = Spares::resume(storage.clone(), &options, found.spares)
+    let spares = Spares::resume(storage.clone(), shared, spares, largest_segment)
         .map_err(OpenError::io("clean", &storage.location()))?;
     let oldest = number - u64::from(older_segments);
     for leftover in found.segments.into_iter().filter(|found| *found < oldest) {
@@ -542,17 +543,90 @@ fn start<S: Storage>(
         let dropped = spares.drop_leftover(leftover);
         dropped.map_err(OpenError::io("drop", &segment_name(leftover)))?;
     }
-    let active = ActiveSegment {
-        file,
-        name,
-        number,
-        filled: extended,
-    };
+    let active = ActiveSegment { file, name, number };
     Ok(Opened {
         journal,
-        writer: Writer::resume(storage, lock, options, active, chain, spares),
+        writer: Writer::resume(storage, lock, active, chain, spares),
         report: recovered.report,
         epoch,
         next_position,
     })
+}
+
+/// The first segment of an opening, under a name at which it does not count yet.
+struct Opening<'a, S> {
+    storage: &'a S,
+    options: &'a JournalOptions,
+    number: u64,
+    epoch: u32,
+    base_position: u64,
+    older_segments: u32,
+    proven: Chain,
+    /// What must be written again.
+    batches: Vec<Batch>,
+}
+
+impl<S: Storage> Opening<'_, S> {
+    /// Writes and syncs it: the file, its length, and where the chain then stands. A full disk has
+    /// spares for this.
+    fn write(&self, spares: &mut Vec<String>) -> Result<(S::File, u64, Chain), OpenError> {
+        let mut spare = None;
+        loop {
+            match self.try_to_write(spare.as_deref()) {
+                Ok(written) => return Ok(written),
+                Err(error) if is_full(&error) => {
+                    // It may not have come to be.
+                    let _removed = self.storage.remove(UNFINISHED);
+                    spare = spares.pop();
+                    if spare.is_none() {
+                        let location = self.storage.location();
+                        return Err(OpenError::DiskFull {
+                            location,
+                            source: error,
+                        });
+                    }
+                }
+                Err(error) => return Err(OpenError::io("write to", UNFINISHED)(error)),
+            }
+        }
+    }
+
+    fn try_to_write(&self, spare: Option<&str>) -> io::Result<(S::File, u64, Chain)> {
+        let file = match spare {
+            None => self.storage.create(UNFINISHED)?,
+            // What is in it was written for other segments.
+            Some(spare) => {
+                self.storage.rename(spare, UNFINISHED)?;
+                self.storage.open(UNFINISHED)?
+            }
+        };
+        let mut chain = self.proven;
+        let mut end = FIRST_BATCH;
+        for batch in &self.batches {
+            let header = chain.link(batch, self.proven.sequence);
+            file.write_at(batch.offset, &[&header, &batch.body])?;
+            end = batch.offset + batch.bytes() as u64;
+        }
+        let filled = (end + 1).next_multiple_of(self.options.opening_bytes);
+        let filled = filled.min(self.options.segment_bytes).max(end);
+        let file_bytes = match spare {
+            None => {
+                fill(&file, end, filled)?;
+                filled
+            }
+            Some(_) => file.size()?.max(end),
+        };
+        let header = NewSegment {
+            number: self.number,
+            epoch: self.epoch,
+            base_position: self.base_position,
+            older_segments: self.older_segments,
+            file_bytes,
+            durable_through: chain.sequence,
+        };
+        // The header tells where the chain stood before the segment's first batch.
+        file.write_at(0, &[&header.header(&self.proven)])?;
+        file.sync()?;
+        Ok((file, file_bytes, chain))
+    }
 }

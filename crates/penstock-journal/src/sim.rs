@@ -78,6 +78,8 @@ struct Disk {
     calls: u64,
     faults: BTreeMap<u64, Fault>,
     power_is_off: bool,
+    /// All files together may have so many bytes.
+    quota_bytes: Option<u64>,
     process: u64,
     locked: bool,
     rng: Option<Rng>,
@@ -140,6 +142,17 @@ impl SimStorage {
     /// How many calls that change anything were made.
     pub fn calls(&self) -> u64 {
         self.disk().calls
+    }
+
+    /// From now on the disk is full when all files together have so many bytes: what would make one
+    /// longer fails, and what is there can still be written over. `None`: it is never full.
+    pub fn set_quota(&self, bytes: Option<u64>) {
+        self.disk().quota_bytes = bytes;
+    }
+
+    /// What all files together have.
+    pub fn used_bytes(&self) -> u64 {
+        self.disk().used_bytes()
     }
 
     /// What was planned does not happen.
@@ -231,6 +244,24 @@ impl Disk {
             None => Ok(()),
             Some(Fault::DiskFull) => Err(io::ErrorKind::StorageFull.into()),
             Some(Fault::Error | Fault::PowerOff) => Err(io::Error::other("the disk failed")),
+        }
+    }
+
+    fn used_bytes(&self) -> u64 {
+        let lengths = self.directory.values();
+        lengths
+            .map(|file| self.files[*file].cached.len() as u64)
+            .sum()
+    }
+
+    /// How much of a write up to `end` there is no space for.
+    fn lacking(&self, file: usize, end: u64) -> u64 {
+        let grows = end.saturating_sub(self.files[file].cached.len() as u64);
+        match self.quota_bytes {
+            Some(quota) if grows > 0 => {
+                grows.min((self.used_bytes() + grows).saturating_sub(quota))
+            }
+            _ => 0,
         }
     }
 
@@ -471,11 +502,15 @@ impl StoredFile for SimFile {
 
     fn write_at(&self, offset: u64, pieces: &[&[u8]]) -> io::Result<()> {
         let mut disk = self.storage.live()?;
-        let fault = disk.change();
+        let mut fault = disk.change();
         let mut bytes = pieces.concat();
+        if fault.is_none() && disk.lacking(self.file, offset + bytes.len() as u64) > 0 {
+            fault = Some(Fault::DiskFull);
+        }
         if matches!(fault, Some(Fault::Error | Fault::DiskFull)) {
             // It failed half-way.
-            let length = bytes.len() as u64;
+            let lacking = disk.lacking(self.file, offset + bytes.len() as u64);
+            let length = (bytes.len() as u64).saturating_sub(lacking);
             let kept = disk.rng.as_mut().map_or(0, |rng| rng.below(length + 1));
             bytes.truncate(kept as usize);
         }

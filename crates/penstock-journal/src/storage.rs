@@ -82,6 +82,12 @@ impl DiskStorage {
         })
     }
 
+    /// The size of the file system that it is on.
+    pub fn disk_bytes(&self) -> io::Result<u64> {
+        let system = rustix::fs::fstatvfs(&*self.directory)?;
+        Ok(system.f_blocks.saturating_mul(system.f_frsize))
+    }
+
     fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }

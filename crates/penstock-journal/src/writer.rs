@@ -13,24 +13,34 @@
 //!   written for, and no number is used twice, so they are never taken for new ones.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crc32c::crc32c;
 
 use crate::format::{
-    BatchHeader, FIRST_BATCH, FORMAT_VERSION, KNOWN_FEATURES, MAGIC, Reserved, SegmentHeader,
-    batch_tag, segment_name,
+    BatchHeader, FORMAT_VERSION, KNOWN_FEATURES, MAGIC, Reserved, SegmentHeader, batch_tag,
+    segment_name,
 };
-use crate::journal::{Batch, JournalOptions};
+use crate::journal::Batch;
 use crate::reader::Reader;
+use crate::spares::{Spares, is_full};
 use crate::storage::{Storage, StoredFile};
 
-/// Why nothing can be written. Final for this process: after a failed write or sync the operating
-/// system may show data that the disk does not have, so only a new start, which reads what is
-/// proven and writes the rest anew, can tell what was kept.
+/// Why nothing was written. All but a full disk is final for this process: after a failed write or
+/// sync the operating system may show data that the disk does not have, so only a new start, which
+/// reads what is proven and writes the rest anew, can tell what was kept.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
+    /// The batch is not written: try the same one again once there may be space.
+    #[error(
+        "the disk is full: could not {action} {file}: {source}; nothing is lost, and it goes on once there is space"
+    )]
+    DiskFull {
+        action: &'static str,
+        file: String,
+        source: io::Error,
+    },
     #[error("could not {action} {file}: {source}; what was not confirmed may be lost")]
     Io {
         action: &'static str,
@@ -45,7 +55,6 @@ pub enum WriteError {
 pub struct Writer<S: Storage> {
     storage: S,
     spares: Spares<S>,
-    options: JournalOptions,
     active: ActiveSegment<S::File>,
     chain: Chain,
     /// The last batch that is synced.
@@ -61,8 +70,6 @@ pub(crate) struct ActiveSegment<F> {
     pub file: F,
     pub name: String,
     pub number: u64,
-    /// Up to here the file holds zeros or old batches, which are quick to overwrite.
-    pub filled: u64,
 }
 
 /// What ties each batch to the one before.
@@ -138,7 +145,6 @@ impl<S: Storage> Writer<S> {
     pub(crate) fn resume(
         storage: S,
         lock: S::Lock,
-        options: JournalOptions,
         active: ActiveSegment<S::File>,
         chain: Chain,
         spares: Spares<S>,
@@ -147,7 +153,6 @@ impl<S: Storage> Writer<S> {
         Self {
             storage,
             spares,
-            options,
             active,
             chain,
             durable,
@@ -159,7 +164,7 @@ impl<S: Storage> Writer<S> {
     }
 
     /// Writes one batch, with one call; it is safe from a crash of this process, but not of the
-    /// machine.
+    /// machine. [`WriteError::DiskFull`] alone is not final.
     pub fn write(&mut self, batch: &Batch) -> Result<(), WriteError> {
         self.unless_failed(|writer| writer.write_batch(batch))
     }
@@ -210,27 +215,17 @@ impl<S: Storage> Writer<S> {
         if batch.segment != self.active.number {
             self.roll(batch)?;
         }
-        let header = self.chain.link(batch, self.durable);
-        let end = batch.offset + batch.bytes() as u64;
-        let zeros = vec![0; self.zeros_after(end)];
+        let mut chain = self.chain;
+        let header = chain.link(batch, self.durable);
         let active = &mut self.active;
-        let written = active
-            .file
-            .write_at(batch.offset, &[&header, &batch.body, &zeros]);
-        written.map_err(failed_to("write to", &active.name))?;
-        active.filled = active.filled.max(end + zeros.len() as u64);
-        self.spares.used(end, self.options.segment_bytes);
+        // The file has this place already. Where that does not help (a file system that writes no block
+        // twice), a full disk may leave part of the batch there, and the next attempt writes over it.
+        let written = active.file.write_at(batch.offset, &[&header, &batch.body]);
+        written.map_err(no_room_to("write to", &active.name))?;
+        self.chain = chain;
+        self.spares.used(batch.end());
         self.drops.extend_from_slice(&batch.drops);
         Ok(())
-    }
-
-    /// How far to extend the file behind a batch that ends at `end`.
-    fn zeros_after(&self, end: u64) -> usize {
-        if end <= self.active.filled {
-            return 0;
-        }
-        let extended = end.next_multiple_of(self.options.extend_bytes);
-        extended.min(self.options.segment_bytes).saturating_sub(end) as usize
     }
 
     fn sync_active(&mut self) -> Result<(), WriteError> {
@@ -247,34 +242,37 @@ impl<S: Storage> Writer<S> {
     fn roll(&mut self, batch: &Batch) -> Result<(), WriteError> {
         self.sync_active()?;
         let name = segment_name(batch.segment);
-        let spare = self.spares.take().map_err(failed_to("prepare", &name))?;
-        let mut active = ActiveSegment {
-            filled: spare.file.size().map_err(failed_to("prepare", &name))?,
-            file: spare.file,
-            number: batch.segment,
-            name,
-        };
-        let file_bytes = active.filled.max(FIRST_BATCH);
+        let needed = batch.offset + batch.bytes() as u64;
+        let spare = self.spares.take(needed);
+        let spare = spare.map_err(no_room_to("prepare", &name))?;
         let header = NewSegment {
             number: batch.segment,
             epoch: batch.epoch,
             base_position: batch.base_position,
             // The header is on disk before the batch: what the batch drops still counts.
             older_segments: batch.older_segments + batch.drops.len() as u32,
-            file_bytes,
+            file_bytes: spare.bytes,
             durable_through: self.durable,
         };
         let header = header.header(&self.chain);
-        let written = active
-            .file
-            .write_at(0, &[&header])
-            .and_then(|()| active.file.sync());
-        written.map_err(failed_to("write to", &active.name))?;
-        active.filled = file_bytes;
-        let renamed = self.storage.rename(&spare.name, &active.name);
-        let renamed = renamed.and_then(|()| self.storage.sync_directory());
-        renamed.map_err(failed_to("name", &active.name))?;
-        self.active = active;
+        let give_back = |_: &_| self.spares.give_back(spare.name.clone(), spare.bytes);
+        let written = spare.file.write_at(0, &[&header]);
+        let written = written.map_err(no_room_to("write to", &name));
+        written.inspect_err(give_back)?;
+        let synced = spare.file.sync();
+        synced.map_err(failed_to("write to", &name))?;
+        let renamed = self.storage.rename(&spare.name, &name);
+        let renamed = renamed.map_err(no_room_to("name", &name));
+        renamed.inspect_err(give_back)?;
+        let synced = self.storage.sync_directory();
+        synced.map_err(failed_to("name", &name))?;
+        self.spares.rolled();
+        self.spares.begin_segment(batch.segment, spare.bytes);
+        self.active = ActiveSegment {
+            file: spare.file,
+            number: batch.segment,
+            name,
+        };
         Ok(())
     }
 
@@ -296,156 +294,19 @@ pub(crate) fn failed_to(action: &'static str, file: &str) -> impl FnOnce(io::Err
     }
 }
 
-/// Files that wait to become segments: dropped segments, and zeros prepared ahead, so that a roll
-/// costs the writer a rename and not the filling of a file.
-pub struct Spares<S: Storage> {
-    storage: S,
-    shared: Arc<Shared>,
-}
-
-struct Shared {
-    segment_bytes: u64,
-    at_most: usize,
-    names: Mutex<Vec<String>>,
-    /// Numbers the names of fresh spares.
-    fresh: AtomicU64,
-    /// The active segment is more than half full.
-    roll_is_near: AtomicBool,
-}
-
-struct Spare<F> {
-    name: String,
-    file: F,
-}
-
-const SPARE: &str = ".spare";
-
-impl<S: Storage> Clone for Spares<S> {
-    fn clone(&self) -> Self {
-        Self {
-            storage: self.storage.clone(),
-            shared: self.shared.clone(),
-        }
-    }
-}
-
-impl<S: Storage> Spares<S> {
-    pub(crate) fn is_spare(name: &str) -> bool {
-        name.ends_with(SPARE)
-    }
-
-    /// Takes over the spares that an earlier process left.
-    pub(crate) fn resume(
-        storage: S,
-        options: &JournalOptions,
-        mut left: Vec<String>,
-    ) -> io::Result<Self> {
-        for name in left.split_off(left.len().min(options.spares)) {
-            storage.remove(&name)?;
-        }
-        let fresh = |name: &String| {
-            name.strip_prefix("fresh-")?
-                .strip_suffix(SPARE)?
-                .parse()
-                .ok()
-        };
-        let last_fresh: u64 = left.iter().filter_map(fresh).max().unwrap_or(0);
-        let shared = Shared {
-            segment_bytes: options.segment_bytes,
-            at_most: options.spares,
-            names: Mutex::new(left),
-            fresh: AtomicU64::new(last_fresh),
-            roll_is_near: AtomicBool::new(false),
-        };
-        Ok(Self {
-            storage,
-            shared: Arc::new(shared),
-        })
-    }
-
-    /// Whether the writer will soon want a spare that is not there. Not so for a journal that has
-    /// hardly been used: it should not cost two segments of disk.
-    pub fn wanted(&self) -> bool {
-        self.shared.roll_is_near.load(Ordering::Relaxed) && self.names().is_empty()
-    }
-
-    /// Fills a new spare with zeros and syncs it, which takes as long as the disk takes for a whole
-    /// segment: call it from a thread that may wait, when [`Self::wanted`]. When it fails there is
-    /// no spare, which the writer can do without.
-    pub fn prepare(&self) -> io::Result<()> {
-        let spare = self.create()?;
-        let filled = self.fill(&spare.file);
-        match filled {
-            Ok(()) => self.names().push(spare.name),
-            Err(_) => self.storage.remove(&spare.name)?,
-        }
-        filled
-    }
-
-    fn fill(&self, file: &S::File) -> io::Result<()> {
-        let zeros = vec![0; self.shared.segment_bytes.min(1 << 20) as usize];
-        let mut filled = 0;
-        while filled < self.shared.segment_bytes {
-            let piece = zeros
-                .len()
-                .min((self.shared.segment_bytes - filled) as usize);
-            file.write_at(filled, &[&zeros[..piece]])?;
-            filled += piece as u64;
-        }
-        file.sync()
-    }
-
-    fn create(&self) -> io::Result<Spare<S::File>> {
-        let number = self.shared.fresh.fetch_add(1, Ordering::Relaxed) + 1;
-        let name = format!("fresh-{number}{SPARE}");
-        Ok(Spare {
-            file: self.storage.create(&name)?,
-            name,
-        })
-    }
-
-    fn take(&self) -> io::Result<Spare<S::File>> {
-        self.shared.roll_is_near.store(false, Ordering::Relaxed);
-        let name = self.names().pop();
-        match name {
-            Some(name) => Ok(Spare {
-                file: self.storage.open(&name)?,
-                name,
-            }),
-            None => self.create(),
-        }
-    }
-
-    /// Makes a dropped segment a spare, or removes it when there are enough.
-    fn keep(&self, segment: &str, number: u64) -> io::Result<()> {
-        let mut names = self.names();
-        if names.len() >= self.shared.at_most
-            || self.storage.open(segment)?.size()? > self.shared.segment_bytes
-        {
-            return self.storage.remove(segment);
-        }
-        let name = format!("{number:016}{SPARE}");
-        self.storage.rename(segment, &name)?;
-        names.push(name);
-        Ok(())
-    }
-
-    pub(crate) fn drop_leftover(&self, number: u64) -> io::Result<()> {
-        self.keep(&segment_name(number), number)?;
-        self.storage.sync_directory()
-    }
-
-    fn used(&self, end: u64, segment_bytes: u64) {
-        if end > segment_bytes / 2 {
-            self.shared.roll_is_near.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn names(&self) -> std::sync::MutexGuard<'_, Vec<String>> {
-        // Whoever panicked meanwhile has not left the list half changed.
-        self.shared
-            .names
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+/// ... unless it is only that the disk is full.
+fn no_room_to(action: &'static str, file: &str) -> impl FnOnce(io::Error) -> WriteError {
+    let file = file.to_string();
+    move |source| match is_full(&source) {
+        true => WriteError::DiskFull {
+            action,
+            file,
+            source,
+        },
+        false => WriteError::Io {
+            action,
+            file,
+            source,
+        },
     }
 }

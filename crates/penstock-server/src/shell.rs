@@ -28,7 +28,7 @@ use penstock_journal::{DiskStorage, JournalOptions, OpenError, RecoveryReport, W
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 
 use crate::engine::{Engine, EngineOptions};
 use crate::listen::{ListenAddress, ListenError, Listener};
@@ -190,6 +190,7 @@ impl Server {
         };
         let storage = DiskStorage::open(&options.journal).map_err(directory)?;
         let mut journal = JournalOptions::default();
+        journal.suit_disk(storage.disk_bytes().map_err(directory)?);
         getrandom::fill(&mut journal.journal_id)
             .map_err(io::Error::from)
             .map_err(ServerError::system("draw random numbers"))?;
@@ -426,6 +427,7 @@ impl Server {
             match report {
                 Report::Written(through) => self.engine.batch_written(now, through),
                 Report::Done { task, sync_us } => self.engine.batch_done(now, &task, sync_us),
+                Report::SpaceChanged => self.engine.space_changed(now),
                 Report::Failed(error) => {
                     self.ending = true;
                     self.failure = Some(error);
@@ -562,6 +564,8 @@ fn watch_signals(poll: &Poll) -> io::Result<UnixStream> {
     for signal in [SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(signal, write.try_clone()?)?;
     }
+    // A limit on file sizes is met like a full disk, and not by dying of it.
+    signal_hook::flag::register(SIGXFSZ, Arc::default())?;
     poll.registry().register(
         &mut SourceFd(&read.as_raw_fd()),
         SIGNALS,

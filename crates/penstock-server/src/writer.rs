@@ -1,14 +1,17 @@
 //! The thread that writes and syncs, and the one that prepares spare segments for it.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use mio::Waker;
 use penstock_journal::{Spares, Storage, StoredFile, WriteError, Writer};
 
 use crate::engine::WriterTask;
+
+/// A full disk says nothing when there is space again, so it is asked this often.
+const FULL_RETRY: Duration = Duration::from_millis(250);
 
 /// What the writer has to say to the loop.
 pub(crate) enum Report {
@@ -19,6 +22,8 @@ pub(crate) enum Report {
         sync_us: u64,
     },
     Failed(WriteError),
+    /// Who must stop because the disk is full has changed: ask the engine's journal.
+    SpaceChanged,
 }
 
 pub(crate) struct WriterThread {
@@ -31,13 +36,13 @@ impl WriterThread {
         // The engine has one task out at a time, so the channel never blocks.
         let (tasks, todo) = sync_channel::<WriterTask>(1);
         let (report, reports) = channel();
-        let prepare_spare = start_spares(writer.spares())?;
         let tell = move |said: Report| {
             // The loop may have ended before us; then nobody waits for this.
             if report.send(said).is_ok() {
                 waker.wake().expect("an eventfd takes a wake-up");
             }
         };
+        let prepare_spare = start_spares(writer.spares(), tell.clone())?;
         thread::Builder::new()
             .name("journal-writer".to_owned())
             .spawn(move || write_until_told(writer, &todo, &tell, &prepare_spare))?;
@@ -60,7 +65,21 @@ fn write_until_told<S: Storage>(
     let spares = writer.spares();
     while let Ok(task) = todo.recv() {
         let start = Instant::now();
-        let outcome = task.carry_out(&mut writer, |through| tell(Report::Written(through)));
+        let outcome = loop {
+            let told = |through| tell(Report::Written(through));
+            match task.carry_out(&mut writer, told) {
+                Err(error @ WriteError::DiskFull { .. }) => {
+                    tracing::warn!("{error}");
+                    tell(Report::SpaceChanged);
+                    // No other task comes while this one is out; but the loop may end.
+                    match todo.recv_timeout(FULL_RETRY) {
+                        Err(RecvTimeoutError::Timeout) => {}
+                        _ => return,
+                    }
+                }
+                outcome => break outcome,
+            }
+        };
         match outcome {
             Ok(()) => {
                 let sync_us = start.elapsed().as_micros() as u64;
@@ -76,20 +95,48 @@ fn write_until_told<S: Storage>(
     }
 }
 
-fn start_spares<S: Storage>(spares: Spares<S>) -> std::io::Result<SyncSender<()>> {
+fn start_spares<S: Storage>(
+    spares: Spares<S>,
+    tell: impl Fn(Report) + Send + 'static,
+) -> std::io::Result<SyncSender<()>> {
     let (look, asked) = sync_channel(1);
     thread::Builder::new()
         .name("journal-spares".to_owned())
         .spawn(move || {
-            while let Ok(()) = asked.recv() {
-                if spares.wanted()
-                    && let Err(error) = spares.prepare()
-                {
-                    tracing::debug!("no spare segment could be prepared: {error}");
+            let mut failing = false;
+            loop {
+                let asked = match failing {
+                    true => asked.recv_timeout(FULL_RETRY),
+                    false => asked.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                };
+                if asked == Err(RecvTimeoutError::Disconnected) {
+                    return;
                 }
+                failing = prepare_spares(&spares, failing, &tell);
             }
         })?;
     Ok(look)
+}
+
+/// Prepares what is wanted; whether there was no way to.
+fn prepare_spares<S: Storage>(spares: &Spares<S>, failed: bool, tell: &impl Fn(Report)) -> bool {
+    let space = spares.space();
+    let mut failing = false;
+    while !failing && spares.wanted() {
+        if let Err(error) = spares.prepare() {
+            failing = true;
+            if !failed {
+                tracing::warn!(
+                    "no segment could be prepared ahead: {error}; trying again until there is space"
+                );
+            }
+        }
+    }
+    if spares.space() != space {
+        tracing::warn!(was = ?space, is = ?spares.space(), "the space left for the journal");
+        tell(Report::SpaceChanged);
+    }
+    failing
 }
 
 /// Tells the log, a moment after the start, what every confirm will wait for.

@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use penstock_broker::{BrokerOptions, ConnId, Now};
-use penstock_journal::JournalOptions;
 use penstock_journal::Writer;
 use penstock_journal::sim::{Fault, Rng, SimStorage};
+use penstock_journal::{JournalOptions, OpenError, WriteError};
 use penstock_message::{Durability, Key, KeyState, SessionId};
 use penstock_server::{Engine, EngineOptions, Peer, WriterTask};
 
@@ -157,7 +157,7 @@ impl<'a> World<'a> {
             journal_id: [5; 16],
             segment_bytes: 4096 << (1 + rng.below(5)),
             batch_bytes: 1024 << rng.below(5),
-            extend_bytes: 4096,
+            opening_bytes: 4096,
             spares: rng.below(3) as usize,
         };
         let broker = BrokerOptions {
@@ -317,7 +317,7 @@ impl<'a> World<'a> {
                     self.broker = Some(process);
                     return self.tend();
                 }
-                Err(penstock_journal::OpenError::Io { .. }) => {
+                Err(OpenError::Io { .. } | OpenError::DiskFull { .. }) => {
                     // The fault that was planned. Once it has met one, the power may as well be off.
                     self.storage = self.storage.crash(&mut self.rng);
                     after = after.map(|_| Crash::PowerCut);
@@ -427,6 +427,11 @@ impl<'a> World<'a> {
                 let words = task.map(|task| format!("on disk: {task:?}"));
                 self.say(|| words.unwrap_or_default());
                 self.tend()
+            }
+            Err(error @ WriteError::DiskFull { .. }) => {
+                process.task_is_done = false;
+                self.say(|| format!("the writer tries again later: {error}"));
+                Ok(())
             }
             Err(error) if self.storage.is_off() => {
                 self.say(|| format!("the power fails: {error}"));

@@ -2,6 +2,7 @@
 
 mod damage;
 mod failures;
+mod full;
 mod opening;
 mod power_cuts;
 mod reading;

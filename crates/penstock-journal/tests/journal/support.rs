@@ -14,7 +14,7 @@ pub fn small() -> JournalOptions {
         journal_id: [7; 16],
         segment_bytes: 4096 + 2048,
         batch_bytes: 1024,
-        extend_bytes: 512,
+        opening_bytes: 4096 + 2048,
         spares: 1,
     }
 }
@@ -52,6 +52,8 @@ pub struct User<S: Storage> {
     /// What had been appended when the drop was asked for: without it, nothing may be dropped.
     carried_through: u64,
     distinct: u64,
+    /// A full disk did not take it yet.
+    unwritten: Option<Batch>,
 }
 
 impl<S: Storage> User<S> {
@@ -72,6 +74,7 @@ impl<S: Storage> User<S> {
             drop_asked_before: 0,
             carried_through: 0,
             distinct: 0,
+            unwritten: None,
         };
         user.takes_for_granted(first, appended);
         Ok(user)
@@ -106,20 +109,30 @@ impl<S: Storage> User<S> {
     }
 
     pub fn write(&mut self) -> Result<(), WriteError> {
-        while let Some(batch) = self.opened.journal.take_batch() {
-            self.write_batch(&batch)?;
+        while let Some(batch) = self.next_batch() {
+            if let Err(error) = self.write_batch(&batch) {
+                self.unwritten = Some(batch);
+                return Err(error);
+            }
         }
         Ok(())
     }
 
+    fn next_batch(&mut self) -> Option<Batch> {
+        let unwritten = self.unwritten.take();
+        unwritten.or_else(|| self.opened.journal.take_batch())
+    }
+
     pub fn write_batch(&mut self, batch: &Batch) -> Result<(), WriteError> {
         self.opened.writer.write(batch)?;
-        let spares = self.opened.writer.spares();
-        if spares.wanted() {
-            // The writer can do without.
-            let _prepared = spares.prepare();
-        }
+        self.prepare_spares();
         Ok(())
+    }
+
+    /// As another thread would.
+    pub fn prepare_spares(&self) {
+        let spares = self.opened.writer.spares();
+        while spares.wanted() && spares.prepare().is_ok() {}
     }
 
     /// Writes and syncs all that waits.
@@ -141,9 +154,13 @@ impl<S: Storage> User<S> {
 
     pub fn write_watermark(&mut self) -> Result<(), WriteError> {
         match self.opened.journal.watermark_batch() {
-            Some(batch) => self
-                .write_batch(&batch)
-                .and_then(|()| self.opened.writer.sync()),
+            Some(batch) => {
+                if let Err(error) = self.write_batch(&batch) {
+                    self.unwritten = Some(batch);
+                    return Err(error);
+                }
+                self.opened.writer.sync()
+            }
             None => Ok(()),
         }
     }

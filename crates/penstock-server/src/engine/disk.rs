@@ -1,6 +1,8 @@
 //! What is written when: records become batches for the writer's thread, one at a time.
 
 use penstock_broker::{Carried, Now, Position};
+#[cfg(doc)]
+use penstock_journal::Journal;
 use penstock_journal::{Batch, Storage, WriteError, Writer};
 use penstock_message::Durability;
 
@@ -29,7 +31,8 @@ pub struct WriterTask {
 }
 
 impl WriterTask {
-    /// Writes and syncs. `written` is called in between, if somebody waits for just that.
+    /// Writes and syncs. `written` is called in between, if somebody waits for just that. When the disk
+    /// is full, nothing is done: try again later.
     pub fn carry_out<S: Storage>(
         &self,
         writer: &mut Writer<S>,
@@ -105,6 +108,12 @@ impl Engine {
             self.broker.handle_written(Position(through));
         }
         self.disk.idle_due_ms = Some(now.mono_ms + IDLE_MS);
+        self.reclaim();
+    }
+
+    /// Who must stop because the disk is full may have changed: [`Journal::space`] tells.
+    pub fn space_changed(&mut self, now: Now) {
+        self.now = now;
         self.reclaim();
     }
 
