@@ -22,7 +22,8 @@ const OUTPUT_TARGET_BYTES: usize = 1 << 20;
 pub struct Broker {
     pub(crate) options: BrokerOptions,
     pub(crate) epoch: u32,
-    pub(crate) last_life: LastLife,
+    /// The last grant that the journal knew of at the start, as (epoch, number): later ones were lost.
+    pub(crate) last_grant: (u32, u64),
     pub(crate) clocks: Clocks,
     pub(crate) state: State,
     pub(crate) connections: FxHashMap<ConnId, Connection>,
@@ -50,27 +51,19 @@ pub struct Broker {
     pub(crate) checked_slots: Vec<u32>,
 }
 
-/// What the journal tells of the broker that wrote it last.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LastLife {
-    pub(crate) epoch: u32,
-    /// The highest grant that it told of; those above it were lost.
-    pub(crate) grants: u64,
-}
-
 impl Broker {
     pub(crate) fn recovered(
         options: BrokerOptions,
         state: State,
         clocks: Clocks,
         epoch: u32,
-        last_life: LastLife,
+        last_grant: (u32, u64),
         last: Position,
     ) -> Self {
         let mut broker = Self {
             options,
             epoch,
-            last_life,
+            last_grant,
             clocks,
             state,
             connections: FxHashMap::default(),

@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 
 use penstock_message::{Answer, Durability, Key, KeyState, Lease, SessionId};
 
-use crate::broker::LastLife;
 use crate::messages::Handle;
 use crate::records::{Event, Grant};
 use crate::{Broker, CloseReason, ConnId, Output};
@@ -206,10 +205,11 @@ impl Broker {
     /// client that does may go on.
     ///
     /// A grant that the journal knows of was not lost: its message has been settled, moved or handed
-    /// back since, and the client only has not heard that yet.
+    /// back since, and the client only has not heard that yet. Nor is one that it does not know of, but
+    /// knows of later ones: the broker that made those has judged it, and what it told the client must
+    /// stay true.
     fn find_lost_grant(&self, lease: &Lease) -> Option<u32> {
-        let LastLife { epoch, grants } = self.last_life;
-        if lease.epoch > epoch || lease.grant <= grants {
+        if (lease.epoch, lease.grant) <= self.last_grant || lease.epoch >= self.epoch {
             return None;
         }
         let mut copies = self.state.messages.copies(&lease.message);

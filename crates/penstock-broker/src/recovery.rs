@@ -1,6 +1,5 @@
 //! From the journal's records back to a broker.
 
-use crate::broker::LastLife;
 use crate::clock::{Clocks, When};
 use crate::index::{Index, hash};
 use crate::messages::{BodyAt, Messages};
@@ -28,6 +27,8 @@ pub struct Recovery {
     epoch: u32,
     /// How far the steady clock is ahead of the wall's.
     ahead_ms: i64,
+    /// As (epoch, number).
+    last_grant: (u32, u64),
 }
 
 /// A record that this program can't read. The journal's checksums hold, so it was written so: by a
@@ -55,6 +56,7 @@ impl Recovery {
             last: Position(0),
             epoch: 0,
             ahead_ms: 0,
+            last_grant: (0, 0),
         }
     }
 
@@ -95,6 +97,12 @@ impl Recovery {
                     let (what, at) = ("copy", reader.at());
                     return Err(unreadable(RecordError::Malformed { what, at }));
                 }
+                Event::Granted { grant, .. } => {
+                    self.last_grant = self.last_grant.max((grant.epoch, grant.number));
+                }
+                Event::Counters { grants, .. } => {
+                    self.last_grant = self.last_grant.max((reader.epoch, *grants));
+                }
                 _ => {}
             }
             self.apply(event, body_at);
@@ -133,16 +141,12 @@ impl Recovery {
             );
         }
         self.state.review_all_service();
-        let last_life = LastLife {
-            epoch: self.epoch,
-            grants: self.state.grants,
-        };
         Broker::recovered(
             self.options,
             self.state,
             clocks,
             epoch,
-            last_life,
+            self.last_grant,
             self.last,
         )
     }

@@ -521,6 +521,7 @@ impl Checker {
         let before = std::mem::take(&mut self.model);
         self.model.clock_is_doubtful = before.clock_is_doubtful;
         self.model.seen = before.seen;
+        self.model.found_dead = before.found_dead;
         self.model.lenient = true;
         for event in std::mem::take(&mut self.story) {
             self.tell(event)

@@ -63,6 +63,8 @@ pub struct Item {
     crashes: (u8, u8),
     /// Leases that were seen, oldest first.
     leases: Vec<(Lease, SessionId)>,
+    /// The last of them that was settled; none before it will ever hold again.
+    settled: Option<Lease>,
     /// It may have run since it came into this queue.
     may_have_run: bool,
     claim: Option<Key>,
@@ -145,6 +147,10 @@ pub struct Model {
     pub lenient: bool,
     /// Every hand-out that anybody ever saw, whatever crashes have undone since.
     pub seen: BTreeSet<(Lease, SessionId)>,
+    /// Hand-outs of dead letters, each with the transaction that had put the message where it was. What
+    /// a hand-out rests on is on disk, so unless that transaction is lost, the message is dead after a
+    /// crash as it was before.
+    pub found_dead: BTreeMap<Lease, u64>,
 }
 
 enum Objection {
@@ -323,6 +329,7 @@ impl Model {
                     return Ok(());
                 };
                 self.items[index].tx = number;
+                self.items[index].settled = Some(*lease);
                 if let ReleaseReason::Crashed(_) = reason {
                     self.crash_item(index);
                 } else {
@@ -342,6 +349,7 @@ impl Model {
                 let (place, now) = (self.next_place(), self.now);
                 let item = &mut self.items[index];
                 item.tx = number;
+                item.settled = Some(*lease);
                 item.state = State::Waiting;
                 item.place = place;
                 item.in_order = due.is_none();
@@ -469,6 +477,7 @@ impl Model {
             expires: message.expires_at.map(|due| When::resolve(due, self.now)),
             crashes: (message.crashes, message.crashes),
             leases: Vec::new(),
+            settled: None,
             may_have_run: false,
             expiry_reached: message
                 .expires_at
@@ -592,7 +601,8 @@ impl Model {
         // Of several copies, the one that is known to have been handed out.
         let died = copies.iter().copied().filter(|index| {
             let item = &self.items[*index];
-            queue == DEAD_LETTER_QUEUE && item.may_be_dead()
+            let is_certain = || self.found_dead.get(lease) == Some(&item.tx);
+            queue == DEAD_LETTER_QUEUE && item.may_be_dead() && (!self.lenient || is_certain())
         });
         let died = died.max_by_key(|index| self.items[*index].leases.len());
         let Some(index) = here.or(died) else {
@@ -627,8 +637,13 @@ impl Model {
                 lease.message, message.crashes
             ));
         };
+        if queue == DEAD_LETTER_QUEUE && !self.lenient {
+            self.found_dead.insert(*lease, self.items[index].tx);
+        }
         if here.is_none() {
             self.bury(index);
+            // Nobody saw when that was.
+            self.items[index].place = 0;
         }
         let id = lease.message;
         let item = &self.items[index];
@@ -657,8 +672,11 @@ impl Model {
         if item.may_have_run && !redelivered {
             self.fail(format!("{id} may have run before, and does not say so"))?;
         }
-        let is_newer = |before: &Lease| (before.epoch, before.grant) < (lease.epoch, lease.grant);
-        if !item.leases.iter().all(|(before, _)| is_newer(before)) {
+        if !item
+            .leases
+            .iter()
+            .all(|(before, _)| order(before) < order(lease))
+        {
             self.fail(format!("{lease:?} is not newer than {:?}", item.leases))?;
         }
         let least = if self.lenient {
@@ -674,6 +692,8 @@ impl Model {
     pub fn hello(&mut self, session: SessionId, heartbeat_ms: u64, presented: &[Lease]) {
         let presented = presented.to_vec();
         for item in &mut self.items {
+            // As when it leaves: this may be a second connection.
+            item.end_is_unsure |= item.purged;
             if let State::Leased {
                 lease,
                 session: holder,
@@ -763,7 +783,12 @@ impl Model {
             if item.leases.is_empty() {
                 item.crashes.1 = item.crashes.1.saturating_add(1);
             } else {
-                item.set_adrift(item.leases.clone());
+                let may_hold = |(lease, _): &&(Lease, SessionId)| {
+                    item.settled
+                        .is_none_or(|settled| order(lease) > order(&settled))
+                };
+                let maybe = item.leases.iter().filter(may_hold).copied().collect();
+                item.set_adrift(maybe);
             }
         }
         for attendance in self.sessions.values_mut() {
@@ -875,6 +900,11 @@ impl Model {
     fn fail(&self, what: String) -> Verdict {
         if self.lenient { Ok(()) } else { Err(what) }
     }
+}
+
+/// Grants are made in this order.
+fn order(lease: &Lease) -> (u32, u64) {
+    (lease.epoch, lease.grant)
 }
 
 impl Item {

@@ -457,6 +457,21 @@ fn leases_outlive_the_broker() {
         w ack one                           -> w confirm 1
         ",
     );
+    // Also when nothing at all is left of the broker that made it.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        kill                                ->
+        stall                               ->
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one!
+        power-cut                           ->
+        sync                                ->
+        w hello one                         -> w welcome 0 one
+        w ack one                           -> w confirm 1
+        ",
+    );
     // One that was settled does not, though its client has not heard of that. The broker would have
     // counted the retry as running at a client that had given it back, until that client left.
     check(
@@ -470,6 +485,27 @@ fn leases_outlive_the_broker() {
         w hello one                         -> w welcome 1
         w consume default 1                 -> w deliver one!#1
         w info one                          -> w knows Running in default attempt 1 crashes 0 at w
+        ",
+    );
+    // Nor does one that a later broker has judged: here it gave the message to another, who asked for a
+    // retry. Its grants are numbered from the last that the journal knew, so they can be lower than the
+    // lost one; they were once compared without the epoch, and the retry went to a client that had
+    // been told that its lease was lost.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish zero queue=mail|publish one -> a confirm 2
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume mail 1                    -> w deliver zero@mail
+        w consume default 1                 -> w deliver one
+        power-cut                           ->
+        sync                                ->
+        v hello                             -> v welcome 0
+        v consume default 1                 -> v deliver one!
+        v move one next                     -> v confirm 1
+        power-cut                           ->
+        w hello one                         -> w welcome 0
         ",
     );
     // One of a message in two queues does not: it could be taken for the other's, which then never
