@@ -8,7 +8,7 @@ use clap::Args;
 use penstock_broker::BrokerOptions;
 use penstock_server::local::{LocalGuard, LocalPaths};
 use penstock_server::{
-    ListenAddress, LocalOptions, Server, ServerOptions, detach, let_go_of_stderr,
+    ListenAddress, LocalOptions, Server, ServerOptions, Token, detach, let_go_of_stderr,
 };
 
 use crate::exit::{FAILED, Failure, IN_USE, WRONG_CALL};
@@ -39,6 +39,10 @@ pub struct Arguments {
     /// A file with the token that clients on TCP must show, in place of PENSTOCK_TOKEN
     #[arg(long, value_name = "FILE", conflicts_with = "local")]
     token_file: Option<PathBuf>,
+    /// How many clients may be connected at once [default: as many as there are file descriptors for, up
+    /// to 50000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_connections: Option<u32>,
     /// Be the hidden broker of `local:PATH`: clients start it by themselves
     #[arg(long, value_name = "PATH")]
     local: Option<PathBuf>,
@@ -63,8 +67,8 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
 
 fn serve_others(arguments: &Arguments) -> Result<(), Failure> {
     arguments.log.to_stderr();
-    let token = match &arguments.token_file {
-        None => token_from_environment(),
+    let (token, place) = match &arguments.token_file {
+        None => (token_from_environment(), "PENSTOCK_TOKEN".to_owned()),
         Some(file) => {
             let read = fs::read_to_string(file);
             let token = read.map_err(|error| {
@@ -73,20 +77,17 @@ fn serve_others(arguments: &Arguments) -> Result<(), Failure> {
                     format!("can't read {}: {error}", file.display()),
                 )
             })?;
-            let token = token.trim().to_owned();
-            if token.is_empty() {
-                return Err(Failure::new(
-                    WRONG_CALL,
-                    format!("{} is empty", file.display()),
-                ));
-            }
-            Some(token)
+            (Some(token.trim().to_owned()), file.display().to_string())
         }
     };
+    let token = token.map(|token| Token::new(token.as_bytes())).transpose();
+    let token =
+        token.map_err(|error| Failure::new(WRONG_CALL, format!("can't use {place}: {error}")))?;
     let server = Server::start(ServerOptions {
         journal: arguments.data.join("journal"),
         listen: arguments.listen.clone(),
-        token: token.map(String::into_bytes),
+        token,
+        max_connections: arguments.max_connections.map(|wanted| wanted as usize),
         broker: BrokerOptions::default(),
         local: None,
     })?;
@@ -112,6 +113,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
         journal: paths.journal.clone(),
         listen: Vec::new(),
         token: None,
+        max_connections: arguments.max_connections.map(|wanted| wanted as usize),
         broker: BrokerOptions::default(),
         local: Some(LocalOptions { guard, linger }),
     });

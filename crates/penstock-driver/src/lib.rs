@@ -217,6 +217,12 @@ impl DriverConfig {
 
 /// Gives the driver for the URL. Opens, starts and connects nothing: the first call does.
 pub fn connect(config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {
+    let token_bytes = config.token.as_ref().map_or(0, String::len);
+    if token_bytes > MAX_TOKEN_BYTES {
+        return Err(DriverError::Invalid {
+            reason: format!("the token has {token_bytes} bytes; the limit is {MAX_TOKEN_BYTES}"),
+        });
+    }
     let mut highest_durability = Durability::Disk;
     let dial: Box<dyn dial::Dial> = match config.url.parse()? {
         Address::Unix(path) => Box::new(dial::Unix::new(path)),

@@ -141,6 +141,7 @@ impl Shell {
                 ..JournalOptions::default()
             },
             token: None,
+            max_connections: usize::MAX,
             stop_on_request: false,
             pid: u64::from(std::process::id()),
         };

@@ -1014,6 +1014,7 @@ impl Session {
             Ok(Why::Protocol) => LinkEnd::Lost(format!("the broker refused a frame: {text}")),
             Ok(Why::Fenced) => LinkEnd::Lost("a newer connection of this session took over".into()),
             Ok(Why::Stopping) => LinkEnd::Lost("the broker was stopped".into()),
+            Ok(Why::TooManyClients) => LinkEnd::Lost(text),
             Ok(Why::Failed) => LinkEnd::Lost(format!("the broker's disk failed: {text}")),
             Err(_) => LinkEnd::Lost(text),
         }

@@ -43,6 +43,7 @@ fn main() -> Outcome<()> {
         journal: paths.journal.clone(),
         listen: Vec::new(),
         token: None,
+        max_connections: None,
         broker: BrokerOptions::default(),
         local: Some(LocalOptions {
             guard,

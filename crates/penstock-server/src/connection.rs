@@ -14,6 +14,10 @@ const CLOSING_MS: u64 = 2_000;
 const HIGH_WATER_BYTES: usize = 1 << 20;
 /// ... until it has fallen to this.
 const LOW_WATER_BYTES: usize = 256 << 10;
+/// From a client that lets more than this wait, nothing is heard until it has taken most of it in.
+const STUFFED_BYTES: usize = 4 << 20;
+/// A larger buffer is given back once it is empty.
+const KEPT_BYTES: usize = 128 << 10;
 
 /// Whether a connection must show the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +39,10 @@ pub(crate) struct Connection {
     pub(crate) full: bool,
     /// It is in the list of those with something to send.
     pub(crate) listed: bool,
+    /// It takes in so little of what it is told that it is not heard.
+    stuffed: bool,
+    /// When the engine will look at its deadline next.
+    pub(crate) looked_at_ms: u64,
 }
 
 #[derive(Debug)]
@@ -87,18 +95,23 @@ impl Connection {
             said_at_ms: now_ms,
             full: false,
             listed: false,
+            stuffed: false,
+            looked_at_ms: u64::MAX,
         }
     }
 
     pub(crate) fn hear(&mut self, now_ms: u64, bytes: &[u8]) {
-        self.heard_at_ms = now_ms;
+        // Of one that takes nothing in, only that it does again is a sign of life.
+        if !self.stuffed {
+            self.heard_at_ms = now_ms;
+        }
         if !matches!(self.stage, Stage::Closing { .. }) {
             self.decoder.extend(bytes);
         }
     }
 
     pub(crate) fn next_frame(&mut self) -> Result<Option<ToBroker>, WireError> {
-        if matches!(self.stage, Stage::Closing { .. }) {
+        if matches!(self.stage, Stage::Closing { .. }) || self.is_stuffed() {
             return Ok(None);
         }
         self.decoder.next_message()
@@ -141,15 +154,34 @@ impl Connection {
     pub(crate) fn say(&mut self, now_ms: u64, frame: &ToClient) {
         self.said_at_ms = now_ms;
         encode_frame(frame, &mut self.out);
+        self.stuffed |= self.out.len() > STUFFED_BYTES;
+    }
+
+    /// It has too much to take in; what it says meanwhile waits.
+    pub(crate) fn is_stuffed(&self) -> bool {
+        self.stuffed
+    }
+
+    /// Gives back what a quiet connection does not need.
+    pub(crate) fn rest(&mut self) {
+        self.decoder.rest();
+        if self.out.is_empty() {
+            self.out = BytesMut::new();
+        }
     }
 
     pub(crate) fn outgoing(&self) -> &[u8] {
         &self.out
     }
 
-    pub(crate) fn sent(&mut self, bytes: usize) {
+    pub(crate) fn sent(&mut self, now_ms: u64, bytes: usize) {
         self.out.advance(bytes);
-        if self.out.is_empty() && self.out.capacity() > HIGH_WATER_BYTES {
+        if self.stuffed && bytes > 0 {
+            // It takes in what it is told, and what it says meanwhile is not heard.
+            self.heard_at_ms = now_ms;
+            self.stuffed = self.out.len() > LOW_WATER_BYTES;
+        }
+        if self.out.is_empty() && self.out.capacity() > KEPT_BYTES {
             self.out = BytesMut::new();
         }
     }

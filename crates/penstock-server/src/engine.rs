@@ -15,7 +15,8 @@
 //! Whatever a client can see rests on records that are as durable as was asked: the core holds the
 //! rest back until [`Engine::batch_written`] and [`Engine::batch_done`] say so.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 
 use penstock_broker::{Broker, BrokerOptions, ConnId, Input, Now, Position, Recovery};
 use penstock_journal::{
@@ -26,6 +27,7 @@ use rustc_hash::FxHashMap;
 
 use crate::connection::{Connection, Due};
 use crate::histogram::Histogram;
+use crate::token::Token;
 use disk::DiskState;
 use incoming::Refused;
 
@@ -48,7 +50,9 @@ pub struct EngineOptions {
     pub broker: BrokerOptions,
     pub journal: JournalOptions,
     /// What a client must show that is not trusted for where it comes from.
-    pub token: Option<Vec<u8>>,
+    pub token: Option<Token>,
+    /// Clients beyond this number are sent away.
+    pub max_connections: usize,
     /// Whether a client may end this broker: so for local ones.
     pub stop_on_request: bool,
     /// Of the process, for `status`.
@@ -66,8 +70,9 @@ pub struct Engine {
     to_transmit: VecDeque<ConnId>,
     /// Connections that have ended on our side, for the shell to close.
     to_close: VecDeque<ConnId>,
-    /// The earliest deadline of any connection; may be too early, never too late.
-    connections_due_ms: u64,
+    /// When to look at which connection. Each stands here once for its `looked_at_ms`, which may be too
+    /// early, never too late; other entries are stale.
+    connections_due: BinaryHeap<Reverse<(u64, ConnId)>>,
     /// What `next_deadline_ms` said last; a tick much after it betrays a stall.
     promised_ms: Option<u64>,
 
@@ -117,7 +122,7 @@ impl Engine {
             now,
             to_transmit: VecDeque::new(),
             to_close: VecDeque::new(),
-            connections_due_ms: u64::MAX,
+            connections_due: BinaryHeap::new(),
             promised_ms: None,
             disk: DiskState::recovered(next_position - 1),
             reclaiming: false,
@@ -135,12 +140,17 @@ impl Engine {
     /// A client has connected. The shell numbers connections and uses no number twice.
     pub fn opened(&mut self, now: Now, conn: ConnId, peer: Peer) {
         self.now = now;
+        let limit = self.options.max_connections;
+        let is_one_too_many = self.connections.len() >= limit;
         let connection = Connection::new(now.mono_ms, peer);
-        self.connections_due_ms = self.connections_due_ms.min(connection.next_deadline_ms());
         self.connections.insert(conn, connection);
+        self.look_at(conn);
         if self.end != End::NotYet {
             let (why, text) = self.end_reason();
             self.close(conn, why, text);
+        } else if is_one_too_many {
+            let text = format!("this broker has its {limit} connections, as many as it takes");
+            self.close(conn, Why::TooManyClients, text);
         }
     }
 
@@ -151,6 +161,10 @@ impl Engine {
             return;
         };
         connection.hear(now.mono_ms, bytes);
+        self.handle_frames(conn);
+    }
+
+    fn handle_frames(&mut self, conn: ConnId) {
         // A frame may end the connection, which then hears no more.
         while let Some(connection) = self.connections.get_mut(&conn) {
             let handled = match connection.next_frame() {
@@ -182,9 +196,7 @@ impl Engine {
     pub fn tick(&mut self, now: Now) {
         self.now = now;
         self.forgive_our_silence();
-        if self.connections_due_ms <= now.mono_ms {
-            self.judge_connections();
-        }
+        self.judge_connections();
         self.broker.handle_deadline(now);
         self.reclaim();
     }
@@ -239,7 +251,9 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
         };
-        connection.sent(bytes);
+        let was_stuffed = connection.is_stuffed();
+        connection.sent(now.mono_ms, bytes);
+        let is_heard_again = was_stuffed && !connection.is_stuffed();
         if connection.is_closing() && connection.outgoing().is_empty() {
             self.connections.remove(&conn);
             self.to_close.push_back(conn);
@@ -248,6 +262,16 @@ impl Engine {
             let writable = true;
             self.broker.handle(now, Input::Writable { conn, writable });
         }
+        if is_heard_again {
+            self.handle_frames(conn);
+        }
+    }
+
+    /// Whether this client may be read from: one that takes in nothing of what it is told must wait.
+    pub fn hears(&self, conn: ConnId) -> bool {
+        self.connections
+            .get(&conn)
+            .is_none_or(|connection| !connection.is_stuffed())
     }
 
     /// A connection to close: the engine knows it no more. All was sent that could be; let the other
@@ -262,7 +286,7 @@ impl Engine {
             End::NotYet => None,
             End::Stopping { until_ms, .. } | End::Failed { until_ms } => Some(until_ms),
         };
-        let connections = (self.connections_due_ms != u64::MAX).then_some(self.connections_due_ms);
+        let connections = self.connections_due.peek().map(|Reverse((at, _))| *at);
         self.promised_ms = [
             self.broker.next_deadline(),
             self.disk_due_ms(),
@@ -353,9 +377,10 @@ impl Engine {
         }
         let was_open = connection.is_open();
         connection.begin_closing(self.now.mono_ms);
-        self.connections_due_ms = self.connections_due_ms.min(connection.next_deadline_ms());
         if connection.outgoing().is_empty() {
             self.drop_connection(conn);
+        } else {
+            self.look_at(conn);
         }
         if was_open && !matches!(self.end, End::Failed { .. }) {
             self.input(Input::Disconnected { conn, clean });
@@ -398,12 +423,35 @@ impl Engine {
         }
     }
 
+    /// Makes sure that the deadline of this connection is not missed.
+    fn look_at(&mut self, conn: ConnId) {
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return;
+        };
+        let at_ms = connection.next_deadline_ms();
+        if at_ms < connection.looked_at_ms {
+            connection.looked_at_ms = at_ms;
+            self.connections_due.push(Reverse((at_ms, conn)));
+        }
+    }
+
     fn judge_connections(&mut self) {
         let now_ms = self.now.mono_ms;
-        for conn in self.connections_where(|connection| connection.due(now_ms) != Due::Nothing) {
-            match self.connections[&conn].due(now_ms) {
+        while let Some(Reverse((at_ms, conn))) = self.connections_due.peek().copied()
+            && at_ms <= now_ms
+        {
+            self.connections_due.pop();
+            let Some(connection) = self.connections.get_mut(&conn) else {
+                continue;
+            };
+            if connection.looked_at_ms != at_ms {
+                continue;
+            }
+            connection.looked_at_ms = u64::MAX;
+            match connection.due(now_ms) {
                 Due::Nothing => {}
                 Due::SaySomething => {
+                    connection.rest();
                     let pong = ToClient {
                         pong: true,
                         ..ToClient::default()
@@ -419,13 +467,8 @@ impl Engine {
                 }
                 Due::GiveUp => self.drop_connection(conn),
             }
+            self.look_at(conn);
         }
-        self.connections_due_ms = self
-            .connections
-            .values()
-            .map(Connection::next_deadline_ms)
-            .min()
-            .unwrap_or(u64::MAX);
     }
 
     // How it works: the end.

@@ -5,16 +5,19 @@
 mod connection;
 mod detach;
 mod engine;
+mod files;
 mod histogram;
 mod listen;
 pub mod local;
 mod shell;
+mod token;
 mod writer;
 
 pub use detach::{detach, let_go_of_stderr};
 pub use engine::{Engine, EngineOptions, Peer, WriterTask};
 pub use listen::{ListenAddress, ListenError};
 pub use shell::{LocalOptions, Server, ServerError, ServerOptions};
+pub use token::{Token, TokenError};
 
 /// How a local broker ends that found another one in its place.
 pub const EXIT_IN_USE: u8 = 3;

@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -142,9 +143,16 @@ impl Listener {
     /// Only this user may connect, so nobody must show a token. Takes the place of a socket that a
     /// killed server left behind.
     pub(crate) fn open_unix(path: &Path) -> io::Result<Self> {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
+        match fs::symlink_metadata(path) {
+            Ok(found) if found.file_type().is_socket() => fs::remove_file(path)?,
+            Ok(_) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "a file that is no socket is there; remove it, or listen elsewhere",
+                ));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
         }
         let socket = UnixListener::from(bind_private(path)?);
         socket.set_nonblocking(true)?;
@@ -169,7 +177,8 @@ impl Listener {
                 let (socket, _) = listener.accept()?;
                 socket.set_nonblocking(true)?;
                 // Frames leave in one piece each; waiting to fill a packet would only add latency.
-                socket.set_nodelay(true)?;
+                // One that has left already refuses it; reading finds that.
+                let _left = socket.set_nodelay(true);
                 Ok((socket.into(), self.peer))
             }
             ListeningSocket::Unix(listener) => {
@@ -279,5 +288,13 @@ mod tests {
         assert!(matches!(refused, ListenError::InUse { .. }), "{refused}");
         drop(first);
         Listener::open(&address, false).expect("what was left behind is replaced");
+
+        let precious = directory.path().join("precious");
+        fs::write(&precious, "mine").unwrap();
+        let refused = Listener::open(&ListenAddress::Unix(precious.clone()), false)
+            .err()
+            .expect("it is no socket");
+        assert!(refused.to_string().contains("no socket"), "{refused}");
+        assert_eq!(fs::read_to_string(precious).unwrap(), "mine");
     }
 }

@@ -31,8 +31,10 @@ use rustix::net::Shutdown;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 
 use crate::engine::{Engine, EngineOptions};
+use crate::files::{self, MOST_LEAVING};
 use crate::listen::{ListenAddress, ListenError, Listener};
 use crate::local::LocalGuard;
+use crate::token::Token as Secret;
 use crate::writer::{Report, WriterThread, measure_sync};
 
 const WAKER: Token = Token(0);
@@ -43,6 +45,8 @@ const FIRST_CONNECTION: u64 = 1 << 16;
 
 /// How many sockets can be heard of in one pass; more are heard of in the next.
 const EVENTS_AT_ONCE: usize = 1024;
+/// How many clients are let in before those that are in get their turn.
+const ACCEPTS_AT_ONCE: usize = 64;
 /// How much is read of one connection before the others get their turn.
 const READ_BYTES: usize = 256 << 10;
 /// A closed connection may read so long why it was closed.
@@ -57,7 +61,9 @@ pub struct ServerOptions {
     pub journal: PathBuf,
     pub listen: Vec<ListenAddress>,
     /// What clients on TCP must show.
-    pub token: Option<Vec<u8>>,
+    pub token: Option<Secret>,
+    /// Clients beyond this number are sent away. `None`: as many as there are file descriptors for.
+    pub max_connections: Option<usize>,
     pub broker: BrokerOptions,
     /// Of a local broker, which ends by itself.
     pub local: Option<LocalOptions>,
@@ -87,6 +93,11 @@ pub enum ServerError {
          everything that was confirmed"
     )]
     DiskFailed(#[from] WriteError),
+    #[error(
+        "{wanted} connections are more than the {room} that this process has file descriptors for; raise its \
+         limit of open files (ulimit -n, or LimitNOFILE= of a service), or ask for fewer"
+    )]
+    TooManyConnections { wanted: usize, room: u64 },
     #[error("can't {action}: {source}")]
     System {
         action: &'static str,
@@ -124,6 +135,8 @@ pub struct Server {
     sockets: FxHashMap<ConnId, Socket>,
     /// May have something to read.
     readable: FxHashSet<ConnId>,
+    /// As `readable`, but they take in nothing of what they are told, so they are not read from.
+    unheard: FxHashSet<ConnId>,
     /// The engine knows them no more, but their other side may not have read everything.
     leaving: FxHashMap<ConnId, (Socket, Instant)>,
     next_conn: u64,
@@ -166,6 +179,12 @@ impl Clock {
 impl Server {
     pub fn start(options: ServerOptions) -> Result<Self, ServerError> {
         exit_on_panic();
+        let files = files::raise_limit();
+        let max_connections =
+            files::connections(options.max_connections, files).map_err(|room| {
+                let wanted = options.max_connections.unwrap_or_default();
+                ServerError::TooManyConnections { wanted, room }
+            })?;
         let clock = Clock {
             zero: Instant::now(),
         };
@@ -198,6 +217,7 @@ impl Server {
             broker: options.broker,
             journal,
             token: options.token,
+            max_connections,
             stop_on_request: options.local.is_some(),
             pid: u64::from(std::process::id()),
         };
@@ -231,6 +251,7 @@ impl Server {
             signals,
             sockets: FxHashMap::default(),
             readable: FxHashSet::default(),
+            unheard: FxHashSet::default(),
             leaving: FxHashMap::default(),
             next_conn: FIRST_CONNECTION,
             read_buffer: vec![0; READ_BYTES],
@@ -247,6 +268,8 @@ impl Server {
     /// left there.
     pub fn serve(mut self) -> Result<(), ServerError> {
         let mut events = Events::with_capacity(EVENTS_AT_ONCE);
+        // Passes in a row after which somebody may still wait to be heard.
+        let mut full_passes = 0;
         loop {
             let patience = self.patience();
             match self.poll.poll(&mut events, patience) {
@@ -269,8 +292,12 @@ impl Server {
             }
             self.read_some();
             self.hear_the_writer();
-            // What has arrived is heard before the absence of something is judged.
-            if events.iter().count() < EVENTS_AT_ONCE {
+            // What has arrived is heard before the absence of something is judged; but all have had their
+            // turn after some passes, however much they say.
+            full_passes += 1;
+            let has_heard_all = events.iter().count() < EVENTS_AT_ONCE;
+            if has_heard_all || full_passes * EVENTS_AT_ONCE > self.sockets.len() {
+                full_passes = 0;
                 self.tick_when_due();
             }
 
@@ -351,7 +378,11 @@ impl Server {
     fn accept_all(&mut self) {
         self.accept_at = None;
         for listener in &self.listeners {
-            loop {
+            for accepted in 0.. {
+                if accepted == ACCEPTS_AT_ONCE {
+                    self.accept_at = Some(Instant::now());
+                    break;
+                }
                 match listener.accept() {
                     Ok((fd, peer)) => {
                         let conn = ConnId(self.next_conn);
@@ -375,7 +406,7 @@ impl Server {
                         self.engine.opened(self.clock.now(), conn, peer);
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                    Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                    Err(error) if is_of_the_client(&error) => {}
                     Err(error) => {
                         // For want of file descriptors, mostly; somebody may leave.
                         tracing::warn!("can't take a client: {error}");
@@ -399,6 +430,11 @@ impl Server {
                 self.readable.remove(&conn);
                 continue;
             };
+            if !self.engine.hears(conn) {
+                self.readable.remove(&conn);
+                self.unheard.insert(conn);
+                continue;
+            }
             match rustix::io::read(&socket.fd, &mut self.read_buffer[..]) {
                 Ok(0) => self.lose(conn),
                 Ok(count) => {
@@ -455,10 +491,11 @@ impl Server {
         }
         while let Some(conn) = self.engine.poll_close() {
             self.readable.remove(&conn);
+            self.unheard.remove(&conn);
             if let Some(socket) = self.sockets.remove(&conn) {
                 // Closing at once could destroy the reason before it is read.
                 let _gone = rustix::net::shutdown(&socket.fd, Shutdown::Write);
-                if discard(&socket, &mut self.read_buffer) {
+                if discard(&socket, &mut self.read_buffer) && self.leaving.len() < MOST_LEAVING {
                     self.leaving
                         .insert(conn, (socket, Instant::now() + FAREWELL));
                 }
@@ -478,9 +515,13 @@ impl Server {
         let (sent, all) = match rustix::io::write(&socket.fd, waiting) {
             Ok(sent) => (sent, sent == waiting.len()),
             Err(Errno::WOULDBLOCK | Errno::INTR) => (0, false),
-            // Reading will find the same, and is where a connection is lost.
-            Err(_) => {
+            // Reading finds the same, once it has heard what was said before.
+            Err(_) if self.engine.hears(conn) => {
                 self.readable.insert(conn);
+                return;
+            }
+            Err(_) => {
+                self.lose(conn);
                 return;
             }
         };
@@ -503,11 +544,15 @@ impl Server {
             }
         }
         self.engine.transmitted(self.clock.now(), conn, sent);
+        if self.engine.hears(conn) && self.unheard.remove(&conn) {
+            self.readable.insert(conn);
+        }
     }
 
     fn lose(&mut self, conn: ConnId) {
         self.sockets.remove(&conn);
         self.readable.remove(&conn);
+        self.unheard.remove(&conn);
         self.engine.closed(self.clock.now(), conn);
     }
 
@@ -544,6 +589,24 @@ impl Server {
         }
         leave
     }
+}
+
+/// Whether only the client that was to be accepted is concerned: it has left, or its network fails.
+fn is_of_the_client(error: &io::Error) -> bool {
+    matches!(
+        Errno::from_io_error(error),
+        Some(
+            Errno::CONNABORTED
+                | Errno::CONNRESET
+                | Errno::INTR
+                | Errno::PROTO
+                | Errno::NETDOWN
+                | Errno::NETUNREACH
+                | Errno::HOSTDOWN
+                | Errno::HOSTUNREACH
+                | Errno::TIMEDOUT
+        )
+    )
 }
 
 /// Reads and forgets what waits; `false` once the other side has closed.

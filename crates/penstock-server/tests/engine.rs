@@ -1,11 +1,12 @@
 //! What a client may rely on, shown on the engine alone: a simulated disk, no sockets, no clock.
 
+mod strangers;
 mod world;
 
 use bytes::{Bytes, BytesMut};
 use penstock_journal::sim::{Fault, SimStorage};
 use penstock_message::{Durability, Key, Lease, MessageId, Query, Receipt, Refusal};
-use penstock_server::Peer;
+use penstock_server::{Peer, Token};
 use penstock_wire::proto::{self, ToBroker, close::Why};
 use penstock_wire::{HELLO_LEASES, MAX_HELLO_BYTES, encode_frame, encoded_frame_len};
 use world::*;
@@ -49,7 +50,7 @@ fn whoever_says_nothing_is_let_go() {
 fn only_the_right_token_opens() {
     fn check(token: &'static [u8], peer: Peer, expected: Option<&str>) {
         let mut world = World::with(SimStorage::new(), |options| {
-            options.token = Some(b"secret".to_vec());
+            options.token = Some(Token::new(b"secret").unwrap());
         });
         let client = world.connect(peer);
         let token = Bytes::from_static(token);

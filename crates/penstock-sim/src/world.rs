@@ -180,6 +180,7 @@ impl<'a> World<'a> {
                 broker,
                 journal,
                 token: None,
+                max_connections: usize::MAX,
                 stop_on_request: false,
                 pid: 1,
             },

@@ -88,6 +88,13 @@ impl<T: Heard> Decoder<T> {
         self.arrived.len()
     }
 
+    /// Gives back what nothing waits in.
+    pub fn rest(&mut self) {
+        if self.arrived.is_empty() {
+            self.arrived = BytesMut::new();
+        }
+    }
+
     /// Takes the next message that has arrived whole. After an error the stream has no more meaning.
     pub fn next_message(&mut self) -> Result<Option<T>, WireError> {
         match self.next_frame()? {

@@ -48,7 +48,7 @@ pub struct Hello {
     /// the highest that the client speaks; today 1
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
-    /// needed on TCP beyond loopback; compared in constant time
+    /// up to 256 bytes; needed on TCP beyond loopback; compared in constant time
     #[prost(bytes = "bytes", tag = "2")]
     pub token: ::prost::bytes::Bytes,
     /// 16 bytes, drawn at random by each process
@@ -67,7 +67,8 @@ pub struct Hello {
     #[prost(message, repeated, tag = "7")]
     pub leases: ::prost::alloc::vec::Vec<Lease>,
     /// The next frame is another Hello, which only adds leases and may be as long as any frame. So the
-    /// first one fits its limit with up to 100 leases.
+    /// first one fits its limit with up to 100 leases. All of it comes within the 5 s, with up to 262,144
+    /// leases.
     #[prost(bool, tag = "8")]
     pub continued: bool,
 }
@@ -506,6 +507,7 @@ pub mod key_value {
         Gone(bool),
     }
 }
+/// Up to 1,024 in a frame.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Query {
     #[prost(uint64, tag = "1")]
@@ -770,6 +772,8 @@ pub mod close {
         Stopping = 4,
         /// the broker's disk failed; what was not confirmed may be lost
         Failed = 5,
+        /// the broker has as many connections as it takes; try again later
+        TooManyClients = 6,
     }
     impl Why {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -784,6 +788,7 @@ pub mod close {
                 Self::Version => "VERSION",
                 Self::Stopping => "STOPPING",
                 Self::Failed => "FAILED",
+                Self::TooManyClients => "TOO_MANY_CLIENTS",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -795,6 +800,7 @@ pub mod close {
                 "VERSION" => Some(Self::Version),
                 "STOPPING" => Some(Self::Stopping),
                 "FAILED" => Some(Self::Failed),
+                "TOO_MANY_CLIENTS" => Some(Self::TooManyClients),
                 _ => None,
             }
         }

@@ -30,5 +30,11 @@ pub const PROTOCOL_VERSION: u32 = 1;
 pub const MAX_HELLO_BYTES: usize = 4 << 10;
 /// So many leases fit into the first hello; more follow in another.
 pub const HELLO_LEASES: usize = 100;
+/// The longest token, so that the first frame always has room for it.
+pub const MAX_TOKEN_BYTES: usize = 256;
+/// So many leases may be presented in a hello and what continues it.
+pub const MAX_PRESENTED_LEASES: usize = 256 << 10;
+/// So many questions may stand in a frame.
+pub const MAX_QUERIES_A_FRAME: usize = 1024;
 /// Every other frame, unless the broker's Welcome says otherwise: a body of 16 MiB and what is around it.
 pub const MAX_FRAME_BYTES: usize = 17 << 20;

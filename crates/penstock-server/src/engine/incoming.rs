@@ -3,11 +3,13 @@
 use penstock_broker::{Answer, ConnId, Input, Query};
 use penstock_message::Lease;
 use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
-use penstock_wire::{PROTOCOL_VERSION, WireError, convert};
-use subtle::ConstantTimeEq;
+use penstock_wire::{
+    MAX_PRESENTED_LEASES, MAX_QUERIES_A_FRAME, PROTOCOL_VERSION, WireError, convert,
+};
 
 use super::{Engine, Peer};
 use crate::connection::{AcceptedHello, Stage};
+use crate::token::Token;
 
 /// A heartbeat shorter than this would be lost to scheduling; a longer one hides the dead for hours.
 const HEARTBEAT_RANGE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
@@ -51,6 +53,9 @@ impl Engine {
                 self.input(Input::Unwatch { conn, keys });
             }
         }
+        if frame.queries.len() > MAX_QUERIES_A_FRAME {
+            return Err(protocol("more than 1,024 questions in one frame"));
+        }
         for query in frame.queries {
             let (id, query) = query.try_into()?;
             self.query(conn, id, query);
@@ -86,11 +91,14 @@ impl Engine {
                 begun
             }
             None => {
-                judge_hello(&hello, connection.peer, self.options.token.as_deref())?;
+                judge_hello(&hello, connection.peer, self.options.token.as_ref())?;
                 connection.trust();
                 Box::new(AcceptedHello { hello, leases })
             }
         };
+        if accepted.leases.len() > MAX_PRESENTED_LEASES {
+            return Err(protocol("a hello with more than 262,144 leases"));
+        }
         if continued {
             connection.keep_hello(accepted);
             return Ok(());
@@ -102,7 +110,7 @@ impl Engine {
             asked => asked.clamp(*HEARTBEAT_RANGE_MS.start(), *HEARTBEAT_RANGE_MS.end()),
         };
         connection.stage = Stage::Open { heartbeat_ms };
-        self.connections_due_ms = self.connections_due_ms.min(connection.next_deadline_ms());
+        self.look_at(conn);
         self.input(Input::Connected {
             conn,
             session,
@@ -167,10 +175,10 @@ pub(super) struct Refused {
 }
 
 /// Whether a first hello may go on.
-fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&[u8]>) -> Result<(), Refused> {
-    let token = token.unwrap_or_default();
-    // In constant time: how long a refusal takes must not tell how much of a guess was right.
-    if peer == Peer::MustShowToken && !bool::from(token.ct_eq(&hello.token)) {
+fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&Token>) -> Result<(), Refused> {
+    // Who must show a token where there is none is never let in.
+    let may_enter = peer == Peer::Trusted || token.is_some_and(|token| token.is(&hello.token));
+    if !may_enter {
         return Err(Refused {
             why: Why::Unauthorized,
             text: match hello.token.is_empty() {

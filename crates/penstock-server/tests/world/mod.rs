@@ -50,6 +50,7 @@ impl World {
                 ..JournalOptions::default()
             },
             token: None,
+            max_connections: usize::MAX,
             stop_on_request: false,
             pid: 42,
         };

@@ -1,0 +1,57 @@
+//! How many clients this process has room for: each takes a file descriptor.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// No broker needs more clients unless somebody says so.
+const MOST_BY_DEFAULT: u64 = 50_000;
+
+/// Clients on their way out, who may still read why; beyond this number they may not.
+pub(crate) const MOST_LEAVING: usize = 64;
+
+/// What the journal, the listeners and the process itself may have open, and [`MOST_LEAVING`].
+fn reserved(files: u64) -> u64 {
+    let own = (files / 8).clamp(48, 512);
+    own + MOST_LEAVING as u64
+}
+
+/// Lets this process open as many files as the system allows it; says how many these are.
+pub(crate) fn raise_limit() -> u64 {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => maximum,
+        Err(error) => {
+            tracing::debug!("the limit of open files could not be raised: {error}");
+            current
+        }
+    }
+    .unwrap_or(u64::MAX)
+}
+
+/// How many clients may be connected at once. An error says how many at most.
+pub(crate) fn connections(wanted: Option<usize>, files: u64) -> Result<usize, u64> {
+    let room = files.saturating_sub(reserved(files));
+    match wanted {
+        None => Ok(room.clamp(1, MOST_BY_DEFAULT) as usize),
+        Some(wanted) if wanted as u64 <= room => Ok(wanted),
+        Some(_) => Err(room),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_kept_for_the_journal_whatever_the_limit() {
+        assert_eq!(connections(None, 256), Ok(144));
+        assert_eq!(connections(None, 1024), Ok(832));
+        assert_eq!(connections(None, 20_000), Ok(19_424));
+        assert_eq!(connections(None, u64::MAX), Ok(50_000));
+        assert_eq!(connections(Some(100_000), 1 << 20), Ok(100_000));
+        assert_eq!(connections(Some(145), 256), Err(144));
+    }
+}

@@ -1,0 +1,104 @@
+//! The secret that clients on TCP show. It is compared, and never shown.
+
+use std::fmt;
+
+use penstock_wire::MAX_TOKEN_BYTES;
+use subtle::ConstantTimeEq;
+
+/// What a client must show that is not trusted for where it comes from.
+#[derive(Clone)]
+pub struct Token {
+    /// Padded with zeros, so that comparing takes as long for every token and every guess.
+    padded: [u8; MAX_TOKEN_BYTES],
+    length: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    #[error("the token is empty")]
+    Empty,
+    #[error("the token has {bytes} bytes; the limit is {MAX_TOKEN_BYTES}")]
+    TooLong { bytes: usize },
+}
+
+impl Token {
+    pub fn new(secret: &[u8]) -> Result<Self, TokenError> {
+        if secret.is_empty() {
+            return Err(TokenError::Empty);
+        }
+        Self::pad(secret).ok_or(TokenError::TooLong {
+            bytes: secret.len(),
+        })
+    }
+
+    fn pad(secret: &[u8]) -> Option<Self> {
+        let mut padded = [0; MAX_TOKEN_BYTES];
+        padded.get_mut(..secret.len())?.copy_from_slice(secret);
+        Some(Self {
+            padded,
+            length: secret.len() as u64,
+        })
+    }
+
+    /// In constant time: how long a refusal takes must tell neither how much of a guess was right nor
+    /// how long the token is.
+    pub(crate) fn is(&self, shown: &[u8]) -> bool {
+        let Some(shown) = Self::pad(shown) else {
+            return false;
+        };
+        let same = self.padded.ct_eq(&shown.padded) & self.length.ct_eq(&shown.length);
+        same.into()
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("Token(not shown)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_itself_and_nothing_near_it() {
+        let check = |token: &[u8], shown: &[u8]| {
+            let is = Token::new(token).expect("a token").is(shown);
+            assert_eq!(is, token == shown, "{token:?} {shown:?}");
+        };
+        let token = b"a secret of 22 bytes..";
+        check(token, token);
+        for length in 0..token.len() {
+            check(token, &token[..length]);
+            check(token, &token[length..]);
+            let mut changed = *token;
+            changed[length] ^= 1;
+            check(token, &changed);
+            check(&changed, token);
+        }
+        // The padding is not part of it.
+        check(token, b"a secret of 22 bytes..\0");
+        check(b"zero\0", b"zero");
+        check(b"\0", b"");
+        check(&[7; MAX_TOKEN_BYTES], &[7; MAX_TOKEN_BYTES]);
+        check(&[7; MAX_TOKEN_BYTES], &[7; MAX_TOKEN_BYTES + 1]);
+        check(token, &[0; 64 << 10]);
+    }
+
+    #[test]
+    fn a_token_that_no_client_could_show_is_refused() {
+        assert_eq!(Token::new(b"").unwrap_err(), TokenError::Empty);
+        let long = Token::new(&[1; MAX_TOKEN_BYTES + 1]).unwrap_err();
+        assert_eq!(
+            long.to_string(),
+            "the token has 257 bytes; the limit is 256"
+        );
+    }
+
+    #[test]
+    fn a_token_is_not_shown() {
+        let token = Token::new(b"hunter2").unwrap();
+        assert_eq!(format!("{token:?}"), "Token(not shown)");
+    }
+}
