@@ -30,6 +30,7 @@ mod remote;
 mod session;
 mod waker;
 
+use penstock_wire::MAX_TOKEN_BYTES;
 use remote::Remote;
 pub use waker::Waker;
 
@@ -192,7 +193,7 @@ pub enum DriverError {
 pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// How a client reaches its broker.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct DriverConfig {
     pub url: String,
     pub token: Option<String>,
@@ -201,6 +202,16 @@ pub struct DriverConfig {
     /// Shown to people in `status`.
     pub name: String,
     pub heartbeat: Duration,
+}
+
+impl std::fmt::Debug for DriverConfig {
+    /// Without the token.
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_struct("DriverConfig")
+            .field("url", &self.url)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
 }
 
 impl DriverConfig {
