@@ -1,6 +1,6 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint simulate crash bench docs format rust-test python-test wire-check guarantees
+.PHONY: help build demo test lint simulate crash rot bench docs format rust-test python-test wire-check guarantees
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -38,6 +38,9 @@ simulate: ## run the simulator over SEEDS=2000 seeds, or replay one with SEED=82
 crash: .venv/.built ## kill, stop, cut off and starve real processes, at full length with CYCLES=1000 (hours); SEED=, TESTS=
 	CYCLES=$(or $(CYCLES),100) $(if $(SEED),SEED=$(SEED)) CRASH_REPORT=$(or $(CRASH_REPORT),crash-report.txt) \
 		$(python) -m pytest -q -p no:cacheprovider tests/crash $(if $(TESTS),-k "$(TESTS)")
+
+rot: ## cut a golden journal at every byte, flip 50,000 of its bits, and repair what that leaves (a minute)
+	PENSTOCK_LONG=1 cargo test --quiet --package penstock-journal -- golden bits repair
 
 bench: .venv/.built ## measure Penstock beside its peers (installs their servers) and print the table
 	$(python) bench/run.py

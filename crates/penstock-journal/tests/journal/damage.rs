@@ -1,10 +1,10 @@
 //! Torn or rotten: what is damaged is harmless, or cut off because nobody was promised it, or
 //! refused; never passed over in silence.
 
-use penstock_journal::sim::SimStorage;
-use penstock_journal::{OpenError, Storage, fsck};
+use penstock_journal::sim::{Rng, SimStorage};
+use penstock_journal::{JournalOptions, OpenError, Storage, fsck};
 
-use crate::support::{Records, User, golden, recovered};
+use crate::support::{Records, User, golden, is_long_run, recovered, small};
 
 const FIRST: &str = "0000000000000001.segment";
 
@@ -91,6 +91,118 @@ fn a_file_cut_at_any_byte_keeps_a_beginning_or_is_refused() {
             }
         }
     }
+}
+
+/// One segment of 64 KB, full of records of many lengths. The last record is synced, but no watermark
+/// proves it.
+fn large_golden() -> (SimStorage, Records) {
+    let storage = SimStorage::new();
+    let options = JournalOptions {
+        segment_bytes: 64 << 10,
+        opening_bytes: 64 << 10,
+        batch_bytes: 8 << 10,
+        ..small()
+    };
+    let mut user = User::open_with(&storage, options).unwrap();
+    for round in 0..16 {
+        for bytes in [0, 17, 300, 1200, 64] {
+            user.append(bytes + round);
+        }
+        if round % 3 == 0 {
+            user.append(5000);
+        }
+        user.append_and_commit(100);
+    }
+    assert_eq!(segments(&storage).len(), 1);
+    let appended = user.appended.clone();
+    (storage.kill(), appended)
+}
+
+/// Corrupts the golden segment in many ways, and counts the outcomes. So many of the last batches may
+/// lose what proves that they were on disk.
+fn outcomes_of(
+    unproven: usize,
+    ways: impl Iterator<Item = u64>,
+    corrupt: impl Fn(&mut Vec<u8>, u64),
+) -> [u64; 3] {
+    let (golden, appended) = large_golden();
+    let whole = golden.contents(FIRST).unwrap();
+    let mut seen = [0; 3];
+    let mut storage = golden.fork();
+    for way in ways {
+        let mut bytes = whole.clone();
+        corrupt(&mut bytes, way);
+        if bytes == whole {
+            continue;
+        }
+        storage.corrupt(FIRST, bytes);
+        let calls = storage.calls();
+        let outcome = match recovered(&storage) {
+            Ok((_, records)) if records == appended => Outcome::Exact,
+            Ok((report, records)) => {
+                // Zeros where the last batch began look as if it had never been written.
+                let is_told = report.torn_batches > 0
+                    || storage.contents(FIRST).unwrap().ends_with(&[0; 4096]);
+                assert!(is_told, "{way}: lost in silence");
+                let kept = appended.iter().take(records.len());
+                assert!(records.iter().eq(kept), "{way}: not a beginning");
+                let lost = appended.len() - records.len();
+                assert!(lost <= 7 * unproven, "{way}: {lost} records are lost");
+                Outcome::Trimmed
+            }
+            Err(OpenError::Damaged { file, offset, .. }) => {
+                assert!(file == FIRST && offset <= 64 << 10, "{way}: no place");
+                Outcome::Refused
+            }
+            Err(error) => panic!("{way}: {error}"),
+        };
+        seen[outcome as usize] += 1;
+        if storage.calls() > calls {
+            storage = golden.fork();
+        }
+    }
+    seen
+}
+
+#[test]
+fn a_golden_segment_cut_at_any_byte_is_refused_with_the_place() {
+    let step = if is_long_run() { 1 } else { 61 };
+    let cuts = (0..64 << 10).step_by(step);
+    let seen = outcomes_of(0, cuts, |bytes, cut| bytes.truncate(cut as usize));
+    assert_eq!(seen, [0, 0, (64_u64 << 10).div_ceil(step as u64)]);
+}
+
+#[test]
+fn a_golden_segment_that_is_zeros_from_any_byte_on_is_exact_trimmed_or_refused() {
+    let step = if is_long_run() { 1 } else { 61 };
+    let cuts = (0..64 << 10).step_by(step);
+    // A disk that has forgotten all from some moment on can't be told from a power cut at that moment.
+    let seen = outcomes_of(16, cuts, |bytes, cut| bytes[cut as usize..].fill(0));
+    assert!(seen[1] > 500 && seen[2] > 50, "{seen:?}");
+}
+
+#[test]
+fn random_bits_flipped_in_a_golden_segment_are_harmless_trimmed_or_refused() {
+    let (flips, all_bits) = (if is_long_run() { 50_000 } else { 2_000 }, 8 * (64 << 10));
+    let mut rng = Rng::new(8211);
+    let bits: Vec<u64> = (0..flips).map(|_| rng.below(all_bits)).collect();
+    let seen = outcomes_of(1, bits.into_iter(), |bytes, bit| {
+        bytes[bit as usize / 8] ^= 1 << (bit % 8);
+    });
+    assert!(seen[2] > seen[1] && seen[2] > 1_000, "{seen:?}");
+}
+
+#[test]
+fn several_bits_flipped_at_once_are_harmless_trimmed_or_refused() {
+    let flips = if is_long_run() { 20_000 } else { 500 };
+    let seen = outcomes_of(3, 0..flips, |bytes, seed| {
+        let mut rng = Rng::new(seed);
+        for _ in 0..2 + rng.below(6) {
+            let bit = rng.below(8 * bytes.len() as u64);
+            bytes[bit as usize / 8] ^= 1 << (bit % 8);
+        }
+    });
+    assert!(seen[2] > 250, "{seen:?}");
 }
 
 #[test]

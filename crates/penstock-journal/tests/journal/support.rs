@@ -229,3 +229,8 @@ pub fn golden() -> (SimStorage, Records) {
     let appended = user.appended.clone();
     (storage.kill(), appended)
 }
+
+/// `make rot` asks for all there is; else a test takes a second.
+pub fn is_long_run() -> bool {
+    std::env::var_os("PENSTOCK_LONG").is_some()
+}
