@@ -24,7 +24,7 @@ TASKS = """
         pass
 """
 
-COMMANDS = ["worker", "server", "status", "purge", "fsck", "stop", "demo"]
+COMMANDS = ["worker", "server", "status", "limit", "purge", "fsck", "stop", "demo"]
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::clock::{Clocks, When};
 use crate::connections::{Connection, Waiting, Welcome};
 use crate::effects::{Effect, Effects, Rests};
+use crate::limits::Arrivals;
 use crate::queues::Service;
 use crate::reading::Reading;
 use crate::records::{Event, Record, RecordWriter};
@@ -49,6 +50,11 @@ pub struct Broker {
     pub(crate) new_ids: FxHashSet<MessageId>,
     /// Slots of the leases that the transaction at hand settles, in order.
     pub(crate) checked_slots: Vec<u32>,
+    /// Whether that transaction may be refused for want of room, and what it brings for queues with limits.
+    pub(crate) may_find_no_room: bool,
+    pub(crate) arrivals: Vec<Arrivals>,
+    /// The record at hand must be on disk, however durable its transactions asked to be.
+    must_be_safe: bool,
 }
 
 impl Broker {
@@ -81,6 +87,9 @@ impl Broker {
             checks: 0,
             new_ids: FxHashSet::default(),
             checked_slots: Vec::new(),
+            may_find_no_room: false,
+            arrivals: Vec::new(),
+            must_be_safe: false,
         };
         broker.watch_unserved();
         broker
@@ -255,8 +264,17 @@ impl Broker {
         self.writer.push(&self.state.names, event);
     }
 
+    /// The record at hand is to be on disk before anybody sees what it changes from here on.
+    pub(crate) fn must_be_safe(&mut self) {
+        self.must_be_safe = true;
+        self.state.rests.add(self.next_position, Durability::Disk);
+    }
+
     /// Ends the record, and tells watchers what it changed.
-    pub(crate) fn seal(&mut self, durability: Durability) {
+    pub(crate) fn seal(&mut self, mut durability: Durability) {
+        if std::mem::take(&mut self.must_be_safe) {
+            durability = Durability::Disk;
+        }
         if !self.writer.is_empty() {
             let position = self.next_position;
             self.records.push_back(Record {

@@ -94,7 +94,7 @@ impl Broker {
         if staged.is_too_large {
             let why = Refusal::TooLarge(format!(
                 "with this transaction, those that are on their way in parts exceed the broker's {}",
-                megabytes(self.options.staged_parts_cap_bytes)
+                exact_bytes(self.options.staged_parts_cap_bytes)
             ));
             return self.refuse_whole(conn, session_index, seq, durability, why);
         }
@@ -243,6 +243,8 @@ impl Broker {
         self.checks += 1;
         self.checked_slots.clear();
         self.new_ids.clear();
+        self.arrivals.clear();
+        self.may_find_no_room = self.state.queues.limited > 0 && !ops.iter().any(Op::is_settlement);
         for (index, op) in ops.iter().enumerate() {
             self.check_op(session, op, ops.len() == 1)
                 .map_err(|why| (index as u32, why))?;
@@ -270,8 +272,8 @@ impl Broker {
             Op::Publish {
                 queues,
                 message,
+                due,
                 unless_key,
-                ..
             } => {
                 if queues.is_empty() {
                     return Err(Refusal::Invalid(
@@ -297,7 +299,11 @@ impl Broker {
                         return Ok(());
                     }
                 }
-                self.check_message(message, is_alone)
+                self.check_message(message, is_alone)?;
+                match self.may_find_no_room {
+                    true => self.check_room(queues, message.body.len() as u64, due.is_some()),
+                    false => Ok(()),
+                }
             }
             Op::Put {
                 key, value, group, ..
@@ -353,9 +359,10 @@ impl Broker {
                 }
                 _ => Ok(()),
             },
-            Op::Purge { queue } | Op::Pause { queue } | Op::Resume { queue } => {
-                check_name("a queue's name", queue)
-            }
+            Op::Purge { queue }
+            | Op::Pause { queue }
+            | Op::Resume { queue }
+            | Op::Limit { queue, .. } => check_name("a queue's name", queue),
         }
     }
 
@@ -407,8 +414,8 @@ impl Broker {
         }
         let text = format!(
             "{what} of {} is larger than the limit of {}",
-            megabytes(bytes),
-            megabytes(limit)
+            exact_bytes(bytes),
+            exact_bytes(limit)
         );
         Err(Refusal::TooLarge(text))
     }
@@ -463,6 +470,8 @@ impl Broker {
                     self.record(&Event::Moved { number, change });
                     let note = patch.note.clone().map(own);
                     self.state.move_message(slot, &change, note, Some(cost_us));
+                    let queue = self.state.messages.queue(slot);
+                    self.make_room(queue);
                 }
                 Op::Publish {
                     queues,
@@ -518,6 +527,7 @@ impl Broker {
                 Op::Purge { queue } => self.purge(&queue),
                 Op::Pause { queue } => self.pause(&queue, true),
                 Op::Resume { queue } => self.pause(&queue, false),
+                Op::Limit { queue, limits } => self.limit(&queue, limits),
             }
         }
         self.checked_slots = slots;
@@ -553,6 +563,13 @@ impl Broker {
                 queue,
             });
             self.state.copy_message(slot, number, queue);
+        }
+        if self.state.queues.limited > 0 {
+            for queue in queues {
+                let name = self.state.names.intern(queue);
+                let queue = self.state.queues.find_or_create(name);
+                self.make_room(queue);
+            }
         }
     }
 
@@ -655,7 +672,7 @@ impl Broker {
     }
 
     /// Ends a message that waits, for a reason that whoever waits for its result is told.
-    fn cancel(&mut self, slot: u32, reason: &'static str) {
+    pub(crate) fn cancel(&mut self, slot: u32, reason: &'static str) {
         let number = self.state.messages[slot].number();
         // What is dead has had its value.
         if self.state.messages.queue(slot) != self.state.dead {
@@ -703,10 +720,12 @@ fn check_key(key: &Key) -> Result<(), Refusal> {
     }
 }
 
-fn megabytes(bytes: usize) -> String {
-    match bytes {
-        0..0x10_0000 => format!("{bytes} bytes"),
-        _ => format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20)),
+/// Exact, because what is refused may be larger than the limit by a byte; round limits read better too.
+fn exact_bytes(bytes: usize) -> String {
+    const MIB: usize = 1 << 20;
+    match (bytes / MIB, bytes % MIB) {
+        (1.., 0) => format!("{bytes} bytes ({} MiB)", bytes / MIB),
+        _ => format!("{bytes} bytes"),
     }
 }
 

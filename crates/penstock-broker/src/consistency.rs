@@ -36,8 +36,9 @@ impl Broker {
 
     fn assert_messages_are_where_they_say(&self) {
         let state = &self.state;
-        // Ready, delayed and running messages of each queue; ready ones of each flow.
-        let mut counts: BTreeMap<u32, [u64; 3]> = BTreeMap::new();
+        // Ready, delayed and running messages of each queue and the bytes of the first two; ready ones of
+        // each flow.
+        let mut counts: BTreeMap<u32, [u64; 5]> = BTreeMap::new();
         let mut flows = BTreeMap::new();
         let mut leases = 0;
         for (slot, entry) in state.messages.iter() {
@@ -55,11 +56,15 @@ impl Broker {
             match state.messages.state(slot) {
                 MessagePlace::Ready => {
                     count[0] += 1;
+                    count[3] += state.messages.body_bytes(slot);
                     *flows
                         .entry((kind.queue, kind.priority, kind.task))
                         .or_default() += 1;
                 }
-                MessagePlace::Delayed(_) => count[1] += 1,
+                MessagePlace::Delayed(_) => {
+                    count[1] += 1;
+                    count[4] += state.messages.body_bytes(slot);
+                }
                 MessagePlace::Leased(lease) => {
                     count[2] += 1;
                     leases += 1;
@@ -98,7 +103,13 @@ impl Broker {
             let queue = &state.queues[index];
             let count = counts.remove(&index).unwrap_or_default();
             assert_eq!(
-                [queue.ready, queue.delayed, queue.running],
+                [
+                    queue.ready,
+                    queue.delayed,
+                    queue.running,
+                    queue.ready_bytes,
+                    queue.delayed_bytes
+                ],
                 count,
                 "the counts of a queue"
             );
@@ -150,6 +161,14 @@ impl Broker {
         expected += (0..state.queues.len())
             .filter(|index| state.queues[*index].paused)
             .count();
+        let limited = (0..state.queues.len())
+            .filter(|index| !state.queues[*index].limits.is_none())
+            .count();
+        assert_eq!(
+            state.queues.limited as usize, limited,
+            "the count of queues with limits"
+        );
+        expected += limited;
         assert_eq!(live.len(), expected, "live things in the ledger");
         let messages: u64 = state
             .messages

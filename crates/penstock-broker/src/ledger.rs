@@ -16,6 +16,7 @@ pub(crate) enum Entity {
     Session { index: u32, number: u64 },
     Join { slot: u32, number: u64 },
     Queue { index: u32 },
+    Limits { index: u32 },
 }
 
 #[derive(Debug, Default)]

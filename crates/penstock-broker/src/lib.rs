@@ -31,6 +31,7 @@ mod joins;
 mod keys;
 mod kinds;
 mod ledger;
+mod limits;
 mod line;
 mod messages;
 mod names;

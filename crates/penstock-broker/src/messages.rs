@@ -511,6 +511,10 @@ impl Messages {
         }
     }
 
+    pub(crate) fn body_bytes(&self, slot: u32) -> u64 {
+        self.body_at(slot).length() as u64
+    }
+
     /// What it takes in the journal, roughly.
     pub(crate) fn journal_bytes(&self, slot: u32) -> u64 {
         let notes: usize = self.notes(slot).iter().map(|note| note.len() + 8).sum();

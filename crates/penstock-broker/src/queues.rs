@@ -7,11 +7,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use penstock_message::QueueLimits;
 use rustc_hash::FxHashMap;
 
 use crate::Position;
 use crate::line::Line;
-use crate::messages::{Entry, Handle, Messages};
+use crate::messages::{Entry, Handle, Messages, State};
 use crate::names::Name;
 
 /// What a run is expected to cost before any has been measured.
@@ -44,6 +45,8 @@ pub(crate) struct Queues {
     all: Vec<Queue>,
     by_name: Vec<Option<u32>>,
     costs: Vec<Cost>,
+    /// How many queues have limits.
+    pub(crate) limited: u32,
 }
 
 #[derive(Debug)]
@@ -54,12 +57,21 @@ pub(crate) struct Queue {
     ready_levels: u16,
     pub(crate) ready: u64,
     pub(crate) delayed: u64,
+    /// Of the bodies of what is ready, and of what is delayed.
+    pub(crate) ready_bytes: u64,
+    pub(crate) delayed_bytes: u64,
     pub(crate) running: u64,
     pub(crate) consumers: u32,
     pub(crate) paused: bool,
     pub(crate) service: Service,
     /// Where the journal says that it is paused.
     pub(crate) base: Position,
+    pub(crate) limits: QueueLimits,
+    /// Where the journal tells of the limits.
+    pub(crate) limits_base: Position,
+    /// Since the start: transactions refused because it was full, and messages dropped to make room.
+    pub(crate) refused: u64,
+    pub(crate) dropped: u64,
 }
 
 /// Whether somebody takes from a queue.
@@ -92,10 +104,19 @@ impl Queues {
         self.all.len() as u32
     }
 
+    /// Returns the limits it had.
+    pub(crate) fn set_limits(&mut self, queue: u32, limits: QueueLimits) -> QueueLimits {
+        let had = std::mem::replace(&mut self.all[queue as usize].limits, limits);
+        self.limited += u32::from(!limits.is_none());
+        self.limited -= u32::from(!had.is_none());
+        had
+    }
+
     pub(crate) fn push_ready(&mut self, messages: &Messages, slot: u32) {
         let kind = messages.kind(slot);
         let queue = &mut self.all[kind.queue as usize];
         queue.ready += 1;
+        queue.ready_bytes += messages.body_bytes(slot);
         queue.ready_levels |= 1 << kind.priority;
         queue.levels[usize::from(kind.priority)].push(kind.task, messages.handle(slot));
     }
@@ -114,6 +135,7 @@ impl Queues {
             queue.ready_levels &= !(1 << priority);
         }
         queue.ready -= 1;
+        queue.ready_bytes -= messages.body_bytes(taken.0);
         Some(taken)
     }
 
@@ -127,6 +149,18 @@ impl Queues {
             queue.ready_levels &= !(1 << kind.priority);
         }
         queue.ready -= 1;
+        queue.ready_bytes -= messages.body_bytes(slot);
+    }
+
+    /// A message had a body of so many bytes, and may now be without.
+    pub(crate) fn body_was_lost(&mut self, messages: &Messages, slot: u32, was_bytes: u64) {
+        let lost = was_bytes - messages.body_bytes(slot);
+        let queue = &mut self.all[messages.queue(slot) as usize];
+        match messages.state(slot) {
+            State::Ready => queue.ready_bytes -= lost,
+            State::Delayed(_) => queue.delayed_bytes -= lost,
+            State::Held(_) | State::Leased(_) => {}
+        }
     }
 
     /// A run has ended: it cost what it cost, or nothing at all when it was handed back.
@@ -181,6 +215,18 @@ impl Queues {
         assert_eq!(flows, *expected, "the ready messages of all flows");
     }
 
+    /// The oldest ready message of the lowest priority that has any.
+    pub(crate) fn oldest_of_lowest(&mut self, queue: u32, messages: &Messages) -> Option<u32> {
+        let queue = &mut self.all[queue as usize];
+        if queue.ready == 0 {
+            return None;
+        }
+        let lowest = queue.ready_levels.trailing_zeros() as usize;
+        let flows = queue.levels[lowest].flows.iter_mut();
+        let oldest = flows.filter_map(|flow| flow.next(messages)).min();
+        oldest.map(|handle| handle.slot)
+    }
+
     /// The message that has waited longest among those that are ready.
     pub(crate) fn oldest_ready<'a>(&self, queue: u32, messages: &'a Messages) -> Option<&'a Entry> {
         let flows = self.all[queue as usize]
@@ -220,7 +266,17 @@ impl Queue {
             paused: false,
             service: Service::Well,
             base: Position(0),
+            ready_bytes: 0,
+            delayed_bytes: 0,
+            limits: QueueLimits::NONE,
+            limits_base: Position(0),
+            refused: 0,
+            dropped: 0,
         }
+    }
+
+    pub(crate) fn waiting_bytes(&self) -> u64 {
+        self.ready_bytes + self.delayed_bytes
     }
 }
 
@@ -375,6 +431,31 @@ impl Flow {
                 return slot;
             }
         }
+    }
+
+    /// The next one to be taken. Forgets those before it that are no longer ready.
+    fn next(&mut self, messages: &Messages) -> Option<Handle> {
+        if self.ready == 0 {
+            return None;
+        }
+        let next = loop {
+            let Some(place) = self.run.front() else {
+                break None;
+            };
+            match place.find(messages) {
+                Some(entry) if entry.is_ready() => break Some(messages.handle(place.slot)),
+                _ => self.run.pop_front(),
+            };
+        };
+        while self
+            .returned
+            .first()
+            .is_some_and(|first| !is_ready(messages, *first))
+        {
+            self.returned.pop_first();
+        }
+        let returned = self.returned.first().copied();
+        next.into_iter().chain(returned).min()
     }
 
     fn first_ready<'a>(&self, messages: &'a Messages) -> Option<&'a Entry> {

@@ -108,6 +108,12 @@ impl Broker {
                 });
                 self.state.queues[index].base = position;
             }
+            Entity::Limits { index } => {
+                let queue = &mut self.state.queues[index];
+                queue.limits_base = position;
+                let (queue, limits) = (queue.name, queue.limits);
+                self.record(&Event::Limited { queue, limits });
+            }
         }
         self.state.ledger.add(position, entity);
     }
@@ -146,7 +152,11 @@ impl Broker {
         {
             writer.push(names, &Event::Claimed { number, key });
         }
+        let was_bytes = messages.body_bytes(slot);
         self.state.messages.set_base(slot, position, body_at);
+        self.state
+            .queues
+            .body_was_lost(&self.state.messages, slot, was_bytes);
         self.state.live_bytes += self.state.messages.journal_bytes(slot);
         self.state.ledger.add(position, Entity::Message { slot });
     }

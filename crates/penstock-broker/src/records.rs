@@ -18,7 +18,8 @@
 //! not damage: the segment that held it was reclaimed, because the thing ended or was carried forward.
 
 use penstock_message::{
-    Durability, JoinId, JoinPolicy, Key, MessageId, Receipt, SessionId, ValueStatus, WallMs,
+    Durability, JoinId, JoinPolicy, Key, MessageId, QueueLimits, Receipt, SessionId, ValueStatus,
+    WallMs,
 };
 
 use crate::Position;
@@ -171,6 +172,10 @@ pub(crate) enum Event<'a> {
         queue: Name,
         paused: bool,
     },
+    Limited {
+        queue: Name,
+        limits: QueueLimits,
+    },
 }
 
 /// All of a message but its body and notes.
@@ -247,6 +252,7 @@ mod tag {
     pub(super) const JOIN_ENDED: u8 = 21;
     pub(super) const PAUSED: u8 = 22;
     pub(super) const CLOCK_SET: u8 = 23;
+    pub(super) const LIMITED: u8 = 24;
 }
 
 /// Which optional fields of a `Message` follow.
@@ -271,6 +277,13 @@ mod moved {
     pub(super) const CRASHED: u8 = 4;
     pub(super) const NOTE: u8 = 8;
     pub(super) const EXPIRY: u8 = 16;
+}
+
+/// Which fields of a `Limited` follow, and its flag.
+mod limited {
+    pub(super) const LENGTH: u8 = 1;
+    pub(super) const BYTES: u8 = 2;
+    pub(super) const DROP_OLDEST: u8 = 4;
 }
 
 /// Why bytes are not a record.

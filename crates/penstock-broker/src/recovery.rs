@@ -305,6 +305,10 @@ impl Recovery {
                 let queue = state.queues.find_or_create(queue);
                 state.pause(queue, paused);
             }
+            Event::Limited { queue, limits } => {
+                let queue = state.queues.find_or_create(queue);
+                state.limit(queue, limits);
+            }
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use penstock_message::{JoinId, JoinPolicy, Key, MessageId, SessionId, Value};
+use penstock_message::{JoinId, JoinPolicy, Key, MessageId, QueueLimits, SessionId, Value};
 
 use crate::Position;
 use crate::clock::{Clock, When};
@@ -416,14 +416,17 @@ impl State {
     fn delay(&mut self, slot: u32, when: When) {
         let Handle { number, slot } = self.messages.handle(slot);
         self.messages.set_state(slot, MessagePlace::Delayed(when));
-        self.queues[self.messages.queue(slot)].delayed += 1;
+        let queue = &mut self.queues[self.messages.queue(slot)];
+        queue.delayed += 1;
+        queue.delayed_bytes += self.messages.body_bytes(slot);
         self.timers.set(when, Timer::Due { number, slot });
     }
 
     /// A delayed message has come due. The journal says when, so it need not say that.
     pub(crate) fn come_due(&mut self, slot: u32) {
-        let queue = self.messages.queue(slot);
-        self.queues[queue].delayed -= 1;
+        let queue = &mut self.queues[self.messages.queue(slot)];
+        queue.delayed -= 1;
+        queue.delayed_bytes -= self.messages.body_bytes(slot);
         self.make_ready(slot);
     }
 
@@ -449,7 +452,9 @@ impl State {
             }
             MessagePlace::Delayed(when) => {
                 self.timers.abandon(when.clock);
-                self.queues[queue].delayed -= 1;
+                let queue = &mut self.queues[queue];
+                queue.delayed -= 1;
+                queue.delayed_bytes -= self.messages.body_bytes(slot);
             }
             MessagePlace::Held(_) => {}
             MessagePlace::Leased(lease) => {
@@ -604,6 +609,18 @@ impl State {
         self.review_service(queue);
     }
 
+    pub(crate) fn limit(&mut self, queue: u32, limits: QueueLimits) {
+        let had = !self.queues.set_limits(queue, limits).is_none();
+        if had {
+            self.ledger.abandon();
+        }
+        if !limits.is_none() {
+            self.queues[queue].limits_base = self.position;
+            self.ledger
+                .add(self.position, Entity::Limits { index: queue });
+        }
+    }
+
     // --- sessions
 
     pub(crate) fn open_session(
@@ -704,6 +721,10 @@ impl State {
                 join.is_some_and(|join| join.number == number && join.base == base)
             }
             Entity::Queue { index } => self.queues[index].paused && self.queues[index].base == base,
+            Entity::Limits { index } => {
+                let queue = &self.queues[index];
+                !queue.limits.is_none() && queue.limits_base == base
+            }
         }
     }
 }

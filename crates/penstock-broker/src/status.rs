@@ -62,6 +62,10 @@ impl Broker {
             }),
             paused: queue.paused,
             consumers: queue.consumers,
+            waiting_bytes: queue.waiting_bytes(),
+            limits: queue.limits,
+            refused: queue.refused,
+            dropped: queue.dropped,
         }
     }
 

@@ -3,6 +3,7 @@
 mod demo;
 mod exit;
 mod fsck;
+mod limit;
 mod logging;
 mod memory;
 mod purge;
@@ -45,6 +46,8 @@ enum Command {
     Server(server::Arguments),
     /// Show queues, workers and the broker's health
     Status(status::Arguments),
+    /// Limit how much may wait in a queue, or show its limits
+    Limit(limit::Arguments),
     /// Drop everything that waits in a queue
     Purge(purge::Arguments),
     /// Check a journal, without changing it
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Worker(arguments) => return worker::run(arguments),
         Command::Server(arguments) => server::run(arguments),
         Command::Status(arguments) => status::run(&arguments),
+        Command::Limit(arguments) => limit::run(&arguments),
         Command::Purge(arguments) => purge::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
         Command::Stop(arguments) => stop::run(&arguments),

@@ -1,10 +1,10 @@
 use clap::Args;
-use penstock_message::{Answer, Query, Status};
+use penstock_message::{Answer, Overflow, Query, QueueStatus, Status};
 use serde_json::json;
 
 use crate::exit::{FAILED, Failure};
 use crate::remote::BrokerArguments;
-use crate::text::{Table, bytes, duration_ms, show, sync_us};
+use crate::text::{Table, bytes, duration_ms, limits, show, sync_us};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -39,6 +39,15 @@ fn as_json(status: &Status) -> serde_json::Value {
             "oldest_ready_ms": queue.oldest_ready_ms,
             "paused": queue.paused,
             "consumers": queue.consumers,
+            "waiting_bytes": queue.waiting_bytes,
+            "max_length": queue.limits.max_length,
+            "max_bytes": queue.limits.max_bytes,
+            "overflow": match queue.limits.overflow {
+                Overflow::Reject => "reject",
+                Overflow::DropOldest => "drop-oldest",
+            },
+            "refused": queue.refused,
+            "dropped": queue.dropped,
         })
     });
     let workers = status.workers.iter().map(|worker| {
@@ -112,7 +121,7 @@ fn for_people(shown: &str, status: &Status) -> String {
                 _ => duration_ms(queue.oldest_ready_ms),
             },
             queue.consumers.to_string(),
-            if queue.paused { "paused" } else { "" }.to_owned(),
+            remarks(queue),
         ]);
     }
     text.push_str(&match status.queues.is_empty() {
@@ -142,9 +151,27 @@ fn for_people(shown: &str, status: &Status) -> String {
     text
 }
 
+/// What is out of the ordinary about a queue.
+fn remarks(queue: &QueueStatus) -> String {
+    let mut remarks = Vec::new();
+    if queue.paused {
+        remarks.push("paused".to_owned());
+    }
+    if !queue.limits.is_none() {
+        remarks.push(limits(&queue.limits));
+    }
+    if queue.refused > 0 {
+        remarks.push(format!("{} refused", queue.refused));
+    }
+    if queue.dropped > 0 {
+        remarks.push(format!("{} dropped", queue.dropped));
+    }
+    remarks.join("; ")
+}
+
 #[cfg(test)]
 mod tests {
-    use penstock_message::{ProcessStatus, QueueStatus, WorkerStatus};
+    use penstock_message::{ProcessStatus, QueueLimits, WorkerStatus};
 
     use super::*;
 
@@ -156,6 +183,11 @@ mod tests {
                 ready: 3,
                 oldest_ready_ms: 61_000,
                 paused: true,
+                limits: QueueLimits {
+                    max_length: Some(5),
+                    ..QueueLimits::NONE
+                },
+                refused: 7,
                 ..QueueStatus::default()
             }],
             workers: vec![WorkerStatus {
@@ -187,7 +219,7 @@ results  10 (2.0 KiB), 1 evicted before their time
 clients  2
 
 QUEUE  READY  DELAYED  RUNNING     OLDEST  WORKERS
-mail       3        0        0  1 min 1 s        0  paused
+mail       3        0        0  1 min 1 s        0  paused; at most 5 jobs; 7 refused
 
 WORKER         SLOTS  BUSY  LEASES  QUEUES
 worker@host:7      4     1       2  default, mail  out of reach

@@ -2,6 +2,8 @@
 
 use std::io::{ErrorKind, Write, stdout};
 
+use penstock_message::{Overflow, QueueLimits};
+
 use crate::exit::Failure;
 
 /// Prints, and takes it calmly when the reader has seen enough (`| head`).
@@ -77,6 +79,38 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
+/// Reads a size as people write it: `4096`, `64K`, `64M`, `2G`, in powers of 1024.
+pub fn byte_count(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
+        "" | "b" => 1,
+        "k" | "kb" | "kib" => 1 << 10,
+        "m" | "mb" | "mib" => 1 << 20,
+        "g" | "gb" | "gib" => 1 << 30,
+        other => return Err(format!("{other:?} is no unit; there are K, M and G")),
+    };
+    let count: u64 = digits
+        .parse()
+        .map_err(|_| format!("{digits:?} is no whole number"))?;
+    count
+        .checked_mul(unit)
+        .ok_or_else(|| "it is too large".to_owned())
+}
+
+/// `at most 1000 jobs or 64.0 MiB, the oldest make room`
+pub fn limits(limits: &QueueLimits) -> String {
+    let length = limits.max_length.map(|length| format!("{length} jobs"));
+    let size = limits.max_bytes.map(bytes);
+    let most: Vec<String> = length.into_iter().chain(size).collect();
+    match (most.is_empty(), limits.overflow) {
+        (true, _) => "no limit".to_owned(),
+        (false, Overflow::Reject) => format!("at most {}", most.join(" or ")),
+        (false, Overflow::DropOldest) => {
+            format!("at most {}, the oldest make room", most.join(" or "))
+        }
+    }
+}
+
 /// The two units that matter: `3 min 20 s`.
 pub fn duration_ms(ms: u64) -> String {
     let s = ms / 1000;
@@ -115,6 +149,10 @@ mod tests {
 
     #[test]
     fn sizes_and_times_read_well() {
+        assert_eq!(byte_count("64m"), Ok(64 << 20));
+        assert_eq!(byte_count("4096"), Ok(4096));
+        assert!(byte_count("64 pounds").is_err());
+        assert!(byte_count("99999999999G").is_err());
         assert_eq!(bytes(1023), "1023 B");
         assert_eq!(bytes(16 << 20), "16.0 MiB");
         assert_eq!(duration_ms(999), "999 ms");

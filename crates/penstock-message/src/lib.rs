@@ -5,6 +5,7 @@
 
 mod id;
 mod lease;
+mod limits;
 mod message;
 mod query;
 mod tx;
@@ -12,6 +13,7 @@ mod value;
 
 pub use id::{IdSource, MessageId, SessionId};
 pub use lease::{Delivery, Lease, ReleaseReason};
+pub use limits::{Overflow, QueueLimits};
 pub use message::{DEFAULT_PRIORITY, HIGHEST_PRIORITY, Message};
 pub use query::{
     Answer, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueStatus, Status,

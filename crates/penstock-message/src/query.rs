@@ -2,7 +2,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::{MessageId, WallMs};
+use crate::{MessageId, QueueLimits, WallMs};
 
 /// What a client may ask a broker. Nothing of it changes what the broker holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,6 +48,13 @@ pub struct QueueStatus {
     pub oldest_ready_ms: u64,
     pub paused: bool,
     pub consumers: u32,
+    /// Of the bodies of what is ready or delayed.
+    pub waiting_bytes: u64,
+    pub limits: QueueLimits,
+    /// Since the broker started: transactions that were refused because this queue was full, and
+    /// messages that were dropped from it to make room.
+    pub refused: u64,
+    pub dropped: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 use bytes::Bytes;
 
-use crate::{Key, Lease, Message, MessageId, ReleaseReason, Value, WallMs};
+use crate::{Key, Lease, Message, MessageId, QueueLimits, ReleaseReason, Value, WallMs};
 
 /// Operations that a broker applies all together or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,6 +82,22 @@ pub enum Op {
     Resume {
         queue: String,
     },
+    /// Sets how much may wait in a queue from now on; what waits already stays.
+    Limit {
+        queue: String,
+        limits: QueueLimits,
+    },
+}
+
+impl Op {
+    /// Whether it ends a lease. What comes with it in one [`Tx`] is the outcome of a run, which is
+    /// never refused for want of room.
+    pub fn is_settlement(&self) -> bool {
+        matches!(
+            self,
+            Self::Ack { .. } | Self::Release { .. } | Self::Move { .. }
+        )
+    }
 }
 
 /// Names a join. Drawn like a message id by the client that creates it.

@@ -131,7 +131,12 @@ impl Failure {
         };
         Err(match why {
             Refusal::TooLarge(text) => Self::new(Kind::PayloadTooLarge, text),
-            Refusal::QueueFull(text) => Self::new(Kind::QueueFull, text),
+            Refusal::QueueFull(text) => Self::new(
+                Kind::QueueFull,
+                format!(
+                    "{text}. Nothing of this call was accepted: enqueue it again once workers have caught up"
+                ),
+            ),
             Refusal::DiskFull => Self::new(
                 Kind::DiskFull,
                 "the broker's disk is nearly full, so it takes no new jobs; the job was not accepted",

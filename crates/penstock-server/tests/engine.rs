@@ -592,7 +592,10 @@ fn the_largest_body_goes_through_and_a_larger_one_gets_a_receipt_that_says_so() 
     else {
         panic!("{:?}", told.receipts);
     };
-    assert!(text.contains("larger than the limit of 16.0 MiB"), "{text}");
+    assert!(
+        text.contains("of 16777217 bytes is larger than the limit of 16777216 bytes (16 MiB)"),
+        "{text}"
+    );
     assert!(!world.is_closed(client));
 }
 

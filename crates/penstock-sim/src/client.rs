@@ -9,7 +9,8 @@ use penstock_jobs::{DEAD_LETTER_QUEUE, DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
     Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, IdSource, JoinId, JoinPolicy, Key,
-    KeyState, Lease, Message, MessageId, Op, Receipt, SessionId, Tx, Value, ValueStatus,
+    KeyState, Lease, Message, MessageId, Op, Overflow, QueueLimits, Receipt, SessionId, Tx, Value,
+    ValueStatus,
 };
 use penstock_wire::proto::{self, ToBroker, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, convert, encode_frame};
@@ -608,10 +609,14 @@ impl Client {
             }
             4 if self.habits.purges => {
                 let queue = QUEUES[rng.below(3) as usize].to_string();
-                let op = match rng.below(3) {
+                let op = match rng.below(5) {
                     0 => Op::Purge { queue },
                     1 => Op::Pause { queue },
-                    _ => Op::Resume { queue },
+                    2 => Op::Resume { queue },
+                    _ => Op::Limit {
+                        queue,
+                        limits: limits(rng),
+                    },
                 };
                 return vec![op].into();
             }
@@ -708,6 +713,18 @@ impl Client {
             notes: Vec::new(),
             body,
         }
+    }
+}
+
+/// A queue of a few messages, or one without limits.
+fn limits(rng: &mut Rng) -> QueueLimits {
+    QueueLimits {
+        max_length: rng.one_in(2).then(|| rng.below(20)),
+        max_bytes: None,
+        overflow: match rng.bool() {
+            true => Overflow::DropOldest,
+            false => Overflow::Reject,
+        },
     }
 }
 

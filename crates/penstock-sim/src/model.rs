@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use penstock_jobs::DEAD_LETTER_QUEUE;
 use penstock_message::{
-    Condition, Delivery, Due, JoinId, JoinPolicy, Key, Lease, Message, MessageId, Op, Receipt,
-    Refusal, ReleaseReason, SessionId, Tx, ValueStatus,
+    Condition, Delivery, Due, JoinId, JoinPolicy, Key, Lease, Message, MessageId, Op, Overflow,
+    QueueLimits, Receipt, Refusal, ReleaseReason, SessionId, Tx, ValueStatus,
 };
 
 /// What is wrong, in words; nothing when all is well.
@@ -139,6 +139,7 @@ pub struct Model {
     joins: BTreeMap<JoinId, JoinModel>,
     sessions: BTreeMap<SessionId, Attendance>,
     pub paused: BTreeSet<String>,
+    limits: BTreeMap<String, QueueLimits>,
     places: u64,
     pub now: Time,
     /// The wall was set while nobody could tell the steady clock: times on it mean little.
@@ -211,10 +212,11 @@ impl Model {
         receipt: &Receipt,
     ) -> Verdict {
         let mut settled = BTreeSet::new();
-        let mut objections = tx
-            .ops
-            .iter()
-            .map(|op| self.objection(session, op, &mut settled));
+        let objection = |op| match self.objection(session, op, &mut settled) {
+            Objection::None => self.room_objection(tx, op),
+            other => other,
+        };
+        let mut objections = tx.ops.iter().map(objection);
         match receipt {
             Receipt::Applied { skipped } => {
                 if let Some(index) =
@@ -317,6 +319,42 @@ impl Model {
         }
     }
 
+    /// Only what is new is refused for a full queue. How much waits there is known to the broker alone.
+    fn room_objection(&self, tx: &Tx, op: &Op) -> Objection {
+        let Op::Publish { queues, .. } = op else {
+            return Objection::None;
+        };
+        let may_be_full = |queue: &String| self.may_overflow(queue, tx.ops.len());
+        match queues.iter().any(may_be_full) && !tx.ops.iter().any(Op::is_settlement) {
+            true => Objection::Perhaps(Refusal::QueueFull(String::new())),
+            false => Objection::None,
+        }
+    }
+
+    /// Whether a queue may have more than its limit with so many messages more.
+    fn may_overflow(&self, queue: &str, more: usize) -> bool {
+        let Some(limits) = self.limits.get(queue) else {
+            return false;
+        };
+        let here = self.items.iter().filter(|item| item.queue == queue);
+        let may_wait = here.filter(|item| !matches!(item.state, State::Ended(_)));
+        !limits.allow((may_wait.count() + more) as u64, 0)
+    }
+
+    /// Messages may have been dropped from a queue, whose limits say so, for one that has come.
+    fn may_drop(&mut self, queue: &str) {
+        let drops = |limits: &QueueLimits| limits.overflow == Overflow::DropOldest;
+        if !self.limits.get(queue).is_some_and(drops) || !self.may_overflow(queue, 0) {
+            return;
+        }
+        for item in self.items.iter_mut().filter(|item| item.queue == queue) {
+            if matches!(item.state, State::Waiting | State::Adrift { .. }) {
+                item.purged = true;
+                item.end_is_unsure = true;
+            }
+        }
+    }
+
     fn apply(&mut self, number: u64, session: SessionId, op: &Op, skipped: bool) -> Verdict {
         match op {
             Op::Ack { lease, .. } => {
@@ -364,6 +402,8 @@ impl Model {
                 if let Some(queue) = queue {
                     item.queue.clone_from(queue);
                 }
+                let queue = item.queue.clone();
+                self.may_drop(&queue);
             }
             Op::Publish {
                 queues,
@@ -383,6 +423,9 @@ impl Model {
                     for queue in queues {
                         let claim = unless_key.clone();
                         self.publish(number, queue, message, *due, State::Waiting, claim);
+                    }
+                    for queue in queues {
+                        self.may_drop(queue);
                     }
                 }
             }
@@ -452,6 +495,9 @@ impl Model {
             }
             Op::Resume { queue } => {
                 self.paused.remove(queue);
+            }
+            Op::Limit { queue, limits } => {
+                self.limits.insert(queue.clone(), *limits);
             }
         }
         Ok(())

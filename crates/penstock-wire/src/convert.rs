@@ -4,8 +4,9 @@
 use bytes::Bytes;
 use penstock_message::{
     Answer, Condition, Delivery, Due, Durability, HeaderPatch, JoinPolicy, Key, KeyState, Lease,
-    Message, MessageId, MessageInfo, MessageState, Notice, Op, ProcessStatus, Query, QueueStatus,
-    Receipt, Refusal, ReleaseReason, SessionId, Status, Tx, Value, ValueStatus, WorkerStatus,
+    Message, MessageId, MessageInfo, MessageState, Notice, Op, Overflow, ProcessStatus, Query,
+    QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, SessionId, Status, Tx, Value,
+    ValueStatus, WorkerStatus,
 };
 
 use crate::{WireError, proto};
@@ -43,6 +44,9 @@ same_variants!(Durability, proto::Durability, "an unknown durability", {
 });
 same_variants!(ValueStatus, proto::value::Status, "an unknown status of a value", {
     Succeeded = Succeeded, Failed = Failed, Expired = Expired, Crashed = Crashed, Cancelled = Cancelled,
+});
+same_variants!(Overflow, proto::limit::Overflow, "an unknown overflow of a queue", {
+    Reject = Reject, DropOldest = DropOldest,
 });
 same_variants!(MessageState, proto::message_info::State, "an unknown state of a message", {
     Ready = Ready, Delayed = Delayed, Running = Running, Held = Held, Dead = Dead,
@@ -404,6 +408,10 @@ impl From<Op> for proto::Op {
             Op::Purge { queue } => Wire::Purge(queue),
             Op::Pause { queue } => Wire::Pause(queue),
             Op::Resume { queue } => Wire::Resume(queue),
+            Op::Limit { queue, limits } => Wire::Limit(proto::Limit {
+                queue,
+                ..limits.into()
+            }),
         };
         Self { op: Some(op) }
     }
@@ -489,6 +497,33 @@ impl TryFrom<proto::Op> for Op {
             Wire::Purge(queue) => Self::Purge { queue },
             Wire::Pause(queue) => Self::Pause { queue },
             Wire::Resume(queue) => Self::Resume { queue },
+            Wire::Limit(mut limit) => Self::Limit {
+                queue: std::mem::take(&mut limit.queue),
+                limits: limit.try_into()?,
+            },
+        })
+    }
+}
+
+impl From<QueueLimits> for proto::Limit {
+    fn from(limits: QueueLimits) -> Self {
+        Self {
+            queue: String::new(),
+            max_length: limits.max_length,
+            max_bytes: limits.max_bytes,
+            overflow: proto::limit::Overflow::from(limits.overflow).into(),
+        }
+    }
+}
+
+impl TryFrom<proto::Limit> for QueueLimits {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Limit) -> Result<Self, WireError> {
+        Ok(Self {
+            max_length: wire.max_length,
+            max_bytes: wire.max_bytes,
+            overflow: Overflow::from_number(wire.overflow)?,
         })
     }
 }
@@ -611,7 +646,7 @@ impl TryFrom<proto::Answer> for (u64, Answer) {
     fn try_from(wire: proto::Answer) -> Result<Self, WireError> {
         use proto::answer::Answer as Wire;
         let answer = match wanted(wire.answer, "an answer is empty or unknown")? {
-            Wire::Status(status) => Answer::Status(status.into()),
+            Wire::Status(status) => Answer::Status(status.try_into()?),
             Wire::Message(info) => Answer::Message(Some(info.try_into()?)),
             Wire::UnknownMessage(_) => Answer::Message(None),
             Wire::Stopping(_) => Answer::Stopping,
@@ -631,6 +666,10 @@ impl From<Status> for proto::Status {
             oldest_ready_ms: queue.oldest_ready_ms,
             paused: queue.paused,
             consumers: queue.consumers,
+            waiting_bytes: queue.waiting_bytes,
+            limits: (!queue.limits.is_none()).then(|| queue.limits.into()),
+            refused: queue.refused,
+            dropped: queue.dropped,
         };
         let worker = |worker: WorkerStatus| proto::status::Worker {
             name: worker.name,
@@ -658,16 +697,26 @@ impl From<Status> for proto::Status {
     }
 }
 
-impl From<proto::Status> for Status {
-    fn from(wire: proto::Status) -> Self {
-        let queue = |queue: proto::status::Queue| QueueStatus {
-            name: queue.name,
-            ready: queue.ready,
-            delayed: queue.delayed,
-            running: queue.running,
-            oldest_ready_ms: queue.oldest_ready_ms,
-            paused: queue.paused,
-            consumers: queue.consumers,
+impl TryFrom<proto::Status> for Status {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Status) -> Result<Self, WireError> {
+        let queue = |queue: proto::status::Queue| -> Result<QueueStatus, WireError> {
+            Ok(QueueStatus {
+                name: queue.name,
+                ready: queue.ready,
+                delayed: queue.delayed,
+                running: queue.running,
+                oldest_ready_ms: queue.oldest_ready_ms,
+                paused: queue.paused,
+                consumers: queue.consumers,
+                waiting_bytes: queue.waiting_bytes,
+                limits: queue
+                    .limits
+                    .map_or(Ok(QueueLimits::NONE), QueueLimits::try_from)?,
+                refused: queue.refused,
+                dropped: queue.dropped,
+            })
         };
         let worker = |worker: proto::status::Worker| WorkerStatus {
             name: worker.name,
@@ -677,8 +726,12 @@ impl From<proto::Status> for Status {
             leases: worker.leases,
             connected: worker.connected,
         };
-        Self {
-            queues: wire.queues.into_iter().map(queue).collect(),
+        Ok(Self {
+            queues: wire
+                .queues
+                .into_iter()
+                .map(queue)
+                .collect::<Result<_, WireError>>()?,
             workers: wire.workers.into_iter().map(worker).collect(),
             clients: wire.clients,
             results: wire.results,
@@ -693,7 +746,7 @@ impl From<proto::Status> for Status {
                 sync_p99_us: wire.sync_p99_us,
                 journal_bytes: wire.journal_bytes,
             },
-        }
+        })
     }
 }
 

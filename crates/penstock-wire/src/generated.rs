@@ -124,7 +124,7 @@ pub struct Tx {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Op {
-    #[prost(oneof = "op::Op", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "op::Op", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
     pub op: ::core::option::Option<op::Op>,
 }
 /// Nested message and enum types in `Op`.
@@ -155,6 +155,63 @@ pub mod op {
         Pause(::prost::alloc::string::String),
         #[prost(string, tag = "12")]
         Resume(::prost::alloc::string::String),
+        #[prost(message, tag = "13")]
+        Limit(super::Limit),
+    }
+}
+/// How much may wait in a queue from now on. A limit that is left out is none.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Limit {
+    #[prost(string, tag = "1")]
+    pub queue: ::prost::alloc::string::String,
+    /// messages, ready or delayed
+    #[prost(uint64, optional, tag = "2")]
+    pub max_length: ::core::option::Option<u64>,
+    /// of their bodies
+    #[prost(uint64, optional, tag = "3")]
+    pub max_bytes: ::core::option::Option<u64>,
+    #[prost(enumeration = "limit::Overflow", tag = "4")]
+    pub overflow: i32,
+}
+/// Nested message and enum types in `Limit`.
+pub mod limit {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Overflow {
+        /// what comes to a full queue is refused
+        Reject = 0,
+        /// ... or the oldest ready message of the lowest priority makes room
+        DropOldest = 1,
+    }
+    impl Overflow {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Reject => "REJECT",
+                Self::DropOldest => "DROP_OLDEST",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "REJECT" => Some(Self::Reject),
+                "DROP_OLDEST" => Some(Self::DropOldest),
+                _ => None,
+            }
+        }
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -599,6 +656,15 @@ pub mod status {
         pub paused: bool,
         #[prost(uint32, tag = "7")]
         pub consumers: u32,
+        #[prost(uint64, tag = "8")]
+        pub waiting_bytes: u64,
+        /// without the queue's name; missing: none
+        #[prost(message, optional, tag = "9")]
+        pub limits: ::core::option::Option<super::Limit>,
+        #[prost(uint64, tag = "10")]
+        pub refused: u64,
+        #[prost(uint64, tag = "11")]
+        pub dropped: u64,
     }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Worker {
@@ -902,7 +968,9 @@ pub(crate) mod shapes {
         (7, Field::One(&GUARD)),
         (8, Field::One(&HOLD)),
         (9, Field::One(&JOIN)),
+        (13, Field::One(&LIMIT)),
     ]);
+    pub(crate) const LIMIT: Shape = Shape::new(&[]);
     pub(crate) const JOIN: Shape = Shape::new(&[]);
     pub(crate) const HOLD: Shape = Shape::new(&[
         (3, Field::Many(&HOLD_HELD, size_of::<super::hold::Held>())),

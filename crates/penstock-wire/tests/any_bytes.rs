@@ -4,7 +4,7 @@
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
     Condition, Delivery, Due, Durability, HeaderPatch, JoinPolicy, Key, KeyState, Lease, Message,
-    MessageId, Op, Receipt, Refusal, ReleaseReason, Tx, Value, ValueStatus,
+    MessageId, Op, Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, Tx, Value, ValueStatus,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -134,6 +134,19 @@ fn any_op() -> impl Strategy<Value = Op> {
         ".{0,8}".prop_map(|queue| Op::Purge { queue }),
         ".{0,8}".prop_map(|queue| Op::Pause { queue }),
         ".{0,8}".prop_map(|queue| Op::Resume { queue }),
+        (".{0,8}", any::<(Option<u64>, Option<u64>)>(), any::<bool>()).prop_map(
+            |(queue, (max_length, max_bytes), drops)| Op::Limit {
+                queue,
+                limits: QueueLimits {
+                    max_length,
+                    max_bytes,
+                    overflow: match drops {
+                        true => Overflow::DropOldest,
+                        false => Overflow::Reject,
+                    },
+                },
+            }
+        ),
     ]
 }
 

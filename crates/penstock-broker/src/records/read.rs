@@ -2,10 +2,13 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    JoinPolicy, Key, MessageId, Receipt, Refusal, SessionId, ValueStatus, WallMs,
+    JoinPolicy, Key, MessageId, Overflow, QueueLimits, Receipt, Refusal, SessionId, ValueStatus,
+    WallMs,
 };
 
-use super::{Change, Event, Grant, MessageHead, Place, RecordError, VERSION, has, moved, tag};
+use super::{
+    Change, Event, Grant, MessageHead, Place, RecordError, VERSION, has, limited, moved, tag,
+};
 use crate::clock::{Clock, When};
 use crate::names::{Name, Names};
 
@@ -170,6 +173,10 @@ impl<'a> RecordReader<'a> {
                 queue: self.name(names)?,
                 paused: self.flag()?,
             },
+            tag::LIMITED => Event::Limited {
+                queue: self.name(names)?,
+                limits: self.limits()?,
+            },
             tag => return Err(RecordError::UnknownEvent { tag, at }),
         };
         Ok(Some(event))
@@ -256,6 +263,26 @@ impl<'a> RecordReader<'a> {
                 Some(self.when()?)
             } else {
                 None
+            },
+        })
+    }
+
+    fn limits(&mut self) -> Result<QueueLimits, RecordError> {
+        let at = self.at;
+        let flags = self.byte()?;
+        if flags & !(limited::LENGTH | limited::BYTES | limited::DROP_OLDEST) != 0 {
+            return Err(RecordError::Malformed { what: "limit", at });
+        }
+        let mut limit = |flag| match flags & flag {
+            0 => Ok(None),
+            _ => self.varint().map(Some),
+        };
+        Ok(QueueLimits {
+            max_length: limit(limited::LENGTH)?,
+            max_bytes: limit(limited::BYTES)?,
+            overflow: match flags & limited::DROP_OLDEST {
+                0 => Overflow::Reject,
+                _ => Overflow::DropOldest,
             },
         })
     }

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use penstock_message::Refusal;
+use penstock_message::{Overflow, Refusal};
 
 use super::*;
 use crate::clock::Clock;
@@ -180,7 +180,20 @@ fn event() -> impl Strategy<Value = Event<'static>> {
         }),
         (id.clone(), any::<u32>()).prop_map(|(join, index)| Event::Joined { join, index }),
         (id, any::<bool>()).prop_map(|(join, released)| Event::JoinEnded { join, released }),
-        (name, any::<bool>()).prop_map(|(queue, paused)| Event::Paused { queue, paused }),
+        (name.clone(), any::<bool>()).prop_map(|(queue, paused)| Event::Paused { queue, paused }),
+        (name, any::<(Option<u64>, Option<u64>)>(), any::<bool>()).prop_map(
+            |(queue, (max_length, max_bytes), drops)| Event::Limited {
+                queue,
+                limits: QueueLimits {
+                    max_length,
+                    max_bytes,
+                    overflow: match drops {
+                        true => Overflow::DropOldest,
+                        false => Overflow::Reject,
+                    },
+                },
+            }
+        ),
     ];
     prop_oneof![sessions, messages, others]
 }

@@ -1,8 +1,8 @@
 //! Events into bytes.
 
-use penstock_message::{Key, Receipt, Refusal, WallMs};
+use penstock_message::{Key, Overflow, Receipt, Refusal, WallMs};
 
-use super::{Change, Event, Grant, MessageHead, Place, VERSION, has, moved, tag};
+use super::{Change, Event, Grant, MessageHead, Place, VERSION, has, limited, moved, tag};
 use crate::clock::When;
 use crate::names::{Name, Names};
 
@@ -210,6 +210,23 @@ impl RecordWriter {
                 self.tag(tag::PAUSED);
                 self.name(names, *queue);
                 self.tag(u8::from(*paused));
+            }
+            Event::Limited { queue, limits } => {
+                self.tag(tag::LIMITED);
+                self.name(names, *queue);
+                let mut flags = 0;
+                let drops = limits.overflow == Overflow::DropOldest;
+                for (flag, is_set) in [
+                    (limited::LENGTH, limits.max_length.is_some()),
+                    (limited::BYTES, limits.max_bytes.is_some()),
+                    (limited::DROP_OLDEST, drops),
+                ] {
+                    flags |= if is_set { flag } else { 0 };
+                }
+                self.tag(flags);
+                for limit in [limits.max_length, limits.max_bytes].into_iter().flatten() {
+                    self.varint(limit);
+                }
             }
         }
     }

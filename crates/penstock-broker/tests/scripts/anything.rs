@@ -45,6 +45,10 @@ fn line() -> impl Strategy<Value = String> {
                 1 => Just(format!("purge {queue}")),
                 1 => Just(format!("pause {queue}")),
                 1 => Just(format!("resume {queue}")),
+                1 => Just(format!("limit {queue} length=2")),
+                1 => Just(format!("limit {queue} length=2 drop-oldest")),
+                1 => Just(format!("limit {queue} size=300 drop-oldest")),
+                1 => Just(format!("limit {queue}")),
             ]
         },
     );

@@ -2,4 +2,5 @@
 
 mod anything;
 mod behaviour;
+mod limits;
 mod script;

@@ -21,8 +21,8 @@ use penstock_broker::{
     Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    Condition, Due, Durability, HeaderPatch, Key, KeyState, Lease, Message, MessageId, Op, Receipt,
-    Refusal, ReleaseReason, SessionId, Tx, Value, ValueStatus,
+    Condition, Due, Durability, HeaderPatch, Key, KeyState, Lease, Message, MessageId, Op,
+    Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, SessionId, Tx, Value, ValueStatus,
 };
 
 /// Runs a script and compares each line's outputs with what stands behind its arrow.
@@ -408,6 +408,17 @@ impl World {
             "resume" => Op::Resume {
                 queue: name.to_owned(),
             },
+            "limit" => Op::Limit {
+                queue: name.to_owned(),
+                limits: QueueLimits {
+                    max_length: options.number("length"),
+                    max_bytes: options.number("size"),
+                    overflow: match options.has("drop-oldest") {
+                        true => Overflow::DropOldest,
+                        false => Overflow::Reject,
+                    },
+                },
+            },
             other => panic!("no such operation: {other}"),
         }
     }
@@ -761,6 +772,7 @@ fn describe_receipt(receipt: &Receipt) -> String {
             let why = match why {
                 Refusal::TooLarge(_) => "TooLarge".to_owned(),
                 Refusal::Invalid(_) => "Invalid".to_owned(),
+                Refusal::QueueFull(_) => "QueueFull".to_owned(),
                 other => format!("{other:?}"),
             };
             format!("refused {op} {why}")
@@ -818,6 +830,18 @@ fn describe_answer(answer: &Answer) -> String {
                 );
                 if queue.paused {
                     line += "-paused";
+                }
+                if !queue.limits.is_none() {
+                    let shown = |limit: Option<u64>| {
+                        limit.map_or("-".to_owned(), |limit| limit.to_string())
+                    };
+                    line += &format!(
+                        "-limit{}/{}/{:?}-waiting{}B",
+                        shown(queue.limits.max_length),
+                        shown(queue.limits.max_bytes),
+                        queue.limits.overflow,
+                        queue.waiting_bytes,
+                    );
                 }
                 if queue.oldest_ready_ms > 0 {
                     line += &format!("-{}ms", queue.oldest_ready_ms);
@@ -890,9 +914,15 @@ fn describe_whole(
                     ..
                 } => {
                     status.queues.retain(|queue| {
-                        queue.ready + queue.delayed + queue.running > 0 || queue.paused
+                        queue.ready + queue.delayed + queue.running > 0
+                            || queue.paused
+                            || !queue.limits.is_none()
                     });
                     status.unreadable = 0;
+                    // What is counted since the start is not remembered either.
+                    for queue in &mut status.queues {
+                        (queue.refused, queue.dropped) = (0, 0);
+                    }
                     status
                         .queues
                         .iter_mut()

@@ -1,0 +1,124 @@
+//! How much may wait in a queue: what is refused because it is full, and what is dropped from it.
+//!
+//! A queue's length is what waits in it, ready or delayed. What runs is not counted, nor what a join
+//! holds back: both come to the queue when they must, full or not. So only a publish that is no part of a
+//! run's outcome is refused, and a queue may be somewhat longer than its limit.
+
+use penstock_message::{Overflow, QueueLimits, Refusal};
+
+use crate::Broker;
+use crate::records::Event;
+
+/// How many messages are dropped at once at most: a limit that was lowered is reached step by step,
+/// and no record grows without bound.
+const DROPPED_AT_ONCE: usize = 1024;
+
+/// What the transaction at hand has brought for a queue with limits so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrivals {
+    queue: u32,
+    length: u64,
+    bytes: u64,
+}
+
+impl Broker {
+    /// Whether one more message may wait in these queues.
+    pub(crate) fn check_room(
+        &mut self,
+        queues: &[String],
+        bytes: u64,
+        is_delayed: bool,
+    ) -> Result<(), Refusal> {
+        for name in queues {
+            let found = self.state.names.find(name);
+            let Some(index) = found.and_then(|name| self.state.queues.find(name)) else {
+                continue;
+            };
+            let queue = &mut self.state.queues[index];
+            let limits = queue.limits;
+            if limits.is_none() {
+                continue;
+            }
+            // Where the oldest make room, only what is delayed can be in the way.
+            let (mut length, mut waiting_bytes) = match limits.overflow {
+                Overflow::Reject => (queue.ready + queue.delayed, queue.waiting_bytes()),
+                Overflow::DropOldest => (queue.delayed, queue.delayed_bytes),
+            };
+            length += 1;
+            waiting_bytes += bytes;
+            if limits.overflow == Overflow::Reject || is_delayed {
+                let of_queue = |brought: &&mut Arrivals| brought.queue == index;
+                match self.arrivals.iter_mut().find(of_queue) {
+                    Some(brought) => {
+                        length += brought.length;
+                        waiting_bytes += brought.bytes;
+                        brought.length += 1;
+                        brought.bytes += bytes;
+                    }
+                    None => self.arrivals.push(Arrivals {
+                        queue: index,
+                        length: 1,
+                        bytes,
+                    }),
+                }
+            }
+            if !limits.allow(length, waiting_bytes) {
+                queue.refused += 1;
+                return Err(Refusal::QueueFull(full(
+                    name,
+                    queue.ready + queue.delayed,
+                    queue.waiting_bytes(),
+                    limits,
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// After a message has come to the queue: the oldest go if it is too full, when its limits say so.
+    pub(crate) fn make_room(&mut self, queue: u32) {
+        for _ in 0..DROPPED_AT_ONCE {
+            let found = &self.state.queues[queue];
+            let length = found.ready + found.delayed;
+            let keeps = found.limits.overflow == Overflow::Reject
+                || found.limits.allow(length, found.waiting_bytes());
+            if keeps {
+                return;
+            }
+            let Some(slot) = self
+                .state
+                .queues
+                .oldest_of_lowest(queue, &self.state.messages)
+            else {
+                return;
+            };
+            // Whoever waits for its result is told; it must not come back after that.
+            self.must_be_safe();
+            self.state.queues[queue].dropped += 1;
+            self.cancel(slot, "its queue was full and newer jobs took its place");
+        }
+    }
+
+    pub(crate) fn limit(&mut self, queue: &str, limits: QueueLimits) {
+        let name = self.state.names.intern(queue);
+        let queue = self.state.queues.find_or_create(name);
+        self.record(&Event::Limited {
+            queue: name,
+            limits,
+        });
+        self.state.limit(queue, limits);
+    }
+}
+
+/// Which limit is in the way, and where it can be changed.
+fn full(name: &str, length: u64, bytes: u64, limits: QueueLimits) -> String {
+    let limit = match (limits.max_length, limits.max_bytes) {
+        (Some(length), Some(bytes)) => format!("{length} jobs and {bytes} bytes"),
+        (Some(length), None) => format!("{length} jobs"),
+        (None, Some(bytes)) => format!("{bytes} bytes"),
+        (None, None) => String::new(),
+    };
+    format!(
+        "queue {name:?} is full: {length} jobs of {bytes} bytes wait in it, and its limit is {limit} (penstock limit {name})"
+    )
+}

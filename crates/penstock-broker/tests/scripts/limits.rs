@@ -1,0 +1,127 @@
+//! What a broker refuses, and what it drops, because there is no room.
+
+use crate::script::check;
+
+#[test]
+fn a_full_queue_refuses_what_is_new_and_nothing_of_it_is_applied() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a limit default length=2            -> a confirm 1
+        a publish one|publish two           -> a confirm 3
+        a put key value; publish three      -> a confirm 4 4:refused 1 QueueFull
+        a watch key                         -> a sees key gone
+        # All of one transaction counts, and delayed messages do.
+        a limit other length=2              -> a confirm 5
+        a publish four queue=other; publish five queue=other after=1000; publish six queue=other  -> a confirm 6 6:refused 2 QueueFull
+        a publish four queue=other; publish five queue=other after=1000  -> a confirm 7
+        a publish six queue=other           -> a confirm 8 8:refused 0 QueueFull
+        # What is skipped takes no room; what goes to several queues wants room in each.
+        a put once held                     -> a confirm 9
+        a publish six unless=once           -> a confirm 10 10:skipped[0]
+        a publish six queue=free+default    -> a confirm 11 11:refused 0 QueueFull
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        # What runs is not counted.
+        a publish six                       -> a confirm 12
+        a publish seven                     -> a confirm 13 13:refused 0 QueueFull
+        a limit default                     -> a confirm 14
+        a publish seven                     -> a confirm 15
+        ",
+    );
+    check(
+        "
+        a hello                             -> a welcome 0
+        a limit default size=1000           -> a confirm 1
+        a publish one bytes=600|publish two bytes=500|publish three bytes=400  -> a confirm 4 3:refused 0 QueueFull
+        a status                            -> a status default:2/0/0-limit-/1000/Reject-waiting1000B clients 1 results 0 evicted 0
+        ",
+    );
+}
+
+#[test]
+fn the_outcome_of_a_run_is_never_refused_for_a_full_queue() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one|publish two|publish three|limit default length=0  -> a confirm 4
+        a publish four                      -> a confirm 5 5:refused 0 QueueFull
+        w hello                             -> w welcome 0
+        w consume default 3                 -> w deliver one two three
+        w ack one; put one yes; publish next  -> w confirm 1
+        w move two next                     -> w confirm 2
+        w return three                      -> w confirm 3
+        # It counts all the same, and what a join holds back comes when it must.
+        a limit dead length=0               -> a confirm 6
+        a hold join count=1 messages=held   -> a confirm 7
+        a join join index=0                 -> a confirm 8
+        w consume default 4                 -> w deliver three! next two#1 held
+        w move next queue=dead              -> w confirm 4
+        a status                            -> a status dead:1/0/0-limit0/-/Reject-waiting4B default:0/0/3-limit0/-/Reject-waiting0B w=0/0/3 clients 1 results 1 evicted 0
+        ",
+    );
+}
+
+#[test]
+fn where_the_oldest_make_room_whoever_waits_for_them_is_told() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a limit default length=2 drop-oldest  -> a confirm 1
+        a publish one|publish two           -> a confirm 3
+        a watch one                         -> a sees one pending
+        a publish three                     -> a confirm 4, a sees one Cancelled its queue was full and newer jobs took its place
+        # The lowest priority first, be it the newest.
+        a publish high priority=9           -> a confirm 5
+        a publish low priority=0            -> a confirm 6
+        a watch low two                     -> a sees low Cancelled its queue was full and newer jobs took its place, a sees two Cancelled its queue was full and newer jobs took its place
+        # What is delayed is never dropped: it is refused when it alone fills the queue.
+        a publish late after=1000|publish later after=1000|publish latest after=1000  -> a confirm 9 9:refused 0 QueueFull
+        a publish now                       -> a confirm 10 10:refused 0 QueueFull
+        # One that is larger than the whole queue would drop everything, and itself.
+        a limit default size=100 drop-oldest  -> a confirm 11
+        a publish large bytes=101           -> a confirm 12 12:refused 0 QueueFull
+        a status                            -> a status default:0/2/0-limit-/100/DropOldest-waiting9B clients 1 results 5 evicted 0
+        ",
+    );
+    // A retry makes room as well; a drop is on disk before it is told of, whatever the publish asked for.
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one|publish two|limit default length=1 drop-oldest  -> a confirm 3
+        w consume default 1                 -> w deliver one
+        a watch two one                     -> a sees two pending, a sees one pending
+        stall                               ->
+        w move one next                     ->
+        sync                                -> w confirm 1, a sees two Cancelled its queue was full and newer jobs took its place
+        stall                               ->
+        a none publish three                -> a confirm 4
+        sync                                -> a sees one Cancelled its queue was full and newer jobs took its place
+        kill                                ->
+        a hello                             -> a welcome 4
+        a status                            -> a status default:1/0/0-limit1/-/DropOldest-waiting5B clients 1 results 2 evicted 0
+        ",
+    );
+}
+
+#[test]
+fn limits_are_remembered() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a limit default length=1|limit default length=2 size=9 drop-oldest|limit other length=3|limit other|limit third length=7  -> a confirm 5
+        carry                               ->
+        kill                                ->
+        a hello                             -> a welcome 5
+        a status                            -> a status default:0/0/0-limit2/9/DropOldest-waiting0B third:0/0/0-limit7/-/Reject-waiting0B clients 1 results 0 evicted 0
+        a pause default|limit third         -> a confirm 7
+        carry                               ->
+        power-cut                           ->
+        carry                               ->
+        kill                                ->
+        a hello                             -> a welcome 7
+        a status                            -> a status default:0/0/0-paused-limit2/9/DropOldest-waiting0B clients 1 results 0 evicted 0
+        ",
+    );
+}
