@@ -55,13 +55,14 @@ class Project:
         path.write_text(textwrap.dedent(source))
         return path
 
-    def start(self, *command: str | Path, cwd: Path | None = None, **environment: str) -> Process:
+    def start(self, *command: str | Path, cwd: Path | None = None, stdin: bool = False, **environment: str) -> Process:
         """Start a command in the project; it is ended with the test at the latest."""
         process = Process(
             [str(word) for word in command],
             cwd=cwd or self.directory,
             environment={**self.environment, **environment},
             output=self.directory / f"output-{len(self.started)}.txt",
+            stdin=stdin,
         )
         self.started.append(process)
         return process
@@ -84,9 +85,10 @@ class Project:
         assert process.returncode == 0, process.output
         return process.output
 
-    def start_python(self, source: str, *arguments: str, **environment: str) -> Process:
+    def start_python(self, source: str, *arguments: str, stdin: bool = False, **environment: str) -> Process:
         script = self.write(f"script_{len(self.started)}.py", source)
-        return self.start(sys.executable, script, *arguments, **{"PYTHONPATH": str(self.directory), **environment})
+        path = {"PYTHONPATH": str(self.directory), **environment}
+        return self.start(sys.executable, script, *arguments, stdin=stdin, **path)
 
     def worker(self, app: str = "tasks:app", *options: str, **environment: str) -> Process:
         return self.start("penstock", "worker", app, *options, **environment)
@@ -170,14 +172,16 @@ class Project:
 class Process:
     """A started command, its output in a file, so that a detached descendant cannot keep a pipe open."""
 
-    def __init__(self, command: list[str], cwd: Path, environment: dict[str, str], output: Path) -> None:
+    def __init__(
+        self, command: list[str], cwd: Path, environment: dict[str, str], output: Path, *, stdin: bool = False
+    ) -> None:
         self.file = output
         with output.open("wb") as file:
             self.popen = subprocess.Popen(
                 [shutil.which(command[0], path=environment["PATH"]) or command[0], *command[1:]],
                 cwd=cwd,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
@@ -197,6 +201,15 @@ class Process:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{self.popen.args} still runs after {timeout} s:\n{self.output}") from None
 
+    def write(self, text: str) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(text.encode())
+        self.popen.stdin.flush()
+
+    def close_input(self) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.close()
+
     def signal(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
@@ -207,6 +220,8 @@ class Process:
         return self.output
 
     def end(self) -> None:
+        if self.popen.stdin is not None:
+            self.popen.stdin.close()
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGCONT)
             self.popen.terminate()

@@ -19,14 +19,14 @@ import uuid
 
 from penstock import current_job
 
-_file: int | None = None
+_files: dict[str, int] = {}
 
 
 def write(*words: object) -> None:
-    global _file
-    if _file is None:
-        _file = os.open(os.environ["BOOKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    os.write(_file, (" ".join(map(str, words)) + "\n").encode())
+    path = os.environ["BOOKS"]
+    if path not in _files:
+        _files[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    os.write(_files[path], (" ".join(map(str, words)) + "\n").encode())
 
 
 def begin(label: str) -> str:

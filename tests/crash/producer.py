@@ -59,7 +59,7 @@ def main() -> None:
     def work(index: int) -> None:
         chance = random.Random(f"{seed} {name} {index}")
         number = 0
-        while not stop.wait(chance.uniform(0, 0.02)):
+        while not stop.wait(chance.uniform(0, 0.04)):
             number += 1
             call(f"{name}.{index}", number, chance)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -45,7 +46,8 @@ TASKS = """
 
 
 class Storm:
-    """Producers, workers, a reader, and a broker: a hidden one (``local:``) or a server at ``server``'s URL."""
+    """Producers, workers, a reader, and a broker: a hidden one (``local:``) or a server at
+    ``server_url``, which clients and workers reach ``through`` another."""
 
     producers = 2
     threads = 4
@@ -59,6 +61,7 @@ class Storm:
         chance: random.Random,
         server_url: str | None = None,
         data: Path | None = None,
+        through: str | None = None,
     ) -> None:
         self.project = project
         self.chance = chance
@@ -73,7 +76,7 @@ class Storm:
         path = os.pathsep.join([str(project.directory), str(HERE)])
         project.environment.update(BOOKS=str(self.books), PYTHONPATH=path)
         if server_url:
-            project.environment["PENSTOCK_URL"] = server_url
+            project.environment["PENSTOCK_URL"] = through or server_url
         self._born = 0
         self._producers: list[Process] = []
         self._workers: list[Process] = []
@@ -165,6 +168,12 @@ class Storm:
     def _is_empty(self) -> bool:
         queues = self.project.status()["queues"]
         return all(queue["ready"] == queue["delayed"] == queue["running"] == 0 for queue in queues)
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
 
 
 def kill_at_once(pids: list[int]) -> list[int]:

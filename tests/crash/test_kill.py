@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import time
 
 import pytest
 from crash.cycles import Cycles
-from crash.storm import Storm
+from crash.storm import Storm, free_port
 from project import Project
 
 VICTIMS = {"broker": 8, "child": 4, "supervisor": 3, "producer": 2, "all": 3}
@@ -17,7 +16,7 @@ VICTIMS = {"broker": 8, "child": 4, "supervisor": 3, "producer": 2, "all": 3}
 @pytest.mark.parametrize("kind", ["local", "server"])
 def test_kills_of_anything_under_load_lose_and_double_nothing(kind: str, cycles: Cycles) -> None:
     """A long run is dealt out to rounds, each with a broker of its own, drained and judged."""
-    for number, kills in enumerate(cycles.rounds(10, 500, each=10)):
+    for number, kills in enumerate(cycles.rounds(10, 500, each=25)):
         chance = cycles.chance(kind, number)
         url = None if kind == "local" else f"tcp://127.0.0.1:{free_port()}"
         with Project.fresh() as project:
@@ -34,9 +33,3 @@ def test_kills_of_anything_under_load_lose_and_double_nothing(kind: str, cycles:
             # The last calls of a producer that was killed have no end at all; every other one was confirmed.
             assert verdict.failed_calls == 0
             assert storm.kills >= kills
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])

@@ -136,6 +136,8 @@ pub trait DeliverySink: Send + Sync {
     fn deliver(&self, deliveries: Vec<Delivery>);
     /// Asked at each reconnect: the leases still worked on.
     fn held_leases(&self) -> Vec<Lease>;
+    /// The connection is gone. Leases hold for one heartbeat from here; after that the broker gives them to others.
+    fn out_of_reach(&self) {}
     /// After a reconnect: of those, the ones that still hold; the rest are lost.
     fn leases_kept(&self, kept: &[Lease]);
     /// No broker can be had until somebody mends what the error says; the driver tries again all the same.

@@ -50,6 +50,7 @@ pub(crate) enum Event {
     Failed(Arc<dyn ValueSink>, DriverError),
     TimedOut(Arc<dyn ValueSink>),
     Deliver(Arc<dyn DeliverySink>, Vec<Delivery>),
+    OutOfReach(Arc<dyn DeliverySink>),
     LeasesKept(Arc<dyn DeliverySink>, Vec<Lease>),
     ConsumerFailed(Arc<dyn DeliverySink>, DriverError),
 }
@@ -65,6 +66,7 @@ impl Event {
             Self::Failed(sink, error) => sink.failed(error),
             Self::TimedOut(sink) => sink.timed_out(),
             Self::Deliver(sink, deliveries) => sink.deliver(deliveries),
+            Self::OutOfReach(sink) => sink.out_of_reach(),
             Self::LeasesKept(sink, kept) => sink.leases_kept(&kept),
             Self::ConsumerFailed(sink, error) => sink.failed(error),
         }
@@ -493,6 +495,10 @@ impl Session {
             for watch in self.watches.values() {
                 self.events
                     .push_back(Event::Reachable(Arc::clone(&watch.sink), false));
+            }
+            if let Some(consumer) = &self.consumer {
+                self.events
+                    .push_back(Event::OutOfReach(Arc::clone(&consumer.sink)));
             }
         }
         self.link = Link::Down;

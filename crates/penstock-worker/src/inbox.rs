@@ -18,6 +18,8 @@ pub struct News {
     /// Settlements that the broker refused for a reason of their own: the jobs are still leased.
     pub refused: Vec<(Lease, String)>,
     pub answers: Vec<Result<Answer, DriverError>>,
+    /// The broker went out of reach (false), or came back and has told which leases hold (true).
+    pub in_reach: Option<bool>,
     /// The driver can't go on.
     pub failed: Option<DriverError>,
 }
@@ -160,6 +162,10 @@ impl DeliverySink for Inbox {
         lock(&self.held).iter().copied().collect()
     }
 
+    fn out_of_reach(&self) {
+        self.tell(|news| news.in_reach = Some(false));
+    }
+
     fn leases_kept(&self, kept: &[Lease]) {
         let kept: FxHashSet<Lease> = kept.iter().copied().collect();
         let mut lost = Vec::new();
@@ -170,9 +176,10 @@ impl DeliverySink for Inbox {
             }
             keep
         });
-        if !lost.is_empty() {
-            self.tell(|news| news.lost.append(&mut lost));
-        }
+        self.tell(|news| {
+            news.lost.append(&mut lost);
+            news.in_reach = Some(true);
+        });
     }
 }
 

@@ -52,6 +52,11 @@ impl Settlements {
 
     /// Drops those of leases that are lost.
     fn forget(&mut self, lost: &FxHashSet<Lease>) {
+        tracing::warn!(
+            jobs = lost.len(),
+            "this worker was out of the broker's reach for too long: jobs that it held were given to others. Those that \
+             have begun here go on, and their outcomes are fenced off"
+        );
         let Self { txs, leases } = take(self);
         for (tx, lease) in txs.into_iter().zip(leases) {
             if !lost.contains(&lease) {
@@ -102,6 +107,7 @@ impl Supervisor {
             lost,
             refused,
             answers,
+            in_reach,
             failed,
         } = self.inbox.take();
         self.deliveries += deliveries.len() as u64;
@@ -120,6 +126,12 @@ impl Supervisor {
         }
         if !lost.is_empty() {
             self.forget(&lost.into_iter().collect());
+        }
+        if let Some(in_reach) = in_reach {
+            self.in_reach = in_reach;
+            if !in_reach {
+                self.begin_nothing();
+            }
         }
         for (lease, why) in refused {
             tracing::error!(job = %lease.message, "the broker refused this job's outcome: {why}");
@@ -140,9 +152,22 @@ impl Supervisor {
         }
     }
 
+    /// While the broker is out of reach nothing begins here: it may have given what this worker holds to
+    /// others by then. What has begun goes on.
+    fn begin_nothing(&mut self) {
+        for place in self.outstanding.all_places() {
+            self.take_back(place, PacketEnd::TakenBack);
+        }
+    }
+
     /// These jobs are no longer ours: what has not begun does not begin. What runs goes on, and its
     /// outcome will be refused unless the lease comes back to life.
     fn forget(&mut self, lost: &FxHashSet<Lease>) {
+        tracing::warn!(
+            jobs = lost.len(),
+            "this worker was out of the broker's reach for too long: jobs that it held were given to others. Those that \
+             have begun here go on, and their outcomes are fenced off"
+        );
         for place in self.outstanding.places_with(lost) {
             self.take_back(place, PacketEnd::TakenBack);
         }

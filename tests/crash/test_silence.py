@@ -1,0 +1,155 @@
+"""A worker or a broker that is silent for longer than a heartbeat, and then goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash import books, checker
+from crash.cycles import Cycles
+from project import Process, Project, eventually
+from worker.odd_shop import parent_of
+
+HERE = Path(__file__).parent
+HEARTBEAT_S = 1
+
+TASKS = """
+    import os
+    import time
+    from pathlib import Path
+
+    import books
+    from penstock import App
+
+    app = App("silence", timeout=30)
+
+    @app.task(max_deliveries=255)
+    def work(label: str) -> str:
+        run = books.begin(label)
+        Path(run.replace("/", ".")).write_text(str(os.getpid()))
+        while not Path(f"release-{label.replace('/', '.')}").exists():
+            time.sleep(0.005)
+        return run
+"""
+
+
+class Stage:
+    """Some workers of one slot, and jobs that run until they are released."""
+
+    def __init__(self, project: Project, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.project = project
+        self.jobs: dict[str, Any] = {}
+        self.books = project.directory / "books"
+        self.books.touch()
+        project.write("tasks.py", TASKS)
+        path = os.pathsep.join([str(project.directory), str(HERE)])
+        project.environment.update(BOOKS=str(self.books), PYTHONPATH=path)
+        monkeypatch.syspath_prepend(HERE)
+        monkeypatch.setenv("BOOKS", str(self.books))
+        self.tasks = project.tasks()
+        self.workers = [project.worker("tasks:app", "-c1", "--heartbeat", str(HEARTBEAT_S)) for _ in range(workers)]
+        for worker in self.workers:
+            worker.wait_for_output("slot")
+
+    def enqueue(self, label: str) -> None:
+        books.write("attempt", label, 0, label)
+        self.jobs[label] = self.tasks.work.delay(label)
+        books.write("confirmed", label, self.jobs[label].id)
+
+    def runs(self, label: str) -> list[str]:
+        lines = [line.split() for line in self.books.read_text().splitlines()]
+        return [words[-1] for words in lines if words[:2] == ["begin", label]]
+
+    def pid_of(self, run: str) -> int:
+        """The process that runs it, once it has begun."""
+        file = self.project.directory / run.replace("/", ".")
+        eventually(lambda: file.exists() and file.read_text(), 30)
+        return int(file.read_text())
+
+    def worker_of(self, run: str) -> tuple[Process, list[int]]:
+        """The worker that runs it, and all its processes."""
+        child = self.pid_of(run)
+        zygote = parent_of(child)
+        supervisor = parent_of(zygote)
+        worker = next(worker for worker in self.workers if worker.pid == supervisor)
+        return worker, [supervisor, zygote, child]
+
+    def wait_for_runs(self, label: str, count: int) -> str:
+        eventually(lambda: len(self.runs(label)) >= count, 60, lambda: self.said())
+        return self.runs(label)[count - 1]
+
+    def said(self) -> str:
+        return "\n".join(worker.output for worker in self.workers)
+
+    def release(self, label: str) -> None:
+        (self.project.directory / f"release-{label.replace('/', '.')}").touch()
+
+    def judge(self) -> checker.Verdict:
+        every = self.project.run(sys.executable, HERE / "reader.py", "all", timeout=120)
+        assert every.returncode == 0, every.output
+        return checker.judge_file(self.books)
+
+
+@pytest.mark.timeout(7200)
+def test_a_worker_that_was_stopped_beyond_its_heartbeat_is_fenced_off(
+    project: Project, cycles: Cycles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another has run its job meanwhile: there is one result, of the run that held the lease."""
+    stage = Stage(project, 2, monkeypatch)
+    chance = cycles.chance()
+    number = cycles.of(5, 500)
+    for cycle in range(1, number + 1):
+        label = f"zombie/{cycle}"
+        stage.enqueue(label)
+        first = stage.wait_for_runs(label, 1)
+        worker, processes = stage.worker_of(first)
+        # The supervisor alone, so that the job ends while nobody can tell of it; or all of the worker.
+        stopped = chance.choice([processes[:1], processes])
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        second = stage.wait_for_runs(label, 2)
+        told = worker.output.count("were given to others")
+        if chance.random() < 0.5:
+            # The other one ends it before the zombie stirs ...
+            stage.release(label)
+            assert stage.jobs[label].result(timeout=30) == second
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        # ... or both at once.
+        eventually(lambda: worker.output.count("were given to others") > told, 30, stage.said)  # noqa: B023
+        stage.release(label)
+        seen = stage.jobs[label].result(timeout=30)
+        assert seen == second, f"{first} or {second}: {seen}"
+    verdict = stage.judge()
+    assert verdict.delivered == 2 * number
+    assert [worker.returncode for worker in stage.workers] == [None, None], stage.said()
+    cycles.report(f"{number} workers stopped beyond their heartbeat; {verdict}")
+
+
+def test_nobody_loses_a_lease_by_the_silence_of_the_broker(
+    project: Project, cycles: Cycles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(project, 2, monkeypatch)
+    chance = cycles.chance()
+    number = cycles.of(3, 100)
+    for cycle in range(1, number + 1):
+        label = f"steady/{cycle}"
+        stage.enqueue(label)
+        run = stage.wait_for_runs(label, 1)
+        broker = project.broker_pid()
+        assert broker is not None
+        os.kill(broker, signal.SIGSTOP)
+        # Its worker takes it for dead meanwhile, and tries to reach another.
+        time.sleep(chance.uniform(1.1, 2) * HEARTBEAT_S)
+        os.kill(broker, signal.SIGCONT)
+        stage.release(label)
+        seen = stage.jobs[label].result(timeout=30)
+        assert seen == run
+    verdict = stage.judge()
+    assert verdict.delivered == number, "a job was run again"
+    cycles.report(f"{number} brokers stopped beyond the heartbeat; {verdict}")
