@@ -48,7 +48,7 @@ pub const EXIT_FORCED: u8 = 4;
 
 /// Runs a worker until it is told to end.
 ///
-/// SIGTERM or SIGINT: takes nothing more, lets running jobs end within the grace, hands back the rest, says
+/// SIGTERM, SIGINT, or SIGHUP unless that was to be ignored: takes nothing more, lets running jobs end within the grace, hands back the rest, says
 /// goodbye. A second one: kills the children and hands back at once.
 ///
 /// With `burst` it ends by itself as soon as nothing is leased to it, every settlement is confirmed,

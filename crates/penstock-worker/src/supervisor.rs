@@ -15,6 +15,7 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use penstock_driver::Driver;
 use penstock_message::Delivery;
 use rustix::net::{RecvFlags, recv};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::WorkerConfig;
 use crate::inbox::Inbox;
@@ -106,6 +107,8 @@ pub struct Supervisor {
     queues: Vec<String>,
     /// How many jobs have come.
     deliveries: u64,
+    /// Whether the broker can be told of what ends, and what it has given us is surely still ours.
+    in_reach: bool,
 
     collect_at: Option<Instant>,
     tick_at: Option<Instant>,
@@ -117,6 +120,16 @@ pub struct Supervisor {
     socket_buffer: Vec<u8>,
 }
 
+/// Whether who started this process wants it to outlive the signal, as `nohup` does with SIGHUP.
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: all zeros is a valid `sigaction`, and with no new action given the old one is only told.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        let told = libc::sigaction(signal, std::ptr::null(), &mut action);
+        told == 0 && action.sa_sigaction == libc::SIG_IGN
+    }
+}
+
 impl Supervisor {
     pub fn new(config: WorkerConfig) -> io::Result<Self> {
         let poll = Poll::new()?;
@@ -124,8 +137,10 @@ impl Supervisor {
 
         let (stop_signals, raised) = UnixStream::pair()?;
         stop_signals.set_nonblocking(true)?;
-        for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
-            signal_hook::low_level::pipe::register(signal, raised.try_clone()?)?;
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            if signal != SIGHUP || !is_ignored(SIGHUP) {
+                signal_hook::low_level::pipe::register(signal, raised.try_clone()?)?;
+            }
         }
         let (outstanding, work_for_children) = Outstanding::new(config.slots)?;
         let now = Instant::now();
@@ -152,6 +167,7 @@ impl Supervisor {
             settlements: Settlements::default(),
             queues: Vec::new(),
             deliveries: 0,
+            in_reach: true,
             collect_at: None,
             tick_at: None,
             burst: Burst::new(now),
@@ -276,7 +292,8 @@ impl Supervisor {
     }
 
     fn send_packets(&mut self, now: Instant) -> io::Result<()> {
-        while self.outstanding.has_room()
+        while self.in_reach
+            && self.outstanding.has_room()
             && let Some(hand_out) = self.policy.next_packet()
         {
             if hand_out.jobs.len() > 1 {
