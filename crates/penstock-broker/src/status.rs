@@ -31,7 +31,10 @@ impl Broker {
                 name: session.name.clone(),
                 queues: served.iter().map(name_of).collect(),
                 slots: connection.map_or(0, |connection| connection.slots),
-                busy: connection.map_or(0, |connection| connection.busy),
+                // A worker tells of itself once a second; what it has settled since is known better here.
+                busy: connection
+                    .map_or(0, |connection| connection.busy)
+                    .min(session.leases.len() as u32),
                 leases: session.leases.len() as u32,
                 connected: connection.is_some(),
             });

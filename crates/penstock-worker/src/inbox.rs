@@ -297,6 +297,18 @@ mod tests {
     }
 
     #[test]
+    fn the_supervisor_hears_that_the_broker_is_away_until_it_knows_its_leases() {
+        let mut desk = Desk::new();
+        desk.inbox.out_of_reach();
+        assert!(desk.was_woken());
+        assert_eq!(desk.inbox.take().in_reach, Some(false));
+        desk.inbox.leases_kept(&[]);
+        assert!(desk.was_woken());
+        assert_eq!(desk.inbox.take().in_reach, Some(true));
+        assert_eq!(desk.inbox.take().in_reach, None);
+    }
+
+    #[test]
     fn a_fenced_off_outcome_is_over_and_one_refused_for_itself_is_not() {
         let desk = Desk::new();
         desk.inbox

@@ -22,6 +22,23 @@ fn a_message_is_published_delivered_and_settled() {
 }
 
 #[test]
+fn a_worker_is_no_busier_than_it_has_jobs() {
+    // It reports once a second at most: after a burst of short jobs its last word is out of date.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 10                -> w deliver one
+        w report 2 2                        ->
+        a status                            -> a status default:0/0/1 w=2/1/1 clients 1 results 0 evicted 0
+        w ack one                           -> w confirm 1
+        a status                            -> a status default:0/0/0 w=2/0/0 clients 1 results 0 evicted 0
+        ",
+    );
+}
+
+#[test]
 fn nothing_leaves_before_it_is_safe() {
     check(
         "

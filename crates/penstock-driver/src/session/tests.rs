@@ -308,8 +308,16 @@ impl DeliverySink for LoggingSink {
         Vec::new()
     }
 
+    fn out_of_reach(&self) {
+        self.say("out of reach");
+    }
+
     fn leases_kept(&self, kept: &[Lease]) {
         self.say(&format!("{} leases kept", kept.len()));
+    }
+
+    fn failed(&self, error: DriverError) {
+        self.say(&error.to_string());
     }
 }
 
@@ -619,7 +627,7 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
     assert_eq!(bench.heard(), "worker: 2 deliveries");
     bench.session.disconnected("test");
     bench.connect(0);
-    assert_eq!(bench.heard(), "worker: 0 leases kept");
+    assert_eq!(bench.heard(), "worker: out of reach; worker: 0 leases kept");
     assert_eq!(bench.sent(), "consume mail +3; report 1/4");
     bench.session.stop_consuming();
     bench.session.stop_consuming();
@@ -717,6 +725,80 @@ fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
         "w: timed out",
         "a watch that goes on keeps its deadline"
     );
+}
+
+/// `penstock stop` used to be undone in the same instant by whichever worker was connected.
+#[test]
+fn a_broker_that_was_stopped_is_started_for_who_asks_and_not_for_who_only_works() {
+    let stopped = |bench: &mut Bench| {
+        let close = proto::Close {
+            why: proto::close::Why::Stopping.into(),
+            ..Default::default()
+        };
+        let frame = proto::ToClient {
+            close: Some(close),
+            ..Default::default()
+        };
+        bench.session.handle(bench.now, frame).unwrap_err();
+        bench.session.disconnected("stopped");
+    };
+    let sink = |bench: &Bench| {
+        Arc::new(LoggingSink {
+            name: "worker",
+            keys: HashMap::new(),
+            log: Arc::clone(&bench.log),
+        })
+    };
+
+    let mut worker = Bench::connected();
+    let hands = sink(&worker);
+    worker.session.consume(&["mail".to_owned()], 5, hands);
+    assert_eq!(
+        worker.session.start(false),
+        Start::WhereItWas,
+        "it may have been killed"
+    );
+    stopped(&mut worker);
+    assert_eq!(worker.session.start(false), Start::No);
+    worker.commit("outcome", None);
+    assert_eq!(
+        worker.session.start(false),
+        Start::No,
+        "an outcome can wait"
+    );
+    assert_eq!(
+        worker.session.start(true),
+        Start::WhereItWas,
+        "but not for its worker's end"
+    );
+    worker.commit("call", Some(1_000));
+    assert_eq!(worker.session.start(false), Start::WhereItWas);
+    worker.at(1_000).unwrap();
+    assert_eq!(worker.session.start(false), Start::No);
+    worker.connect(0);
+    assert_eq!(
+        worker.session.start(false),
+        Start::WhereItWas,
+        "somebody has started it"
+    );
+
+    let mut waiting = Bench::connected();
+    waiting.watch("result", &["k"], None);
+    stopped(&mut waiting);
+    assert_eq!(waiting.session.start(false), Start::Anywhere);
+}
+
+#[test]
+fn a_worker_is_told_that_no_broker_can_be_had() {
+    let mut bench = Bench::connected();
+    let hands = Arc::new(LoggingSink {
+        name: "worker",
+        keys: HashMap::new(),
+        log: Arc::clone(&bench.log),
+    });
+    bench.session.consume(&["mail".to_owned()], 5, hands);
+    bench.session.fail_all(&DriverError::Closed);
+    assert_eq!(bench.heard(), "worker: this client was closed");
 }
 
 trait IntoTx {
