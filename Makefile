@@ -1,6 +1,6 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint simulate crash rot bench docs format rust-test python-test wire-check guarantees
+.PHONY: help build demo test lint simulate mutants crash rot bench docs format rust-test python-test wire-check guarantees
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -10,6 +10,8 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PYO3_PYTHON ?= $(CURDIR)/.venv/bin/python
 
 python := .venv/bin/python
+# With the fault points and planted bugs of crates/penstock-faults, which nothing else is built with.
+simulator := cargo run --quiet --profile simulate --package penstock-sim --features faults --
 # A stamp over everything that is compiled: while it is newer, `make demo` starts at once.
 compiled := $(shell find crates Cargo.toml Cargo.lock pyproject.toml tools/build_backend.py -type f -not -name '*.md')
 
@@ -33,7 +35,10 @@ lint: .venv/.ready ## check formatting, lints and types
 
 simulate: ## run the simulator over SEEDS=2000 seeds, or replay one with SEED=8211
 	@mkdir -p .ran
-	@cargo run --quiet --profile simulate --package penstock-sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) | tee .ran/simulate.txt
+	@$(simulator) $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) | tee .ran/simulate.txt
+
+mutants: ## plant each bug of the table in crates/penstock-faults, and see the simulator catch it
+	$(simulator) --mutants $(PLANTS)
 
 crash: .venv/.built ## kill, stop, cut off and starve real processes, at full length with CYCLES=1000 (hours); SEED=, TESTS=
 	CYCLES=$(or $(CYCLES),100) $(if $(SEED),SEED=$(SEED)) CRASH_REPORT=$(or $(CRASH_REPORT),crash-report.txt) \

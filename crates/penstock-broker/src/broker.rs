@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use penstock_faults::perhaps;
 use penstock_message::{Durability, KeyState, MessageId, Notice, Query, Receipt, SessionId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -418,6 +419,7 @@ impl Broker {
             let mut bytes = 0;
             let mut values = Vec::with_capacity(connection.values.len().min(1024));
             while bytes < OUTPUT_TARGET_BYTES
+                && (values.is_empty() || !perhaps!("say-little"))
                 && let Some((key, state)) = connection.values.pop_front()
             {
                 if let KeyState::Present(value) = &state {
@@ -430,6 +432,7 @@ impl Broker {
         let mut bytes = 0;
         let mut deliveries = Vec::with_capacity(connection.deliveries.len().min(1024));
         while bytes < OUTPUT_TARGET_BYTES
+            && (deliveries.is_empty() || !perhaps!("say-little"))
             && let Some(first) = connection.deliveries.front()
             // A body that is being read calls for the connection when it comes.
             && !self.state.awaits_body(first.message)

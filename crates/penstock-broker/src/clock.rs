@@ -4,6 +4,7 @@
 //! Only the wall's clock goes on while no broker runs. So the journal is told how far the steady one is
 //! ahead of it, and the next broker takes it up from there.
 
+use penstock_faults::planted;
 use penstock_message::Due;
 
 use crate::Now;
@@ -93,7 +94,10 @@ impl Clocks {
             },
             Due::At(wall_ms) => When {
                 at: wall_ms,
-                clock: Clock::Wall,
+                clock: match planted!("wrong-clock") {
+                    true => Clock::Steady,
+                    false => Clock::Wall,
+                },
             },
         }
     }
@@ -102,6 +106,9 @@ impl Clocks {
     /// is not over before the sixth begins.
     pub(crate) fn resolve_start(&self, due: Due) -> When {
         match due {
+            Due::AfterMs(ms) if planted!("start-early") => {
+                self.resolve(Due::AfterMs(ms.saturating_sub(20)))
+            }
             Due::AfterMs(ms) if ms > 0 => self.resolve(Due::AfterMs(ms.saturating_add(1))),
             due => self.resolve(due),
         }

@@ -1,6 +1,7 @@
 //! Transactions: checked whole, then applied whole.
 
 use bytes::Bytes;
+use penstock_faults::planted;
 use penstock_message::{
     Condition, Due, Durability, HIGHEST_PRIORITY, JoinId, JoinPolicy, Key, Lease, Message, Op,
     Receipt, Refusal, ReleaseReason, Tx, Value, ValueStatus,
@@ -125,6 +126,15 @@ impl Broker {
             .min(txs.len() as u64);
         self.answer_again(conn, session, first_seq, resent);
         if last_seq <= applied {
+            if planted!("apply-again") {
+                self.begin(durability);
+                for tx in txs {
+                    if self.check(session, &tx.ops).is_ok() {
+                        self.apply(tx.ops);
+                    }
+                }
+                self.seal(durability);
+            }
             return;
         }
         self.begin(durability);
@@ -134,7 +144,13 @@ impl Broker {
                 Ok(()) => Receipt::Applied {
                     skipped: self.apply(tx.ops),
                 },
-                Err((op, why)) => Receipt::Refused { op, why },
+                Err((op, why)) => {
+                    if planted!("apply-half") {
+                        let half = tx.ops.into_iter().take(op as usize).collect();
+                        self.apply(half);
+                    }
+                    Receipt::Refused { op, why }
+                }
             };
             if receipt
                 != (Receipt::Applied {
@@ -324,7 +340,7 @@ impl Broker {
                         .value(key)
                         .is_some_and(|stored| stored.value.body == *body),
                 };
-                if holds {
+                if holds || planted!("pass-every-guard") {
                     Ok(())
                 } else {
                     Err(Refusal::GuardFailed)
@@ -547,14 +563,17 @@ impl Broker {
         };
         let slot = self.insert(&queues[0], message, place);
         let source = self.state.messages[slot].number();
-        if let Some(key) = unless_key {
+        if let Some(key) = unless_key
+            && !planted!("forget-claim")
+        {
             self.record(&Event::Claimed {
                 number: source,
                 key: key.clone(),
             });
             self.state.claim(slot, own_key(key));
         }
-        for queue in &queues[1..] {
+        let copies = queues.len() - usize::from(queues.len() > 1 && planted!("lose-copy"));
+        for queue in &queues[1..copies] {
             let queue = self.state.names.intern(queue);
             let number = self.state.numbers + 1;
             self.record(&Event::Copied {
@@ -642,7 +661,20 @@ impl Broker {
         if is_last || has_failed {
             let released = !has_failed;
             self.record(&Event::JoinEnded { join: id, released });
+            let held = self.state.joins[slot].held.clone();
             self.state.end_join(slot, released);
+            if planted!("release-twice") && released {
+                for handle in held {
+                    let queue = self.state.queues[self.state.messages.kind(handle.slot).queue].name;
+                    let (source, number) = (handle.number, self.state.numbers + 1);
+                    self.record(&Event::Copied {
+                        number,
+                        source,
+                        queue,
+                    });
+                    self.state.copy_message(handle.slot, number, queue);
+                }
+            }
         }
     }
 
@@ -682,7 +714,9 @@ impl Broker {
                 Bytes::from_static(reason.as_bytes()),
             );
         }
-        self.record(&Event::Settled { number });
+        if !planted!("lose-purge") {
+            self.record(&Event::Settled { number });
+        }
         self.state.settle_message(slot, None);
     }
 

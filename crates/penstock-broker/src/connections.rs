@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use penstock_faults::planted;
 use penstock_message::{Answer, Durability, Key, KeyState, Lease, SessionId};
 
 use crate::messages::Handle;
@@ -111,7 +112,9 @@ impl Broker {
             return;
         }
         let known = self.state.sessions.find(&id);
-        if let Some(older) = known.and_then(|index| self.state.sessions[index].conn) {
+        if let Some(older) = known.and_then(|index| self.state.sessions[index].conn)
+            && !planted!("keep-old-connection")
+        {
             self.outbox.push_back(Output::Close {
                 conn: older,
                 reason: CloseReason::Fenced,
@@ -209,7 +212,8 @@ impl Broker {
     /// knows of later ones: the broker that made those has judged it, and what it told the client must
     /// stay true.
     fn find_lost_grant(&self, lease: &Lease) -> Option<u32> {
-        if (lease.epoch, lease.grant) <= self.last_grant || lease.epoch >= self.epoch {
+        let is_known = (lease.epoch, lease.grant) <= self.last_grant;
+        if is_known && !planted!("believe-lost-grant") || lease.epoch >= self.epoch {
             return None;
         }
         let mut copies = self.state.messages.copies(&lease.message);
@@ -265,7 +269,7 @@ impl Broker {
         let mut unsent = session.leases.clone();
         unsent.retain(|slot| {
             let lease = self.state.messages.lease_state(*slot);
-            lease.is_some_and(|lease| !lease.sent)
+            lease.is_some_and(|lease| !lease.sent || planted!("forget-leases"))
         });
         self.begin(Durability::None);
         for slot in unsent {

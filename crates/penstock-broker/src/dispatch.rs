@@ -1,9 +1,10 @@
 //! Handing out work, and what happens when a time has come.
 
 use bytes::Bytes;
+use penstock_faults::planted;
 use penstock_message::{Delivery, Due, Durability, Key, Message, Notice, Value, ValueStatus};
 
-use crate::effects::Effect;
+use crate::effects::{Effect, Rests};
 use crate::messages::{Handle, State as MessagePlace};
 use crate::queues::Service;
 use crate::records::{Change, Event, Grant};
@@ -76,8 +77,11 @@ impl Broker {
         let session = connection.session;
         let session_number = sessions[session].number;
         let number = messages[slot].number();
-        let must_be_safe = messages.kind(slot).max_deliveries == 1;
-        let mut rests = messages.rests(slot);
+        let must_be_safe = messages.kind(slot).max_deliveries == 1 && !planted!("lend-unsafely");
+        let mut rests = match planted!("deliver-before-durable") {
+            true => Rests::default(),
+            false => messages.rests(slot),
+        };
         if must_be_safe {
             rests.add(self.state.position, Durability::Disk);
         }
@@ -136,11 +140,12 @@ impl Broker {
             }
             Timer::Expiry { number, slot } => self.expire(Handle { number, slot }),
             Timer::ValueExpiry { slot, number } => {
-                if let Some(key) = self
-                    .state
-                    .keys
-                    .get(slot, number)
-                    .map(|stored| stored.key.clone())
+                if !planted!("keep-key")
+                    && let Some(key) = self
+                        .state
+                        .keys
+                        .get(slot, number)
+                        .map(|stored| stored.key.clone())
                 {
                     self.state.drop_value(&key);
                 }
@@ -150,7 +155,9 @@ impl Broker {
                 session,
                 generation,
             } => {
-                let is_away = |session: &crate::sessions::Session| session.generation == generation;
+                let is_away = |session: &crate::sessions::Session| {
+                    session.generation == generation && !planted!("keep-leases")
+                };
                 self.state.sessions.get(session).is_some_and(is_away) && self.lose_leases(session)
             }
             Timer::Forget {
@@ -192,7 +199,7 @@ impl Broker {
     /// A message that is no longer worth starting ends here, unless it runs.
     fn expire(&mut self, handle: Handle) -> bool {
         let State { messages, dead, .. } = &mut self.state;
-        if messages.get(handle).is_none() {
+        if messages.get(handle).is_none() || planted!("deliver-expired") {
             return false;
         }
         if let Some(lease) = messages.lease_state_mut(handle.slot) {

@@ -6,6 +6,8 @@
 
 use std::collections::VecDeque;
 
+use penstock_faults::perhaps;
+
 use crate::Position;
 use crate::line::Line;
 
@@ -104,7 +106,8 @@ impl Ledger {
 
     /// Drops stale entries once they are the greater part; each entry pays for its own sweep.
     pub(crate) fn sweep(&mut self, is_live: impl Fn(Position, &Entity) -> bool) {
-        if self.stale <= 1024 || self.stale <= self.len() / 2 {
+        let is_worth_it = self.stale > 1024 && self.stale > self.len() / 2;
+        if !is_worth_it && !perhaps!("sweep-early") {
             return;
         }
         let mut old = std::mem::take(self);

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use penstock_faults::planted;
 use penstock_message::QueueLimits;
 use rustc_hash::FxHashMap;
 
@@ -125,10 +126,13 @@ impl Queues {
     /// expected to cost is charged to its flow.
     pub(crate) fn pop_ready(&mut self, queue: u32, messages: &Messages) -> Option<(u32, u32)> {
         let queue = &mut self.all[queue as usize];
-        if queue.ready == 0 || queue.paused {
+        if queue.ready == 0 || queue.paused && !planted!("serve-paused") {
             return None;
         }
-        let priority = queue.ready_levels.ilog2() as usize;
+        let priority = match planted!("ignore-priority") {
+            true => queue.ready_levels.trailing_zeros(),
+            false => queue.ready_levels.ilog2(),
+        } as usize;
         let level = &mut queue.levels[priority];
         let taken = level.pop(messages, &self.costs);
         if level.active.is_empty() {
@@ -324,7 +328,8 @@ impl Level {
             self.active.insert((flow.virtual_time, index));
         }
         flow.ready += 1;
-        if !flow.run.is_empty() && flow.last_number > handle.number {
+        let is_late = !flow.run.is_empty() && flow.last_number > handle.number;
+        if is_late && !planted!("return-to-end") {
             flow.returned.insert(handle);
         } else {
             flow.run.push_back(InRun::new(handle));

@@ -1,10 +1,11 @@
 //! Carrying live things forward, so that the journal's oldest segment can go.
 
+use penstock_faults::planted;
 use penstock_message::Durability;
 
 use crate::ledger::Entity;
 use crate::messages::State as MessagePlace;
-use crate::records::Event;
+use crate::records::{Event, Place};
 use crate::{Broker, Position};
 
 /// How far `carry_forward` has come.
@@ -96,16 +97,17 @@ impl Broker {
                     group: stored.group,
                     expires_at: stored.expires_at,
                 };
-                self.writer.push(&self.state.names, &event);
+                if !planted!("carry-no-value") {
+                    self.writer.push(&self.state.names, &event);
+                }
             }
+            Entity::Session { .. } if planted!("carry-no-session") => {}
             Entity::Session { index, .. } => return self.carry_session(index),
             Entity::Join { slot, .. } => return self.carry_join(slot),
             Entity::Queue { index } => {
                 let queue = self.state.queues[index].name;
-                self.record(&Event::Paused {
-                    queue,
-                    paused: true,
-                });
+                let paused = !planted!("carry-no-pause");
+                self.record(&Event::Paused { queue, paused });
                 self.state.queues[index].base = position;
             }
             Entity::Limits { index } => {
@@ -140,7 +142,10 @@ impl Broker {
     pub(crate) fn carry_message(&mut self, slot: u32, body: &[u8]) {
         let position = self.state.position;
         self.state.live_bytes -= self.state.messages.journal_bytes(slot);
-        let head = self.state.head(slot);
+        let mut head = self.state.head(slot);
+        if planted!("carry-no-delay") && matches!(head.place, Place::Delayed(_)) {
+            head.place = Place::Ready;
+        }
         let body_at = self.record_message(&head, body);
         let messages = &self.state.messages;
         let (writer, names, number) = (&mut self.writer, &self.state.names, head.number);
@@ -149,6 +154,7 @@ impl Broker {
         }
         if let Some(key) = messages.claim(slot).cloned()
             && self.state.keys.owner(&key) == Some(number)
+            && !planted!("carry-no-claim")
         {
             writer.push(names, &Event::Claimed { number, key });
         }
@@ -177,7 +183,10 @@ impl Broker {
                 name: &session.name,
             },
         );
-        for (seq, receipt) in session.receipts() {
+        let receipts = session
+            .receipts()
+            .filter(|_| !planted!("carry-no-receipts"));
+        for (seq, receipt) in receipts {
             let receipt = receipt.clone();
             writer.push(
                 names,
@@ -223,7 +232,7 @@ impl Broker {
                 policy: join.policy,
             },
         );
-        for index in join.arrived() {
+        for index in join.arrived().filter(|_| !planted!("carry-no-arrivals")) {
             writer.push(names, &Event::Joined { join: id, index });
         }
         self.state

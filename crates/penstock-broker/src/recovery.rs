@@ -1,5 +1,8 @@
 //! From the journal's records back to a broker.
 
+use bytes::Bytes;
+use penstock_message::Value;
+
 use crate::clock::{Clocks, When};
 use crate::index::{Index, hash};
 use crate::messages::{BodyAt, Messages};
@@ -7,8 +10,6 @@ use crate::records::{Event, RecordError, RecordReader};
 use crate::state::State;
 use crate::timers::Timer;
 use crate::{Broker, BrokerOptions, Now, Position};
-use bytes::Bytes;
-use penstock_message::Value;
 
 /// Takes every record of the journal, in order, and becomes the broker that wrote them.
 ///
@@ -123,6 +124,7 @@ impl Recovery {
         );
         self.state.resident_limit = self.options.resident_bodies_bytes;
         let clocks = Clocks::resume(now, self.ahead_ms);
+        self.state.release_orphans();
         if epoch > self.epoch {
             // A grant whose record was lost may have run it. Not one of a message that may be
             // delivered only once: that waits for its grant to be safe.
@@ -296,11 +298,10 @@ impl Recovery {
                     state.joins[slot].arrive(index);
                 }
             }
-            Event::JoinEnded { join, released } => {
-                if let Some(slot) = state.joins.find(&join) {
-                    state.end_join(slot, released);
-                }
-            }
+            Event::JoinEnded { join, released } => match state.joins.find(&join) {
+                Some(slot) => state.end_join(slot, released),
+                None => state.end_unknown_join(join, released),
+            },
             Event::Paused { queue, paused } => {
                 let queue = state.queues.find_or_create(queue);
                 state.pause(queue, paused);

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use penstock_faults::planted;
 use penstock_message::{Op, Receipt, SessionId};
 use rustc_hash::FxHashMap;
 
@@ -105,6 +106,9 @@ impl Session {
 
     /// Only the first answer counts: a record that was carried forward may tell it again.
     pub(crate) fn keep_receipt(&mut self, seq: u64, receipt: Receipt) {
+        if planted!("forget-refusal") {
+            return;
+        }
         if let Err(place) = self.receipts.binary_search_by_key(&seq, |(seq, _)| *seq) {
             self.receipts.insert(place, (seq, receipt));
         }

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
+use penstock_faults::planted;
 use penstock_message::{JoinId, JoinPolicy, Key, MessageId, QueueLimits, SessionId, Value};
 
 use crate::Position;
@@ -118,14 +119,10 @@ impl State {
         match head.place {
             Place::Ready => self.make_ready(slot),
             Place::Delayed(when) => self.delay(slot, when),
-            Place::Held(join) => match self.joins.find(&join) {
-                Some(index) => {
-                    self.messages.set_state(slot, MessagePlace::Held(join));
-                    self.joins[index].held.push(handle);
-                }
-                // Only a journal that lost the join could say so; the message must not wait for ever.
-                None => self.make_ready(slot),
-            },
+            Place::Held(join) => {
+                self.messages.set_state(slot, MessagePlace::Held(join));
+                self.joins.hold(join, handle);
+            }
             Place::Leased { session, grant } => match self.sessions.by_number(session) {
                 Some(session) => self.lease(slot, session, grant, 0, true),
                 None => self.make_ready(slot),
@@ -303,6 +300,7 @@ impl State {
         let lease = self.messages.lease_state(slot);
         let has_expired = lease.is_some_and(|lease| lease.expired);
         self.take(slot, None);
+        let redelivered = redelivered && !planted!("forget-redelivery");
         let redelivered = self.messages[slot].redelivered() || redelivered;
         self.messages.set_redelivered(slot, redelivered);
         // Whoever is given it next must not see it before the lease has surely ended.
@@ -318,8 +316,10 @@ impl State {
 
     pub(crate) fn crash_message(&mut self, slot: u32, reason: Bytes) {
         self.return_message(slot, true);
-        self.messages
-            .set_kind(slot, |kind| kind.crashes = kind.crashes.saturating_add(1));
+        let crashes = u8::from(!planted!("miscount-crashes"));
+        self.messages.set_kind(slot, |kind| {
+            kind.crashes = kind.crashes.saturating_add(crashes)
+        });
         self.add_note(slot, reason);
     }
 
@@ -351,12 +351,14 @@ impl State {
         {
             self.keys.claim(claim, change.to);
         }
-        if let Some(note) = note {
+        if let Some(note) = note
+            && !planted!("lose-note")
+        {
             self.add_note(slot, note);
         }
         match change.due {
-            Some(when) => self.delay(slot, when),
-            None => self.make_ready(slot),
+            Some(when) if !planted!("retry-at-once") => self.delay(slot, when),
+            _ => self.make_ready(slot),
         }
         self.set_expiry(slot);
         self.touch_result(self.messages[slot].id);
@@ -580,15 +582,35 @@ impl State {
         self.live_bytes -= join.journal_bytes();
         self.ledger.abandon();
         if released {
-            for handle in join.held {
-                let held = MessagePlace::Held(join.id);
-                if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == held {
-                    self.make_ready(handle.slot);
-                    let rests = self.messages.rests(handle.slot).and(self.rests);
-                    self.messages.set_rests(handle.slot, rests);
-                    self.cool_when_safe(handle.slot);
-                }
+            self.release(join.id, join.held);
+        }
+    }
+
+    /// What the join held, as far as it has not ended since, is ready.
+    fn release(&mut self, join: JoinId, held: Vec<Handle>) {
+        for handle in held {
+            let state = MessagePlace::Held(join);
+            if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == state {
+                self.make_ready(handle.slot);
+                let rests = self.messages.rests(handle.slot).and(self.rests);
+                self.messages.set_rests(handle.slot, rests);
+                self.cool_when_safe(handle.slot);
             }
+        }
+    }
+
+    /// The journal tells of the end of a join that it no longer tells of itself.
+    pub(crate) fn end_unknown_join(&mut self, id: JoinId, released: bool) {
+        let held = self.joins.take_early(&id);
+        if released {
+            self.release(id, held);
+        }
+    }
+
+    /// Only a journal that lost the join could have left these; they must not wait for ever.
+    pub(crate) fn release_orphans(&mut self) {
+        for (join, held) in self.joins.take_all_early() {
+            self.release(join, held);
         }
     }
 

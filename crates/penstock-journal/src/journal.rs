@@ -5,6 +5,8 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use penstock_faults::perhaps;
+
 use crate::format::{
     BatchHeader, FIRST_BATCH, LONGEST_PART, Record, RecordHeader, RecordKind, batch_aligned,
 };
@@ -254,7 +256,8 @@ impl Journal {
     /// `skipped`: how much of its payload came before.
     fn push(&mut self, record: Record<'_>, skipped: u64) {
         let bytes = RecordHeader::BYTES + record.payload.len();
-        if self.filling.count > 0 && self.filling.body.len() + bytes > self.longest_body() {
+        let is_full = self.filling.body.len() + bytes > self.longest_body();
+        if self.filling.count > 0 && (is_full || perhaps!("tiny-batch")) {
             self.closed_bytes += self.filling.body.len();
             let next = Filling {
                 body: Vec::with_capacity(self.longest_body()),
@@ -322,7 +325,9 @@ impl Journal {
         let bytes = (BatchHeader::BYTES + filling.body.len()) as u64;
         self.learn_size();
         let active = self.segments.back().expect("a journal has a segment");
-        if self.rolls && self.end + bytes > active.bytes {
+        let is_full = self.end + bytes > active.bytes;
+        let is_early = self.end > FIRST_BATCH && perhaps!("roll-early");
+        if self.rolls && (is_full || is_early) {
             self.roll(filling.base_position);
         }
         let active = self.segments.back().expect("a journal has a segment");

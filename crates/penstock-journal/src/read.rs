@@ -9,6 +9,7 @@ use crate::format::{
 use crate::recovery::OpenError;
 use crate::storage::{Storage, StoredFile};
 use crate::writer::Chain;
+use penstock_faults::planted;
 
 /// A segment in memory.
 pub(crate) struct SegmentImage {
@@ -105,15 +106,16 @@ impl SegmentImage {
     pub fn batch_at(&self, offset: u64, chain: &mut Chain) -> Result<BatchView<'_>, &'static str> {
         let bytes = self.bytes.get(offset as usize..).ok_or("the file ends")?;
         let header = BatchHeader::decode(bytes).ok_or("there is no valid header of a batch")?;
-        if !self.is_ours(&header) {
+        if !self.is_ours(&header) && !planted!("accept-ghosts") {
             return Err("the batch belongs to another segment");
         }
-        if header.sequence != chain.sequence + 1 || header.previous != chain.previous {
+        let follows = header.sequence == chain.sequence + 1 && header.previous == chain.previous;
+        if !follows && !planted!("accept-ghosts") {
             return Err("the batch does not follow the one before");
         }
         let body = bytes[BatchHeader::BYTES..].get(..header.length as usize);
         let body = body.ok_or("the batch is longer than the file")?;
-        if crc32c(body) != header.body {
+        if crc32c(body) != header.body && !planted!("accept-torn-batch") {
             return Err("the checksum of the batch is wrong");
         }
         chain.sequence = header.sequence;

@@ -17,6 +17,8 @@
 use std::collections::VecDeque;
 use std::io;
 
+use penstock_faults::planted;
+
 use crate::format::{FIRST_BATCH, Record, RecordKind, SegmentHeader, segment_name, segment_number};
 use crate::index::{Index, Mark, Spacing};
 use crate::journal::{Batch, Journal, JournalOptions, Segment};
@@ -337,7 +339,9 @@ fn find_tail<S: Storage>(storage: &S, last: &SegmentImage) -> Result<Tail, OpenE
         }
     };
     let beyond = last.beyond(offset, chain.sequence);
-    if let Some(proof) = beyond.proof {
+    if let Some(proof) = beyond.proof
+        && !planted!("ignore-watermark")
+    {
         let what = match proof {
             0 => format!("{flaw}, though it was on disk when the file got its name"),
             proof => {
@@ -345,6 +349,9 @@ fn find_tail<S: Storage>(storage: &S, last: &SegmentImage) -> Result<Tail, OpenE
             }
         };
         return Err(OpenError::damaged(storage, &last.name, offset, &what));
+    }
+    if planted!("trust-page-cache") {
+        proven = chain.sequence;
     }
     Ok(Tail {
         last: chain,
@@ -475,7 +482,7 @@ fn start<S: Storage>(
             .map_err(OpenError::io("remove", UNFINISHED))?;
     }
     let number = recovered.number + 1;
-    let epoch = recovered.epoch + 1;
+    let epoch = recovered.epoch + u32::from(!planted!("keep-epoch") || recovered.epoch == 0);
     let base_position = recovered.base_position;
     let proven = recovered.proven;
     let older_segments = recovered.segments.len() as u32;
@@ -529,10 +536,16 @@ fn start<S: Storage>(
     shared.begin_segment(number, file_bytes);
     // What was found may have got its names from a process that died before it could sync them: not
     // one of them may be lost once the new segment, which counts on them, has its own.
-    storage
-        .sync_directory()
+    let names_synced = match planted!("count-on-unsynced-names") {
+        true => Ok(()),
+        false => storage.sync_directory(),
+    };
+    names_synced
         .and_then(|()| storage.rename(UNFINISHED, &name))
-        .and_then(|()| storage.sync_directory())
+        .and_then(|()| match planted!("open-without-directory-sync") {
+            true => Ok(()),
+            false => storage.sync_directory(),
+        })
         .map_err(OpenError::io("name", &name))?;
 
     let spares = Spares::resume(storage.clone(), shared, spares, largest_segment)

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crc32c::crc32c;
+use penstock_faults::planted;
 
 use crate::format::{
     BatchHeader, FORMAT_VERSION, KNOWN_FEATURES, MAGIC, Reserved, SegmentHeader, batch_tag,
@@ -224,23 +225,37 @@ impl<S: Storage> Writer<S> {
         written.map_err(no_room_to("write to", &active.name))?;
         self.chain = chain;
         self.spares.used(batch.end());
+        if planted!("drop-before-sync") {
+            return batch
+                .drops
+                .iter()
+                .try_for_each(|segment| self.drop_segment(*segment));
+        }
         self.drops.extend_from_slice(&batch.drops);
         Ok(())
     }
 
     fn sync_active(&mut self) -> Result<(), WriteError> {
         if self.durable < self.chain.sequence {
-            self.active
-                .file
-                .sync()
-                .map_err(failed_to("sync", &self.active.name))?;
+            let active = &self.active;
+            let synced = match planted!("skip-sync") {
+                true => Ok(()),
+                false => active.file.sync(),
+            };
+            let synced = synced.or_else(|error| match planted!("retry-failed-sync") {
+                true => active.file.sync(),
+                false => Err(error),
+            });
+            synced.map_err(failed_to("sync", &active.name))?;
             self.durable = self.chain.sequence;
         }
         Ok(())
     }
 
     fn roll(&mut self, batch: &Batch) -> Result<(), WriteError> {
-        self.sync_active()?;
+        if !planted!("roll-before-sync") {
+            self.sync_active()?;
+        }
         let name = segment_name(batch.segment);
         let needed = batch.offset + batch.bytes() as u64;
         let spare = self.spares.take(needed);
@@ -259,12 +274,18 @@ impl<S: Storage> Writer<S> {
         let written = spare.file.write_at(0, &[&header]);
         let written = written.map_err(no_room_to("write to", &name));
         written.inspect_err(give_back)?;
-        let synced = spare.file.sync();
+        let synced = match planted!("name-before-sync") {
+            true => Ok(()),
+            false => spare.file.sync(),
+        };
         synced.map_err(failed_to("write to", &name))?;
         let renamed = self.storage.rename(&spare.name, &name);
         let renamed = renamed.map_err(no_room_to("name", &name));
         renamed.inspect_err(give_back)?;
-        let synced = self.storage.sync_directory();
+        let synced = match planted!("skip-directory-sync") {
+            true => Ok(()),
+            false => self.storage.sync_directory(),
+        };
         synced.map_err(failed_to("name", &name))?;
         self.spares.rolled();
         self.spares.begin_segment(batch.segment, spare.bytes);

@@ -2,6 +2,7 @@
 //! it is still there. Decides nothing about queues.
 
 use bytes::{Buf, BytesMut};
+use penstock_faults::perhaps;
 use penstock_message::Lease;
 use penstock_wire::proto::{self, ToBroker, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, MAX_HELLO_BYTES, WireError, encode_frame};
@@ -187,7 +188,7 @@ impl Connection {
     }
 
     pub(crate) fn has_become_full(&self) -> bool {
-        !self.full && self.out.len() > HIGH_WATER_BYTES
+        !self.full && (self.out.len() > HIGH_WATER_BYTES || perhaps!("full-early"))
     }
 
     pub(crate) fn has_room_again(&self) -> bool {

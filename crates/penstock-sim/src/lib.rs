@@ -7,4 +7,7 @@
 pub mod checker;
 pub mod client;
 pub mod model;
+#[cfg(feature = "faults")]
+pub mod mutants;
+pub mod soak;
 pub mod world;

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use penstock_sim::checker::Counts;
+use penstock_sim::soak::{keep_panics, run_without_panic};
 use penstock_sim::world::{Outcome, run};
 
 /// One in so many seeds is run twice: the same seed must give the same run.
 const TWICE: u64 = 20;
 
 fn main() -> ExitCode {
+    keep_panics();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let number = |text: &str| text.parse::<u64>().ok();
@@ -21,12 +23,25 @@ fn main() -> ExitCode {
         ["--seeds", seeds, "--from", from] => number(seeds)
             .zip(number(from))
             .map(|(seeds, from)| search(from, seeds)),
+        #[cfg(feature = "faults")]
+        ["--mutants", ref names @ ..] => Some(hunt(names)),
         _ => None,
     }
     .unwrap_or_else(|| {
         eprintln!("usage: penstock-sim --seeds COUNT [--from SEED] | --seed SEED");
         ExitCode::from(2)
     })
+}
+
+/// Names of planted bugs; none: all of them.
+#[cfg(feature = "faults")]
+fn hunt(names: &[&str]) -> ExitCode {
+    /// A bug that this many seeds do not find would not be found.
+    const SEEDS: u64 = 10_000;
+    match penstock_sim::mutants::hunt(names, SEEDS) {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
 }
 
 fn replay(seed: u64) -> ExitCode {
@@ -83,14 +98,11 @@ fn search(from: u64, seeds: u64) -> ExitCode {
 
 /// A run; a panic in it is a failure as any other, and some are run twice.
 fn run_checked(seed: u64) -> Outcome {
-    let attempt = || {
-        std::panic::catch_unwind(|| run(seed, None)).unwrap_or_else(|_| Outcome {
-            failure: Some("a panic".to_string()),
-            ..Outcome::default()
-        })
-    };
-    let mut outcome = attempt();
-    if seed.is_multiple_of(TWICE) && outcome.failure.is_none() && attempt().hash != outcome.hash {
+    let mut outcome = run_without_panic(seed);
+    if seed.is_multiple_of(TWICE)
+        && outcome.failure.is_none()
+        && run_without_panic(seed).hash != outcome.hash
+    {
         outcome.failure = Some("its end: the same seed gave another run".to_string());
     }
     outcome

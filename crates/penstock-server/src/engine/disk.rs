@@ -1,6 +1,7 @@
 //! What is written when: records become batches for the writer's thread, one at a time.
 
 use penstock_broker::{Carried, Now, Position};
+use penstock_faults::{perhaps, planted};
 #[cfg(doc)]
 use penstock_journal::Journal;
 use penstock_journal::{Batch, Storage, WriteError, Writer};
@@ -60,7 +61,7 @@ impl Engine {
         if self.disk.in_flight || matches!(self.end, End::Failed { .. }) {
             return None;
         }
-        let batch = if self.is_batch_due() {
+        let batch = if self.is_batch_due() && !perhaps!("wake-late") {
             self.journal.take_batch()
         } else {
             None
@@ -69,6 +70,9 @@ impl Engine {
             Some(batch) => {
                 let through = batch.through;
                 self.disk.taken = through;
+                if planted!("confirm-before-sync") {
+                    self.broker.handle_durable(Position(through));
+                }
                 let more = self.disk.appended > through;
                 self.disk.lazy_due_ms = more.then_some(now.mono_ms + LAZY_MS);
                 let sync = self.disk.wanted_synced > self.disk.synced || self.reclaiming;
@@ -179,7 +183,9 @@ impl Engine {
         if self.end != End::NotYet || self.disk.in_flight {
             return;
         }
-        self.reclaiming = self.journal.reclaim_due(self.broker.live_bytes());
+        // Not while the last time is being written, or it would never end.
+        let is_early = self.journal.waiting_bytes() == 0 && perhaps!("reclaim-early");
+        self.reclaiming = self.journal.reclaim_due(self.broker.live_bytes()) || is_early;
         if !self.reclaiming {
             return;
         }
@@ -188,10 +194,13 @@ impl Engine {
             return;
         };
         // At least as fast as new records come in, so that the journal's size stays bounded.
-        let step = RECLAIM_STEP_BYTES.max(self.journal.waiting_bytes());
+        let step = match perhaps!("carry-little") {
+            true => 1,
+            false => RECLAIM_STEP_BYTES.max(self.journal.waiting_bytes()),
+        };
         let carried = self.broker.carry_forward(Position(before), step);
         self.append_records();
-        if carried == Carried::All {
+        if carried == Carried::All || planted!("drop-live-things") {
             tracing::debug!(segment, "the oldest segment holds nothing live any more");
             self.journal.drop_oldest();
         }

@@ -1,0 +1,103 @@
+//! Which bug is planted, and how likely each point is: for this thread, because a simulated run is one
+//! thread.
+
+use std::cell::Cell;
+
+use crate::table::{PLANTS, POINTS};
+
+thread_local! {
+    static PLANTED: Cell<usize> = const { Cell::new(usize::MAX) };
+    static LIKELY: Cell<Points> = const { Cell::new(Points::NONE) };
+}
+
+/// How often each point says yes, in this run.
+#[derive(Clone, Copy, Debug)]
+pub struct Points {
+    /// A bit for each point that takes part.
+    enabled: u32,
+    /// It says yes once in so many times.
+    one_in: u64,
+    state: u64,
+}
+
+impl Points {
+    pub const NONE: Self = Self {
+        enabled: 0,
+        one_in: 1,
+        state: 0,
+    };
+
+    /// All that happens now in this thread draws from here.
+    pub fn begin(seed: u64, enabled: u32, one_in: u64) {
+        LIKELY.set(Self {
+            enabled,
+            one_in,
+            state: seed,
+        });
+    }
+
+    /// From now on only the bug of this name is planted in this thread; false when there is none.
+    pub fn plant(name: Option<&str>) -> bool {
+        let index = name.map(|name| PLANTS.iter().position(|plant| plant.name == name));
+        PLANTED.set(index.flatten().unwrap_or(usize::MAX));
+        index != Some(None)
+    }
+
+    fn draw(&mut self, point: usize) -> bool {
+        if self.enabled >> point & 1 == 0 {
+            return false;
+        }
+        // A linear congruential generator (Knuth's MMIX); its high bits are good enough to decide by.
+        self.state = self
+            .state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.state >> 33).is_multiple_of(self.one_in)
+    }
+}
+
+pub fn is_planted(plant: usize) -> bool {
+    PLANTED.get() == plant
+}
+
+pub fn is_likely(point: usize) -> bool {
+    let mut points = LIKELY.get();
+    let answer = points.draw(point);
+    LIKELY.set(points);
+    answer
+}
+
+/// The place of a name in the table; a name that is not there does not compile.
+pub const fn plant(name: &str) -> usize {
+    let mut index = 0;
+    while index < PLANTS.len() {
+        if is_same(PLANTS[index].name, name) {
+            return index;
+        }
+        index += 1;
+    }
+    panic!("this bug is not in the table")
+}
+
+pub const fn point(name: &str) -> usize {
+    let mut index = 0;
+    while index < POINTS.len() {
+        if is_same(POINTS[index].0, name) {
+            return index;
+        }
+        index += 1;
+    }
+    panic!("this point is not in the table")
+}
+
+const fn is_same(one: &str, other: &str) -> bool {
+    let (one, other) = (one.as_bytes(), other.as_bytes());
+    let mut index = 0;
+    while index < one.len() && index < other.len() {
+        if one[index] != other[index] {
+            return false;
+        }
+        index += 1;
+    }
+    one.len() == other.len()
+}

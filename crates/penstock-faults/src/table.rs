@@ -1,0 +1,206 @@
+//! The bugs that can be planted, each with the promise that it breaks; and the points that the
+//! simulator makes frequent.
+
+/// A bug, for the simulator to catch.
+#[derive(Clone, Copy, Debug)]
+pub struct Plant {
+    pub name: &'static str,
+    pub promise: &'static str,
+}
+
+const fn plant(name: &'static str, promise: &'static str) -> Plant {
+    Plant { name, promise }
+}
+
+/// Lawful at any time, and rare by nature.
+pub const POINTS: &[(&str, &str)] = &[
+    ("roll-early", "a new segment begins before the last is full"),
+    ("tiny-batch", "a batch is closed though it has room"),
+    ("carry-little", "live things are carried forward one by one"),
+    (
+        "reclaim-early",
+        "the oldest segment is emptied though there is space",
+    ),
+    (
+        "sweep-early",
+        "stale entries of a table are swept though they are few",
+    ),
+    ("wake-late", "a batch that is due is taken at a later call"),
+    (
+        "full-early",
+        "a connection counts as full though little waits to be sent",
+    ),
+    (
+        "say-little",
+        "what waits for a client goes out in several portions",
+    ),
+];
+
+pub const PLANTS: &[Plant] = &[
+    // The journal.
+    plant("skip-sync", "what is confirmed is on disk"),
+    plant(
+        "roll-before-sync",
+        "a segment that has a successor is whole",
+    ),
+    plant(
+        "name-before-sync",
+        "a file with a segment's name has a good header",
+    ),
+    plant(
+        "skip-directory-sync",
+        "a segment that is written to has its name on disk",
+    ),
+    plant(
+        "open-without-directory-sync",
+        "an opened journal can be found again",
+    ),
+    plant(
+        "count-on-unsynced-names",
+        "an opening counts on no file whose name may still be lost",
+    ),
+    plant(
+        "drop-before-sync",
+        "a segment goes after what was carried out of it is on disk",
+    ),
+    plant(
+        "trust-page-cache",
+        "what an opening shows is on disk before anything rests on it",
+    ),
+    plant("accept-torn-batch", "what a crash tore is cut off"),
+    plant(
+        "ignore-watermark",
+        "damage to what was confirmed is an error, never silence",
+    ),
+    plant(
+        "accept-ghosts",
+        "what a recycled segment held before is never read as new",
+    ),
+    plant(
+        "keep-epoch",
+        "each start of the broker has an epoch of its own",
+    ),
+    plant(
+        "retry-failed-sync",
+        "after a failed sync nothing is confirmed",
+    ),
+    // The engine.
+    plant(
+        "confirm-before-sync",
+        "a confirm waits for the sync, not for the write",
+    ),
+    plant(
+        "drop-live-things",
+        "a segment is dropped when nothing in it is needed",
+    ),
+    // Transactions.
+    plant(
+        "deliver-before-durable",
+        "no job starts whose publishing may be lost",
+    ),
+    plant("show-value-early", "no value is shown that may be lost"),
+    plant(
+        "forget-refusal",
+        "a transaction that is sent again gets the same answer",
+    ),
+    plant(
+        "apply-again",
+        "a transaction that is sent again is applied once",
+    ),
+    plant("apply-half", "a refused transaction changes nothing"),
+    plant(
+        "pass-every-guard",
+        "a transaction whose guard fails changes nothing",
+    ),
+    plant("lose-copy", "a message comes to each of its queues"),
+    plant("lose-purge", "what was purged stays away"),
+    plant(
+        "forget-claim",
+        "of two messages with one unless_key the second is skipped",
+    ),
+    plant("keep-key", "a value is gone when its time is over"),
+    // Leases.
+    plant(
+        "settle-by-any-lease",
+        "a settlement whose lease was lost changes nothing",
+    ),
+    plant(
+        "forget-leases",
+        "a worker that comes back in time keeps its leases",
+    ),
+    plant(
+        "keep-leases",
+        "what a lost worker held goes back after its heartbeat",
+    ),
+    plant(
+        "keep-old-connection",
+        "a session has one connection; the older is fenced off",
+    ),
+    plant(
+        "believe-lost-grant",
+        "a lease that has ended does not come back",
+    ),
+    plant(
+        "lend-unsafely",
+        "a message that may be delivered once is not handed out again",
+    ),
+    plant(
+        "forget-redelivery",
+        "a message that may have run before says so",
+    ),
+    plant(
+        "forget-unseen-run",
+        "after a crash a message that may have run says so",
+    ),
+    plant(
+        "miscount-crashes",
+        "a job that kills its workers is buried in time",
+    ),
+    // Joins.
+    plant(
+        "release-twice",
+        "a join releases what it holds exactly once",
+    ),
+    plant("count-member-twice", "a member of a join counts once"),
+    // Order and time.
+    plant(
+        "return-to-end",
+        "a message that comes back goes to its old place",
+    ),
+    plant("ignore-priority", "a higher priority goes first"),
+    plant("serve-paused", "nothing is taken from a paused queue"),
+    plant("start-early", "no message starts before its time"),
+    plant("retry-at-once", "a retry waits as long as was asked"),
+    plant(
+        "wrong-clock",
+        "a time that a person named is judged by the wall's clock",
+    ),
+    plant("deliver-expired", "no message starts after it has expired"),
+    plant("lose-note", "a message keeps the notes of its attempts"),
+    // Carrying forward.
+    plant(
+        "carry-no-arrivals",
+        "a join remembers its members for as long as it lives",
+    ),
+    plant(
+        "carry-no-receipts",
+        "what was refused stays refused, however old the record",
+    ),
+    plant("carry-no-claim", "a claim lives as long as its message"),
+    plant(
+        "carry-no-delay",
+        "a delay outlives the segment it was written in",
+    ),
+    plant(
+        "carry-no-value",
+        "a value outlives the segment it was written in",
+    ),
+    plant(
+        "carry-no-session",
+        "a session outlives the segment it was opened in",
+    ),
+    plant(
+        "carry-no-pause",
+        "a pause outlives the segment it was written in",
+    ),
+];

@@ -1,0 +1,31 @@
+//! Runs many seeds, on all cores. A panic in a run is a failure as any other.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::world::{Outcome, run};
+
+thread_local! {
+    /// What the last panic of this thread said.
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// From now on a panic is kept for [`run_without_panic`] and not printed.
+pub fn keep_panics() {
+    std::panic::set_hook(Box::new(|info| {
+        let payload = info.payload();
+        let text = payload.downcast_ref::<&str>().copied();
+        let text = text.or_else(|| Some(payload.downcast_ref::<String>()?.as_str()));
+        let text = text.unwrap_or("without words");
+        let place = info.location().map_or(String::new(), ToString::to_string);
+        PANIC.set(Some(format!("a panic: {text} ({place})")));
+    }));
+}
+
+pub fn run_without_panic(seed: u64) -> Outcome {
+    let run = AssertUnwindSafe(|| run(seed, None));
+    catch_unwind(run).unwrap_or_else(|_| Outcome {
+        failure: Some(PANIC.take().unwrap_or_else(|| "a panic".to_string())),
+        ..Outcome::default()
+    })
+}
