@@ -162,7 +162,10 @@ class Project:
         if pid is not None:
             os.kill(pid, signal.SIGCONT)
             self.kill_broker()
-        left = self.processes()
+        # The children of a supervisor that was killed just now are on their way out.
+        patience = time.monotonic() + 2
+        while (left := self.processes()) and time.monotonic() < patience:
+            time.sleep(0.01)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.directory)

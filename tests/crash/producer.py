@@ -7,6 +7,7 @@ Runs until SIGTERM, and then ends each call that it has begun. It can be killed 
 
 from __future__ import annotations
 
+import faulthandler
 import random
 import signal
 import sys
@@ -55,6 +56,8 @@ def main() -> None:
     name, threads, seed = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    # For a test that waits in vain, to see where.
+    faulthandler.register(signal.SIGUSR1)
 
     def work(index: int) -> None:
         chance = random.Random(f"{seed} {name} {index}")
@@ -67,7 +70,9 @@ def main() -> None:
     for thread in working:
         thread.start()
     for thread in working:
-        thread.join()
+        # Not for ever at once: a signal that comes just before such a wait begins is only seen after it.
+        while thread.is_alive():
+            thread.join(0.2)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ class Storm:
         for producer in self._producers:
             producer.signal(signal.SIGTERM)
         for producer in self._producers:
-            assert producer.wait(60) in IN_ORDER, producer.output
+            assert end_of(producer) in IN_ORDER, producer.output
         self.reader.signal(signal.SIGTERM)
         assert self.reader.wait(60) == 0, self.reader.output
         eventually(self._is_empty, 90, lambda: str(self.project.status()["queues"]))
@@ -171,6 +171,15 @@ class Storm:
     def _is_empty(self) -> bool:
         queues = self.project.status()["queues"]
         return all(queue["ready"] == queue["delayed"] == queue["running"] == 0 for queue in queues)
+
+
+def end_of(process: Process) -> int:
+    try:
+        return process.wait(60)
+    except AssertionError:
+        process.signal(signal.SIGUSR1)
+        eventually(lambda: "Thread" in process.output, 10)
+        raise AssertionError(f"it hangs: {process.output}") from None
 
 
 def free_port() -> int:

@@ -38,7 +38,7 @@ def test_a_sound_history_is_found_sound_and_counted() -> None:
         ("resurrected", "begin p/1 one 1 1 1 0 run-9"),
         ("forked", "seen one run-9"),
         ("stuck", "attempt p/9 0 p/9\nbegin p/9 nine 1 0 0 0 run-9"),
-        ("early", "attempt p/9 900 p/9\nbegin p/9 nine 1 0 0 899 run-9\nseen nine run-9"),
+        ("early", "attempt p/9 900 p/9\nbegin p/9 nine 1 0 0 897 run-9\nseen nine run-9"),
         ("torn", "attempt p/8 0 b\nattempt p/9 0 b\nbegin p/9 nine 1 0 0 0 run-9\nseen nine run-9"),
         (
             "unflagged",

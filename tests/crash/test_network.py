@@ -43,7 +43,11 @@ def test_a_bad_network_loses_and_doubles_nothing(cycles: Cycles) -> None:
             kill_at_once([storm.server().pid])
 
 
-@pytest.mark.parametrize("weather", [HALF_OPEN, DEAF, BLACK_HOLE, REFUSES, LONG_DELAY], ids=str)
+@pytest.mark.parametrize(
+    "weather",
+    [HALF_OPEN, DEAF, BLACK_HOLE, REFUSES, LONG_DELAY],
+    ids=["half-open", "deaf", "black hole", "resets", "delays"],
+)
 def test_every_call_ends_in_time_whatever_the_network_does(project: Project, weather: Weather, cycles: Cycles) -> None:
     project.write(
         "tasks.py",

@@ -131,6 +131,7 @@ def test_a_worker_that_was_stopped_beyond_its_heartbeat_is_fenced_off(
     cycles.report(f"{number} workers stopped beyond their heartbeat; {verdict}")
 
 
+@pytest.mark.timeout(7200)
 def test_nobody_loses_a_lease_by_the_silence_of_the_broker(
     project: Project, cycles: Cycles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
