@@ -149,7 +149,8 @@ def test_fsck_tells_good_from_rotten(shop):
     good = shop.penstock("fsck", str(shop.data))
     assert good.returncode == 0, good.output
 
-    segment = max((shop.data / "journal").iterdir(), key=lambda path: path.stat().st_size)
+    segments = (shop.data / "journal").glob("*.segment")
+    segment = max(segments, key=lambda path: path.stat().st_size)
     content = bytearray(segment.read_bytes())
     content[12_000] ^= 0xFF
     segment.write_bytes(content)
@@ -161,6 +162,20 @@ def test_fsck_tells_good_from_rotten(shop):
     run = shop.start_python("import tasks\ntasks.double.delay(1)")
     assert run.wait(60) == 1
     assert segment.name in run.output
+
+    # A repair keeps all but what is rotten, and says what that was.
+    repaired = shop.penstock("fsck", "--repair", str(shop.data))
+    assert repaired.returncode == 65, repaired.output
+    assert f"gone: record " in repaired.output and segment.name in repaired.output
+    aside = next((shop.data / "journal").glob("damaged-*"))
+    assert (aside / segment.name).read_bytes() == content
+    assert shop.penstock("fsck", str(shop.data)).returncode == 0
+    run = shop.start_python("import tasks\ntasks.double.delay(1)")
+    assert run.wait(60) == 0, run.output
+    waiting = sum(queue["ready"] for queue in shop.status()["queues"])
+    assert 1 <= 2001 - waiting <= 1024
+    again = shop.penstock("fsck", "--repair", str(shop.data))
+    assert again.returncode == 3, "the broker runs"
 
 
 def test_a_server_beyond_loopback_wants_a_token(project):

@@ -26,6 +26,7 @@ mod consistency;
 mod dispatch;
 mod effects;
 mod index;
+mod inspect;
 mod interface;
 mod joins;
 mod keys;
@@ -49,6 +50,7 @@ mod timers;
 mod watches;
 
 pub use broker::Broker;
+pub use inspect::{Published, published_in};
 pub use interface::*;
 pub use options::BrokerOptions;
 pub use reading::{Read, Unread};

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::process::ExitCode;
 
 use penstock_driver::DriverError;
-use penstock_journal::OpenError;
+use penstock_journal::{OpenError, RepairError};
 use penstock_server::ServerError;
 
 pub const FAILED: u8 = 1;
@@ -57,10 +57,19 @@ impl From<OpenError> for Failure {
         let code = match &error {
             OpenError::Locked { .. } => IN_USE,
             OpenError::Damaged { .. } | OpenError::Replay { .. } => DAMAGED,
-            OpenError::Io { .. } => DISK_FAILED,
+            OpenError::Io { .. } | OpenError::DiskFull { .. } => DISK_FAILED,
             _ => FAILED,
         };
         Self::new(code, error)
+    }
+}
+
+impl From<RepairError> for Failure {
+    fn from(error: RepairError) -> Self {
+        match error {
+            RepairError::Open(error) => error.into(),
+            error => Self::new(FAILED, error),
+        }
     }
 }
 

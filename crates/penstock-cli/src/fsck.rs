@@ -1,7 +1,9 @@
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use penstock_journal::{DiskStorage, FsckReport, fsck};
+use penstock_broker::published_in;
+use penstock_journal::{DiskStorage, FsckReport, JournalOptions, Lost, RepairReport, fsck, repair};
 
 use crate::exit::{DAMAGED, FAILED, Failure};
 use crate::text::{Table, bytes, show};
@@ -10,14 +12,17 @@ use crate::text::{Table, bytes, show};
 pub struct Arguments {
     /// A broker's directory, or the journal in it
     directory: PathBuf,
+    /// Put a sound journal in the place of a damaged one: keeps all that can be read, lists what is
+    /// gone, and moves the damaged files to a directory beside it
+    #[arg(long)]
+    repair: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let inner = arguments.directory.join("journal");
-    let directory = match inner.is_dir() {
-        true => inner,
-        false => arguments.directory.clone(),
-    };
+    let directory = journal_in(&arguments.directory);
+    if arguments.repair {
+        return run_repair(&directory);
+    }
     let storage = DiskStorage::open_existing(&directory).map_err(|error| {
         Failure::new(
             FAILED,
@@ -45,6 +50,107 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         )),
         Err(error) => Err(Failure::new(DAMAGED, error)),
     }
+}
+
+/// A broker's directory has the journal in it.
+pub fn journal_in(directory: &Path) -> PathBuf {
+    let inner = directory.join("journal");
+    match inner.is_dir() {
+        true => inner,
+        false => directory.to_path_buf(),
+    }
+}
+
+fn run_repair(directory: &Path) -> Result<(), Failure> {
+    // It makes directories; a name that is wrong should not be one of them.
+    let storage = DiskStorage::open_existing(directory).map_err(|error| {
+        let text = format!("can't look at {}: {error}", directory.display());
+        Failure::new(FAILED, text)
+    })?;
+    let mut options = JournalOptions::default();
+    options.suit_disk(storage.disk_bytes()?);
+    getrandom::fill(&mut options.journal_id).map_err(std::io::Error::from)?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let stamp = now.map_or(0, |since| since.as_secs()).to_string();
+    let report = repair(directory, &options, &stamp)?;
+    show(&repaired(&report))?;
+    match &report.lost[..] {
+        [] => Ok(()),
+        lost => {
+            let count: u64 = lost.iter().map(|lost| lost.records).sum();
+            let more = match lost.iter().any(|lost| lost.is_open_ended) {
+                true => " and perhaps more",
+                false => "",
+            };
+            let text = format!("repaired; {count} records{more} are gone, as listed");
+            Err(Failure::new(DAMAGED, text))
+        }
+    }
+}
+
+const WHAT_A_LOSS_MEANS: &str = "\
+A record is what was decided at one moment. What the lost ones may have held, and what follows:
+  a job that was sent       it is gone: send it again
+  the end of a job          it runs again, though it may have succeeded before; its result is written anew
+  a retry or a delay        the job is where it was before
+  a result or a lock        it is gone; what was deleted may be back
+  a group or a chain        it may never be released: `penstock purge` its queue and send it again
+No worker can settle a job with a lease of before.
+";
+
+fn repaired(report: &RepairReport) -> String {
+    let Some(aside) = &report.damaged_files else {
+        return "the journal is sound: nothing was changed\n".to_owned();
+    };
+    let mut text = String::new();
+    for lost in &report.lost {
+        text.push_str(&described(lost));
+    }
+    if !report.lost.is_empty() {
+        text.push_str(WHAT_A_LOSS_MEANS);
+    }
+    match report.resumed {
+        true => text.push_str("an earlier repair was interrupted, and is finished now\n"),
+        false => text.push_str(&format!("{} records were kept\n", report.records)),
+    }
+    if report.torn_batches > 0 {
+        text.push_str(&format!(
+            "{} interrupted writes were cut off; none was confirmed\n",
+            report.torn_batches
+        ));
+    }
+    text.push_str(&format!("the damaged files are in {}\n", aside.display()));
+    text
+}
+
+fn described(lost: &Lost) -> String {
+    let records = match (lost.records, lost.is_open_ended) {
+        (0, false) => "no record".to_owned(),
+        (0, true) => format!("all from record {} on, if there was any", lost.position),
+        (1, false) => format!("record {}", lost.position),
+        (count, false) => format!("records {} to {}", lost.position, lost.position + count - 1),
+        (count, true) => format!(
+            "{count} records from {} on, and perhaps more",
+            lost.position
+        ),
+    };
+    let place = match (lost.file.as_str(), lost.from, lost.to) {
+        ("", ..) => String::new(),
+        (file, from, to) if from >= to => format!(" ({file})"),
+        (file, from, to) => format!(" ({file}, bytes {from} to {to})"),
+    };
+    let mut text = format!("gone: {records}{place}: {}\n", lost.what);
+    for job in lost
+        .remains
+        .iter()
+        .flat_map(|remains| published_in(remains))
+    {
+        text.push_str(&format!(
+            "  with job {} of {} in queue {}, if what is left can be trusted\n",
+            job.id, job.task, job.queue
+        ));
+    }
+    text
 }
 
 fn for_people(report: &FsckReport) -> String {

@@ -50,7 +50,7 @@ enum Command {
     Limit(limit::Arguments),
     /// Drop everything that waits in a queue
     Purge(purge::Arguments),
-    /// Check a journal, without changing it
+    /// Check a journal, and repair it if told to
     Fsck(fsck::Arguments),
     /// End the local broker of a directory
     Stop(stop::Arguments),

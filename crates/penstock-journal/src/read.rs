@@ -35,26 +35,44 @@ pub(crate) struct Beyond {
     pub proof: Option<u64>,
 }
 
-/// Reads and judges a segment's header; `None` for its bytes only: they are not a header.
+/// Reads and judges a segment's header.
 pub(crate) fn read_header<S: Storage>(
     storage: &S,
     number: u64,
 ) -> Result<SegmentHeader, OpenError> {
+    match read_damaged_header(storage, number)? {
+        (Some(header), None) => Ok(header),
+        (_, flaw) => {
+            let (offset, what) = flaw.unwrap_or_default();
+            let name = segment_name(number);
+            Err(OpenError::damaged(storage, &name, offset, &what))
+        }
+    }
+}
+
+/// What is wrong, and at which byte.
+pub(crate) type Flaw = (u64, String);
+
+/// The header, if it is one, and what is wrong with it or with the file's length.
+pub(crate) fn read_damaged_header<S: Storage>(
+    storage: &S,
+    number: u64,
+) -> Result<(Option<SegmentHeader>, Option<Flaw>), OpenError> {
     let name = segment_name(number);
     let mut page = vec![0; SegmentHeader::BYTES];
     let file = storage.open(&name).map_err(OpenError::io("open", &name))?;
     let bytes = file.size().map_err(OpenError::io("read", &name))?;
     file.read_at(0, &mut page)
         .map_err(OpenError::io("read", &name))?;
-    let damaged = |offset, what: &str| OpenError::damaged(storage, &name, offset, what);
-    let header = SegmentHeader::decode(&page)
-        .ok_or_else(|| damaged(0, "the checksum of its header is wrong"))?;
+    let Some(header) = SegmentHeader::decode(&page) else {
+        let what = "the checksum of its header is wrong".to_string();
+        return Ok((None, Some((0, what))));
+    };
     if header.minimum_reader > FORMAT_VERSION {
-        let (written, needed) = (header.format_version, header.minimum_reader);
         return Err(OpenError::NewerFormat {
             file: name,
-            written,
-            needed,
+            written: header.format_version,
+            needed: header.minimum_reader,
             known: FORMAT_VERSION,
         });
     }
@@ -67,13 +85,13 @@ pub(crate) fn read_header<S: Storage>(
     }
     if header.segment != number {
         let what = format!("its header is that of segment {}", header.segment);
-        return Err(damaged(0, &what));
+        return Ok((None, Some((0, what))));
     }
     if bytes < header.file_bytes {
         let what = format!("the file was cut: it had {} bytes", header.file_bytes);
-        return Err(damaged(bytes, &what));
+        return Ok((Some(header), Some((bytes, what))));
     }
-    Ok(header)
+    Ok((Some(header), None))
 }
 
 impl SegmentImage {

@@ -29,7 +29,7 @@ use crate::writer::{ActiveSegment, Chain, NewSegment, Writer};
 
 /// The new segment of an opening that is not finished. Never reused: its batches could pass for
 /// those of the next attempt.
-const UNFINISHED: &str = "opening.partial";
+pub(crate) const UNFINISHED: &str = "opening.partial";
 
 /// Is shown a position and its record; an error, in words, ends the opening.
 pub type Replay<'a> = dyn FnMut(u64, &[u8]) -> Result<(), String> + 'a;
@@ -67,7 +67,8 @@ pub enum OpenError {
     #[error(
         "{location}/{file} is damaged at byte {offset}: {what}. Work that was confirmed may be in \
          the damaged part, so the journal is not opened. `penstock fsck {location}` shows what can \
-         still be read; restore the directory from a backup, or move it away to start empty"
+         still be read, and with `--repair` keeps that and lists what is gone; or restore the \
+         directory from a backup, or move it away to start empty"
     )]
     Damaged {
         location: String,
@@ -213,6 +214,23 @@ impl Recovered {
             index: Index::default(),
             unproven: Vec::new(),
             base_position: 1,
+        }
+    }
+}
+
+impl Recovered {
+    /// An empty journal, whose segments and epochs come after those of a damaged one.
+    pub fn after_a_repair(
+        journal_id: [u8; 16],
+        last_segment: u64,
+        last_epoch: u32,
+        base_position: u64,
+    ) -> Self {
+        Self {
+            number: last_segment,
+            epoch: last_epoch,
+            base_position,
+            ..Self::nothing(journal_id)
         }
     }
 }
@@ -469,7 +487,7 @@ impl<'a> Joiner<'a> {
 }
 
 /// Writes the new segment, gives it its name, and lets go of what no longer counts.
-fn start<S: Storage>(
+pub(crate) fn start<S: Storage>(
     storage: S,
     lock: S::Lock,
     options: JournalOptions,

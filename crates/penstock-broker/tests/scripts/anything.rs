@@ -103,6 +103,23 @@ proptest! {
         prop_assert_eq!(outputs, outputs_again, "the same inputs give the same outputs");
         prop_assert_eq!(world.journal(), again.journal(), "and the same records, bit for bit");
     }
+
+    #[test]
+    fn a_broker_works_on_with_whatever_a_repair_of_its_journal_has_left(
+        lines in prop::collection::vec(line(), 1..80),
+        more in prop::collection::vec(line(), 0..40),
+        holes in prop::collection::vec(0..200_usize, 1..8),
+        width in 1..4_usize,
+    ) {
+        let (mut world, _) = run(&lines, None);
+        world.lose_records(|index| holes.iter().any(|hole| (*hole..hole + width).contains(&index)));
+        for line in &more {
+            if world.is_possible(line) {
+                world.run(line);
+            }
+        }
+        world.check_recovery();
+    }
 }
 
 fn run(lines: &[String], resident_bodies_bytes: Option<u64>) -> (World, Vec<String>) {

@@ -556,6 +556,24 @@ impl World {
         recovery.finish(now, self.epoch)
     }
 
+    /// Becomes a broker on a journal that was repaired: records are gone wherever the disk was damaged.
+    pub fn lose_records(&mut self, is_lost: impl Fn(usize) -> bool) {
+        let mut index = 0;
+        self.journal.retain(|record| {
+            index += 1;
+            record.is_some() && !is_lost(index - 1)
+        });
+        self.synced = self.journal.len();
+        self.mark = 0;
+        self.damaged.clear();
+        for client in self.clients.values_mut() {
+            client.conn = None;
+        }
+        self.epoch += 1;
+        self.broker = self.recover(self.now);
+        self.broker.assert_consistent();
+    }
+
     /// Empties the journal up to the mark, or of all that was in it, as reclaim does with a segment.
     fn carry_forward(&mut self) {
         self.take_records();

@@ -6,5 +6,6 @@ mod full;
 mod opening;
 mod power_cuts;
 mod reading;
+mod repair;
 mod space;
 mod support;

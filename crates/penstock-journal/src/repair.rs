@@ -1,0 +1,360 @@
+//! Puts a sound journal in the place of a damaged one, and keeps the damaged files.
+//!
+//! The sound one is written anew, in a directory of its own (`repaired.partial`, then `repaired`), and
+//! read back before anything is changed. Its segments have higher numbers than the damaged ones. Then
+//! files are moved, in an order in which no moment looks like a good journal but the last:
+//!
+//! 1. the newest sound segment: it names its predecessors, which are missing, so nothing opens this;
+//! 2. the damaged files, to a directory beside them;
+//! 3. the rest of the sound segments, the oldest one last.
+//!
+//! Whenever this is interrupted, the next repair goes on with it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::format::{segment_name, segment_number};
+use crate::journal::{Journal, JournalOptions};
+use crate::read::read_header;
+use crate::recovery::{Found, OpenError, Opened, Recovered, recover, start};
+use crate::salvage::{Lost, Salvage, salvage};
+use crate::storage::{DiskStorage, Storage};
+use crate::writer::WriteError;
+
+const UNFINISHED: &str = "repaired.partial";
+const FINISHED: &str = "repaired";
+
+/// What was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairReport {
+    /// Where the damaged files are now; `None`: the journal is sound, and nothing was changed.
+    pub damaged_files: Option<PathBuf>,
+    /// An earlier repair was interrupted, and only had to be finished. It said what was lost.
+    pub resumed: bool,
+    /// Sound records that were kept.
+    pub records: u64,
+    /// Writes that a crash interrupted; none was confirmed.
+    pub torn_batches: u64,
+    pub lost: Vec<Lost>,
+}
+
+/// Why nothing was repaired. The damaged files are as they were, or were moved as they are.
+#[derive(Debug, thiserror::Error)]
+pub enum RepairError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error(
+        "could not {action} {path}: {source}. Nothing is lost: repair it again once that is mended"
+    )]
+    Move {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error(
+        "what was written anew does not read back as it was found ({0}); the damaged files are as they were"
+    )]
+    NotTheSame(String),
+}
+
+/// Repairs the journal in a directory. `stamp` names the directory for the damaged files,
+/// `damaged-STAMP`.
+pub fn repair(
+    path: &Path,
+    options: &JournalOptions,
+    stamp: &str,
+) -> Result<RepairReport, RepairError> {
+    let storage = open_directory(path)?;
+    let location = storage.location();
+    let lock = storage.lock().map_err(OpenError::io("lock", &location))?;
+    let _lock = lock.ok_or(OpenError::Locked { location })?;
+    let damaged_files = path.join(format!("damaged-{stamp}"));
+    if path.join(FINISHED).is_dir() {
+        move_files(path, &damaged_files, &mut |_| Ok(()))?;
+        return Ok(RepairReport {
+            damaged_files: Some(damaged_files),
+            resumed: true,
+            ..RepairReport::default()
+        });
+    }
+    let found = Found::list(&storage)?;
+    if found.segments.is_empty() {
+        return Ok(RepairReport::default());
+    }
+    match recover(&storage, &found.segments, &mut |_, _| Ok(())) {
+        Ok(_) => return Ok(RepairReport::default()),
+        Err(OpenError::Damaged { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+
+    let unfinished = path.join(UNFINISHED);
+    if unfinished.is_dir() {
+        // Of an interrupted repair; a copy of what is still here.
+        fs::remove_dir_all(&unfinished).map_err(failed_to("remove", &unfinished))?;
+    }
+    let target = open_directory(&unfinished)?;
+    let written = write_anew(&storage, &found, &target, options);
+    let salvage = written.inspect_err(|_| {
+        // It may be this that fills the disk.
+        let _removed = fs::remove_dir_all(&unfinished);
+    })?;
+    let finished = path.join(FINISHED);
+    rename(&unfinished, &finished)?;
+    sync(path)?;
+    move_files(path, &damaged_files, &mut |_| Ok(()))?;
+    Ok(RepairReport {
+        damaged_files: Some(damaged_files),
+        resumed: false,
+        records: salvage.records,
+        torn_batches: salvage.torn_batches,
+        lost: salvage.lost,
+    })
+}
+
+/// Writes all sound records of a journal to a new one, and reads them back.
+pub(crate) fn write_anew<S: Storage, T: Storage>(
+    source: &S,
+    found: &Found,
+    target: &T,
+    options: &JournalOptions,
+) -> Result<Salvage, RepairError> {
+    // First without writing, for the epoch: what is written must be of a later one.
+    let mut first_position = None;
+    let looked = salvage(source, found, &mut |position, _| {
+        first_position.get_or_insert(position);
+        Ok(())
+    })?;
+    let location = target.location();
+    let lock = target.lock().map_err(OpenError::io("lock", &location))?;
+    let lock = lock.ok_or(OpenError::Locked { location })?;
+    let recovered = Recovered::after_a_repair(
+        options.journal_id,
+        found.segments.last().copied().unwrap_or(0),
+        looked.epoch + 1,
+        first_position.unwrap_or(1),
+    );
+    let mut opened = start(
+        target.clone(),
+        lock,
+        options.clone(),
+        Found::default(),
+        recovered,
+    )?;
+    let mut checksum = 0;
+    let mut failed = None;
+    let salvaged = salvage(source, found, &mut |_, record| {
+        checksum = crc32c::crc32c_append(checksum, record);
+        opened.journal.append(opened.next_position, record);
+        opened.next_position += 1;
+        if failed.is_none() && opened.journal.waiting_bytes() >= options.batch_bytes {
+            failed = write_waiting(&mut opened).err();
+        }
+        Ok(())
+    })?;
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    write_waiting(&mut opened)?;
+    opened.writer.sync()?;
+    drop(opened);
+
+    // The next opening adds a segment, so that there are two at least, and proves the rest.
+    let (mut read, mut read_checksum) = (0, 0);
+    Journal::open(target.clone(), options.clone(), &mut |_, record| {
+        read += 1;
+        read_checksum = crc32c::crc32c_append(read_checksum, record);
+        Ok(())
+    })?;
+    if (read, read_checksum) != (salvaged.records, checksum) {
+        let what = format!("{read} of {} records", salvaged.records);
+        return Err(RepairError::NotTheSame(what));
+    }
+    Ok(salvaged)
+}
+
+fn write_waiting<S: Storage>(opened: &mut Opened<S>) -> Result<(), WriteError> {
+    while let Some(batch) = opened.journal.take_batch() {
+        opened.writer.write(&batch)?;
+    }
+    Ok(())
+}
+
+/// Moves files, as the head of this file says. `before` is asked before each step.
+fn move_files(
+    path: &Path,
+    damaged_files: &Path,
+    before: &mut dyn FnMut(&str) -> Result<(), RepairError>,
+) -> Result<(), RepairError> {
+    let finished = path.join(FINISHED);
+    let here = Found::list(&open_directory(path)?)?;
+    let mut there = Found::list(&open_directory(&finished)?)?;
+    // The newest one is moved first; it says how many come before it.
+    let from = match here.segments.last().max(there.segments.last()) {
+        Some(newest) if there.segments.last() == Some(newest) => finished.as_path(),
+        _ => path,
+    };
+    let newest = here.segments.last().max(there.segments.last());
+    let newest = *newest.expect("a repair leaves segments");
+    let header = read_header(&open_directory(from)?, newest)?;
+    let oldest = newest - u64::from(header.older_segments);
+    if from == finished {
+        before("move the newest")?;
+        rename(
+            &finished.join(segment_name(newest)),
+            &path.join(segment_name(newest)),
+        )?;
+        sync(path)?;
+        there.segments.pop();
+    }
+
+    if !damaged_files.is_dir() {
+        fs::create_dir(damaged_files).map_err(failed_to("make", damaged_files))?;
+    }
+    for entry in fs::read_dir(path).map_err(failed_to("list", path))? {
+        let name = entry.map_err(failed_to("list", path))?.file_name();
+        let Some(name) = name.to_str() else { continue };
+        let is_old = segment_number(name).is_some_and(|number| number < oldest);
+        if is_old || name.ends_with(".spare") || name == crate::recovery::UNFINISHED {
+            before("move a damaged one")?;
+            rename(&path.join(name), &damaged_files.join(name))?;
+        }
+    }
+    sync(damaged_files)?;
+    sync(path)?;
+
+    for number in there.segments.into_iter().rev() {
+        before("move a sound one")?;
+        rename(
+            &finished.join(segment_name(number)),
+            &path.join(segment_name(number)),
+        )?;
+        sync(path)?;
+    }
+    before("clean")?;
+    // Spares, if any.
+    fs::remove_dir_all(&finished).map_err(failed_to("remove", &finished))?;
+    sync(path)
+}
+
+fn open_directory(path: &Path) -> Result<DiskStorage, OpenError> {
+    DiskStorage::open(path).map_err(OpenError::io("open", &path.display().to_string()))
+}
+
+fn rename(source: &Path, target: &Path) -> Result<(), RepairError> {
+    fs::rename(source, target).map_err(failed_to("move", source))
+}
+
+fn sync(directory: &Path) -> Result<(), RepairError> {
+    let synced = DiskStorage::open_existing(directory).and_then(|storage| storage.sync_directory());
+    synced.map_err(failed_to("sync", directory))
+}
+
+fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RepairError {
+    let path = path.to_path_buf();
+    move |source| RepairError::Move {
+        action,
+        path,
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STOPPED: &str = "stopped here";
+
+    /// A journal whose first segment is damaged, and its records from before.
+    fn damaged(path: &Path, options: &JournalOptions) -> Vec<Vec<u8>> {
+        let storage = DiskStorage::open(path).unwrap();
+        let mut opened = Journal::open(storage, options.clone(), &mut |_, _| Ok(())).unwrap();
+        let records: Vec<Vec<u8>> = (1..40_u8).map(|n| vec![n; 100]).collect();
+        for (position, record) in (1..).zip(&records) {
+            opened.journal.append(position, record);
+            write_waiting(&mut opened).unwrap();
+            opened.writer.sync().unwrap();
+        }
+        let first = path.join(segment_name(1));
+        let mut bytes = fs::read(&first).unwrap();
+        bytes[4096 + 90] ^= 1;
+        fs::write(&first, bytes).unwrap();
+        records
+    }
+
+    fn open(path: &Path, options: &JournalOptions) -> Result<Vec<Vec<u8>>, OpenError> {
+        let mut records = Vec::new();
+        let storage = DiskStorage::open(path).unwrap();
+        Journal::open(storage, options.clone(), &mut |_, record| {
+            records.push(record.to_vec());
+            Ok(())
+        })?;
+        Ok(records)
+    }
+
+    #[test]
+    fn a_repair_that_is_interrupted_anywhere_looks_damaged_until_it_is_finished() {
+        let options = JournalOptions {
+            journal_id: [7; 16],
+            segment_bytes: 4096 + 2048,
+            batch_bytes: 1024,
+            opening_bytes: 4096 + 2048,
+            spares: 1,
+        };
+        for steps in 0.. {
+            let root = tempfile::tempdir().unwrap();
+            let path = root.path();
+            let records = damaged(path, &options);
+            // As `repair` does, up to the moves.
+            let storage = DiskStorage::open(path).unwrap();
+            let found = Found::list(&storage).unwrap();
+            let target = DiskStorage::open(path.join(FINISHED)).unwrap();
+            let salvage = write_anew(&storage, &found, &target, &options).unwrap();
+            assert_eq!(salvage.records as usize, records.len() - 1);
+            assert_eq!(salvage.lost.len(), 1);
+            let mut left = steps;
+            let moved = move_files(path, &path.join("damaged-1"), &mut |_| {
+                left -= 1;
+                match left < 0 {
+                    true => Err(failed_to(STOPPED, path)(io::ErrorKind::Other.into())),
+                    false => Ok(()),
+                }
+            });
+            let is_finished = match moved {
+                Ok(()) => true,
+                Err(RepairError::Move {
+                    action: STOPPED, ..
+                }) => false,
+                Err(error) => panic!("{error}"),
+            };
+            let found = Found::list(&DiskStorage::open(path).unwrap()).unwrap();
+            let oldest_is_there = found.segments.first().is_some_and(|oldest| {
+                !path.join(FINISHED).join(segment_name(*oldest - 1)).exists() && *oldest > 1
+            });
+            let all_moved = Found::list(&DiskStorage::open(path.join(FINISHED)).unwrap())
+                .unwrap()
+                .segments
+                .is_empty();
+            if all_moved && oldest_is_there {
+                assert_eq!(open(path, &options).unwrap(), records[1..]);
+            } else {
+                let refused = open(path, &options).unwrap_err();
+                assert!(
+                    matches!(refused, OpenError::Damaged { .. }),
+                    "{steps}: {refused}"
+                );
+                let report = repair(path, &options, "2").unwrap();
+                assert!(report.resumed);
+                assert_eq!(open(path, &options).unwrap(), records[1..]);
+            }
+            let kept = [path.join("damaged-1"), path.join("damaged-2")];
+            assert!(kept.iter().any(|kept| kept.join(segment_name(1)).exists()));
+            if is_finished {
+                assert!(steps > 5);
+                return;
+            }
+        }
+    }
+}

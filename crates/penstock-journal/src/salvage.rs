@@ -1,0 +1,448 @@
+//! Reads all that is sound in a damaged journal, and says what is not.
+//!
+//! A batch whose checksums are right is sound, wherever it stands. In one that is not, each record is
+//! judged by its own checksum; behind a bad one the next is searched for, and believed only if records
+//! follow each other from there to the end of the batch.
+
+use crate::format::{
+    BATCH_ALIGN, BatchHeader, FIRST_BATCH, Record, RecordHeader, RecordKind, SegmentHeader,
+    batch_tag, segment_name,
+};
+use crate::read::{Flaw, SegmentImage, read_damaged_header};
+use crate::recovery::{Found, OpenError};
+use crate::storage::Storage;
+
+/// Records that can't be brought back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// How many records are gone for certain, from this position on.
+    pub position: u64,
+    pub records: u64,
+    /// It is the beginning or the end of the journal, so nobody can know whether there were more.
+    pub is_open_ended: bool,
+    pub file: String,
+    /// Where the damage begins, and where what is sound begins again.
+    pub from: u64,
+    pub to: u64,
+    pub what: String,
+    /// What stands where a record should, to be read with doubt: its checksum is wrong.
+    pub remains: Vec<Vec<u8>>,
+}
+
+/// What a damaged journal still says of itself.
+#[derive(Debug, Default)]
+pub(crate) struct Salvage {
+    pub lost: Vec<Lost>,
+    pub records: u64,
+    pub torn_batches: u64,
+    /// No batch was written under a later one.
+    pub epoch: u32,
+}
+
+/// Is shown each sound record, in order.
+pub(crate) type Keep<'a> = dyn FnMut(u64, &[u8]) -> Result<(), OpenError> + 'a;
+
+pub(crate) fn salvage<S: Storage>(
+    storage: &S,
+    found: &Found,
+    keep: &mut Keep<'_>,
+) -> Result<Salvage, OpenError> {
+    let mut headers = Vec::new();
+    for &number in &found.segments {
+        headers.push((number, read_damaged_header(storage, number)?));
+    }
+    let known = headers.iter().find_map(|(_, (header, _))| *header);
+    let Some(known) = known else {
+        let first = found.segments.first().copied().unwrap_or(1);
+        return Err(OpenError::damaged(
+            storage,
+            &segment_name(first),
+            0,
+            "no header of any segment can be read, so nothing tells old batches from new ones",
+        ));
+    };
+    let mut salvager = Salvager {
+        keep,
+        salvage: Salvage::default(),
+        next: None,
+        parts: None,
+        damage: None,
+    };
+    let mut images = Vec::new();
+    for (number, (header, flaw)) in headers {
+        images.push(Image::load(storage, number, header, flaw, &known)?);
+    }
+    let oldest = oldest_that_counts(storage, &images)?;
+    // What is older was dropped; only its file was not gone yet.
+    images.retain(|image| image.number >= oldest);
+    if images.first().is_none_or(|first| first.number > oldest) {
+        salvager.damaged(&segment_name(oldest), 0..0, "the file is missing");
+    }
+    for index in 0..images.len() {
+        let successor = images.get(index + 1);
+        let counts_through = successor.and_then(|next| next.base_sequence.checked_sub(1));
+        let is_last = successor.is_none();
+        let bytes = images[index].read(storage)?;
+        if let Some(before) = index.checked_sub(1)
+            && images[before].number + 1 < images[index].number
+        {
+            salvager.damaged(
+                &segment_name(images[before].number + 1),
+                0..0,
+                "the file is missing",
+            );
+        }
+        salvager.segment(&images[index], bytes, counts_through, is_last)?;
+    }
+    let unreadable = images.iter().filter(|image| image.header_is_lost).count();
+    let mut salvage = salvager.finish();
+    salvage.epoch += u32::try_from(unreadable).expect("few segments");
+    Ok(salvage)
+}
+
+/// A segment, whose header may have been made up from its batches.
+struct Image {
+    number: u64,
+    header: SegmentHeader,
+    header_is_lost: bool,
+    flaw: Option<Flaw>,
+    /// 0: nothing in it can be read.
+    base_sequence: u64,
+    /// Where its first batch stands that can be read, if the header can't.
+    first_batch: u64,
+}
+
+impl Image {
+    fn load<S: Storage>(
+        storage: &S,
+        number: u64,
+        header: Option<SegmentHeader>,
+        flaw: Option<Flaw>,
+        known: &SegmentHeader,
+    ) -> Result<Self, OpenError> {
+        let header_is_lost = header.is_none();
+        let mut first_batch = FIRST_BATCH;
+        let mut base_sequence = header.map_or(0, |header| header.base_sequence);
+        let mut header = header.unwrap_or(SegmentHeader {
+            segment: number,
+            durable_through: 0,
+            base_position: 0,
+            base_sequence: 1,
+            previous: 0,
+            epoch: 0,
+            ..*known
+        });
+        if header_is_lost {
+            let image = SegmentImage::load(storage, header)?;
+            let tag = batch_tag(known.journal_id);
+            let first = (FIRST_BATCH..image.bytes.len() as u64)
+                .step_by(BATCH_ALIGN as usize)
+                .filter_map(|at| Some((at, BatchHeader::decode(&image.bytes[at as usize..])?)))
+                .find(|(_, batch)| batch.tag == tag && batch.segment == number);
+            if let Some((at, first)) = first {
+                first_batch = at;
+                header.epoch = first.epoch;
+                header.base_sequence = first.sequence;
+                header.base_position = first.first_position;
+                header.previous = first.previous;
+                base_sequence = first.sequence;
+            }
+        }
+        Ok(Self {
+            number,
+            header,
+            header_is_lost,
+            flaw,
+            base_sequence,
+            first_batch,
+        })
+    }
+
+    fn read<S: Storage>(&self, storage: &S) -> Result<SegmentImage, OpenError> {
+        SegmentImage::load(storage, self.header)
+    }
+}
+
+/// By the last batch that can be read.
+fn oldest_that_counts<S: Storage>(storage: &S, images: &[Image]) -> Result<u64, OpenError> {
+    let Some(last) = images.iter().rfind(|image| image.base_sequence > 0) else {
+        return Ok(0);
+    };
+    let image = last.read(storage)?;
+    let mut older = (!last.header_is_lost).then_some(last.header.older_segments);
+    let (mut offset, mut sequence) = (FIRST_BATCH, last.base_sequence - 1);
+    while let Some((at, batch)) = image.next_batch(offset, sequence) {
+        older = Some(batch.older_segments);
+        (offset, sequence) = (at + BATCH_ALIGN, batch.sequence);
+    }
+    Ok(last.number - u64::from(older.unwrap_or(0)).min(last.number))
+}
+
+struct Salvager<'a> {
+    keep: &'a mut Keep<'a>,
+    salvage: Salvage,
+    /// The position that should come next; `None` before the first.
+    next: Option<u64>,
+    /// A long record that is not complete.
+    parts: Option<(u64, Vec<u8>)>,
+    /// Damage since the last sound record.
+    damage: Option<Lost>,
+}
+
+impl Salvager<'_> {
+    fn segment(
+        &mut self,
+        of: &Image,
+        image: SegmentImage,
+        counts_through: Option<u64>,
+        is_last: bool,
+    ) -> Result<(), OpenError> {
+        self.salvage.epoch = self.salvage.epoch.max(of.header.epoch);
+        if self.next.is_none() && !of.header_is_lost {
+            self.next = Some(of.header.base_position);
+        }
+        if let Some((offset, what)) = of.flaw.as_ref().filter(|_| of.header_is_lost) {
+            self.damaged(&image.name, *offset..of.first_batch, what);
+        }
+        if of.base_sequence == 0 {
+            return Ok(());
+        }
+        let mut chain = image.first_link();
+        let mut offset = of.first_batch;
+        while counts_through.is_none_or(|through| chain.sequence < through) {
+            let what = match image.batch_at(offset, &mut chain) {
+                Ok(batch) => {
+                    offset = batch.end;
+                    for record in batch.records() {
+                        match record {
+                            Ok((_, record)) => self.take(record)?,
+                            Err((at, what)) => self.damaged(&image.name, at..batch.end, what),
+                        }
+                    }
+                    continue;
+                }
+                Err(what) => what,
+            };
+            let beyond = image.beyond(offset, chain.sequence);
+            if is_last && beyond.proof.is_none() && !of.header_is_lost {
+                self.salvage.torn_batches = beyond.torn_batches;
+                break;
+            }
+            let next = image.next_batch(offset, chain.sequence + 1);
+            let next = next
+                .filter(|(_, next)| counts_through.is_none_or(|through| next.sequence <= through));
+            if next.is_none() && is_last && of.header_is_lost {
+                let what = "where it ended can't be known without its header";
+                self.damaged(&image.name, offset..offset, what);
+                break;
+            }
+            self.broken_batch(&image, offset, chain.sequence, next, what)?;
+            let Some((at, header)) = next else { break };
+            offset = at;
+            chain.sequence = header.sequence - 1;
+            chain.previous = header.previous;
+        }
+        if let Some((length, what)) = of.flaw.as_ref().filter(|_| !of.header_is_lost) {
+            self.damaged(&image.name, *length..of.header.file_bytes, what);
+        }
+        Ok(())
+    }
+
+    /// One or more batches that are not valid, up to the next one that is.
+    fn broken_batch(
+        &mut self,
+        image: &SegmentImage,
+        offset: u64,
+        sequence: u64,
+        next: Option<(u64, BatchHeader)>,
+        what: &str,
+    ) -> Result<(), OpenError> {
+        let body = offset + BatchHeader::BYTES as u64;
+        let file_end = image.bytes.len() as u64;
+        let header = image
+            .bytes
+            .get(offset as usize..)
+            .and_then(BatchHeader::decode);
+        let header = header.filter(|header| header.sequence == sequence + 1);
+        // As far as is known, where its records end and which positions they have.
+        let end = match (&header, &next) {
+            (Some(header), _) => (body + u64::from(header.length)).min(file_end),
+            (None, Some((at, _))) => *at,
+            (None, None) => file_end,
+        };
+        let positions_end = match (&header, &next) {
+            (Some(header), _) => Some(header.first_position + u64::from(header.count)),
+            (None, Some((_, next))) => Some(next.first_position + 1),
+            (None, None) => None,
+        };
+        // Behind the last record of a batch whose length is not known stand up to 63 other bytes.
+        let slack = if header.is_some() { 0 } else { BATCH_ALIGN };
+        let bytes = &image.bytes[..end as usize];
+        let mut at = body;
+        let mut bad_from = None;
+        while at < end {
+            let expected = self.next.unwrap_or(0);
+            let sound = Record::decode(&bytes[at as usize..])
+                .ok()
+                .filter(|(record, _)| {
+                    let is_next = record.position == expected;
+                    is_next || bad_from.is_some() && record.position > expected
+                });
+            match sound {
+                Some((record, rest)) => {
+                    if let Some(from) = bad_from.take() {
+                        self.lost_record(image, from, at, what);
+                    }
+                    self.take(record)?;
+                    at = end - rest.len() as u64;
+                }
+                None => {
+                    let from = *bad_from.get_or_insert(at);
+                    let resumed = positions_end
+                        .and_then(|limit| resume(bytes, from + 1, expected, limit, slack));
+                    match resumed {
+                        Some(sound) => at = sound,
+                        None => break,
+                    }
+                }
+            }
+        }
+        if let Some(from) = bad_from {
+            self.lost_record(image, from, end, what);
+        } else if at + slack < end || header.is_none() {
+            self.damaged(&image.name, offset..end, what);
+        }
+        Ok(())
+    }
+
+    /// Between these places stands something that is not sound.
+    fn lost_record(&mut self, image: &SegmentImage, from: u64, to: u64, what: &str) {
+        self.damaged(&image.name, from..to, what);
+        let payload = from as usize + RecordHeader::BYTES;
+        if let Some(remains) = image.bytes.get(payload..to as usize)
+            && let Some(damage) = &mut self.damage
+        {
+            damage.remains.push(remains.to_vec());
+        }
+    }
+
+    fn damaged(&mut self, file: &str, range: std::ops::Range<u64>, what: &str) {
+        match &mut self.damage {
+            // One hole, as long as nothing sound stands in between.
+            Some(damage) if damage.file == file => damage.to = damage.to.max(range.end),
+            Some(damage) => damage.what = format!("{}; {file}: {what}", damage.what),
+            none => {
+                *none = Some(Lost {
+                    position: 0,
+                    records: 0,
+                    is_open_ended: self.next.is_none(),
+                    file: file.to_string(),
+                    from: range.start,
+                    to: range.end,
+                    what: what.to_string(),
+                    remains: Vec::new(),
+                });
+            }
+        }
+    }
+
+    fn take(&mut self, record: Record<'_>) -> Result<(), OpenError> {
+        let position = record.position;
+        if self.next.is_some_and(|next| position < next) {
+            // Written again later, or what is left of a record that began in a dropped segment.
+            return Ok(());
+        }
+        let is_continued = matches!(&self.parts, Some((of, _)) if *of == position);
+        match record.kind {
+            RecordKind::Whole => {
+                self.parts = None;
+                self.complete(position, record.payload)
+            }
+            RecordKind::First => {
+                self.parts = Some((position, record.payload.to_vec()));
+                Ok(())
+            }
+            // Its beginning is gone; that is found out at the next whole one.
+            RecordKind::Middle | RecordKind::Last if !is_continued || self.damage.is_some() => {
+                self.parts = None;
+                Ok(())
+            }
+            RecordKind::Middle | RecordKind::Last => {
+                let (_, mut whole) = self.parts.take().expect("it is continued");
+                whole.extend_from_slice(record.payload);
+                match record.kind {
+                    RecordKind::Last => self.complete(position, &whole),
+                    _ => {
+                        self.parts = Some((position, whole));
+                        Ok(())
+                    }
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, position: u64, record: &[u8]) -> Result<(), OpenError> {
+        let expected = self.next.unwrap_or(position);
+        self.close_damage(expected, position - expected);
+        (self.keep)(position, record)?;
+        self.next = Some(position + 1);
+        self.salvage.records += 1;
+        Ok(())
+    }
+
+    fn close_damage(&mut self, position: u64, records: u64) {
+        match self.damage.take() {
+            Some(damage) => self.salvage.lost.push(Lost {
+                position,
+                records,
+                ..damage
+            }),
+            None if records > 0 => self.salvage.lost.push(Lost {
+                position,
+                records,
+                is_open_ended: false,
+                file: String::new(),
+                from: 0,
+                to: 0,
+                what: "the records are not there".to_string(),
+                remains: Vec::new(),
+            }),
+            None => {}
+        }
+    }
+
+    fn finish(mut self) -> Salvage {
+        let position = self.next.unwrap_or(1);
+        if let Some(damage) = &mut self.damage {
+            damage.is_open_ended = true;
+        }
+        self.close_damage(position, 0);
+        self.salvage
+    }
+}
+
+/// The first place from which on records follow each other to the end of the batch, with positions
+/// above `after` and below `limit`.
+fn resume(bytes: &[u8], from: u64, after: u64, limit: u64, slack: u64) -> Option<u64> {
+    (from as usize..bytes.len().saturating_sub(RecordHeader::BYTES)).find_map(|at| {
+        let position = u64::from_le_bytes(bytes.get(at + 8..at + 16)?.try_into().ok()?);
+        if position < after || position >= limit {
+            return None;
+        }
+        let mut rest = &bytes[at..];
+        let mut last = position;
+        let mut count = 0;
+        while rest.len() as u64 >= RecordHeader::BYTES as u64 {
+            let Ok((record, behind)) = Record::decode(rest) else {
+                break;
+            };
+            if record.position != last && record.position != last + 1 {
+                break;
+            }
+            last = record.position;
+            rest = behind;
+            count += 1;
+        }
+        (count > 0 && (rest.len() as u64) <= slack).then_some(at as u64)
+    })
+}

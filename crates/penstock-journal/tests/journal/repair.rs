@@ -1,0 +1,254 @@
+//! A repair keeps all that is sound, lists what is gone, and keeps the damaged files.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use penstock_journal::sim::Rng;
+use penstock_journal::{DiskStorage, OpenError, RepairReport, Storage, repair};
+use tempfile::TempDir;
+
+use crate::support::{Records, User, is_long_run, recovered, small};
+
+/// In memory where there is such a place: these tests write thousands of small files.
+fn directory() -> TempDir {
+    let shared_memory = Path::new("/dev/shm");
+    match shared_memory.is_dir() {
+        true => tempfile::tempdir_in(shared_memory).unwrap(),
+        false => tempfile::tempdir().unwrap(),
+    }
+}
+
+fn storage(directory: &TempDir) -> DiskStorage {
+    DiskStorage::open(directory.path()).unwrap()
+}
+
+/// A journal of a few segments, with a watermark over all of it; its files, and what it holds.
+fn golden() -> (TempDir, Files, Records) {
+    let root = directory();
+    let mut user = User::open(&storage(&root)).unwrap();
+    for bytes in [100, 200, 300] {
+        user.append(bytes);
+    }
+    user.commit().unwrap();
+    for bytes in [700, 20, 2500, 300, 0, 600, 80] {
+        user.append_and_commit(bytes);
+    }
+    user.reopen_in(&root);
+    for bytes in [40, 50, 60, 900] {
+        user.append_and_commit(bytes);
+    }
+    user.write_watermark().unwrap();
+    let appended = user.appended.clone();
+    drop(user);
+    let files = files(root.path());
+    (root, files, appended)
+}
+
+impl User<DiskStorage> {
+    fn reopen_in(&mut self, root: &TempDir) {
+        // The lock goes with the old one.
+        let other = directory();
+        self.reopen(&storage(&other)).unwrap();
+        self.reopen(&storage(root)).unwrap();
+    }
+}
+
+type Files = BTreeMap<String, Vec<u8>>;
+
+fn files(path: &Path) -> Files {
+    let mut files = Files::new();
+    for entry in fs::read_dir(path).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_file() {
+            let name = entry.file_name().into_string().unwrap();
+            files.insert(name, fs::read(entry.path()).unwrap());
+        }
+    }
+    files
+}
+
+fn put(files: &Files) -> TempDir {
+    let root = directory();
+    for (name, bytes) in files {
+        fs::write(root.path().join(name), bytes).unwrap();
+    }
+    root
+}
+
+/// Repairs these files, and checks what must hold however they were damaged. `None`: there was no
+/// damage that matters.
+fn check(damaged: &Files, appended: &Records) -> Option<(RepairReport, Vec<Vec<u8>>)> {
+    let root = put(damaged);
+    let refused = match recovered(&storage(&root)) {
+        Ok(_) => false,
+        Err(OpenError::Damaged { .. }) => true,
+        Err(error) => panic!("{error}"),
+    };
+    if !refused {
+        let root = put(damaged);
+        let report = repair(root.path(), &small(), "1").unwrap();
+        assert_eq!(report, RepairReport::default());
+        assert_eq!(files(root.path()), *damaged, "nothing had to be changed");
+        return None;
+    }
+    assert_eq!(files(root.path()), *damaged);
+    let report = repair(root.path(), &small(), "1").unwrap();
+    let (_, records) = recovered(&storage(&root)).expect("it is sound now");
+    let kept: Vec<Vec<u8>> = records.into_values().collect();
+    assert_eq!(report.records, kept.len() as u64);
+
+    // All of it was there, and in this order.
+    let mut originals = appended.values();
+    for record in &kept {
+        assert!(originals.any(|original| original == record), "made up");
+    }
+    let lost: u64 = report.lost.iter().map(|lost| lost.records).sum();
+    let missing = (appended.len() - kept.len()) as u64;
+    assert!(lost <= missing, "{lost} are said to be lost of {missing}");
+    if lost < missing {
+        let told = report.torn_batches > 0 || report.lost.iter().any(|lost| lost.is_open_ended);
+        assert!(told, "lost in silence: {report:?}");
+    }
+    // Every damaged file is where the report says, as it was.
+    let aside = report.damaged_files.clone().unwrap();
+    let segments = |files: Files| -> Files {
+        let is_segment = |name: &String| name.ends_with(".segment");
+        files
+            .into_iter()
+            .filter(|(name, _)| is_segment(name))
+            .collect()
+    };
+    assert_eq!(segments(files(&aside)), segments(damaged.clone()));
+    // And it can be worked with.
+    let mut user = User::open(&storage(&root)).unwrap();
+    user.append_and_commit(900);
+    user.append_and_commit(900);
+    Some((report, kept))
+}
+
+fn segment_names(files: &Files) -> Vec<String> {
+    let names = files.keys().filter(|name| name.ends_with(".segment"));
+    names.cloned().collect()
+}
+
+#[test]
+fn one_rotten_record_costs_that_record_and_is_named_with_its_place() {
+    let (_root, files, appended) = golden();
+    let mut damaged = files.clone();
+    let first = segment_names(&files).remove(0);
+    // The second record of the first batch: its batch and record headers are good.
+    let at = 4096 + 64 + 16 + 100 + 16 + 50;
+    damaged.get_mut(&first).unwrap()[at] ^= 4;
+    let (report, kept) = check(&damaged, &appended).expect("it is damaged");
+    let expected: Vec<Vec<u8>> = appended
+        .iter()
+        .filter(|(position, _)| **position != 2)
+        .map(|(_, record)| record.clone())
+        .collect();
+    assert_eq!(kept, expected);
+    let [lost] = &report.lost[..] else {
+        panic!("{report:?}")
+    };
+    assert_eq!((lost.position, lost.records), (2, 1));
+    assert!(!lost.is_open_ended);
+    assert_eq!(
+        (lost.file.as_str(), lost.from, lost.to),
+        (first.as_str(), 4096 + 64 + 116, 4096 + 64 + 116 + 216)
+    );
+    assert_eq!(lost.what, "the checksum of the batch is wrong");
+    let mut remains = appended[&2].clone();
+    remains[50] ^= 4;
+    assert_eq!(lost.remains, [remains]);
+}
+
+#[test]
+fn a_rotten_batch_header_costs_nothing_but_the_header() {
+    let (_root, files, appended) = golden();
+    let mut damaged = files.clone();
+    let first = segment_names(&files).remove(0);
+    damaged.get_mut(&first).unwrap()[4096 + 20] ^= 4;
+    let (report, kept) = check(&damaged, &appended).expect("it is damaged");
+    assert!(kept.iter().eq(appended.values()), "{report:?}");
+}
+
+#[test]
+fn a_missing_segment_costs_its_records_and_they_are_counted() {
+    let (_root, files, appended) = golden();
+    let names = segment_names(&files);
+    for missing in &names[..names.len() - 1] {
+        let mut damaged = files.clone();
+        damaged.remove(missing);
+        let (report, kept) = check(&damaged, &appended).expect("it is damaged");
+        assert!(kept.len() < appended.len() || !report.lost.is_empty());
+    }
+}
+
+#[test]
+fn whatever_is_flipped_zeroed_cut_or_removed_a_repair_keeps_what_is_sound() {
+    let (_root, whole, appended) = golden();
+    let names = segment_names(&whole);
+    let rounds = if is_long_run() { 6_000 } else { 250 };
+    let mut repaired = 0;
+    for round in 0..rounds {
+        let mut rng = Rng::new(round);
+        let mut damaged = whole.clone();
+        for _ in 0..=rng.below(3) {
+            let name = &names[rng.below(names.len() as u64) as usize];
+            let Some(bytes) = damaged.get_mut(name) else {
+                continue;
+            };
+            let length = bytes.len() as u64;
+            let at = rng.below(length.max(1)) as usize;
+            match rng.below(8) {
+                0..=3 if !bytes.is_empty() => bytes[at] ^= 1 << rng.below(8),
+                4 | 5 => {
+                    let end = (at + rng.below(700) as usize).min(bytes.len());
+                    bytes[at..end].fill(0);
+                }
+                6 => bytes.truncate(at),
+                _ if names.len() > 1 && *name != names[names.len() - 1] => {
+                    damaged.remove(name);
+                }
+                _ => {}
+            }
+        }
+        // Without any header nothing tells whose batches these are.
+        let headers = damaged.iter().filter(|(name, bytes)| {
+            let good = whole[*name].get(..4096);
+            name.ends_with(".segment") && bytes.get(..4096) == good
+        });
+        if headers.count() > 0 && check(&damaged, &appended).is_some() {
+            repaired += 1;
+        }
+    }
+    assert!(repaired > rounds / 2, "{repaired} of {rounds}");
+}
+
+#[test]
+fn a_journal_in_which_no_header_can_be_read_is_left_as_it_is() {
+    let (_root, mut damaged, _) = golden();
+    for (name, bytes) in &mut damaged {
+        if name.ends_with(".segment") {
+            bytes[30] ^= 1;
+        }
+    }
+    let root = put(&damaged);
+    let error = repair(root.path(), &small(), "1").unwrap_err().to_string();
+    assert!(
+        error.contains("no header of any segment can be read"),
+        "{error}"
+    );
+    assert_eq!(files(root.path()), damaged);
+    assert!(!root.path().join("repaired.partial").exists());
+}
+
+#[test]
+fn a_sound_journal_is_not_touched_by_a_repair() {
+    let (root, files_before, _) = golden();
+    let report = repair(root.path(), &small(), "1").unwrap();
+    assert_eq!(report, RepairReport::default());
+    assert_eq!(files(root.path()), files_before);
+    let names = storage(&root).list().unwrap();
+    assert!(names.iter().all(|name| !name.starts_with("damaged")));
+}
