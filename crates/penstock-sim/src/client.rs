@@ -529,6 +529,10 @@ impl Client {
                 if rng.one_in(3) {
                     tx.ops.push(self.publish(rng, wall_ms));
                 }
+                if rng.one_in(3) {
+                    // A member that says twice that it has ended counts once.
+                    tx.ops.extend(join_of(&delivery.message, true));
+                }
                 if !self.stale.is_empty() && rng.one_in(8) {
                     // One that it lost, or has settled before: nothing of this may happen.
                     let lease = self.stale[rng.below(self.stale.len() as u64) as usize];

@@ -68,6 +68,8 @@ pub struct Item {
     /// It may have run since it came into this queue.
     may_have_run: bool,
     claim: Option<Key>,
+    /// Those that it certainly has, in order; it may have others.
+    notes: Vec<Bytes>,
     /// Its time has come, or its queue was purged: it may have ended, unless it is leased.
     expiry_reached: bool,
     purged: bool,
@@ -139,6 +141,8 @@ pub struct Model {
     joins: BTreeMap<JoinId, JoinModel>,
     sessions: BTreeMap<SessionId, Attendance>,
     pub paused: BTreeSet<String>,
+    /// Paused since all was quiet last, so that nothing of it is on its way any more.
+    still: BTreeSet<String>,
     limits: BTreeMap<String, QueueLimits>,
     places: u64,
     pub now: Time,
@@ -186,6 +190,11 @@ impl Model {
     /// All is written, synced and told: what was in doubt for being on its way is no more.
     pub fn quiet(&mut self) {
         let now = self.now.steady;
+        self.still.clone_from(&self.paused);
+        if !self.clock_is_doubtful {
+            let is_over = |stored: &Stored| stored.until.is_some_and(|until| until + 200 < now);
+            self.values.retain(|_, stored| !is_over(stored));
+        }
         for index in 0..self.items.len() {
             let item = &mut self.items[index];
             if let State::Leased { safe, .. } = &mut item.state {
@@ -368,7 +377,8 @@ impl Model {
                 };
                 self.items[index].tx = number;
                 self.items[index].settled = Some(*lease);
-                if let ReleaseReason::Crashed(_) = reason {
+                if let ReleaseReason::Crashed(reason) = reason {
+                    self.items[index].notes.push(reason.clone().into());
                     self.crash_item(index);
                 } else {
                     self.items[index].state = State::Waiting;
@@ -394,6 +404,7 @@ impl Model {
                 item.due = due.map(|due| When::resolve(due, now));
                 item.due_reached = item.due.is_none_or(|due| due.has_come(now));
                 item.may_have_run = false;
+                item.notes.extend(patch.note.clone());
                 item.message.attempt += u32::from(patch.next_attempt);
                 if let Some(expires) = patch.expires_at {
                     item.expires = Some(When::resolve(expires, now));
@@ -495,6 +506,7 @@ impl Model {
             }
             Op::Resume { queue } => {
                 self.paused.remove(queue);
+                self.still.remove(queue);
             }
             Op::Limit { queue, limits } => {
                 self.limits.insert(queue.clone(), *limits);
@@ -532,6 +544,7 @@ impl Model {
             end_is_unsure: false,
             unsure_until: 0,
             place: self.next_place(),
+            notes: message.notes.clone(),
             message: message.clone(),
             state,
             claim,
@@ -714,6 +727,17 @@ impl Model {
                 "{id} is not as it was sent: {message:?}, not {:?}",
                 item.message
             ))?;
+        }
+        let mut found = message.notes.iter();
+        if !item
+            .notes
+            .iter()
+            .all(|note| found.any(|other| other == note))
+        {
+            self.fail(format!("{id} lacks a note of {:?}", item.notes))?;
+        }
+        if self.still.contains(queue) {
+            self.fail(format!("{id} was delivered from {queue}, which is paused"))?;
         }
         if item.may_have_run && !redelivered {
             self.fail(format!("{id} may have run before, and does not say so"))?;

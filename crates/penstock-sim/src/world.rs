@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use penstock_broker::{BrokerOptions, ConnId, Now};
 use penstock_journal::Writer;
 use penstock_journal::sim::{Fault, Rng, SimStorage};
-use penstock_journal::{JournalOptions, OpenError, WriteError};
+use penstock_journal::{JournalOptions, OpenError, Storage, WriteError};
 use penstock_message::{Durability, Key, KeyState, SessionId};
 use penstock_server::{Engine, EngineOptions, Peer, WriterTask};
 
@@ -18,8 +18,9 @@ use crate::model::{Time, Verdict};
 
 /// When the world begins, by all clocks.
 const BEGINNING_MS: u64 = 1_800_000_000_000;
-/// After so long without a fault everything must have ended.
-const PATIENCE_MS: u64 = 4 * 3_600_000;
+/// After so long without a fault everything must have ended, but for what waits for a wall's clock that
+/// was set back. A session whose client has died is forgotten later than that: its leases end before.
+const PATIENCE_MS: u64 = 300_000;
 
 /// What a seed has come to.
 #[derive(Clone, Debug, Default)]
@@ -81,6 +82,8 @@ struct World<'a> {
     /// True time since the beginning.
     now_ms: u64,
     wall_ahead_ms: i64,
+    /// In all, back and forth.
+    wall_was_set_by_ms: u64,
     storage: SimStorage,
     options: EngineOptions,
     broker: Option<Process>,
@@ -187,6 +190,7 @@ impl<'a> World<'a> {
             hash: 0xcbf2_9ce4_8422_2325,
             now_ms: 0,
             wall_ahead_ms: 0,
+            wall_was_set_by_ms: 0,
             storage,
             options: EngineOptions {
                 broker,
@@ -213,7 +217,8 @@ impl<'a> World<'a> {
             self.steps += 1;
             self.step()?;
         }
-        self.heal()
+        self.heal()?;
+        self.rot()
     }
 
     fn step(&mut self) -> Verdict {
@@ -592,6 +597,7 @@ impl<'a> World<'a> {
             };
         let by_ms = if self.rng.bool() { by_ms } else { -by_ms };
         self.wall_ahead_ms += by_ms;
+        self.wall_was_set_by_ms += by_ms.unsigned_abs();
         self.checker.wall_was_set = true;
         self.say(|| format!("the wall's clock is set by {by_ms} ms"));
         self.tick()
@@ -812,7 +818,8 @@ impl<'a> World<'a> {
         self.storage.forget_faults();
         let began_ms = self.now_ms;
         let mut pause_ms = 50;
-        while self.now_ms < began_ms + PATIENCE_MS {
+        let patience_ms = PATIENCE_MS + self.wall_was_set_by_ms;
+        while self.now_ms < began_ms + patience_ms {
             self.steps += 1;
             for index in 0..self.clients.len() {
                 match self.clients[index].stage {
@@ -878,6 +885,36 @@ impl<'a> World<'a> {
             self.checker.result_is_right(id, state)?;
         }
         Ok(())
+    }
+
+    /// After all that, a bit of the journal is turned over while no broker runs. The next start must
+    /// refuse, or find all that was confirmed.
+    fn rot(&mut self) -> Verdict {
+        self.broker = None;
+        self.storage = self.storage.kill();
+        let files = self.storage.list().map_err(|error| error.to_string())?;
+        let segments = files.iter().filter(|name| name.ends_with(".segment"));
+        let segments: Vec<String> = segments.cloned().collect();
+        // Most often the last one, which has no successor to prove it whole.
+        let behind = self.rng.below(4).saturating_sub(2) as usize;
+        let name = &segments[(segments.len() - 1).saturating_sub(behind)];
+        let mut bytes = self.storage.contents(name).unwrap_or_default();
+        let used: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at] != 0).collect();
+        let at = used[self.rng.below(used.len() as u64) as usize];
+        bytes[at] ^= 1 << self.rng.below(8);
+        self.storage.corrupt(name, bytes);
+        self.say(|| format!("a bit rots at byte {at} of {name}"));
+        let now = self.now();
+        match Engine::open(self.storage.clone(), self.options.clone(), || now) {
+            Ok((engine, ..)) => {
+                let (crash, time) = (Crash::Killed, self.time());
+                self.checker.recovered(crash, engine.broker(), time)
+            }
+            Err(error) => {
+                self.say(|| format!("it is refused: {error}"));
+                Ok(())
+            }
+        }
     }
 
     fn say(&mut self, what: impl FnOnce() -> String) {
