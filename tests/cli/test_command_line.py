@@ -24,7 +24,7 @@ TASKS = """
         pass
 """
 
-COMMANDS = ["worker", "server", "status", "limit", "purge", "fsck", "stop", "demo"]
+COMMANDS = ["worker", "server", "status", "limit", "purge", "fsck", "upgrade", "stop", "demo"]
 
 
 @pytest.fixture
@@ -139,6 +139,26 @@ def test_an_app_that_is_not_there_is_a_clear_error(shop, app, says):
     assert says in worker.output
 
 
+def test_an_upgrade_of_the_newest_format_changes_nothing_and_a_newer_one_is_refused(shop):
+    tasks = shop.tasks()
+    tasks.double.delay(1)
+    with pidfd(shop.broker_pid()) as ended:
+        tasks.app.close()
+        assert shop.penstock("stop").returncode == 0
+        ended.wait(10)
+
+    def files():
+        return {path.name: path.read_bytes() for path in (shop.data / "journal").iterdir()}
+
+    before = files()
+    upgraded = shop.penstock("upgrade", str(shop.data))
+    assert upgraded.returncode == 0, upgraded.output
+    assert "format 1" in upgraded.output and "nothing was changed" in upgraded.output
+    assert files() == before
+    nowhere = shop.penstock("upgrade", str(shop.data / "nowhere"))
+    assert nowhere.returncode == 1 and "nowhere" in nowhere.output
+
+
 def test_fsck_tells_good_from_rotten(shop):
     tasks = shop.tasks()
     tasks.double.map(range(2000))
@@ -166,7 +186,7 @@ def test_fsck_tells_good_from_rotten(shop):
     # A repair keeps all but what is rotten, and says what that was.
     repaired = shop.penstock("fsck", "--repair", str(shop.data))
     assert repaired.returncode == 65, repaired.output
-    assert f"gone: record " in repaired.output and segment.name in repaired.output
+    assert "gone: record " in repaired.output and segment.name in repaired.output
     aside = next((shop.data / "journal").glob("damaged-*"))
     assert (aside / segment.name).read_bytes() == content
     assert shop.penstock("fsck", str(shop.data)).returncode == 0

@@ -12,6 +12,7 @@ mod server;
 mod status;
 mod stop;
 mod text;
+mod upgrade;
 mod worker;
 
 use std::process::ExitCode;
@@ -52,6 +53,8 @@ enum Command {
     Purge(purge::Arguments),
     /// Check a journal, and repair it if told to
     Fsck(fsck::Arguments),
+    /// Go over to the newest format of the journal, which older programs refuse
+    Upgrade(upgrade::Arguments),
     /// End the local broker of a directory
     Stop(stop::Arguments),
     /// Run a map-reduce over the standard library's source
@@ -66,6 +69,7 @@ fn main() -> ExitCode {
         Command::Limit(arguments) => limit::run(&arguments),
         Command::Purge(arguments) => purge::run(&arguments),
         Command::Fsck(arguments) => fsck::run(&arguments),
+        Command::Upgrade(arguments) => upgrade::run(&arguments),
         Command::Stop(arguments) => stop::run(&arguments),
         Command::Demo(arguments) => demo::run(arguments),
     };

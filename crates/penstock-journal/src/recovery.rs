@@ -19,7 +19,9 @@ use std::io;
 
 use penstock_faults::planted;
 
-use crate::format::{FIRST_BATCH, Record, RecordKind, SegmentHeader, segment_name, segment_number};
+use crate::format::{
+    FIRST_BATCH, FORMAT_VERSION, Record, RecordKind, SegmentHeader, segment_name, segment_number,
+};
 use crate::index::{Index, Mark, Spacing};
 use crate::journal::{Batch, Journal, JournalOptions, Segment};
 use crate::read::{SegmentImage, read_header};
@@ -78,7 +80,7 @@ pub enum OpenError {
     },
     #[error(
         "{file} was written in format {written} and needs a program that knows format {needed}; \
-         this one knows format {known}: use a newer penstock"
+         this one knows format {known}: use a newer penstock. Nothing was changed"
     )]
     NewerFormat {
         file: String,
@@ -142,10 +144,62 @@ impl Journal {
         let lock = lock.ok_or(OpenError::Locked { location })?;
         let found = Found::list(&storage)?;
         let recovered = match found.segments.last() {
-            Some(_) => recover(&storage, &found.segments, replay)?,
+            Some(&last) => {
+                writable_format(&storage, last)?;
+                recover(&storage, &found.segments, replay)?
+            }
             None => Recovered::nothing(options.journal_id),
         };
         start(storage, lock, options, found, recovered)
+    }
+}
+
+/// What `penstock upgrade` has done: the formats before and after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Upgraded {
+    pub from: u32,
+    pub to: u32,
+}
+
+/// Goes over to the newest format that this program knows. From then on older programs refuse the
+/// journal; without this, each program goes on in the format that it finds. A journal that is in that
+/// format is not touched.
+pub fn upgrade<S: Storage>(storage: S, options: JournalOptions) -> Result<Upgraded, OpenError> {
+    upgrade_to(storage, options, FORMAT_VERSION)
+}
+
+fn upgrade_to<S: Storage>(
+    storage: S,
+    options: JournalOptions,
+    to: u32,
+) -> Result<Upgraded, OpenError> {
+    let location = storage.location();
+    let lock = storage.lock().map_err(OpenError::io("lock", &location))?;
+    let lock = lock.ok_or(OpenError::Locked { location })?;
+    let found = Found::list(&storage)?;
+    let Some(&last) = found.segments.last() else {
+        return Ok(Upgraded { from: to, to });
+    };
+    let from = writable_format(&storage, last)?;
+    if from < to {
+        let mut recovered = recover(&storage, &found.segments, &mut |_, _| Ok(()))?;
+        recovered.format = to;
+        start(storage, lock, options, found, recovered)?;
+    }
+    Ok(Upgraded { from, to })
+}
+
+/// The format that the journal goes on in. A program that can read a newer one must not write to it.
+fn writable_format<S: Storage>(storage: &S, last: u64) -> Result<u32, OpenError> {
+    let header = read_header(storage, last)?;
+    match header.format_version {
+        known if known <= FORMAT_VERSION => Ok(known),
+        newer => Err(OpenError::NewerFormat {
+            file: segment_name(last),
+            written: newer,
+            needed: newer,
+            known: FORMAT_VERSION,
+        }),
     }
 }
 
@@ -184,6 +238,8 @@ pub(crate) struct Recovered {
     pub report: RecoveryReport,
     /// Those that still count.
     segments: VecDeque<Segment>,
+    /// Of the next segment.
+    format: u32,
     /// Of the last segment; 0 when there is none.
     number: u64,
     epoch: u32,
@@ -204,6 +260,7 @@ impl Recovered {
                 ..RecoveryReport::default()
             },
             segments: VecDeque::new(),
+            format: FORMAT_VERSION,
             number: 0,
             epoch: 0,
             proven: Chain {
@@ -335,6 +392,10 @@ pub(crate) fn recover<S: Storage>(
         unproven: joiner.unproven,
         index,
         segments: counted,
+        format: headers
+            .last()
+            .expect("there is the last one")
+            .format_version,
         number,
         epoch: headers.last().expect("there is the last one").epoch,
         proven,
@@ -542,6 +603,7 @@ pub(crate) fn start<S: Storage>(
     let opening = Opening {
         storage: &storage,
         options: &options,
+        format: recovered.format,
         number,
         epoch,
         base_position,
@@ -577,7 +639,7 @@ pub(crate) fn start<S: Storage>(
     let active = ActiveSegment { file, name, number };
     Ok(Opened {
         journal,
-        writer: Writer::resume(storage, lock, active, chain, spares),
+        writer: Writer::resume(storage, lock, active, recovered.format, chain, spares),
         report: recovered.report,
         epoch,
         next_position,
@@ -588,6 +650,7 @@ pub(crate) fn start<S: Storage>(
 struct Opening<'a, S> {
     storage: &'a S,
     options: &'a JournalOptions,
+    format: u32,
     number: u64,
     epoch: u32,
     base_position: u64,
@@ -648,6 +711,7 @@ impl<S: Storage> Opening<'_, S> {
             Some(_) => file.size()?.max(end),
         };
         let header = NewSegment {
+            format: self.format,
             number: self.number,
             epoch: self.epoch,
             base_position: self.base_position,
@@ -659,5 +723,104 @@ impl<S: Storage> Opening<'_, S> {
         file.write_at(0, &[&header.header(&self.proven)])?;
         file.sync()?;
         Ok((file, file_bytes, chain))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::SimStorage;
+
+    fn options() -> JournalOptions {
+        JournalOptions {
+            segment_bytes: 4096 + 2048,
+            batch_bytes: 1024,
+            opening_bytes: 4096 + 2048,
+            ..JournalOptions::default()
+        }
+    }
+
+    fn formats(storage: &SimStorage) -> Vec<u32> {
+        let found = Found::list(storage).unwrap();
+        let headers = found.segments.iter().map(|number| {
+            let page = storage.contents(&segment_name(*number)).unwrap();
+            SegmentHeader::decode(&page).unwrap().format_version
+        });
+        headers.collect()
+    }
+
+    fn append(storage: &SimStorage, records: u64) {
+        let mut opened =
+            Journal::open(storage.clone(), options(), &mut |_, _| Ok(())).expect("it opens");
+        for _ in 0..records {
+            opened.journal.append(opened.next_position, &[7; 900]);
+            opened.next_position += 1;
+        }
+        while let Some(batch) = opened.journal.take_batch() {
+            opened.writer.write(&batch).unwrap();
+        }
+        opened.writer.sync().unwrap();
+    }
+
+    #[test]
+    fn a_program_goes_on_in_the_format_it_finds_until_the_journal_is_upgraded() {
+        let storage = SimStorage::new();
+        append(&storage, 1);
+        // As if the journal were from before there was a format 1.
+        let mut page = storage.contents(&segment_name(1)).unwrap();
+        let mut header = SegmentHeader::decode(&page).unwrap();
+        header.format_version = 0;
+        header.minimum_reader = 0;
+        page[..SegmentHeader::BYTES].copy_from_slice(&header.encode());
+        storage.corrupt(&segment_name(1), page);
+
+        append(&storage, 5);
+        assert!(formats(&storage).len() >= 3, "it has opened, and rolled");
+        assert!(formats(&storage).iter().all(|format| *format == 0));
+        let upgraded = upgrade(storage.clone(), options()).unwrap();
+        assert_eq!(upgraded, Upgraded { from: 0, to: 1 });
+        append(&storage, 5);
+        assert_eq!(formats(&storage).last(), Some(&1));
+        let mut records = 0;
+        let opened = Journal::open(storage.clone(), options(), &mut |_, _| {
+            records += 1;
+            Ok(())
+        });
+        assert!(opened.is_ok());
+        assert_eq!(records, 11);
+    }
+
+    #[test]
+    fn a_journal_that_was_upgraded_beyond_this_program_is_refused_and_left_untouched() {
+        let storage = SimStorage::new();
+        append(&storage, 3);
+        let upgraded = upgrade_to(storage.clone(), options(), FORMAT_VERSION + 1).unwrap();
+        assert_eq!((upgraded.from, upgraded.to), (1, 2));
+        let calls = storage.calls();
+        for refused in [
+            Journal::open(storage.clone(), options(), &mut |_, _| Ok(())).map(|_| ()),
+            upgrade(storage.clone(), options()).map(|_| ()),
+            crate::fsck(&storage).map(|_| ()),
+        ] {
+            assert_eq!(
+                refused.unwrap_err().to_string(),
+                "0000000000000003.segment was written in format 2 and needs a program that knows format 2; \
+                 this one knows format 1: use a newer penstock. Nothing was changed"
+            );
+        }
+        assert_eq!(storage.calls(), calls, "something was changed");
+    }
+
+    #[test]
+    fn an_upgrade_of_what_needs_none_changes_nothing() {
+        let storage = SimStorage::new();
+        append(&storage, 3);
+        let calls = storage.calls();
+        let upgraded = upgrade(storage.clone(), options()).unwrap();
+        assert_eq!(
+            (upgraded.from, upgraded.to),
+            (FORMAT_VERSION, FORMAT_VERSION)
+        );
+        assert_eq!(storage.calls(), calls);
     }
 }

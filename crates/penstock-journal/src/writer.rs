@@ -20,8 +20,7 @@ use crc32c::crc32c;
 use penstock_faults::planted;
 
 use crate::format::{
-    BatchHeader, FORMAT_VERSION, KNOWN_FEATURES, MAGIC, Reserved, SegmentHeader, batch_tag,
-    segment_name,
+    BatchHeader, KNOWN_FEATURES, MAGIC, Reserved, SegmentHeader, batch_tag, segment_name,
 };
 use crate::journal::Batch;
 use crate::reader::Reader;
@@ -57,6 +56,8 @@ pub struct Writer<S: Storage> {
     storage: S,
     spares: Spares<S>,
     active: ActiveSegment<S::File>,
+    /// That of the segments before: a newer one begins with an upgrade only.
+    format: u32,
     chain: Chain,
     /// The last batch that is synced.
     durable: u64,
@@ -111,6 +112,7 @@ impl Chain {
 
 /// What a new segment's header says, but for what follows from the [`Chain`].
 pub(crate) struct NewSegment {
+    pub format: u32,
     pub number: u64,
     pub epoch: u32,
     pub base_position: u64,
@@ -123,8 +125,8 @@ impl NewSegment {
     pub fn header(&self, chain: &Chain) -> [u8; SegmentHeader::BYTES] {
         let header = SegmentHeader {
             magic: MAGIC,
-            format_version: FORMAT_VERSION,
-            minimum_reader: FORMAT_VERSION,
+            format_version: self.format,
+            minimum_reader: self.format,
             features: KNOWN_FEATURES,
             journal_id: chain.journal_id,
             segment: self.number,
@@ -147,6 +149,7 @@ impl<S: Storage> Writer<S> {
         storage: S,
         lock: S::Lock,
         active: ActiveSegment<S::File>,
+        format: u32,
         chain: Chain,
         spares: Spares<S>,
     ) -> Self {
@@ -155,6 +158,7 @@ impl<S: Storage> Writer<S> {
             storage,
             spares,
             active,
+            format,
             chain,
             durable,
             drops: Vec::new(),
@@ -261,6 +265,7 @@ impl<S: Storage> Writer<S> {
         let spare = self.spares.take(needed);
         let spare = spare.map_err(no_room_to("prepare", &name))?;
         let header = NewSegment {
+            format: self.format,
             number: batch.segment,
             epoch: batch.epoch,
             base_position: batch.base_position,

@@ -3,6 +3,7 @@
 mod damage;
 mod failures;
 mod full;
+mod golden;
 mod opening;
 mod power_cuts;
 mod reading;

@@ -97,15 +97,22 @@ fn a_newer_format_or_an_unknown_feature_is_refused_by_name() {
 }
 
 #[test]
-fn a_newer_format_that_this_program_can_read_is_read() {
-    let (storage, appended) = golden();
-    let name = "0000000000000001.segment";
+fn a_newer_format_that_this_program_can_read_is_read_but_never_written_to() {
+    let (storage, _) = golden();
+    let name = "0000000000000004.segment";
     let mut page = storage.contents(name).unwrap();
     page[8] = FORMAT_VERSION as u8 + 1;
     let checksum = crc32c::crc32c(&page[..4092]);
     page[4092..4096].copy_from_slice(&checksum.to_le_bytes());
     storage.corrupt(name, page);
-    assert_eq!(recovered(&storage).unwrap().1, appended);
+    let calls = storage.calls();
+    let refused = recovered(&storage).unwrap_err();
+    assert!(
+        matches!(refused, OpenError::NewerFormat { written: 2, .. }),
+        "{refused}"
+    );
+    assert_eq!(fsck(&storage).unwrap().opening.unwrap().records, 8);
+    assert_eq!(storage.calls(), calls);
 }
 
 #[test]
