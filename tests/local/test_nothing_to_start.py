@@ -103,7 +103,7 @@ def test_a_deleted_directory_ends_its_broker(shop):
 
 
 def test_a_broker_leaves_some_time_after_its_last_client_and_not_before(shop):
-    server = shop.start("penstock", "server", "--local", str(shop.data), "--linger", "0.3")
+    server = shop.start("penstock", "server", "--local", str(shop.data), "--linger", "1.5")
     eventually(lambda: shop.broker_pid() == server.pid)
     client = shop.start_python(
         """
@@ -117,7 +117,7 @@ def test_a_broker_leaves_some_time_after_its_last_client_and_not_before(shop):
     )
     eventually(lambda: client.output.endswith("\n"))
     with pytest.raises(AssertionError, match="still runs"):
-        server.wait(1)
+        server.wait(2)
     shop.write("enough", "")
     assert server.wait(10) == 0
     shop.worker()

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from project import Project, eventually
-from worker.odd_shop import Shop, parent_of
+from worker.odd_shop import Shop
 
 from penstock.errors import WorkerCrashed
 
@@ -232,60 +231,6 @@ def test_a_task_may_change_its_process_as_it_likes(project: Project, bad: Any) -
     assert worker.wait(30) == 0, worker.output
 
 
-def test_no_zombies_and_no_descriptors_are_left_by_any_of_it(shop: Shop) -> None:
-    """Deaths of every kind, one after another; the supervisor's memory and descriptors stay as they were."""
-    worker = shop.ready_worker("-c", "2")
-    zygote = shop.zygote_pid()
-    count = int(os.environ.get("CYCLES", "30"))
-
-    def die(times: int) -> None:
-        for number in range(times):
-            how = ["kill -9", "exit 3", "abort", "segfault"][number % 4]
-            with pytest.raises(WorkerCrashed):
-                shop.tasks.die.delay(how).result(timeout=60)
-
-    die(10)
-    eventually(lambda: held(worker.pid, zygote)[-1] == 2, 30)
-    before = held(worker.pid, zygote)
-    memory_kb = resident_kb(worker.pid)
-    die(count)
-    eventually(lambda: held(worker.pid, zygote) == before, 30, lambda: f"{before}: {held(worker.pid, zygote)}")
-    assert resident_kb(worker.pid) < memory_kb + 4 * 1024
-    print(f"{count} deaths: {resident_kb(worker.pid) - memory_kb} KB more")
-
-
-def held(supervisor: int, zygote: int) -> tuple[int, ...]:
-    """Descriptors of both, and how many processes the zygote has, dead ones too."""
-    children = 0
-    for name in os.listdir("/proc"):
-        try:
-            children += name.isdecimal() and parent_of(int(name)) == zygote
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return len(os.listdir(f"/proc/{supervisor}/fd")), len(os.listdir(f"/proc/{zygote}/fd")), children
-
-
-def resident_kb(pid: int) -> int:
-    with open(f"/proc/{pid}/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
-
-
-def test_storms_of_signals_end_a_worker_in_order_or_by_force_and_lose_nothing(shop: Shop) -> None:
-    for number in range(max(2, int(os.environ.get("CYCLES", "0")) // 10)):
-        labels = [f"{number}/{index}" for index in range(300)]
-        jobs = shop.tasks.run.map(labels)
-        worker = shop.ready_worker("-c", "2")
-        for _ in range(20):
-            for kind in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                if worker.returncode is None:
-                    worker.signal(kind)
-            time.sleep(0.001)
-        assert worker.wait(30) in (0, 4), worker.output
-        assert not [command for command in shop.project.processes().values() if "_zygote" in command]
-        assert shop.worker("-c", "2", "--burst").wait(60) == 0
-        assert [job.result(timeout=1) for job in jobs] == labels
-
-
 def test_a_hang_up_ends_it_in_order(shop: Shop) -> None:
     """The terminal was closed: running jobs end, as at SIGTERM, instead of dying with their supervisor."""
     worker = shop.ready_worker("-c", "1")
@@ -305,3 +250,8 @@ def test_a_hang_up_that_was_to_be_ignored_is(shop: Shop) -> None:
     worker.signal(signal.SIGHUP)
     assert shop.tasks.tiny.map(range(50))[-1].result(timeout=30) == 49
     assert worker.returncode is None
+
+
+def resident_kb(pid: int) -> int:
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
