@@ -32,7 +32,7 @@ def test_no_zombies_no_descriptors_and_no_memory_are_left_by_deaths(shop: Shop, 
         eventually(lambda: held(worker.pid, zygote)[-1] == 2, 30)
 
     # What is allocated once has been allocated after some.
-    die(60)
+    die(20)
     before, memory_kb = held(worker.pid, zygote), (resident_kb(worker.pid), resident_kb(zygote))
     number = cycles.of(40, 10_000)
     for _ in range(0, number, 40):
