@@ -170,3 +170,81 @@ pub(crate) fn measure_sync<S: Storage>(storage: S) -> std::io::Result<()> {
         })?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use penstock_journal::sim::SimStorage;
+    use penstock_journal::{Journal, JournalOptions, Space};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_full_disk_is_told_and_waited_for_and_then_all_goes_on() {
+        let storage = SimStorage::new();
+        let options = JournalOptions {
+            segment_bytes: 64 << 10,
+            opening_bytes: 64 << 10,
+            ..JournalOptions::default()
+        };
+        let opened = Journal::open(storage.clone(), options, &mut |_, _| Ok(()));
+        let mut journal = opened.expect("an empty disk");
+        let poll = mio::Poll::new().expect("a poll");
+        let waker = Waker::new(poll.registry(), mio::Token(0)).expect("a waker");
+        let writer = WriterThread::start(journal.writer, Arc::new(waker)).expect("threads");
+        let mut position = journal.next_position;
+        let mut write = || {
+            journal.journal.append(position, &[7; 10_000]);
+            position += 1;
+            let batch = journal.journal.take_batch().expect("there is a record");
+            writer.carry_out(WriterTask {
+                through: batch.through,
+                batch: Some(batch),
+                sync: true,
+                tell_written: false,
+            });
+            journal.journal.space()
+        };
+
+        // A few batches, until the reserves are there.
+        while storage.used_bytes() < 5 * (64 << 10) {
+            write();
+            while !matches!(
+                writer.reports.recv_timeout(LONG).expect("a report"),
+                Report::Done { .. }
+            ) {}
+        }
+        storage.set_quota(Some(storage.used_bytes()));
+        let mut told = false;
+        let mut done = 0;
+        let stuck = loop {
+            let space = write();
+            // Until the writer says that there is no space, instead of being done.
+            let is_done = loop {
+                match writer.reports.recv_timeout(LONG).expect("a report") {
+                    Report::Done { .. } => break true,
+                    Report::SpaceChanged if space == Space::NoSettlements => break false,
+                    Report::SpaceChanged => told = true,
+                    Report::Written(_) | Report::Failed(_) => panic!("it failed"),
+                }
+            };
+            if !is_done {
+                break space;
+            }
+            done += 1;
+            assert!(done < 1000, "the disk is never full");
+        };
+        assert!(told && done > 10);
+        assert_eq!(stuck, Space::NoSettlements);
+        storage.set_quota(None);
+        let (mut is_done, mut has_space) = (false, false);
+        while !is_done || !has_space {
+            match writer.reports.recv_timeout(LONG).expect("a report") {
+                Report::Done { .. } => is_done = true,
+                Report::SpaceChanged => has_space = journal.journal.space() == Space::Plenty,
+                Report::Written(_) | Report::Failed(_) => panic!("it failed"),
+            }
+        }
+    }
+}
