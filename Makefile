@@ -1,11 +1,14 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint simulate mutants crash rot bench docs format rust-test python-test wire-check guarantees
+.PHONY: help build demo test lint simulate mutants crash rot fuzz hostile bench docs format rust-test python-test wire-check guarantees
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 
 SEEDS ?= 2000
+FUZZ_SECONDS ?= 60
+TARGETS ?= journal frames broker slots
+HOSTILE ?= 100000
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PYO3_PYTHON ?= $(CURDIR)/.venv/bin/python
 
@@ -46,6 +49,16 @@ crash: .venv/.built ## kill, stop, cut off and starve real processes, at full le
 
 rot: ## cut a golden journal at every byte, flip 50,000 of its bits, and repair what that leaves (a minute)
 	PENSTOCK_LONG=1 cargo test --quiet --package penstock-journal -- golden bits repair
+
+fuzz: ## look for input that breaks something: FUZZ_SECONDS=60 for each of TARGETS="journal frames broker slots" (cargo install cargo-fuzz; nightly Rust)
+	@mkdir -p .cache
+	for target in $(TARGETS); do \
+		cargo +nightly fuzz run --fuzz-dir fuzz $$target --target-dir .cache/fuzz -- \
+			-max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=512 -timeout=5 -max_len=4096 -print_final_stats=1 || exit 1; \
+	done
+
+hostile: ## send HOSTILE=100000 strangers, guesses and floods to servers of their own, and print what they cost
+	HOSTILE_CONNECTIONS=$(HOSTILE) cargo test --quiet --package penstock-cli --test processes strangers -- --nocapture --test-threads 1
 
 bench: .venv/.built ## measure Penstock beside its peers (installs their servers) and print the table
 	$(python) bench/run.py

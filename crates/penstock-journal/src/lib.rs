@@ -11,6 +11,8 @@ compile_error!("Penstock's journal needs Linux or macOS");
 
 mod format;
 mod fsck;
+#[cfg(feature = "hostile")]
+pub mod hostile;
 mod index;
 mod journal;
 mod read;

@@ -141,6 +141,10 @@ impl Connection {
         matches!(self.stage, Stage::Open { .. })
     }
 
+    pub(crate) fn is_greeting(&self) -> bool {
+        matches!(self.stage, Stage::Greeting { .. })
+    }
+
     pub(crate) fn is_closing(&self) -> bool {
         matches!(self.stage, Stage::Closing { .. })
     }

@@ -70,6 +70,8 @@ pub struct Engine {
     to_transmit: VecDeque<ConnId>,
     /// Connections that have ended on our side, for the shell to close.
     to_close: VecDeque<ConnId>,
+    /// Who has connected and may not have said hello yet, in that order.
+    greeting: VecDeque<ConnId>,
     /// When to look at which connection. Each stands here once for its `looked_at_ms`, which may be too
     /// early, never too late; other entries are stale.
     connections_due: BinaryHeap<Reverse<(u64, ConnId)>>,
@@ -122,6 +124,7 @@ impl Engine {
             now,
             to_transmit: VecDeque::new(),
             to_close: VecDeque::new(),
+            greeting: VecDeque::new(),
             connections_due: BinaryHeap::new(),
             promised_ms: None,
             disk: DiskState::recovered(next_position - 1),
@@ -140,18 +143,42 @@ impl Engine {
     /// A client has connected. The shell numbers connections and uses no number twice.
     pub fn opened(&mut self, now: Now, conn: ConnId, peer: Peer) {
         self.now = now;
-        let limit = self.options.max_connections;
-        let is_one_too_many = self.connections.len() >= limit;
+        let is_one_too_many = !self.make_room();
         let connection = Connection::new(now.mono_ms, peer);
         self.connections.insert(conn, connection);
+        self.greeting.push_back(conn);
         self.look_at(conn);
         if self.end != End::NotYet {
             let (why, text) = self.end_reason();
             self.close(conn, why, text);
         } else if is_one_too_many {
-            let text = format!("this broker has its {limit} connections, as many as it takes");
-            self.close(conn, Why::TooManyClients, text);
+            self.send_away(conn);
         }
+    }
+
+    /// Whether there is room for one more. Whoever has said no hello has to make room for those who may:
+    /// so strangers who keep silent keep nobody out.
+    fn make_room(&mut self) -> bool {
+        let is_greeting = |connection: &Connection| connection.is_greeting();
+        while let Some(oldest) = self.greeting.front().copied() {
+            let greets = self.connections.get(&oldest).is_some_and(is_greeting);
+            let is_full = self.connections.len() >= self.options.max_connections;
+            if greets && !is_full {
+                break;
+            }
+            self.greeting.pop_front();
+            if greets {
+                self.send_away(oldest);
+                return true;
+            }
+        }
+        self.connections.len() < self.options.max_connections
+    }
+
+    fn send_away(&mut self, conn: ConnId) {
+        let limit = self.options.max_connections;
+        let text = format!("this broker has its {limit} connections, as many as it takes");
+        self.close(conn, Why::TooManyClients, text);
     }
 
     /// Bytes have arrived, in any portions.

@@ -9,6 +9,7 @@ mod files;
 mod histogram;
 mod listen;
 pub mod local;
+mod panics;
 mod shell;
 mod token;
 mod writer;

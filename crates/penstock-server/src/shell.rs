@@ -34,6 +34,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::files::{self, MOST_LEAVING};
 use crate::listen::{ListenAddress, ListenError, Listener};
 use crate::local::LocalGuard;
+use crate::panics;
 use crate::token::Token as Secret;
 use crate::writer::{Report, WriterThread, measure_sync};
 
@@ -111,18 +112,6 @@ impl ServerError {
     }
 }
 
-/// A broken invariant must not write: nobody runs another line once a thread has panicked.
-fn exit_on_panic() {
-    let report = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        tracing::error!(
-            "the broker has a bug and ends at once, before it can write anything wrong: {panic}"
-        );
-        report(panic);
-        std::process::abort();
-    }));
-}
-
 /// A server that has recovered its journal and listens.
 pub struct Server {
     engine: Engine,
@@ -178,7 +167,7 @@ impl Clock {
 
 impl Server {
     pub fn start(options: ServerOptions) -> Result<Self, ServerError> {
-        exit_on_panic();
+        panics::end_with_the_first();
         let files = files::raise_limit();
         let max_connections =
             files::connections(options.max_connections, files).map_err(|room| {
@@ -306,6 +295,7 @@ impl Server {
                 self.engine.stop(self.clock.now());
             }
             if let Some(task) = self.engine.take_batch(self.clock.now()) {
+                panics::panic_if_told("loop");
                 self.writer.carry_out(task);
             }
             self.flush();

@@ -9,6 +9,7 @@ use mio::Waker;
 use penstock_journal::{Spares, Storage, StoredFile, WriteError, Writer};
 
 use crate::engine::WriterTask;
+use crate::panics::panic_if_told;
 
 /// A full disk says nothing when there is space again, so it is asked this often.
 const FULL_RETRY: Duration = Duration::from_millis(250);
@@ -64,6 +65,7 @@ fn write_until_told<S: Storage>(
 ) {
     let spares = writer.spares();
     while let Ok(task) = todo.recv() {
+        panic_if_told("writer");
         let start = Instant::now();
         let outcome = loop {
             let told = |through| tell(Report::Written(through));

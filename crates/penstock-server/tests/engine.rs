@@ -1,5 +1,6 @@
 //! What a client may rely on, shown on the engine alone: a simulated disk, no sockets, no clock.
 
+#[path = "engine/strangers.rs"]
 mod strangers;
 mod world;
 

@@ -19,6 +19,8 @@
 //! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
 
 mod config;
+#[cfg(feature = "hostile")]
+pub mod hostile;
 mod inbox;
 mod link;
 mod outstanding;

@@ -19,7 +19,7 @@ pub const INLINE_PAYLOAD_BYTES: usize = 48 * 1024;
 /// No message on the shared socket is longer: header, the longest task name, payload.
 pub const MAX_PACKET_BYTES: usize = INLINE_PAYLOAD_BYTES + 23 + u16::MAX as usize;
 /// An outcome larger than this is nonsense: results are limited long before.
-const MAX_FRAME_BYTES: usize = 1 << 30;
+const MAX_FRAME_BYTES: usize = 64 << 20;
 
 /// What stands before a packet's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

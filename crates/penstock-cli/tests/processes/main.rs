@@ -2,4 +2,5 @@
 
 mod local_broker;
 mod server;
+mod strangers;
 mod support;

@@ -15,7 +15,7 @@ use penstock_wire::proto::{self, ToBroker, close::Why};
 use rustix::process::Signal;
 
 /// A server on a free port of loopback, and its address.
-fn serve(place: &Path, more: &[&str], token: Option<&str>) -> (Running, String) {
+pub fn serve(place: &Path, more: &[&str], token: Option<&str>) -> (Running, String) {
     let mut command = penstock();
     command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
     command.arg(place.join("data")).args(more);

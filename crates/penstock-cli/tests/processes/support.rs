@@ -87,6 +87,11 @@ impl Running {
         }
     }
 
+    /// All lines that were not asked for yet, up to its end.
+    pub fn everything_said(&self) -> Vec<String> {
+        self.said.iter().collect()
+    }
+
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
@@ -179,7 +184,10 @@ impl RawClient<UnixStream> {
 
 impl RawClient<TcpStream> {
     pub fn tcp(address: &str) -> Self {
-        let socket = TcpStream::connect(address).expect("somebody listens");
+        Self::over(TcpStream::connect(address).expect("somebody listens"))
+    }
+
+    pub fn over(socket: TcpStream) -> Self {
         socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         Self::new(socket)
     }

@@ -60,6 +60,20 @@ fn one_client_too_many_is_told_so_and_there_is_room_when_another_has_left() {
 }
 
 #[test]
+fn strangers_who_keep_silent_keep_nobody_out() {
+    let mut world = World::with(SimStorage::new(), |options| options.max_connections = 4);
+    let first = world.join(1);
+    for round in 0..50 {
+        let silent: Vec<Client> = (0..5).map(|_| world.connect(Peer::Trusted)).collect();
+        let client = world.join(2);
+        let (why, _) = world.farewell(silent[0]);
+        assert_eq!(why, Why::TooManyClients, "round {round}");
+        assert!(!world.is_closed(first));
+        world.cut(client);
+    }
+}
+
+#[test]
 fn every_kind_of_frame_is_refused_before_the_hello() {
     let key = proto::KeyRef {
         key: Some(proto::key_ref::Key::Named(Bytes::from_static(b"key"))),

@@ -1,0 +1,36 @@
+//! What fuzzing has found worth keeping is tried again, on every run.
+
+use std::fs;
+use std::path::Path;
+
+use penstock_hostile::TARGETS;
+
+#[test]
+fn everything_that_fuzzing_kept_still_holds() {
+    let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    for (name, target) in TARGETS {
+        let directory = corpora.join(name);
+        let mut tried = 0;
+        for entry in fs::read_dir(&directory).expect("each target has a corpus") {
+            let path = entry.expect("it is there").path();
+            println!("{}", path.display());
+            target(&fs::read(&path).expect("it is a file"));
+            tried += 1;
+        }
+        assert!(tried > 0, "{} is empty", directory.display());
+    }
+}
+
+#[test]
+fn every_target_is_fuzzed() {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz");
+    let manifest = fs::read_to_string(fuzz.join("Cargo.toml")).expect("it is there");
+    for (name, _) in TARGETS {
+        assert!(manifest.contains(&format!("name = \"{name}\"")), "{name}");
+        assert!(
+            fuzz.join("fuzz_targets")
+                .join(format!("{name}.rs"))
+                .exists()
+        );
+    }
+}

@@ -1,0 +1,193 @@
+//! For those who look for input that breaks the supervisor: a child that writes anything anywhere
+//! into the memory and the sockets that it shares.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+
+use bytes::Bytes;
+use penstock_message::{Delivery, Lease, Message, MessageId};
+
+use crate::outstanding::Outstanding;
+use crate::packet::{Kind, OutcomeFrame, Reader};
+use crate::policy::{HandOut, PacketEnd, Policy};
+
+const SLOTS: u32 = 2;
+/// Pages for the claims, and for each slot's ring.
+const SHARED_BYTES: u64 = (1 + SLOTS as u64) * 64 * 1024;
+
+/// Nothing panics, and each job comes back once: ended, taken back, or charged to the child.
+pub fn child_out_of_its_mind(data: &[u8]) {
+    let mut data = Input(data);
+    let (mut out, _pull) = Outstanding::new(SLOTS).expect("this process may map memory");
+    let mut policy = Policy::<Delivery>::default();
+    let task = policy.task("work");
+    let mut rings: Vec<_> = (0..SLOTS).map(|slot| out.pages.fresh_ring(slot)).collect();
+    let mut sent = 0;
+    let mut back = BTreeSet::new();
+    let mut take = |jobs: Vec<Delivery>| {
+        for job in jobs {
+            assert!(back.insert(job.lease.grant), "a job came back twice");
+        }
+    };
+    while let Some(action) = data.byte() {
+        match action % 8 {
+            0 if out.has_room() => {
+                let jobs = 1 + data.number() % 5;
+                let jobs = (0..jobs).map(|_| {
+                    sent += 1;
+                    delivery(sent)
+                });
+                let jobs = jobs.collect();
+                out.send("work", HandOut { task, jobs })
+                    .expect("the socket is there");
+            }
+            1 | 2 => {
+                let offset = match data.byte() {
+                    // A claim.
+                    Some(place) if place % 2 == 0 => 64 + u64::from(place / 2 % 8) * 64,
+                    // The head of a ring, or its tail.
+                    Some(place) => {
+                        let slot = u64::from(place / 2 % 2);
+                        (1 + slot) * 64 * 1024 + u64::from(place / 4 % 2) * 64
+                    }
+                    None => 0,
+                };
+                let bytes = data.bytes(8);
+                let _written = rustix::io::pwrite(out.pages.as_fd(), bytes, offset);
+            }
+            3 => {
+                let offset = data.number() % SHARED_BYTES;
+                let bytes = data.bytes(64);
+                if offset + bytes.len() as u64 <= SHARED_BYTES {
+                    let _written = rustix::io::pwrite(out.pages.as_fd(), bytes, offset);
+                }
+            }
+            4 => {
+                let mut bytes = Vec::new();
+                let ring = &mut rings[(data.number() % 2) as usize];
+                if ring.read(&out.pages, &mut bytes).is_ok() {
+                    settle(&mut out, &mut policy, &bytes, &mut take);
+                }
+            }
+            5 => {
+                let bytes = data.bytes(100);
+                settle(&mut out, &mut policy, bytes, &mut take);
+            }
+            6 => {
+                let mut bytes = Vec::new();
+                OutcomeFrame {
+                    sequence: (data.number() % 8) as u32,
+                    place: (data.number() % 8) as u16,
+                    index: (data.number() % 8) as u16,
+                    kind: Kind::from_number((data.number() % 4) as u8).expect("it is known"),
+                    cost_ns: data.number(),
+                    delay_ms: data.number(),
+                    value: None,
+                    note: b"",
+                }
+                .encode_into(&mut bytes);
+                settle(&mut out, &mut policy, &bytes, &mut take);
+            }
+            _ => {
+                let look = out.look((data.number() % 3) as usize);
+                for place in look.slow {
+                    if let Some(left) = out.take_back(place, PacketEnd::Slow) {
+                        take(left.jobs);
+                    }
+                }
+                let _owners = out.owners_of_large();
+                assert!(out.stuck() <= out.all_places().len());
+            }
+        }
+    }
+    // The child is killed, and its packets are cleared away; so are those that nobody seems to have.
+    for place in out.all_places() {
+        if let Some(left) = out.take_back(place, PacketEnd::TakenBack) {
+            take(left.jobs);
+        }
+        if let Some(left) = out.take_begun(place) {
+            take(left.jobs);
+        }
+    }
+    assert_eq!(back.len() as u64, sent, "a job is lost");
+    assert!(out.all_places().is_empty() && !out.any_large());
+    assert_eq!(out.stuck(), 0);
+}
+
+fn settle(
+    out: &mut Outstanding,
+    policy: &mut Policy<Delivery>,
+    bytes: &[u8],
+    take: &mut impl FnMut(Vec<Delivery>),
+) {
+    let mut reader = Reader(bytes);
+    while let Ok(Some(frame)) = reader.frame() {
+        let Some(outcome) = frame else {
+            continue;
+        };
+        let (place, index) = (outcome.place.into(), outcome.index.into());
+        let Some(ended) = out.end_job(place, outcome.sequence, index) else {
+            return;
+        };
+        policy.observe(ended.task, outcome.cost_ns);
+        policy.set_stuck(out.stuck());
+        take(vec![ended.jobs]);
+    }
+}
+
+fn delivery(number: u64) -> Delivery {
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&number.to_le_bytes());
+    let id = MessageId(id);
+    Delivery {
+        lease: Lease {
+            message: id,
+            epoch: 1,
+            grant: number,
+        },
+        queue: "default".into(),
+        redelivered: false,
+        message: Message {
+            id,
+            task: "work".into(),
+            priority: 4,
+            expires_at: None,
+            result_ttl_ms: None,
+            max_deliveries: 3,
+            attempt: 0,
+            crashes: 0,
+            enqueued_at: 0,
+            notes: Vec::new(),
+            body: Bytes::new(),
+        },
+    }
+}
+
+/// Takes what it needs off the front, and zeros when there is nothing left.
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(count.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.bytes(1).first().copied()
+    }
+
+    /// Small, mostly: one byte says how many follow.
+    fn number(&mut self) -> u64 {
+        match self.byte() {
+            None => 0,
+            Some(small @ 0..248) => small.into(),
+            Some(long) => {
+                let mut number = [0; 8];
+                let bytes = self.bytes(usize::from(long - 247));
+                number[..bytes.len()].copy_from_slice(bytes);
+                u64::from_le_bytes(number)
+            }
+        }
+    }
+}
