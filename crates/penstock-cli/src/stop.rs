@@ -56,8 +56,18 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             ),
         ));
     }
+    let workers = status
+        .workers
+        .iter()
+        .filter(|worker| worker.connected)
+        .count();
+    let waiting = match workers {
+        0 => String::new(),
+        1 => "; a worker waits until a client starts it again".to_owned(),
+        many => format!("; {many} workers wait until a client starts it again"),
+    };
     show(&format!(
-        "the broker for {} has ended\n",
+        "the broker for {} has ended{waiting}\n",
         paths.directory.display()
     ))
 }
