@@ -1,6 +1,6 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint simulate mutants crash rot fuzz hostile bench docs format rust-test python-test wire-check guarantees
+.PHONY: help build demo test lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench docs format rust-test python-test wire-check guarantees
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -26,7 +26,7 @@ build: .venv/.built ## build the extension module and the penstock program into 
 demo: .venv/.built ## run a real map-reduce over the standard library's source, beside a serial loop
 	@$(python) -m penstock._demo
 
-test: lint rust-test simulate wire-check python-test guarantees ## run every check: lints, types, Rust, simulator, Python
+test: lint rust-test simulate simulator-check wire-check python-test guarantees ## run every check: lints, types, Rust, simulator, Python
 	@echo "all checks passed"
 
 lint: .venv/.ready ## check formatting, lints and types
@@ -36,12 +36,21 @@ lint: .venv/.ready ## check formatting, lints and types
 	$(python) -m ruff check .
 	$(python) -m mypy
 
-simulate: ## run the simulator over SEEDS=2000 seeds, or replay one with SEED=8211
+simulate: ## run the simulator over SEEDS=2000 seeds FROM=1, or replay and shrink one with SEED=8211
 	@mkdir -p .ran
-	@$(simulator) $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) | tee .ran/simulate.txt
+	@$(simulator) $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(or $(FROM),1)) | tee .ran/simulate.txt
+
+# The same seeds give the same runs in two processes, and the simulator still catches bugs.
+simulator-check:
+	@diff <($(simulator) --hashes $(or $(HASHES),20)) <($(simulator) --hashes $(or $(HASHES),20))
+	@$(simulator) --mutants skip-sync confirm-before-sync forget-refusal lose-copy release-twice ignore-priority
 
 mutants: ## plant each bug of the table in crates/penstock-faults, and see the simulator catch it
 	$(simulator) --mutants $(PLANTS)
+
+crash-points: ## cut the power at every call to the disk, in STATES=200000 states of small pieces of work
+	CRASH_POINTS=$(or $(STATES),200000) cargo test --quiet --profile simulate --package penstock-server \
+		--test crash_points -- --nocapture
 
 crash: .venv/.built ## kill, stop, cut off and starve real processes, at full length with CYCLES=1000 (hours); SEED=, TESTS=
 	CYCLES=$(or $(CYCLES),100) $(if $(SEED),SEED=$(SEED)) CRASH_REPORT=$(or $(CRASH_REPORT),crash-report.txt) \

@@ -6,6 +6,8 @@
 //! and for each entry of the directory. Nothing here is likelier than on a real disk, only quicker
 //! to meet.
 
+mod leftovers;
+
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -173,8 +175,7 @@ impl SimStorage {
     /// The process is killed: what it has written is as it was, and all its handles are dead.
     pub fn kill(&self) -> Self {
         let mut disk = self.disk();
-        disk.process += 1;
-        disk.locked = false;
+        disk.end_process();
         Self {
             disk: self.disk.clone(),
             process: disk.process,
@@ -281,9 +282,20 @@ impl Disk {
                 change.apply(&mut self.durable_directory);
             }
         }
+        self.come_back();
+    }
+
+    /// The power is back.
+    fn come_back(&mut self) {
         self.directory = self.durable_directory.clone();
         self.power_is_off = false;
         self.faults.clear();
+    }
+
+    /// Handles of the process that used it are dead.
+    fn end_process(&mut self) {
+        self.process += 1;
+        self.locked = false;
     }
 }
 

@@ -43,6 +43,11 @@ impl World {
     }
 
     pub fn with(disk: SimStorage, adjust: impl FnOnce(&mut EngineOptions)) -> Self {
+        Self::open(disk, adjust).expect("the journal opens")
+    }
+
+    /// `None`: the journal can't be opened.
+    pub fn open(disk: SimStorage, adjust: impl FnOnce(&mut EngineOptions)) -> Option<Self> {
         let mut options = EngineOptions {
             broker: BrokerOptions::default(),
             journal: JournalOptions {
@@ -59,16 +64,15 @@ impl World {
             mono_ms: 1_000,
             wall_ms: 1_700_000_000_000,
         };
-        let (engine, writer, _) =
-            Engine::open(disk.clone(), options, || now).expect("the journal opens");
-        Self {
+        let (engine, writer, _) = Engine::open(disk.clone(), options, || now).ok()?;
+        Some(Self {
             engine,
             disk,
             now,
             writer,
             inboxes: BTreeMap::new(),
             next_conn: 1,
-        }
+        })
     }
 
     pub fn connect(&mut self, peer: Peer) -> Client {

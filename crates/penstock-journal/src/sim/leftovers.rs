@@ -1,0 +1,157 @@
+//! Every way in which a power cut can leave the disk, as far as they can be counted.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use super::{Disk, Inode, Rng, SECTOR, SimStorage, Write, put};
+
+/// One of the things that a power cut decides, and between how many outcomes. The first outcome is the
+/// oldest state and the last is the newest.
+#[derive(Clone, Copy, Debug)]
+enum Choice {
+    /// Which version of a sector of a file is on the disk.
+    Sector {
+        file: usize,
+        sector: u64,
+    },
+    Length {
+        file: usize,
+    },
+    /// Whether a change to the directory got through.
+    Entry {
+        index: usize,
+    },
+}
+
+impl SimStorage {
+    /// The disks that may be found after a power cut at this moment: each combination of sectors,
+    /// lengths and names that may have got through. When there are more than `cap`, those at the ends
+    /// (nothing, all, all but one thing, only one) and then random ones.
+    pub fn leftovers(&self, cap: usize, rng: &mut Rng) -> Vec<Self> {
+        let found = self.disk().clone();
+        let choices = found.choices();
+        let outcomes = picks(&choices, cap, rng);
+        let left = outcomes.into_iter().map(|picked| {
+            let mut disk = found.clone();
+            for ((choice, _), picked) in choices.iter().zip(picked) {
+                disk.decide(*choice, picked, &found);
+            }
+            disk.pending_entries.clear();
+            for file in &mut disk.files {
+                file.pending.clear();
+                file.cached.clone_from(&file.durable);
+            }
+            disk.come_back();
+            disk.end_process();
+            Self {
+                process: disk.process,
+                disk: Arc::new(Mutex::new(disk)),
+            }
+        });
+        left.collect()
+    }
+}
+
+/// The outcome of each choice, up to `cap` times.
+fn picks(choices: &[(Choice, u64)], cap: usize, rng: &mut Rng) -> BTreeSet<Vec<u64>> {
+    let ways = choices.iter().map(|(_, outcomes)| u128::from(*outcomes));
+    let mut picks = BTreeSet::new();
+    if ways.fold(1, u128::saturating_mul) <= cap as u128 {
+        let mut pick = vec![0; choices.len()];
+        loop {
+            picks.insert(pick.clone());
+            // The next number, with a digit for each choice.
+            let Some(digit) = (0..pick.len()).find(|digit| pick[*digit] + 1 < choices[*digit].1)
+            else {
+                return picks;
+            };
+            pick[..digit].fill(0);
+            pick[digit] += 1;
+        }
+    }
+    let nothing = vec![0; choices.len()];
+    let all: Vec<u64> = choices.iter().map(|(_, outcomes)| outcomes - 1).collect();
+    picks.insert(nothing.clone());
+    picks.insert(all.clone());
+    for index in 0..choices.len() {
+        let (mut without, mut alone) = (all.clone(), nothing.clone());
+        without[index] = 0;
+        alone[index] = all[index];
+        picks.extend([without, alone]);
+    }
+    while picks.len() > cap {
+        picks.pop_last();
+    }
+    while picks.len() < cap {
+        picks.insert(
+            choices
+                .iter()
+                .map(|(_, outcomes)| rng.below(*outcomes))
+                .collect(),
+        );
+    }
+    picks
+}
+
+impl Disk {
+    fn choices(&self) -> Vec<(Choice, u64)> {
+        let mut choices = Vec::new();
+        for (file, inode) in self.files.iter().enumerate() {
+            let sectors: BTreeSet<u64> = inode.pending.iter().flat_map(Write::sectors).collect();
+            for sector in sectors {
+                let versions = inode.versions(sector).count() as u64 + 1;
+                choices.push((Choice::Sector { file, sector }, versions));
+            }
+            choices.push((Choice::Length { file }, inode.lengths().len() as u64));
+        }
+        choices.extend((0..self.pending_entries.len()).map(|index| (Choice::Entry { index }, 2)));
+        choices.retain(|(_, outcomes)| *outcomes > 1);
+        choices
+    }
+
+    /// `found`: as it was before anything was decided.
+    fn decide(&mut self, choice: Choice, picked: u64, found: &Self) {
+        match choice {
+            Choice::Sector { file, sector } => {
+                let durable = &mut self.files[file].durable;
+                for write in found.files[file].versions(sector).take(picked as usize) {
+                    let start = (sector * SECTOR).max(write.offset);
+                    let end = ((sector + 1) * SECTOR).min(write.end());
+                    let piece = (start - write.offset) as usize..(end - write.offset) as usize;
+                    put(durable, start, &write.bytes[piece]);
+                }
+            }
+            // It comes behind the sectors of the file.
+            Choice::Length { file } => {
+                let length = found.files[file].lengths()[picked as usize];
+                self.files[file].durable.resize(length as usize, 0);
+            }
+            Choice::Entry { index } => {
+                if picked == 1 {
+                    let change = found.pending_entries[index].clone();
+                    change.apply(&mut self.durable_directory);
+                }
+            }
+        }
+    }
+}
+
+impl Inode {
+    /// The writes that a sector has seen since it was last synced.
+    fn versions(&self, sector: u64) -> impl Iterator<Item = &Write> {
+        let touches = move |write: &&Write| write.sectors().contains(&sector);
+        self.pending.iter().filter(touches)
+    }
+
+    /// The lengths that the file has had since it was last synced.
+    fn lengths(&self) -> Vec<u64> {
+        let mut lengths = vec![self.durable.len() as u64];
+        for write in &self.pending {
+            let length = write.end().max(lengths[lengths.len() - 1]);
+            if length > lengths[lengths.len() - 1] {
+                lengths.push(length);
+            }
+        }
+        lengths
+    }
+}
