@@ -38,7 +38,7 @@ lint: .venv/.ready ## check formatting, lints and types
 
 simulate: ## run the simulator over SEEDS=2000 seeds FROM=1, or replay and shrink one with SEED=8211
 	@mkdir -p .ran
-	@$(simulator) $(if $(SEED),--seed $(SEED),--seeds $(SEEDS) --from $(or $(FROM),1)) | tee .ran/simulate.txt
+	@$(simulator) $(if $(SEED),--seed $(SEED) $(if $(PLANT),--planted $(PLANT)),--seeds $(SEEDS) --from $(or $(FROM),1)) | tee .ran/simulate.txt
 
 # The same seeds give the same runs in two processes, and the simulator still catches bugs.
 simulator-check:

@@ -16,6 +16,7 @@ use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
 
 use crate::client::Said;
 use crate::model::{End, Model, State, Time, Verdict};
+use crate::words;
 
 /// How the broker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,8 +120,9 @@ impl Event {
                     ..
                 } = &txs[number];
                 Some(format!(
-                    "client {} seq {seq} is transaction {number}: {receipt:?}",
-                    session.0[0]
+                    "client {} seq {seq} is transaction {number}: {}",
+                    session.0[0],
+                    words::receipt(receipt)
                 ))
             }
             Self::Delivered(session, delivery) => {

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use crate::words;
 use bytes::{Bytes, BytesMut};
 use penstock_broker::ConnId;
 use penstock_jobs::{DEAD_LETTER_QUEUE, DeliveryHead, Outcome, settle};
@@ -86,7 +87,9 @@ impl Said {
         );
         for commit in &self.commits {
             let (seq, durability, txs) = (commit.first_seq, commit.durability, &commit.txs);
-            words.push(format!("commit {seq} ({durability:?}): {txs:?}"));
+            for (seq, tx) in (seq..).zip(txs) {
+                words.push(format!("{seq} for {durability:?}: {}", words::tx(tx)));
+            }
         }
         words.extend(
             self.consume
@@ -221,6 +224,16 @@ impl Client {
             takes_all: false,
             wanted: Vec::new(),
             habits,
+        }
+    }
+
+    pub fn drop_habit(&mut self, name: &str) {
+        match name {
+            "delays" => self.habits.delays = false,
+            "groups" => self.habits.groups = false,
+            "locks" => self.habits.locks = false,
+            "purges" => self.habits.purges = false,
+            _ => {}
         }
     }
 

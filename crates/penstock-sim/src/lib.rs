@@ -9,5 +9,7 @@ pub mod client;
 pub mod model;
 #[cfg(feature = "faults")]
 pub mod mutants;
+pub mod shrink;
 pub mod soak;
+pub mod words;
 pub mod world;

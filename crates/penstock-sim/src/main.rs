@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use penstock_sim::checker::Counts;
+use penstock_sim::shrink::{shorten_ids, shrink};
 use penstock_sim::soak::{keep_panics, run_without_panic};
-use penstock_sim::world::{Outcome, run};
+use penstock_sim::world::{Outcome, Without, run_without};
 
 /// One in so many seeds is run twice: the same seed must give the same run.
 const TWICE: u64 = 20;
@@ -23,6 +24,12 @@ fn main() -> ExitCode {
         ["--seeds", seeds, "--from", from] => number(seeds)
             .zip(number(from))
             .map(|(seeds, from)| search(from, seeds)),
+        ["--hashes", seeds] => number(seeds).map(hashes),
+        // How a planted bug shows.
+        #[cfg(feature = "faults")]
+        ["--seed", seed, "--planted", name] if penstock_faults::Points::plant(Some(name)) => {
+            number(seed).map(replay)
+        }
         #[cfg(feature = "faults")]
         ["--mutants", ref names @ ..] => Some(hunt(names)),
         _ => None,
@@ -44,16 +51,43 @@ fn hunt(names: &[&str]) -> ExitCode {
     }
 }
 
+/// Shows a run, or when it fails the smallest that fails in the same way.
 fn replay(seed: u64) -> ExitCode {
-    let outcome = run(seed, Some(&mut |line| println!("{line}")));
-    println!("{:?}", outcome.counts);
-    match outcome.failure {
-        None => ExitCode::SUCCESS,
-        Some(what) => {
-            println!("seed {seed} fails at {what}");
-            ExitCode::FAILURE
-        }
+    let outcome = run_without_panic(seed, &Without::default());
+    let whole = outcome.failure.clone();
+    let (without, outcome) = shrink(seed, outcome);
+    let mut trace = |line: &str| println!("{}", shorten_ids(line));
+    // A panic ends the trace, and was kept.
+    let shown = || run_without(seed, &without, Some(&mut trace));
+    let _ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(shown));
+    let Some(whole) = whole else {
+        println!("{:?}", outcome.counts);
+        return ExitCode::SUCCESS;
+    };
+    println!(
+        "\nThis is less than the whole run of seed {seed}, which fails at {}",
+        shorten_ids(&whole)
+    );
+    let Without { names, clients, .. } = &without;
+    println!(
+        "left out: {clients} clients, {names:?}; {} steps are left",
+        outcome.steps
+    );
+    let failure = outcome.failure.unwrap_or_default();
+    println!("seed {seed} fails at {}", shorten_ids(&failure));
+    ExitCode::FAILURE
+}
+
+/// Prints a line for each seed that is the same whenever and wherever it runs.
+fn hashes(seeds: u64) -> ExitCode {
+    for seed in 1..=seeds {
+        let outcome = run_without_panic(seed, &Without::default());
+        println!(
+            "seed {seed}: {} steps, {:016x}",
+            outcome.steps, outcome.hash
+        );
     }
+    ExitCode::SUCCESS
 }
 
 fn search(from: u64, seeds: u64) -> ExitCode {
@@ -98,10 +132,10 @@ fn search(from: u64, seeds: u64) -> ExitCode {
 
 /// A run; a panic in it is a failure as any other, and some are run twice.
 fn run_checked(seed: u64) -> Outcome {
-    let mut outcome = run_without_panic(seed);
+    let mut outcome = run_without_panic(seed, &Without::default());
     if seed.is_multiple_of(TWICE)
         && outcome.failure.is_none()
-        && run_without_panic(seed).hash != outcome.hash
+        && run_without_panic(seed, &Without::default()).hash != outcome.hash
     {
         outcome.failure = Some("its end: the same seed gave another run".to_string());
     }

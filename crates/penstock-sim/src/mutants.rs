@@ -7,6 +7,7 @@ use std::time::Instant;
 use penstock_faults::{PLANTS, Plant, Points};
 
 use crate::soak::run_without_panic;
+use crate::world::Without;
 
 /// Easy bugs are caught within the first seeds, so the hard ones come last.
 const ROUNDS: [u64; 4] = [30, 300, 3_000, 10_000];
@@ -82,7 +83,7 @@ impl Hunt {
         Points::plant(Some(self.plant.name));
         while self.caught.is_none() && self.seed < last_seed {
             self.seed += 1;
-            self.caught = run_without_panic(self.seed).failure;
+            self.caught = run_without_panic(self.seed, &Without::default()).failure;
         }
         Points::plant(None);
         if let Some(what) = &self.caught {

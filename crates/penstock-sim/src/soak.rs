@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::world::{Outcome, run};
+use crate::world::{Outcome, Without, run_without};
 
 thread_local! {
     /// What the last panic of this thread said.
@@ -22,8 +22,8 @@ pub fn keep_panics() {
     }));
 }
 
-pub fn run_without_panic(seed: u64) -> Outcome {
-    let run = AssertUnwindSafe(|| run(seed, None));
+pub fn run_without_panic(seed: u64, without: &Without) -> Outcome {
+    let run = AssertUnwindSafe(|| run_without(seed, without, None));
     catch_unwind(run).unwrap_or_else(|_| Outcome {
         failure: Some(PANIC.take().unwrap_or_else(|| "a panic".to_string())),
         ..Outcome::default()

@@ -3,7 +3,7 @@
 //! Everything is drawn from one seed and done in one thread, so a seed is a run. The broker is the
 //! server's own engine: the world is its shell, and does what the shell does with sockets and threads.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use penstock_broker::{BrokerOptions, ConnId, Now};
 use penstock_journal::Writer;
@@ -33,13 +33,46 @@ pub struct Outcome {
     pub counts: Counts,
 }
 
+/// What a run does without.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Without {
+    /// Faults, habits and [`FAULT_POINTS`], by name; so many clients less.
+    pub names: BTreeSet<&'static str>,
+    pub clients: usize,
+    /// It goes on for so many steps.
+    pub steps: Option<u64>,
+}
+
+pub const FAULT_POINTS: &str = "fault points";
+
+/// What a run can do without.
+pub const NAMES: [&str; 12] = [
+    FAULT_POINTS,
+    "kills",
+    "power cuts",
+    "disk errors",
+    "lost connections",
+    "deaths",
+    "clock steps",
+    "stalls",
+    "delays",
+    "groups",
+    "locks",
+    "purges",
+];
+
 /// Runs one seed. `trace` is shown each step, for a person.
 pub fn run(seed: u64, trace: Option<&mut dyn FnMut(&str)>) -> Outcome {
+    run_without(seed, &Without::default(), trace)
+}
+
+/// Runs one seed, or what is left of it.
+pub fn run_without(seed: u64, without: &Without, trace: Option<&mut dyn FnMut(&str)>) -> Outcome {
     #[cfg(feature = "faults")]
-    make_rare_things_frequent(seed);
+    make_rare_things_frequent(seed, without.names.contains(FAULT_POINTS));
     let mut world = World::new(seed, trace);
+    world.do_without(without);
     let verdict = world.live();
-    world.say(|| "the end".to_string());
     let failure = verdict
         .err()
         .map(|what| format!("step {}, {} ms: {what}", world.steps, world.now_ms));
@@ -54,9 +87,10 @@ pub fn run(seed: u64, trace: Option<&mut dyn FnMut(&str)>) -> Outcome {
 /// Fault points inside the product: none of them, or some, seldom or often. Not drawn from what the
 /// world draws from, so that a seed is nearly the same run without them.
 #[cfg(feature = "faults")]
-fn make_rare_things_frequent(seed: u64) {
+fn make_rare_things_frequent(seed: u64, never: bool) {
     let mut rng = Rng::new(!seed);
-    let enabled = if rng.one_in(4) { 0 } else { rng.draw() as u32 };
+    let is_calm = rng.one_in(4) || never;
+    let enabled = if is_calm { 0 } else { rng.draw() as u32 };
     let one_in = [3, 20, 100][rng.below(3) as usize];
     penstock_faults::Points::begin(rng.draw(), enabled, one_in);
 }
@@ -209,6 +243,28 @@ impl<'a> World<'a> {
             healed: false,
             heard_at_ms: 0,
         }
+    }
+
+    fn do_without(&mut self, without: &Without) {
+        let plan = &mut self.plan;
+        for name in &without.names {
+            match *name {
+                "kills" => plan.kills = 0,
+                "power cuts" => plan.power_cuts = 0,
+                "disk errors" => plan.disk_errors = 0,
+                "lost connections" => plan.disconnects = 0,
+                "deaths" => plan.deaths = 0,
+                "clock steps" => plan.clock_steps = 0,
+                "stalls" => plan.stalls = 0,
+                habit => self
+                    .clients
+                    .iter_mut()
+                    .for_each(|client| client.drop_habit(habit)),
+            }
+        }
+        plan.steps = without.steps.unwrap_or(plan.steps);
+        let left = self.clients.len().saturating_sub(without.clients).max(2);
+        self.clients.truncate(left);
     }
 
     fn live(&mut self) -> Verdict {
@@ -445,8 +501,7 @@ impl<'a> World<'a> {
                     .broker
                     .as_ref()
                     .and_then(|process| process.task.as_ref());
-                // Only for a reader: a task in words is a long story.
-                let words = (self.trace.is_some()).then(|| format!("on disk: {task:?}"));
+                let words = task.map(crate::words::task);
                 self.say(|| words.unwrap_or_default());
                 self.tend()
             }
