@@ -60,6 +60,9 @@ pub enum Fault {
     /// The power fails in the midst of the call: it and all later ones fail, until
     /// [`SimStorage::crash`] shows what was kept.
     PowerOff,
+    /// The process is killed in the midst of the call: it never learns whether that was done, and none
+    /// of its later calls is.
+    Killed,
 }
 
 /// One directory on a simulated disk. Clones are the same directory.
@@ -162,6 +165,11 @@ impl SimStorage {
         self.disk().faults.clear();
     }
 
+    /// The process that this handle belongs to was killed.
+    pub fn is_dead(&self) -> bool {
+        self.disk().process != self.process
+    }
+
     /// The power has failed in the midst of a call, and [`Self::crash`] has not been called yet.
     pub fn is_off(&self) -> bool {
         self.disk().power_is_off
@@ -236,6 +244,9 @@ impl Disk {
         let fault = self.faults.remove(&self.calls);
         self.calls += 1;
         self.power_is_off |= fault == Some(Fault::PowerOff);
+        if fault == Some(Fault::Killed) {
+            self.end_process();
+        }
         fault
     }
 
@@ -244,7 +255,9 @@ impl Disk {
         match fault {
             None => Ok(()),
             Some(Fault::DiskFull) => Err(io::ErrorKind::StorageFull.into()),
-            Some(Fault::Error | Fault::PowerOff) => Err(io::Error::other("the disk failed")),
+            Some(Fault::Error | Fault::PowerOff | Fault::Killed) => {
+                Err(io::Error::other("the disk failed"))
+            }
         }
     }
 
@@ -434,7 +447,7 @@ impl Storage for SimStorage {
         }
         let fault = disk.change();
         let file = disk.files.len();
-        if matches!(fault, None | Some(Fault::PowerOff)) {
+        if matches!(fault, None | Some(Fault::PowerOff | Fault::Killed)) {
             disk.files.push(Inode::default());
             disk.directory.insert(name.to_string(), file);
             disk.pending_entries
@@ -459,7 +472,7 @@ impl Storage for SimStorage {
         let mut disk = self.live()?;
         let file = disk.lookup(source)?;
         let fault = disk.change();
-        if matches!(fault, None | Some(Fault::PowerOff)) {
+        if matches!(fault, None | Some(Fault::PowerOff | Fault::Killed)) {
             let (source, target) = (source.to_string(), target.to_string());
             disk.directory.remove(&source);
             disk.directory.insert(target.clone(), file);
@@ -476,7 +489,7 @@ impl Storage for SimStorage {
         let mut disk = self.live()?;
         let file = disk.lookup(name)?;
         let fault = disk.change();
-        if matches!(fault, None | Some(Fault::PowerOff)) {
+        if matches!(fault, None | Some(Fault::PowerOff | Fault::Killed)) {
             disk.directory.remove(name);
             disk.pending_entries
                 .push(EntryChange::Remove(name.to_string(), file));
@@ -542,7 +555,7 @@ impl StoredFile for SimFile {
                 disk.files[self.file].fail_sync(&mut rng);
                 disk.rng = Some(rng);
             }
-            Some(Fault::DiskFull | Fault::PowerOff) => {}
+            Some(Fault::DiskFull | Fault::PowerOff | Fault::Killed) => {}
         }
         Disk::outcome(fault)
     }

@@ -73,6 +73,8 @@ pub fn run_without(seed: u64, without: &Without, trace: Option<&mut dyn FnMut(&s
     let mut world = World::new(seed, trace);
     world.do_without(without);
     let verdict = world.live();
+    // With what the model was told last.
+    world.say(|| "the end".to_string());
     let failure = verdict
         .err()
         .map(|what| format!("step {}, {} ms: {what}", world.steps, world.now_ms));
@@ -326,7 +328,14 @@ impl<'a> World<'a> {
             is_here
         });
         match fault {
-            Some(0) => self.crash(Crash::Killed),
+            Some(0) => match self.rng.bool() {
+                true => self.crash(Crash::Killed),
+                false => {
+                    let call = self.storage.calls() + self.rng.below(6);
+                    self.storage.fail_at(call, Fault::Killed);
+                    Ok(())
+                }
+            },
             Some(1) => match self.rng.bool() {
                 true => self.crash(Crash::PowerCut),
                 // In the midst of one of the next calls to the disk.
@@ -395,6 +404,10 @@ impl<'a> World<'a> {
                     return self.tend();
                 }
                 Err(OpenError::Io { .. } | OpenError::DiskFull { .. }) if attempts < 100 => {
+                    if self.storage.is_dead() {
+                        self.storage = self.storage.kill();
+                        continue;
+                    }
                     // The fault that was planned. Once it has met one, the power may as well be off.
                     self.storage = self.storage.crash(&mut self.rng);
                     after = after.map(|_| Crash::PowerCut);
@@ -426,6 +439,9 @@ impl<'a> World<'a> {
 
     /// What the shell does after each call: work for the disk, bytes for clients, ends of connections.
     fn tend(&mut self) -> Verdict {
+        if self.broker.is_some() && self.storage.is_dead() {
+            return self.crash(Crash::Killed);
+        }
         loop {
             let now = self.now();
             let Some(process) = &mut self.broker else {
@@ -510,6 +526,7 @@ impl<'a> World<'a> {
                 self.say(|| format!("the writer tries again later: {error}"));
                 Ok(())
             }
+            Err(_) if self.storage.is_dead() => self.crash(Crash::Killed),
             Err(error) if self.storage.is_off() => {
                 self.say(|| format!("the power fails: {error}"));
                 self.tend()?;
@@ -684,7 +701,10 @@ impl<'a> World<'a> {
     }
 
     fn send(&mut self, index: usize, said: Said) {
-        self.say(|| format!("client {index} says {}", said.in_words()));
+        let words = self.trace.is_some().then(|| said.in_words());
+        if let Some(words) = words.filter(|words| words != "ping") {
+            self.say(|| format!("client {index} says {words}"));
+        }
         let client = &mut self.clients[index];
         client.said_at_ms = self.now_ms;
         let Some(link) = client.conn.and_then(|conn| self.links.get_mut(&conn)) else {
