@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 
 use penstock_faults::perhaps;
-use penstock_message::{Durability, KeyState, MessageId, Notice, Query, Receipt, SessionId};
+use penstock_message::{
+    Counts, Durability, KeyState, MessageId, Notice, Query, Receipt, SessionId, Space,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::clock::{Clocks, When};
@@ -54,6 +56,10 @@ pub struct Broker {
     /// Whether that transaction may be refused for want of room, and what it brings for queues with limits.
     pub(crate) may_find_no_room: bool,
     pub(crate) arrivals: Vec<Arrivals>,
+    pub(crate) space: Space,
+    /// The memory limit, while the process is at it.
+    pub(crate) memory_is_full: Option<u64>,
+    pub(crate) counts: Counts,
     /// The record at hand must be on disk, however durable its transactions asked to be.
     must_be_safe: bool,
 }
@@ -90,6 +96,9 @@ impl Broker {
             checked_slots: Vec::new(),
             may_find_no_room: false,
             arrivals: Vec::new(),
+            space: Space::Plenty,
+            memory_is_full: None,
+            counts: Counts::default(),
             must_be_safe: false,
         };
         broker.watch_unserved();
@@ -154,6 +163,11 @@ impl Broker {
                     self.stand_in_line(conn);
                 }
             }
+            Input::Space(space) => self.space_changed(space),
+            Input::Memory {
+                is_full,
+                limit_bytes,
+            } => self.memory_changed(is_full, limit_bytes),
             Input::Report { conn, slots, busy } => {
                 if let Some(connection) = self.connections.get_mut(&conn) {
                     (connection.slots, connection.busy) = (slots, busy);
@@ -430,6 +444,7 @@ impl Broker {
             return Some(Output::Values { conn, values });
         }
         let mut bytes = 0;
+        let was_laden = connection.is_laden();
         let mut deliveries = Vec::with_capacity(connection.deliveries.len().min(1024));
         while bytes < OUTPUT_TARGET_BYTES
             && (deliveries.is_empty() || !perhaps!("say-little"))
@@ -440,6 +455,7 @@ impl Broker {
         {
             connection.ahead -= 1;
             connection.ahead_bytes -= first.bytes;
+            connection.unsent -= 1;
             // The lease may have ended before the delivery could leave.
             if let Some(delivery) = self.state.delivery(first.message, first.grant) {
                 bytes += delivery.message.body.len();
@@ -447,6 +463,9 @@ impl Broker {
             }
         }
         self.read_ahead(conn);
+        if was_laden {
+            self.seek_work(conn);
+        }
         (!deliveries.is_empty()).then_some(Output::Deliver { conn, deliveries })
     }
 

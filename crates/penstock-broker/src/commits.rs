@@ -145,6 +145,7 @@ impl Broker {
                     skipped: self.apply(tx.ops),
                 },
                 Err((op, why)) => {
+                    self.counts.refused += 1;
                     if planted!("apply-half") {
                         let half = tx.ops.into_iter().take(op as usize).collect();
                         self.apply(half);
@@ -260,7 +261,7 @@ impl Broker {
         self.checked_slots.clear();
         self.new_ids.clear();
         self.arrivals.clear();
-        self.may_find_no_room = self.state.queues.limited > 0 && !ops.iter().any(Op::is_settlement);
+        self.may_find_no_room = self.has_limits() && !ops.iter().any(Op::is_settlement);
         for (index, op) in ops.iter().enumerate() {
             self.check_op(session, op, ops.len() == 1)
                 .map_err(|why| (index as u32, why))?;
@@ -317,7 +318,10 @@ impl Broker {
                 }
                 self.check_message(message, is_alone)?;
                 match self.may_find_no_room {
-                    true => self.check_room(queues, message.body.len() as u64, due.is_some()),
+                    true => {
+                        self.check_admission()?;
+                        self.check_room(queues, message.body.len() as u64, due.is_some())
+                    }
                     false => Ok(()),
                 }
             }
@@ -364,7 +368,10 @@ impl Broker {
                     check_name("a queue's name", queue)?;
                     self.check_message(message, false)?;
                 }
-                Ok(())
+                match self.may_find_no_room {
+                    true => self.check_admission(),
+                    false => Ok(()),
+                }
             }
             Op::Join { join, index, .. } => match self.state.joins.find(join) {
                 Some(slot) if *index >= self.state.joins[slot].count => {
@@ -455,6 +462,7 @@ impl Broker {
                 Op::Ack { cost_us, .. } => {
                     let slot = next_lease();
                     let number = self.state.messages[slot].number();
+                    self.counts.settled += 1;
                     self.record(&Event::Settled { number });
                     self.state.settle_message(slot, Some(cost_us));
                 }
@@ -593,6 +601,7 @@ impl Broker {
     }
 
     fn insert(&mut self, queue: &str, message: Message, place: Place) -> u32 {
+        self.counts.published += 1;
         let head = MessageHead {
             number: self.state.numbers + 1,
             id: message.id,

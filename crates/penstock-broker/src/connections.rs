@@ -14,6 +14,8 @@ use crate::{Broker, CloseReason, ConnId, Output};
 const LAST_SEQ: u64 = 1 << 62;
 /// A worker serves a few queues. The list is compared with itself, so it must not be long.
 const QUEUES_CAP: usize = 1024;
+/// However much a client asks for, no more is on its way to it: the rest is for others, who may be quicker.
+const UNSENT_CAP: u32 = 1 << 14;
 /// Names of clients are shown to people; longer ones are cut.
 const NAME_SHOWN_BYTES: usize = 255;
 /// Names of queues, tasks and groups.
@@ -24,6 +26,8 @@ pub(crate) struct Connection {
     pub(crate) session: u32,
     pub(crate) writable: bool,
     pub(crate) credit: u64,
+    /// How many messages were handed to it and have not left the broker.
+    pub(crate) unsent: u32,
     pub(crate) queues: Vec<u32>,
     /// The queue that is asked first next time.
     pub(crate) next_queue: usize,
@@ -66,6 +70,7 @@ impl Connection {
             session,
             writable: true,
             credit: 0,
+            unsent: 0,
             queues: Vec::new(),
             next_queue: 0,
             in_ring: false,
@@ -82,8 +87,13 @@ impl Connection {
         }
     }
 
+    /// As much is on its way to it as may be.
+    pub(crate) fn is_laden(&self) -> bool {
+        self.unsent >= UNSENT_CAP
+    }
+
     pub(crate) fn wants_work(&self) -> bool {
-        self.writable && self.credit > 0 && !self.queues.is_empty()
+        self.writable && self.credit > 0 && !self.is_laden() && !self.queues.is_empty()
     }
 }
 

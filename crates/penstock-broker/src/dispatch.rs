@@ -2,7 +2,9 @@
 
 use bytes::Bytes;
 use penstock_faults::planted;
-use penstock_message::{Delivery, Due, Durability, Key, Message, Notice, Value, ValueStatus};
+use penstock_message::{
+    Delivery, Due, Durability, Key, Message, Notice, Space, Value, ValueStatus,
+};
 
 use crate::effects::{Effect, Rests};
 use crate::messages::{Handle, State as MessagePlace};
@@ -17,7 +19,8 @@ impl Broker {
     pub(crate) fn hand_out(&mut self) {
         // What came due or expired while inputs were handled goes first: an expired message is not handed out.
         self.run_timers();
-        if !std::mem::take(&mut self.state.has_new_work) {
+        // Without space on the disk, work stays where it is until there is some.
+        if self.space >= Space::NoLeases || !std::mem::take(&mut self.state.has_new_work) {
             return;
         }
         // A message that may be delivered only once must not be handed out again because its grant was
@@ -31,6 +34,7 @@ impl Broker {
             };
             match self.hand_out_one(conn) {
                 HandOut::Done { must_be_safe } => {
+                    self.counts.delivered += 1;
                     unlucky = 0;
                     self.ring.push_back(conn);
                     if must_be_safe {
@@ -74,6 +78,7 @@ impl Broker {
             return HandOut::NothingReady;
         };
         connection.credit -= 1;
+        connection.unsent += 1;
         let session = connection.session;
         let session_number = sessions[session].number;
         let number = messages[slot].number();
@@ -210,6 +215,7 @@ impl Broker {
         if messages.queue(handle.slot) != *dead {
             self.end_with(handle.slot, ValueStatus::Expired, Bytes::new());
         }
+        self.counts.expired += 1;
         self.record(&Event::Settled {
             number: handle.number,
         });

@@ -1,7 +1,7 @@
 //! What goes into the core and what comes out of it.
 
 use penstock_message::{
-    Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Tx, WallMs,
+    Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Space, Tx, WallMs,
 };
 
 // What travels between a client and the core stands with the nouns.
@@ -97,6 +97,14 @@ pub enum Input {
     Writable {
         conn: ConnId,
         writable: bool,
+    },
+    /// How much space there is on the disk. The settlements that `Space::NoSettlements` forbids are for the
+    /// shell to keep back: here they can only be refused or applied.
+    Space(Space),
+    /// Whether the process holds as much memory as it may, so that no new work is taken.
+    Memory {
+        is_full: bool,
+        limit_bytes: u64,
     },
     /// A worker tells how it is, for `status`. Not journaled.
     Report {

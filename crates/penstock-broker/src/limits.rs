@@ -4,7 +4,7 @@
 //! holds back: both come to the queue when they must, full or not. So only a publish that is no part of a
 //! run's outcome is refused, and a queue may be somewhat longer than its limit.
 
-use penstock_message::{Overflow, QueueLimits, Refusal};
+use penstock_message::{Notice, Overflow, QueueLimits, Refusal, Space};
 
 use crate::Broker;
 use crate::records::Event;
@@ -22,6 +22,44 @@ pub(crate) struct Arrivals {
 }
 
 impl Broker {
+    pub(crate) fn space_changed(&mut self, space: Space) {
+        if std::mem::replace(&mut self.space, space) != space {
+            self.notice(Notice::Space(space));
+        }
+    }
+
+    pub(crate) fn memory_changed(&mut self, is_full: bool, limit_bytes: u64) {
+        let now = is_full.then_some(limit_bytes);
+        let was = std::mem::replace(&mut self.memory_is_full, now);
+        if was.is_some() != is_full {
+            self.notice(Notice::Memory {
+                is_full,
+                limit_bytes,
+            });
+        }
+    }
+
+    /// Whether what is new may be refused at present, by a queue or by all.
+    pub(crate) fn has_limits(&self) -> bool {
+        self.state.queues.limited > 0
+            || self.space != Space::Plenty
+            || self.memory_is_full.is_some()
+    }
+
+    /// Whether the broker takes new work at all.
+    pub(crate) fn check_admission(&self) -> Result<(), Refusal> {
+        if self.space != Space::Plenty {
+            return Err(Refusal::DiskFull);
+        }
+        match self.memory_is_full {
+            Some(limit) => Err(Refusal::QueueFull(format!(
+                "the broker is at its memory limit of {} MiB",
+                limit >> 20
+            ))),
+            None => Ok(()),
+        }
+    }
+
     /// Whether one more message may wait in these queues.
     pub(crate) fn check_room(
         &mut self,
@@ -95,6 +133,7 @@ impl Broker {
             // Whoever waits for its result is told; it must not come back after that.
             self.must_be_safe();
             self.state.queues[queue].dropped += 1;
+            self.counts.dropped += 1;
             self.cancel(slot, "its queue was full and newer jobs took its place");
         }
     }

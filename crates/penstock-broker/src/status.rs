@@ -48,6 +48,9 @@ impl Broker {
             results_bytes: state.keys.results_bytes,
             evicted: state.keys.evicted,
             unreadable: self.reading.unreadable,
+            counts: self.counts,
+            space: self.space,
+            memory_is_full: self.memory_is_full.is_some(),
             ..Status::default()
         }
     }

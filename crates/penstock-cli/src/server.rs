@@ -14,6 +14,7 @@ use penstock_server::{
 use crate::exit::{FAILED, Failure, IN_USE, WRONG_CALL};
 use crate::logging::LogArguments;
 use crate::remote::{resolve, token_from_environment};
+use crate::text::byte_count;
 
 /// A log longer than this is put aside when a local broker starts.
 const LONG_LOG_BYTES: u64 = 4 << 20;
@@ -54,6 +55,10 @@ pub struct Arguments {
         requires = "local"
     )]
     linger: f64,
+    /// From how much memory on it takes no new jobs, as 512M or 4G; 0: however much. 60 % of the machine's
+    /// memory, or of the container's, unless told
+    #[arg(long, value_name = "BYTES", value_parser = byte_count)]
+    memory_limit: Option<u64>,
     #[command(flatten)]
     log: LogArguments,
 }
@@ -88,6 +93,7 @@ fn serve_others(arguments: &Arguments) -> Result<(), Failure> {
         listen: arguments.listen.clone(),
         token,
         max_connections: arguments.max_connections.map(|wanted| wanted as usize),
+        memory_limit_bytes: arguments.memory_limit,
         broker: BrokerOptions::default(),
         local: None,
     })?;
@@ -114,6 +120,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
         listen: Vec::new(),
         token: None,
         max_connections: arguments.max_connections.map(|wanted| wanted as usize),
+        memory_limit_bytes: arguments.memory_limit,
         broker: BrokerOptions::default(),
         local: Some(LocalOptions { guard, linger }),
     });

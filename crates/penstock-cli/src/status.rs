@@ -1,5 +1,5 @@
 use clap::Args;
-use penstock_message::{Answer, Overflow, Query, QueueStatus, Status};
+use penstock_message::{Answer, Notice, Overflow, Query, QueueStatus, Space, Status};
 use serde_json::json;
 
 use crate::exit::{FAILED, Failure};
@@ -75,8 +75,56 @@ fn as_json(status: &Status) -> serde_json::Value {
             "sync_p50_us": status.process.sync_p50_us,
             "sync_p99_us": status.process.sync_p99_us,
             "journal_bytes": status.process.journal_bytes,
+            "unsynced_records": status.process.unsynced_records,
+            "unsynced_bytes": status.process.unsynced_bytes,
+            "batch_records": status.process.batch_records,
+            "batch_bytes": status.process.batch_bytes,
+            "reclaim_debt_bytes": status.process.reclaim_debt_bytes,
+            "reserves": status.process.reserves,
+            "space": space(status.space),
+            "blocked": status.process.blocked,
+            "memory_bytes": status.process.memory_bytes,
+            "memory_limit_bytes": status.process.memory_limit_bytes,
+            "memory_is_full": status.memory_is_full,
+            "full_connections": status.process.full_connections,
+            "cost_ns": status.process.cost_ns,
+        },
+        "counts": {
+            "published": status.counts.published,
+            "delivered": status.counts.delivered,
+            "settled": status.counts.settled,
+            "expired": status.counts.expired,
+            "dropped": status.counts.dropped,
+            "refused": status.counts.refused,
         },
     })
+}
+
+/// What must wait for want of space on the disk, as one word.
+fn space(space: Space) -> &'static str {
+    match space {
+        Space::Plenty => "plenty",
+        Space::NoPublishes => "no-publishes",
+        Space::NoLeases => "no-leases",
+        Space::NoSettlements => "no-settlements",
+    }
+}
+
+/// What keeps the broker from taking new work, a line each.
+fn troubles(status: &Status) -> String {
+    let mut lines = String::new();
+    if status.space != Space::Plenty {
+        lines += &format!("trouble  {}\n", Notice::Space(status.space));
+    }
+    if status.memory_is_full {
+        let limit_bytes = status.process.memory_limit_bytes;
+        let notice = Notice::Memory {
+            is_full: true,
+            limit_bytes,
+        };
+        lines += &format!("trouble  {notice}\n");
+    }
+    lines
 }
 
 fn for_people(shown: &str, status: &Status) -> String {
@@ -94,6 +142,7 @@ fn for_people(shown: &str, status: &Status) -> String {
     let mut text = format!(
         "broker   {shown} (pid {}, up {}, penstock {})\n\
          journal  {}, a sync takes {} (p99 {})\n\
+         memory   {} of {}\n\
          results  {} ({}){evicted}\n\
          {unreadable}clients  {}\n",
         process.pid,
@@ -102,10 +151,17 @@ fn for_people(shown: &str, status: &Status) -> String {
         bytes(process.journal_bytes),
         sync_us(process.sync_p50_us),
         sync_us(process.sync_p99_us),
+        bytes(process.memory_bytes),
+        match process.memory_limit_bytes {
+            0 => "no limit".to_owned(),
+            limit => bytes(limit),
+        },
         status.results,
         bytes(status.results_bytes),
         status.clients,
     );
+
+    text.push_str(&troubles(status));
 
     let mut queues = Table::new(&[
         "QUEUE", ">READY", ">DELAYED", ">RUNNING", ">OLDEST", ">WORKERS", "",
@@ -203,20 +259,28 @@ mod tests {
             results_bytes: 2048,
             evicted: 1,
             unreadable: 0,
-            process: ProcessStatus {
+            process: Box::new(ProcessStatus {
                 version: "0.1.0".to_owned(),
                 pid: 42,
                 uptime_ms: 5000,
                 sync_p50_us: 110,
                 sync_p99_us: 300,
                 journal_bytes: 1 << 20,
-            },
+                memory_bytes: 8 << 20,
+                memory_limit_bytes: 1 << 30,
+                ..ProcessStatus::default()
+            }),
+            space: Space::NoPublishes,
+            ..Status::default()
         };
         let expected = "\
 broker   local:/data (pid 42, up 5.0 s, penstock 0.1.0)
 journal  1.0 MiB, a sync takes 110 µs (p99 300 µs)
+memory   8.0 MiB of 1.0 GiB
 results  10 (2.0 KiB), 1 evicted before their time
 clients  2
+trouble  the broker's disk is nearly full: it takes no new jobs until there is space; workers go on, \
+         and draining the queues or freeing space on its machine helps
 
 QUEUE  READY  DELAYED  RUNNING     OLDEST  WORKERS
 mail       3        0        0  1 min 1 s        0  paused; at most 5 jobs; 7 refused

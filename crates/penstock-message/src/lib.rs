@@ -13,10 +13,10 @@ mod value;
 
 pub use id::{IdSource, MessageId, SessionId};
 pub use lease::{Delivery, Lease, ReleaseReason};
-pub use limits::{Overflow, QueueLimits};
+pub use limits::{Overflow, QueueLimits, Space};
 pub use message::{DEFAULT_PRIORITY, HIGHEST_PRIORITY, Message};
 pub use query::{
-    Answer, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueStatus, Status,
+    Answer, Counts, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueStatus, Status,
     WorkerStatus,
 };
 pub use tx::{

@@ -37,3 +37,17 @@ pub enum Overflow {
     /// It is taken, and the oldest ready message of the lowest priority ends as cancelled.
     DropOldest = 1,
 }
+
+/// What must wait for want of space on the broker's disk. Each level holds all of those before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Space {
+    #[default]
+    Plenty = 0,
+    /// New work is refused.
+    NoPublishes = 1,
+    /// ... and nothing more is handed out.
+    NoLeases = 2,
+    /// ... and the outcomes of runs wait.
+    NoSettlements = 3,
+}

@@ -2,7 +2,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::{MessageId, QueueLimits, WallMs};
+use crate::{MessageId, QueueLimits, Space, WallMs};
 
 /// What a client may ask a broker. Nothing of it changes what the broker holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,8 +35,25 @@ pub struct Status {
     pub evicted: u64,
     /// Messages whose body could not be read back from the journal, since the process began.
     pub unreadable: u64,
-    /// Of the process around the broker, which fills it in.
-    pub process: ProcessStatus,
+    pub counts: Counts,
+    pub space: Space,
+    pub memory_is_full: bool,
+    /// Of the process around the broker, which fills it in. Boxed, since few answers are a status.
+    pub process: Box<ProcessStatus>,
+}
+
+/// What a broker has done since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Messages that were taken, handed out, done with by an acknowledgement, ended for their age, and
+    /// dropped from full queues.
+    pub published: u64,
+    pub delivered: u64,
+    pub settled: u64,
+    pub expired: u64,
+    pub dropped: u64,
+    /// Transactions that changed nothing.
+    pub refused: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -77,6 +94,25 @@ pub struct ProcessStatus {
     pub sync_p50_us: u64,
     pub sync_p99_us: u64,
     pub journal_bytes: u64,
+    /// What is decided and not on disk yet.
+    pub unsynced_records: u64,
+    pub unsynced_bytes: u64,
+    /// What one write carries, on average.
+    pub batch_records: u64,
+    pub batch_bytes: u64,
+    /// What of the journal is no longer needed.
+    pub reclaim_debt_bytes: u64,
+    /// Segments that are kept ready for a full disk.
+    pub reserves: u64,
+    /// What the process holds, and from where on it takes no new work; 0: it is not limited.
+    pub memory_bytes: u64,
+    pub memory_limit_bytes: u64,
+    /// Connections that take in less than they are told.
+    pub full_connections: u64,
+    /// Transactions that wait for space on the disk.
+    pub blocked: u64,
+    /// CPU time of the loop, in all, for each transaction and delivery.
+    pub cost_ns: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +154,10 @@ pub enum Notice {
     /// Results of this group are evicted before their time because the group is over its size cap.
     /// Once a group and process.
     Evicting { group: String, cap_bytes: u64 },
+    /// How much space there is on the disk has changed.
+    Space(Space),
+    /// The broker has come to its memory limit, or has room again.
+    Memory { is_full: bool, limit_bytes: u64 },
     /// A message has gone to the dead letters because its body can't be read back.
     Unreadable {
         id: MessageId,
@@ -138,6 +178,32 @@ impl fmt::Display for Notice {
                 "{waiting} jobs wait in queue {queue:?}, which no worker has served for {} s; start one with -Q {queue}",
                 for_ms / 1000
             ),
+            Self::Space(space) => out.write_str(match space {
+                Space::Plenty => "the broker's disk has room again: everything goes on",
+                Space::NoPublishes => {
+                    "the broker's disk is nearly full: it takes no new jobs until there is space; workers go on, \
+                     and draining the queues or freeing space on its machine helps"
+                }
+                Space::NoLeases => {
+                    "the broker's disk is full: it takes no new jobs and starts none until there is space; \
+                     what runs can still end; nothing is lost; free some space on its machine"
+                }
+                Space::NoSettlements => {
+                    "the broker's disk is full to the last reserve: what ends now waits until there is space; \
+                     nothing is lost; free some space on its machine"
+                }
+            }),
+            Self::Memory {
+                is_full: true,
+                limit_bytes,
+            } => write!(
+                out,
+                "the broker has come to its memory limit of {} MiB: it takes no new jobs until workers have made room",
+                limit_bytes >> 20
+            ),
+            Self::Memory { is_full: false, .. } => {
+                out.write_str("the broker is below its memory limit again: it takes new jobs")
+            }
             Self::Evicting { group, cap_bytes } => write!(
                 out,
                 "results of task {group:?} are evicted before their time, because they take more than {} MiB; \

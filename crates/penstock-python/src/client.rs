@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
-    Answer, Durability, KeyState, MessageId, MessageInfo, MessageState, Notice, Op, Query,
-    QueueStatus, Receipt, Status, Tx, WorkerStatus,
+    Answer, Durability, KeyState, MessageId, MessageInfo, MessageState, Op, Query, QueueStatus,
+    Receipt, Status, Tx, WorkerStatus,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
@@ -273,9 +273,11 @@ impl Client {
     fn take_notices(&self) -> Vec<String> {
         let state = self.state.lock().unwrap();
         match &state.driver {
-            Some(driver) if state.pid == std::process::id() => {
-                driver.take_notices().iter().map(notice_text).collect()
-            }
+            Some(driver) if state.pid == std::process::id() => driver
+                .take_notices()
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
             _ => Vec::new(),
         }
     }
@@ -575,23 +577,4 @@ fn status_dict<'py>(py: Python<'py>, status: &Status) -> PyResult<Bound<'py, PyD
     dict.set_item("sync_p99_us", process.sync_p99_us)?;
     dict.set_item("journal_bytes", process.journal_bytes)?;
     Ok(dict)
-}
-
-fn notice_text(notice: &Notice) -> String {
-    match notice {
-        Notice::Unserved {
-            queue,
-            waiting,
-            for_ms,
-        } => format!(
-            "{waiting} jobs wait in queue {queue:?}, which no worker has served for {} s; start one with -Q {queue}",
-            for_ms / 1000
-        ),
-        Notice::Evicting { group, cap_bytes } => format!(
-            "results of task {group:?} are evicted before their time, because they take more than {} MiB; \
-             shorten its result_ttl, or set store_result=False if nobody reads them",
-            cap_bytes >> 20
-        ),
-        unreadable @ Notice::Unreadable { .. } => unreadable.to_string(),
-    }
 }

@@ -44,6 +44,7 @@ fn main() -> Outcome<()> {
         listen: Vec::new(),
         token: None,
         max_connections: None,
+        memory_limit_bytes: None,
         broker: BrokerOptions::default(),
         local: Some(LocalOptions {
             guard,

@@ -20,6 +20,9 @@ const STUFFED_BYTES: usize = 4 << 20;
 /// A larger buffer is given back once it is empty.
 const KEPT_BYTES: usize = 128 << 10;
 
+/// What is kept of what a client says while it must wait for space on the disk.
+const BLOCKED_BYTES: usize = 1 << 20;
+
 /// Whether a connection must show the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
@@ -42,6 +45,8 @@ pub(crate) struct Connection {
     pub(crate) listed: bool,
     /// It takes in so little of what it is told that it is not heard.
     stuffed: bool,
+    /// What it sent and the engine keeps back until there is space on the disk.
+    pub(crate) blocked_bytes: usize,
     /// When the engine will look at its deadline next.
     pub(crate) looked_at_ms: u64,
 }
@@ -97,6 +102,7 @@ impl Connection {
             full: false,
             listed: false,
             stuffed: false,
+            blocked_bytes: 0,
             looked_at_ms: u64::MAX,
         }
     }
@@ -165,6 +171,11 @@ impl Connection {
     /// It has too much to take in; what it says meanwhile waits.
     pub(crate) fn is_stuffed(&self) -> bool {
         self.stuffed
+    }
+
+    /// So much of what it said waits for space on the disk that the rest must wait as well.
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked_bytes > BLOCKED_BYTES
     }
 
     /// Gives back what a quiet connection does not need.

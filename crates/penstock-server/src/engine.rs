@@ -22,6 +22,7 @@ use penstock_broker::{Broker, BrokerOptions, ConnId, Input, Now, Position, Recov
 use penstock_journal::{
     Journal, JournalOptions, OpenError, Opened, RecoveryReport, Storage, Writer,
 };
+use penstock_message::Space;
 use penstock_wire::proto::{self, ToClient, close::Why};
 use rustc_hash::FxHashMap;
 
@@ -81,8 +82,31 @@ pub struct Engine {
     disk: DiskState,
     reclaiming: bool,
     syncs: Histogram,
+    batches: Batches,
+    space: Space,
+    /// Settlements that wait for space, in the order in which they came.
+    blocked: VecDeque<(ConnId, Input)>,
+    memory: Memory,
+    /// How long the shell's loop has worked.
+    worked_ns: u64,
     stop_requested: bool,
     end: End,
+}
+
+/// What was written, by how many batches.
+#[derive(Debug, Default)]
+struct Batches {
+    count: u64,
+    records: u64,
+    bytes: u64,
+}
+
+/// What the process holds, as the shell says; a limit of 0 is none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Memory {
+    pub bytes: u64,
+    pub limit_bytes: u64,
+    pub is_full: bool,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -130,6 +154,11 @@ impl Engine {
             disk: DiskState::recovered(next_position - 1),
             reclaiming: false,
             syncs: Histogram::default(),
+            batches: Batches::default(),
+            space: Space::Plenty,
+            blocked: VecDeque::new(),
+            memory: Memory::default(),
+            worked_ns: 0,
             stop_requested: false,
             end: End::NotYet,
             options,
@@ -209,6 +238,7 @@ impl Engine {
     /// those that `poll_close` gave.
     pub fn closed(&mut self, now: Now, conn: ConnId) {
         self.now = now;
+        self.forget_blocked(conn);
         if let Some(connection) = self.connections.remove(&conn)
             && connection.is_open()
         {
@@ -226,6 +256,23 @@ impl Engine {
         self.judge_connections();
         self.broker.handle_deadline(now);
         self.reclaim();
+    }
+
+    /// How much memory the process holds. Beyond its limit no new work is taken.
+    pub fn memory_measured(&mut self, now: Now, memory: Memory) {
+        self.now = now;
+        if self.memory.is_full != memory.is_full {
+            self.input(Input::Memory {
+                is_full: memory.is_full,
+                limit_bytes: memory.limit_bytes,
+            });
+        }
+        self.memory = memory;
+    }
+
+    /// For so long the shell's loop was at work, rather than waiting.
+    pub fn worked(&mut self, ns: u64) {
+        self.worked_ns += ns;
     }
 
     /// A write or a sync has failed, which is final: nothing more is confirmed, everybody is told.
@@ -298,7 +345,7 @@ impl Engine {
     pub fn hears(&self, conn: ConnId) -> bool {
         self.connections
             .get(&conn)
-            .is_none_or(|connection| !connection.is_stuffed())
+            .is_none_or(|connection| !connection.is_stuffed() && !connection.is_blocked())
     }
 
     /// A connection to close: the engine knows it no more. All was sent that could be; let the other
@@ -404,6 +451,10 @@ impl Engine {
         }
         let was_open = connection.is_open();
         connection.begin_closing(self.now.mono_ms);
+        self.forget_blocked(conn);
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return;
+        };
         if connection.outgoing().is_empty() {
             self.drop_connection(conn);
         } else {
@@ -487,6 +538,10 @@ impl Engine {
                 }
                 Due::NoHello => {
                     self.close(conn, Why::Protocol, "no hello came in time".to_owned());
+                }
+                // It is we who don't read what it says.
+                Due::Silent { .. } if connection.is_blocked() => {
+                    connection.forgive(now_ms, u64::MAX);
                 }
                 Due::Silent { heartbeat_ms } => {
                     let text = format!("nothing was heard of this client for {heartbeat_ms} ms");

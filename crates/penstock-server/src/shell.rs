@@ -34,6 +34,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::files::{self, MOST_LEAVING};
 use crate::listen::{ListenAddress, ListenError, Listener};
 use crate::local::LocalGuard;
+use crate::memory::{Gauge, default_limit};
 use crate::panics;
 use crate::token::Token as Secret;
 use crate::writer::{Report, WriterThread, measure_sync};
@@ -65,6 +66,8 @@ pub struct ServerOptions {
     pub token: Option<Secret>,
     /// Clients beyond this number are sent away. `None`: as many as there are file descriptors for.
     pub max_connections: Option<usize>,
+    /// Beyond this much memory no new work is taken; 0: there is no limit. `None`: a share of the machine's.
+    pub memory_limit_bytes: Option<u64>,
     pub broker: BrokerOptions,
     /// Of a local broker, which ends by itself.
     pub local: Option<LocalOptions>,
@@ -126,6 +129,7 @@ pub struct Server {
     readable: FxHashSet<ConnId>,
     /// As `readable`, but they take in nothing of what they are told, so they are not read from.
     unheard: FxHashSet<ConnId>,
+    memory: Gauge,
     /// The engine knows them no more, but their other side may not have read everything.
     leaving: FxHashMap<ConnId, (Socket, Instant)>,
     next_conn: u64,
@@ -202,8 +206,15 @@ impl Server {
         getrandom::fill(&mut journal.journal_id)
             .map_err(io::Error::from)
             .map_err(ServerError::system("draw random numbers"))?;
+        let memory_limit_bytes = options.memory_limit_bytes.unwrap_or_else(default_limit);
+        let mut broker = options.broker;
+        if memory_limit_bytes > 0 {
+            // Large transactions on their way must not be what exceeds the limit.
+            let share = usize::try_from(memory_limit_bytes / 4).unwrap_or(usize::MAX);
+            broker.staged_parts_cap_bytes = broker.staged_parts_cap_bytes.min(share);
+        }
         let engine_options = EngineOptions {
-            broker: options.broker,
+            broker,
             journal,
             token: options.token,
             max_connections,
@@ -241,6 +252,7 @@ impl Server {
             sockets: FxHashMap::default(),
             readable: FxHashSet::default(),
             unheard: FxHashSet::default(),
+            memory: Gauge::new(memory_limit_bytes),
             leaving: FxHashMap::default(),
             next_conn: FIRST_CONNECTION,
             read_buffer: vec![0; READ_BYTES],
@@ -265,6 +277,7 @@ impl Server {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 outcome => outcome.map_err(ServerError::system("wait for events"))?,
             }
+            let began = Instant::now();
             let mut stop = false;
             for event in &events {
                 match event.token() {
@@ -281,6 +294,9 @@ impl Server {
             }
             self.read_some();
             self.hear_the_writer();
+            if let Some(memory) = self.memory.measure() {
+                self.engine.memory_measured(self.clock.now(), memory);
+            }
             // What has arrived is heard before the absence of something is judged; but all have had their
             // turn after some passes, however much they say.
             full_passes += 1;
@@ -300,6 +316,7 @@ impl Server {
             }
             self.flush();
             self.let_go();
+            self.engine.worked(began.elapsed().as_nanos() as u64);
             if self.engine.is_over() && self.leaving.is_empty() {
                 break;
             }
@@ -333,6 +350,7 @@ impl Server {
             self.accept_at,
             self.local.is_some().then_some(self.look_around_at),
             self.alone_until(),
+            self.memory.deadline(),
         ];
         let next = deadlines.into_iter().flatten().min()?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -433,6 +451,7 @@ impl Server {
                         self.readable.remove(&conn);
                     }
                     let now = self.clock.now();
+                    self.memory.read(count);
                     self.engine.received(now, conn, &self.read_buffer[..count]);
                 }
                 Err(Errno::WOULDBLOCK) => {
@@ -453,7 +472,17 @@ impl Server {
             match report {
                 Report::Written(through) => self.engine.batch_written(now, through),
                 Report::Done { task, sync_us } => self.engine.batch_done(now, &task, sync_us),
-                Report::SpaceChanged => self.engine.space_changed(now),
+                Report::SpaceChanged => {
+                    self.engine.space_changed(now);
+                    // Those that had to wait for space may be heard again.
+                    let heard = self.unheard.iter().copied();
+                    let heard: Vec<ConnId> =
+                        heard.filter(|conn| self.engine.hears(*conn)).collect();
+                    for conn in heard {
+                        self.unheard.remove(&conn);
+                        self.readable.insert(conn);
+                    }
+                }
                 Report::Failed(error) => {
                     self.ending = true;
                     self.failure = Some(error);

@@ -248,6 +248,12 @@ impl Model {
                     .into_iter()
                     .all(|earlier| !matches!(earlier, Objection::Surely(_)));
                 let is_right = match &objections[*op as usize] {
+                    // How full the disk is, its reserves say, and not what is held.
+                    Objection::None | Objection::Perhaps(_) if *why == Refusal::DiskFull => {
+                        let is_new =
+                            matches!(tx.ops[*op as usize], Op::Publish { .. } | Op::Hold { .. });
+                        is_new && !tx.ops.iter().any(Op::is_settlement)
+                    }
                     Objection::None => false,
                     Objection::Perhaps(expected) | Objection::Surely(expected) => {
                         std::mem::discriminant(expected) == std::mem::discriminant(why)

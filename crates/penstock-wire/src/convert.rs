@@ -3,10 +3,10 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    Answer, Condition, Delivery, Due, Durability, HeaderPatch, JoinPolicy, Key, KeyState, Lease,
-    Message, MessageId, MessageInfo, MessageState, Notice, Op, Overflow, ProcessStatus, Query,
-    QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, SessionId, Status, Tx, Value,
-    ValueStatus, WorkerStatus,
+    Answer, Condition, Counts, Delivery, Due, Durability, HeaderPatch, JoinPolicy, Key, KeyState,
+    Lease, Message, MessageId, MessageInfo, MessageState, Notice, Op, Overflow, ProcessStatus,
+    Query, QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, SessionId, Space, Status, Tx,
+    Value, ValueStatus, WorkerStatus,
 };
 
 use crate::{WireError, proto};
@@ -47,6 +47,9 @@ same_variants!(ValueStatus, proto::value::Status, "an unknown status of a value"
 });
 same_variants!(Overflow, proto::limit::Overflow, "an unknown overflow of a queue", {
     Reject = Reject, DropOldest = DropOldest,
+});
+same_variants!(Space, proto::health::Space, "an unknown level of space", {
+    Plenty = Plenty, NoPublishes = NoPublishes, NoLeases = NoLeases, NoSettlements = NoSettlements,
 });
 same_variants!(MessageState, proto::message_info::State, "an unknown state of a message", {
     Ready = Ready, Delayed = Delayed, Running = Running, Held = Held, Dead = Dead,
@@ -687,6 +690,27 @@ impl From<Status> for proto::Status {
             results_bytes: status.results_bytes,
             evicted: status.evicted,
             unreadable: status.unreadable,
+            health: Some(proto::Health {
+                space: proto::health::Space::from(status.space).into(),
+                memory_is_full: status.memory_is_full,
+                published: status.counts.published,
+                delivered: status.counts.delivered,
+                settled: status.counts.settled,
+                expired: status.counts.expired,
+                dropped: status.counts.dropped,
+                refused: status.counts.refused,
+                unsynced_records: status.process.unsynced_records,
+                unsynced_bytes: status.process.unsynced_bytes,
+                batch_records: status.process.batch_records,
+                batch_bytes: status.process.batch_bytes,
+                reclaim_debt_bytes: status.process.reclaim_debt_bytes,
+                reserves: status.process.reserves,
+                memory_bytes: status.process.memory_bytes,
+                memory_limit_bytes: status.process.memory_limit_bytes,
+                full_connections: status.process.full_connections,
+                blocked: status.process.blocked,
+                cost_ns: status.process.cost_ns,
+            }),
             broker_pid: status.process.pid,
             uptime_ms: status.process.uptime_ms,
             sync_p50_us: status.process.sync_p50_us,
@@ -726,6 +750,7 @@ impl TryFrom<proto::Status> for Status {
             leases: worker.leases,
             connected: worker.connected,
         };
+        let health = wire.health.unwrap_or_default();
         Ok(Self {
             queues: wire
                 .queues
@@ -738,14 +763,35 @@ impl TryFrom<proto::Status> for Status {
             results_bytes: wire.results_bytes,
             evicted: wire.evicted,
             unreadable: wire.unreadable,
-            process: ProcessStatus {
+            counts: Counts {
+                published: health.published,
+                delivered: health.delivered,
+                settled: health.settled,
+                expired: health.expired,
+                dropped: health.dropped,
+                refused: health.refused,
+            },
+            space: Space::from_number(health.space)?,
+            memory_is_full: health.memory_is_full,
+            process: Box::new(ProcessStatus {
                 version: wire.broker_version,
                 pid: wire.broker_pid,
                 uptime_ms: wire.uptime_ms,
                 sync_p50_us: wire.sync_p50_us,
                 sync_p99_us: wire.sync_p99_us,
                 journal_bytes: wire.journal_bytes,
-            },
+                unsynced_records: health.unsynced_records,
+                unsynced_bytes: health.unsynced_bytes,
+                batch_records: health.batch_records,
+                batch_bytes: health.batch_bytes,
+                reclaim_debt_bytes: health.reclaim_debt_bytes,
+                reserves: health.reserves,
+                memory_bytes: health.memory_bytes,
+                memory_limit_bytes: health.memory_limit_bytes,
+                full_connections: health.full_connections,
+                blocked: health.blocked,
+                cost_ns: health.cost_ns,
+            }),
         })
     }
 }
@@ -802,6 +848,16 @@ impl From<Notice> for proto::Notice {
                     waiting,
                     for_ms,
                 }),
+                Notice::Space(space) => {
+                    notice::Notice::Space(proto::health::Space::from(space).into())
+                }
+                Notice::Memory {
+                    is_full,
+                    limit_bytes,
+                } => notice::Notice::Memory(notice::Memory {
+                    is_full,
+                    limit_bytes,
+                }),
                 Notice::Evicting { group, cap_bytes } => {
                     notice::Notice::Evicting(notice::Evicting { group, cap_bytes })
                 }
@@ -827,6 +883,11 @@ impl TryFrom<proto::Notice> for Notice {
                 queue: unserved.queue,
                 waiting: unserved.waiting,
                 for_ms: unserved.for_ms,
+            },
+            Wire::Space(space) => Self::Space(Space::from_number(space)?),
+            Wire::Memory(memory) => Self::Memory {
+                is_full: memory.is_full,
+                limit_bytes: memory.limit_bytes,
             },
             Wire::Evicting(evicting) => Self::Evicting {
                 group: evicting.group,

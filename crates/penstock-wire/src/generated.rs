@@ -637,6 +637,8 @@ pub struct Status {
     /// Messages whose body could not be read back from the journal, since the process began.
     #[prost(uint64, tag = "13")]
     pub unreadable: u64,
+    #[prost(message, optional, tag = "14")]
+    pub health: ::core::option::Option<Health>,
 }
 /// Nested message and enum types in `Status`.
 pub mod status {
@@ -680,6 +682,96 @@ pub mod status {
         pub leases: u32,
         #[prost(bool, tag = "6")]
         pub connected: bool,
+    }
+}
+/// How a broker fares; counts are since it started.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Health {
+    #[prost(enumeration = "health::Space", tag = "1")]
+    pub space: i32,
+    #[prost(bool, tag = "2")]
+    pub memory_is_full: bool,
+    #[prost(uint64, tag = "3")]
+    pub published: u64,
+    #[prost(uint64, tag = "4")]
+    pub delivered: u64,
+    #[prost(uint64, tag = "5")]
+    pub settled: u64,
+    #[prost(uint64, tag = "6")]
+    pub expired: u64,
+    #[prost(uint64, tag = "7")]
+    pub dropped: u64,
+    #[prost(uint64, tag = "8")]
+    pub refused: u64,
+    #[prost(uint64, tag = "9")]
+    pub unsynced_records: u64,
+    #[prost(uint64, tag = "10")]
+    pub unsynced_bytes: u64,
+    #[prost(uint64, tag = "11")]
+    pub batch_records: u64,
+    #[prost(uint64, tag = "12")]
+    pub batch_bytes: u64,
+    #[prost(uint64, tag = "13")]
+    pub reclaim_debt_bytes: u64,
+    #[prost(uint64, tag = "14")]
+    pub reserves: u64,
+    #[prost(uint64, tag = "15")]
+    pub memory_bytes: u64,
+    #[prost(uint64, tag = "16")]
+    pub memory_limit_bytes: u64,
+    #[prost(uint64, tag = "17")]
+    pub full_connections: u64,
+    #[prost(uint64, tag = "18")]
+    pub blocked: u64,
+    #[prost(uint64, tag = "19")]
+    pub cost_ns: u64,
+}
+/// Nested message and enum types in `Health`.
+pub mod health {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Space {
+        Plenty = 0,
+        /// new work is refused
+        NoPublishes = 1,
+        /// ... and nothing is handed out
+        NoLeases = 2,
+        /// ... and outcomes of runs wait
+        NoSettlements = 3,
+    }
+    impl Space {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Plenty => "PLENTY",
+                Self::NoPublishes => "NO_PUBLISHES",
+                Self::NoLeases => "NO_LEASES",
+                Self::NoSettlements => "NO_SETTLEMENTS",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "PLENTY" => Some(Self::Plenty),
+                "NO_PUBLISHES" => Some(Self::NoPublishes),
+                "NO_LEASES" => Some(Self::NoLeases),
+                "NO_SETTLEMENTS" => Some(Self::NoSettlements),
+                _ => None,
+            }
+        }
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -764,7 +856,7 @@ pub struct Report {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {
-    #[prost(oneof = "notice::Notice", tags = "1, 2, 3")]
+    #[prost(oneof = "notice::Notice", tags = "1, 2, 3, 4, 5")]
     pub notice: ::core::option::Option<notice::Notice>,
 }
 /// Nested message and enum types in `Notice`.
@@ -794,6 +886,13 @@ pub mod notice {
         #[prost(string, tag = "3")]
         pub reason: ::prost::alloc::string::String,
     }
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Memory {
+        #[prost(bool, tag = "1")]
+        pub is_full: bool,
+        #[prost(uint64, tag = "2")]
+        pub limit_bytes: u64,
+    }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Notice {
         #[prost(message, tag = "1")]
@@ -802,6 +901,10 @@ pub mod notice {
         Evicting(Evicting),
         #[prost(message, tag = "3")]
         Unreadable(Unreadable),
+        #[prost(enumeration = "super::health::Space", tag = "4")]
+        Space(i32),
+        #[prost(message, tag = "5")]
+        Memory(Memory),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -1,6 +1,7 @@
 //! What a broker refuses, and what it drops, because there is no room.
 
-use crate::script::check;
+use crate::script::{World, check};
+use penstock_broker::BrokerOptions;
 
 #[test]
 fn a_full_queue_refuses_what_is_new_and_nothing_of_it_is_applied() {
@@ -123,5 +124,79 @@ fn limits_are_remembered() {
         a hello                             -> a welcome 7
         a status                            -> a status default:0/0/0-paused-limit2/9/DropOldest-waiting0B clients 1 results 0 evicted 0
         ",
+    );
+}
+
+#[test]
+fn a_full_disk_stops_what_is_new_then_what_would_start_and_never_an_outcome() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one|publish two|publish three  -> a confirm 3
+        w consume default 1                 -> w deliver one
+        disk no-publishes                   -> notice: NoPublishes
+        a publish four                      -> a confirm 4 4:refused 0 DiskFull
+        a hold join count=1 messages=held   -> a confirm 5 5:refused 0 DiskFull
+        a put key value; delete key         -> a confirm 6
+        w ack one; put one yes; publish next  -> w confirm 1
+        w consume default 1                 -> w deliver two
+        disk no-leases                      -> notice: NoLeases
+        w consume default 5                 ->
+        w move two next                     -> w confirm 2
+        a publish four                      -> a confirm 7 7:refused 0 DiskFull
+        disk no-publishes                   -> notice: NoPublishes, w deliver three next two#1
+        disk plenty                         -> notice: Plenty
+        a publish four                      -> a confirm 8, w deliver four
+        ",
+    );
+}
+
+#[test]
+fn a_broker_at_its_memory_limit_takes_no_new_work_and_lets_the_rest_go_on() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one|publish two           -> a confirm 2
+        memory full                         -> notice: memory full
+        a publish three                     -> a confirm 3 3:refused 0 QueueFull
+        w consume default 2                 -> w deliver one two
+        w ack one; put one yes; publish next  -> w confirm 1
+        memory full                         ->
+        memory free                         -> notice: memory free
+        a publish three                     -> a confirm 4
+        ",
+    );
+}
+
+#[test]
+fn a_client_that_asks_for_everything_is_on_its_way_to_only_so_much() {
+    let mut world = World::new(BrokerOptions::default());
+    for line in [
+        "a hello",
+        "w hello",
+        "v hello",
+        "stall",
+        "w consume default 100000",
+    ] {
+        world.run(line);
+    }
+    let publishes: Vec<String> = (0..20_000)
+        .map(|number| format!("publish m{number}"))
+        .collect();
+    world.run(&format!("a {}", publishes.join("; ")));
+    // What is not on its way to the first is for the second.
+    world.run("v consume default 100000");
+    world.run("sync");
+    assert_eq!(
+        world.run("a status"),
+        ["a status default:0/0/20000 v=0/0/3616 w=0/0/16384 clients 1 results 0 evicted 0"]
+    );
+    // What has left is no longer on its way.
+    world.run("v bye");
+    assert_eq!(
+        world.run("a status"),
+        ["a status default:0/0/20000 w=0/0/20000 clients 1 results 0 evicted 0"]
     );
 }

@@ -21,8 +21,9 @@ use penstock_broker::{
     Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    Condition, Due, Durability, HeaderPatch, Key, KeyState, Lease, Message, MessageId, Op,
-    Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, SessionId, Tx, Value, ValueStatus,
+    Condition, Counts, Due, Durability, HeaderPatch, Key, KeyState, Lease, Message, MessageId, Op,
+    Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, SessionId, Space, Tx, Value,
+    ValueStatus,
 };
 
 /// Runs a script and compares each line's outputs with what stands behind its arrow.
@@ -159,6 +160,19 @@ impl World {
                 self.restart(self.epoch);
             }
             ["rot"] => self.damaged.extend(0..self.journal.len()),
+            ["disk", level] => {
+                let space = match level {
+                    "plenty" => Space::Plenty,
+                    "no-publishes" => Space::NoPublishes,
+                    "no-leases" => Space::NoLeases,
+                    other => panic!("no such level: {other}"),
+                };
+                self.input(Input::Space(space));
+            }
+            ["memory", state] => self.input(Input::Memory {
+                is_full: state == "full",
+                limit_bytes: 64 << 20,
+            }),
             ["mark"] => self.mark = self.journal.len(),
             ["carry"] => self.carry_forward(),
             [client, ref verb @ ..] => self.run_client(client, verb, command),
@@ -700,6 +714,11 @@ impl World {
                     "notice: {waiting} unserved in {queue} for {for_ms}"
                 ));
             }
+            Output::Notice(Notice::Space(space)) => lines.push(format!("notice: {space:?}")),
+            Output::Notice(Notice::Memory { is_full, .. }) => {
+                let state = if is_full { "full" } else { "free" };
+                lines.push(format!("notice: memory {state}"));
+            }
             Output::Notice(Notice::Evicting { group, cap_bytes }) => {
                 lines.push(format!("notice: {group} over {cap_bytes}"));
             }
@@ -937,6 +956,9 @@ fn describe_whole(
                             || !queue.limits.is_none()
                     });
                     status.unreadable = 0;
+                    status.counts = Counts::default();
+                    status.space = Space::Plenty;
+                    status.memory_is_full = false;
                     // What is counted since the start is not remembered either.
                     for queue in &mut status.queues {
                         (queue.refused, queue.dropped) = (0, 0);

@@ -1,11 +1,11 @@
 //! What is written when: records become batches for the writer's thread, one at a time.
 
-use penstock_broker::{Carried, Now, Position};
+use penstock_broker::{Carried, ConnId, Input, Now, Position};
 use penstock_faults::{perhaps, planted};
 #[cfg(doc)]
 use penstock_journal::Journal;
 use penstock_journal::{Batch, Storage, WriteError, Writer};
-use penstock_message::Durability;
+use penstock_message::{Durability, Op, Space, Tx};
 
 use super::{End, Engine};
 
@@ -69,6 +69,9 @@ impl Engine {
         let task = match batch {
             Some(batch) => {
                 let through = batch.through;
+                self.batches.count += 1;
+                self.batches.records += through - self.disk.taken;
+                self.batches.bytes += batch.bytes() as u64;
                 self.disk.taken = through;
                 if planted!("confirm-before-sync") {
                     self.broker.handle_durable(Position(through));
@@ -118,7 +121,63 @@ impl Engine {
     /// Who must stop because the disk is full may have changed: [`Journal::space`] tells.
     pub fn space_changed(&mut self, now: Now) {
         self.now = now;
+        self.look_at_space();
         self.reclaim();
+    }
+
+    /// The journal says at any moment who must stop; the core is told before the next decision.
+    pub(super) fn look_at_space(&mut self) {
+        let space = match self.journal.space() {
+            penstock_journal::Space::Plenty => Space::Plenty,
+            penstock_journal::Space::NoPublishes => Space::NoPublishes,
+            penstock_journal::Space::NoLeases => Space::NoLeases,
+            penstock_journal::Space::NoSettlements => Space::NoSettlements,
+        };
+        if space != self.space {
+            self.space = space;
+            self.input(Input::Space(space));
+        }
+        if self.space < Space::NoSettlements && !self.blocked.is_empty() {
+            for (conn, input) in std::mem::take(&mut self.blocked) {
+                if let Some(connection) = self.connections.get_mut(&conn) {
+                    connection.blocked_bytes = 0;
+                    self.input(input);
+                }
+            }
+        }
+    }
+
+    /// Transactions are decided, or wait: at the last level of space, outcomes of runs and all that the same
+    /// client sends after them. What is only new is refused at once.
+    pub(super) fn decide(&mut self, conn: ConnId, bytes: usize, input: Input) {
+        self.look_at_space();
+        let settles = |tx: &Tx| tx.ops.iter().any(Op::is_settlement);
+        let must_wait = self.space == Space::NoSettlements
+            && match &input {
+                Input::Commit { txs, .. } => txs.iter().any(settles),
+                // What its other parts hold is not known yet.
+                Input::CommitPart { .. } => true,
+                _ => false,
+            };
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return;
+        };
+        if must_wait || connection.blocked_bytes > 0 {
+            connection.blocked_bytes += bytes.max(1);
+            self.blocked.push_back((conn, input));
+        } else {
+            self.input(input);
+        }
+    }
+
+    /// Its client will send them again, on its next connection.
+    pub(super) fn forget_blocked(&mut self, conn: ConnId) {
+        if let Some(connection) = self.connections.get_mut(&conn)
+            && connection.blocked_bytes > 0
+        {
+            connection.blocked_bytes = 0;
+            self.blocked.retain(|(other, _)| *other != conn);
+        }
     }
 
     pub(super) fn append_records(&mut self) {

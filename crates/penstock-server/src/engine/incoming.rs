@@ -5,6 +5,7 @@ use penstock_message::Lease;
 use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
 use penstock_wire::{
     MAX_PRESENTED_LEASES, MAX_QUERIES_A_FRAME, PROTOCOL_VERSION, WireError, convert,
+    encoded_frame_len,
 };
 
 use super::{Engine, Peer};
@@ -123,28 +124,35 @@ impl Engine {
     }
 
     fn commit(&mut self, conn: ConnId, commit: proto::Commit) -> Result<(), Refused> {
+        // Reckoned only when it may have to wait.
+        let bytes = match self.journal.space() {
+            penstock_journal::Space::NoSettlements => encoded_frame_len(&commit),
+            _ => 0,
+        };
         let durability = convert::durability(commit.durability)?;
         let part = proto::Part::try_from(commit.part)
             .map_err(|_| protocol("an unknown part of a transaction"))?;
         if part == proto::Part::Whole {
             let txs = convert::all(commit.txs)?;
-            self.input(Input::Commit {
+            let input = Input::Commit {
                 conn,
                 first_seq: commit.first_seq,
                 durability,
                 txs,
-            });
+            };
+            self.decide(conn, bytes, input);
             return Ok(());
         }
         let [tx] = <[proto::Tx; 1]>::try_from(commit.txs)
             .map_err(|_| protocol("a part of a transaction that is not exactly one"))?;
-        self.input(Input::CommitPart {
+        let input = Input::CommitPart {
             conn,
             seq: commit.first_seq,
             durability,
             tx: tx.try_into()?,
             last: part == proto::Part::Last,
-        });
+        };
+        self.decide(conn, bytes, input);
         Ok(())
     }
 

@@ -94,13 +94,43 @@ impl Engine {
 
     pub(super) fn answer(&mut self, conn: ConnId, id: u64, mut answer: Answer) {
         if let Answer::Status(status) = &mut answer {
-            status.process = ProcessStatus {
+            *status.process = ProcessStatus {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 pid: self.options.pid,
                 uptime_ms: self.now.mono_ms,
                 sync_p50_us: self.syncs.quantile(0.5),
                 sync_p99_us: self.syncs.quantile(0.99),
                 journal_bytes: self.journal.total_bytes(),
+                unsynced_records: self.disk.appended - self.disk.synced,
+                unsynced_bytes: self.journal.waiting_bytes() as u64,
+                batch_records: self
+                    .batches
+                    .records
+                    .checked_div(self.batches.count)
+                    .unwrap_or(0),
+                batch_bytes: self
+                    .batches
+                    .bytes
+                    .checked_div(self.batches.count)
+                    .unwrap_or(0),
+                reclaim_debt_bytes: self
+                    .journal
+                    .total_bytes()
+                    .saturating_sub(self.broker.live_bytes()),
+                reserves: self.journal.spares_ready(),
+                memory_bytes: self.memory.bytes,
+                memory_limit_bytes: self.memory.limit_bytes,
+                full_connections: self
+                    .connections
+                    .values()
+                    .filter(|connection| connection.full)
+                    .count() as u64,
+                blocked: self.blocked.len() as u64,
+                cost_ns: {
+                    let counts = &status.counts;
+                    let inputs = counts.published + counts.settled + counts.delivered;
+                    self.worked_ns.checked_div(inputs).unwrap_or(0)
+                },
             };
         }
         let frame = ToClient {

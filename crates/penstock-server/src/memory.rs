@@ -1,0 +1,134 @@
+//! How much memory this process holds, how much it may hold, and how much there is.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::engine::Memory;
+
+/// It is asked again after so much was read from clients, or so long.
+const AFTER_BYTES: usize = 2 << 20;
+const AFTER: Duration = Duration::from_millis(200);
+/// Of the machine's memory, or of what a container may use: the rest is for its other programs, and for
+/// what the broker must take in even when it takes no new work.
+const SHARE: (u64, u64) = (6, 10);
+
+/// Watches what the process holds.
+#[derive(Debug)]
+pub(crate) struct Gauge {
+    limit_bytes: u64,
+    is_full: bool,
+    read_bytes: usize,
+    due: Instant,
+}
+
+impl Gauge {
+    /// A limit of 0 is none.
+    pub(crate) fn new(limit_bytes: u64) -> Self {
+        Self {
+            limit_bytes,
+            is_full: false,
+            read_bytes: 0,
+            due: Instant::now(),
+        }
+    }
+
+    /// So much has come in.
+    pub(crate) fn read(&mut self, bytes: usize) {
+        self.read_bytes += bytes;
+    }
+
+    /// When it must be asked although nothing comes in: it is known to have been full.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.is_full.then_some(self.due)
+    }
+
+    /// What is held, when it is time to look.
+    pub(crate) fn measure(&mut self) -> Option<Memory> {
+        if self.read_bytes < AFTER_BYTES && Instant::now() < self.due {
+            return None;
+        }
+        self.read_bytes = 0;
+        self.due = Instant::now() + AFTER;
+        let bytes = held_bytes()?;
+        // Not at once below the limit: or it would be let in and thrown out in turns.
+        let limit_bytes = match self.is_full {
+            true => self.limit_bytes / 16 * 15,
+            false => self.limit_bytes,
+        };
+        self.is_full = self.limit_bytes > 0 && bytes > limit_bytes;
+        Some(Memory {
+            bytes,
+            limit_bytes: self.limit_bytes,
+            is_full: self.is_full,
+        })
+    }
+}
+
+/// What the process has in memory that is nobody else's: pages of files can be dropped at any time.
+fn held_bytes() -> Option<u64> {
+    kilobytes("/proc/self/status", "RssAnon:")
+}
+
+/// The number behind this word in a list of the kernel's.
+fn kilobytes(file: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(file).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let count: u64 = line.trim().trim_end_matches(" kB").parse().ok()?;
+    Some(count << 10)
+}
+
+/// The limit unless another is asked for: a share of what this machine has, or this process may use.
+/// 0 where that is not known.
+pub(crate) fn default_limit() -> u64 {
+    let least = kilobytes("/proc/meminfo", "MemTotal:")
+        .into_iter()
+        .chain(group_bytes())
+        .min();
+    least.unwrap_or(0) / SHARE.1 * SHARE.0
+}
+
+/// The smallest limit of the control groups that this process is in.
+fn group_bytes() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let mut least = None;
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (controllers, path) = (fields.next()?, fields.next()?);
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        // A limit of an outer group holds for those within. In a container, its own group is the root.
+        let group = Path::new(root).join(path.trim_start_matches('/'));
+        let places = group
+            .ancestors()
+            .take_while(|place| place.starts_with(root));
+        for place in places {
+            let limit = fs::read_to_string(place.join(file)).ok();
+            let limit: Option<u64> = limit.and_then(|text| text.trim().parse().ok());
+            least = least.into_iter().chain(limit).min();
+        }
+    }
+    least
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_knows_what_it_holds_and_what_it_may() {
+        let (before, limit) = (held_bytes().unwrap(), default_limit());
+        assert!(limit > 0);
+        let large = std::hint::black_box(vec![1_u8; 32 << 20]);
+        assert!(held_bytes().unwrap() >= before + (large.len() as u64 / 2));
+        let mut gauge = Gauge::new(1 << 20);
+        assert!(gauge.measure().unwrap().is_full);
+        assert_eq!(gauge.measure(), None, "it was asked just now");
+        gauge.read(AFTER_BYTES);
+        assert!(gauge.measure().unwrap().is_full);
+        assert!(!Gauge::new(0).measure().unwrap().is_full, "no limit");
+    }
+}
