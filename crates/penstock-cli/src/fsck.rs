@@ -74,18 +74,14 @@ fn run_repair(directory: &Path) -> Result<(), Failure> {
     let stamp = now.map_or(0, |since| since.as_secs()).to_string();
     let report = repair(directory, &options, &stamp)?;
     show(&repaired(&report))?;
-    match &report.lost[..] {
-        [] => Ok(()),
-        lost => {
-            let count: u64 = lost.iter().map(|lost| lost.records).sum();
-            let more = match lost.iter().any(|lost| lost.is_open_ended) {
-                true => " and perhaps more",
-                false => "",
-            };
-            let text = format!("repaired; {count} records{more} are gone, as listed");
-            Err(Failure::new(DAMAGED, text))
-        }
-    }
+    let count: u64 = report.lost.iter().map(|lost| lost.records).sum();
+    let more = match report.lost.iter().any(|lost| lost.is_open_ended) {
+        true => " and perhaps more",
+        false if count == 0 => return Ok(()),
+        false => "",
+    };
+    let text = format!("repaired; {count} records{more} are gone, as listed");
+    Err(Failure::new(DAMAGED, text))
 }
 
 const WHAT_A_LOSS_MEANS: &str = "\
@@ -106,7 +102,11 @@ fn repaired(report: &RepairReport) -> String {
     for lost in &report.lost {
         text.push_str(&described(lost));
     }
-    if !report.lost.is_empty() {
+    if report
+        .lost
+        .iter()
+        .any(|lost| lost.records > 0 || lost.is_open_ended)
+    {
         text.push_str(WHAT_A_LOSS_MEANS);
     }
     match report.resumed {

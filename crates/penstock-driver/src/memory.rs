@@ -136,8 +136,9 @@ impl Shell {
         let options = EngineOptions {
             broker: BrokerOptions::default(),
             journal: JournalOptions {
-                segment_bytes: 4 << 20,
-                batch_bytes: 2 << 20,
+                // All segments are alike, so that each is written over again.
+                segment_bytes: 2 << 20,
+                batch_bytes: 1 << 20,
                 ..JournalOptions::default()
             },
             token: None,

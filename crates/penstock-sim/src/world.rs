@@ -506,12 +506,10 @@ impl<'a> World<'a> {
         if let Some(through) = written {
             process.engine.batch_written(now, through);
         }
-        let spares = process.writer.spares();
         match done {
             Ok(()) => {
-                if spares.wanted() && self.rng.bool() {
-                    // Without one the writer extends the file as it goes.
-                    let _failed = spares.prepare();
+                if self.rng.bool() {
+                    self.prepare_spares();
                 }
                 let task = self
                     .broker
@@ -571,8 +569,23 @@ impl<'a> World<'a> {
         }
     }
 
+    /// As a thread of its own does, at any time; until then the writer makes a segment when it needs one.
+    fn prepare_spares(&mut self) {
+        let now = self.now();
+        if let Some(process) = &mut self.broker {
+            let spares = process.writer.spares();
+            let space = spares.space();
+            while spares.wanted() && spares.prepare().is_ok() {}
+            if spares.space() != space {
+                process.engine.space_changed(now);
+            }
+        }
+    }
+
     fn tick(&mut self) -> Verdict {
         self.checker.time(self.time());
+        // A full disk says nothing when there is space again: it is tried every now and then.
+        self.prepare_spares();
         let now = self.now();
         if let Some(process) = &mut self.broker {
             process.engine.tick(now);
