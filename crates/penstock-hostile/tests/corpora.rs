@@ -34,3 +34,13 @@ fn every_target_is_fuzzed() {
         );
     }
 }
+
+/// A header with a right checksum said that its first batch has number 0, and `penstock fsck` computed
+/// the one before it: a panic where there should be a report. Now numbers that no journal comes to are
+/// damage, wherever they are read.
+#[test]
+fn a_header_whose_numbers_no_journal_comes_to_is_damage() {
+    let found = "../../fuzz/corpus/journal/a-header-whose-numbers-begin-below-the-first";
+    let found = Path::new(env!("CARGO_MANIFEST_DIR")).join(found);
+    penstock_hostile::journal(&fs::read(found).expect("it is kept"));
+}

@@ -120,7 +120,22 @@ layout! {
     }
 }
 
+/// No journal gets there by counting. Numbers up to this can be added to, and what is beyond was not
+/// written by a journal, however right its checksum is.
+const HIGHEST: u64 = 1 << 62;
+const HIGHEST_EPOCH: u32 = 1 << 30;
+
 impl SegmentHeader {
+    /// Whether a journal can have come to these numbers.
+    pub fn is_plausible(&self) -> bool {
+        (1..HIGHEST).contains(&self.base_sequence)
+            && self.base_position < HIGHEST
+            && self.durable_through < HIGHEST
+            && self.segment < HIGHEST
+            && u64::from(self.older_segments) <= self.segment
+            && self.epoch < HIGHEST_EPOCH
+    }
+
     const CHECKED: usize = Self::BYTES - u32::BYTES;
 
     pub fn encode(mut self) -> [u8; Self::BYTES] {
@@ -153,10 +168,19 @@ impl BatchHeader {
         bytes
     }
 
-    /// `None` when the checksum is wrong.
+    /// `None` when the checksum is wrong, or a number one that no journal comes to.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let header = Self::decode_unchecked(bytes)?;
-        (header.checksum == crc32c(&bytes[..Self::CHECKED])).then_some(header)
+        let is_whole = header.checksum == crc32c(&bytes[..Self::CHECKED]);
+        (is_whole && header.is_plausible()).then_some(header)
+    }
+
+    fn is_plausible(&self) -> bool {
+        (1..HIGHEST).contains(&self.sequence)
+            && self.durable_through < HIGHEST
+            && self.first_position < HIGHEST
+            && u64::from(self.older_segments) <= self.segment
+            && self.epoch < HIGHEST_EPOCH
     }
 
     /// `None` only when there are too few bytes.
@@ -446,7 +470,7 @@ mod tests {
         let mut batch = BatchHeader {
             tag: batch_tag([7; 16]),
             length: 1,
-            segment: 2,
+            segment: 20,
             sequence: 3,
             durable_through: 4,
             first_position: 5,

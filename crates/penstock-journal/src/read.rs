@@ -83,6 +83,10 @@ pub(crate) fn read_damaged_header<S: Storage>(
             unknown,
         });
     }
+    if !header.is_plausible() {
+        let what = "its header holds numbers that no journal comes to".to_string();
+        return Ok((None, Some((0, what))));
+    }
     if header.segment != number {
         let what = format!("its header is that of segment {}", header.segment);
         return Ok((None, Some((0, what))));

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use penstock_message::{Durability, Message, MessageId, Op, Tx};
+use penstock_message::{Durability, Key, Message, MessageId, Op, Tx, Value, ValueStatus};
 use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, MAX_HELLO_BYTES, PROTOCOL_VERSION, encode_frame};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
@@ -111,6 +111,19 @@ fn commit(first_seq: u64, txs: Vec<Tx>) -> ToBroker {
     }
 }
 
+/// Leaves nothing behind but the last one.
+fn note(number: u64) -> Tx {
+    Tx::from(vec![Op::Put {
+        key: Key::Named(Bytes::from_static(b"business")),
+        value: Value {
+            status: ValueStatus::Succeeded,
+            body: Bytes::copy_from_slice(&number.to_le_bytes()),
+        },
+        ttl_ms: None,
+        group: "business".to_owned(),
+    }])
+}
+
 /// What was said to a stranger before the connection ended.
 #[derive(Debug, Default)]
 struct Said {
@@ -158,7 +171,7 @@ fn stranger(address: &str, pieces: &[Vec<u8>], then_shut: bool, patience: Durati
     said
 }
 
-/// Somebody with business there: publishes one job after the other, and times each confirm.
+/// Somebody with business there: commits one thing after the other, and times each confirm.
 struct Business<'a> {
     session: u64,
     stop: &'a AtomicBool,
@@ -172,7 +185,7 @@ impl Business<'_> {
         let mut took = Vec::new();
         for number in 1.. {
             let start = Instant::now();
-            client.send(&commit(number, vec![publish(self.session + number)]));
+            client.send(&commit(number, vec![note(number)]));
             loop {
                 let frame = client.hear().expect("the connection stands");
                 assert_eq!(frame.close, None);
