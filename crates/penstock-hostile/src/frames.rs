@@ -31,7 +31,7 @@ fn play(data: &mut Unstructured<'_>) -> Result<()> {
         while !data.is_empty() {
             let length = data.int_in_range(0..=data.len().min(2_000))?;
             let frame = data.bytes(length)?;
-            let room = (1 << 20_usize).saturating_sub(stream.len());
+            let room = (1_usize << 20).saturating_sub(stream.len());
             let repeats = repeats.min(room / length.max(1)).max(1);
             stream.put_u32_le((length * repeats) as u32);
             for _ in 0..repeats {
