@@ -8,7 +8,7 @@ use crate::engine::Memory;
 
 /// It is asked again after so much was read from clients, or so long.
 const AFTER_BYTES: usize = 2 << 20;
-const AFTER: Duration = Duration::from_millis(200);
+const AFTER: Duration = Duration::from_millis(250);
 /// Of the machine's memory, or of what a container may use: the rest is for its other programs, and for
 /// what the broker must take in even when it takes no new work.
 const SHARE: (u64, u64) = (6, 10);
@@ -50,6 +50,9 @@ impl Gauge {
         }
         self.read_bytes = 0;
         self.due = Instant::now() + AFTER;
+        if self.is_full {
+            give_back();
+        }
         let bytes = held_bytes()?;
         // Not at once below the limit: or it would be let in and thrown out in turns.
         let limit_bytes = match self.is_full {
@@ -64,6 +67,21 @@ impl Gauge {
         })
     }
 }
+
+/// The allocator keeps what was freed between blocks that are in use: a broker that was drained would look full.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn give_back() {
+    unsafe extern "C" {
+        fn malloc_trim(kept: usize) -> std::ffi::c_int;
+    }
+    // SAFETY: it is one of glibc's functions, which any thread may call at any time.
+    unsafe {
+        malloc_trim(0);
+    }
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn give_back() {}
 
 /// What the process has in memory that is nobody else's: pages of files can be dropped at any time.
 fn held_bytes() -> Option<u64> {

@@ -1,0 +1,157 @@
+"""A disk that is full stops new jobs, and nothing else: nothing is lost, and all goes on once there is room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+from limits.disks import SmallDisk, small_disk
+from project import Process, Project, eventually
+
+from penstock import DiskFull, Job
+
+TASKS = """
+    from penstock import App
+
+    app = App("shop")
+
+    @app.task
+    def measure(document: bytes) -> int:
+        return len(document)
+"""
+DOCUMENT = bytes(100_000)
+# No call may take longer: a full disk is told, not waited for.
+AT_ONCE_S = 1.0
+
+
+@pytest.fixture
+def disk(project: Project) -> Iterator[SmallDisk]:
+    with small_disk(project.directory / "disk.img", project.directory / "disk") as disk:
+        try:
+            yield disk
+        finally:
+            for process in reversed(project.started):
+                process.end()
+
+
+def serve(project: Project, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch) -> Process:
+    socket = project.directory / "socket"
+    project.url = f"unix:{socket}"
+    project.environment["PENSTOCK_URL"] = project.url
+    monkeypatch.setenv("PENSTOCK_URL", project.url)
+    server = project.start("penstock", "server", "--listen", project.url, "--data", disk.path / "data")
+    server.wait_for_output("listening")
+    return server
+
+
+def says_what_it_means(full: DiskFull) -> None:
+    assert "takes no new jobs" in str(full)
+
+
+def enqueue_until_full(tasks: ModuleType) -> list[Job[int]]:
+    """Each call ends at once, in a job or an error."""
+    jobs = []
+    for _ in range(2_000):
+        began = time.monotonic()
+        try:
+            jobs.append(tasks.measure.delay(DOCUMENT))
+        except DiskFull as full:
+            says_what_it_means(full)
+            return jobs
+        finally:
+            assert time.monotonic() - began < AT_ONCE_S
+    raise AssertionError("200 MB went onto a disk of 64 MB")
+
+
+def is_drained(project: Project) -> bool:
+    return all(queue["ready"] + queue["running"] == 0 for queue in project.status()["queues"])
+
+
+def is_accepted(tasks: ModuleType, jobs: list[Job[int]]) -> bool:
+    try:
+        jobs.append(tasks.measure.delay(DOCUMENT))
+    except DiskFull:
+        return False
+    return True
+
+
+def drain(project: Project, server: Process, tasks: ModuleType, jobs: list[Job[int]]) -> None:
+    """Nothing is freed but by workers; then new jobs are taken."""
+    worker = project.worker("tasks:app", "-c", "1")
+    eventually(lambda: is_drained(project), 40, lambda: f"{project.status()}\n{server.output}\n{worker.output}")
+    assert [job.result(timeout=5) for job in jobs] == [len(DOCUMENT)] * len(jobs)
+    eventually(lambda: is_accepted(tasks, jobs), 10, lambda: server.output)
+    assert jobs[-1].result(timeout=10) == len(DOCUMENT)
+    worker.end()
+
+
+def test_a_full_disk_is_told_at_once_workers_drain_it_and_new_jobs_are_taken_again(
+    project: Project, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write("tasks.py", TASKS)
+    server = serve(project, disk, monkeypatch)
+    tasks = project.tasks()
+    for round in range(3):
+        jobs = enqueue_until_full(tasks)
+        if round == 0:
+            assert len(jobs) > 300
+            assert project.status()["broker"]["space"] != "plenty"
+            for _ in range(20):
+                began = time.monotonic()
+                with pytest.raises(DiskFull):
+                    tasks.measure.delay(DOCUMENT)
+                assert time.monotonic() - began < AT_ONCE_S
+
+        drain(project, server, tasks, jobs)
+    assert server.returncode is None, server.output
+    assert "it takes no new jobs until there is space" in server.output
+
+
+def test_when_other_files_fill_the_disk_all_waits_and_goes_on_within_a_second_of_room(
+    project: Project, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write("tasks.py", TASKS)
+    server = serve(project, disk, monkeypatch)
+    tasks = project.tasks()
+    jobs = [tasks.measure.delay(DOCUMENT) for _ in range(5)]
+    disk.fill()
+    jobs += enqueue_until_full(tasks)
+    # It takes no new work, and its reserves last for what there is to do.
+    worker = project.worker("tasks:app", "-c", "1")
+    disk.make_room()
+    freed = time.monotonic()
+    eventually(lambda: is_accepted(tasks, jobs), 5, lambda: server.output)
+    assert time.monotonic() - freed < 2
+    assert [job.result(timeout=30) for job in jobs] == [len(DOCUMENT)] * len(jobs)
+    worker.end()
+
+
+def test_a_broker_starts_on_a_full_disk_or_says_what_to_do(
+    project: Project, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.write("tasks.py", TASKS)
+    server = serve(project, disk, monkeypatch)
+    tasks = project.tasks()
+    jobs = enqueue_until_full(tasks)
+    disk.fill()
+    server.end()
+    server = project.start("penstock", "server", "--listen", project.url, "--data", disk.path / "data")
+    eventually(lambda: "listening" in server.output or server.returncode is not None, 20, lambda: server.output)
+    if server.returncode is not None:
+        assert "space" in server.output.splitlines()[-1], server.output
+    disk.make_room()
+    if server.returncode is not None:
+        serve(project, disk, monkeypatch)
+    project.worker("tasks:app", "-c", "1")
+    assert [job.result(timeout=30) for job in jobs] == [len(DOCUMENT)] * len(jobs)
+
+    # Where there was no journal yet, there is nothing to lose.
+    for process in reversed(project.started):
+        process.end()
+    disk.fill()
+    fresh = project.run("penstock", "server", "--listen", f"{project.url}-2", "--data", disk.path / "fresh")
+    assert fresh.returncode != 0
+    assert "panicked" not in fresh.output
+    assert "No space left" in fresh.output or "full" in fresh.output, fresh.output
