@@ -186,7 +186,7 @@ def test_fsck_tells_good_from_rotten(shop):
     # A repair keeps all but what is rotten, and says what that was.
     repaired = shop.penstock("fsck", "--repair", str(shop.data))
     assert repaired.returncode == 65, repaired.output
-    assert "gone: record " in repaired.output and segment.name in repaired.output
+    assert "gone: record" in repaired.output and segment.name in repaired.output
     aside = next((shop.data / "journal").glob("damaged-*"))
     assert (aside / segment.name).read_bytes() == content
     assert shop.penstock("fsck", str(shop.data)).returncode == 0
