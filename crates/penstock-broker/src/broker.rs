@@ -265,6 +265,13 @@ impl Broker {
         (seq <= session.applied).then(|| session.receipt(seq))
     }
 
+    /// Whether the message has been handed out, though its delivery may still wait here, for its body or
+    /// for the disk. For whoever watches from beside, too.
+    pub fn is_handed_out(&self, id: &MessageId) -> bool {
+        let messages = &self.state.messages;
+        messages.copies(id).any(|slot| messages[slot].is_leased())
+    }
+
     // --- records
 
     /// What follows, until `seal`, stands in one record.

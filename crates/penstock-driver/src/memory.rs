@@ -134,7 +134,11 @@ impl Shell {
     fn new(door: Arc<Door>) -> Self {
         let zero = Instant::now();
         let options = EngineOptions {
-            broker: BrokerOptions::default(),
+            broker: BrokerOptions {
+                // Its disk is memory, too.
+                resident_bodies_bytes: None,
+                ..BrokerOptions::default()
+            },
             journal: JournalOptions {
                 // All segments are alike, so that each is written over again.
                 segment_bytes: 2 << 20,

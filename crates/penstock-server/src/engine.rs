@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Each call takes the time as it is now; times must not run backwards. Tell it all that has happened,
-//! then ask, in this order: `take_batch` (there may be something to write), `poll_transmit` and
-//! `poll_close` (to send, to close), `next_deadline_ms` (when `tick` is due). The more it is told
+//! then ask, in this order: `take_batch` (there may be something to write), `take_reads` (or to read
+//! back), `poll_transmit` and `poll_close` (to send, to close), `next_deadline_ms` (when `tick` is due). The more it is told
 //! before it is asked, the larger the batches.
 //!
 //! Whatever a client can see rests on records that are as durable as was asked: the core holds the
@@ -35,9 +35,11 @@ use incoming::Refused;
 mod disk;
 mod incoming;
 mod outgoing;
+mod reads;
 
 pub use crate::connection::Peer;
 pub use disk::WriterTask;
+pub use reads::ReadTask;
 
 /// While more than this waits for the disk, no more is read from clients.
 const UNWRITTEN_HIGH_BYTES: usize = 64 << 20;
@@ -81,6 +83,10 @@ pub struct Engine {
 
     disk: DiskState,
     reclaiming: bool,
+    /// ... and goes on when something was read.
+    reclaim_reads: bool,
+    /// The reader has a task.
+    reading: bool,
     syncs: Histogram,
     batches: Batches,
     space: Space,
@@ -153,6 +159,8 @@ impl Engine {
             promised_ms: None,
             disk: DiskState::recovered(next_position - 1),
             reclaiming: false,
+            reclaim_reads: false,
+            reading: false,
             syncs: Histogram::default(),
             batches: Batches::default(),
             space: Space::Plenty,

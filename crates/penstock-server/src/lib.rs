@@ -11,12 +11,13 @@ mod listen;
 pub mod local;
 mod memory;
 mod panics;
+mod reader;
 mod shell;
 mod token;
 mod writer;
 
 pub use detach::{detach, let_go_of_stderr};
-pub use engine::{Engine, EngineOptions, Memory, Peer, WriterTask};
+pub use engine::{Engine, EngineOptions, Memory, Peer, ReadTask, WriterTask};
 pub use listen::{ListenAddress, ListenError};
 pub use shell::{LocalOptions, Server, ServerError, ServerOptions};
 pub use token::{Token, TokenError};

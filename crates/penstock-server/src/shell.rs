@@ -3,9 +3,9 @@
 //! ```text
 //!     loop {
 //!         wait for a socket, the writer, a signal or the next deadline
-//!         drain: accept, read into the engine, hear the writer
+//!         drain: accept, read into the engine, hear the writer and the reader
 //!         tick, when it is due
-//!         hand the engine's batch to the writer, when it is free
+//!         hand the engine's batch to the writer, when it is free, and its reads to the reader
 //!         flush: one write for each connection that has something to hear
 //!     }
 //! ```
@@ -36,6 +36,7 @@ use crate::listen::{ListenAddress, ListenError, Listener};
 use crate::local::LocalGuard;
 use crate::memory::{Gauge, default_limit};
 use crate::panics;
+use crate::reader::ReaderThread;
 use crate::token::Token as Secret;
 use crate::writer::{Report, WriterThread, measure_sync};
 
@@ -119,6 +120,7 @@ impl ServerError {
 pub struct Server {
     engine: Engine,
     writer: WriterThread,
+    reader: ReaderThread,
     poll: Poll,
     listeners: Vec<Listener>,
     /// Clients may wait to be accepted, from this time on.
@@ -228,7 +230,10 @@ impl Server {
         let poll = Poll::new().map_err(ServerError::system("wait for events"))?;
         let waker = Waker::new(poll.registry(), WAKER)
             .map_err(ServerError::system("wait for the writer"))?;
-        let writer = WriterThread::start(writer, Arc::new(waker))
+        let waker = Arc::new(waker);
+        let reader = ReaderThread::start(writer.reader(), Arc::clone(&waker))
+            .map_err(ServerError::system("start the reader's thread"))?;
+        let writer = WriterThread::start(writer, waker)
             .map_err(ServerError::system("start the writer's thread"))?;
         measure_sync(storage).map_err(ServerError::system("start a thread"))?;
         let signals = watch_signals(&poll).map_err(ServerError::system("watch for signals"))?;
@@ -245,6 +250,7 @@ impl Server {
         Ok(Self {
             engine,
             writer,
+            reader,
             poll,
             listeners,
             accept_at: Some(Instant::now()),
@@ -297,6 +303,9 @@ impl Server {
             if let Some(memory) = self.memory.measure() {
                 self.engine.memory_measured(self.clock.now(), memory);
             }
+            while let Ok(task) = self.reader.done.try_recv() {
+                self.engine.reads_done(self.clock.now(), task);
+            }
             // What has arrived is heard before the absence of something is judged; but all have had their
             // turn after some passes, however much they say.
             full_passes += 1;
@@ -313,6 +322,9 @@ impl Server {
             if let Some(task) = self.engine.take_batch(self.clock.now()) {
                 panics::panic_if_told("loop");
                 self.writer.carry_out(task);
+            }
+            if let Some(task) = self.engine.take_reads(self.clock.now()) {
+                self.reader.carry_out(task);
             }
             self.flush();
             self.let_go();

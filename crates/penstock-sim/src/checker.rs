@@ -398,7 +398,7 @@ impl Checker {
     }
 
     /// The broker has said all that it had to say for now.
-    pub fn end_of_call(&mut self) -> Verdict {
+    pub fn end_of_call(&mut self, broker: Option<&Broker>) -> Verdict {
         let mut deliveries = std::mem::take(&mut self.deliveries);
         deliveries.sort_by_key(|(_, delivery)| (delivery.lease.epoch, delivery.lease.grant));
         for (session, delivery) in deliveries {
@@ -412,14 +412,20 @@ impl Checker {
             for number in brought_by {
                 self.publish(number);
             }
-            self.in_turn(id, &queue)?;
+            self.in_turn(id, &queue, broker)?;
         }
         Ok(())
     }
 
     /// Nothing that was ready before it, of the same queue and of a higher priority or of the same
-    /// priority and task, may still be there.
-    fn in_turn(&mut self, id: penstock_message::MessageId, queue: &str) -> Verdict {
+    /// priority and task, may still be there, unless it was handed out before: then its delivery waits for
+    /// its body to be read.
+    fn in_turn(
+        &mut self,
+        id: penstock_message::MessageId,
+        queue: &str,
+        broker: Option<&Broker>,
+    ) -> Verdict {
         let now = self.model.now;
         let items = &self.model.items;
         self.ready
@@ -435,6 +441,7 @@ impl Checker {
                     || level.0 == level.1
                         && item.message.task == given.message.task
                         && item.place < given.place)
+                && !broker.is_some_and(|broker| broker.is_handed_out(&item.message.id))
         });
         match skipped {
             Some(item) => Err(format!(

@@ -6,11 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use penstock_broker::{BrokerOptions, ConnId, Now};
-use penstock_journal::Writer;
 use penstock_journal::sim::{Fault, Rng, SimStorage};
-use penstock_journal::{JournalOptions, OpenError, Storage, WriteError};
+use penstock_journal::{JournalOptions, OpenError, Reader, Storage, WriteError, Writer};
 use penstock_message::{Durability, Key, KeyState, SessionId};
-use penstock_server::{Engine, EngineOptions, Peer, WriterTask};
+use penstock_server::{Engine, EngineOptions, Peer, ReadTask, WriterTask};
 
 use crate::checker::{Checker, Counts, Crash};
 use crate::client::{Client, Habits, QUEUES, Said, Stage};
@@ -142,6 +141,10 @@ struct Process {
     task: Option<WriterTask>,
     /// The writer has done it, and the loop does not know yet.
     task_is_done: bool,
+    reader: Reader<SimStorage>,
+    reads: Option<ReadTask>,
+    /// The reader has carried them out, and the loop does not know yet.
+    reads_are_done: bool,
 }
 
 /// What is on its way between a client and the broker.
@@ -213,6 +216,8 @@ impl<'a> World<'a> {
         };
         let broker = BrokerOptions {
             unserved_ms: 2_000,
+            // From time to time all bodies are in memory; mostly hardly any.
+            resident_bodies_bytes: [None, Some(0), Some(0), Some(1_000)][rng.below(4) as usize],
             ..BrokerOptions::default()
         };
         let storage = SimStorage::new();
@@ -393,12 +398,16 @@ impl<'a> World<'a> {
                             .recovered(crash, engine.broker(), self.time())?;
                     }
                     let started_ms = self.now_ms;
+                    let reader = writer.reader();
                     let process = Process {
                         engine,
                         writer,
                         started_ms,
                         task: None,
                         task_is_done: false,
+                        reader,
+                        reads: None,
+                        reads_are_done: false,
                     };
                     self.broker = Some(process);
                     return self.tend();
@@ -453,6 +462,11 @@ impl<'a> World<'a> {
                 process.task_is_done = false;
                 idle &= process.task.is_none();
             }
+            if process.reads.is_none() {
+                process.reads = process.engine.take_reads(now);
+                process.reads_are_done = false;
+                idle &= process.reads.is_none();
+            }
             while let Some(conn) = process.engine.poll_transmit() {
                 idle = false;
                 let bytes = process.engine.outgoing(conn).to_vec();
@@ -476,7 +490,8 @@ impl<'a> World<'a> {
                 break;
             }
         }
-        self.checker.end_of_call()?;
+        let broker = self.broker.as_ref().map(|process| process.engine.broker());
+        self.checker.end_of_call(broker)?;
         match self
             .broker
             .as_ref()
@@ -492,6 +507,9 @@ impl<'a> World<'a> {
         let Some(process) = &mut self.broker else {
             return Ok(());
         };
+        if process.reads.is_some() && (process.task.is_none() || self.rng.bool()) {
+            return self.something_is_read();
+        }
         let Some(task) = &process.task else {
             return Ok(());
         };
@@ -542,6 +560,30 @@ impl<'a> World<'a> {
                 };
                 self.crash(crash)
             }
+        }
+    }
+
+    fn something_is_read(&mut self) -> Verdict {
+        let now = self.now();
+        let Some(process) = &mut self.broker else {
+            return Ok(());
+        };
+        if process.reads_are_done {
+            let reads = process.reads.take().expect("there are some");
+            process.engine.reads_done(now, reads);
+            return self.tend();
+        }
+        let reads = process.reads.as_mut().expect("there are some");
+        reads.carry_out(&mut process.reader);
+        process.reads_are_done = true;
+        let words = self
+            .trace
+            .is_some()
+            .then(|| format!("read back: {reads:?}"));
+        self.say(|| words.unwrap_or_default());
+        match self.storage.is_off() {
+            true => self.crash(Crash::PowerCut),
+            false => Ok(()),
         }
     }
 
@@ -655,7 +697,7 @@ impl<'a> World<'a> {
             if self
                 .broker
                 .as_ref()
-                .is_some_and(|process| process.task.is_some())
+                .is_some_and(|process| process.task.is_some() || process.reads.is_some())
             {
                 is_still = false;
                 self.disk_works()?;

@@ -239,7 +239,7 @@ impl Engine {
 
     /// Empties the oldest segment step by step while too little of the journal is live.
     pub(super) fn reclaim(&mut self) {
-        if self.end != End::NotYet || self.disk.in_flight {
+        if self.end != End::NotYet || self.disk.in_flight || self.reclaim_reads {
             return;
         }
         // Not while the last time is being written, or it would never end.
@@ -259,6 +259,7 @@ impl Engine {
         };
         let carried = self.broker.carry_forward(Position(before), step);
         self.append_records();
+        self.reclaim_reads = carried == Carried::ReadFirst;
         if carried == Carried::All || planted!("drop-live-things") {
             tracing::debug!(segment, "the oldest segment holds nothing live any more");
             self.journal.drop_oldest();
@@ -271,7 +272,7 @@ impl Engine {
         if disk.in_flight {
             return None;
         }
-        let at_once = disk.is_awaited() || self.reclaiming;
+        let at_once = disk.is_awaited() || (self.reclaiming && !self.reclaim_reads);
         // A watermark comes after what still waits to be written.
         let idle_due_ms = disk.idle_due_ms.filter(|_| disk.appended == disk.taken);
         [

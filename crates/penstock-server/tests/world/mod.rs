@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bytes::{Bytes, BytesMut};
 use penstock_broker::{BrokerOptions, ConnId, Now};
 use penstock_journal::sim::SimStorage;
-use penstock_journal::{JournalOptions, Writer};
+use penstock_journal::{JournalOptions, Reader, Writer};
 use penstock_message::{Delivery, Durability, Key, KeyState, Message, MessageId, Op, Receipt, Tx};
 use penstock_server::{Engine, EngineOptions, Peer, WriterTask};
 use penstock_wire::proto::{self, ToBroker, ToClient};
@@ -19,6 +19,7 @@ pub struct World {
     pub disk: SimStorage,
     pub now: Now,
     writer: Writer<SimStorage>,
+    reader: Reader<SimStorage>,
     inboxes: BTreeMap<u64, Inbox>,
     next_conn: u64,
 }
@@ -69,6 +70,7 @@ impl World {
             engine,
             disk,
             now,
+            reader: writer.reader(),
             writer,
             inboxes: BTreeMap::new(),
             next_conn: 1,
@@ -141,9 +143,16 @@ impl World {
         loop {
             let task = self.take_task();
             self.transmit();
-            match task {
-                None => break,
-                Some(task) => self.carry_out(&task),
+            let reads = self.engine.take_reads(self.now);
+            if task.is_none() && reads.is_none() {
+                break;
+            }
+            if let Some(task) = task {
+                self.carry_out(&task);
+            }
+            if let Some(mut reads) = reads {
+                reads.carry_out(&mut self.reader);
+                self.engine.reads_done(self.now, reads);
             }
         }
     }

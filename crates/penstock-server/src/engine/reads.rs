@@ -1,0 +1,68 @@
+//! What is read back when: bodies that are not in memory, on a thread of its own, one task at a time.
+
+use bytes::Bytes;
+use penstock_broker::{Now, Read, Unread};
+use penstock_journal::{ReadAt, ReadError, Reader, Storage};
+
+use super::{End, Engine};
+
+/// How many bytes one task reads, about: the first of them are sent while the next are read.
+const TASK_BYTES: usize = 1 << 20;
+
+/// What the reader does in one go, on its own thread.
+#[derive(Debug)]
+pub struct ReadTask {
+    reads: Vec<(Read, ReadAt)>,
+    outcomes: Vec<Result<Bytes, Unread>>,
+}
+
+impl ReadTask {
+    pub fn carry_out<S: Storage>(&mut self, reader: &mut Reader<S>) {
+        let read = |(_, at): &(Read, ReadAt)| {
+            reader.read(at).map_err(|error| match error {
+                ReadError::Gone => Unread::Gone,
+                ReadError::Damaged { .. } => Unread::Damaged(error.to_string()),
+                ReadError::Io { .. } => Unread::Failed(error.to_string()),
+            })
+        };
+        self.outcomes = self.reads.iter().map(read).collect();
+    }
+}
+
+impl Engine {
+    /// What the reader shall read now; `None` while it has something to do, or there is nothing. Calls
+    /// for [`Engine::reads_done`].
+    pub fn take_reads(&mut self, now: Now) -> Option<ReadTask> {
+        self.now = now;
+        if self.reading || matches!(self.end, End::Failed { .. }) {
+            return None;
+        }
+        let wanted = self.broker.poll_reads(TASK_BYTES);
+        let reads: Vec<(Read, ReadAt)> = wanted
+            .into_iter()
+            .map(|read| {
+                let at = self.journal.reads(read.position.0, read.range.clone());
+                (read, at)
+            })
+            .collect();
+        self.reading = !reads.is_empty();
+        self.reading.then_some(ReadTask {
+            reads,
+            outcomes: Vec::new(),
+        })
+    }
+
+    /// The reader has carried out its task.
+    pub fn reads_done(&mut self, now: Now, task: ReadTask) {
+        self.now = now;
+        self.reading = false;
+        if matches!(self.end, End::Failed { .. }) {
+            return;
+        }
+        for ((read, _), outcome) in task.reads.into_iter().zip(task.outcomes) {
+            self.broker.handle_read(now, read, outcome);
+        }
+        self.reclaim_reads = false;
+        self.reclaim();
+    }
+}

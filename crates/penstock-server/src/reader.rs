@@ -1,0 +1,66 @@
+//! The thread that reads bodies back from the journal, so that no delivery waits for another's disk.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, channel, sync_channel};
+use std::thread;
+use std::time::Duration;
+
+use mio::Waker;
+use penstock_journal::{Reader, Storage};
+
+use crate::engine::ReadTask;
+
+/// After so long without work the blocks that it keeps are let go.
+const IDLE: Duration = Duration::from_secs(5);
+
+pub(crate) struct ReaderThread {
+    tasks: SyncSender<ReadTask>,
+    pub(crate) done: Receiver<ReadTask>,
+}
+
+impl ReaderThread {
+    pub(crate) fn start<S: Storage>(reader: Reader<S>, waker: Arc<Waker>) -> std::io::Result<Self> {
+        // The engine has one task out at a time, so the channel never blocks.
+        let (tasks, todo) = sync_channel::<ReadTask>(1);
+        let (report, done) = channel();
+        let tell = move |task: ReadTask| {
+            // The loop may have ended before us; then nobody waits for this.
+            if report.send(task).is_ok() {
+                waker.wake().expect("an eventfd takes a wake-up");
+            }
+        };
+        thread::Builder::new()
+            .name("journal-reader".to_owned())
+            .spawn(move || read_until_told(reader, &todo, &tell))?;
+        Ok(Self { tasks, done })
+    }
+
+    pub(crate) fn carry_out(&self, task: ReadTask) {
+        self.tasks
+            .try_send(task)
+            .expect("the reader lives, and has one task at a time");
+    }
+}
+
+fn read_until_told<S: Storage>(
+    mut reader: Reader<S>,
+    todo: &Receiver<ReadTask>,
+    tell: &impl Fn(ReadTask),
+) {
+    let mut patience = IDLE;
+    loop {
+        match todo.recv_timeout(patience) {
+            Ok(mut task) => {
+                task.carry_out(&mut reader);
+                tell(task);
+                patience = IDLE;
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                reader.forget();
+                // Nothing is left to be let go.
+                patience = Duration::MAX;
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
