@@ -72,6 +72,9 @@ hostile: ## send HOSTILE=100000 strangers, guesses and floods to servers of thei
 bench: .venv/.built ## measure Penstock beside its peers (installs their servers) and print the table
 	$(python) bench/run.py
 
+bench-backlog: ## measure ten million waiting jobs (or BACKLOG_JOBS): rates, memory, restart
+	cargo bench --quiet --package penstock-cli --bench backlog
+
 docs: .venv/.built ## run every example in README.md and docs/, check their links, build the Rust docs
 	$(python) -m pytest -q tests/docs
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --quiet

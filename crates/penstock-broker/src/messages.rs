@@ -381,6 +381,12 @@ impl Messages {
         std::iter::successors(self.first_copy(id), |slot| self.next_copy(*slot))
     }
 
+    /// The copy with the lowest number, whichever way they are linked: that is not journaled.
+    pub(crate) fn first_of(&self, id: &MessageId) -> Option<u32> {
+        self.copies(id)
+            .min_by_key(|slot| self.entries[*slot].number())
+    }
+
     pub(crate) fn find_lease(&self, lease: &Lease) -> Option<u32> {
         self.copies(&lease.message).find(|slot| {
             let held = self.lease(*slot);

@@ -376,7 +376,7 @@ impl State {
             && self.keys.owner(&claim) == Some(removed.number)
         {
             // The key is the message's until the last of its copies is settled.
-            let copy = self.messages.copies(&removed.id).next();
+            let copy = self.messages.first_of(&removed.id);
             match copy {
                 Some(copy) => self.claim(copy, claim),
                 None => {

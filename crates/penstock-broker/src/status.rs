@@ -77,7 +77,7 @@ impl Broker {
 
     pub(crate) fn message_info(&self, id: &MessageId) -> Option<MessageInfo> {
         let state = &self.state;
-        let slot = state.messages.copies(id).next()?;
+        let slot = state.messages.first_of(id)?;
         let (entry, kind) = (&state.messages[slot], state.messages.kind(slot));
         let (mut started_at, mut due_at, mut worker) = (None, None, None);
         let place = match state.messages.state(slot) {

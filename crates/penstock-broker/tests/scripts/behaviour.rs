@@ -1202,3 +1202,27 @@ fn what_lives_is_carried_forward() {
         ",
     );
 }
+
+#[test]
+fn a_body_that_cannot_be_read_back_is_quarantined_and_all_else_goes_on() {
+    let cold = BrokerOptions {
+        resident_bodies_bytes: Some(0),
+        ..BrokerOptions::default()
+    };
+    check_with(
+        cold,
+        "
+        a hello                             -> a welcome 0
+        a publish one|publish two           -> a confirm 2
+        rot                                 ->
+        a publish three                     -> a confirm 3
+        a watch one                         -> a sees one pending
+        w hello                             -> w welcome 0
+        w consume default 10                -> notice: one of default is unreadable, notice: two of default is unreadable, w deliver three, a sees one Crashed of 64 bytes
+        a status                            -> a status dead:2/0/0 default:0/0/1 w=0/0/1 clients 1 results 2 evicted 0
+        w ack three                         -> w confirm 1
+        w consume dead 2                    -> w deliver one@dead two@dead
+        w ack one; ack two                  -> w confirm 2
+        ",
+    );
+}

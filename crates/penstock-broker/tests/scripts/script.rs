@@ -28,13 +28,14 @@ use penstock_message::{
 
 /// Runs a script and compares each line's outputs with what stands behind its arrow.
 pub fn check(script: &str) {
-    check_with(BrokerOptions::default(), script);
-    // Nobody can tell whether bodies are in memory.
-    let cold = BrokerOptions {
-        resident_bodies_bytes: Some(0),
-        ..BrokerOptions::default()
-    };
-    check_with(cold, script);
+    // Nobody can tell whether bodies are in memory, or none of them.
+    for resident_bodies_bytes in [None, Some(0)] {
+        let options = BrokerOptions {
+            resident_bodies_bytes,
+            ..BrokerOptions::default()
+        };
+        check_with(options, script);
+    }
 }
 
 pub fn check_with(options: BrokerOptions, script: &str) {
