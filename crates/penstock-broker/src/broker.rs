@@ -460,7 +460,8 @@ impl Broker {
             && !self.state.awaits_body(first.message)
             && let Some(first) = connection.deliveries.pop_front()
         {
-            connection.ahead -= 1;
+            // Those that were not looked at yet have no bytes here.
+            connection.ahead = connection.ahead.saturating_sub(1);
             connection.ahead_bytes -= first.bytes;
             connection.unsent -= 1;
             // The lease may have ended before the delivery could leave.

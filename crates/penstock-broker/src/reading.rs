@@ -179,14 +179,14 @@ impl Broker {
                     self.has_read(wanted.by, bytes.slice(piece));
                 }
                 Err(unread) => {
-                    wanted.attempts += 1;
+                    // What has a new place is looked for there.
+                    let is_there = self.is_at(wanted.by, base);
+                    wanted.attempts += u8::from(is_there);
                     let reason = match unread {
-                        // It has a new place; where it has not, the place it had should be there.
                         Unread::Gone => format!("record {} is gone", base.0),
                         Unread::Failed(why) | Unread::Damaged(why) => why.clone(),
                     };
-                    let is_over =
-                        matches!(unread, Unread::Damaged(_)) && self.is_at(wanted.by, base);
+                    let is_over = matches!(unread, Unread::Damaged(_)) && is_there;
                     match is_over || wanted.attempts >= ATTEMPTS {
                         true => lost.push((wanted.by, reason)),
                         false => self.reading.wanted.push_back(wanted),
