@@ -581,9 +581,10 @@ impl<'a> World<'a> {
             .is_some()
             .then(|| format!("read back: {reads:?}"));
         self.say(|| words.unwrap_or_default());
-        match self.storage.is_off() {
-            true => self.crash(Crash::PowerCut),
-            false => Ok(()),
+        match (self.storage.is_dead(), self.storage.is_off()) {
+            (true, _) => self.crash(Crash::Killed),
+            (false, true) => self.crash(Crash::PowerCut),
+            (false, false) => Ok(()),
         }
     }
 
