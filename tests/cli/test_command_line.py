@@ -193,7 +193,9 @@ def test_fsck_tells_good_from_rotten(shop):
     run = shop.start_python("import tasks\ntasks.double.delay(1)")
     assert run.wait(60) == 0, run.output
     waiting = sum(queue["ready"] for queue in shop.status()["queues"])
-    assert 1 <= 2001 - waiting <= 1024
+    # All jobs of one call to map stand in one record; they are named as far as it can be read.
+    assert waiting >= 1
+    assert repaired.output.count("  with job ") > 50, repaired.output
     again = shop.penstock("fsck", "--repair", str(shop.data))
     assert again.returncode == 3, "the broker runs"
 
