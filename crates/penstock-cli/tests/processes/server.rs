@@ -151,7 +151,7 @@ fn fsck_finds_what_is_rotten_and_no_server_starts_from_it() {
 }
 
 #[test]
-fn a_disk_that_fails_ends_it_with_74_and_what_was_confirmed_is_kept() {
+fn a_limit_on_files_is_a_full_disk_and_what_was_confirmed_is_kept() {
     let place = tempfile::tempdir().unwrap();
     let socket = place.path().join("broker.sock");
     let start = |shell: &str| {
@@ -168,26 +168,34 @@ fn a_disk_that_fails_ends_it_with_74_and_what_was_confirmed_is_kept() {
         server.said("listening on");
         server
     };
-    // No file may grow beyond 4 MiB, which for a process that ignores the signal is a failed write.
-    let mut server = start("trap '' XFSZ; ulimit -f 8192;");
+    // No file may grow beyond 4 MiB: a failed write, and a signal that would end the process.
+    let mut server = start("ulimit -f 8192;");
     let mut client = RawClient::unix(&socket).join(1);
     let mut confirmed = 0;
-    let failed = loop {
+    let refused = loop {
         client.send(&commit(
             confirmed + 1,
             vec![publish_body(confirmed, 100_000)],
         ));
-        let heard = client.hear().expect("an answer");
-        match (heard.confirm, heard.close) {
-            (Some(confirm), None) => confirmed = confirm.through,
-            (None, Some(close)) => break close,
-            other => panic!("{other:?}"),
+        // It is told what happens as well, in a notice.
+        let confirm = std::iter::repeat_with(|| client.hear().expect("an answer"))
+            .find_map(|heard| heard.confirm);
+        let mut confirm = confirm.expect("an answer to each publish");
+        match confirm.receipts.pop() {
+            None => confirmed = confirm.through,
+            Some(receipt) => break receipt,
         }
     };
-    assert_eq!(failed.why(), Why::Failed, "{}", failed.text);
+    assert_eq!(
+        refused.why(),
+        proto::receipt::Why::DiskFull,
+        "{}",
+        refused.text
+    );
     assert!(confirmed > 10, "only {confirmed} fitted");
-    assert_eq!(server.ended().code(), Some(74));
-    server.said("Check the disk");
+    server.said("full");
+    server.signal(Signal::TERM);
+    assert_eq!(server.ended().code(), Some(0));
 
     let _server = start("");
     let mut client = RawClient::unix(&socket).join(2);
