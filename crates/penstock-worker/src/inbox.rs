@@ -15,7 +15,8 @@ pub struct News {
     pub deliveries: Vec<Delivery>,
     /// Leases that did not outlast a reconnect.
     pub lost: Vec<Lease>,
-    /// Settlements that the broker refused for a reason of their own: the jobs are still leased.
+    /// Settlements that the broker refused for a reason of their own, or of which it has forgotten what
+    /// became: the jobs are, or may be, still leased.
     pub refused: Vec<(Lease, String)>,
     pub answers: Vec<Result<Answer, DriverError>>,
     /// The broker went out of reach (false), or came back and has told which leases hold (true).
@@ -92,14 +93,20 @@ impl Inbox {
             Ok(receipts) => {
                 let mut held = lock(&self.held);
                 for (lease, receipt) in leases.iter().zip(receipts) {
-                    if let Receipt::Refused { why, .. } = &receipt
-                        && *why != Refusal::LeaseLost
-                    {
-                        refused.push((*lease, refusal_text(why)));
-                        continue;
+                    match &receipt {
+                        Receipt::Refused { why, .. } if *why != Refusal::LeaseLost => {
+                            refused.push((*lease, refusal_text(why)));
+                        }
+                        // If its lease holds, it was not stored, and nobody would ever end it.
+                        Receipt::Unknown if held.contains(lease) => {
+                            let why = "it has forgotten this worker's session".to_owned();
+                            refused.push((*lease, why));
+                        }
+                        _ => {
+                            held.remove(lease);
+                            report_receipt(*lease, &receipt);
+                        }
                     }
-                    held.remove(lease);
-                    report_receipt(*lease, &receipt);
                 }
             }
             Err(error) => failed = Some(error),
@@ -177,6 +184,14 @@ impl DeliverySink for Inbox {
             keep
         });
         self.tell(|news| {
+            // What was to be handed back has been settled, or is somebody else's.
+            let gone = news
+                .refused
+                .extract_if(.., |(lease, _)| !kept.contains(lease));
+            for (lease, _) in gone {
+                lost.retain(|other| *other != lease);
+                report_receipt(lease, &Receipt::Unknown);
+            }
             news.lost.append(&mut lost);
             news.in_reach = Some(true);
         });
@@ -320,7 +335,7 @@ mod tests {
             Ok(vec![
                 refused(Refusal::LeaseLost),
                 refused(too_large),
-                Receipt::Unknown,
+                APPLIED,
             ]),
         );
         assert_eq!(desk.held(), [2]);
@@ -330,6 +345,33 @@ mod tests {
             [(lease(2), "a value may take 16 MiB".to_owned())]
         );
         assert!(news.failed.is_none());
+    }
+
+    #[test]
+    fn a_job_whose_lease_outlasts_its_forgotten_settlement_is_handed_back() {
+        let desk = Desk::new();
+        let (one, other) = (lease(1), lease(2));
+        desk.inbox.deliver(vec![delivery(1), delivery(2)]);
+        desk.inbox.committing(2);
+        let unknown = vec![Receipt::Unknown, Receipt::Unknown];
+        desk.inbox.confirmed(&[one, other], Ok(unknown));
+        // The other's was stored, or its lease has ended.
+        desk.inbox.leases_kept(&[one]);
+        let news = desk.inbox.take();
+        assert_eq!(news.refused.len(), 1);
+        assert_eq!((news.refused[0].0, news.lost), (one, vec![]));
+        assert_eq!(desk.held(), [1]);
+
+        // A settlement that was sent together with later ones is answered with them.
+        desk.inbox.deliver(vec![delivery(3), delivery(4)]);
+        desk.inbox.committing(2);
+        desk.inbox.leases_kept(&[one, lease(3)]);
+        let answers = vec![Receipt::Unknown, Receipt::Unknown];
+        desk.inbox.confirmed(&[lease(3), lease(4)], Ok(answers));
+        let news = desk.inbox.take();
+        assert_eq!(news.refused.len(), 1);
+        assert_eq!((news.refused[0].0, news.lost), (lease(3), vec![lease(4)]));
+        assert_eq!(desk.held(), [1, 3]);
     }
 
     #[test]
