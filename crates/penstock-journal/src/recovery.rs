@@ -708,7 +708,12 @@ impl<S: Storage> Opening<'_, S> {
                 fill(&file, end, filled)?;
                 filled
             }
-            Some(_) => file.size()?.max(end),
+            // Its sync may have failed in an earlier process: it is filled again, as any such spare.
+            Some(_) => {
+                let bytes = file.size()?.max(end);
+                fill(&file, end, bytes)?;
+                bytes
+            }
         };
         let header = NewSegment {
             format: self.format,

@@ -94,6 +94,8 @@ struct State {
 struct Ready {
     name: String,
     bytes: u64,
+    /// This process knows that all of it is on disk.
+    is_safe: bool,
 }
 
 impl State {
@@ -205,7 +207,9 @@ impl<S: Storage> Spares<S> {
         name.ends_with(SPARE)
     }
 
-    /// Takes over the spares that an earlier process left. `largest_segment`: spares must be as large,
+    /// Takes over the spares that an earlier process left. It may have died of a failed sync: then a spare
+    /// looks longer than the disk has it, and no later sync mends that, for its pages count as clean. So
+    /// each is filled again before it is used. `largest_segment`: spares must be as large,
     /// or what is live in one would not fit into them when it is carried forward.
     pub(crate) fn resume(
         storage: S,
@@ -222,7 +226,11 @@ impl<S: Storage> Spares<S> {
                 state.fresh = state.fresh.max(fresh_number(&name));
                 let fits = (state.least_bytes..=state.most_bytes).contains(&bytes);
                 match fits && state.ready.len() < state.at_most {
-                    true => state.add(Ready { name, bytes }),
+                    true => state.add(Ready {
+                        name,
+                        bytes,
+                        is_safe: false,
+                    }),
                     false => spares.storage.remove(&name)?,
                 }
             }
@@ -256,7 +264,11 @@ impl<S: Storage> Spares<S> {
         });
         self.shared.change(|state| match made {
             Ok(name) => {
-                state.add(Ready { name, bytes });
+                state.add(Ready {
+                    name,
+                    bytes,
+                    is_safe: true,
+                });
                 Ok(())
             }
             Err(error) => {
@@ -295,8 +307,18 @@ impl<S: Storage> Spares<S> {
                 state.least_bytes,
             )
         });
-        if let Some(Ready { name, bytes }) = ready {
-            return match self.storage.open(&name) {
+        if let Some(Ready {
+            name,
+            bytes,
+            is_safe,
+        }) = ready
+        {
+            let filled = self.storage.open(&name).and_then(|file| {
+                let from = if is_safe { bytes } else { 0 };
+                fill(&file, from, bytes)?;
+                Ok(file)
+            });
+            return match filled {
                 Ok(file) => Ok(Spare { name, file, bytes }),
                 Err(error) => {
                     self.give_back(name, bytes);
@@ -314,8 +336,12 @@ impl<S: Storage> Spares<S> {
 
     /// It could not be used, and is taken first the next time.
     pub(crate) fn give_back(&self, name: String, bytes: u64) {
-        self.shared
-            .change(|state| state.ready.push_front(Ready { name, bytes }));
+        let spare = Ready {
+            name,
+            bytes,
+            is_safe: false,
+        };
+        self.shared.change(|state| state.ready.push_front(spare));
     }
 
     /// A spare has become a segment: the next ones may be larger.
@@ -335,7 +361,11 @@ impl<S: Storage> Spares<S> {
                 return self.storage.remove(segment);
             }
             self.storage.rename(segment, &name)?;
-            state.add(Ready { name, bytes });
+            state.add(Ready {
+                name,
+                bytes,
+                is_safe: true,
+            });
             Ok(())
         })
     }

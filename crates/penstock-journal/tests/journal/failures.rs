@@ -2,9 +2,9 @@
 //! that was confirmed before.
 
 use penstock_journal::sim::{Fault, Rng, SimStorage};
-use penstock_journal::{OpenError, WriteError};
+use penstock_journal::{OpenError, Storage, StoredFile, WriteError};
 
-use crate::support::{User, recovered};
+use crate::support::{User, recovered, small};
 
 /// What a broker does until its disk fails; whether it did.
 fn work(user: &mut User<SimStorage>) -> Result<(), WriteError> {
@@ -119,4 +119,32 @@ fn a_writer_that_failed_says_once_what_failed() {
         user.commit().unwrap_err().to_string(),
         "the journal accepts nothing since it could not sync 0000000000000001.segment: the disk failed"
     );
+}
+
+/// A spare whose sync failed looks whole to the next process: its pages count as clean, though its length
+/// was never on disk, and the sync of the segment that it became wrote none of them. After a power cut the
+/// file was shorter than its header said, and the journal was refused.
+#[test]
+fn a_spare_whose_sync_failed_in_an_earlier_process_is_filled_again() {
+    for seed in 0..64 {
+        let storage = SimStorage::new();
+        let mut user = User::open(&storage).unwrap();
+        user.append_and_commit(100);
+        storage.seed_faults(Rng::new(seed));
+        let spare = storage.create("fresh-1.spare").unwrap();
+        spare
+            .write_at(0, &[&vec![0; small().segment_bytes as usize]])
+            .unwrap();
+        storage.fail_at(storage.calls(), Fault::Error);
+        spare.sync().unwrap_err();
+        let storage = storage.kill();
+        user.reopen(&storage).unwrap();
+        // Two of these fill a segment.
+        for _ in 0..4 {
+            user.append_and_commit(940);
+        }
+        let mut rng = Rng::new(seed);
+        let (_, records) = recovered(&storage.crash(&mut rng)).expect("nothing was cut");
+        user.expects(&records);
+    }
 }
