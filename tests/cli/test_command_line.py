@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import statistics
-import time
 
 import pytest
 from project import eventually, pidfd
@@ -34,11 +34,16 @@ def shop(project):
 
 
 def test_help_is_there_within_150_ms(project):
+    # Of a processor, so that it does not matter what else runs here meanwhile.
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
     times = []
     for _ in range(9):
-        began = time.perf_counter()
+        before = spent()
         assert project.penstock("--help").returncode == 0
-        times.append(time.perf_counter() - began)
+        times.append(spent() - before)
     assert statistics.median(times) < 0.150, times
 
 
