@@ -160,6 +160,7 @@ impl Broker {
         }
         let leases = self.keep_leases(index, presented);
         let session = &mut self.state.sessions[index];
+        session.judged_in = self.epoch;
         session.conn = Some(conn);
         session.may_skip_through = last_seq;
         session.begin_connection();
@@ -187,7 +188,7 @@ impl Broker {
                     messages.set_checked_by(slot, self.checks);
                     kept.push(*lease);
                 }
-            } else if let Some(slot) = self.find_lost_grant(lease) {
+            } else if let Some(slot) = self.find_lost_grant(session, lease) {
                 let number = self.state.messages[slot].number();
                 let grant = Grant {
                     epoch: lease.epoch,
@@ -219,11 +220,12 @@ impl Broker {
     ///
     /// A grant that the journal knows of was not lost: its message has been settled, moved or handed
     /// back since, and the client only has not heard that yet. Nor is one that it does not know of, but
-    /// knows of later ones: the broker that made those has judged it, and what it told the client must
-    /// stay true.
-    fn find_lost_grant(&self, lease: &Lease) -> Option<u32> {
+    /// knows of later ones, or of a later hello of the session: the broker that made those has judged
+    /// it, and what it told the client must stay true.
+    fn find_lost_grant(&self, session: u32, lease: &Lease) -> Option<u32> {
+        let is_judged = self.state.sessions[session].judged_in > lease.epoch;
         let is_known = (lease.epoch, lease.grant) <= self.last_grant;
-        if is_known && !planted!("believe-lost-grant") || lease.epoch >= self.epoch {
+        if (is_known || is_judged) && !planted!("believe-lost-grant") || lease.epoch >= self.epoch {
             return None;
         }
         let mut copies = self.state.messages.copies(&lease.message);

@@ -178,6 +178,7 @@ impl Recovery {
                 name,
             } => {
                 let index = state.open_session(number, session, heartbeat_ms, applied, name);
+                state.sessions[index].judged_in = self.epoch;
                 state.sessions[index].restore(applied);
             }
             Event::SessionLeft { number, at } => {

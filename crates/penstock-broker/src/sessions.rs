@@ -49,6 +49,8 @@ pub(crate) struct Session {
     /// Slots of the messages it holds leases of, in no particular order.
     pub(crate) leases: Vec<u32>,
     pub(crate) staged: Option<Staged>,
+    /// The epoch of the broker that heard its hello last, and judged its leases then.
+    pub(crate) judged_in: u32,
     pub(crate) base: Position,
 }
 
@@ -264,6 +266,7 @@ impl Sessions {
             early: Vec::new(),
             leases: Vec::new(),
             staged: None,
+            judged_in: 0,
             base: Position(0),
         });
         self.by_id.insert(id, index);

@@ -525,6 +525,27 @@ fn leases_outlive_the_broker() {
         w hello one                         -> w welcome 0
         ",
     );
+    // Nor one that a later broker judged when it had handed out nothing: here the journal knew of an older
+    // lease of the same client alone. What was settled under the lost one was refused, and then the
+    // next broker believed the lease again: its client knew better, and nobody ever ran the message.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        sync                                ->
+        stall                               ->
+        w none return one                   -> w confirm 1
+        w consume default 1                 -> w deliver one!
+        power-cut                           ->
+        sync                                ->
+        w hello one                         -> w welcome 0
+        kill                                ->
+        w hello one                         -> w welcome 0
+        w consume default 1                 -> w deliver one!
+        ",
+    );
     // One of a message in two queues does not: it could be taken for the other's, which then never
     // runs, while this one runs twice.
     check(
