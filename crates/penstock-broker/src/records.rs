@@ -253,6 +253,9 @@ mod tag {
     pub(super) const PAUSED: u8 = 22;
     pub(super) const CLOCK_SET: u8 = 23;
     pub(super) const LIMITED: u8 = 24;
+    /// The highest there is.
+    #[cfg(test)]
+    pub(super) const LAST: u8 = LIMITED;
 }
 
 /// Which optional fields of a `Message` follow.

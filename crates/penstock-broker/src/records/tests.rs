@@ -315,3 +315,32 @@ fn a_busy_broker_writes_little_beside_the_bodies() {
     assert_eq!(cost(&granted), 6);
     assert_eq!(cost(&|number| Event::Settled { number }), 2);
 }
+
+/// `tests/scripts/golden.rs` recovers brokers from them.
+#[test]
+fn the_golden_records_have_every_kind_of_event() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/version-1");
+    let mut missing: Vec<u8> = (1..=tag::LAST).collect();
+    for file in std::fs::read_dir(root).unwrap() {
+        let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        let (_, rest) = text.split_once("== records\n").unwrap();
+        let (records, _) = rest.split_once("== then\n").unwrap();
+        for line in records.lines().filter(|line| *line != "reclaimed") {
+            let digits = |at| u8::from_str_radix(&line[at..at + 2], 16).unwrap();
+            let bytes: Vec<u8> = (0..line.len()).step_by(2).map(digits).collect();
+            let mut names = Names::default();
+            let mut reader = RecordReader::new(&bytes).unwrap();
+            loop {
+                let begin = reader.at();
+                if reader.next(&mut names).unwrap().is_none() {
+                    break;
+                }
+                missing.retain(|tag| *tag != bytes[begin]);
+            }
+        }
+    }
+    assert!(
+        missing.is_empty(),
+        "no golden record has an event of tag {missing:?}"
+    );
+}

@@ -2,5 +2,6 @@
 
 mod anything;
 mod behaviour;
+mod golden;
 mod limits;
 mod script;

@@ -507,6 +507,18 @@ impl World {
         self.journal.clone()
     }
 
+    /// Becomes a broker on the journal of another one.
+    pub fn become_what_wrote(&mut self, journal: Vec<Option<Vec<u8>>>) {
+        self.journal = journal;
+        self.restart(self.epoch);
+    }
+
+    /// What messages and keys are called.
+    pub fn names(&self) -> (Vec<String>, Vec<String>) {
+        let names = |set: &BTreeSet<String>| set.iter().cloned().collect();
+        (names(&self.messages), names(&self.keys))
+    }
+
     /// Polls, syncs unless the disk is stalled, and polls again, until nothing more comes.
     fn settle(&mut self) -> Vec<String> {
         let mut outputs = Vec::new();

@@ -1,0 +1,382 @@
+//! What earlier programs wrote is read exactly: `tests/golden` has the records of many a broker's life,
+//! each with the script that it was, and with what is seen of the broker that recovers from them.
+//!
+//! What is committed is never made anew. For a new kind of event, or a new version of records, add a
+//! script to [`LIVES`] and run `MAKE_GOLDEN=1 cargo test -p penstock-broker golden`, which writes the
+//! files that are not there yet.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use penstock_broker::BrokerOptions;
+
+use crate::script::World;
+
+const LIVES: &[(&str, &str)] = &[
+    ("nothing", "a hello\n a bye"),
+    (
+        "waiting",
+        "a hello
+        a publish one; publish two priority=9; publish three task=other queue=other
+        a publish four queue=default+other deliveries=1
+        a publish large bytes=3000",
+    ),
+    (
+        "delayed-and-expiring",
+        "a hello
+        a publish soon after=50; publish later at=90000000
+        a publish short expires=40; publish long expires=90000000
+        a publish dated expires-at=80000000 no-result",
+    ),
+    (
+        "leased",
+        "a hello
+        a publish one; publish two; publish three
+        w hello
+        w consume default 2",
+    ),
+    (
+        "settled",
+        "a hello
+        a publish one; publish two; publish three
+        w hello
+        w consume default 3
+        w ack one; put one yes
+        w ack two; put two no failed ttl=100",
+    ),
+    (
+        "returned-and-crashed",
+        "a hello
+        a publish one; publish two; publish three deliveries=1; publish four
+        w hello
+        w consume default 4
+        w return one
+        w crash two reason=signal-9
+        w crash three reason=signal-11",
+    ),
+    (
+        "retried",
+        "a hello
+        a publish one; publish two; publish three
+        w hello
+        w consume default 3
+        w move one next note=first after=60000
+        w move two next note=first
+        w move three queue=dead note=boom expires=90000000",
+    ),
+    (
+        "retried-again",
+        "a hello
+        a publish one
+        w hello
+        w consume default 1
+        w move one next note=first
+        w consume default 1
+        w move one next note=second after=100000",
+    ),
+    (
+        "values",
+        "a hello
+        a put lock me; put counter 7 ttl=100000; put large x bytes=2000
+        a put gone x; delete gone
+        a put short x ttl=10
+        wait 20",
+    ),
+    (
+        "values-over-the-cap",
+        "a hello
+        w hello
+        w consume default 9
+        a publish one; publish two; publish three; publish four
+        w ack one; put one x bytes=400; ack two; put two x bytes=400 group=other
+        w ack three; put three x bytes=400
+        w ack four; put four x bytes=300",
+    ),
+    (
+        "claimed",
+        "a hello
+        a publish one unless=lock
+        a publish two unless=lock
+        a publish three",
+    ),
+    (
+        "join",
+        "a hello
+        a hold join count=3 messages=held+also; publish one; publish two
+        a join join index=0
+        a join join index=2",
+    ),
+    (
+        "join-released",
+        "a hello
+        a hold join count=1 messages=held
+        a hold other count=2 messages=late all-ended
+        a join join index=0
+        a join other index=0 failed; join other index=1",
+    ),
+    (
+        "join-failed",
+        "a hello
+        a hold join count=2 messages=held
+        a join join index=1 failed",
+    ),
+    (
+        "paused-and-limited",
+        "a hello
+        a publish one; publish two queue=other
+        a pause other
+        a pause default
+        a resume default
+        a limit default length=2 size=4000
+        a limit other length=3 drop-oldest",
+    ),
+    (
+        "dropped-for-room",
+        "a hello
+        a limit default length=2 drop-oldest
+        a publish one
+        a publish two
+        a publish three",
+    ),
+    (
+        "purged",
+        "a hello
+        a publish one; publish two; publish three queue=other
+        a purge default",
+    ),
+    (
+        "refused",
+        "a hello
+        a guard lock present; publish one
+        a put lock me
+        a guard lock absent; publish two
+        a guard lock me; publish three",
+    ),
+    (
+        "sent-again",
+        "a hello
+        a publish one
+        a lost
+        a hello last=0
+        a seq=1 publish one
+        a publish two",
+    ),
+    (
+        "sessions-that-left",
+        "a hello
+        b hello
+        w hello
+        a publish one; publish two
+        w consume default 1
+        w lost
+        a bye
+        b lost
+        wait 1000
+        c hello
+        c publish three",
+    ),
+    (
+        "forgotten",
+        "a hello
+        a publish one
+        a bye
+        wait 40001
+        b hello
+        b publish two",
+    ),
+    (
+        "several-brokers",
+        "a hello
+        a publish one; publish two
+        w hello
+        w consume default 1
+        kill
+        a hello
+        a publish three
+        w hello one
+        w consume default 2
+        w ack one; put one yes
+        power-cut
+        a hello
+        a publish four",
+    ),
+    (
+        "clock-set",
+        "a hello
+        a publish one after=5000; publish two at=9000; publish three expires=7000
+        wall 100000
+        kill
+        a hello
+        a publish four after=5000
+        wall -100000",
+    ),
+    (
+        "carried-forward",
+        "a hello
+        a publish one; publish two priority=2; publish three after=60000
+        a publish four queue=default+other; publish five unless=lock
+        a hold join count=2 messages=held; put k1 v; put k2 v ttl=100000
+        a join join index=1
+        w hello
+        w consume default 2
+        w move four next note=first after=50000
+        w crash one reason=signal-9
+        a pause other
+        a limit other length=9
+        carry
+        a publish six",
+    ),
+    (
+        "in-parts",
+        "a hello
+        a part more publish one
+        a part more publish two
+        a part last publish three",
+    ),
+];
+
+struct Golden {
+    script: String,
+    /// The bytes of each; `None` where it was reclaimed.
+    records: Vec<Option<Vec<u8>>>,
+    /// What is done with the broker that recovers, and what it sends.
+    then: String,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden")
+}
+
+fn world() -> World {
+    World::new(BrokerOptions {
+        results_cap_bytes: 1_000,
+        session_memory_ms: 40_000,
+        ..BrokerOptions::default()
+    })
+}
+
+/// The world at the end of a script.
+fn live(script: &str) -> World {
+    let mut world = world();
+    for line in script.lines() {
+        world.run(line.trim());
+    }
+    world
+}
+
+/// Everything that can be seen of it: what it says of itself, all it hands out, and what time brings.
+fn seen(world: &mut World) -> String {
+    let (messages, keys) = world.names();
+    let mut lines = vec!["g hello".to_owned(), "g status".to_owned()];
+    lines.extend(messages.iter().map(|name| format!("g info {name}")));
+    lines.push(format!("g watch {} {}", messages.join(" "), keys.join(" ")));
+    // Those that were away are given up, so that their leases come back.
+    lines.push("wait 16000".to_owned());
+    lines.push("g consume default+other+dead 100".to_owned());
+    lines.push("g resume other".to_owned());
+    lines.push("wait 100000".to_owned());
+    lines.push("wait 100000000".to_owned());
+    lines.push("g status".to_owned());
+    let mut text = String::new();
+    for line in lines {
+        let outputs = world.run(line.trim());
+        writeln!(text, "{}", line.trim()).expect("a string takes it");
+        for output in outputs {
+            writeln!(text, "    -> {output}").expect("a string takes it");
+        }
+    }
+    text
+}
+
+impl Golden {
+    fn made_from(script: &str) -> Self {
+        let mut world = live(script);
+        world.run("restart");
+        let records = world.journal();
+        Self {
+            script: script
+                .lines()
+                .map(|line| format!("{}\n", line.trim()))
+                .collect(),
+            records,
+            then: seen(&mut world),
+        }
+    }
+
+    fn read(text: &str) -> Self {
+        let (script, rest) = text.split_once("== records\n").expect("it has records");
+        let (records, then) = rest.split_once("== then\n").expect("it says what follows");
+        let record = |line: &str| {
+            (line != "reclaimed").then(|| {
+                let digits = |at: usize| &line[at..at + 2];
+                let byte = |at| u8::from_str_radix(digits(at), 16).expect("hexadecimal digits");
+                (0..line.len()).step_by(2).map(byte).collect()
+            })
+        };
+        Self {
+            script: script.to_owned(),
+            records: records.lines().map(record).collect(),
+            then: then.to_owned(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("{}== records\n", self.script);
+        for record in &self.records {
+            match record {
+                Some(bytes) => text.extend(bytes.iter().map(|byte| format!("{byte:02x}"))),
+                None => text += "reclaimed",
+            }
+            text.push('\n');
+        }
+        text + "== then\n" + &self.then
+    }
+}
+
+fn golden() -> BTreeMap<String, Golden> {
+    let mut found = BTreeMap::new();
+    for version in fs::read_dir(root()).expect("tests/golden") {
+        for file in fs::read_dir(version.expect("an entry").path()).expect("a directory") {
+            let path = file.expect("an entry").path();
+            let text = fs::read_to_string(&path).expect("a text");
+            let name = path.strip_prefix(root()).expect("it is in there");
+            found.insert(name.display().to_string(), Golden::read(&text));
+        }
+    }
+    found
+}
+
+#[test]
+fn golden_records_of_every_version_are_recovered_exactly() {
+    if std::env::var_os("MAKE_GOLDEN").is_some() {
+        for (name, script) in LIVES {
+            let path = root().join(format!("version-1/{name}.txt"));
+            if !path.exists() {
+                fs::create_dir_all(path.parent().expect("a directory")).expect("it is made");
+                fs::write(&path, Golden::made_from(script).text()).expect("it is written");
+            }
+        }
+    }
+    let all = golden();
+    for (name, _) in LIVES {
+        let is_there = all
+            .keys()
+            .any(|file| file.ends_with(&format!("/{name}.txt")));
+        assert!(is_there, "{name} was never written: set MAKE_GOLDEN");
+    }
+    for (file, golden) in all {
+        // Today's program lives the same life, for the clock and for what things are called; what it
+        // wrote meanwhile gives way to what is committed.
+        let mut world = live(&golden.script);
+        world.become_what_wrote(golden.records);
+        let then = seen(&mut world);
+        assert!(
+            then == golden.then,
+            "{file}: expected\n{}\nbut it is\n{then}",
+            golden.then
+        );
+        world.check_recovery();
+    }
+}
