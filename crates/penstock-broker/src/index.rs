@@ -29,12 +29,22 @@ pub(crate) fn hash(what: impl std::hash::Hash) -> u64 {
     FxBuildHasher.hash_one(what)
 }
 
-/// The lowest bits of a hash choose a place within a shard, and the highest are its tag.
-fn shard(hash: u64) -> usize {
+/// The lowest bits of a hash choose a place within a shard, and the highest are its tag. Whoever enters
+/// many does so in the order of shards: each is small enough to be near meanwhile.
+pub(crate) fn shard(hash: u64) -> usize {
     (hash >> 40) as usize % SHARDS
 }
 
 impl Index {
+    /// So many are about to be entered.
+    pub(crate) fn reserve(&mut self, more: usize, hash_of: impl Fn(u32) -> u64) {
+        // Shards are about even.
+        let each = more / SHARDS + more / SHARDS / 16;
+        for shard in &mut self.shards {
+            shard.reserve(each, |slot| hash_of(*slot));
+        }
+    }
+
     pub(crate) fn find(&self, hash: u64, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let found = self.shards[shard(hash)].find(hash, |slot| is_it(*slot));
         found.copied()

@@ -18,7 +18,7 @@ use penstock_message::{JoinId, Key, Lease, MessageId, WallMs};
 use crate::Position;
 use crate::clock::{Clock, When};
 use crate::effects::Rests;
-use crate::index::{Index, hash};
+use crate::index::{self, Index, hash};
 use crate::kinds::{Kind, KindId, Kinds};
 use crate::records::{Grant, MessageHead};
 use crate::slab::Slab;
@@ -108,6 +108,8 @@ mod flag {
     pub(super) const REDELIVERED: u16 = 16;
     pub(super) const COPIES: u16 = 32;
     pub(super) const RECOVERED: u16 = 64;
+    /// It is not found by its id yet.
+    pub(super) const UNENTERED: u16 = 128;
 }
 
 impl Entry {
@@ -156,6 +158,10 @@ impl Entry {
 
     fn expires(&self) -> bool {
         self.flags & flag::EXPIRES != 0
+    }
+
+    fn is_unentered(&self) -> bool {
+        self.flags & flag::UNENTERED != 0
     }
 
     fn set(&mut self, flag: u16, is_set: bool) {
@@ -238,6 +244,8 @@ pub(crate) struct Messages {
     dues: Times,
     expiries: Times,
     by_id: Index,
+    /// Messages are entered in `by_id` all at once later.
+    puts_off_ids: bool,
     /// What the bodies in memory take, with what is kept for having them there.
     resident_bytes: u64,
 }
@@ -293,15 +301,64 @@ impl Messages {
             self.resident_bytes += resident_bytes(&self.hot(slot).expect("it is hot").body);
         }
         self.set_expiry(slot, head.expires_at);
-        self.enter_id(slot);
+        match self.puts_off_ids && !head.has_copies {
+            true => self.entries[slot].set(flag::UNENTERED, true),
+            false => self.enter_id(slot),
+        }
         slot
     }
 
-    fn enter_id(&mut self, slot: u32) {
+    /// From now on, messages are not found by their ids: those that come are entered all at once, by
+    /// `enter_ids_put_off`, which takes a fraction of the time. Until then it is asked only for the
+    /// copies of a message, and only when it has copies or has claimed a key; so these are entered at once.
+    pub(crate) fn put_off_ids(&mut self) {
+        self.puts_off_ids = true;
+    }
+
+    pub(crate) fn enter_ids_put_off(&mut self) {
+        /// Sorted at a time.
+        const BLOCK: usize = 1 << 20;
+        self.puts_off_ids = false;
         let Self { entries, by_id, .. } = self;
-        let id = entries[slot].id;
-        let hash = hash(id);
-        match by_id.replace(hash, slot, |other| entries[other].id == id) {
+        by_id.reserve(entries.len(), |slot| hash(entries[slot].id));
+        let mut block = Vec::with_capacity(BLOCK.min(entries.len()));
+        for slot in 0..self.entries.end() {
+            if let Some(entry) = self.entries.get_mut(slot)
+                && entry.is_unentered()
+            {
+                entry.set(flag::UNENTERED, false);
+                block.push((hash(entry.id), slot));
+                if block.len() == BLOCK {
+                    self.enter_ids(&mut block);
+                }
+            }
+        }
+        self.enter_ids(&mut block);
+    }
+
+    fn enter_ids(&mut self, block: &mut Vec<(u64, u32)>) {
+        block.sort_unstable_by_key(|(hash, _)| index::shard(*hash));
+        for (hash, slot) in block.drain(..) {
+            self.enter_hash(hash, slot);
+        }
+    }
+
+    fn enter_if_put_off(&mut self, slot: u32) {
+        let entry = &mut self.entries[slot];
+        if entry.is_unentered() {
+            entry.set(flag::UNENTERED, false);
+            self.enter_id(slot);
+        }
+    }
+
+    fn enter_id(&mut self, slot: u32) {
+        self.enter_hash(hash(self.entries[slot].id), slot);
+    }
+
+    fn enter_hash(&mut self, hash: u64, slot: u32) {
+        let Self { entries, by_id, .. } = self;
+        let is_it = |other: u32| entries[other].id == entries[slot].id;
+        match by_id.replace(hash, slot, is_it) {
             Some(first) => self.hot_mut(slot).next_copy = Some(first),
             None => by_id.insert(hash, slot, |slot| self::hash(entries[slot].id)),
         }
@@ -332,6 +389,9 @@ impl Messages {
 
     /// True when there is no other copy.
     fn leave_id(&mut self, slot: u32) -> bool {
+        if self.entries[slot].is_unentered() {
+            return true;
+        }
         let id = self.entries[slot].id;
         let hash = hash(id);
         let next = self.next_copy(slot);
@@ -596,6 +656,7 @@ impl Messages {
 
     pub(crate) fn set_has_copies(&mut self, slot: u32) {
         self.entries[slot].set(flag::COPIES, true);
+        self.enter_if_put_off(slot);
     }
 
     pub(crate) fn set_recovered(&mut self, slot: u32, recovered: bool) {
@@ -625,6 +686,7 @@ impl Messages {
 
     pub(crate) fn set_claim(&mut self, slot: u32, key: Key) {
         self.extra(slot).claim = Some(key);
+        self.enter_if_put_off(slot);
     }
 
     pub(crate) fn notes_mut(&mut self, slot: u32) -> &mut Vec<Bytes> {

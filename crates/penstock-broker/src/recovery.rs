@@ -4,8 +4,8 @@ use bytes::Bytes;
 use penstock_message::Value;
 
 use crate::clock::{Clocks, When};
-use crate::index::{Index, hash};
-use crate::messages::{BodyAt, Messages};
+use crate::messages::BodyAt;
+use crate::numbers::ByNumber;
 use crate::records::{Event, RecordError, RecordReader};
 use crate::state::State;
 use crate::timers::Timer;
@@ -50,6 +50,7 @@ impl Recovery {
         // What is read back when it is handed out need not be kept now.
         let mut state = State::new();
         state.resident_limit = options.resident_bodies_bytes.map(|_| 0);
+        state.messages.put_off_ids();
         Self {
             options,
             state,
@@ -92,7 +93,7 @@ impl Recovery {
                 Event::Copied { source, .. }
                     if self
                         .slots
-                        .of(&self.state.messages, *source)
+                        .of(*source)
                         .is_some_and(|source| self.state.messages[source].base() != position) =>
                 {
                     let (what, at) = ("copy", reader.at());
@@ -123,6 +124,9 @@ impl Recovery {
             self.epoch
         );
         self.state.resident_limit = self.options.resident_bodies_bytes;
+        // What it takes is free for what is built next.
+        drop(std::mem::take(&mut self.slots));
+        self.state.messages.enter_ids_put_off();
         let clocks = Clocks::resume(now, self.ahead_ms);
         self.state.release_orphans();
         if epoch > self.epoch {
@@ -208,26 +212,26 @@ impl Recovery {
                 }
             }
             Event::Message { head, body } => {
-                if let Some(slot) = self.slots.take(&state.messages, head.number) {
+                if let Some(slot) = self.slots.take(head.number) {
                     state.settle_message(slot, None);
                 }
                 let kept = state.keeps_body(head.queue, head.place);
                 let body = kept.then(|| Bytes::copy_from_slice(body));
                 let slot = state.insert_message(&head, body_at, body);
-                self.slots.put(&state.messages, slot);
+                self.slots.put(head.number, slot);
             }
             Event::Copied {
                 number,
                 source,
                 queue,
             } => {
-                if let Some(source) = self.slots.of(&state.messages, source) {
+                if let Some(source) = self.slots.of(source) {
                     let slot = state.copy_message(source, number, queue);
-                    self.slots.put(&state.messages, slot);
+                    self.slots.put(number, slot);
                 }
             }
             Event::Noted { number, note } => {
-                if let Some(slot) = self.slots.of(&state.messages, number) {
+                if let Some(slot) = self.slots.of(number) {
                     state.add_note(slot, Bytes::copy_from_slice(note));
                 }
             }
@@ -237,7 +241,7 @@ impl Recovery {
                 grant,
             } => {
                 state.grants = state.grants.max(grant.number);
-                if let Some(slot) = self.slots.of(&state.messages, number)
+                if let Some(slot) = self.slots.of(number)
                     && let Some(session) = state.sessions.by_number(session)
                 {
                     state.grant(slot, session, grant);
@@ -247,25 +251,25 @@ impl Recovery {
                 number,
                 redelivered,
             } => {
-                if let Some(slot) = self.slots.of(&state.messages, number) {
+                if let Some(slot) = self.slots.of(number) {
                     state.return_message(slot, redelivered);
                 }
             }
             Event::Crashed { number, reason } => {
-                if let Some(slot) = self.slots.of(&state.messages, number) {
+                if let Some(slot) = self.slots.of(number) {
                     state.crash_message(slot, Bytes::copy_from_slice(reason));
                 }
             }
             Event::Moved { number, change } => {
                 state.numbers = state.numbers.max(change.to);
-                if let Some(slot) = self.slots.take(&state.messages, number) {
+                if let Some(slot) = self.slots.take(number) {
                     let note = change.note.map(Bytes::copy_from_slice);
                     state.move_message(slot, &change, note, None);
-                    self.slots.put(&state.messages, slot);
+                    self.slots.put(change.to, slot);
                 }
             }
             Event::Settled { number } => {
-                if let Some(slot) = self.slots.take(&state.messages, number) {
+                if let Some(slot) = self.slots.take(number) {
                     state.settle_message(slot, None);
                 }
             }
@@ -285,7 +289,7 @@ impl Recovery {
                 state.keys.evicted += 1;
             }
             Event::Claimed { number, key } => {
-                if let Some(slot) = self.slots.of(&state.messages, number) {
+                if let Some(slot) = self.slots.of(number) {
                     state.claim(slot, key);
                 }
             }
@@ -312,30 +316,6 @@ impl Recovery {
                 state.limit(queue, limits);
             }
         }
-    }
-}
-
-/// Finds messages by their numbers.
-#[derive(Debug, Default)]
-struct ByNumber(Index);
-
-impl ByNumber {
-    fn of(&self, messages: &Messages, number: u64) -> Option<u32> {
-        self.0
-            .find(hash(number), |slot| messages[slot].number() == number)
-    }
-
-    fn put(&mut self, messages: &Messages, slot: u32) {
-        let hash_of = |slot: u32| hash(messages[slot].number());
-        self.0.insert(hash_of(slot), slot, hash_of);
-    }
-
-    fn take(&mut self, messages: &Messages, number: u64) -> Option<u32> {
-        self.0.remove(
-            hash(number),
-            |slot| messages[slot].number() == number,
-            |slot| hash(messages[slot].number()),
-        )
     }
 }
 

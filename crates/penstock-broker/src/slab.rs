@@ -155,6 +155,19 @@ impl<T> Slab<T> {
         }
     }
 
+    pub(crate) fn get_mut(&mut self, slot: u32) -> Option<&mut T> {
+        let (index, place) = Self::place(slot);
+        match self.chunks.get_mut(index)?.slots.get_mut(place) {
+            Some(Slot::Full(entry)) => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// No slot is as high as this.
+    pub(crate) fn end(&self) -> u32 {
+        (self.chunks.len() << Self::CHUNK_BITS) as u32
+    }
+
     /// In the order of the slots, which the same inputs fill alike.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let chunks = self.chunks.iter().enumerate();
