@@ -6,7 +6,7 @@ use crate::Broker;
 use crate::messages::State as MessagePlace;
 
 impl Broker {
-    pub(crate) fn status(&self) -> Status {
+    pub fn status(&self) -> Status {
         let state = &self.state;
         let mut queues: Vec<QueueStatus> = (0..state.queues.len())
             .filter(|index| *index != state.dead || state.queues[*index].ready > 0)

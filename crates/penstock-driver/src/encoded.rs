@@ -8,17 +8,17 @@ use prost::Message as _;
 
 /// How large a frame of several transactions, or a part of a large one, may grow. Small enough that
 /// other clients of the broker get their turn in between.
-pub(crate) const FRAME_TARGET_BYTES: usize = 1 << 20;
+pub const FRAME_TARGET_BYTES: usize = 1 << 20;
 
 /// A transaction in its form on the wire, which is made once, by the thread that commits it.
-pub(crate) enum Encoded {
+pub enum Encoded {
     Whole(Bytes),
     /// Operations of one transaction that together are too much for a frame.
     Parts(Vec<Bytes>),
 }
 
 impl Encoded {
-    pub(crate) fn new(tx: Tx) -> Self {
+    pub fn new(tx: Tx) -> Self {
         let tx = proto::Tx::from(tx);
         if tx.encoded_len() <= FRAME_TARGET_BYTES {
             return Self::Whole(tx.encode_to_vec().into());
@@ -43,7 +43,7 @@ impl Encoded {
         }
     }
 
-    pub(crate) fn largest_part_bytes(&self) -> usize {
+    pub fn largest_part_bytes(&self) -> usize {
         match self {
             Self::Whole(bytes) => bytes.len(),
             Self::Parts(parts) => parts.iter().map(Bytes::len).max().unwrap_or(0),
@@ -54,22 +54,22 @@ impl Encoded {
 /// `proto::Commit` with its transactions already encoded: on the wire a message within a message and
 /// a field of bytes look the same.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct EncodedCommit {
+pub struct EncodedCommit {
     #[prost(uint64, tag = "1")]
-    pub(crate) first_seq: u64,
+    pub first_seq: u64,
     #[prost(enumeration = "proto::Durability", tag = "2")]
-    pub(crate) durability: i32,
+    pub durability: i32,
     #[prost(bytes = "bytes", repeated, tag = "3")]
-    pub(crate) txs: Vec<Bytes>,
+    pub txs: Vec<Bytes>,
     #[prost(enumeration = "proto::Part", tag = "4")]
-    pub(crate) part: i32,
+    pub part: i32,
 }
 
 /// `proto::ToBroker` with nothing but encoded commits.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct EncodedCommits {
+pub struct EncodedCommits {
     #[prost(message, repeated, tag = "2")]
-    pub(crate) commits: Vec<EncodedCommit>,
+    pub commits: Vec<EncodedCommit>,
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@
 //!     local.rs     to a broker that is started when there is none,
 //!     memory.rs    or to one on a thread of this process
 //! ```
+//!
+//! `session` and `encoded` are public for the simulator alone, which puts a network of its own around them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,11 +25,13 @@ pub use address::{Address, DEFAULT_PORT};
 
 mod address;
 mod dial;
-mod encoded;
+#[doc(hidden)]
+pub mod encoded;
 mod local;
 mod memory;
 mod remote;
-mod session;
+#[doc(hidden)]
+pub mod session;
 mod waker;
 
 use penstock_wire::MAX_TOKEN_BYTES;

@@ -42,7 +42,7 @@ const SURELY_REMEMBERED: Duration = Duration::from_secs(5 * 60);
 const MAX_NOTICES: usize = 64;
 
 /// What the shell carries out, without holding the lock that guards the session.
-pub(crate) enum Event {
+pub enum Event {
     Committed(Done<Vec<Receipt>>, Result<Vec<Receipt>, DriverError>),
     Answered(Done<Answer>, Result<Answer, DriverError>),
     Value(Arc<dyn ValueSink>, Key, KeyState),
@@ -56,7 +56,7 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    pub(crate) fn carry_out(self) {
+    pub fn carry_out(self) {
         match self {
             Self::Committed(done, outcome) => done(outcome),
             Self::Answered(done, outcome) => done(outcome),
@@ -75,7 +75,7 @@ impl Event {
 
 /// Why a connection is over, as the broker or the protocol says.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum LinkEnd {
+pub enum LinkEnd {
     /// Worth another try.
     Lost(String),
     /// No try will help until somebody mends something.
@@ -83,7 +83,7 @@ pub(crate) enum LinkEnd {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HopelessEnd {
+pub enum HopelessEnd {
     Unauthorized,
     Invalid,
 }
@@ -158,16 +158,16 @@ enum Link {
     Up,
 }
 
-pub(crate) struct SessionConfig {
-    pub(crate) id: SessionId,
-    pub(crate) token: Bytes,
-    pub(crate) name: String,
-    pub(crate) heartbeat: Duration,
+pub struct SessionConfig {
+    pub id: SessionId,
+    pub token: Bytes,
+    pub name: String,
+    pub heartbeat: Duration,
     /// How people call the broker in messages: its URL.
-    pub(crate) broker: String,
+    pub broker: String,
 }
 
-pub(crate) struct Session {
+pub struct Session {
     config: SessionConfig,
     link: Link,
     heartbeat: Duration,
@@ -206,7 +206,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(config: SessionConfig, now: Instant) -> Self {
+    pub fn new(config: SessionConfig, now: Instant) -> Self {
         Self {
             heartbeat: config.heartbeat,
             config,
@@ -240,7 +240,7 @@ impl Session {
 
     // What callers ask for.
 
-    pub(crate) fn commit(
+    pub fn commit(
         &mut self,
         txs: Vec<Encoded>,
         durability: Durability,
@@ -271,7 +271,7 @@ impl Session {
             }));
     }
 
-    pub(crate) fn query(&mut self, query: Query, deadline: Instant, done: Done<Answer>) {
+    pub fn query(&mut self, query: Query, deadline: Instant, done: Done<Answer>) {
         let call = self.add_call(CallDone::Query { done, query }, Some(deadline));
         self.unsent_queries.push_back(call);
     }
@@ -291,7 +291,7 @@ impl Session {
         id
     }
 
-    pub(crate) fn watch(
+    pub fn watch(
         &mut self,
         keys: Vec<Key>,
         peeks: bool,
@@ -322,7 +322,7 @@ impl Session {
         id
     }
 
-    pub(crate) fn unwatch(&mut self, id: WatchId) {
+    pub fn unwatch(&mut self, id: WatchId) {
         let Some(watch) = self.remove_watch(id) else {
             return;
         };
@@ -345,12 +345,7 @@ impl Session {
         }
     }
 
-    pub(crate) fn consume(
-        &mut self,
-        queues: &[String],
-        add_credit: u32,
-        sink: Arc<dyn DeliverySink>,
-    ) {
+    pub fn consume(&mut self, queues: &[String], add_credit: u32, sink: Arc<dyn DeliverySink>) {
         let consumer = self.consumer.get_or_insert_with(|| Consumer {
             sink: Arc::clone(&sink),
             queues: Vec::new(),
@@ -367,7 +362,7 @@ impl Session {
         consumer.changed = true;
     }
 
-    pub(crate) fn stop_consuming(&mut self) {
+    pub fn stop_consuming(&mut self) {
         if let Some(consumer) = &mut self.consumer {
             consumer.credit = 0;
             consumer.unsent_credit = 0;
@@ -376,18 +371,18 @@ impl Session {
         }
     }
 
-    pub(crate) fn report(&mut self, slots: u32, busy: u32) {
+    pub fn report(&mut self, slots: u32, busy: u32) {
         let report = Some(proto::Report { slots, busy });
         self.report_changed |= self.report != report;
         self.report = report;
     }
 
-    pub(crate) fn take_notices(&mut self) -> Vec<Notice> {
+    pub fn take_notices(&mut self) -> Vec<Notice> {
         self.notices.drain(..).collect()
     }
 
     /// Why there is no connection, when there is none.
-    pub(crate) fn trouble(&self) -> Option<String> {
+    pub fn trouble(&self) -> Option<String> {
         let broker = &self.config.broker;
         match (self.link, &self.down_because) {
             (Link::Up, _) => None,
@@ -399,7 +394,7 @@ impl Session {
     // What the shell asks and tells.
 
     /// Whether there is anything to do that needs a broker.
-    pub(crate) fn wants_link(&self) -> bool {
+    pub fn wants_link(&self) -> bool {
         !self.calls.is_empty() || !self.watches.is_empty() || self.consumer.is_some()
     }
 
@@ -416,31 +411,31 @@ impl Session {
     }
 
     /// Connected, and nobody waits for anything from the broker.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.link == Link::Up && !self.wants_link()
     }
 
     /// Nothing is unconfirmed that a caller waits for.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub fn is_settled(&self) -> bool {
         self.calls.is_empty()
     }
 
-    pub(crate) fn has_events(&self) -> bool {
+    pub fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
 
-    pub(crate) fn delivery_sink(&self) -> Option<Arc<dyn DeliverySink>> {
+    pub fn delivery_sink(&self) -> Option<Arc<dyn DeliverySink>> {
         self.consumer
             .as_ref()
             .map(|consumer| Arc::clone(&consumer.sink))
     }
 
-    pub(crate) fn poll_event(&mut self) -> Option<Event> {
+    pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
     /// A connection stands; the next bytes out are the hello.
-    pub(crate) fn connected(&mut self, now: Instant, leases: Vec<Lease>) {
+    pub fn connected(&mut self, now: Instant, leases: Vec<Lease>) {
         self.link = Link::Greeting;
         self.last_received = now;
         self.last_sent = now;
@@ -490,7 +485,7 @@ impl Session {
     }
 
     /// The connection is gone, or none could be made.
-    pub(crate) fn disconnected(&mut self, why: &str) {
+    pub fn disconnected(&mut self, why: &str) {
         if self.link == Link::Up {
             for watch in self.watches.values() {
                 self.events
@@ -507,7 +502,7 @@ impl Session {
     }
 
     /// Ends all calls and tells all watchers: no broker can be had until somebody mends something.
-    pub(crate) fn fail_all(&mut self, error: &DriverError) {
+    pub fn fail_all(&mut self, error: &DriverError) {
         let mut ids: Vec<CallId> = self.calls.keys().copied().collect();
         ids.sort_unstable();
         for id in ids {
@@ -524,7 +519,7 @@ impl Session {
         }
     }
 
-    pub(crate) fn handle(&mut self, now: Instant, frame: proto::ToClient) -> Result<(), LinkEnd> {
+    pub fn handle(&mut self, now: Instant, frame: proto::ToClient) -> Result<(), LinkEnd> {
         self.last_received = now;
         if let Some(close) = frame.close {
             self.stopped = close.why() == proto::close::Why::Stopping;
@@ -562,7 +557,7 @@ impl Session {
     }
 
     /// Ends what has no more time, and asks for a sign of life when it has been silent.
-    pub(crate) fn tick(&mut self, now: Instant) -> Result<(), LinkEnd> {
+    pub fn tick(&mut self, now: Instant) -> Result<(), LinkEnd> {
         while let Some((deadline, id)) = self.deadlines.first().copied()
             && deadline <= now
         {
@@ -612,7 +607,7 @@ impl Session {
     }
 
     /// When `tick` is to be called next.
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+    pub fn next_deadline(&self) -> Option<Instant> {
         let call = self.deadlines.first().map(|(deadline, _)| *deadline);
         let link = match self.link {
             Link::Down => None,
@@ -626,7 +621,7 @@ impl Session {
     }
 
     /// Makes frames of what waits, and gives what is to be written. Call again once it is written.
-    pub(crate) fn take_out(&mut self, now: Instant) -> BytesMut {
+    pub fn take_out(&mut self, now: Instant) -> BytesMut {
         if self.link == Link::Up {
             // Commits go first: a key may belong to a message that is published in the same breath.
             self.write_commits();
@@ -638,7 +633,7 @@ impl Session {
         std::mem::take(&mut self.out)
     }
 
-    pub(crate) fn say_goodbye(&mut self) {
+    pub fn say_goodbye(&mut self) {
         if self.link == Link::Up {
             let goodbye = proto::ToBroker {
                 goodbye: true,

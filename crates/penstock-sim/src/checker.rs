@@ -5,7 +5,7 @@
 //! judges it. A crash takes back a suffix of them: the checker asks again which are left, sees that
 //! nothing confirmed is missing, and tells the model the whole story once more without the rest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_broker::{Broker, ConnId};
 use penstock_message::{
@@ -14,8 +14,8 @@ use penstock_message::{
 use penstock_wire::proto::{ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
 
-use crate::client::Said;
 use crate::model::{End, Model, State, Time, Verdict};
+use crate::said::{Hearing, Said};
 use crate::words;
 
 /// How the broker ended.
@@ -29,6 +29,9 @@ pub enum Crash {
     DiskFailed,
 }
 
+/// Of so many transactions a session can still ask how they ended.
+const RECEIPTS_KEPT: u64 = 1024;
+
 #[derive(Default)]
 pub struct Checker {
     pub model: Model,
@@ -37,6 +40,12 @@ pub struct Checker {
     txs: BTreeMap<u64, Decided>,
     by_seq: BTreeMap<(SessionId, u64), u64>,
     told: u64,
+    /// Transactions up to this one are on disk for certain.
+    safe_through: u64,
+    /// Sessions that were forgotten and came back, with the last number they had used before.
+    reopened: BTreeMap<SessionId, u64>,
+    /// What each connection carries to the broker, and back.
+    hearings: BTreeMap<ConnId, Hearing>,
     views: BTreeMap<ConnId, View>,
     /// The connection of each session that the broker serves.
     current: BTreeMap<SessionId, ConnId>,
@@ -86,6 +95,8 @@ struct Decided {
     durability: Durability,
     tx: Tx,
     receipt: Receipt,
+    /// Its record in the journal is this one or, when the broker heard more at once, one before.
+    position: u64,
     /// The broker has said so, or has shown what it did.
     is_public: bool,
 }
@@ -172,8 +183,21 @@ impl Checker {
         }
     }
 
-    /// The broker has taken in a whole frame.
-    pub fn heard(&mut self, conn: ConnId, said: &Said, broker: &Broker) -> Verdict {
+    /// The broker has taken in these bytes.
+    pub fn heard(&mut self, conn: ConnId, bytes: &[u8], broker: &Broker) -> Verdict {
+        let hearing = self.hearings.entry(conn).or_default();
+        hearing.extend(bytes);
+        while let Some(hearing) = self.hearings.get_mut(&conn)
+            && let Some(said) = hearing
+                .next_said()
+                .map_err(|error| format!("a client says what is no frame: {error}"))?
+        {
+            self.heard_frame(conn, &said, broker)?;
+        }
+        Ok(())
+    }
+
+    fn heard_frame(&mut self, conn: ConnId, said: &Said, broker: &Broker) -> Verdict {
         if let Some(hello) = &said.hello {
             let session = hello.session;
             self.longest_heartbeat_ms = self.longest_heartbeat_ms.max(hello.heartbeat_ms);
@@ -255,6 +279,7 @@ impl Checker {
             durability,
             tx,
             receipt,
+            position: broker.next_position().0 - 1,
             is_public: false,
         };
         self.txs.insert(self.told, decided);
@@ -263,6 +288,7 @@ impl Checker {
 
     /// The connection broke, or the broker has closed it.
     pub fn closed(&mut self, conn: ConnId) -> Verdict {
+        self.hearings.remove(&conn);
         let Some(view) = self.views.remove(&conn) else {
             return Ok(());
         };
@@ -309,6 +335,9 @@ impl Checker {
             |error: penstock_wire::WireError| format!("the broker sent nonsense: {error}");
         if let Some(welcome) = frame.welcome {
             let leases = convert::all(welcome.leases).map_err(invalid)?;
+            if welcome.forgotten {
+                self.reopened.insert(session, welcome.applied_through);
+            }
             self.confirmed_through(session, welcome.applied_through);
             self.tell(Event::Welcomed(session, leases))?;
         }
@@ -453,8 +482,10 @@ impl Checker {
     }
 
     /// All is written, synced and told, and nothing is on its way.
-    pub fn quiet(&mut self) -> Verdict {
+    pub fn quiet(&mut self, broker: &Broker) -> Verdict {
+        broker.assert_consistent();
         self.tell(Event::Quiet)?;
+        self.safe_through = self.told;
         self.wall_was_set = false;
         let now = self.model.now;
         let items = &self.model.items;
@@ -463,20 +494,46 @@ impl Checker {
             let item = &items[*index];
             item.in_order && item.is_ready(now) && item.message.max_deliveries > 1
         };
-        self.ready = (0..items.len()).filter(is_candidate).collect();
+        let live = self.model.live.iter().copied();
+        self.ready = live.filter(is_candidate).collect();
         Ok(())
     }
 
     // --- crashes
 
-    /// A new broker has recovered what the last one left.
-    pub fn recovered(&mut self, crash: Crash, broker: &Broker, now: Time) -> Verdict {
+    /// Whether the new broker may have forgotten sessions that were here a moment ago.
+    pub fn doubts_the_clock(&self) -> bool {
+        self.wall_was_set || self.model.clock_is_doubtful
+    }
+
+    /// A new broker has recovered what the last one left: the journal, up to this record, if that is asked for.
+    pub fn recovered(
+        &mut self,
+        crash: Crash,
+        broker: &Broker,
+        now: Time,
+        found_through: Option<u64>,
+    ) -> Verdict {
         self.counts.crashes += 1;
         self.views.clear();
+        self.hearings.clear();
         self.current.clear();
         self.deliveries.clear();
         self.ready.clear();
+        // Of that the journal may know nothing: the new broker's steady clock may be off by as much.
+        self.model.clock_is_doubtful |= self.wall_was_set;
         let mut first_lost = None;
+        // Sessions that have been away for so long may be forgotten, and then nobody can ask.
+        let (mut last_seqs, mut unknown) = (BTreeMap::new(), BTreeSet::new());
+        for (session, seq) in self.by_seq.keys() {
+            last_seqs.insert(*session, *seq);
+        }
+        for session in last_seqs.keys() {
+            let is_known = broker.decision(session, 0).is_some();
+            if !is_known && self.model.may_be_forgotten(session, now) {
+                unknown.insert(*session);
+            }
+        }
         for (number, decided) in &self.txs {
             let Decided {
                 session,
@@ -485,8 +542,19 @@ impl Checker {
                 durability,
                 ..
             } = decided;
+            let was_found = || found_through.is_some_and(|through| decided.position <= through);
+            let cannot_be_asked = unknown.contains(session)
+                && (*number <= self.safe_through || was_found())
+                || self.reopened.get(session).is_some_and(|at| seq <= at);
+            if cannot_be_asked {
+                continue;
+            }
+            let plain = Receipt::Applied {
+                skipped: Vec::new(),
+            };
+            let is_long_ago = seq + RECEIPTS_KEPT <= last_seqs[session];
             match (broker.decision(session, *seq), first_lost) {
-                (Some(found), None) if found == *receipt => {}
+                (Some(found), None) if found == *receipt || found == plain && is_long_ago => {}
                 (Some(found), None) => {
                     return Err(format!(
                         "transaction {number} was {receipt:?}, and is recovered as {found:?}"
@@ -512,11 +580,12 @@ impl Checker {
                 }
             }
         }
+        self.safe_through = self.told;
         if let Some(lost) = first_lost {
             self.counts.lost += self.told + 1 - lost;
+            self.safe_through = lost - 1;
             self.retell_until(lost);
         }
-        self.model.clock_is_doubtful |= self.wall_was_set;
         self.time(now);
         self.tell(Event::Restarted(self.longest_heartbeat_ms))
     }
@@ -588,11 +657,22 @@ impl Checker {
 
     /// After all faults have ended and everybody has had time: nothing may be left, or be missing.
     pub fn drained(&self) -> Verdict {
-        for item in &self.model.items {
+        for item in self
+            .model
+            .live
+            .iter()
+            .map(|index| &self.model.items[*index])
+        {
             let is_over = match item.state {
                 State::Ended(_) => true,
                 // Its members have not all ended well enough to say so.
                 State::Held(_) => true,
+                // The broker may count down from hours later.
+                State::Waiting | State::Adrift { .. }
+                    if self.model.clock_is_doubtful && item.is_delayed() =>
+                {
+                    true
+                }
                 _ => item.ending().is_some(),
             };
             if !is_over {
@@ -601,6 +681,32 @@ impl Checker {
                     item.message.id, item.state, item.queue
                 ));
             }
+        }
+        Ok(())
+    }
+
+    /// After everybody has gone and every time is up: what the broker counts is zero, but for messages
+    /// whose group will never end, and locks.
+    pub fn nothing_is_left(&self, broker: &Broker, held: usize) -> Verdict {
+        let status = broker.status();
+        for queue in &status.queues {
+            if queue.ready + queue.delayed + queue.running > 0 {
+                return Err(format!("in the end {queue:?} is not empty"));
+            }
+        }
+        if !status.workers.is_empty() || status.clients > 0 {
+            return Err(format!("in the end somebody is there: {status:?}"));
+        }
+        let has_locks = self
+            .model
+            .values
+            .keys()
+            .any(|key| matches!(key, Key::Named(_)));
+        if held == 0 && !has_locks && self.model.joins_are_over() && broker.live_bytes() > 0 {
+            let bytes = broker.live_bytes();
+            return Err(format!(
+                "in the end nothing is left, and it takes {bytes} bytes"
+            ));
         }
         Ok(())
     }

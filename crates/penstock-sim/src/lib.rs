@@ -1,15 +1,21 @@
 //! The same crates under a seeded clock, disk and network: one seed replays any failure.
 //!
-//! [`world`] drives the server's own [`penstock_server::Engine`] and lets everything go wrong that can;
-//! [`client`]s speak to it in bytes; [`checker`] reads all that is said and holds it against [`model`],
-//! which is told what was decided and knows what may be.
+//! [`world`] drives the server's own [`penstock_server::Engine`] and lets everything go wrong that can.
+//! Half of its [`client`]s are a [`process`] as users run it, with the driver's own session and the worker's
+//! own policy; the others are [`wild`] and do what no driver would. [`checker`] reads all that is said and
+//! holds it against [`model`], which is told what was decided and knows what may be.
 
 pub mod checker;
 pub mod client;
 pub mod model;
 #[cfg(feature = "faults")]
 pub mod mutants;
+mod network;
+pub mod process;
+pub mod said;
 pub mod shrink;
 pub mod soak;
+pub mod wild;
 pub mod words;
+pub mod work;
 pub mod world;

@@ -20,6 +20,12 @@ fn main() -> ExitCode {
     let number = |text: &str| text.parse::<u64>().ok();
     match arguments[..] {
         ["--seed", seed] => number(seed).map(replay),
+        ["--trace", seed] => number(seed).map(|seed| {
+            let mut trace = |line: &str| println!("{}", shorten_ids(line));
+            let o = run_without(seed, &Without::default(), Some(&mut trace));
+            println!("{:?}", o.failure);
+            ExitCode::SUCCESS
+        }),
         ["--seeds", seeds] => number(seeds).map(|seeds| search(1, seeds)),
         ["--seeds", seeds, "--from", from] => number(seeds)
             .zip(number(from))

@@ -7,135 +7,32 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bytes::Bytes;
 use penstock_jobs::DEAD_LETTER_QUEUE;
 use penstock_message::{
-    Condition, Delivery, Due, JoinId, JoinPolicy, Key, Lease, Message, MessageId, Op, Overflow,
-    QueueLimits, Receipt, Refusal, ReleaseReason, SessionId, Tx, ValueStatus,
+    Due, JoinId, JoinPolicy, Key, Lease, Message, MessageId, Op, Overflow, QueueLimits, Receipt,
+    Refusal, ReleaseReason, SessionId, Tx, ValueStatus,
 };
+
+mod item;
+mod known;
+mod leases;
+mod objections;
+
+use item::{Attendance, JoinModel, When};
+pub use item::{End, Item, State, Stored, Time};
+use objections::Objection;
 
 /// What is wrong, in words; nothing when all is well.
 pub type Verdict = Result<(), String>;
 
-/// True time, and what the wall shows; both in milliseconds since the Unix epoch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Time {
-    pub steady: u64,
-    pub wall: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub enum When {
-    Steady(u64),
-    Wall(u64),
-}
-
-impl When {
-    fn resolve(due: Due, now: Time) -> Self {
-        match due {
-            Due::AfterMs(ms) => Self::Steady(now.steady + ms),
-            Due::At(wall) => Self::Wall(wall),
-        }
-    }
-
-    fn has_come(self, now: Time) -> bool {
-        match self {
-            Self::Steady(at) => at <= now.steady,
-            Self::Wall(at) => at <= now.wall,
-        }
-    }
-}
-
-/// A message in one queue.
-#[derive(Clone, Debug)]
-pub struct Item {
-    pub message: Message,
-    pub queue: String,
-    pub state: State,
-    /// Its place among others of its priority and task.
-    pub place: u64,
-    /// Ready since it was published or moved, so that its place is when that happened.
-    pub in_order: bool,
-    due: Option<When>,
-    due_reached: bool,
-    expires: Option<When>,
-    /// How often a worker died under it: at least, and at most.
-    crashes: (u8, u8),
-    /// Leases that were seen, oldest first.
-    leases: Vec<(Lease, SessionId)>,
-    /// The last of them that was settled; none before it will ever hold again.
-    settled: Option<Lease>,
-    /// It may have run since it came into this queue.
-    may_have_run: bool,
-    claim: Option<Key>,
-    /// Those that it certainly has, in order; it may have others.
-    notes: Vec<Bytes>,
-    /// Its time has come, or its queue was purged: it may have ended, unless it is leased.
-    expiry_reached: bool,
-    purged: bool,
-    /// ... but it may have been leased when its queue was purged.
-    end_is_unsure: bool,
-    /// After a crash it may be held back for somebody who was given it unseen.
-    pub unsure_until: u64,
-    /// The transaction that put it where it is.
-    pub tx: u64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum State {
-    /// In its queue, ready or due later.
-    Waiting,
-    Held(JoinId),
-    /// `safe`: its grant is certainly on disk.
-    Leased {
-        lease: Lease,
-        session: SessionId,
-        safe: bool,
-    },
-    /// One of these leases may hold; or it is back in its queue, or a dead letter.
-    Adrift {
-        maybe: Vec<(Lease, SessionId)>,
-    },
-    Ended(End),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    Acked,
-    Expired,
-    Purged,
-    JoinFailed,
-}
-
-/// What a key holds.
-#[derive(Clone, Debug)]
-pub struct Stored {
-    pub status: ValueStatus,
-    /// `None`: whatever the broker says.
-    pub body: Option<Bytes>,
-    pub until: Option<u64>,
-    pub tx: Option<u64>,
-}
-
-#[derive(Clone, Debug)]
-struct JoinModel {
-    count: u32,
-    policy: JoinPolicy,
-    arrived: BTreeSet<u32>,
-    over: bool,
-}
-
-#[derive(Clone, Debug, Default)]
-struct Attendance {
-    heartbeat_ms: u64,
-    /// `None`: it is connected.
-    away_since: Option<u64>,
-    presented: Vec<Lease>,
-}
+/// For so long the broker keeps what it has moved to the dead letters by itself.
+const DEAD_LETTERS_KEPT_MS: u64 = 30 * 24 * 3_600_000;
 
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub items: Vec<Item>,
+    /// Places of those that have not ended, and of some that have.
+    pub live: Vec<usize>,
     by_id: BTreeMap<MessageId, Vec<usize>>,
     pub values: BTreeMap<Key, Stored>,
     joins: BTreeMap<JoinId, JoinModel>,
@@ -158,12 +55,6 @@ pub struct Model {
     pub found_dead: BTreeMap<Lease, u64>,
 }
 
-enum Objection {
-    None,
-    Perhaps(Refusal),
-    Surely(Refusal),
-}
-
 impl Model {
     // --- time
 
@@ -171,7 +62,11 @@ impl Model {
     pub fn advance(&mut self, now: Time) {
         self.now = now;
         let doubtful = self.clock_is_doubtful;
-        for item in &mut self.items {
+        let items = &mut self.items;
+        self.live
+            .retain(|index| !matches!(items[*index].state, State::Ended(_)));
+        for index in &self.live {
+            let item = &mut self.items[*index];
             item.due_reached |= item.due.is_none_or(|due| due.has_come(now));
             item.expiry_reached |= item
                 .expires
@@ -195,7 +90,7 @@ impl Model {
             let is_over = |stored: &Stored| stored.until.is_some_and(|until| until + 200 < now);
             self.values.retain(|_, stored| !is_over(stored));
         }
-        for index in 0..self.items.len() {
+        for index in self.live.clone() {
             let item = &mut self.items[index];
             if let State::Leased { safe, .. } = &mut item.state {
                 *safe = true;
@@ -271,99 +166,15 @@ impl Model {
         }
     }
 
-    fn objection(&self, session: SessionId, op: &Op, settled: &mut BTreeSet<Lease>) -> Objection {
-        match op {
-            Op::Ack { lease, .. } | Op::Release { lease, .. } | Op::Move { lease, .. } => {
-                let again = !settled.insert(*lease);
-                match self.holder(lease, session) {
-                    Some((_, true)) if !again => Objection::None,
-                    Some((_, false)) if !again => Objection::Perhaps(Refusal::LeaseLost),
-                    _ => Objection::Surely(Refusal::LeaseLost),
-                }
-            }
-            Op::Publish { message, .. } => self.id_objection(message.id),
-            Op::Hold { join, messages, .. } => {
-                if self.joins.get(join).is_some_and(|join| !join.over) {
-                    return Objection::Surely(Refusal::AlreadyExists);
-                }
-                let known = messages
-                    .iter()
-                    .map(|(_, message)| self.id_objection(message.id));
-                known
-                    .into_iter()
-                    .find(|objection| !matches!(objection, Objection::None))
-                    .unwrap_or(Objection::None)
-            }
-            Op::Guard { key, condition } => {
-                let holds = match condition {
-                    Condition::Absent => self.key_exists(key).map(|exists| !exists),
-                    Condition::Present => self.key_exists(key),
-                    Condition::Is(body) => match self.values.get(key) {
-                        Some(stored) if self.may_be_over(stored) => None,
-                        stored => {
-                            Some(stored.is_some_and(|stored| stored.body.as_ref() == Some(body)))
-                        }
-                    },
-                };
-                match holds {
-                    Some(true) => Objection::None,
-                    Some(false) => Objection::Surely(Refusal::GuardFailed),
-                    None => Objection::Perhaps(Refusal::GuardFailed),
-                }
-            }
-            Op::Join { join, index, .. } => match self.joins.get(join) {
-                Some(join) if !join.over && *index >= join.count => {
-                    Objection::Surely(Refusal::Invalid(String::new()))
-                }
-                _ => Objection::None,
-            },
-            _ => Objection::None,
-        }
-    }
-
-    fn id_objection(&self, id: MessageId) -> Objection {
-        let held = self
-            .with_id(id)
-            .filter(|item| !matches!(item.state, State::Ended(_)));
-        let (sure, unsure): (Vec<&Item>, Vec<&Item>) =
-            held.partition(|item| item.ending().is_none());
-        match (sure.is_empty(), unsure.is_empty()) {
-            (false, _) => Objection::Surely(Refusal::AlreadyExists),
-            (true, false) => Objection::Perhaps(Refusal::AlreadyExists),
-            (true, true) => Objection::None,
-        }
-    }
-
-    /// Only what is new is refused for a full queue. How much waits there is known to the broker alone.
-    fn room_objection(&self, tx: &Tx, op: &Op) -> Objection {
-        let Op::Publish { queues, .. } = op else {
-            return Objection::None;
-        };
-        let may_be_full = |queue: &String| self.may_overflow(queue, tx.ops.len());
-        match queues.iter().any(may_be_full) && !tx.ops.iter().any(Op::is_settlement) {
-            true => Objection::Perhaps(Refusal::QueueFull(String::new())),
-            false => Objection::None,
-        }
-    }
-
-    /// Whether a queue may have more than its limit with so many messages more.
-    fn may_overflow(&self, queue: &str, more: usize) -> bool {
-        let Some(limits) = self.limits.get(queue) else {
-            return false;
-        };
-        let here = self.items.iter().filter(|item| item.queue == queue);
-        let may_wait = here.filter(|item| !matches!(item.state, State::Ended(_)));
-        !limits.allow((may_wait.count() + more) as u64, 0)
-    }
-
     /// Messages may have been dropped from a queue, whose limits say so, for one that has come.
     fn may_drop(&mut self, queue: &str) {
         let drops = |limits: &QueueLimits| limits.overflow == Overflow::DropOldest;
         if !self.limits.get(queue).is_some_and(drops) || !self.may_overflow(queue, 0) {
             return;
         }
-        for item in self.items.iter_mut().filter(|item| item.queue == queue) {
-            if matches!(item.state, State::Waiting | State::Adrift { .. }) {
+        for index in &self.live {
+            let item = &mut self.items[*index];
+            if item.queue == queue && matches!(item.state, State::Waiting | State::Adrift { .. }) {
                 item.purged = true;
                 item.end_is_unsure = true;
             }
@@ -500,8 +311,11 @@ impl Model {
                 succeeded,
             } => self.arrive(*join, *index, *succeeded),
             Op::Purge { queue } => {
-                for item in self.items.iter_mut().filter(|item| item.queue == *queue) {
-                    if matches!(item.state, State::Waiting | State::Adrift { .. }) {
+                for index in &self.live {
+                    let item = &mut self.items[*index];
+                    if item.queue == *queue
+                        && matches!(item.state, State::Waiting | State::Adrift { .. })
+                    {
                         item.purged = true;
                         item.end_is_unsure = item.expiry_reached || item.is_unsure(self.now);
                     }
@@ -560,6 +374,7 @@ impl Model {
             .entry(message.id)
             .or_default()
             .push(self.items.len());
+        self.live.push(self.items.len());
         self.items.push(item);
     }
 
@@ -575,7 +390,7 @@ impl Model {
         if !join.over {
             return;
         }
-        for index in 0..self.items.len() {
+        for index in self.live.clone() {
             if self.items[index].state == State::Held(id) {
                 match (failed, self.items[index].ending()) {
                     (true, end) => self.end(index, end.unwrap_or(End::JoinFailed)),
@@ -630,13 +445,13 @@ impl Model {
     /// The broker has moved it to the dead letters by itself.
     fn bury(&mut self, index: usize) {
         self.store_end(index, ValueStatus::Crashed);
-        let place = self.next_place();
+        let (place, now) = (self.next_place(), self.now);
         let item = &mut self.items[index];
         item.queue = DEAD_LETTER_QUEUE.to_string();
         item.state = State::Waiting;
         item.place = place;
-        item.expires = None;
-        item.expiry_reached = false;
+        item.expires = Some(When::Steady(now.steady + DEAD_LETTERS_KEPT_MS));
+        item.expiry_reached = self.clock_is_doubtful;
         item.may_have_run = false;
     }
 
@@ -645,410 +460,7 @@ impl Model {
         self.places
     }
 
-    // --- leases
-
-    /// The message was handed to this session.
-    pub fn delivered(&mut self, session: SessionId, delivery: &Delivery) -> Verdict {
-        let Delivery {
-            lease,
-            queue,
-            message,
-            redelivered,
-        } = delivery;
-        self.seen.insert((*lease, session));
-        let copies = self.by_id.get(&lease.message).cloned().unwrap_or_default();
-        let here = copies.iter().copied().find(|index| {
-            let item = &self.items[*index];
-            item.queue == *queue
-                && matches!(item.state, State::Waiting | State::Adrift { .. })
-                && (item.crashes.0..=item.crashes.1).contains(&message.crashes)
-        });
-        // Of several copies, the one that is known to have been handed out.
-        let died = copies.iter().copied().filter(|index| {
-            let item = &self.items[*index];
-            let is_certain = || self.found_dead.get(lease) == Some(&item.tx);
-            queue == DEAD_LETTER_QUEUE && item.may_be_dead() && (!self.lenient || is_certain())
-        });
-        let died = died.max_by_key(|index| self.items[*index].leases.len());
-        let Some(index) = here.or(died) else {
-            let states: Vec<String> = copies
-                .iter()
-                .map(|index| {
-                    format!(
-                        "{:?} in {}, {:?} crashes",
-                        self.items[*index].state,
-                        self.items[*index].queue,
-                        self.items[*index].crashes
-                    )
-                })
-                .collect();
-            if self.lenient {
-                // What is certain of it is less than what was seen before the crash.
-                let mut copies = copies.into_iter().filter(|index| {
-                    !matches!(self.items[*index].state, State::Ended(_) | State::Held(_))
-                });
-                let first = copies.clone().next();
-                if let Some(index) = copies
-                    .find(|index| self.items[*index].queue == *queue)
-                    .or(first)
-                {
-                    let (least, most) = self.items[index].crashes;
-                    self.items[index].lend(*lease, session, (least, most.max(message.crashes)));
-                }
-                return Ok(());
-            }
-            return Err(format!(
-                "{} must not be delivered from {queue} with {} crashes: it is {states:?}",
-                lease.message, message.crashes
-            ));
-        };
-        if queue == DEAD_LETTER_QUEUE && !self.lenient {
-            self.found_dead.insert(*lease, self.items[index].tx);
-        }
-        if here.is_none() {
-            self.bury(index);
-            // Nobody saw when that was.
-            self.items[index].place = 0;
-        }
-        let id = lease.message;
-        let item = &self.items[index];
-        if !item.due_reached && !self.clock_is_doubtful {
-            self.fail(format!("{id} was started before its time: {:?}", item.due))?;
-        }
-        let same = (
-            &item.message.body,
-            &item.message.task,
-            item.message.priority,
-            item.message.attempt,
-        );
-        if same
-            != (
-                &message.body,
-                &message.task,
-                message.priority,
-                message.attempt,
-            )
-        {
-            self.fail(format!(
-                "{id} is not as it was sent: {message:?}, not {:?}",
-                item.message
-            ))?;
-        }
-        let mut found = message.notes.iter();
-        if !item
-            .notes
-            .iter()
-            .all(|note| found.any(|other| other == note))
-        {
-            self.fail(format!("{id} lacks a note of {:?}", item.notes))?;
-        }
-        if self.still.contains(queue) {
-            self.fail(format!("{id} was delivered from {queue}, which is paused"))?;
-        }
-        if item.may_have_run && !redelivered {
-            self.fail(format!("{id} may have run before, and does not say so"))?;
-        }
-        if !item
-            .leases
-            .iter()
-            .all(|(before, _)| order(before) < order(lease))
-        {
-            self.fail(format!("{lease:?} is not newer than {:?}", item.leases))?;
-        }
-        let least = if self.lenient {
-            item.crashes.0
-        } else {
-            message.crashes
-        };
-        self.items[index].lend(*lease, session, (least, message.crashes));
-        Ok(())
-    }
-
-    /// A session said hello; what it holds and does not present goes back.
-    pub fn hello(&mut self, session: SessionId, heartbeat_ms: u64, presented: &[Lease]) {
-        let presented = presented.to_vec();
-        for item in &mut self.items {
-            // As when it leaves: this may be a second connection.
-            item.end_is_unsure |= item.purged;
-            if let State::Leased {
-                lease,
-                session: holder,
-                ..
-            } = item.state
-                && holder == session
-                && !presented.contains(&lease)
-            {
-                item.state = State::Waiting;
-            }
-        }
-        let attendance = Attendance {
-            heartbeat_ms,
-            away_since: None,
-            presented,
-        };
-        self.sessions.insert(session, attendance);
-    }
-
-    /// ... and was told which of its leases hold.
-    pub fn welcomed(&mut self, session: SessionId, named: &[Lease]) -> Verdict {
-        let presented = self
-            .sessions
-            .get_mut(&session)
-            .map(|attendance| std::mem::take(&mut attendance.presented));
-        for lease in named {
-            match self
-                .holder(lease, session)
-                .map(|(index, _)| index)
-                .or_else(|| self.published_again(lease, session))
-            {
-                Some(index) => {
-                    let safe = false;
-                    self.items[index].state = State::Leased {
-                        lease: *lease,
-                        session,
-                        safe,
-                    };
-                }
-                None => self.fail(format!("{lease:?} was said to hold, and can't"))?,
-            }
-        }
-        for lease in presented.unwrap_or_default() {
-            if !named.contains(&lease)
-                && let Some((index, certain)) = self.holder(&lease, session)
-            {
-                if certain {
-                    self.fail(format!("{lease:?} held, and was taken away"))?;
-                }
-                self.items[index].give_up(&lease);
-            }
-        }
-        Ok(())
-    }
-
-    pub fn left(&mut self, session: SessionId, clean: bool) {
-        let now = self.now.steady;
-        if let Some(attendance) = self.sessions.get_mut(&session) {
-            attendance.away_since.get_or_insert(now);
-        }
-        for item in &mut self.items {
-            // It may have been on its way to this session when its queue was purged.
-            item.end_is_unsure |= item.purged;
-            if clean
-                && matches!(item.state, State::Leased { session: holder, .. } if holder == session)
-            {
-                item.state = State::Waiting;
-            }
-        }
-    }
-
-    /// The broker has died and come back: grants may be lost, or may have been made unseen.
-    pub fn restarted(&mut self, longest_heartbeat_ms: u64) {
-        let now = self.now.steady;
-        for item in &mut self.items {
-            let safe_and_present = match item.state {
-                State::Leased { session, safe, .. } => {
-                    safe && self.sessions[&session].away_since.is_none()
-                }
-                _ => false,
-            };
-            if matches!(item.state, State::Ended(_)) || safe_and_present {
-                continue;
-            }
-            item.unsure_until = now + longest_heartbeat_ms;
-            item.end_is_unsure |= item.purged;
-            if item.leases.is_empty() {
-                item.crashes.1 = item.crashes.1.saturating_add(1);
-            } else {
-                let may_hold = |(lease, _): &&(Lease, SessionId)| {
-                    item.settled
-                        .is_none_or(|settled| order(lease) > order(&settled))
-                };
-                let maybe = item.leases.iter().filter(may_hold).copied().collect();
-                item.set_adrift(maybe);
-            }
-        }
-        for attendance in self.sessions.values_mut() {
-            attendance.away_since.get_or_insert(now);
-        }
-    }
-
-    /// The item that this lease is of, if it may hold, and whether it certainly does.
-    fn holder(&self, lease: &Lease, session: SessionId) -> Option<(usize, bool)> {
-        let copies = self.by_id.get(&lease.message)?;
-        copies
-            .iter()
-            .find_map(|index| match &self.items[*index].state {
-                State::Leased {
-                    lease: held,
-                    session: holder,
-                    ..
-                } if held == lease && *holder == session => Some((*index, true)),
-                State::Adrift { maybe } if maybe.contains(&(*lease, session)) => {
-                    Some((*index, false))
-                }
-                _ => None,
-            })
-    }
-
-    /// The message whose publishing and hand-out were lost in a crash, and which was then sent again:
-    /// whoever was given it may go on.
-    fn published_again(&self, lease: &Lease, session: SessionId) -> Option<usize> {
-        let copies = self.by_id.get(&lease.message)?;
-        let may_hold = |item: &Item| {
-            item.unsure_until > 0 && matches!(item.state, State::Waiting | State::Adrift { .. })
-        };
-        let index = copies
-            .iter()
-            .copied()
-            .find(|index| may_hold(&self.items[*index]))?;
-        self.seen.contains(&(*lease, session)).then_some(index)
-    }
-
-    // --- what is known
-
-    pub fn with_id(&self, id: MessageId) -> impl Iterator<Item = &Item> {
-        self.by_id
-            .get(&id)
-            .into_iter()
-            .flatten()
-            .map(|index| &self.items[*index])
-    }
-
-    /// `None`: it can't be known.
-    fn key_exists(&self, key: &Key) -> Option<bool> {
-        let claims = self.items.iter().filter(|item| {
-            item.claim.as_ref() == Some(key) && !matches!(item.state, State::Ended(_))
-        });
-        let (sure, unsure): (Vec<&Item>, Vec<&Item>) =
-            claims.partition(|item| item.ending().is_none());
-        match self.values.get(key) {
-            _ if !sure.is_empty() => Some(true),
-            Some(stored) if self.may_be_over(stored) => None,
-            Some(_) => Some(true),
-            None if !unsure.is_empty() => None,
-            None => Some(false),
-        }
-    }
-
-    fn may_be_over(&self, stored: &Stored) -> bool {
-        stored
-            .until
-            .is_some_and(|until| self.clock_is_doubtful || until <= self.now.steady)
-    }
-
-    /// Whether a value that was shown is what it must be.
-    pub fn shown(&self, key: &Key, status: ValueStatus, body: &Bytes) -> Verdict {
-        if let Some(stored) = self.values.get(key) {
-            let same = match &stored.body {
-                Some(stored_body) => stored.status == status && stored_body == body,
-                // With a doubtful clock nobody knows whether it had expired before.
-                None => stored.status == status || self.clock_is_doubtful,
-            };
-            return match same {
-                true => Ok(()),
-                false => self.fail(format!(
-                    "{key:?} is {status:?}, and was {:?}",
-                    stored.status
-                )),
-            };
-        }
-        // The broker may have ended the message by itself just now.
-        let Key::Result(id) = key else {
-            return self.fail(format!("{key:?} has a value that nobody put there"));
-        };
-        let may_be = self.with_id(*id).any(|item| match status {
-            ValueStatus::Expired => item.may_have_ended_as(End::Expired, self.clock_is_doubtful),
-            ValueStatus::Cancelled => item.may_have_ended_as(End::Purged, self.clock_is_doubtful),
-            ValueStatus::Crashed => item.may_be_dead(),
-            _ => false,
-        });
-        match may_be {
-            true => Ok(()),
-            false => {
-                let items: Vec<&Item> = self.with_id(*id).collect();
-                self.fail(format!(
-                    "{key:?} has ended as {status:?}, and nobody said so: {items:?}"
-                ))
-            }
-        }
-    }
-
     fn fail(&self, what: String) -> Verdict {
         if self.lenient { Ok(()) } else { Err(what) }
-    }
-}
-
-/// Grants are made in this order.
-fn order(lease: &Lease) -> (u32, u64) {
-    (lease.epoch, lease.grant)
-}
-
-impl Item {
-    fn lend(&mut self, lease: Lease, session: SessionId, crashes: (u8, u8)) {
-        self.state = State::Leased {
-            lease,
-            session,
-            safe: false,
-        };
-        self.leases.push((lease, session));
-        self.crashes = crashes;
-        self.may_have_run = true;
-        self.purged = false;
-    }
-
-    /// This lease does not hold; another may.
-    fn give_up(&mut self, lease: &Lease) {
-        match &mut self.state {
-            State::Adrift { maybe } => maybe.retain(|(other, _)| other != lease),
-            _ => self.set_adrift(Vec::new()),
-        }
-    }
-
-    fn set_adrift(&mut self, maybe: Vec<(Lease, SessionId)>) {
-        self.state = State::Adrift { maybe };
-        self.crashes.1 = self.crashes.1.saturating_add(1);
-    }
-
-    /// Whether a worker may have died under it once too often.
-    fn may_be_dead(&self) -> bool {
-        // It is found there at any time after.
-        let was_unsure = self.state == State::Waiting && self.unsure_until > 0;
-        (was_unsure || matches!(self.state, State::Adrift { .. }))
-            && self.queue != DEAD_LETTER_QUEUE
-            && self.crashes.1 >= self.message.max_deliveries
-    }
-
-    /// How it may have ended; at the next quiet moment it has.
-    pub fn ending(&self) -> Option<End> {
-        match self.state {
-            State::Leased { .. } | State::Ended(_) => None,
-            _ if self.purged => Some(End::Purged),
-            _ => self.expiry_reached.then_some(End::Expired),
-        }
-    }
-
-    fn may_have_ended_as(&self, end: End, clock_is_doubtful: bool) -> bool {
-        let ending = self.ending();
-        ending == Some(end) || ending.is_some() && (clock_is_doubtful || self.end_is_unsure)
-    }
-
-    /// Whether somebody may hold a lease of it that nobody has seen, or that may have ended.
-    fn is_unsure(&self, now: Time) -> bool {
-        matches!(self.state, State::Adrift { .. }) || self.unsure_until > now.steady
-    }
-
-    /// Certainly in its queue, and to be handed out to whoever asks.
-    pub fn is_ready(&self, now: Time) -> bool {
-        self.state == State::Waiting
-            && self.due_reached
-            && self.ending().is_none()
-            && self.unsure_until <= now.steady
-    }
-}
-
-impl Attendance {
-    fn is_over(&self, now: Time) -> bool {
-        self.away_since
-            .is_some_and(|since| now.steady >= since + self.heartbeat_ms)
     }
 }

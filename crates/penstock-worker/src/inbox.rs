@@ -4,7 +4,6 @@ use std::mem::take;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use mio::Waker;
 use penstock_driver::{DeliverySink, DriverError};
 use penstock_message::{Answer, Delivery, Lease, Receipt, Refusal};
 use rustc_hash::FxHashSet;
@@ -28,7 +27,7 @@ pub struct News {
 /// Deliveries come in on the driver's thread; receipts too. The supervisor takes both in batches.
 pub struct Inbox {
     news: Mutex<News>,
-    waker: Waker,
+    wake: Box<dyn Fn() + Send + Sync>,
     woken: AtomicBool,
     /// The leases that this worker answers for: from their delivery until their settlement is
     /// confirmed. A settlement that was sent and not confirmed would otherwise be lost with the
@@ -43,10 +42,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inbox {
-    pub fn new(waker: Waker) -> Self {
+    /// `wake` is called when there is something new, once until it is taken.
+    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
             news: Mutex::default(),
-            waker,
+            wake: Box::new(wake),
             woken: AtomicBool::new(false),
             held: Mutex::default(),
             unconfirmed: AtomicUsize::new(0),
@@ -59,10 +59,8 @@ impl Inbox {
     }
 
     fn wake(&self) {
-        if !self.woken.swap(true, Ordering::AcqRel)
-            && let Err(error) = self.waker.wake()
-        {
-            tracing::error!(%error, "the worker's loop cannot be woken");
+        if !self.woken.swap(true, Ordering::AcqRel) {
+            (self.wake)();
         }
     }
 
@@ -200,29 +198,29 @@ impl DeliverySink for Inbox {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::sync::Arc;
 
-    use mio::{Events, Poll, Token};
     use penstock_message::{Message, MessageId};
 
     use super::*;
 
     struct Desk {
-        poll: Poll,
+        wakes: Arc<AtomicUsize>,
         inbox: Inbox,
     }
 
     impl Desk {
         fn new() -> Self {
-            let poll = Poll::new().unwrap();
-            let inbox = Inbox::new(Waker::new(poll.registry(), Token(0)).unwrap());
-            Self { poll, inbox }
+            let wakes = Arc::new(AtomicUsize::new(0));
+            let counter = Arc::clone(&wakes);
+            let inbox = Inbox::new(move || {
+                counter.fetch_add(1, Ordering::Relaxed);
+            });
+            Self { wakes, inbox }
         }
 
         fn was_woken(&mut self) -> bool {
-            let mut events = Events::with_capacity(4);
-            self.poll.poll(&mut events, Some(Duration::ZERO)).unwrap();
-            !events.is_empty()
+            self.wakes.swap(0, Ordering::Relaxed) > 0
         }
 
         fn held(&self) -> Vec<u64> {

@@ -17,21 +17,27 @@
 //! | zygote.rs | the process that forks |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
 //! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
+//!
+//! `policy` and `inbox` are public for the simulator alone, whose workers decide by them.
 
 mod config;
 #[cfg(feature = "hostile")]
 pub mod hostile;
-mod inbox;
+#[doc(hidden)]
+pub mod inbox;
 mod link;
 mod outstanding;
 mod packet;
 mod page;
-mod policy;
+#[doc(hidden)]
+pub mod policy;
 mod supervisor;
 mod zygote;
 
 pub use config::{ChildLog, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
 pub use link::{Ended, Link, Pulled};
+#[doc(hidden)]
+pub use packet::job_bytes;
 pub use packet::{JobView, Kind};
 pub use zygote::end_with_parent;
 

@@ -133,7 +133,12 @@ fn is_ignored(signal: i32) -> bool {
 impl Supervisor {
     pub fn new(config: WorkerConfig) -> io::Result<Self> {
         let poll = Poll::new()?;
-        let inbox = Arc::new(Inbox::new(Waker::new(poll.registry(), INBOX)?));
+        let waker = Waker::new(poll.registry(), INBOX)?;
+        let inbox = Arc::new(Inbox::new(move || {
+            if let Err(error) = waker.wake() {
+                tracing::error!(%error, "the worker's loop cannot be woken");
+            }
+        }));
 
         let (stop_signals, raised) = UnixStream::pair()?;
         stop_signals.set_nonblocking(true)?;

@@ -1,0 +1,197 @@
+//! What the model knows of a message, a value, a join and a session: the nouns, and simple questions.
+
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+use penstock_jobs::DEAD_LETTER_QUEUE;
+use penstock_message::{Due, JoinId, JoinPolicy, Key, Lease, Message, SessionId, ValueStatus};
+
+/// True time, and what the wall shows; both in milliseconds since the Unix epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Time {
+    pub steady: u64,
+    pub wall: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum When {
+    Steady(u64),
+    Wall(u64),
+}
+
+impl When {
+    pub(super) fn resolve(due: Due, now: Time) -> Self {
+        match due {
+            Due::AfterMs(ms) => Self::Steady(now.steady + ms),
+            Due::At(wall) => Self::Wall(wall),
+        }
+    }
+
+    pub(super) fn has_come(self, now: Time) -> bool {
+        match self {
+            Self::Steady(at) => at <= now.steady,
+            Self::Wall(at) => at <= now.wall,
+        }
+    }
+}
+
+/// A message in one queue.
+#[derive(Clone, Debug)]
+pub struct Item {
+    pub message: Message,
+    pub queue: String,
+    pub state: State,
+    /// Its place among others of its priority and task.
+    pub place: u64,
+    /// Ready since it was published or moved, so that its place is when that happened.
+    pub in_order: bool,
+    pub(super) due: Option<When>,
+    pub(super) due_reached: bool,
+    pub(super) expires: Option<When>,
+    /// How often a worker died under it: at least, and at most.
+    pub(super) crashes: (u8, u8),
+    /// Leases that were seen, oldest first.
+    pub(super) leases: Vec<(Lease, SessionId)>,
+    /// The last of them that was settled; none before it will ever hold again.
+    pub(super) settled: Option<Lease>,
+    /// It may have run since it came into this queue.
+    pub(super) may_have_run: bool,
+    pub(super) claim: Option<Key>,
+    /// Those that it certainly has, in order; it may have others.
+    pub(super) notes: Vec<Bytes>,
+    /// Its time has come, or its queue was purged: it may have ended, unless it is leased.
+    pub(super) expiry_reached: bool,
+    pub(super) purged: bool,
+    /// ... but it may have been leased when its queue was purged.
+    pub(super) end_is_unsure: bool,
+    /// After a crash it may be held back for somebody who was given it unseen.
+    pub unsure_until: u64,
+    /// The transaction that put it where it is.
+    pub tx: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// In its queue, ready or due later.
+    Waiting,
+    Held(JoinId),
+    /// `safe`: its grant is certainly on disk.
+    Leased {
+        lease: Lease,
+        session: SessionId,
+        safe: bool,
+    },
+    /// One of these leases may hold; or it is back in its queue, or a dead letter.
+    Adrift {
+        maybe: Vec<(Lease, SessionId)>,
+    },
+    Ended(End),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Acked,
+    Expired,
+    Purged,
+    JoinFailed,
+}
+
+/// What a key holds.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    pub status: ValueStatus,
+    /// `None`: whatever the broker says.
+    pub body: Option<Bytes>,
+    pub until: Option<u64>,
+    pub tx: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct JoinModel {
+    pub(super) count: u32,
+    pub(super) policy: JoinPolicy,
+    pub(super) arrived: BTreeSet<u32>,
+    pub(super) over: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Attendance {
+    pub(super) heartbeat_ms: u64,
+    /// `None`: it is connected.
+    pub(super) away_since: Option<u64>,
+    pub(super) presented: Vec<Lease>,
+}
+
+impl Item {
+    pub(super) fn lend(&mut self, lease: Lease, session: SessionId, crashes: (u8, u8)) {
+        self.state = State::Leased {
+            lease,
+            session,
+            safe: false,
+        };
+        self.leases.push((lease, session));
+        self.crashes = crashes;
+        self.may_have_run = true;
+        self.purged = false;
+    }
+
+    /// This lease does not hold; another may.
+    pub(super) fn give_up(&mut self, lease: &Lease) {
+        match &mut self.state {
+            State::Adrift { maybe } => maybe.retain(|(other, _)| other != lease),
+            _ => self.set_adrift(Vec::new()),
+        }
+    }
+
+    pub(super) fn set_adrift(&mut self, maybe: Vec<(Lease, SessionId)>) {
+        self.state = State::Adrift { maybe };
+        self.crashes.1 = self.crashes.1.saturating_add(1);
+    }
+
+    /// Whether a worker may have died under it once too often.
+    pub(super) fn may_be_dead(&self) -> bool {
+        // It is found there at any time after.
+        let was_unsure = self.state == State::Waiting && self.unsure_until > 0;
+        (was_unsure || matches!(self.state, State::Adrift { .. }))
+            && self.queue != DEAD_LETTER_QUEUE
+            && self.crashes.1 >= self.message.max_deliveries
+    }
+
+    /// How it may have ended; at the next quiet moment it has.
+    pub fn ending(&self) -> Option<End> {
+        match self.state {
+            State::Leased { .. } | State::Ended(_) => None,
+            _ if self.purged => Some(End::Purged),
+            _ => self.expiry_reached.then_some(End::Expired),
+        }
+    }
+
+    pub(super) fn may_have_ended_as(&self, end: End, clock_is_doubtful: bool) -> bool {
+        let ending = self.ending();
+        ending == Some(end) || ending.is_some() && (clock_is_doubtful || self.end_is_unsure)
+    }
+
+    /// Whether somebody may hold a lease of it that nobody has seen, or that may have ended.
+    pub(super) fn is_unsure(&self, now: Time) -> bool {
+        matches!(self.state, State::Adrift { .. }) || self.unsure_until > now.steady
+    }
+
+    pub fn is_delayed(&self) -> bool {
+        self.due.is_some()
+    }
+
+    /// Certainly in its queue, and to be handed out to whoever asks.
+    pub fn is_ready(&self, now: Time) -> bool {
+        self.state == State::Waiting
+            && self.due_reached
+            && self.ending().is_none()
+            && self.unsure_until <= now.steady
+    }
+}
+
+impl Attendance {
+    pub(super) fn is_over(&self, now: Time) -> bool {
+        self.away_since
+            .is_some_and(|since| now.steady >= since + self.heartbeat_ms)
+    }
+}

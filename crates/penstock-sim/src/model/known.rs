@@ -1,0 +1,88 @@
+//! What can be asked of the model, and what may be shown to whoever waits for a value.
+
+use bytes::Bytes;
+use penstock_message::{Key, MessageId, SessionId, ValueStatus};
+
+use super::item::{End, Item, State, Stored, Time};
+use super::{Model, Verdict};
+
+impl Model {
+    /// A broker remembers a session for ten minutes.
+    pub fn may_be_forgotten(&self, session: &SessionId, now: Time) -> bool {
+        let attendance = self.sessions.get(session);
+        let away_since = attendance.and_then(|attendance| attendance.away_since);
+        self.clock_is_doubtful || away_since.is_some_and(|since| now.steady >= since + 600_000)
+    }
+
+    pub fn joins_are_over(&self) -> bool {
+        self.joins.values().all(|join| join.over)
+    }
+
+    pub fn with_id(&self, id: MessageId) -> impl Iterator<Item = &Item> {
+        self.by_id
+            .get(&id)
+            .into_iter()
+            .flatten()
+            .map(|index| &self.items[*index])
+    }
+
+    /// `None`: it can't be known.
+    pub(super) fn key_exists(&self, key: &Key) -> Option<bool> {
+        let claims = self.live.iter().map(|index| &self.items[*index]);
+        let claims = claims.filter(|item| {
+            item.claim.as_ref() == Some(key) && !matches!(item.state, State::Ended(_))
+        });
+        let (sure, unsure): (Vec<&Item>, Vec<&Item>) =
+            claims.partition(|item| item.ending().is_none());
+        match self.values.get(key) {
+            _ if !sure.is_empty() => Some(true),
+            Some(stored) if self.may_be_over(stored) => None,
+            Some(_) => Some(true),
+            None if !unsure.is_empty() => None,
+            None => Some(false),
+        }
+    }
+
+    pub(super) fn may_be_over(&self, stored: &Stored) -> bool {
+        stored
+            .until
+            .is_some_and(|until| self.clock_is_doubtful || until <= self.now.steady)
+    }
+
+    /// Whether a value that was shown is what it must be.
+    pub fn shown(&self, key: &Key, status: ValueStatus, body: &Bytes) -> Verdict {
+        if let Some(stored) = self.values.get(key) {
+            let same = match &stored.body {
+                Some(stored_body) => stored.status == status && stored_body == body,
+                // With a doubtful clock nobody knows whether it had expired before.
+                None => stored.status == status || self.clock_is_doubtful,
+            };
+            return match same {
+                true => Ok(()),
+                false => self.fail(format!(
+                    "{key:?} is {status:?}, and was {:?}",
+                    stored.status
+                )),
+            };
+        }
+        // The broker may have ended the message by itself just now.
+        let Key::Result(id) = key else {
+            return self.fail(format!("{key:?} has a value that nobody put there"));
+        };
+        let may_be = self.with_id(*id).any(|item| match status {
+            ValueStatus::Expired => item.may_have_ended_as(End::Expired, self.clock_is_doubtful),
+            ValueStatus::Cancelled => item.may_have_ended_as(End::Purged, self.clock_is_doubtful),
+            ValueStatus::Crashed => item.may_be_dead(),
+            _ => false,
+        });
+        match may_be {
+            true => Ok(()),
+            false => {
+                let items: Vec<&Item> = self.with_id(*id).collect();
+                self.fail(format!(
+                    "{key:?} has ended as {status:?}, and nobody said so: {items:?}"
+                ))
+            }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Who may hold what: hand-outs, sessions that come and go, and what a crash leaves of it. Here is nearly
+//! all of the model's doubt.
+
+use penstock_jobs::DEAD_LETTER_QUEUE;
+use penstock_message::{Delivery, Lease, SessionId};
+
+use super::item::{Attendance, Item, State};
+use super::{Model, Verdict};
+
+impl Model {
+    /// The message was handed to this session.
+    pub fn delivered(&mut self, session: SessionId, delivery: &Delivery) -> Verdict {
+        let Delivery {
+            lease,
+            queue,
+            message,
+            redelivered,
+        } = delivery;
+        self.seen.insert((*lease, session));
+        let copies = self.by_id.get(&lease.message).cloned().unwrap_or_default();
+        let here = copies.iter().copied().find(|index| {
+            let item = &self.items[*index];
+            item.queue == *queue
+                && matches!(item.state, State::Waiting | State::Adrift { .. })
+                && (item.crashes.0..=item.crashes.1).contains(&message.crashes)
+        });
+        // Of several copies, the one that is known to have been handed out.
+        let died = copies.iter().copied().filter(|index| {
+            let item = &self.items[*index];
+            let is_certain = || self.found_dead.get(lease) == Some(&item.tx);
+            queue == DEAD_LETTER_QUEUE && item.may_be_dead() && (!self.lenient || is_certain())
+        });
+        let died = died.max_by_key(|index| self.items[*index].leases.len());
+        let Some(index) = here.or(died) else {
+            let states: Vec<String> = copies
+                .iter()
+                .map(|index| {
+                    format!(
+                        "{:?} in {}, {:?} crashes",
+                        self.items[*index].state,
+                        self.items[*index].queue,
+                        self.items[*index].crashes
+                    )
+                })
+                .collect();
+            if self.lenient {
+                // What is certain of it is less than what was seen before the crash.
+                let mut copies = copies.into_iter().filter(|index| {
+                    !matches!(self.items[*index].state, State::Ended(_) | State::Held(_))
+                });
+                let first = copies.clone().next();
+                if let Some(index) = copies
+                    .find(|index| self.items[*index].queue == *queue)
+                    .or(first)
+                {
+                    let (least, most) = self.items[index].crashes;
+                    self.items[index].lend(*lease, session, (least, most.max(message.crashes)));
+                }
+                return Ok(());
+            }
+            return Err(format!(
+                "{} must not be delivered from {queue} with {} crashes: it is {states:?}",
+                lease.message, message.crashes
+            ));
+        };
+        if queue == DEAD_LETTER_QUEUE && !self.lenient {
+            self.found_dead.insert(*lease, self.items[index].tx);
+        }
+        if here.is_none() {
+            self.bury(index);
+            // Nobody saw when that was.
+            self.items[index].place = 0;
+        }
+        let id = lease.message;
+        let item = &self.items[index];
+        if !item.due_reached && !self.clock_is_doubtful {
+            self.fail(format!("{id} was started before its time: {:?}", item.due))?;
+        }
+        let same = (
+            &item.message.body,
+            &item.message.task,
+            item.message.priority,
+            item.message.attempt,
+        );
+        if same
+            != (
+                &message.body,
+                &message.task,
+                message.priority,
+                message.attempt,
+            )
+        {
+            self.fail(format!(
+                "{id} is not as it was sent: {message:?}, not {:?}",
+                item.message
+            ))?;
+        }
+        let mut found = message.notes.iter();
+        if !item
+            .notes
+            .iter()
+            .all(|note| found.any(|other| other == note))
+        {
+            self.fail(format!("{id} lacks a note of {:?}", item.notes))?;
+        }
+        if self.still.contains(queue) {
+            self.fail(format!("{id} was delivered from {queue}, which is paused"))?;
+        }
+        if item.may_have_run && !redelivered {
+            self.fail(format!("{id} may have run before, and does not say so"))?;
+        }
+        if !item
+            .leases
+            .iter()
+            .all(|(before, _)| order(before) < order(lease))
+        {
+            self.fail(format!("{lease:?} is not newer than {:?}", item.leases))?;
+        }
+        let least = if self.lenient {
+            item.crashes.0
+        } else {
+            message.crashes
+        };
+        self.items[index].lend(*lease, session, (least, message.crashes));
+        Ok(())
+    }
+
+    /// A session said hello; what it holds and does not present goes back.
+    pub fn hello(&mut self, session: SessionId, heartbeat_ms: u64, presented: &[Lease]) {
+        let presented = presented.to_vec();
+        for index in &self.live {
+            let item = &mut self.items[*index];
+            // As when it leaves: this may be a second connection.
+            item.end_is_unsure |= item.purged;
+            if let State::Leased {
+                lease,
+                session: holder,
+                ..
+            } = item.state
+                && holder == session
+                && !presented.contains(&lease)
+            {
+                item.state = State::Waiting;
+            }
+        }
+        let attendance = Attendance {
+            heartbeat_ms,
+            away_since: None,
+            presented,
+        };
+        self.sessions.insert(session, attendance);
+    }
+
+    /// ... and was told which of its leases hold.
+    pub fn welcomed(&mut self, session: SessionId, named: &[Lease]) -> Verdict {
+        let presented = self
+            .sessions
+            .get_mut(&session)
+            .map(|attendance| std::mem::take(&mut attendance.presented));
+        for lease in named {
+            match self
+                .holder(lease, session)
+                .map(|(index, _)| index)
+                .or_else(|| self.published_again(lease, session))
+            {
+                Some(index) => {
+                    let safe = false;
+                    self.items[index].state = State::Leased {
+                        lease: *lease,
+                        session,
+                        safe,
+                    };
+                }
+                None => self.fail(format!("{lease:?} was said to hold, and can't"))?,
+            }
+        }
+        for lease in presented.unwrap_or_default() {
+            if !named.contains(&lease)
+                && let Some((index, certain)) = self.holder(&lease, session)
+            {
+                if certain {
+                    self.fail(format!("{lease:?} held, and was taken away"))?;
+                }
+                self.items[index].give_up(&lease);
+            }
+        }
+        Ok(())
+    }
+
+    pub fn left(&mut self, session: SessionId, clean: bool) {
+        let now = self.now.steady;
+        if let Some(attendance) = self.sessions.get_mut(&session) {
+            attendance.away_since.get_or_insert(now);
+        }
+        for index in &self.live {
+            let item = &mut self.items[*index];
+            // It may have been on its way to this session when its queue was purged.
+            item.end_is_unsure |= item.purged;
+            if clean
+                && matches!(item.state, State::Leased { session: holder, .. } if holder == session)
+            {
+                item.state = State::Waiting;
+            }
+        }
+    }
+
+    /// The broker has died and come back: grants may be lost, or may have been made unseen.
+    pub fn restarted(&mut self, longest_heartbeat_ms: u64) {
+        let now = self.now.steady;
+        for index in &self.live {
+            let item = &mut self.items[*index];
+            let safe_and_present = match item.state {
+                State::Leased { session, safe, .. } => {
+                    safe && self.sessions[&session].away_since.is_none()
+                }
+                _ => false,
+            };
+            if matches!(item.state, State::Ended(_)) || safe_and_present {
+                continue;
+            }
+            item.unsure_until = now + longest_heartbeat_ms;
+            item.end_is_unsure |= item.purged;
+            if item.leases.is_empty() {
+                item.crashes.1 = item.crashes.1.saturating_add(1);
+            } else {
+                let may_hold = |(lease, _): &&(Lease, SessionId)| {
+                    item.settled
+                        .is_none_or(|settled| order(lease) > order(&settled))
+                };
+                let maybe = item.leases.iter().filter(may_hold).copied().collect();
+                item.set_adrift(maybe);
+            }
+        }
+        for attendance in self.sessions.values_mut() {
+            attendance.away_since.get_or_insert(now);
+        }
+    }
+
+    /// The item that this lease is of, if it may hold, and whether it certainly does.
+    pub(super) fn holder(&self, lease: &Lease, session: SessionId) -> Option<(usize, bool)> {
+        let copies = self.by_id.get(&lease.message)?;
+        copies
+            .iter()
+            .find_map(|index| match &self.items[*index].state {
+                State::Leased {
+                    lease: held,
+                    session: holder,
+                    ..
+                } if held == lease && *holder == session => Some((*index, true)),
+                State::Adrift { maybe } if maybe.contains(&(*lease, session)) => {
+                    Some((*index, false))
+                }
+                _ => None,
+            })
+    }
+
+    /// The message whose publishing and hand-out were lost in a crash, and which was then sent again:
+    /// whoever was given it may go on.
+    fn published_again(&self, lease: &Lease, session: SessionId) -> Option<usize> {
+        let copies = self.by_id.get(&lease.message)?;
+        let may_hold = |item: &Item| {
+            item.unsure_until > 0 && matches!(item.state, State::Waiting | State::Adrift { .. })
+        };
+        let index = copies
+            .iter()
+            .copied()
+            .find(|index| may_hold(&self.items[*index]))?;
+        self.seen.contains(&(*lease, session)).then_some(index)
+    }
+}
+
+/// Grants are made in this order.
+fn order(lease: &Lease) -> (u32, u64) {
+    (lease.epoch, lease.grant)
+}

@@ -1,0 +1,108 @@
+//! What must or may be refused, and why.
+
+use std::collections::BTreeSet;
+
+use penstock_message::{Condition, Lease, MessageId, Op, Refusal, SessionId, Tx};
+
+use super::Model;
+use super::item::{Item, State};
+
+/// Whether an operation must be refused, as far as anybody outside can know.
+pub(super) enum Objection {
+    None,
+    Perhaps(Refusal),
+    Surely(Refusal),
+}
+
+impl Model {
+    pub(super) fn objection(
+        &self,
+        session: SessionId,
+        op: &Op,
+        settled: &mut BTreeSet<Lease>,
+    ) -> Objection {
+        match op {
+            Op::Ack { lease, .. } | Op::Release { lease, .. } | Op::Move { lease, .. } => {
+                let again = !settled.insert(*lease);
+                match self.holder(lease, session) {
+                    Some((_, true)) if !again => Objection::None,
+                    Some((_, false)) if !again => Objection::Perhaps(Refusal::LeaseLost),
+                    _ => Objection::Surely(Refusal::LeaseLost),
+                }
+            }
+            Op::Publish { message, .. } => self.id_objection(message.id),
+            Op::Hold { join, messages, .. } => {
+                if self.joins.get(join).is_some_and(|join| !join.over) {
+                    return Objection::Surely(Refusal::AlreadyExists);
+                }
+                let known = messages
+                    .iter()
+                    .map(|(_, message)| self.id_objection(message.id));
+                known
+                    .into_iter()
+                    .find(|objection| !matches!(objection, Objection::None))
+                    .unwrap_or(Objection::None)
+            }
+            Op::Guard { key, condition } => {
+                let holds = match condition {
+                    Condition::Absent => self.key_exists(key).map(|exists| !exists),
+                    Condition::Present => self.key_exists(key),
+                    Condition::Is(body) => match self.values.get(key) {
+                        Some(stored) if self.may_be_over(stored) => None,
+                        stored => {
+                            Some(stored.is_some_and(|stored| stored.body.as_ref() == Some(body)))
+                        }
+                    },
+                };
+                match holds {
+                    Some(true) => Objection::None,
+                    Some(false) => Objection::Surely(Refusal::GuardFailed),
+                    None => Objection::Perhaps(Refusal::GuardFailed),
+                }
+            }
+            Op::Join { join, index, .. } => match self.joins.get(join) {
+                Some(join) if !join.over && *index >= join.count => {
+                    Objection::Surely(Refusal::Invalid(String::new()))
+                }
+                _ => Objection::None,
+            },
+            _ => Objection::None,
+        }
+    }
+
+    fn id_objection(&self, id: MessageId) -> Objection {
+        let held = self
+            .with_id(id)
+            .filter(|item| !matches!(item.state, State::Ended(_)));
+        let (sure, unsure): (Vec<&Item>, Vec<&Item>) =
+            held.partition(|item| item.ending().is_none());
+        match (sure.is_empty(), unsure.is_empty()) {
+            (false, _) => Objection::Surely(Refusal::AlreadyExists),
+            (true, false) => Objection::Perhaps(Refusal::AlreadyExists),
+            (true, true) => Objection::None,
+        }
+    }
+
+    /// Only what is new is refused for a full queue. How much waits there is known to the broker alone.
+    pub(super) fn room_objection(&self, tx: &Tx, op: &Op) -> Objection {
+        let Op::Publish { queues, .. } = op else {
+            return Objection::None;
+        };
+        let may_be_full = |queue: &String| self.may_overflow(queue, tx.ops.len());
+        match queues.iter().any(may_be_full) && !tx.ops.iter().any(Op::is_settlement) {
+            true => Objection::Perhaps(Refusal::QueueFull(String::new())),
+            false => Objection::None,
+        }
+    }
+
+    /// Whether a queue may have more than its limit with so many messages more.
+    pub(super) fn may_overflow(&self, queue: &str, more: usize) -> bool {
+        let Some(limits) = self.limits.get(queue) else {
+            return false;
+        };
+        let live = self.live.iter().map(|index| &self.items[*index]);
+        let here = live.filter(|item| item.queue == queue);
+        let may_wait = here.filter(|item| !matches!(item.state, State::Ended(_)));
+        !limits.allow((may_wait.count() + more) as u64, 0)
+    }
+}

@@ -1,0 +1,103 @@
+//! What is on its way between a client and the broker.
+
+use std::collections::VecDeque;
+
+/// What a socket's buffer holds. The model takes what the broker has not sent for not handed out, so a
+/// smaller one would need doubt about what lies in the broker's own buffer when a client leaves.
+const BUFFER_BYTES: usize = 16 << 20;
+
+/// How good a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Line {
+    Good,
+    /// A byte at a time.
+    Trickle,
+    /// It will be half-open: what is sent this way or that is lost without a word.
+    HalfOpen {
+        to_broker: bool,
+        to_client: bool,
+    },
+}
+
+pub struct Link {
+    /// The client's seat.
+    pub seat: usize,
+    pub line: Line,
+    pub to_broker: VecDeque<u8>,
+    pub to_client: VecDeque<u8>,
+    /// The broker has more for the client than the socket had room for.
+    pub is_full: bool,
+    pub client_has_closed: bool,
+    pub broker_has_closed: bool,
+}
+
+impl Link {
+    pub fn new(seat: usize, line: Line) -> Self {
+        Self {
+            seat,
+            line,
+            to_broker: VecDeque::new(),
+            to_client: VecDeque::new(),
+            is_full: false,
+            client_has_closed: false,
+            broker_has_closed: false,
+        }
+    }
+
+    pub fn has_news_for_broker(&self) -> bool {
+        !self.to_broker.is_empty() || self.client_has_closed && self.reaches_broker()
+    }
+
+    pub fn has_news_for_client(&self) -> bool {
+        !self.client_has_closed
+            && (!self.to_client.is_empty() || self.broker_has_closed && self.reaches_client())
+    }
+
+    pub fn reaches_broker(&self) -> bool {
+        !matches!(
+            self.line,
+            Line::HalfOpen {
+                to_broker: false,
+                ..
+            }
+        )
+    }
+
+    pub fn reaches_client(&self) -> bool {
+        !matches!(
+            self.line,
+            Line::HalfOpen {
+                to_client: false,
+                ..
+            }
+        )
+    }
+
+    /// From now on only what goes in these directions arrives; one that was lost stays lost.
+    pub fn breaks(&mut self, to_broker: bool, to_client: bool) {
+        self.line = Line::HalfOpen {
+            to_broker: to_broker && self.reaches_broker(),
+            to_client: to_client && self.reaches_client(),
+        };
+    }
+
+    pub fn client_sends(&mut self, bytes: &[u8]) {
+        if self.reaches_broker() {
+            self.to_broker.extend(bytes);
+        }
+    }
+
+    /// How many bytes the broker can send.
+    pub fn room(&self) -> usize {
+        match self.reaches_client() {
+            true => BUFFER_BYTES.saturating_sub(self.to_client.len()),
+            false => usize::MAX,
+        }
+    }
+
+    pub fn broker_sends(&mut self, bytes: &[u8]) {
+        if !self.client_has_closed && self.reaches_client() {
+            self.to_client.extend(bytes);
+        }
+    }
+}

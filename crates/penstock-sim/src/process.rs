@@ -1,0 +1,533 @@
+//! A process as users run it: the driver's own session, and a worker that decides by the worker's own
+//! policy and inbox. Only what stands around them is simulated: the socket, the clock, the children.
+//!
+//! The children here take packets as real ones do: one that is idle claims the oldest packet, runs its jobs
+//! one by one, and what has not begun when a job takes long is taken back.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use penstock_driver::encoded::Encoded;
+use penstock_driver::session::{Session, SessionConfig};
+use penstock_driver::{DeliverySink, DriverError, ValueSink};
+use penstock_jobs::{DeliveryHead, Outcome, settle};
+use penstock_journal::sim::Rng;
+use penstock_message::{
+    Delivery, Durability, Key, KeyState, Lease, Op, Query, ReleaseReason, SessionId, Tx,
+};
+use penstock_wire::proto::ToClient;
+use penstock_wire::{Decoder, MAX_FRAME_BYTES};
+use penstock_worker::inbox::{Inbox, News};
+use penstock_worker::job_bytes;
+use penstock_worker::policy::{Credit, PacketEnd, Policy, TaskIndex};
+
+use crate::client::{Client, Stage};
+use crate::model::Time;
+use crate::work::{Author, Habits, success};
+
+/// How often the supervisor looks at its packets.
+const TICK_MS: u64 = 10;
+/// How long a call of a user's program waits, as a rule.
+const CALL_MS: u64 = 5_000;
+/// A caller does not go on for ever without an answer.
+const CALLS: usize = 32;
+
+pub struct Process {
+    is_dead: bool,
+    is_connected: bool,
+    /// The steady clock's time at `base`; the session wants instants.
+    began_ms: u64,
+    base: Instant,
+    session: Session,
+    decoder: Decoder<ToClient>,
+    author: Author,
+    calls: Arc<Mutex<Calls>>,
+    watcher: Arc<Watcher>,
+    worker: Worker,
+}
+
+/// Calls of the user's program that have not ended.
+#[derive(Default)]
+struct Calls {
+    open: usize,
+    hopeless: Option<DriverError>,
+}
+
+/// Keys that the program waits for, without a deadline.
+#[derive(Default)]
+struct Watcher(Mutex<Vec<Key>>);
+
+impl ValueSink for Watcher {
+    fn value(&self, key: Key, _: KeyState) {
+        let mut waiting = lock(&self.0);
+        let place = waiting.iter().position(|waiting| *waiting == key);
+        waiting.swap_remove(place.expect("a key is told of once"));
+    }
+
+    fn reachable(&self, _: bool) {}
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().expect("nobody panics while holding it")
+}
+
+impl Process {
+    pub fn new(id: SessionId, heartbeat_ms: u64, slots: usize, habits: Habits, now: Time) -> Self {
+        let base = Instant::now();
+        let config = SessionConfig {
+            id,
+            token: Bytes::new(),
+            name: "simulated".to_string(),
+            heartbeat: Duration::from_millis(heartbeat_ms),
+            broker: "the simulated broker".to_string(),
+        };
+        let worker = Worker::new(slots, habits.queues.clone(), habits.delays);
+        Self {
+            is_dead: false,
+            is_connected: false,
+            began_ms: now.steady,
+            base,
+            session: Session::new(config, base),
+            decoder: Decoder::new(MAX_FRAME_BYTES),
+            author: Author::new(habits),
+            calls: Arc::default(),
+            watcher: Arc::default(),
+            worker,
+        }
+    }
+
+    fn instant(&self, time: Time) -> Instant {
+        self.base + Duration::from_millis(time.steady - self.began_ms)
+    }
+
+    fn commit(&mut self, txs: Vec<Tx>, durability: Durability, deadline: Option<Instant>) {
+        lock(&self.calls).open += 1;
+        let calls = Arc::clone(&self.calls);
+        let done = Box::new(move |receipts: Result<_, DriverError>| {
+            let mut calls = lock(&calls);
+            calls.open -= 1;
+            match receipts {
+                Ok(_) | Err(DriverError::Unavailable { .. }) => {}
+                Err(error) => calls.hopeless = Some(error),
+            }
+        });
+        let encoded = txs.into_iter().map(Encoded::new).collect();
+        self.session.commit(encoded, durability, deadline, done);
+    }
+
+    /// What the driver's thread and the supervisor's loop do until neither has anything to do.
+    fn turn(&mut self, rng: &mut Rng, time: Time) {
+        loop {
+            while let Some(event) = self.session.poll_event() {
+                event.carry_out();
+            }
+            self.worker
+                .turn(&mut self.session, &mut self.author, rng, time);
+            if !self.session.has_events() {
+                break;
+            }
+        }
+        if let Some(error) = lock(&self.calls).hopeless.take() {
+            panic!("an honest call ended so: {error}");
+        }
+    }
+}
+
+impl Client for Process {
+    fn drop_habit(&mut self, name: &str) {
+        self.author.habits.drop(name);
+    }
+
+    fn stage(&self) -> Stage {
+        match (self.is_dead, self.is_connected, self.session.trouble()) {
+            (true, ..) => Stage::Dead,
+            (_, false, _) => Stage::Offline,
+            (_, true, Some(_)) => Stage::Greeting,
+            (_, true, None) => Stage::Open,
+        }
+    }
+
+    fn connected(&mut self, time: Time) {
+        self.is_connected = true;
+        self.decoder = Decoder::new(MAX_FRAME_BYTES);
+        let leases = self.worker.inbox.held_leases();
+        self.session.connected(self.instant(time), leases);
+    }
+
+    fn disconnected(&mut self) {
+        self.is_connected = false;
+        self.session.disconnected("the network is simulated");
+    }
+
+    fn die(&mut self) {
+        self.is_dead = true;
+    }
+
+    fn hears(&mut self, rng: &mut Rng, time: Time, bytes: &[u8]) -> bool {
+        let now = self.instant(time);
+        self.decoder.extend(bytes);
+        while let Some(frame) = self
+            .decoder
+            .next_message()
+            .expect("the checker has read it before")
+        {
+            if self.session.handle(now, frame).is_err() {
+                return false;
+            }
+        }
+        self.turn(rng, time);
+        true
+    }
+
+    fn act(&mut self, rng: &mut Rng, time: Time) {
+        let now = self.instant(time);
+        if self.author.habits.publishes && lock(&self.calls).open < CALLS {
+            let txs = (0..=rng.below(3)).map(|_| self.author.new_work(rng, time.wall));
+            let txs: Vec<Tx> = txs.collect();
+            let durability = self.author.durability(rng);
+            let deadline = (!rng.one_in(4)).then(|| now + Duration::from_millis(CALL_MS));
+            self.commit(txs, durability, deadline);
+        }
+        match rng.below(8) {
+            0 if !self.author.wanted.is_empty() => {
+                let keys = std::mem::take(&mut self.author.wanted);
+                lock(&self.watcher.0).extend(keys.iter().cloned());
+                let sink = Arc::clone(&self.watcher);
+                self.session.watch(keys, false, None, sink);
+            }
+            1 => {
+                let deadline = now + Duration::from_millis(CALL_MS);
+                self.session.query(Query::Status, deadline, Box::new(drop));
+            }
+            2 if self.author.habits.consumes && rng.one_in(20) => self.worker.begin_draining(),
+            _ => {}
+        }
+        self.turn(rng, time);
+    }
+
+    fn tick(&mut self, rng: &mut Rng, time: Time) -> bool {
+        let is_well = self.session.tick(self.instant(time)).is_ok();
+        self.turn(rng, time);
+        is_well
+    }
+
+    fn next_deadline_ms(&self) -> Option<u64> {
+        if self.is_dead {
+            return None;
+        }
+        let session = self.session.next_deadline().map(|deadline| {
+            // A socket's sleep ends on the next whole millisecond.
+            let after = deadline.saturating_duration_since(self.base);
+            self.began_ms + after.as_millis() as u64
+        });
+        session
+            .into_iter()
+            .chain(self.worker.next_deadline_ms())
+            .min()
+    }
+
+    fn finish(&mut self, rng: &mut Rng, time: Time) {
+        self.worker.hurries = true;
+        self.worker.is_draining = false;
+        self.turn(rng, time);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.stage() == Stage::Open
+            && self.session.is_settled()
+            && self.worker.is_idle()
+            && lock(&self.watcher.0).is_empty()
+    }
+
+    fn take_out(&mut self, time: Time) -> BytesMut {
+        if !self.is_connected || self.is_dead {
+            return BytesMut::new();
+        }
+        let now = self.instant(time);
+        let mut out = BytesMut::new();
+        loop {
+            let more = self.session.take_out(now);
+            if more.is_empty() {
+                return out;
+            }
+            out.extend_from_slice(&more);
+        }
+    }
+}
+
+/// The supervisor's books, and its children.
+struct Worker {
+    queues: Vec<String>,
+    inbox: Arc<Inbox>,
+    policy: Policy<Delivery>,
+    settled: Vec<(Lease, Tx)>,
+    /// Packets that are out, in the order in which they were sent.
+    packets: BTreeMap<u64, Packet>,
+    last_packet: u64,
+    children: Vec<Option<Running>>,
+    looks_at_ms: u64,
+    /// Some jobs take long.
+    may_be_slow: bool,
+    is_draining: bool,
+    /// Everything is to come to an end.
+    hurries: bool,
+}
+
+struct Packet {
+    task: TaskIndex,
+    waiting: VecDeque<Delivery>,
+    begun: usize,
+    is_claimed: bool,
+    end: Option<PacketEnd>,
+}
+
+/// What a child is at.
+struct Running {
+    packet: u64,
+    job: Option<Delivery>,
+    began_ms: u64,
+    ends_ms: u64,
+    cost_ns: u64,
+}
+
+impl Worker {
+    fn new(children: usize, queues: Vec<String>, may_be_slow: bool) -> Self {
+        let mut policy = Policy::default();
+        policy.set_children(children);
+        Self {
+            queues,
+            inbox: Arc::new(Inbox::new(|| ())),
+            policy,
+            settled: Vec::new(),
+            packets: BTreeMap::new(),
+            last_packet: 0,
+            children: (0..children).map(|_| None).collect(),
+            looks_at_ms: 0,
+            may_be_slow,
+            is_draining: false,
+            hurries: false,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.policy.is_idle() && self.settled.is_empty() && self.inbox.unconfirmed() == 0
+    }
+
+    fn begin_draining(&mut self) {
+        self.is_draining = true;
+    }
+
+    fn next_deadline_ms(&self) -> Option<u64> {
+        let ends = self
+            .children
+            .iter()
+            .flatten()
+            .map(|running| running.ends_ms);
+        let looks = (!self.packets.is_empty()).then_some(self.looks_at_ms);
+        ends.chain(looks).min()
+    }
+
+    fn turn(&mut self, session: &mut Session, author: &mut Author, rng: &mut Rng, time: Time) {
+        self.read_news();
+        for child in 0..self.children.len() {
+            self.run_child(child, author, rng, time);
+        }
+        if self.looks_at_ms <= time.steady {
+            self.look(session, time);
+        }
+        if self.is_draining {
+            let waiting = self.policy.take_all();
+            self.give_back(waiting);
+        }
+        while let Some(hand_out) = self.policy.next_packet() {
+            self.last_packet += 1;
+            let packet = Packet {
+                task: hand_out.task,
+                waiting: hand_out.jobs.into(),
+                begun: 0,
+                is_claimed: false,
+                end: None,
+            };
+            self.packets.insert(self.last_packet, packet);
+            self.looks_at_ms = self.looks_at_ms.max(time.steady + TICK_MS);
+        }
+        for child in 0..self.children.len() {
+            self.run_child(child, author, rng, time);
+        }
+        self.commit(session);
+        if !self.is_draining
+            && author.habits.consumes
+            && let Credit::Add(credit) = self.policy.grant()
+        {
+            let sink: Arc<Inbox> = Arc::clone(&self.inbox);
+            session.consume(&self.queues, credit, sink);
+        }
+        session.report(self.children.len() as u32, self.policy.busy() as u32);
+    }
+
+    fn read_news(&mut self) {
+        let News {
+            deliveries,
+            lost,
+            refused,
+            failed,
+            ..
+        } = self.inbox.take();
+        for delivery in deliveries {
+            let bytes = job_bytes(&delivery.message);
+            let task = self.policy.task(&delivery.message.task);
+            self.policy.arrive(task, delivery, bytes);
+        }
+        if !lost.is_empty() {
+            let held = |job: &Delivery| !lost.contains(&job.lease);
+            self.policy.retain(held);
+            for packet in self.packets.values_mut() {
+                packet.waiting.retain(held);
+            }
+            self.settled.retain(|(lease, _)| !lost.contains(lease));
+            self.end_packets();
+        }
+        for (lease, why) in refused {
+            let reason = ReleaseReason::Crashed(format!("the broker refused its outcome: {why}"));
+            self.settled
+                .push((lease, vec![Op::Release { lease, reason }].into()));
+        }
+        if let Some(error) = failed {
+            panic!("settlements have no deadline, and ended so: {error}");
+        }
+    }
+
+    /// Ends the job that this child is at when its time has come, and begins the next one.
+    fn run_child(&mut self, child: usize, author: &mut Author, rng: &mut Rng, time: Time) {
+        loop {
+            if let Some(running) = &mut self.children[child] {
+                if running.ends_ms > time.steady {
+                    return;
+                }
+                let (number, cost_ns) = (running.packet, running.cost_ns);
+                let task = self.packets[&number].task;
+                if let Some(job) = running.job.take() {
+                    self.policy.observe(task, cost_ns);
+                    let tx = match self.hurries {
+                        true => success(&job),
+                        false => author.settlement(&job, rng, time.wall),
+                    };
+                    self.settled.push((job.lease, tx));
+                }
+                let packet = self.packets.get_mut(&number).expect("its child has it");
+                match packet.waiting.pop_front() {
+                    Some(job) => {
+                        packet.begun += 1;
+                        self.begin(child, number, job, rng, time);
+                    }
+                    None => {
+                        self.children[child] = None;
+                        self.end_packets();
+                    }
+                }
+                continue;
+            }
+            let mut unclaimed = self
+                .packets
+                .iter_mut()
+                .filter(|(_, packet)| !packet.is_claimed);
+            let Some((number, packet)) = unclaimed.next() else {
+                return;
+            };
+            let number = *number;
+            packet.is_claimed = true;
+            packet.begun += 1;
+            let job = packet.waiting.pop_front().expect("no empty packet is out");
+            self.begin(child, number, job, rng, time);
+        }
+    }
+
+    fn begin(&mut self, child: usize, packet: u64, job: Delivery, rng: &mut Rng, time: Time) {
+        let took_us = match rng.below(40) {
+            // Longer than any heartbeat: a lease does not end because a job takes long.
+            0 if self.may_be_slow && !self.hurries => rng.below(20_000_000),
+            1..4 if self.may_be_slow => rng.below(200_000),
+            4..8 => rng.below(20_000),
+            _ => rng.below(100),
+        };
+        self.children[child] = Some(Running {
+            packet,
+            job: Some(job),
+            began_ms: time.steady,
+            ends_ms: time.steady + took_us / 1_000,
+            cost_ns: took_us * 1_000,
+        });
+    }
+
+    /// What waits behind a job that takes long is taken back, and what is too much here handed back.
+    fn look(&mut self, session: &mut Session, time: Time) {
+        self.looks_at_ms = time.steady + TICK_MS;
+        let mut stuck = 0;
+        for running in self.children.iter().flatten() {
+            if running.began_ms + TICK_MS > time.steady {
+                continue;
+            }
+            stuck += usize::from(running.began_ms + 5 * TICK_MS <= time.steady);
+            let packet = self.packets.get_mut(&running.packet).expect("it is out");
+            if packet.waiting.is_empty() {
+                continue;
+            }
+            let back = std::mem::take(&mut packet.waiting).into_iter().map(|job| {
+                let bytes = job_bytes(&job.message);
+                (job, bytes)
+            });
+            self.policy
+                .put_back(packet.task, back.collect::<Vec<_>>().into_iter());
+            packet.end = Some(PacketEnd::Slow);
+        }
+        self.policy.set_stuck(stuck);
+        let surplus = self.policy.surplus();
+        self.give_back(surplus);
+        if self.policy.withdraw() == Credit::Withdraw {
+            session.stop_consuming();
+        }
+    }
+
+    fn give_back(&mut self, jobs: Vec<Delivery>) {
+        for job in jobs {
+            let tx = settle(&DeliveryHead::from(&job), Outcome::Returned);
+            self.settled.push((job.lease, tx));
+        }
+    }
+
+    /// Packets of which nothing is left are out no more.
+    fn end_packets(&mut self) {
+        let running: Vec<u64> = self
+            .children
+            .iter()
+            .flatten()
+            .map(|running| running.packet)
+            .collect();
+        let policy = &mut self.policy;
+        self.packets.retain(|number, packet| {
+            let is_over = packet.waiting.is_empty() && !running.contains(number);
+            if is_over {
+                let end = packet.end.unwrap_or(match packet.begun {
+                    0 => PacketEnd::TakenBack,
+                    jobs => PacketEnd::Ran { jobs },
+                });
+                policy.packet_ended(packet.task, end);
+            }
+            !is_over
+        });
+    }
+
+    fn commit(&mut self, session: &mut Session) {
+        if self.settled.is_empty() {
+            return;
+        }
+        let (leases, txs): (Vec<Lease>, Vec<Tx>) = self.settled.drain(..).unzip();
+        self.inbox.committing(leases.len());
+        let inbox = Arc::clone(&self.inbox);
+        let encoded = txs.into_iter().map(Encoded::new).collect();
+        let done = Box::new(move |receipts| inbox.confirmed(&leases, receipts));
+        session.commit(encoded, Durability::Disk, None, done);
+    }
+}

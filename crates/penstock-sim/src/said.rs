@@ -1,0 +1,224 @@
+//! What a client says, in the nouns of the broker; and its bytes, both ways.
+
+use bytes::{Bytes, BytesMut};
+use penstock_message::{Durability, Key, Lease, Op, SessionId, Tx};
+use penstock_wire::proto::{self, ToBroker};
+use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, WireError, convert, encode_frame};
+
+use crate::words;
+
+/// One frame.
+#[derive(Clone, Debug, Default)]
+pub struct Said {
+    pub hello: Option<Hello>,
+    /// Whole transactions, or the last part of one.
+    pub commits: Vec<Commit>,
+    /// Parts that come before the last; nothing counts before that.
+    pub parts: Vec<(u64, Durability, Tx)>,
+    pub consume: Option<Consume>,
+    pub watch: Vec<Key>,
+    pub ping: bool,
+    pub goodbye: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Hello {
+    pub session: SessionId,
+    pub heartbeat_ms: u64,
+    pub last_seq: u64,
+    pub leases: Vec<Lease>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Commit {
+    pub first_seq: u64,
+    pub durability: Durability,
+    pub txs: Vec<Tx>,
+    /// It was said in parts; this is what the last one adds.
+    pub last_part: Option<Tx>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Consume {
+    pub queues: Vec<String>,
+    pub credit: u32,
+}
+
+impl Said {
+    pub fn goodbye() -> Self {
+        Self {
+            goodbye: true,
+            ..Self::default()
+        }
+    }
+
+    /// For a person who reads the trace.
+    pub fn in_words(&self) -> String {
+        let mut words = Vec::new();
+        if let Some(hello) = &self.hello {
+            words.push(format!("hello, {} leases", hello.leases.len()));
+        }
+        words.extend(
+            self.parts
+                .iter()
+                .map(|(seq, _, tx)| format!("a part of {seq}: {} ops", tx.ops.len())),
+        );
+        for commit in &self.commits {
+            let (seq, durability, txs) = (commit.first_seq, commit.durability, &commit.txs);
+            for (seq, tx) in (seq..).zip(txs) {
+                words.push(format!("{seq} for {durability:?}: {}", words::tx(tx)));
+            }
+        }
+        words.extend(
+            self.consume
+                .as_ref()
+                .map(|consume| format!("take {} of {:?}", consume.credit, consume.queues)),
+        );
+        if !self.watch.is_empty() {
+            words.push(format!("watch {} keys", self.watch.len()));
+        }
+        words.extend(self.ping.then(|| "ping".to_string()));
+        words.extend(self.goodbye.then(|| "goodbye".to_string()));
+        words.join(", ")
+    }
+
+    pub fn encode(&self) -> BytesMut {
+        let part = |seq: u64, durability: Durability, tx: &Tx, part: proto::Part| proto::Commit {
+            first_seq: seq,
+            durability: proto::Durability::from(durability).into(),
+            txs: vec![tx.clone().into()],
+            part: part.into(),
+        };
+        let parts = self
+            .parts
+            .iter()
+            .map(|(seq, durability, tx)| part(*seq, *durability, tx, proto::Part::More));
+        let commits = self.commits.iter().map(|commit| match &commit.last_part {
+            Some(last) => part(commit.first_seq, commit.durability, last, proto::Part::Last),
+            None => proto::Commit {
+                first_seq: commit.first_seq,
+                durability: proto::Durability::from(commit.durability).into(),
+                txs: commit.txs.iter().cloned().map(Into::into).collect(),
+                part: proto::Part::Whole.into(),
+            },
+        });
+        let frame = ToBroker {
+            hello: self.hello.as_ref().map(|hello| proto::Hello {
+                protocol_version: PROTOCOL_VERSION,
+                session: Bytes::copy_from_slice(&hello.session.0),
+                name: "simulated".to_string(),
+                heartbeat_ms: hello.heartbeat_ms,
+                last_seq: hello.last_seq,
+                leases: hello.leases.iter().copied().map(Into::into).collect(),
+                ..proto::Hello::default()
+            }),
+            commits: parts.chain(commits).collect(),
+            consume: self.consume.as_ref().map(|consume| proto::Consume {
+                queues: consume.queues.clone(),
+                add_credit: consume.credit,
+                stop: false,
+            }),
+            watch: (!self.watch.is_empty()).then(|| proto::Watch {
+                keys: self.watch.iter().cloned().map(Into::into).collect(),
+                unwatch: Vec::new(),
+            }),
+            ping: self.ping,
+            goodbye: self.goodbye,
+            ..ToBroker::default()
+        };
+        let mut bytes = BytesMut::new();
+        encode_frame(&frame, &mut bytes);
+        bytes
+    }
+}
+
+/// Reads along what one connection carries to the broker, whoever wrote it.
+pub struct Hearing {
+    decoder: Decoder<ToBroker>,
+    /// The hello, while more leases are to come.
+    greeting: Option<Hello>,
+    /// Operations of a transaction that has not come whole.
+    staged: Vec<Op>,
+}
+
+impl Default for Hearing {
+    fn default() -> Self {
+        Self {
+            decoder: Decoder::new(MAX_FRAME_BYTES),
+            greeting: None,
+            staged: Vec::new(),
+        }
+    }
+}
+
+impl Hearing {
+    pub fn extend(&mut self, bytes: &[u8]) {
+        self.decoder.extend(bytes);
+    }
+
+    /// The next whole frame: a hello once its last part is there, a transaction likewise.
+    pub fn next_said(&mut self) -> Result<Option<Said>, WireError> {
+        let Some(frame) = self.decoder.next_message()? else {
+            return Ok(None);
+        };
+        let mut said = Said {
+            ping: frame.ping,
+            goodbye: frame.goodbye,
+            ..Said::default()
+        };
+        if let Some(hello) = frame.hello {
+            let leases: Vec<Lease> = convert::all(hello.leases)?;
+            let greeting = match self.greeting.take() {
+                Some(mut begun) => {
+                    begun.leases.extend(leases);
+                    begun
+                }
+                None => Hello {
+                    session: convert::session_id(&hello.session)?,
+                    heartbeat_ms: hello.heartbeat_ms,
+                    last_seq: hello.last_seq,
+                    leases,
+                },
+            };
+            match hello.continued {
+                true => self.greeting = Some(greeting),
+                false => said.hello = Some(greeting),
+            }
+        }
+        for commit in frame.commits {
+            let durability = convert::durability(commit.durability)?;
+            let mut txs: Vec<Tx> = convert::all(commit.txs)?;
+            let first_seq = commit.first_seq;
+            let mut last_part = None;
+            match proto::Part::try_from(commit.part) {
+                Ok(proto::Part::More) => {
+                    let tx = txs.pop().unwrap_or_default();
+                    self.staged.extend(tx.ops.iter().cloned());
+                    said.parts.push((first_seq, durability, tx));
+                    continue;
+                }
+                Ok(proto::Part::Last) => {
+                    last_part = txs.pop();
+                    let mut ops = std::mem::take(&mut self.staged);
+                    ops.extend(last_part.iter().flat_map(|tx| tx.ops.iter().cloned()));
+                    txs = vec![ops.into()];
+                }
+                _ => {}
+            }
+            said.commits.push(Commit {
+                first_seq,
+                durability,
+                txs,
+                last_part,
+            });
+        }
+        said.consume = frame.consume.map(|consume| Consume {
+            queues: consume.queues,
+            credit: consume.add_credit,
+        });
+        if let Some(watch) = frame.watch {
+            said.watch = convert::all(watch.keys)?;
+        }
+        Ok(Some(said))
+    }
+}

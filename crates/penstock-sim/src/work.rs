@@ -1,0 +1,315 @@
+//! What is published: plain messages, groups behind a join, locks; how jobs end; and what operators do
+//! to queues.
+
+use bytes::Bytes;
+use penstock_jobs::{DEAD_LETTER_QUEUE, DeliveryHead, Outcome, settle};
+use penstock_journal::sim::Rng;
+use penstock_message::{
+    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, IdSource, JoinId, JoinPolicy, Key,
+    Message, MessageId, Op, Overflow, QueueLimits, Tx, Value, ValueStatus,
+};
+
+pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
+const TASKS: [&str; 3] = ["shop.send", "shop.count", "shop.merge"];
+const LOCKS: [&str; 3] = ["lock-a", "lock-b", "lock-c"];
+
+/// What it does, and how; drawn once.
+#[derive(Clone, Debug)]
+pub struct Habits {
+    pub queues: Vec<String>,
+    pub durabilities: Vec<Durability>,
+    pub publishes: bool,
+    pub consumes: bool,
+    pub delays: bool,
+    pub groups: bool,
+    pub locks: bool,
+    pub purges: bool,
+}
+
+impl Habits {
+    pub fn drop(&mut self, name: &str) {
+        match name {
+            "delays" => self.delays = false,
+            "groups" => self.groups = false,
+            "locks" => self.locks = false,
+            "purges" => self.purges = false,
+            _ => {}
+        }
+    }
+}
+
+/// Whoever publishes.
+pub struct Author {
+    pub habits: Habits,
+    /// Results that it would like to know.
+    pub wanted: Vec<Key>,
+}
+
+impl Author {
+    pub fn new(habits: Habits) -> Self {
+        Self {
+            habits,
+            wanted: Vec::new(),
+        }
+    }
+
+    pub fn durability(&self, rng: &mut Rng) -> Durability {
+        let durabilities = &self.habits.durabilities;
+        durabilities[rng.below(durabilities.len() as u64) as usize]
+    }
+
+    /// How a job ends.
+    pub fn settlement(&mut self, delivery: &Delivery, rng: &mut Rng, wall_ms: u64) -> Tx {
+        let note = Bytes::from_static(b"an error");
+        let cost_us = rng.below(5_000);
+        let head = DeliveryHead::from(delivery);
+        let is_dead = delivery.queue == DEAD_LETTER_QUEUE;
+        let outcome = match rng.below(12) {
+            0 if !is_dead => {
+                let delay_ms = if self.habits.delays {
+                    rng.below(500)
+                } else {
+                    0
+                };
+                Outcome::Retry {
+                    delay_ms,
+                    note,
+                    cost_us,
+                }
+            }
+            1 if !is_dead && delivery.message.max_deliveries < u8::MAX => {
+                let value = Some(Bytes::from_static(b"the last error"));
+                let mut tx = settle(
+                    &head,
+                    Outcome::Failed {
+                        value,
+                        note,
+                        cost_us,
+                    },
+                );
+                tx.ops.extend(join_of(&delivery.message, false));
+                return tx;
+            }
+            2 => Outcome::Crashed {
+                reason: "killed by signal 9".to_string(),
+            },
+            3 => Outcome::Returned,
+            _ => {
+                let mut tx = success(delivery);
+                if rng.one_in(3) {
+                    tx.ops.push(self.publish(rng, wall_ms));
+                }
+                if !is_dead && rng.one_in(3) {
+                    // A member that says twice that it has ended counts once.
+                    tx.ops.extend(join_of(&delivery.message, true));
+                }
+                return tx;
+            }
+        };
+        settle(&head, outcome)
+    }
+
+    /// A transaction that brings new work, or plays with locks.
+    pub fn new_work(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
+        let key =
+            |rng: &mut Rng| Key::Named(Bytes::from_static(LOCKS[rng.below(3) as usize].as_bytes()));
+        match rng.below(12) {
+            0 if self.habits.groups => return self.group(rng, wall_ms),
+            1 | 2 if self.habits.locks => {
+                let condition = if rng.bool() {
+                    Condition::Absent
+                } else {
+                    Condition::Present
+                };
+                let key = key(rng);
+                let guard = Op::Guard {
+                    key: key.clone(),
+                    condition: condition.clone(),
+                };
+                let change = match condition {
+                    Condition::Absent => {
+                        let status = ValueStatus::Succeeded;
+                        let value = Value {
+                            status,
+                            body: Bytes::from_static(b"mine"),
+                        };
+                        let ttl_ms = self.habits.delays.then(|| 20 + rng.below(2_000));
+                        Op::Put {
+                            key,
+                            value,
+                            ttl_ms,
+                            group: "locks".to_string(),
+                        }
+                    }
+                    _ => Op::Delete { key },
+                };
+                return vec![self.publish(rng, wall_ms), guard, change].into();
+            }
+            3 if self.habits.locks => {
+                let mut op = self.publish(rng, wall_ms);
+                if let Op::Publish {
+                    unless_key, queues, ..
+                } = &mut op
+                {
+                    queues.truncate(1);
+                    *unless_key = Some(key(rng));
+                }
+                return vec![op].into();
+            }
+            4 if self.habits.purges => {
+                let queue = QUEUES[rng.below(3) as usize].to_string();
+                let op = match rng.below(5) {
+                    0 => Op::Purge { queue },
+                    1 => Op::Pause { queue },
+                    2 => Op::Resume { queue },
+                    _ => Op::Limit {
+                        queue,
+                        limits: limits(rng),
+                    },
+                };
+                return vec![op].into();
+            }
+            _ => {}
+        }
+        let count = if rng.one_in(6) { 20 } else { 1 + rng.below(3) };
+        let ops: Vec<Op> = (0..count).map(|_| self.publish(rng, wall_ms)).collect();
+        ops.into()
+    }
+
+    /// A join of a few members, and what it holds back until they have ended.
+    fn group(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
+        let join: JoinId = new_id(rng, wall_ms);
+        let count = 1 + rng.below(4) as u32;
+        let policy = if rng.bool() {
+            JoinPolicy::AllSucceeded
+        } else {
+            JoinPolicy::AllEnded
+        };
+        let held = (0..=rng.below(2)).map(|_| {
+            let queue = QUEUES[rng.below(3) as usize].to_string();
+            (queue, self.message(rng, wall_ms, Bytes::new()))
+        });
+        let mut ops = vec![Op::Hold {
+            join,
+            count,
+            messages: held.collect(),
+            policy,
+        }];
+        for index in 0..count {
+            let mut body = join.0.to_vec();
+            body.extend_from_slice(&index.to_le_bytes());
+            ops.push(Op::Publish {
+                queues: vec![QUEUES[rng.below(3) as usize].to_string()],
+                message: self.message(rng, wall_ms, body.into()),
+                due: None,
+                unless_key: None,
+            });
+        }
+        ops.into()
+    }
+
+    pub fn publish(&mut self, rng: &mut Rng, wall_ms: u64) -> Op {
+        let due = match rng.below(8) {
+            0 if self.habits.delays => Some(Due::AfterMs(rng.below(3_000))),
+            1 if self.habits.delays => Some(Due::At(wall_ms + rng.below(3_000))),
+            _ => None,
+        };
+        let size = if rng.one_in(10) {
+            rng.below(6_000)
+        } else {
+            rng.below(100)
+        };
+        let body = Bytes::from(vec![rng.draw() as u8; size as usize]);
+        let mut message = self.message(rng, wall_ms, body);
+        let mut queues = vec![QUEUES[rng.below(3) as usize].to_string()];
+        if rng.one_in(16) {
+            // Each copy is settled, and may die, by itself; so there is no one result, and nobody could
+            // tell dead copies apart.
+            message.max_deliveries = u8::MAX;
+            message.result_ttl_ms = None;
+            queues = QUEUES.iter().map(|queue| (*queue).to_string()).collect();
+        }
+        if message.result_ttl_ms.is_some() {
+            self.wanted.push(Key::Result(message.id));
+        }
+        Op::Publish {
+            queues,
+            message,
+            due,
+            unless_key: None,
+        }
+    }
+
+    fn message(&self, rng: &mut Rng, wall_ms: u64, body: Bytes) -> Message {
+        let expires_at = match rng.below(10) {
+            0 if self.habits.delays => Some(Due::AfterMs(rng.below(4_000))),
+            _ => None,
+        };
+        Message {
+            id: new_id(rng, wall_ms),
+            task: TASKS[rng.below(3) as usize].to_string(),
+            priority: if rng.one_in(4) {
+                rng.below(10) as u8
+            } else {
+                DEFAULT_PRIORITY
+            },
+            expires_at,
+            result_ttl_ms: (!rng.one_in(4)).then_some(86_400_000),
+            max_deliveries: 1 + rng.below(3) as u8,
+            attempt: 0,
+            crashes: 0,
+            enqueued_at: 0,
+            notes: Vec::new(),
+            body,
+        }
+    }
+}
+
+/// A queue of a few messages, or one without limits.
+fn limits(rng: &mut Rng) -> QueueLimits {
+    QueueLimits {
+        max_length: rng.one_in(2).then(|| rng.below(20)),
+        max_bytes: None,
+        overflow: match rng.bool() {
+            true => Overflow::DropOldest,
+            false => Overflow::Reject,
+        },
+    }
+}
+
+fn new_id(rng: &mut Rng, unix_ms: u64) -> MessageId {
+    let mut random = [0; 10];
+    random[..8].copy_from_slice(&rng.draw().to_le_bytes());
+    MessageId::new(IdSource { unix_ms, random })
+}
+
+/// A member of a join says so in its body.
+pub fn join_of(message: &Message, succeeded: bool) -> Option<Op> {
+    let (join, index) = message.body.split_at_checked(16)?;
+    let index = u32::from_le_bytes(index.try_into().ok()?);
+    let join = MessageId(join.try_into().ok()?);
+    Some(Op::Join {
+        join,
+        index,
+        succeeded,
+    })
+}
+
+/// A job that went well, with a result of its own for each run.
+pub fn success(delivery: &Delivery) -> Tx {
+    let head = DeliveryHead::from(delivery);
+    // What is dead has had its result.
+    let is_dead = delivery.queue == DEAD_LETTER_QUEUE;
+    let value = (!is_dead).then(|| Bytes::copy_from_slice(&delivery.lease.grant.to_le_bytes()));
+    let mut tx = settle(
+        &head,
+        Outcome::Succeeded {
+            value,
+            cost_us: 100,
+        },
+    );
+    if !is_dead {
+        tx.ops.extend(join_of(&delivery.message, true));
+    }
+    tx
+}
