@@ -54,8 +54,9 @@ pub struct Checker {
     /// Places in the model of what was ready when all was quiet, and has not moved since.
     ready: Vec<usize>,
     longest_heartbeat_ms: u64,
-    /// Since the journal last learned of how the wall's clock and the steady one differ.
-    pub wall_was_set: bool,
+    /// Back and forth in all, since the journal last learned of how the wall's clock and the steady one
+    /// differ.
+    wall_was_set_by_ms: u64,
     pub counts: Counts,
     /// What the model was told, in words, when somebody reads along.
     pub words: Option<Vec<String>>,
@@ -105,7 +106,9 @@ struct Decided {
 struct View {
     session: SessionId,
     decoder: Decoder<ToClient>,
+    /// What it has asked for and has not been given yet.
     credit: u64,
+    queues: BTreeSet<String>,
 }
 
 /// What the model was told.
@@ -176,6 +179,11 @@ impl Checker {
 
     // --- what the broker hears
 
+    /// Somebody has set the wall's clock, forth or back.
+    pub fn wall_was_set(&mut self, by_ms: u64) {
+        self.wall_was_set_by_ms += by_ms;
+    }
+
     pub fn time(&mut self, now: Time) {
         if self.model.now != now {
             self.model.advance(now);
@@ -201,8 +209,8 @@ impl Checker {
         if let Some(hello) = &said.hello {
             let session = hello.session;
             self.longest_heartbeat_ms = self.longest_heartbeat_ms.max(hello.heartbeat_ms);
-            if self.current.insert(session, conn).is_some() {
-                self.left_without_a_word(session);
+            if let Some(older) = self.current.insert(session, conn) {
+                self.takes_back(older);
             }
             let decoder = Decoder::new(MAX_FRAME_BYTES);
             self.views.insert(
@@ -211,6 +219,7 @@ impl Checker {
                     session,
                     decoder,
                     credit: 0,
+                    queues: BTreeSet::new(),
                 },
             );
             self.tell(Event::Hello(
@@ -234,9 +243,11 @@ impl Checker {
             && let Some(view) = self.views.get_mut(&conn)
         {
             view.credit += u64::from(consume.credit);
+            view.queues.extend(consume.queues.iter().cloned());
         }
         if said.goodbye {
             self.current.remove(&session);
+            self.takes_back(conn);
             self.tell(Event::Left {
                 session,
                 clean: true,
@@ -289,23 +300,28 @@ impl Checker {
     /// The connection broke, or the broker has closed it.
     pub fn closed(&mut self, conn: ConnId) -> Verdict {
         self.hearings.remove(&conn);
-        let Some(view) = self.views.remove(&conn) else {
-            return Ok(());
-        };
-        if self.current.get(&view.session) == Some(&conn) {
-            self.current.remove(&view.session);
-            self.left_without_a_word(view.session);
-            self.tell(Event::Left {
-                session: view.session,
-                clean: false,
-            })?;
+        let session = self.views.get(&conn).map(|view| view.session);
+        if let Some(session) = session
+            && self.current.get(&session) == Some(&conn)
+        {
+            self.current.remove(&session);
+            self.takes_back(conn);
+            let clean = false;
+            self.tell(Event::Left { session, clean })?;
         }
+        self.views.remove(&conn);
         Ok(())
     }
 
-    /// Work may be on its way to somebody who has gone.
-    fn left_without_a_word(&mut self, _: SessionId) {
-        self.ready.clear();
+    /// What was handed out over this connection and has not left is back in its place. Meanwhile others
+    /// behind it may have been handed out, whose deliveries leave when their bodies are there: after this.
+    fn takes_back(&mut self, conn: ConnId) {
+        let Some(view) = self.views.get(&conn).filter(|view| view.credit > 0) else {
+            return;
+        };
+        let items = &self.model.items;
+        self.ready
+            .retain(|index| !view.queues.contains(&items[*index].queue));
     }
 
     // --- what the broker says
@@ -486,7 +502,7 @@ impl Checker {
         broker.assert_consistent();
         self.tell(Event::Quiet)?;
         self.safe_through = self.told;
-        self.wall_was_set = false;
+        self.wall_was_set_by_ms = 0;
         let now = self.model.now;
         let items = &self.model.items;
         // A message that may be delivered only once leaves when its grant is on disk, so after others.
@@ -503,7 +519,7 @@ impl Checker {
 
     /// Whether the new broker may have forgotten sessions that were here a moment ago.
     pub fn doubts_the_clock(&self) -> bool {
-        self.wall_was_set || self.model.clock_is_doubtful
+        self.wall_was_set_by_ms > 0 || self.model.clock_is_doubtful
     }
 
     /// A new broker has recovered what the last one left: the journal, up to this record, if that is asked for.
@@ -521,7 +537,8 @@ impl Checker {
         self.deliveries.clear();
         self.ready.clear();
         // Of that the journal may know nothing: the new broker's steady clock may be off by as much.
-        self.model.clock_is_doubtful |= self.wall_was_set;
+        self.model.clock_is_doubtful |= self.wall_was_set_by_ms > 0;
+        self.model.clock_is_off_by_ms += std::mem::take(&mut self.wall_was_set_by_ms);
         let mut first_lost = None;
         // Sessions that have been away for so long may be forgotten, and then nobody can ask.
         let (mut last_seqs, mut unknown) = (BTreeMap::new(), BTreeSet::new());
@@ -598,6 +615,7 @@ impl Checker {
             .retain(|event| !matches!(event, Event::Decided(number) if *number >= lost));
         let before = std::mem::take(&mut self.model);
         self.model.clock_is_doubtful = before.clock_is_doubtful;
+        self.model.clock_is_off_by_ms = before.clock_is_off_by_ms;
         self.model.seen = before.seen;
         self.model.found_dead = before.found_dead;
         self.model.lenient = true;

@@ -45,6 +45,8 @@ pub struct Model {
     pub now: Time,
     /// The wall was set while nobody could tell the steady clock: times on it mean little.
     pub clock_is_doubtful: bool,
+    /// ... because the broker's steady clock may be ahead by so much, or behind.
+    pub clock_is_off_by_ms: u64,
     /// Steps are retold after a crash: what no longer fits is passed over.
     pub lenient: bool,
     /// Every hand-out that anybody ever saw, whatever crashes have undone since.
@@ -62,6 +64,7 @@ impl Model {
     pub fn advance(&mut self, now: Time) {
         self.now = now;
         let doubtful = self.clock_is_doubtful;
+        let latest = now.steady + self.clock_is_off_by_ms;
         let items = &mut self.items;
         self.live
             .retain(|index| !matches!(items[*index].state, State::Ended(_)));
@@ -71,6 +74,7 @@ impl Model {
             item.expiry_reached |= item
                 .expires
                 .is_some_and(|when| doubtful || when.has_come(now));
+            item.is_long_ago |= item.came_ms + DEAD_LETTERS_KEPT_MS <= latest;
             if let State::Leased { lease, session, .. } = item.state
                 && self
                     .sessions
@@ -369,6 +373,8 @@ impl Model {
             state,
             claim,
             tx,
+            came_ms: now.steady,
+            is_long_ago: false,
         };
         self.by_id
             .entry(message.id)

@@ -818,7 +818,7 @@ impl<'a> World<'a> {
         let by_ms = if self.rng.bool() { by_ms } else { -by_ms };
         self.wall_ahead_ms += by_ms;
         self.wall_was_set_by_ms += by_ms.unsigned_abs();
-        self.checker.wall_was_set = true;
+        self.checker.wall_was_set(by_ms.unsigned_abs());
         self.say(|| format!("the wall's clock is set by {by_ms} ms"));
         self.tick()
     }
@@ -1092,8 +1092,9 @@ impl<'a> World<'a> {
         if self.plan.clock_jumps > 0 {
             // What is due at a time of day may be due in thirty years; by then it is.
             let ahead_ms = 31 * 365 * 24 * 3_600_000;
-            self.wall_ahead_ms = self.wall_ahead_ms.max(0) + ahead_ms;
-            self.checker.wall_was_set = true;
+            let by_ms = self.wall_ahead_ms.min(0).abs() + ahead_ms;
+            self.wall_ahead_ms += by_ms;
+            self.checker.wall_was_set(by_ms.unsigned_abs());
             self.tick()?;
         }
         let began_ms = self.now_ms;

@@ -68,6 +68,10 @@ pub struct Item {
     pub unsure_until: u64,
     /// The transaction that put it where it is.
     pub tx: u64,
+    pub(super) came_ms: u64,
+    /// Had it died when it came, it might have been cleared away from the dead letters since: a broker
+    /// whose clock stepped over a crash may have counted the days that they are kept.
+    pub(super) is_long_ago: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,7 +166,8 @@ impl Item {
         match self.state {
             State::Leased { .. } | State::Ended(_) => None,
             _ if self.purged => Some(End::Purged),
-            _ => self.expiry_reached.then_some(End::Expired),
+            _ => (self.expiry_reached || self.is_long_ago && self.may_be_dead())
+                .then_some(End::Expired),
         }
     }
 
