@@ -211,9 +211,15 @@ impl Server {
         let memory_limit_bytes = options.memory_limit_bytes.unwrap_or_else(default_limit);
         let mut broker = options.broker;
         if memory_limit_bytes > 0 {
-            // Large transactions on their way must not be what exceeds the limit.
+            // Large transactions on their way must not be what exceeds the limit, nor bodies, which are
+            // on disk anyway. Of these there may be twice as many as the option says. Results make
+            // room for newer ones of their task, so that a small broker does not fill up with them.
             let share = usize::try_from(memory_limit_bytes / 4).unwrap_or(usize::MAX);
             broker.staged_parts_cap_bytes = broker.staged_parts_cap_bytes.min(share);
+            let share = memory_limit_bytes / 8;
+            broker.resident_bodies_bytes =
+                broker.resident_bodies_bytes.map(|bytes| bytes.min(share));
+            broker.results_cap_bytes = broker.results_cap_bytes.min(share);
         }
         let engine_options = EngineOptions {
             broker,
