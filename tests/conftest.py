@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from project import MARK, Project
+
+# Whoever started the tests may have been started by `nohup`, and what ignores a hang-up says so to all
+# that it starts: then workers would rightly ignore it too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
