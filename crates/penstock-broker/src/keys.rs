@@ -1,13 +1,12 @@
 //! Values beside the queues, who watches them, and which keys belong to a message.
 
-use std::collections::VecDeque;
-
-use bytes::Bytes;
-use penstock_message::{Key, MessageId, Value};
+use penstock_message::{Key, Value};
 use rustc_hash::FxHashMap;
 
 use crate::Position;
 use crate::effects::Rests;
+use crate::index::{Index, hash};
+use crate::line::Line;
 use crate::names::Name;
 use crate::slab::Slab;
 
@@ -40,7 +39,7 @@ impl Stored {
 struct Group {
     bytes: u64,
     /// Results in the order of their coming; some may be stale.
-    order: VecDeque<(u32, u64)>,
+    order: Line<(u32, u64)>,
     results: usize,
     was_told: bool,
 }
@@ -48,8 +47,8 @@ struct Group {
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
     values: Slab<Stored>,
-    results: FxHashMap<MessageId, u32>,
-    named: FxHashMap<Bytes, u32>,
+    by_key: Index,
+    results: u64,
     claims: FxHashMap<Key, u64>,
     groups: Vec<Group>,
     watchers: FxHashMap<Key, Vec<u32>>,
@@ -60,11 +59,8 @@ pub(crate) struct Keys {
 
 impl Keys {
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
-        match key {
-            Key::Result(id) => self.results.get(id),
-            Key::Named(name) => self.named.get(name),
-        }
-        .copied()
+        let is_it = |slot: u32| self.values[slot].key == *key;
+        self.by_key.find(hash(key), is_it)
     }
 
     pub(crate) fn value(&self, key: &Key) -> Option<&Stored> {
@@ -86,7 +82,7 @@ impl Keys {
     }
 
     pub(crate) fn results(&self) -> u64 {
-        self.results.len() as u64
+        self.results
     }
 
     /// The caller has removed what the key held before.
@@ -94,39 +90,30 @@ impl Keys {
         self.stored += 1;
         stored.number = self.stored;
         let number = stored.number;
-        let bytes = stored.bytes();
-        let group = stored.group;
-        let result = match &stored.key {
-            Key::Result(id) => Some(*id),
-            Key::Named(_) => None,
-        };
-        let name = match &stored.key {
-            Key::Result(_) => None,
-            Key::Named(name) => Some(name.clone()),
-        };
+        let result = matches!(stored.key, Key::Result(_)).then(|| (stored.group, stored.bytes()));
         let slot = self.values.insert(stored);
-        if let Some(id) = result {
-            self.results.insert(id, slot);
+        let Self { values, by_key, .. } = self;
+        let hash_of = |slot: u32| hash(&values[slot].key);
+        by_key.insert(hash_of(slot), slot, hash_of);
+        if let Some((group, bytes)) = result {
+            self.results += 1;
             self.results_bytes += bytes;
             let group = self.group(group);
             group.bytes += bytes;
             group.results += 1;
             group.order.push_back((slot, number));
         }
-        if let Some(name) = name {
-            self.named.insert(name, slot);
-        }
         (slot, number)
     }
 
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Stored> {
-        let slot = match key {
-            Key::Result(id) => self.results.remove(id)?,
-            Key::Named(name) => self.named.remove(name)?,
-        };
+        let Self { values, by_key, .. } = self;
+        let is_it = |slot: u32| values[slot].key == *key;
+        let slot = by_key.remove(hash(key), is_it, |slot| hash(&values[slot].key))?;
         let stored = self.values.remove(slot);
         if let Key::Result(_) = key {
             let bytes = stored.bytes();
+            self.results -= 1;
             self.results_bytes -= bytes;
             let values = &self.values;
             let group = &mut self.groups[stored.group.index()];
@@ -135,7 +122,7 @@ impl Keys {
             if group.order.len() > 2 * group.results + 64 {
                 group
                     .order
-                    .retain(|(slot, number)| is_stored(values, *slot, *number));
+                    .retain(|(slot, number)| is_stored(values, slot, number));
             }
         }
         Some(stored)
@@ -177,6 +164,9 @@ impl Keys {
 
     pub(crate) fn end_claim(&mut self, key: &Key) {
         self.claims.remove(key);
+        if self.claims.capacity() > 1024 && self.claims.len() < self.claims.capacity() / 8 {
+            self.claims.shrink_to(2 * self.claims.len());
+        }
     }
 
     pub(crate) fn is_anything_watched(&self) -> bool {

@@ -13,6 +13,9 @@ const AFTER: Duration = Duration::from_millis(250);
 /// what the broker must take in even when it takes no new work.
 const SHARE: (u64, u64) = (6, 10);
 
+/// When so much of what a broker remembers has gone, and half of it, what that took is given back.
+const GONE_BYTES: u64 = 32 << 20;
+
 /// Watches what the process holds.
 #[derive(Debug)]
 pub(crate) struct Gauge {
@@ -20,6 +23,8 @@ pub(crate) struct Gauge {
     is_full: bool,
     read_bytes: usize,
     due: Instant,
+    /// The most that has lived since freed memory was last given back.
+    lived_bytes: u64,
 }
 
 impl Gauge {
@@ -30,12 +35,23 @@ impl Gauge {
             is_full: false,
             read_bytes: 0,
             due: Instant::now(),
+            lived_bytes: 0,
         }
     }
 
     /// So much has come in.
     pub(crate) fn read(&mut self, bytes: usize) {
         self.read_bytes += bytes;
+    }
+
+    /// What the broker has to remember comes to so much now. As a backlog goes, its memory is given back, each
+    /// time half of it is gone: so often, and no more often, is it worth the time.
+    pub(crate) fn lives(&mut self, bytes: u64) {
+        self.lived_bytes = self.lived_bytes.max(bytes);
+        if self.lived_bytes - bytes >= GONE_BYTES.max(self.lived_bytes / 2) {
+            self.lived_bytes = bytes;
+            give_back();
+        }
     }
 
     /// When it must be asked although nothing comes in: it is known to have been full.
@@ -68,7 +84,9 @@ impl Gauge {
     }
 }
 
-/// The allocator keeps what was freed between blocks that are in use: a broker that was drained would look full.
+/// The allocator keeps what was freed between blocks that are in use: a broker that was drained would look full,
+/// and keep the memory of the largest backlog that it ever had. (glibc maps large blocks by themselves only
+/// until it has seen one freed.)
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn give_back() {
     unsafe extern "C" {

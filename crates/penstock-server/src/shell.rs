@@ -309,6 +309,7 @@ impl Server {
             if let Some(memory) = self.memory.measure() {
                 self.engine.memory_measured(self.clock.now(), memory);
             }
+            self.memory.lives(self.engine.broker().live_bytes());
             while let Ok(task) = self.reader.done.try_recv() {
                 self.engine.reads_done(self.clock.now(), task);
             }
