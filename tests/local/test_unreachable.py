@@ -1,0 +1,173 @@
+"""Whatever is asked of a broker that does not answer: an error that says so, in time, and never a hang."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from project import Process, Project
+
+from penstock import App, BrokerUnavailable, Timeout
+
+TIMEOUT_S = 0.1
+# A machine that does other things too.
+SLACK_S = 5
+
+
+@dataclass
+class Reach:
+    """A broker's address. ``lose`` is what happens to the broker after a first job was enqueued."""
+
+    url: str
+    lose: Callable[[], object] | None = None
+
+
+@contextmanager
+def refused(project: Project) -> Iterator[Reach]:
+    """Nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and not `listen`: nobody else gets the port meanwhile
+        yield Reach(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
+
+
+@contextmanager
+def no_socket(project: Project) -> Iterator[Reach]:
+    yield Reach(f"unix:{project.directory}/nothing-here")
+
+
+@contextmanager
+def silent(project: Project) -> Iterator[Reach]:
+    """Somebody listens, and never says a word."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield Reach(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+
+
+@contextmanager
+def killed(project: Project) -> Iterator[Reach]:
+    url, server = serve(project)
+
+    def kill() -> None:
+        server.signal(signal.SIGKILL)
+        server.wait()
+
+    yield Reach(url, kill)
+
+
+@contextmanager
+def stopped(project: Project) -> Iterator[Reach]:
+    """The process stands still: the kernel takes what is sent, and nobody answers."""
+    url, server = serve(project)
+    yield Reach(url, lambda: server.signal(signal.SIGSTOP))
+    server.end()
+
+
+def serve(project: Project) -> tuple[str, Process]:
+    url = f"unix:{project.directory}/socket"
+    server = project.start("penstock", "server", "--listen", url, "--data", project.directory / "data")
+    server.wait_for_output("listening")
+    return url, server
+
+
+def one_of_each(app: App) -> dict[str, Callable[[], Any]]:
+    """Every call that asks the broker for something."""
+
+    @app.task(name="double")
+    def double(number: int) -> int:
+        return 2 * number
+
+    job = app.job("01234567-89ab-4cde-8f01-23456789abcd")
+    asynchronous: dict[str, Callable[[], Any]] = {
+        "adelay": lambda: double.adelay(1),
+        "amap": lambda: double.amap([1, 2]),
+        "astarmap": lambda: double.astarmap([(1,), (2,)]),
+        "aenqueue": lambda: app.aenqueue([double.s(1)]),
+        "adelay of a signature": lambda: double.s(1).adelay(),
+        "aresult": lambda: job.aresult(timeout=TIMEOUT_S),
+        "aresult at once": lambda: job.aresult(timeout=0),
+        "ainfo": job.ainfo,
+    }
+
+    def waited_for(call: Callable[[], Any]) -> Callable[[], Any]:
+        async def run() -> Any:
+            return await call()
+
+        return lambda: asyncio.run(run())
+
+    return {
+        "delay": lambda: double.delay(1),
+        "delay with options": lambda: double.options(countdown=3).delay(1),
+        "delay of a signature": lambda: double.s(1).delay(),
+        "map": lambda: double.map([1, 2]),
+        "starmap": lambda: double.starmap([(1,), (2,)]),
+        "enqueue": lambda: app.enqueue([double.s(1)]),
+        "result": lambda: job.result(timeout=TIMEOUT_S),
+        "result at once": lambda: job.result(timeout=0),
+        "state": lambda: job.state,
+        "info": job.info,
+        **{name: waited_for(call) for name, call in asynchronous.items()},
+    }
+
+
+@pytest.mark.parametrize("reach", [refused, no_socket, silent, killed, stopped])
+def test_every_call_raises_in_time(project: Project, reach: Callable[[Project], AbstractContextManager[Reach]]) -> None:
+    with reach(project) as broker:
+        app = App("shop", url=broker.url, timeout=TIMEOUT_S)
+        calls = one_of_each(app)
+        if broker.lose is not None:
+            calls["delay"]()
+            broker.lose()
+        for name, call in calls.items():
+            began = time.monotonic()
+            with pytest.raises((BrokerUnavailable, Timeout)) as caught:
+                call()
+            assert time.monotonic() - began < TIMEOUT_S + SLACK_S, name
+            asks_only = any(word in name for word in ("result", "info", "state"))
+            if asks_only or broker.lose is None:
+                assert not caught.value.maybe_accepted, name
+            elif reach is stopped:
+                assert caught.value.maybe_accepted, name
+        began = time.monotonic()
+        app.close()
+        assert time.monotonic() - began < SLACK_S
+
+
+def test_every_command_ends_with_an_error_that_names_the_broker(project: Project) -> None:
+    commands = ["status", "status --json", "purge default", "limit default --max-length 3", "stop"]
+    with refused(project) as broker:
+        started = [project.start("penstock", *command.split(), PENSTOCK_URL=broker.url) for command in commands]
+        for process in started:
+            assert process.wait() != 0, process.output
+            assert f"no connection to {broker.url}" in process.output
+            assert "Traceback" not in process.output
+
+
+def test_a_worker_waits_for_its_broker_and_says_so(project: Project) -> None:
+    project.write(
+        "tasks.py",
+        """
+        from penstock import App
+
+        app = App("shop")
+
+        @app.task
+        def double(number: int) -> int:
+            return 2 * number
+        """,
+    )
+    url = f"unix:{project.directory}/socket"
+    worker = project.worker("tasks:app", "-c", "1", PENSTOCK_URL=url)
+    worker.wait_for_output("no connection")
+    _, server = serve(project)
+    script = "import tasks\nprint(tasks.double.delay(4).result(timeout=30))"
+    assert project.python(script, PENSTOCK_URL=url) == "8\n"
+    worker.end()
+    server.end()
