@@ -55,6 +55,8 @@ pub struct RecoveryReport {
     pub segments: u64,
     pub batches: u64,
     pub records: u64,
+    /// The last record; 0 when there is none.
+    pub through: u64,
     /// The watermark did not cover these records yet; they were written again.
     pub rewritten_records: u64,
     /// Writes that a crash interrupted; none was confirmed. They were cut off.
@@ -386,6 +388,7 @@ pub(crate) fn recover<S: Storage>(
     joiner.report.segments = counted.len() as u64;
     joiner.report.torn_batches = tail.torn_batches;
     joiner.report.rewritten_records = joiner.unproven.len() as u64;
+    joiner.report.through = joiner.next_position - 1;
     Ok(Recovered {
         base_position: joiner.next_position - joiner.unproven.len() as u64,
         report: joiner.report,

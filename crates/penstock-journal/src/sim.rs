@@ -8,7 +8,7 @@
 
 mod leftovers;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -305,10 +305,21 @@ impl Disk {
         self.faults.clear();
     }
 
-    /// Handles of the process that used it are dead.
+    /// Handles of the process that used it are dead, and with them files that have no name any more.
     fn end_process(&mut self) {
         self.process += 1;
         self.locked = false;
+        let named = self
+            .directory
+            .values()
+            .chain(self.durable_directory.values());
+        let changed = self.pending_entries.iter().map(EntryChange::file);
+        let kept: BTreeSet<usize> = named.copied().chain(changed).collect();
+        for (number, file) in self.files.iter_mut().enumerate() {
+            if !kept.contains(&number) {
+                *file = Inode::default();
+            }
+        }
     }
 }
 
@@ -381,6 +392,12 @@ fn put(target: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
 }
 
 impl EntryChange {
+    fn file(&self) -> usize {
+        match self {
+            Self::Create(_, file) | Self::Remove(_, file) | Self::Rename { file, .. } => *file,
+        }
+    }
+
     /// Does what can be done of it: a change that it builds upon may have been lost.
     fn apply(self, directory: &mut BTreeMap<String, usize>) {
         match self {
@@ -500,7 +517,7 @@ impl Storage for SimStorage {
     fn sync_directory(&self) -> io::Result<()> {
         let mut disk = self.live()?;
         let fault = disk.change();
-        if fault.is_none() {
+        if fault.is_none() && !disk.pending_entries.is_empty() {
             disk.pending_entries.clear();
             disk.durable_directory = disk.directory.clone();
         }

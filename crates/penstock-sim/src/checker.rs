@@ -29,12 +29,19 @@ pub enum Crash {
     DiskFailed,
 }
 
+/// A story of so many events is long.
+const BEGINS_ANEW_AFTER: usize = 200;
+
 /// Of so many transactions a session can still ask how they ended.
 const RECEIPTS_KEPT: u64 = 1024;
 
 #[derive(Default)]
 pub struct Checker {
     pub model: Model,
+    /// The model as it was when the story begins: at a quiet moment, or when a broker had recovered. No
+    /// crash takes back what was decided before.
+    base: Model,
+    base_tx: u64,
     story: Vec<Event>,
     /// By number; the model knows transactions by it, too.
     txs: BTreeMap<u64, Decided>,
@@ -185,9 +192,14 @@ impl Checker {
     }
 
     pub fn time(&mut self, now: Time) {
-        if self.model.now != now {
-            self.model.advance(now);
-            self.story.push(Event::Time(now));
+        if self.model.now == now {
+            return;
+        }
+        self.model.advance(now);
+        match self.story.last_mut() {
+            // Of a while in which nothing happened and no clock was set, the end is enough.
+            Some(Event::Time(before)) if before.is_as_far_apart_as(now) => *before = now,
+            _ => self.story.push(Event::Time(now)),
         }
     }
 
@@ -503,6 +515,9 @@ impl Checker {
         self.tell(Event::Quiet)?;
         self.safe_through = self.told;
         self.wall_was_set_by_ms = 0;
+        if self.story.len() > BEGINS_ANEW_AFTER {
+            self.begin_story();
+        }
         let now = self.model.now;
         let items = &self.model.items;
         // A message that may be delivered only once leaves when its grant is on disk, so after others.
@@ -517,18 +532,13 @@ impl Checker {
 
     // --- crashes
 
-    /// Whether the new broker may have forgotten sessions that were here a moment ago.
-    pub fn doubts_the_clock(&self) -> bool {
-        self.wall_was_set_by_ms > 0 || self.model.clock_is_doubtful
-    }
-
-    /// A new broker has recovered what the last one left: the journal, up to this record, if that is asked for.
+    /// A new broker has recovered what the last one left: the journal, up to this record.
     pub fn recovered(
         &mut self,
         crash: Crash,
         broker: &Broker,
         now: Time,
-        found_through: Option<u64>,
+        found_through: u64,
     ) -> Verdict {
         self.counts.crashes += 1;
         self.views.clear();
@@ -559,9 +569,9 @@ impl Checker {
                 durability,
                 ..
             } = decided;
-            let was_found = || found_through.is_some_and(|through| decided.position <= through);
+            let was_found = decided.position <= found_through;
             let cannot_be_asked = unknown.contains(session)
-                && (*number <= self.safe_through || was_found())
+                && (*number <= self.safe_through || was_found)
                 || self.reopened.get(session).is_some_and(|at| seq <= at);
             if cannot_be_asked {
                 continue;
@@ -594,6 +604,12 @@ impl Checker {
                             decided.tx
                         ));
                     }
+                    if *number <= self.base_tx {
+                        return Err(format!(
+                            "transaction {number} was on disk, and is lost: {:?}",
+                            decided.tx
+                        ));
+                    }
                 }
             }
         }
@@ -604,7 +620,15 @@ impl Checker {
             self.retell_until(lost);
         }
         self.time(now);
-        self.tell(Event::Restarted(self.longest_heartbeat_ms))
+        self.tell(Event::Restarted(self.longest_heartbeat_ms))?;
+        self.begin_story();
+        Ok(())
+    }
+
+    fn begin_story(&mut self) {
+        self.story.clear();
+        self.base = self.model.clone();
+        self.base_tx = self.told;
     }
 
     /// Tells the model the story once more, as it was without these transactions.
@@ -613,7 +637,7 @@ impl Checker {
         self.by_seq.retain(|_, number| *number < lost);
         self.story
             .retain(|event| !matches!(event, Event::Decided(number) if *number >= lost));
-        let before = std::mem::take(&mut self.model);
+        let before = std::mem::replace(&mut self.model, self.base.clone());
         self.model.clock_is_doubtful = before.clock_is_doubtful;
         self.model.clock_is_off_by_ms = before.clock_is_off_by_ms;
         self.model.seen = before.seen;

@@ -13,6 +13,13 @@ pub struct Time {
     pub wall: u64,
 }
 
+impl Time {
+    /// Whether both clocks have gone on by as much.
+    pub fn is_as_far_apart_as(self, other: Self) -> bool {
+        self.wall.wrapping_sub(self.steady) == other.wall.wrapping_sub(other.steady)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub enum When {
     Steady(u64),
