@@ -4,3 +4,4 @@ mod conformance;
 mod local;
 mod remote;
 mod support;
+mod workflows;
