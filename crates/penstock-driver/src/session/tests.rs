@@ -4,7 +4,9 @@ use std::sync::Mutex;
 use penstock_message::{MessageId, Op, Refusal, Tx, Value, ValueStatus};
 use penstock_wire::Decoder;
 
+use super::outgoing::MAX_IN_FLIGHT;
 use super::*;
+use crate::encoded::FRAME_TARGET_BYTES;
 
 /// A session whose other side is this test: what it sends is told as text, and so is what comes of it.
 struct Bench {

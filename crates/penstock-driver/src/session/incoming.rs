@@ -1,0 +1,201 @@
+//! What a session makes of what the broker says.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_message::{Answer, Delivery, Key, KeyState, Receipt};
+use penstock_wire::{PROTOCOL_VERSION, convert, proto};
+
+use super::{
+    APPLIED, Call, CallDone, CallId, Event, HopelessEnd, Link, LinkEnd, PendingTx, Session,
+};
+
+impl Session {
+    pub(super) fn welcomed(&mut self, welcome: proto::Welcome) -> Result<(), LinkEnd> {
+        if welcome.protocol_version != PROTOCOL_VERSION {
+            return Err(LinkEnd::Hopeless(
+                HopelessEnd::Invalid,
+                format!(
+                    "the broker at {} (version {}) speaks version {} of the protocol, this client version {PROTOCOL_VERSION}; install the same version of penstock on both sides",
+                    self.config.broker, welcome.broker_version, welcome.protocol_version
+                ),
+            ));
+        }
+        self.link = Link::Up;
+        self.stopped = false;
+        self.down_because = None;
+        self.heartbeat = Duration::from_millis(welcome.heartbeat_ms);
+        self.max_frame_bytes = welcome.max_frame_bytes as usize;
+        if welcome.forgotten {
+            while !self.window.is_empty() {
+                self.pop_confirmed(Receipt::Unknown);
+            }
+            self.window_first_seq = welcome.applied_through + 1;
+        }
+        // The broker names no number here whose receipt would say anything else.
+        while self.window_first_seq <= welcome.applied_through && !self.window.is_empty() {
+            self.pop_confirmed(APPLIED);
+        }
+        self.unwritten = (0, 0);
+
+        self.unsent_keys = self.watchers.keys().cloned().collect();
+        self.unsent_unwatched.clear();
+        for watch in self.watches.values() {
+            self.events
+                .push_back(Event::Reachable(Arc::clone(&watch.sink), true));
+        }
+        self.unsent_queries = self
+            .calls
+            .iter()
+            .filter(|(_, call)| matches!(call.done, CallDone::Query { .. }))
+            .map(|(id, _)| *id)
+            .collect();
+        self.report_changed = self.report.is_some();
+        if let Some(consumer) = &mut self.consumer {
+            consumer.unsent_credit = consumer.credit;
+            consumer.changed = true;
+            let kept = convert::all(welcome.leases)?;
+            self.events
+                .push_back(Event::LeasesKept(Arc::clone(&consumer.sink), kept));
+        }
+        Ok(())
+    }
+
+    pub(super) fn confirmed(&mut self, confirm: proto::Confirm) -> Result<(), LinkEnd> {
+        for receipt in confirm.receipts {
+            let (seq, receipt) = receipt.try_into()?;
+            if let Some(pending) = self.in_window(seq) {
+                pending.receipt = Some(receipt);
+            }
+        }
+        for seq in confirm.early {
+            if let Some(pending) = self.in_window(seq)
+                && !pending.told
+            {
+                pending.told = true;
+                let (call, index) = (pending.call, pending.index);
+                let receipt = pending.receipt.clone().unwrap_or(APPLIED);
+                self.settle(call, index, receipt);
+            }
+        }
+        while self.window_first_seq <= confirm.through && !self.window.is_empty() {
+            self.pop_confirmed(APPLIED);
+        }
+        Ok(())
+    }
+
+    fn in_window(&mut self, seq: u64) -> Option<&mut PendingTx> {
+        let index = seq.checked_sub(self.window_first_seq)?;
+        self.window.get_mut(usize::try_from(index).ok()?)
+    }
+
+    /// Takes the first of the window out, with its own receipt where it has one.
+    fn pop_confirmed(&mut self, otherwise: Receipt) {
+        let Some(pending) = self.window.pop_front() else {
+            return;
+        };
+        self.window_first_seq += 1;
+        self.unwritten = match self.unwritten {
+            (0, _) => (0, 0),
+            (index, part) => (index - 1, part),
+        };
+        if !pending.told {
+            let receipt = pending.receipt.unwrap_or(otherwise);
+            self.settle(pending.call, pending.index, receipt);
+        }
+    }
+
+    fn settle(&mut self, id: CallId, index: usize, receipt: Receipt) {
+        let Some(call) = self.calls.get_mut(&id) else {
+            return;
+        };
+        let CallDone::Commit {
+            receipts,
+            unconfirmed,
+            ..
+        } = &mut call.done
+        else {
+            return;
+        };
+        receipts[index] = receipt;
+        *unconfirmed -= 1;
+        if *unconfirmed == 0
+            && let Some(CallDone::Commit { done, receipts, .. }) = self.remove_call(id)
+        {
+            self.events.push_back(Event::Committed(done, Ok(receipts)));
+        }
+    }
+
+    pub(super) fn answered(&mut self, id: CallId, answer: Answer) {
+        match self.calls.get(&id) {
+            Some(Call {
+                done: CallDone::Query { .. },
+                ..
+            }) => {}
+            _ => return,
+        }
+        if let Some(CallDone::Query { done, .. }) = self.remove_call(id) {
+            self.events.push_back(Event::Answered(done, Ok(answer)));
+        }
+    }
+
+    pub(super) fn delivered(&mut self, deliveries: Vec<Delivery>) {
+        if let Some(consumer) = &mut self.consumer {
+            consumer.credit = consumer.credit.saturating_sub(deliveries.len() as u32);
+            self.events
+                .push_back(Event::Deliver(Arc::clone(&consumer.sink), deliveries));
+        }
+    }
+
+    pub(super) fn value(&mut self, key: Key, state: KeyState) {
+        let pending = state == KeyState::Pending;
+        let told = match pending {
+            true => self.watchers.get(&key).cloned(),
+            false => self.watchers.remove(&key),
+        };
+        let mut peeked = Vec::new();
+        for id in told.into_iter().flatten() {
+            let Some(watch) = self.watches.get_mut(&id) else {
+                continue;
+            };
+            let sink = Arc::clone(&watch.sink);
+            self.events
+                .push_back(Event::Value(sink, key.clone(), state.clone()));
+            if pending && !watch.peeks {
+                continue;
+            }
+            if pending {
+                peeked.push(id);
+            }
+            watch.untold -= 1;
+            if watch.untold == 0 {
+                self.remove_watch(id);
+            }
+        }
+        if !peeked.is_empty() {
+            self.stop_watching(key, |watcher| peeked.contains(&watcher));
+        }
+    }
+
+    pub(super) fn link_end(&self, close: proto::Close) -> LinkEnd {
+        use proto::close::Why;
+        let broker = &self.config.broker;
+        let text = close.text;
+        match Why::try_from(close.why) {
+            Ok(Why::Unauthorized) => LinkEnd::Hopeless(
+                HopelessEnd::Unauthorized,
+                format!("the broker at {broker} refused this client's token: {text}"),
+            ),
+            Ok(Why::Version) => LinkEnd::Hopeless(
+                HopelessEnd::Invalid,
+                format!("the broker at {broker} speaks another version of the protocol: {text}"),
+            ),
+            Ok(Why::Protocol) => LinkEnd::Lost(format!("the broker refused a frame: {text}")),
+            Ok(Why::Fenced) => LinkEnd::Lost("a newer connection of this session took over".into()),
+            Ok(Why::Stopping) => LinkEnd::Lost("the broker was stopped".into()),
+            Ok(Why::TooManyClients) => LinkEnd::Lost(text),
+            Ok(Why::Failed) => LinkEnd::Lost(format!("the broker's disk failed: {text}")),
+            Err(_) => LinkEnd::Lost(text),
+        }
+    }
+}

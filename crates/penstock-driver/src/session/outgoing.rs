@@ -1,0 +1,176 @@
+//! What a session writes: frames of what waits, as much as the socket is about to take.
+
+use bytes::Bytes;
+use penstock_wire::{encode_frame, proto};
+
+use super::{CallDone, Session};
+use crate::DriverError;
+use crate::encoded::{Encoded, EncodedCommit, EncodedCommits, FRAME_TARGET_BYTES};
+
+/// Transactions that are sent and not confirmed; the rest wait here, in order.
+pub(super) const MAX_IN_FLIGHT: usize = 1024;
+/// Frames are made while less than this is waiting for the socket; the more that is made early, the
+/// more of it may be out of date when it leaves.
+const OUT_TARGET_BYTES: usize = 256 << 10;
+/// A watch of a million keys is sent in portions.
+const KEYS_A_FRAME: usize = 16 << 10;
+/// What surrounds one part in its frame.
+const FRAME_OVERHEAD_BYTES: usize = 64;
+
+impl Session {
+    pub(super) fn last_seq(&self) -> u64 {
+        self.window_first_seq + self.window.len() as u64 - 1
+    }
+
+    pub(super) fn write_commits(&mut self) {
+        let mut frame = EncodedCommits::default();
+        let mut frame_bytes = 0;
+        while self.out.len() + frame_bytes < OUT_TARGET_BYTES {
+            if self.unwritten.0 == self.window.len() && !self.admit() {
+                break;
+            }
+            let (index, part) = self.unwritten;
+            let pending = &mut self.window[index];
+            let first_seq = self.window_first_seq + index as u64;
+            let durability = proto::Durability::from(pending.durability).into();
+            let mut kind = proto::Part::Whole;
+            let bytes = match self.calls.get_mut(&pending.call) {
+                // Its deadline passed between two connections.
+                None if part == 0 => {
+                    pending.tx = Encoded::Whole(Bytes::new());
+                    Bytes::new()
+                }
+                call => {
+                    if let Some(call) = call {
+                        call.sent = true;
+                    }
+                    match &pending.tx {
+                        Encoded::Whole(bytes) => bytes.clone(),
+                        Encoded::Parts(parts) => {
+                            kind = match part + 1 == parts.len() {
+                                true => proto::Part::Last,
+                                false => proto::Part::More,
+                            };
+                            parts[part].clone()
+                        }
+                    }
+                }
+            };
+            self.unwritten = match kind {
+                proto::Part::More => (index, part + 1),
+                proto::Part::Whole | proto::Part::Last => (index + 1, 0),
+            };
+
+            if kind != proto::Part::Whole || frame_bytes + bytes.len() > FRAME_TARGET_BYTES {
+                self.write_commit_frame(&mut frame);
+                frame_bytes = 0;
+            }
+            frame_bytes += bytes.len();
+            match frame.commits.last_mut() {
+                Some(commit) if commit.durability == durability => commit.txs.push(bytes),
+                _ => frame.commits.push(EncodedCommit {
+                    first_seq,
+                    durability,
+                    txs: vec![bytes],
+                    part: kind.into(),
+                }),
+            }
+            if kind != proto::Part::Whole {
+                self.write_commit_frame(&mut frame);
+                frame_bytes = 0;
+            }
+        }
+        self.write_commit_frame(&mut frame);
+    }
+
+    fn write_commit_frame(&mut self, frame: &mut EncodedCommits) {
+        if !frame.commits.is_empty() {
+            encode_frame(frame, &mut self.out);
+            frame.commits.clear();
+        }
+    }
+
+    /// Moves the next transaction that somebody still waits for into the window, where it has a number.
+    fn admit(&mut self) -> bool {
+        while self.window.len() < MAX_IN_FLIGHT {
+            let Some(pending) = self.waiting.pop_front() else {
+                return false;
+            };
+            if !self.calls.contains_key(&pending.call) {
+                continue;
+            }
+            let bytes = pending.tx.largest_part_bytes();
+            if bytes + FRAME_OVERHEAD_BYTES > self.max_frame_bytes {
+                let reason = format!(
+                    "one operation of {bytes} bytes is over the broker's limit of {} for a frame",
+                    self.max_frame_bytes
+                );
+                self.end_call(pending.call, DriverError::TooLarge { reason });
+                continue;
+            }
+            self.window.push_back(pending);
+            return true;
+        }
+        false
+    }
+
+    pub(super) fn write_requests(&mut self) {
+        while !self.unsent_keys.is_empty() && self.out.len() < OUT_TARGET_BYTES {
+            let portion = self.unsent_keys.len().min(KEYS_A_FRAME);
+            let keys: Vec<proto::KeyRef> = self
+                .unsent_keys
+                .drain(..portion)
+                // Given up, or told, before it was asked for.
+                .filter(|key| self.watchers.contains_key(key))
+                .map(Into::into)
+                .collect();
+            if !keys.is_empty() {
+                self.write_watch(proto::Watch {
+                    keys,
+                    unwatch: Vec::new(),
+                });
+            }
+        }
+        if self.unsent_keys.is_empty() && !self.unsent_unwatched.is_empty() {
+            let unwatch = self.unsent_unwatched.drain().map(Into::into).collect();
+            self.write_watch(proto::Watch {
+                keys: Vec::new(),
+                unwatch,
+            });
+        }
+
+        let mut frame = proto::ToBroker::default();
+        while let Some(id) = self.unsent_queries.pop_front() {
+            if let Some(call) = self.calls.get_mut(&id)
+                && let CallDone::Query { query, .. } = &call.done
+            {
+                call.sent = true;
+                frame.queries.push((id, query.clone()).into());
+            }
+        }
+        if let Some(consumer) = &mut self.consumer
+            && consumer.changed
+        {
+            consumer.changed = false;
+            frame.consume = Some(proto::Consume {
+                queues: consumer.queues.clone(),
+                add_credit: std::mem::take(&mut consumer.unsent_credit),
+                stop: consumer.stopped,
+            });
+        }
+        if std::mem::take(&mut self.report_changed) {
+            frame.report = self.report;
+        }
+        if frame != proto::ToBroker::default() {
+            encode_frame(&frame, &mut self.out);
+        }
+    }
+
+    fn write_watch(&mut self, watch: proto::Watch) {
+        let frame = proto::ToBroker {
+            watch: Some(watch),
+            ..Default::default()
+        };
+        encode_frame(&frame, &mut self.out);
+    }
+}
