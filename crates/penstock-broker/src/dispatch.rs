@@ -251,19 +251,29 @@ impl Broker {
             self.state.crash_message(slot, reason);
             return;
         }
-        self.end_with(slot, ValueStatus::Crashed, reason.clone());
+        self.set_aside(slot, true, &reason);
+    }
+
+    /// Moves it to the dead letters, with the reason as its note. Whoever waits for its result is told that,
+    /// unless it was dead before.
+    pub(crate) fn set_aside(&mut self, slot: u32, crashed: bool, reason: &Bytes) {
+        let dead = self.state.dead;
+        if self.state.messages.queue(slot) != dead {
+            self.end_with(slot, ValueStatus::Crashed, reason.clone());
+        }
         let expires_at = self
             .clocks
             .resolve(Due::AfterMs(self.options.dead_letters_kept_ms));
         let change = Change {
             to: self.state.numbers + 1,
-            queue: self.state.queues[self.state.dead].name,
+            queue: self.state.queues[dead].name,
             due: None,
             next_attempt: false,
-            crashed: true,
-            note: Some(&reason),
+            crashed,
+            note: Some(reason),
             expires_at: Some(expires_at),
         };
+        let number = self.state.messages[slot].number();
         self.record(&Event::Moved { number, change });
         self.state
             .move_message(slot, &change, Some(reason.clone()), None);

@@ -9,10 +9,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use bytes::Bytes;
-use penstock_message::{Due, Durability, Notice, ValueStatus};
+use penstock_message::{Durability, Notice};
 
 use crate::messages::Handle;
-use crate::records::{Change, Event};
 use crate::state::State;
 use crate::{Broker, ConnId, Now, Position};
 
@@ -258,29 +257,11 @@ impl Broker {
         let State {
             messages, queues, ..
         } = &self.state;
-        let (number, id) = (messages[slot].number(), messages[slot].id);
-        let queue = messages.queue(slot);
-        let from = self.state.names.text(queues[queue].name).to_owned();
+        let id = messages[slot].id;
+        let from = queues[messages.queue(slot)].name;
+        let from = self.state.names.text(from).to_owned();
         let text = format!("its body can't be read back from the journal: {reason}");
-        let note = Bytes::from(text.clone());
-        if queue != self.state.dead {
-            self.end_with(slot, ValueStatus::Crashed, note.clone());
-        }
-        let expires_at = self
-            .clocks
-            .resolve(Due::AfterMs(self.options.dead_letters_kept_ms));
-        let change = Change {
-            to: self.state.numbers + 1,
-            queue: self.state.queues[self.state.dead].name,
-            due: None,
-            next_attempt: false,
-            crashed: false,
-            note: Some(&note),
-            expires_at: Some(expires_at),
-        };
-        self.record(&Event::Moved { number, change });
-        self.state
-            .move_message(slot, &change, Some(note.clone()), None);
+        self.set_aside(slot, false, &Bytes::from(text.clone()));
         // Its full state again, without a body, so that nobody looks for that any more.
         self.carry_message(slot, &[]);
         self.reading.unreadable += 1;
