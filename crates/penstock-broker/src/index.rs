@@ -1,4 +1,5 @@
-//! Finds slots by what their entries say, and keeps nothing but the slots: four bytes and a tag each.
+//! Finds slots by what their entries say. A slot takes eight bytes here and a tag: beside it stands its
+//! hash, so that no entry need be looked at to make the table larger, and hardly one that is not meant.
 //!
 //! The table is cut into shards, so that no insertion has to move more than a small part of it at once,
 //! and a shard that has become much too large for what it holds shrinks. Shards differ in size: equal ones
@@ -15,8 +16,17 @@ const SMALL: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Index {
-    shards: Vec<HashTable<u32>>,
+    shards: Vec<HashTable<Place>>,
 }
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    hash: Hash,
+    slot: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hash(u32);
 
 impl Default for Index {
     fn default() -> Self {
@@ -26,20 +36,27 @@ impl Default for Index {
     }
 }
 
-pub(crate) fn hash(what: impl std::hash::Hash) -> u64 {
-    FxBuildHasher.hash_one(what)
+pub(crate) fn hash(what: impl std::hash::Hash) -> Hash {
+    let hash = FxBuildHasher.hash_one(what);
+    Hash((hash ^ hash >> 32) as u32)
 }
 
-/// The lowest bits of a hash choose a place within a shard, the highest are its tag, and the shard is chosen
-/// by bits between them. Whoever enters many does so in the order of shards: each is small enough to be
-/// near meanwhile.
-///
-/// The first shard gets half as many as the last, and those between them rise evenly.
-pub(crate) fn shard(hash: u64) -> usize {
-    let part = f64::from((hash >> 24) as u32) / (1_u64 << 32) as f64;
-    // So large a part of all has a place below this one: (2 place + place^2) / 3.
-    let place = (1.0 + 3.0 * part).sqrt() - 1.0;
-    (place * SHARDS as f64) as usize
+impl Hash {
+    /// Whoever enters many does so in the order of shards: each is small enough to be near meanwhile.
+    ///
+    /// The first shard gets half as many as the last, and those between them rise evenly.
+    pub(crate) fn shard(self) -> usize {
+        let part = f64::from(self.0) / (1_u64 << 32) as f64;
+        // So large a part of all has a place below this one: (2 place + place^2) / 3.
+        let place = (1.0 + 3.0 * part).sqrt() - 1.0;
+        (place * SHARDS as f64) as usize
+    }
+
+    /// For a table, which takes a place from the lowest bits and a tag from the highest. (Those that share
+    /// a shard have the highest bits of the hash itself in common.)
+    fn spread(self) -> u64 {
+        u64::from(self.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
 }
 
 /// How many of so many are in this shard, about.
@@ -49,48 +66,52 @@ fn share(shard: usize, all: usize) -> usize {
 
 impl Index {
     /// So many are about to be entered.
-    pub(crate) fn reserve(&mut self, more: usize, hash_of: impl Fn(u32) -> u64) {
+    pub(crate) fn reserve(&mut self, more: usize) {
         for (index, shard) in self.shards.iter_mut().enumerate() {
             let share = share(index, more);
-            shard.reserve(share + share / 16, |slot| hash_of(*slot));
+            shard.reserve(share + share / 16, |place| place.hash.spread());
         }
     }
 
-    pub(crate) fn find(&self, hash: u64, is_it: impl Fn(u32) -> bool) -> Option<u32> {
-        let found = self.shards[shard(hash)].find(hash, |slot| is_it(*slot));
-        found.copied()
+    pub(crate) fn find(&self, hash: Hash, is_it: impl Fn(u32) -> bool) -> Option<u32> {
+        let shard = &self.shards[hash.shard()];
+        let found = shard.find(hash.spread(), is_place(hash, is_it))?;
+        Some(found.slot)
     }
 
     /// The caller knows that there is none yet.
-    pub(crate) fn insert(&mut self, hash: u64, slot: u32, hash_of: impl Fn(u32) -> u64) {
-        self.shards[shard(hash)].insert_unique(hash, slot, |slot| hash_of(*slot));
+    pub(crate) fn insert(&mut self, hash: Hash, slot: u32) {
+        let shard = &mut self.shards[hash.shard()];
+        shard.insert_unique(hash.spread(), Place { hash, slot }, |place| {
+            place.hash.spread()
+        });
     }
 
     /// Puts another slot in the place of one, and returns that.
     pub(crate) fn replace(
         &mut self,
-        hash: u64,
+        hash: Hash,
         slot: u32,
         is_it: impl Fn(u32) -> bool,
     ) -> Option<u32> {
-        let found = self.shards[shard(hash)].find_mut(hash, |slot| is_it(*slot))?;
-        Some(std::mem::replace(found, slot))
+        let shard = &mut self.shards[hash.shard()];
+        let found = shard.find_mut(hash.spread(), is_place(hash, is_it))?;
+        Some(std::mem::replace(&mut found.slot, slot))
     }
 
-    pub(crate) fn remove(
-        &mut self,
-        hash: u64,
-        is_it: impl Fn(u32) -> bool,
-        hash_of: impl Fn(u32) -> u64,
-    ) -> Option<u32> {
-        let shard = &mut self.shards[shard(hash)];
-        let found = shard.find_entry(hash, |slot| is_it(*slot)).ok()?;
-        let (slot, _) = found.remove();
+    pub(crate) fn remove(&mut self, hash: Hash, is_it: impl Fn(u32) -> bool) -> Option<u32> {
+        let shard = &mut self.shards[hash.shard()];
+        let found = shard.find_entry(hash.spread(), is_place(hash, is_it));
+        let (place, _) = found.ok()?.remove();
         if shard.capacity() > SMALL && shard.len() < shard.capacity() / 8 {
-            shard.shrink_to(2 * shard.len(), |slot| hash_of(*slot));
+            shard.shrink_to(2 * shard.len(), |place| place.hash.spread());
         }
-        Some(slot)
+        Some(place.slot)
     }
+}
+
+fn is_place(hash: Hash, is_it: impl Fn(u32) -> bool) -> impl Fn(&Place) -> bool {
+    move |place| place.hash == hash && is_it(place.slot)
 }
 
 #[cfg(test)]
@@ -103,8 +124,8 @@ mod tests {
         let mut capacities = vec![0; SHARDS];
         let (mut moved, mut most) = (0, 0);
         for slot in 0..400_000 {
-            index.insert(hash(slot), slot, hash);
-            let at = shard(hash(slot));
+            index.insert(hash(slot), slot);
+            let at = hash(slot).shard();
             let capacity = index.shards[at].capacity();
             if std::mem::replace(&mut capacities[at], capacity) != capacity {
                 moved += index.shards[at].len();
@@ -128,7 +149,7 @@ mod tests {
         let count = 200_000;
         let name = |slot: u32| u64::from(slot) * 3;
         for slot in 0..count {
-            index.insert(hash(name(slot)), slot, |slot| hash(name(slot)));
+            index.insert(hash(name(slot)), slot);
         }
         let capacity =
             |index: &Index| -> usize { index.shards.iter().map(HashTable::capacity).sum() };
@@ -152,10 +173,7 @@ mod tests {
         for slot in 0..count - 10 {
             let wanted = name(slot);
             let is_it = |slot| name(slot) == wanted;
-            assert_eq!(
-                index.remove(hash(wanted), is_it, |slot| hash(name(slot))),
-                Some(slot)
-            );
+            assert_eq!(index.remove(hash(wanted), is_it), Some(slot));
             assert_eq!(index.find(hash(wanted), is_it), None);
         }
         for slot in count - 10..count {

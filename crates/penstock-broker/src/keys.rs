@@ -93,8 +93,7 @@ impl Keys {
         let result = matches!(stored.key, Key::Result(_)).then(|| (stored.group, stored.bytes()));
         let slot = self.values.insert(stored);
         let Self { values, by_key, .. } = self;
-        let hash_of = |slot: u32| hash(&values[slot].key);
-        by_key.insert(hash_of(slot), slot, hash_of);
+        by_key.insert(hash(&values[slot].key), slot);
         if let Some((group, bytes)) = result {
             self.results += 1;
             self.results_bytes += bytes;
@@ -109,7 +108,7 @@ impl Keys {
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Stored> {
         let Self { values, by_key, .. } = self;
         let is_it = |slot: u32| values[slot].key == *key;
-        let slot = by_key.remove(hash(key), is_it, |slot| hash(&values[slot].key))?;
+        let slot = by_key.remove(hash(key), is_it)?;
         let stored = self.values.remove(slot);
         if let Key::Result(_) = key {
             let bytes = stored.bytes();

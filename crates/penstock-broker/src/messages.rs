@@ -18,7 +18,7 @@ use penstock_message::{JoinId, Key, Lease, MessageId, WallMs};
 use crate::Position;
 use crate::clock::{Clock, When};
 use crate::effects::Rests;
-use crate::index::{self, Index, hash};
+use crate::index::{Hash, Index, hash};
 use crate::kinds::{Kind, KindId, Kinds};
 use crate::records::{Grant, MessageHead};
 use crate::slab::Slab;
@@ -319,9 +319,8 @@ impl Messages {
         /// Sorted at a time.
         const BLOCK: usize = 1 << 20;
         self.puts_off_ids = false;
-        let Self { entries, by_id, .. } = self;
-        by_id.reserve(entries.len(), |slot| hash(entries[slot].id));
-        let mut block = Vec::with_capacity(BLOCK.min(entries.len()));
+        self.by_id.reserve(self.entries.len());
+        let mut block = Vec::with_capacity(BLOCK.min(self.entries.len()));
         for slot in 0..self.entries.end() {
             if let Some(entry) = self.entries.get_mut(slot)
                 && entry.is_unentered()
@@ -336,8 +335,8 @@ impl Messages {
         self.enter_ids(&mut block);
     }
 
-    fn enter_ids(&mut self, block: &mut Vec<(u64, u32)>) {
-        block.sort_unstable_by_key(|(hash, _)| index::shard(*hash));
+    fn enter_ids(&mut self, block: &mut Vec<(Hash, u32)>) {
+        block.sort_unstable_by_key(|(hash, _)| hash.shard());
         for (hash, slot) in block.drain(..) {
             self.enter_hash(hash, slot);
         }
@@ -355,12 +354,12 @@ impl Messages {
         self.enter_hash(hash(self.entries[slot].id), slot);
     }
 
-    fn enter_hash(&mut self, hash: u64, slot: u32) {
+    fn enter_hash(&mut self, hash: Hash, slot: u32) {
         let Self { entries, by_id, .. } = self;
         let is_it = |other: u32| entries[other].id == entries[slot].id;
         match by_id.replace(hash, slot, is_it) {
             Some(first) => self.hot_mut(slot).next_copy = Some(first),
-            None => by_id.insert(hash, slot, |slot| self::hash(entries[slot].id)),
+            None => by_id.insert(hash, slot),
         }
     }
 
@@ -400,11 +399,7 @@ impl Messages {
         let first = found.expect("a message is found by its id");
         match (first == slot, next) {
             (true, None) => {
-                by_id.remove(
-                    hash,
-                    |other| other == slot,
-                    |slot| self::hash(entries[slot].id),
-                );
+                by_id.remove(hash, |other| other == slot);
                 true
             }
             (true, Some(next)) => {

@@ -13,9 +13,6 @@ const AFTER: Duration = Duration::from_millis(250);
 /// what the broker must take in even when it takes no new work.
 const SHARE: (u64, u64) = (6, 10);
 
-/// When so much of what a broker remembers has gone, and half of it, what that took is given back.
-const GONE_BYTES: u64 = 32 << 20;
-
 /// Watches what the process holds.
 #[derive(Debug)]
 pub(crate) struct Gauge {
@@ -23,8 +20,7 @@ pub(crate) struct Gauge {
     is_full: bool,
     read_bytes: usize,
     due: Instant,
-    /// The most that has lived since freed memory was last given back.
-    lived_bytes: u64,
+    gone: Gone,
 }
 
 impl Gauge {
@@ -35,28 +31,28 @@ impl Gauge {
             is_full: false,
             read_bytes: 0,
             due: Instant::now(),
-            lived_bytes: 0,
+            gone: Gone::default(),
         }
     }
 
     /// So much has come in.
     pub(crate) fn read(&mut self, bytes: usize) {
         self.read_bytes += bytes;
+        self.gone.is_busy = true;
     }
 
-    /// What the broker has to remember comes to so much now. As a backlog goes, its memory is given back, each
-    /// time half of it is gone: so often, and no more often, is it worth the time.
+    /// What the broker has to remember comes to so much now.
     pub(crate) fn lives(&mut self, bytes: u64) {
-        self.lived_bytes = self.lived_bytes.max(bytes);
-        if self.lived_bytes - bytes >= GONE_BYTES.max(self.lived_bytes / 2) {
-            self.lived_bytes = bytes;
+        if self.gone.is_worth_giving_back(bytes, Instant::now()) {
             give_back();
         }
     }
 
-    /// When it must be asked although nothing comes in: it is known to have been full.
+    /// When it must be asked although nothing comes in: it is known to have been full, or has something to
+    /// give back.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.is_full.then_some(self.due)
+        let full = self.is_full.then_some(self.due);
+        full.into_iter().chain(self.gone.due).min()
     }
 
     /// What is held, when it is time to look.
@@ -81,6 +77,42 @@ impl Gauge {
             limit_bytes: self.limit_bytes,
             is_full: self.is_full,
         })
+    }
+}
+
+/// How much of what a broker once had to remember has gone since freed memory was last given back.
+#[derive(Debug, Default)]
+struct Gone {
+    /// The most that lived since then.
+    lived_bytes: u64,
+    /// Something was heard since it was last asked.
+    is_busy: bool,
+    /// When to ask again, should nothing be heard until then.
+    due: Option<Instant>,
+}
+
+impl Gone {
+    /// A busy broker would soon need what it gives back, and getting it again takes time. So it does that
+    /// only when much has gone, and half of what there was; a quiet one also for less.
+    const MUCH_BYTES: u64 = 128 << 20;
+    const SOME_BYTES: u64 = 16 << 20;
+    const QUIET: Duration = Duration::from_secs(3);
+
+    fn is_worth_giving_back(&mut self, live_bytes: u64, now: Instant) -> bool {
+        self.lived_bytes = self.lived_bytes.max(live_bytes);
+        let gone_bytes = self.lived_bytes - live_bytes;
+        if std::mem::take(&mut self.is_busy) || gone_bytes < Self::SOME_BYTES {
+            self.due = None;
+        }
+        if gone_bytes >= Self::SOME_BYTES {
+            self.due.get_or_insert(now + Self::QUIET);
+        }
+        let is_worth_it = gone_bytes >= Self::MUCH_BYTES.max(self.lived_bytes / 2)
+            || self.due.is_some_and(|due| due <= now);
+        if is_worth_it {
+            (self.lived_bytes, self.due) = (live_bytes, None);
+        }
+        is_worth_it
     }
 }
 
@@ -153,6 +185,38 @@ fn group_bytes() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_given_back_when_much_has_gone_or_some_and_nobody_is_there() {
+        let mut gone = Gone::default();
+        let start = Instant::now();
+        let mib = |count: u64| count << 20;
+        let mut asked = |busy: bool, live_bytes, after_ms| {
+            gone.is_busy = busy;
+            let now = start + Duration::from_millis(after_ms);
+            let is_worth_it = gone.is_worth_giving_back(live_bytes, now);
+            (is_worth_it, gone.due.is_some())
+        };
+        assert_eq!(asked(true, mib(1_000), 0), (false, false));
+        assert_eq!(asked(true, mib(501), 10), (false, true));
+        assert_eq!(asked(true, mib(500), 20), (true, false), "half of it");
+        assert_eq!(asked(true, mib(499), 30), (false, false), "hardly anything");
+        assert_eq!(asked(true, mib(400), 40), (false, true));
+        assert_eq!(asked(true, mib(400), 9_000), (false, true), "it is busy");
+        assert_eq!(asked(false, mib(400), 11_900), (false, true));
+        assert_eq!(asked(false, mib(400), 12_100), (true, false), "it is quiet");
+        assert_eq!(
+            asked(true, mib(300), 13_000),
+            (false, true),
+            "much, but not half"
+        );
+        assert_eq!(asked(true, mib(100), 14_000), (true, false));
+        assert_eq!(
+            asked(false, mib(90), 99_000),
+            (false, false),
+            "a little is kept"
+        );
+    }
 
     #[test]
     fn a_process_knows_what_it_holds_and_what_it_may() {
