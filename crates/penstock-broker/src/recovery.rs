@@ -300,7 +300,7 @@ impl Recovery {
             } => state.open_join(join, count, policy),
             Event::Joined { join, index } => {
                 if let Some(slot) = state.joins.find(&join) {
-                    state.joins[slot].arrive(index);
+                    state.arrive(slot, index);
                 }
             }
             Event::JoinEnded { join, released } => match state.joins.find(&join) {

@@ -576,6 +576,15 @@ impl State {
         );
     }
 
+    /// False when this member had arrived before.
+    pub(crate) fn arrive(&mut self, slot: u32, index: u32) -> bool {
+        let join = &mut self.joins[slot];
+        let bytes = join.journal_bytes();
+        let is_new = join.arrive(index);
+        self.live_bytes += join.journal_bytes() - bytes;
+        is_new
+    }
+
     /// The join is over. What it held is ready now, or the caller settles it.
     pub(crate) fn end_join(&mut self, slot: u32, released: bool) {
         let join = self.joins.close(slot);
