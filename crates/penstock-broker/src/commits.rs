@@ -309,14 +309,16 @@ impl Broker {
                         return Err(Refusal::Invalid(format!("queue {queue:?} is named twice")));
                     }
                 }
+                self.check_shape(message)?;
                 if let Some(key) = unless_key {
                     check_key(key)?;
-                    // It will be skipped, so it may well be here already.
+                    // It will be skipped, so it may well be here already. (Unless what comes before it here
+                    // takes the key away: `apply` looks again.)
                     if self.key_exists(key) {
                         return Ok(());
                     }
                 }
-                self.check_message(message, is_alone)?;
+                self.check_is_new(message, is_alone)?;
                 match self.may_find_no_room {
                     true => {
                         self.check_admission()?;
@@ -366,7 +368,8 @@ impl Broker {
                 }
                 for (queue, message) in messages {
                     check_name("a queue's name", queue)?;
-                    self.check_message(message, false)?;
+                    self.check_shape(message)?;
+                    self.check_is_new(message, false)?;
                 }
                 match self.may_find_no_room {
                     true => self.check_admission(),
@@ -408,7 +411,8 @@ impl Broker {
         Ok(())
     }
 
-    fn check_message(&mut self, message: &Message, is_alone: bool) -> Result<(), Refusal> {
+    /// What holds of a message wherever it is to go.
+    fn check_shape(&self, message: &Message) -> Result<(), Refusal> {
         check_name("a task's name", &message.task)?;
         let notes: usize = message.notes.iter().map(Bytes::len).sum();
         self.check_body("a message", message.body.len() + notes)?;
@@ -421,6 +425,10 @@ impl Broker {
         if message.max_deliveries == 0 {
             return Err(Refusal::Invalid("max_deliveries is at least 1".to_owned()));
         }
+        Ok(())
+    }
+
+    fn check_is_new(&mut self, message: &Message, is_alone: bool) -> Result<(), Refusal> {
         let is_new = !self.state.messages.holds(&message.id)
             && (is_alone || self.new_ids.insert(message.id));
         if is_new {
@@ -503,7 +511,12 @@ impl Broker {
                     due,
                     unless_key,
                 } => {
-                    if unless_key.as_ref().is_some_and(|key| self.key_exists(key)) {
+                    // By the same transaction a key may have come or gone since it was checked, and the
+                    // message's id was not checked if there was a key then.
+                    let is_skipped = unless_key.as_ref().is_some_and(|key| {
+                        self.key_exists(key) || self.state.messages.holds(&message.id)
+                    });
+                    if is_skipped {
                         skipped.push(index as u32);
                         continue;
                     }
@@ -645,10 +658,10 @@ impl Broker {
         let Some(slot) = self.state.joins.find(&id) else {
             return;
         };
-        let join = &mut self.state.joins[slot];
-        if !join.arrive(index) {
+        if !self.state.arrive(slot, index) {
             return;
         }
+        let join = &mut self.state.joins[slot];
         let is_last = join.arrivals == join.count;
         let has_failed = !succeeded && join.policy == JoinPolicy::AllSucceeded;
         let held = std::mem::take(&mut join.held);

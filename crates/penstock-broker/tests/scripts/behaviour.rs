@@ -1050,6 +1050,29 @@ fn results_are_evicted_oldest_first_but_never_one_that_is_watched() {
     );
 }
 
+/// A publish under a key that existed was not looked at any further, since it would be skipped. But what came
+/// before it in the same transaction could take the key away: then the broker had an id twice, or
+/// ended at a priority that there is not.
+#[test]
+fn what_a_transaction_takes_the_key_of_is_checked_all_the_same() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a put once held                     -> a confirm 1
+        a publish one                       -> a confirm 2
+        a delete once; publish one unless=once  -> a confirm 3 3:skipped[1]
+        a put once held                     -> a confirm 4
+        a delete once; publish two unless=once; publish three  -> a confirm 5
+        a put once held                     -> a confirm 6
+        a publish four unless=once priority=10  -> a confirm 7 7:refused 0 Invalid
+        a delete once; publish four unless=once priority=10  -> a confirm 8 8:refused 1 Invalid
+        a delete once; publish four unless=once deliveries=0  -> a confirm 9 9:refused 1 Invalid
+        w hello                             -> w welcome 0
+        w consume default 9                 -> w deliver one two three
+        ",
+    );
+}
+
 #[test]
 fn a_join_releases_what_it_holds_once() {
     check(
