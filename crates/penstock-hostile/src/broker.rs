@@ -46,6 +46,8 @@ struct World {
     options: BrokerOptions,
     broker: Broker,
     now: Now,
+    /// The latest that the clock on the wall has shown.
+    latest_wall_ms: u64,
     /// `None`: its segment was dropped.
     journal: Vec<Option<Vec<u8>>>,
     synced: usize,
@@ -83,6 +85,7 @@ impl World {
             broker: Recovery::new(options.clone()).finish(now, 1),
             options,
             now,
+            latest_wall_ms: now.wall_ms,
             journal: Vec::new(),
             synced: 0,
             clients: Default::default(),
@@ -110,6 +113,7 @@ impl World {
                 if data.ratio(1, 8)? {
                     self.now.wall_ms = u64::from(data.arbitrary::<u32>()?) << 12;
                 }
+                self.latest_wall_ms = self.latest_wall_ms.max(self.now.wall_ms);
                 trace(&self.now);
                 self.broker.handle_deadline(self.now);
             }
@@ -461,6 +465,10 @@ impl World {
         for conn in self.open.clone() {
             self.handle(Input::Disconnected { conn, clean: false });
         }
+        // When the clock on the wall is set back before a time that had come, a broker that goes on stays
+        // with that, and one that starts waits for it once more. So it is set right again.
+        self.now.wall_ms = self.latest_wall_ms;
+        self.broker.handle_deadline(self.now);
         self.settle();
         let mut recovery = Recovery::new(self.options.clone());
         for (index, record) in self.journal.iter().enumerate() {
@@ -537,6 +545,10 @@ fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
                         (worker.slots, worker.busy) = (0, 0);
                     };
                     status.workers.iter_mut().for_each(forget);
+                    // Those of one name stand in no order.
+                    status
+                        .workers
+                        .sort_by_cached_key(|worker| format!("{worker:?}"));
                     said.push(format!("{:?} {:?}", status.queues, status.workers));
                     said.push(format!("{} {}", status.results, status.results_bytes));
                 }
