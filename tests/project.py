@@ -67,7 +67,7 @@ class Project:
         self.started.append(process)
         return process
 
-    def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 30, **environment: str) -> Process:
+    def run(self, *command: str | Path, cwd: Path | None = None, timeout: float = 60, **environment: str) -> Process:
         """Run a command to its end, whatever its exit code."""
         process = self.start(*command, cwd=cwd, **environment)
         process.wait(timeout)
@@ -124,7 +124,7 @@ class Project:
         assert pid is not None, "no broker runs"
         with pidfd(pid) as ended:
             os.kill(pid, signal.SIGKILL)
-            ended.wait(5)
+            ended.wait(30)
         return pid
 
     def processes(self) -> dict[int, str]:
@@ -163,7 +163,7 @@ class Project:
             os.kill(pid, signal.SIGCONT)
             self.kill_broker()
         # The children of a supervisor that was killed just now are on their way out.
-        patience = time.monotonic() + 2
+        patience = time.monotonic() + 10
         while (left := self.processes()) and time.monotonic() < patience:
             time.sleep(0.01)
         for pid in left:
@@ -198,7 +198,7 @@ class Process:
     def returncode(self) -> int | None:
         return self.popen.poll()
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self, timeout: float = 60) -> int:
         try:
             return self.popen.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -216,7 +216,7 @@ class Process:
     def signal(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
-    def wait_for_output(self, text: str, timeout: float = 20) -> str:
+    def wait_for_output(self, text: str, timeout: float = 60) -> str:
         """Wait until the process has printed ``text``."""
         eventually(lambda: text in self.output or self.returncode is not None, timeout, lambda: self.output)
         assert text in self.output, self.output
@@ -229,7 +229,7 @@ class Process:
             self.popen.send_signal(signal.SIGCONT)
             self.popen.terminate()
             try:
-                self.popen.wait(5)
+                self.popen.wait(20)
             except subprocess.TimeoutExpired:
                 self.popen.kill()
                 self.popen.wait()
@@ -251,7 +251,7 @@ class pidfd:
         assert select.select([self.fd], [], [], timeout)[0], f"the process still runs after {timeout} s"
 
 
-def eventually(condition: Callable[[], object], timeout: float = 10, explain: Callable[[], str] = str) -> None:
+def eventually(condition: Callable[[], object], timeout: float = 60, explain: Callable[[], str] = str) -> None:
     """Wait until a condition holds that other processes bring about and nothing announces."""
     deadline = time.monotonic() + timeout
     while not condition():

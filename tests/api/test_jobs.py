@@ -101,7 +101,7 @@ def test_a_wait_can_have_an_end(send):
         job.result(timeout=0.1)
     with pytest.raises(TimeoutError):
         job.result(timeout=0)
-    assert 0.1 <= time.monotonic() - started < 2
+    assert 0.1 <= time.monotonic() - started < 10
     assert job.state is JobState.WAITING
 
 

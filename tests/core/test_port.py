@@ -48,7 +48,7 @@ def test_a_deadline_ends_a_watch_at_the_port(client):
     began = time.monotonic()
     client.watch(job, 0.2, port, 2)
     assert isinstance(ends(port, 1)[2], errors.Timeout)
-    assert 0.2 <= time.monotonic() - began < 5
+    assert 0.2 <= time.monotonic() - began < 10
 
 
 def test_what_was_forgotten_does_not_come(client):
@@ -69,10 +69,10 @@ def test_a_stopped_broker_ends_them_at_their_deadline(client, stopped_broker):
     client.publish(JOB, b"", 5.0)
     with stopped_broker():
         began = time.monotonic()
-        client.submit([(JOB, b"")], 0.3, port, 1)
-        client.message_info_async(bytes(16), 0.3, port, 2)
-        client.peek_async(bytes(16), 0.3, port, 3)
-        assert time.monotonic() - began < 0.2
+        client.submit([(JOB, b"")], 3.0, port, 1)
+        client.message_info_async(bytes(16), 3.0, port, 2)
+        client.peek_async(bytes(16), 3.0, port, 3)
+        assert time.monotonic() - began < 3, "a call has waited for its end"
         got = ends(port, 3)
         assert {token: type(end) for token, end in got.items()} == dict.fromkeys((1, 2, 3), errors.BrokerUnavailable)
         assert got[1].maybe_accepted

@@ -139,7 +139,7 @@ def test_a_wait_without_a_timeout_goes_on_through_kills(project, client):
     thread.start()
     project.kill_broker()
     client.purge("default", 10.0)
-    thread.join(20)
+    thread.join(60)
     assert [status for status, _ in end] == [4]
     with pytest.raises(errors.ResultExpired):
         client.wait(bytes(16), 5.0)

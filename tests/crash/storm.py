@@ -167,7 +167,7 @@ class Storm:
         for worker in self._workers:
             # A worker whose zygote was killed while it loaded the app had failed to start, and says so.
             started = "runs tasks:app" in worker.output
-            assert worker.wait(30) in (IN_ORDER if started else (*IN_ORDER, 1)), worker.output
+            assert worker.wait() in (IN_ORDER if started else (*IN_ORDER, 1)), worker.output
         return judge_file(self.books)
 
     def _is_empty(self) -> bool:
@@ -180,7 +180,7 @@ def end_of(process: Process) -> int:
         return process.wait(60)
     except AssertionError:
         process.signal(signal.SIGUSR1)
-        eventually(lambda: "Thread" in process.output, 10)
+        eventually(lambda: "Thread" in process.output)
         raise AssertionError(f"it hangs: {process.output}") from None
 
 
@@ -202,7 +202,7 @@ def kill_at_once(pids: list[int]) -> list[int]:
             watches.append((pid, watch))
             os.kill(pid, signal.SIGKILL)
         for _, watch in watches:
-            watch.wait(10)
+            watch.wait(60)
     finally:
         for _, watch in watches:
             os.close(watch.fd)

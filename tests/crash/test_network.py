@@ -8,7 +8,7 @@ import pytest
 from crash.cycles import Cycles
 from crash.proxy import Proxy, Weather
 from crash.storm import Storm, free_port, kill_at_once
-from project import Project
+from project import Project, eventually
 
 DELAY = Weather(delay_s=0.3)
 LONG_DELAY = Weather(delay_s=5)
@@ -67,7 +67,8 @@ def test_every_call_ends_in_time_whatever_the_network_does(project: Project, wea
                 print("accepted", flush=True)
             except (BrokerUnavailable, Timeout) as error:
                 took = time.monotonic() - begun
-                assert took < 3, took
+                # The next thing that would end it is the heartbeat, after fifteen seconds.
+                assert took < 12, took
                 print("in time:", type(error).__name__, error.maybe_accepted, error, flush=True)
         """,
     )
@@ -89,9 +90,13 @@ def test_every_call_ends_in_time_whatever_the_network_does(project: Project, wea
         proxy.cut()
         # It recovers by itself.
         accepted = client.output.count("accepted")
-        for _ in range(5):
+        for _ in range(60):
+            ended = client.output.count("\n")
             client.write("call\n")
-        client.close_input()
-        assert client.wait(30) == 0, client.output
+            eventually(lambda: client.output.count("\n") > ended, 60, lambda: client.output)  # noqa: B023
+            if client.output.count("accepted") > accepted:
+                break
         assert client.output.count("accepted") > accepted, client.output
+        client.close_input()
+        assert client.wait() == 0, client.output
     kill_at_once([server.pid])

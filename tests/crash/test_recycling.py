@@ -73,10 +73,10 @@ def test_storms_of_signals_end_a_worker_in_order_or_by_force_and_lose_nothing(sh
             time.sleep(chance.uniform(0, 0.002))
         ends[worker.wait(30)] += 1
         assert ends.keys() <= {0, 4}, worker.output
-        zygotes = [command for command in shop.project.processes().values() if "_zygote" in command]
-        assert not zygotes
+        # By force, they die of their parent's death, a moment after it.
+        eventually(lambda: not [line for line in shop.project.processes().values() if "_zygote" in line])
         assert shop.worker("-c", "2", "--burst").wait(60) == 0
-        assert [job.result(timeout=1) for job in jobs] == labels
+        assert [job.result(timeout=30) for job in jobs] == labels
     cycles.report(f"{number} storms: {ends[0]} ended in order, {ends[4]} by force; every job has its result")
 
 
@@ -93,6 +93,6 @@ def test_an_end_in_order_runs_no_job_twice(shop: Shop, cycles: Cycles) -> None:
         worker.signal(chance.choice([signal.SIGTERM, signal.SIGINT, signal.SIGHUP]))
         assert worker.wait(30) == 0, worker.output
         assert shop.worker("-c", "2", "--burst").wait(60) == 0
-        assert [job.result(timeout=1) for job in jobs] == labels
+        assert [job.result(timeout=30) for job in jobs] == labels
     assert set(shop.times_run().values()) == {1}
     cycles.report(f"{number} ends in order, {300 * number} jobs, none ran twice")

@@ -16,7 +16,8 @@ from project import Process, Project, eventually
 from worker.odd_shop import parent_of
 
 HERE = Path(__file__).parent
-HEARTBEAT_S = 1
+# Long enough for a busy machine not to keep one waiting for it that nobody has stopped.
+HEARTBEAT_S = 2
 
 TASKS = """
     import os

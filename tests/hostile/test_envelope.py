@@ -105,10 +105,10 @@ def test_arguments_of_any_bytes_are_refused_with_an_error_or_read(seed: int) -> 
             wrong = chance.randbytes(chance.randrange(60))
         else:
             wrong = b"\x92\x91" + nested_extensions(chance, chance.randrange(6)) + b"\x80"
-        start = time.perf_counter()
+        start = time.process_time()
         with contextlib.suppress(Exception):
             ARGUMENTS.decode(wrong)
-        assert time.perf_counter() - start < 1, wrong
+        assert time.process_time() - start < 1, wrong
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -52,8 +52,8 @@ def test_a_full_queue_refuses_a_whole_call_and_names_its_limit(shop: Project) ->
 
     # Workers make room.
     shop.worker("tasks:app", "-c", "1")
-    assert [first.result(timeout=20), second.result(timeout=20)] == ["ada", "bob"]
-    assert tasks.send.delay("cleo").result(timeout=20) == "cleo"
+    assert [first.result(timeout=30), second.result(timeout=30)] == ["ada", "bob"]
+    assert tasks.send.delay("cleo").result(timeout=30) == "cleo"
 
 
 def test_a_retry_passes_into_a_full_queue(shop: Project) -> None:
@@ -63,9 +63,9 @@ def test_a_retry_passes_into_a_full_queue(shop: Project) -> None:
     with pytest.raises(QueueFull):
         tasks.send.delay("ada")
     shop.worker("tasks:app", "-c", "1")
-    assert busy.result(timeout=20) == "busy"
+    assert busy.result(timeout=30) == "busy"
     assert "no limit" in limit(shop, "--none")
-    assert tasks.send.delay("ada").result(timeout=20) == "ada"
+    assert tasks.send.delay("ada").result(timeout=30) == "ada"
 
 
 def test_where_the_oldest_make_room_their_results_say_so(shop: Project) -> None:
@@ -74,11 +74,11 @@ def test_where_the_oldest_make_room_their_results_say_so(shop: Project) -> None:
     limit(shop, "--max-length", "2", "--overflow", "drop-oldest")
     kept = [tasks.send.delay("bob"), tasks.send.delay("cleo")]
     with pytest.raises(JobCancelled, match="its queue was full"):
-        oldest.result(timeout=5)
+        oldest.result(timeout=30)
     assert shop.status()["queues"][0]["dropped"] == 1
     assert "1 dropped" in shop.penstock("status").output
     shop.worker("tasks:app", "-c", "1")
-    assert [job.result(timeout=20) for job in kept] == ["bob", "cleo"]
+    assert [job.result(timeout=30) for job in kept] == ["bob", "cleo"]
 
 
 def test_a_limit_that_makes_no_sense_is_refused(shop: Project) -> None:

@@ -134,7 +134,7 @@ def test_a_hang_in_c_code_holds_up_one_slot_and_not_the_end(project: Project, ba
     eventually((project.directory / "hangs").exists, 30)
     others_go_on(bad)
     worker.signal(signal.SIGTERM)
-    assert worker.wait(20) == 0, worker.output
+    assert worker.wait(30) == 0, worker.output
     assert "the grace is over" in worker.output
     assert hanging.state == "waiting"
 
@@ -144,7 +144,7 @@ def test_threads_that_tasks_leave_behind_do_not_hold_up_the_end(project: Project
     for job in [bad.leaves_a_thread.delay() for _ in range(40)]:
         job.result(timeout=30)
     worker.signal(signal.SIGTERM)
-    assert worker.wait(20) == 0, worker.output
+    assert worker.wait(30) == 0, worker.output
 
 
 def test_a_process_that_a_task_leaves_behind_does_not_hold_up_the_end(project: Project, bad: Any) -> None:
@@ -153,10 +153,10 @@ def test_a_process_that_a_task_leaves_behind_does_not_hold_up_the_end(project: P
     try:
         others_go_on(bad)
         worker.signal(signal.SIGTERM)
-        assert worker.wait(20) == 0, worker.output
+        assert worker.wait(30) == 0, worker.output
     finally:
         os.kill(left, signal.SIGKILL)
-        eventually(lambda: not os.path.exists(f"/proc/{left}"), 10)
+        eventually(lambda: not os.path.exists(f"/proc/{left}"))
 
 
 def test_a_flood_of_output_takes_no_memory_of_the_supervisor(project: Project, bad: Any) -> None:
@@ -240,7 +240,7 @@ def test_a_hang_up_ends_it_in_order(shop: Shop) -> None:
     worker.wait_for_output("stopping")
     shop.release("running")
     assert worker.wait(30) == 0, worker.output
-    assert running.result(timeout=0.5) == child
+    assert running.result(timeout=30) == child
 
 
 def test_a_hang_up_that_was_to_be_ignored_is(shop: Shop) -> None:

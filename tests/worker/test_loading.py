@@ -107,11 +107,11 @@ def test_it_serves_the_queues_that_its_tasks_name(project: Project) -> None:
     sent, done, elsewhere = thing.send.delay(), thing.work.delay(), thing.work.options(queue="other").delay()
     worker = project.worker("thing:app", "--burst")
     assert worker.wait(30) == 0, worker.output
-    assert (sent.result(timeout=1), done.result(timeout=1)) == ("sent", "done")
+    assert (sent.result(timeout=30), done.result(timeout=30)) == ("sent", "done")
     assert "queues: default, mail" in worker.output
     assert elsewhere.state == "waiting"
     assert project.worker("thing:app", "--burst", "-Q", "other").wait(30) == 0
-    assert elsewhere.result(timeout=1) == "done"
+    assert elsewhere.result(timeout=30) == "done"
 
 
 def test_exit_handlers_of_the_app_run_in_each_process_in_order(project: Project) -> None:
@@ -133,7 +133,7 @@ def test_exit_handlers_of_the_app_run_in_each_process_in_order(project: Project)
     thing = project.tasks("thing.py")
     job = thing.work.delay()
     assert project.worker("thing:app", "-c", "1", "--burst").wait(30) == 0
-    assert (project.directory / f"left-{job.result(timeout=1)}").exists()
+    assert (project.directory / f"left-{job.result(timeout=30)}").exists()
 
 
 def test_retries_and_failures_are_told_and_successes_only_when_asked(shop: Shop) -> None:

