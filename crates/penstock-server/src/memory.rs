@@ -120,7 +120,7 @@ impl Gone {
 /// and keep the memory of the largest backlog that it ever had. (glibc maps large blocks by themselves only
 /// until it has seen one freed.)
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
-fn give_back() {
+pub(crate) fn give_back() {
     unsafe extern "C" {
         fn malloc_trim(kept: usize) -> std::ffi::c_int;
     }
@@ -131,7 +131,7 @@ fn give_back() {
 }
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
-fn give_back() {}
+pub(crate) fn give_back() {}
 
 /// What the process has in memory that is nobody else's: pages of files can be dropped at any time.
 fn held_bytes() -> Option<u64> {

@@ -34,7 +34,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::files::{self, MOST_LEAVING};
 use crate::listen::{ListenAddress, ListenError, Listener};
 use crate::local::LocalGuard;
-use crate::memory::{Gauge, default_limit};
+use crate::memory::{Gauge, default_limit, give_back};
 use crate::panics;
 use crate::reader::ReaderThread;
 use crate::token::Token as Secret;
@@ -231,6 +231,8 @@ impl Server {
         };
         let (engine, writer, report) =
             Engine::open(storage.clone(), engine_options, || clock.now())?;
+        // What it took to read the journal.
+        give_back();
         log_recovery(&options.journal, &report, clock.zero.elapsed());
 
         let poll = Poll::new().map_err(ServerError::system("wait for events"))?;

@@ -54,15 +54,18 @@ impl Broker {
 
     fn launch(&mut self) {
         self.started = Instant::now();
-        let process = Command::new(env!("CARGO_BIN_EXE_penstock"))
-            .arg("server")
-            .arg("--data")
-            .arg(self.directory.path().join("data"))
-            .arg("--listen")
-            .arg(self.url())
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
+        let process = Command::new(
+            std::env::var("PENSTOCK_BIN")
+                .unwrap_or_else(|_| env!("CARGO_BIN_EXE_penstock").to_owned()),
+        )
+        .arg("server")
+        .arg("--data")
+        .arg(self.directory.path().join("data"))
+        .arg("--listen")
+        .arg(self.url())
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
         self.process = Some(process.expect("the broker starts"));
     }
 
@@ -157,9 +160,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Hands in jobs, each on disk when this returns.
-    pub fn enqueue(&mut self, jobs: u64, body_bytes: usize, due: impl Fn(u64) -> Option<Due>) {
-        let body = Bytes::from(vec![7; body_bytes]);
+    /// Hands in jobs, numbered from 0, each on disk when this returns.
+    pub fn enqueue(
+        &mut self,
+        jobs: u64,
+        body: impl Fn(u64) -> Bytes,
+        due: impl Fn(u64) -> Option<Due>,
+    ) {
         let mut job = 0;
         self.commit_all(jobs, |ids, tx| {
             let message = Message {
@@ -173,7 +180,7 @@ impl Client {
                 crashes: 0,
                 enqueued_at: 0,
                 notes: Vec::new(),
-                body: body.clone(),
+                body: body(job),
             };
             tx.push(Op::Publish {
                 queues: vec![QUEUE.to_owned()],
@@ -235,8 +242,8 @@ impl Client {
         self.driver.commit(txs, Durability::Disk, deadline, told);
     }
 
-    /// Takes so many jobs and acknowledges each.
-    pub fn drain(&self, jobs: u64) {
+    /// Takes so many jobs, looks at each in the order in which they come, and acknowledges it.
+    pub fn drain(&self, jobs: u64, mut see: impl FnMut(&Message)) {
         let (deliver, delivered) = channel();
         let sink = Arc::new(Sink {
             deliver: Mutex::new(deliver),
@@ -259,6 +266,7 @@ impl Client {
             let acks = deliveries.into_iter().map(|delivery: Delivery| {
                 let (lease, cost_us) = (delivery.lease, 100);
                 assert!(!delivery.message.body.is_empty(), "a job without a body");
+                see(&delivery.message);
                 Tx::from(vec![Op::Ack { lease, cost_us }])
             });
             self.commit(acks.collect(), &done);

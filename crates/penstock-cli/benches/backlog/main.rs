@@ -6,11 +6,16 @@ mod harness;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use bytes::Bytes;
 use harness::{Broker, Pace, pace};
 use penstock_message::Due;
 
 const BODY_BYTES: usize = 100;
 const MIB: u64 = 1 << 20;
+
+fn body(_job: u64) -> Bytes {
+    Bytes::from_static(&[7; BODY_BYTES])
+}
 
 /// What is wanted, and what there is.
 #[derive(Default)]
@@ -82,15 +87,15 @@ fn backlog(table: &mut Table, jobs: u64) {
     let mut client = broker.client();
     let few = (jobs / 20).clamp(1_000, 500_000);
     // The first round makes files and buffers; the others are what an empty broker does, the median counts.
-    client.enqueue(few, BODY_BYTES, |_| None);
-    client.drain(few);
+    client.enqueue(few, body, |_| None);
+    client.drain(few, |_| {});
     let mut enqueues = Vec::new();
     let mut drains = Vec::new();
     for _ in 0..3 {
         enqueues.push(pace(&broker, few, || {
-            client.enqueue(few, BODY_BYTES, |_| None);
+            client.enqueue(few, body, |_| None);
         }));
-        drains.push(pace(&broker, few, || client.drain(few)));
+        drains.push(pace(&broker, few, || client.drain(few, |_| {})));
     }
     enqueues.sort_by_key(|pace| pace.took);
     drains.sort_by_key(|pace| pace.took);
@@ -100,7 +105,7 @@ fn backlog(table: &mut Table, jobs: u64) {
     let empty = broker.resident_bytes();
     table.memory("memory of the empty broker", empty, 0, 200);
 
-    let all_in = pace(&broker, jobs, || client.enqueue(jobs, BODY_BYTES, |_| None));
+    let all_in = pace(&broker, jobs, || client.enqueue(jobs, body, |_| None));
     table.beside(&format!("enqueue {jobs}"), &all_in, &empty_in);
     let bound = if jobs >= 10_000_000 { 1024 } else { 300 };
     let full = broker.resident_bytes();
@@ -120,10 +125,10 @@ fn backlog(table: &mut Table, jobs: u64) {
     table.memory("memory after the restart", bytes, jobs, bound);
 
     let on_top = pace(&broker, few, || {
-        client.enqueue(few, BODY_BYTES, |_| None);
+        client.enqueue(few, body, |_| None);
     });
     table.beside("enqueue on top of it", &on_top, &empty_in);
-    let all_out = pace(&broker, jobs + few, || client.drain(jobs + few));
+    let all_out = pace(&broker, jobs + few, || client.drain(jobs + few, |_| {}));
     table.beside("drain all", &all_out, &empty_out);
     assert_eq!(client.waiting(), 0);
     assert_eq!(client.status().unreadable, 0);
@@ -137,7 +142,7 @@ fn delayed(table: &mut Table, jobs: u64) {
     let mut client = broker.client();
     // In no order; the first are due when all are in, and the restart over.
     let due = |job: u64| Some(Due::AfterMs(30_000 + job * 7919 % 20_000));
-    client.enqueue(jobs, BODY_BYTES, due);
+    client.enqueue(jobs, body, due);
     let bytes = broker.resident_bytes();
     table.memory(&format!("memory with {jobs} delayed"), bytes, jobs, 300);
     drop(client);
@@ -150,7 +155,7 @@ fn delayed(table: &mut Table, jobs: u64) {
     );
     let client = broker.client();
     assert_eq!(client.waiting(), jobs, "nothing is lost");
-    let out = pace(&broker, jobs, || client.drain(jobs));
+    let out = pace(&broker, jobs, || client.drain(jobs, |_| {}));
     let took = format!(
         "{:.1} s, {:.2} µs CPU",
         out.took.as_secs_f64(),
