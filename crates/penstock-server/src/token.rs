@@ -87,6 +87,41 @@ mod tests {
     }
 
     #[test]
+    fn every_guess_takes_as_long_as_every_other() {
+        use std::hint::black_box;
+        use std::time::{Duration, Instant};
+
+        let secret = [b'a'; 64];
+        let token = Token::new(&secret).expect("a token");
+        let mut guesses = vec![secret.to_vec(), Vec::new(), vec![b'a'], vec![b'a'; 255]];
+        for wrong_at in [0, 31, 63] {
+            let mut guess = secret.to_vec();
+            guess[wrong_at] = b'b';
+            guesses.push(guess);
+        }
+        // The least of many times is the time without what else this machine does meanwhile. A comparison
+        // that ends at the first difference never comes near this.
+        let mut least = vec![Duration::MAX; guesses.len()];
+        let mut spread = f64::MAX;
+        for _ in 0..3_000 {
+            for (guess, least) in guesses.iter().zip(&mut least) {
+                let start = Instant::now();
+                for _ in 0..100 {
+                    black_box(token.is(black_box(guess)));
+                }
+                *least = start.elapsed().min(*least);
+            }
+            let longest = least.iter().max().expect("some").as_secs_f64();
+            let shortest = least.iter().min().expect("some").as_secs_f64();
+            spread = longest / shortest - 1.0;
+            if spread < 0.05 {
+                return;
+            }
+        }
+        panic!("the times differ by {:.0} %: {least:?}", spread * 100.0);
+    }
+
+    #[test]
     fn a_token_that_no_client_could_show_is_refused() {
         assert_eq!(Token::new(b"").unwrap_err(), TokenError::Empty);
         let long = Token::new(&[1; MAX_TOKEN_BYTES + 1]).unwrap_err();

@@ -209,9 +209,26 @@ fn p99(times: &mut [Duration]) -> Duration {
     times[times.len() * 99 / 100]
 }
 
-/// Does something while somebody has business; gives the 99th percentiles before and meanwhile.
-fn beside_business(address: &str, token: &[u8], disturb: impl FnOnce()) -> (Duration, Duration) {
-    let measure = |session, disturb: Box<dyn FnOnce() + '_>| {
+/// Into how many rounds a disturbance is dealt out.
+fn rounds() -> usize {
+    if is_long_run() { 15 } else { 1 }
+}
+
+fn median(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// Somebody has business while something is done, and while something else is. Gives the 99th percentiles
+/// of both. They take turns and the median round counts, so that what else this machine does meanwhile falls on
+/// both alike.
+fn compare_business(
+    address: &str,
+    token: &[u8],
+    mut one: impl FnMut(usize),
+    mut other: impl FnMut(usize),
+) -> (Duration, Duration) {
+    let measure = |session, disturb: &mut dyn FnMut(usize), round| {
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             let business = Business {
@@ -219,14 +236,38 @@ fn beside_business(address: &str, token: &[u8], disturb: impl FnOnce()) -> (Dura
                 stop: &stop,
             };
             let business = scope.spawn(move || business.run(address, token));
-            disturb();
+            disturb(round);
             stop.store(true, Ordering::Relaxed);
             p99(&mut business.join().expect("it goes on undisturbed"))
         })
     };
-    let while_quiet = Duration::from_millis(if is_long_run() { 5_000 } else { 300 });
-    let quiet = measure(1 << 40, Box::new(|| thread::sleep(while_quiet)));
-    (quiet, measure(2 << 40, Box::new(disturb)))
+    let (mut with_one, mut with_other) = (Vec::new(), Vec::new());
+    for round in 0..rounds() {
+        let session = (1 << 40) + 2 * round as u64;
+        with_one.push(measure(session, &mut one, round));
+        with_other.push(measure(session + 1, &mut other, round));
+    }
+    (median(&mut with_one), median(&mut with_other))
+}
+
+/// Does something in rounds while somebody has business; gives the 99th percentiles without and with it.
+fn beside_business(
+    address: &str,
+    token: &[u8],
+    disturb: impl FnMut(usize),
+) -> (Duration, Duration) {
+    let while_quiet = Duration::from_millis(if is_long_run() { 1_500 } else { 300 });
+    compare_business(address, token, |_| thread::sleep(while_quiet), disturb)
+}
+
+/// The bound on what others may notice; the millisecond is a disk's whim.
+fn assert_not_disturbed(alone: Duration, meanwhile: Duration) {
+    if is_long_run() {
+        assert!(
+            meanwhile <= 2 * alone + Duration::from_millis(1),
+            "{meanwhile:?} beside it, {alone:?} alone"
+        );
+    }
 }
 
 /// Of a process: resident memory in bytes, open files, and time used.
@@ -388,9 +429,9 @@ fn strangers_are_told_why_they_must_go_and_business_goes_on() {
     let mut reasons = BTreeMap::<String, usize>::new();
     let before = usage(server.pid());
     let start = Instant::now();
-    let (quiet, meanwhile) = beside_business(&address, b"", || {
-        let mut random = Random(8211);
-        for number in 0..count {
+    let mut random = Random(8211);
+    let (quiet, meanwhile) = beside_business(&address, b"", |round| {
+        for number in (round..count).step_by(rounds()) {
             let (pieces, expected) = hostile_pieces(number, &mut random);
             // Whoever has said too little would be waited for; it says that it is done.
             let said = stranger(&address, &pieces, expected.is_none(), PATIENCE);
@@ -409,9 +450,7 @@ fn strangers_are_told_why_they_must_go_and_business_goes_on() {
     println!("resident, files, time before {before:?} and after {after:?}");
     assert!(server.is_running());
     assert!(after.1 <= before.1 + 80, "files leak: {before:?} {after:?}");
-    if is_long_run() {
-        assert!(meanwhile <= 2 * quiet + Duration::from_millis(1));
-    }
+    assert_not_disturbed(quiet, meanwhile);
 }
 
 /// Guesses at `token` that are not it.
@@ -685,9 +724,9 @@ fn who_connects_again_and_again_disturbs_nobody_and_leaves_nothing_behind() {
     let count = strangers(500).min(20_000);
     let before = usage(server.pid());
     let start = Instant::now();
-    let (quiet, meanwhile) = beside_business(&address, b"", || {
+    let (quiet, meanwhile) = beside_business(&address, b"", |_| {
         let begun = Instant::now();
-        for number in 0..count {
+        for number in 0..count / rounds() {
             // 1,000 a second.
             let due = begun + Duration::from_millis(number as u64);
             thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -709,10 +748,79 @@ fn who_connects_again_and_again_disturbs_nobody_and_leaves_nothing_behind() {
     println!(
         "{count} connects in {took:?}; p99 {quiet:?} alone, {meanwhile:?} beside them; {before:?} {after:?}"
     );
+    assert_not_disturbed(quiet, meanwhile);
     if is_long_run() {
-        assert!(meanwhile <= 2 * quiet + Duration::from_millis(1));
         assert!(after.0 < before.0 + (32 << 20), "memory leaks");
     }
+}
+
+/// Publishes so many jobs of 1 KB each to the queue, as fast as they are confirmed.
+fn publish_many(address: &str, queue: &str, round: usize, count: u64) {
+    // Of this queue and round alone.
+    let from = ((queue.len() as u64) << 32) + ((round as u64) << 20);
+    let mut client = RawClient::tcp(address);
+    client.send(&hello_of(3 << 40 | from, b""));
+    assert!(client.hear().expect("a frame").welcome.is_some());
+    for number in (0..count).step_by(50) {
+        let jobs = (number..number + 50).map(|number| {
+            let mut tx = publish(from + number);
+            if let Op::Publish {
+                queues, message, ..
+            } = &mut tx.ops[0]
+            {
+                *queues = vec![queue.to_owned()];
+                message.body = Bytes::from(vec![7; 1 << 10]);
+            }
+            tx
+        });
+        client.send(&commit(number + 1, jobs.collect()));
+        while client
+            .hear()
+            .expect("the connection stands")
+            .confirm
+            .is_none_or(|confirm| confirm.through < number + 50)
+        {}
+    }
+}
+
+#[test]
+fn a_consumer_that_reads_nothing_of_what_it_asked_for_disturbs_nobody_and_takes_no_memory() {
+    let place = tempfile::tempdir().unwrap();
+    let (mut server, address) = serve(place.path(), &[], None);
+    let mut idle = RawClient::tcp(&address);
+    // Its heartbeat is a minute, and in less than that this is over.
+    idle.send(&hello_of(1, b""));
+    assert!(idle.hear().expect("a frame").welcome.is_some());
+    idle.send(&ToBroker {
+        consume: Some(proto::Consume {
+            queues: vec!["unread".to_owned()],
+            add_credit: u32::MAX,
+            stop: false,
+        }),
+        ..ToBroker::default()
+    });
+    let before = usage(server.pid());
+    let count = if is_long_run() { 10_000 } else { 2_000 };
+    let (alone, meanwhile) = compare_business(
+        &address,
+        b"",
+        |round| publish_many(&address, "nobody's", round, count),
+        |round| publish_many(&address, "unread", round, count),
+    );
+    let after = usage(server.pid());
+    let jobs = 2 * count * rounds() as u64;
+    println!(
+        "{jobs} jobs of 1 KB, half of them for a consumer that reads nothing: p99 of others {alone:?} without \
+         it, {meanwhile:?} with it; resident {} before, {} after",
+        before.0, after.0
+    );
+    assert_not_disturbed(alone, meanwhile);
+    // The jobs themselves, as a backlog holds them, and little more for whoever does not read.
+    let backlog = jobs * 200 + (jobs << 10).min(64 << 20);
+    assert!(after.0 < before.0 + backlog + (24 << 20), "{after:?}");
+    assert!(server.is_running());
+    // It was asked for, and what there was room for has come.
+    while idle.hear().expect("a frame").deliveries.is_empty() {}
 }
 
 #[test]
