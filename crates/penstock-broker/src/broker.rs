@@ -55,6 +55,8 @@ pub struct Broker {
     pub(crate) checked_slots: Vec<u32>,
     /// Whether that transaction may be refused for want of room, and what it brings for queues with limits.
     pub(crate) may_find_no_room: bool,
+    /// Some of the messages that it brings may be held already.
+    pub(crate) names_held: bool,
     pub(crate) arrivals: Vec<Arrivals>,
     pub(crate) space: Space,
     /// The memory limit, while the process is at it.
@@ -95,6 +97,7 @@ impl Broker {
             new_ids: FxHashSet::default(),
             checked_slots: Vec::new(),
             may_find_no_room: false,
+            names_held: true,
             arrivals: Vec::new(),
             space: Space::Plenty,
             memory_is_full: None,

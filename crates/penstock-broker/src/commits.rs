@@ -262,6 +262,15 @@ impl Broker {
         self.new_ids.clear();
         self.arrivals.clear();
         self.may_find_no_room = self.has_limits() && !ops.iter().any(Op::is_settlement);
+        // In a long backlog the place of an id is far away. Looked for together, several are under way at a
+        // time; and mostly none is held, so that is all.
+        let messages = &self.state.messages;
+        self.names_held = ops.len() == 1
+            || ops.iter().any(|op| match op {
+                Op::Publish { message, .. } => messages.holds(&message.id),
+                Op::Hold { .. } => true,
+                _ => false,
+            });
         for (index, op) in ops.iter().enumerate() {
             self.check_op(session, op, ops.len() == 1)
                 .map_err(|why| (index as u32, why))?;
@@ -429,8 +438,8 @@ impl Broker {
     }
 
     fn check_is_new(&mut self, message: &Message, is_alone: bool) -> Result<(), Refusal> {
-        let is_new = !self.state.messages.holds(&message.id)
-            && (is_alone || self.new_ids.insert(message.id));
+        let is_held = self.names_held && self.state.messages.holds(&message.id);
+        let is_new = !is_held && (is_alone || self.new_ids.insert(message.id));
         if is_new {
             Ok(())
         } else {

@@ -124,11 +124,11 @@ fn backlog(table: &mut Table, jobs: u64) {
     let bytes = broker.resident_bytes();
     table.memory("memory after the restart", bytes, jobs, bound);
 
-    let on_top = pace(&broker, few, || {
-        client.enqueue(few, body, |_| None);
-    });
-    table.beside("enqueue on top of it", &on_top, &empty_in);
-    let all_out = pace(&broker, jobs + few, || client.drain(jobs + few, |_| {}));
+    let mut on_top = [(); 3].map(|()| pace(&broker, few, || client.enqueue(few, body, |_| None)));
+    on_top.sort_by_key(|pace| pace.took);
+    table.beside("enqueue on top of it", &on_top[1], &empty_in);
+    let all = jobs + 3 * few;
+    let all_out = pace(&broker, all, || client.drain(all, |_| {}));
     table.beside("drain all", &all_out, &empty_out);
     assert_eq!(client.waiting(), 0);
     assert_eq!(client.status().unreadable, 0);
