@@ -44,3 +44,13 @@ fn a_header_whose_numbers_no_journal_comes_to_is_damage() {
     let found = Path::new(env!("CARGO_MANIFEST_DIR")).join(found);
     penstock_hostile::journal(&fs::read(found).expect("it is kept"));
 }
+
+/// A batch with a right checksum named as synced what was written after it, or never. An opening took its word,
+/// counted nothing as left to write again, began the next segment at the wrong batch, and no opening after
+/// that succeeded. Now such a batch is damage.
+#[test]
+fn a_batch_that_names_as_synced_what_was_not_written_is_damage() {
+    let found = "../../fuzz/corpus/journal/a-batch-that-names-as-synced-what-was-not-written";
+    let found = Path::new(env!("CARGO_MANIFEST_DIR")).join(found);
+    penstock_hostile::journal(&fs::read(found).expect("it is kept"));
+}

@@ -135,6 +135,10 @@ impl SegmentImage {
         if !follows && !planted!("accept-ghosts") {
             return Err("the batch does not follow the one before");
         }
+        // What it says is only ever used as a proof, and this could prove anything.
+        if header.durable_through >= header.sequence {
+            return Err("the batch names as synced what was not written before it");
+        }
         let body = bytes[BatchHeader::BYTES..].get(..header.length as usize);
         let body = body.ok_or("the batch is longer than the file")?;
         if crc32c(body) != header.body && !planted!("accept-torn-batch") {
