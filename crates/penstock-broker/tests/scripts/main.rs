@@ -1,7 +1,11 @@
 //! The broker as its clients see it: scripts with what they expect, and scripts that nobody wrote.
 
 mod anything;
-mod behaviour;
 mod golden;
+mod keys;
+mod leases;
 mod limits;
+mod order;
+mod queues;
 mod script;
+mod transactions;

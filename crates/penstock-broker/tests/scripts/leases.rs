@@ -1,0 +1,360 @@
+//! Who may run what: leases, crashes, retries.
+
+use crate::script::check;
+
+#[test]
+fn leases_follow_their_session() {
+    // A clean goodbye gives them back at once; nothing is counted.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        w bye                               ->
+        a info one                          -> a knows Ready in default attempt 0 crashes 0
+        v hello                             -> v welcome 0
+        v consume default 1                 -> v deliver one!
+        v ack one                           -> v confirm 1
+        ",
+    );
+    // A lost connection keeps them for one heartbeat.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        w lost                              ->
+        v hello                             -> v welcome 0
+        v consume default 1                 ->
+        wait 14999                          ->
+        w hello one                         -> w welcome 0 one
+        wait 60000                          ->
+        w lost                              ->
+        wait 14999                          ->
+        a status                            -> a status default:0/0/1 v=0/0/0 w=0/0/1-away clients 1 results 0 evicted 0
+        wait 1                              -> v deliver one!
+        w hello one                         -> w welcome 0
+        w ack one                           -> w confirm 1 1:refused 0 LeaseLost
+        a info one                          -> a knows Running in default attempt 0 crashes 1 at v notes worker lost: no heartbeat for 15 s
+        v ack one                           -> v confirm 1
+        ",
+    );
+    // A delivery that never left returns unmarked: nobody can have begun it.
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        w consume default 1                 ->
+        stall                               ->
+        a publish one                       ->
+        w lost                              ->
+        sync                                -> a confirm 1
+        v hello                             -> v welcome 0
+        v consume default 1                 -> v deliver one
+        v ack one                           -> v confirm 1
+        ",
+    );
+}
+
+#[test]
+fn leases_outlive_the_broker() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one|publish two           -> a confirm 2
+        w hello                             -> w welcome 0
+        w consume default 2                 -> w deliver one two
+        kill                                ->
+        v hello                             -> v welcome 0
+        v consume default 10                ->
+        wait 14000                          ->
+        w hello one two                     -> w welcome 0 one two
+        wait 60000                          ->
+        w ack one; put one yes              -> w confirm 1
+        w lost                              ->
+        wait 15000                          -> v deliver two!
+        v info two                          -> v knows Running in default attempt 0 crashes 1 at v notes worker lost: no heartbeat for 15 s
+        v ack two                           -> v confirm 1
+        ",
+    );
+    // A grant whose record was lost with the broker still holds for the client that presents it.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        a publish two                       -> a confirm 2
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume default 1                 -> w deliver one
+        power-cut                           ->
+        sync                                ->
+        w hello one                         -> w welcome 0 one
+        # The next may have been handed out as well, for all that the broker knows.
+        w consume default 1                 -> w deliver two!
+        w ack one|ack two                   -> w confirm 2
+        ",
+    );
+    // Also after another crash, as long as nobody else was handed anything.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume default 1                 -> w deliver one
+        power-cut                           ->
+        sync                                ->
+        a hello                             -> a welcome 1
+        kill                                ->
+        w hello one                         -> w welcome 0 one
+        w ack one                           -> w confirm 1
+        ",
+    );
+    // Also when nothing at all is left of the broker that made it.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        kill                                ->
+        stall                               ->
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one!
+        power-cut                           ->
+        sync                                ->
+        w hello one                         -> w welcome 0 one
+        w ack one                           -> w confirm 1
+        ",
+    );
+    // One that was settled does not, though its client has not heard of that. The broker would have
+    // counted the retry as running at a client that had given it back, until that client left.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        w move one next                     -> w confirm 1
+        power-cut                           ->
+        w hello one                         -> w welcome 1
+        w consume default 1                 -> w deliver one!#1
+        w info one                          -> w knows Running in default attempt 1 crashes 0 at w
+        ",
+    );
+    // Nor does one that a later broker has judged: here it gave the message to another, who asked for a
+    // retry. Its grants are numbered from the last that the journal knew, so they can be lower than the
+    // lost one; they were once compared without the epoch, and the retry went to a client that had
+    // been told that its lease was lost.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish zero queue=mail|publish one -> a confirm 2
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume mail 1                    -> w deliver zero@mail
+        w consume default 1                 -> w deliver one
+        power-cut                           ->
+        sync                                ->
+        v hello                             -> v welcome 0
+        v consume default 1                 -> v deliver one!
+        v move one next                     -> v confirm 1
+        power-cut                           ->
+        w hello one                         -> w welcome 0
+        ",
+    );
+    // Nor one that a later broker judged when it had handed out nothing: here the journal knew of an older
+    // lease of the same client alone. What was settled under the lost one was refused, and then the
+    // next broker believed the lease again: its client knew better, and nobody ever ran the message.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        sync                                ->
+        stall                               ->
+        w none return one                   -> w confirm 1
+        w consume default 1                 -> w deliver one!
+        power-cut                           ->
+        sync                                ->
+        w hello one                         -> w welcome 0
+        kill                                ->
+        w hello one                         -> w welcome 0
+        w consume default 1                 -> w deliver one!
+        ",
+    );
+    // One of a message in two queues does not: it could be taken for the other's, which then never
+    // runs, while this one runs twice.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one queue=default+mail    -> a confirm 1
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume mail 1                    -> w deliver one@mail
+        power-cut                           ->
+        sync                                ->
+        w hello one                         -> w welcome 0
+        w consume mail 1                    -> w deliver one@mail!
+        w ack one                           -> w confirm 1
+        w consume default 1                 -> w deliver one!
+        ",
+    );
+    // ... not even if there is only one left, for it may have been of one that is gone.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one queue=default+mail    -> a confirm 1
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume mail 1                    -> w deliver one@mail
+        power-cut                           ->
+        sync                                ->
+        a hello last=1                      -> a welcome 1
+        a purge mail                        -> a confirm 2
+        kill                                ->
+        w hello one                         -> w welcome 0
+        w consume default 1                 -> w deliver one!
+        ",
+    );
+    // One that somebody else has meanwhile does not.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume default 1                 -> w deliver one
+        power-cut                           ->
+        sync                                ->
+        v hello                             -> v welcome 0
+        v consume default 1                 -> v deliver one!
+        w hello                             -> w welcome 0
+        v ack one                           -> v confirm 1
+        ",
+    );
+    // A message that may be delivered only once is not delivered before its grant is safe.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one deliveries=1          -> a confirm 1
+        w hello                             -> w welcome 0
+        stall                               ->
+        w consume default 1                 ->
+        power-cut                           ->
+        sync                                ->
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        kill                                ->
+        wait 15000                          ->
+        w hello                             -> w welcome 0
+        w consume default 1                 ->
+        w watch one                         -> w sees one Crashed worker lost: no heartbeat for 15 s
+        ",
+    );
+}
+
+#[test]
+fn crashes_are_counted_and_the_last_is_final() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one deliveries=2          -> a confirm 1
+        a watch one                         -> a sees one pending
+        w hello                             -> w welcome 0
+        w consume default 10                -> w deliver one
+        w crash one reason=SIGSEGV          -> w confirm 1, w deliver one!
+        w crash one reason=SIGKILL          -> a sees one Crashed SIGKILL, w confirm 2
+        a info one                          -> a knows Dead in dead attempt 0 crashes 2 notes SIGSEGV+SIGKILL
+        kill                                ->
+        a hello                             -> a welcome 1
+        a info one                          -> a knows Dead in dead attempt 0 crashes 2 notes SIGSEGV+SIGKILL
+        # Thirty days later it is cleared away; how it ended was told.
+        a lost                              ->
+        wait 2592000000                     ->
+        a hello last=1                      -> a welcome 1 forgotten
+        a info one                          -> a knows nothing
+        ",
+    );
+    // Without a result to keep, there is nothing to be seen of it.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish one deliveries=1 no-result  -> w confirm 1
+        w watch one                         -> w sees one pending
+        w consume default 1                 -> w deliver one
+        w crash one                         -> w confirm 2, w sees one gone
+        w watch one                         -> w sees one gone
+        ",
+    );
+    // The dead letters can be consumed like any queue.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one deliveries=1          -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 10                -> w deliver one
+        w crash one                         -> w confirm 1
+        w consume dead 1                    -> w deliver one@dead
+        w move one queue=default            -> w confirm 2
+        w consume default 1                 -> w deliver one
+        w ack one; put one yes              -> w confirm 3
+        a watch one                         -> a sees one Succeeded yes
+        ",
+    );
+    // Whoever looks after them may crash, too: a letter keeps its place, and its job the result it had.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one deliveries=1          -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        w put one no failed; move one queue=dead  -> w confirm 1
+        w consume dead 2                    -> w deliver one@dead
+        w crash one                         -> w confirm 2, w deliver one@dead!
+        a watch one                         -> a sees one Failed no
+        ",
+    );
+}
+
+#[test]
+fn a_retry_is_the_same_message_in_a_new_place() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one|publish two           -> a confirm 2
+        a watch one                         -> a sees one pending
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        w move one next note=boom after=500 -> w confirm 1
+        a info one                          -> a knows Delayed in default attempt 1 crashes 0 notes boom
+        wait 500                            ->
+        kill                                ->
+        w hello                             -> w welcome 1
+        w consume other 1                   ->
+        wait 1                              ->
+        # Behind what came before the retry.
+        w consume default 2                 -> w deliver two! one!#1
+        w ack two                           -> w confirm 2
+        w put one no failed; move one queue=dead note=bang expires=1000  -> w confirm 3
+        w info one                          -> w knows Dead in dead attempt 1 crashes 0 notes boom+bang
+        w watch one                         -> w sees one Failed no
+        wait 1000                           ->
+        w info one                          -> w knows nothing
+        w watch one                         -> w sees one Failed no
+        ",
+    );
+    // A new attempt has not been delivered before.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish one                       -> w confirm 1
+        w consume default 1                 -> w deliver one
+        w return one                        -> w confirm 2
+        w consume default 1                 -> w deliver one!
+        w move one next                     -> w confirm 3
+        w consume default 1                 -> w deliver one#1
+        ",
+    );
+}

@@ -1,0 +1,196 @@
+//! Which message is next, and when: order, shares, delays, expiry.
+
+use crate::script::check;
+
+#[test]
+fn order_is_that_of_publishing_within_a_priority() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish a|publish b priority=9|publish c|publish d priority=0|publish e priority=9  -> a confirm 5
+        w hello                             -> w welcome 0
+        w consume default 3                 -> w deliver b e a
+        w return a|return b                 -> w confirm 2
+        w consume default 5                 -> w deliver b! a! c d
+        w ack a; ack b; ack c; ack d; ack e -> w confirm 3
+        ",
+    );
+    // What comes back goes to its place among the others, and what was delayed to that of its publishing.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish late after=10|publish b|publish c|publish d  -> a confirm 4
+        w hello                             -> w welcome 0
+        w consume default 2                 -> w deliver b c
+        a publish e                         -> a confirm 5
+        w return c                          -> w confirm 1
+        w return b                          -> w confirm 2
+        wait 11                             ->
+        w consume default 10                -> w deliver late b! c! d e
+        w ack late; ack b; ack c; ack d; ack e  -> w confirm 3
+        ",
+    );
+}
+
+#[test]
+fn flows_share_by_measured_cost() {
+    // A run of `slow` costs three times one of `fast`: it gets a third of the turns.
+    let mut script = String::from("a hello -> a welcome 0\n");
+    for index in 0..8 {
+        script += &format!(
+            "a publish s{index} task=slow|publish f{index} task=fast -> a confirm {}\n",
+            2 * index + 2
+        );
+    }
+    script += "
+        w hello                             -> w welcome 0
+        w consume default 2                 -> w deliver s0 f0
+        w ack s0 cost=3000|ack f0 cost=1000 -> w confirm 2
+        w consume default 9                 -> w deliver f1 f2 s1 f3 f4 f5 s2 f6 f7
+        w ack s1 cost=3000|ack s2 cost=3000 -> w confirm 4
+        w ack f1; ack f2; ack f3; ack f4; ack f5; ack f6; ack f7 -> w confirm 5
+        # One that was idle rejoins at the present.
+        a publish f8 task=fast|publish f9 task=fast -> a confirm 18
+        w consume default 3                 -> w deliver f8 s3 f9
+        ";
+    check(&script);
+}
+
+#[test]
+fn a_flow_that_was_idle_rejoins_at_the_present() {
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish x1 task=x|publish x2 task=x|publish x3 task=x  -> w confirm 3
+        w consume default 3                 -> w deliver x1 x2 x3
+        w ack x1; ack x2; ack x3            -> w confirm 4
+        w publish x4 task=x|publish x5 task=x|publish x6 task=x  -> w confirm 7
+        w publish y1 task=y|publish y2 task=y|publish y3 task=y  -> w confirm 10
+        w consume default 6                 -> w deliver y1 x4 y2 x5 y3 x6
+        ",
+    );
+}
+
+#[test]
+fn consumers_and_queues_take_turns() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        v hello                             -> v welcome 0
+        w hello                             -> w welcome 0
+        v consume default 10                ->
+        w consume default 10                ->
+        a publish a|publish b|publish c|publish d  -> a confirm 4, v deliver a c, w deliver b d
+        v bye                               -> w deliver a! c!
+        w ack a; ack b; ack c; ack d        -> w confirm 1
+        ",
+    );
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish a queue=x|publish b queue=x|publish c queue=y|publish d queue=y  -> a confirm 4
+        w hello                             -> w welcome 0
+        w consume x+y 3                     -> w deliver a@x c@y b@x
+        w stop-consuming                    ->
+        a publish e queue=x                 -> a confirm 5
+        w consume x+y 1                     -> w deliver d@y
+        w consume x+y 0                     ->
+        w consume x 1                       -> w deliver e@x
+        ",
+    );
+    // One body, several queues; each copy is settled by itself.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one queue=x+y after=5     -> a confirm 1
+        a publish one                       -> a confirm 2 2:refused 0 AlreadyExists
+        w hello                             -> w welcome 0
+        w consume x 9                       ->
+        wait 6                              -> w deliver one@x
+        w ack one                           -> w confirm 1
+        a watch one                         -> a sees one pending
+        w consume y 0                       -> w deliver one@y
+        w ack one                           -> a sees one gone, w confirm 2
+        a publish one                       -> a confirm 3
+        ",
+    );
+}
+
+#[test]
+fn delays_follow_the_clock_they_were_given_in() {
+    check(
+        "
+        w hello                             -> w welcome 0
+        w consume default 10                ->
+        w publish soon after=1000|publish eta at=5000  -> w confirm 2
+        w info eta                          -> w knows Delayed in default attempt 0 crashes 0
+        # The wall's clock is set forward: a countdown does not care, an ETA has come.
+        wall 5000                           -> w deliver eta
+        # Half a millisecond is not known of, so a countdown ends with the next whole one.
+        wait 1000                           ->
+        wait 1                              -> w deliver soon
+        w ack eta; ack soon                 -> w confirm 3
+        ",
+    );
+}
+
+#[test]
+fn a_countdown_does_not_care_that_the_wall_clock_was_set_before_a_restart() {
+    for set_by in ["3600000", "-3600000"] {
+        check(&format!(
+            "
+            w hello                             -> w welcome 0
+            w publish soon after=10000          -> w confirm 1
+            wall {set_by}                       ->
+            wait 1000                           ->
+            kill                                ->
+            w hello                             -> w welcome 1
+            w consume default 10                ->
+            wait 9000                           ->
+            wait 1                              -> w deliver soon!
+            "
+        ));
+    }
+    // Nor when the segment that told of it is gone.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish soon after=10000          -> w confirm 1
+        wall 3600000                        ->
+        carry                               ->
+        kill                                ->
+        w hello                             -> w welcome 1
+        w consume default 10                ->
+        wait 10000                          ->
+        wait 1                              -> w deliver soon!
+        ",
+    );
+}
+
+#[test]
+fn an_expired_message_is_not_started() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one expires=100|publish two expires=100 no-result|publish three expires=50 after=80  -> a confirm 3
+        a publish past expires-at=0         -> a confirm 4
+        a watch one two three past          -> a sees one pending, a sees two pending, a sees three pending, a sees past Expired
+        wait 99                             -> a sees three Expired
+        wait 1                              -> a sees one Expired, a sees two gone
+        w hello                             -> w welcome 0
+        w consume default 10                ->
+        ",
+    );
+    // One that runs does not expire; when it comes back, it does.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w consume default 10                ->
+        w publish one expires=100|publish two expires=100  -> w confirm 2, w deliver one two
+        wait 200                            ->
+        w ack one; put one yes              -> w confirm 3
+        w return two                        -> w confirm 4
+        w watch one two                     -> w sees one Succeeded yes, w sees two Expired
+        ",
+    );
+}

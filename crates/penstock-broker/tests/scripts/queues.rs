@@ -1,0 +1,153 @@
+//! Queues as a whole, and what is carried forward out of old records.
+
+use crate::script::{check, check_with};
+use penstock_broker::BrokerOptions;
+
+#[test]
+fn a_queue_is_paused_resumed_and_purged() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        w consume default 1                 ->
+        a pause default                     -> a confirm 1
+        a publish one|publish two|publish three after=1000  -> a confirm 4
+        kill                                ->
+        a hello                             -> a welcome 4
+        a status                            -> a status default:2/1/0-paused clients 1 results 0 evicted 0
+        w hello                             -> w welcome 0
+        w consume default 1                 ->
+        a resume default                    -> a confirm 5, w deliver one!
+        a watch one two three               -> a sees one pending, a sees two pending, a sees three pending
+        a purge default                     -> a confirm 6, a sees two Cancelled its queue was purged, a sees three Cancelled its queue was purged
+        a status                            -> a status default:0/0/1 w=0/0/1 clients 1 results 2 evicted 0
+        w ack one                           -> a sees one gone, w confirm 1
+        a purge nothing                     -> a confirm 7
+        ",
+    );
+}
+
+#[test]
+fn a_queue_that_nobody_serves_is_told_of_once() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one|publish two           -> a confirm 2
+        wait 29999                          ->
+        wait 1                              -> notice: 2 unserved in default for 30000
+        a publish three                     -> a confirm 3
+        wait 60000                          ->
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        w ack one                           -> w confirm 1
+        w bye                               ->
+        wait 30000                          -> notice: 2 unserved in default for 30000
+        a purge default                     -> a confirm 4
+        ",
+    );
+    // Not of one that was empty meanwhile, nor of the dead letters.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        wait 20000                          ->
+        a purge default                     -> a confirm 2
+        a publish two deliveries=1 expires=40000  -> a confirm 3
+        wait 20000                          ->
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver two
+        w crash two                         -> w confirm 1
+        wait 60000                          ->
+        ",
+    );
+}
+
+#[test]
+fn what_refers_to_what_was_carried_forward_still_does() {
+    // The grant stands before the place to which its session was carried.
+    check(
+        "
+        w hello                             -> w welcome 0
+        a hello                             -> a welcome 0
+        mark                                ->
+        a publish one                       -> a confirm 1
+        w consume default 1                 -> w deliver one
+        carry                               ->
+        restart                             ->
+        w hello one                         -> w welcome 0 one
+        w ack one                           -> w confirm 1
+        ",
+    );
+    // Nothing lives; but no number is given out twice.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish one                       -> w confirm 1
+        w consume default 1                 -> w deliver one
+        w ack one                           -> w confirm 2
+        w bye                               ->
+        wait 600000                         ->
+        carry                               ->
+        restart                             ->
+        w hello                             -> w welcome 2 forgotten
+        w publish one                       -> w confirm 3
+        w consume default 1                 -> w deliver one
+        w ack old-one                       -> w confirm 4 4:refused 0 LeaseLost
+        ",
+    );
+}
+
+#[test]
+fn what_lives_is_carried_forward() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one unless=once|guard no present|hold join count=3 messages=held|join join index=1  -> a confirm 4 2:refused 0 GuardFailed
+        a publish late after=60000|publish run|pause other|put key value|publish dead deliveries=1  -> a confirm 9
+        w hello                             -> w welcome 0
+        w consume default 3                 -> w deliver one run dead
+        w move one next note=boom|crash dead reason=why  -> w confirm 2
+        a publish pair queue=x+y|publish gone  -> a confirm 11
+        w consume default 2                 -> w deliver one#1 gone
+        w ack gone; put gone yes            -> w confirm 3
+        carry                               ->
+        kill                                ->
+        carry                               ->
+        a hello                             -> a welcome 1, a confirm 11 2:refused 0 GuardFailed
+        w hello run one                     -> w welcome 3 run one
+        w info one                          -> w knows Running in default attempt 1 crashes 0 at w notes boom
+        a info dead                         -> a knows Dead in dead attempt 0 crashes 1 notes why
+        a watch key gone dead               -> a sees key Succeeded value, a sees gone Succeeded yes, a sees dead Crashed why
+        a publish two unless=once           -> a confirm 12 12:skipped[0]
+        w ack one|ack run                   -> w confirm 5
+        a join join index=0|join join index=1|join join index=2  -> a confirm 15
+        w consume default 2                 -> w deliver held!
+        wait 60001                          -> w deliver late!, notice: 1 unserved in x for 30000, notice: 1 unserved in y for 30000
+        a status                            -> a status dead:1/0/0-60001ms default:0/0/2 other:0/0/0-paused x:1/0/0-60001ms y:1/0/0-60001ms w=0/0/2 clients 1 results 2 evicted 0
+        ",
+    );
+}
+
+#[test]
+fn a_body_that_cannot_be_read_back_is_quarantined_and_all_else_goes_on() {
+    let cold = BrokerOptions {
+        resident_bodies_bytes: Some(0),
+        ..BrokerOptions::default()
+    };
+    check_with(
+        cold,
+        "
+        a hello                             -> a welcome 0
+        a publish one|publish two           -> a confirm 2
+        rot                                 ->
+        a publish three                     -> a confirm 3
+        a watch one                         -> a sees one pending
+        w hello                             -> w welcome 0
+        w consume default 10                -> notice: one of default is unreadable, notice: two of default is unreadable, w deliver three, a sees one Crashed of 64 bytes
+        a status                            -> a status dead:2/0/0 default:0/0/1 w=0/0/1 clients 1 results 2 evicted 0
+        w ack three                         -> w confirm 1
+        w consume dead 2                    -> w deliver one@dead two@dead
+        w ack one; ack two                  -> w confirm 2
+        ",
+    );
+}

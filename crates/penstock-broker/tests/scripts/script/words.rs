@@ -1,0 +1,241 @@
+//! The words of a script: how a line is read, and how an output is told.
+
+use penstock_broker::{Answer, Broker, ConnId, Input, Now, Output, Position, Query};
+use penstock_message::{Counts, Due, Key, KeyState, MessageId, Receipt, Refusal, SessionId, Space};
+
+pub(super) struct Options<'a>(Vec<(&'a str, &'a str)>);
+
+impl<'a> Options<'a> {
+    pub(super) fn new(words: &[&'a str]) -> Self {
+        Self(
+            words
+                .iter()
+                .map(|word| word.split_once('=').unwrap_or((word, "")))
+                .collect(),
+        )
+    }
+
+    pub(super) fn text(&self, name: &str) -> Option<&'a str> {
+        self.0
+            .iter()
+            .find(|(key, _)| *key == name)
+            .map(|(_, value)| *value)
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.text(name).is_some()
+    }
+
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
+        self.text(name).map(number)
+    }
+
+    pub(super) fn due(&self, after: &str, at: &str) -> Option<Due> {
+        let after = self.number(after).map(Due::AfterMs);
+        after.or_else(|| self.number(at).map(|ms| Due::At(1_700_000_000_000 + ms)))
+    }
+}
+
+pub(super) fn number(text: &str) -> u64 {
+    text.parse()
+        .unwrap_or_else(|_| panic!("{text:?} is no number"))
+}
+
+pub(super) fn padded(name: &str) -> [u8; 16] {
+    let mut bytes = [b' '; 16];
+    bytes[..name.len()].copy_from_slice(name.as_bytes());
+    bytes
+}
+
+pub(super) fn message_id(name: &str) -> MessageId {
+    MessageId(padded(name))
+}
+
+pub(super) fn join_id(name: &str) -> MessageId {
+    MessageId(padded(name))
+}
+
+pub(super) fn name_of_message(id: &MessageId) -> String {
+    String::from_utf8_lossy(&id.0).trim_end().to_owned()
+}
+
+pub(super) fn describe_receipt(receipt: &Receipt) -> String {
+    match receipt {
+        Receipt::Applied { skipped } => format!("skipped{skipped:?}"),
+        Receipt::Duplicate => "duplicate".to_owned(),
+        Receipt::Unknown => "unknown".to_owned(),
+        Receipt::Refused { op, why } => {
+            let why = match why {
+                Refusal::TooLarge(_) => "TooLarge".to_owned(),
+                Refusal::Invalid(_) => "Invalid".to_owned(),
+                Refusal::QueueFull(_) => "QueueFull".to_owned(),
+                other => format!("{other:?}"),
+            };
+            format!("refused {op} {why}")
+        }
+    }
+}
+
+pub(super) fn describe_value(key: &Key, state: &KeyState) -> String {
+    let key = match key {
+        Key::Result(id) => name_of_message(id),
+        Key::Named(name) => String::from_utf8_lossy(name).into_owned(),
+    };
+    match state {
+        KeyState::Present(value) if value.body.len() > 60 => {
+            format!("{key} {:?} of {} bytes", value.status, value.body.len())
+        }
+        KeyState::Present(value) => {
+            let body = String::from_utf8_lossy(&value.body);
+            format!("{key} {:?} {body}", value.status)
+                .trim_end()
+                .to_owned()
+        }
+        KeyState::Pending => format!("{key} pending"),
+        KeyState::Gone => format!("{key} gone"),
+    }
+}
+
+pub(super) fn describe_answer(answer: &Answer) -> String {
+    match answer {
+        Answer::Message(None) => "knows nothing".to_owned(),
+        Answer::Message(Some(info)) => {
+            let notes: Vec<_> = info
+                .notes
+                .iter()
+                .map(|note| String::from_utf8_lossy(note))
+                .collect();
+            let mut line = format!(
+                "knows {:?} in {} attempt {} crashes {}",
+                info.state, info.queue, info.attempt, info.crashes
+            );
+            if let Some(worker) = &info.worker {
+                line += &format!(" at {worker}");
+            }
+            if !notes.is_empty() {
+                line += &format!(" notes {}", notes.join("+"));
+            }
+            line
+        }
+        Answer::Status(status) => {
+            let mut line = "status".to_owned();
+            for queue in &status.queues {
+                line += &format!(
+                    " {}:{}/{}/{}",
+                    queue.name, queue.ready, queue.delayed, queue.running
+                );
+                if queue.paused {
+                    line += "-paused";
+                }
+                if !queue.limits.is_none() {
+                    let shown = |limit: Option<u64>| {
+                        limit.map_or("-".to_owned(), |limit| limit.to_string())
+                    };
+                    line += &format!(
+                        "-limit{}/{}/{:?}-waiting{}B",
+                        shown(queue.limits.max_length),
+                        shown(queue.limits.max_bytes),
+                        queue.limits.overflow,
+                        queue.waiting_bytes,
+                    );
+                }
+                if queue.oldest_ready_ms > 0 {
+                    line += &format!("-{}ms", queue.oldest_ready_ms);
+                }
+            }
+            for worker in &status.workers {
+                let away = if worker.connected { "" } else { "-away" };
+                line += &format!(
+                    " {}={}/{}/{}{away}",
+                    worker.name, worker.slots, worker.busy, worker.leases
+                );
+            }
+            line += &format!(
+                " clients {} results {} evicted {}",
+                status.clients, status.results, status.evicted
+            );
+            line
+        }
+        other => format!("{other:?}"),
+    }
+}
+
+/// All that can be seen of a broker from outside.
+pub(super) fn describe_whole(
+    broker: &mut Broker,
+    now: Now,
+    keys: &[Key],
+    ids: &[MessageId],
+    position: Position,
+) -> Vec<String> {
+    let conn = ConnId(u64::MAX);
+    let mut lines = Vec::new();
+    let inputs = [
+        Input::Connected {
+            conn,
+            session: SessionId([255; 16]),
+            name: "observer".to_owned(),
+            heartbeat_ms: 1,
+            last_seq: 0,
+            leases: Vec::new(),
+        },
+        Input::Watch {
+            conn,
+            keys: keys.to_vec(),
+        },
+        Input::Query {
+            conn,
+            id: 1,
+            query: Query::Status,
+        },
+    ];
+    let queries = ids.iter().map(|id| Input::Query {
+        conn,
+        id: 1,
+        query: Query::Message(*id),
+    });
+    broker.handle_durable(position);
+    for input in inputs.into_iter().chain(queries) {
+        broker.handle(now, input);
+        while broker.poll_record().is_some() {}
+        broker.handle_durable(Position(broker.next_position().0 - 1));
+        while let Some(output) = broker.poll_output() {
+            match output {
+                Output::Values { values, .. } => {
+                    lines.extend(values.iter().map(|(key, state)| describe_value(key, state)));
+                }
+                // Queues that hold nothing are not remembered.
+                Output::Answer {
+                    answer: Answer::Status(mut status),
+                    ..
+                } => {
+                    status.queues.retain(|queue| {
+                        queue.ready + queue.delayed + queue.running > 0
+                            || queue.paused
+                            || !queue.limits.is_none()
+                    });
+                    status.unreadable = 0;
+                    status.counts = Counts::default();
+                    status.space = Space::Plenty;
+                    status.memory_is_full = false;
+                    // What is counted since the start is not remembered either.
+                    for queue in &mut status.queues {
+                        (queue.refused, queue.dropped) = (0, 0);
+                    }
+                    status
+                        .queues
+                        .iter_mut()
+                        .for_each(|queue| queue.consumers = 0);
+                    status
+                        .workers
+                        .iter_mut()
+                        .for_each(|worker| (worker.slots, worker.busy) = (0, 0));
+                    lines.push(format!("{status:#?}"));
+                }
+                Output::Answer { answer, .. } => lines.push(format!("{answer:#?}")),
+                _ => {}
+            }
+        }
+    }
+    lines
+}
