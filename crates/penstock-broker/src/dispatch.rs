@@ -274,6 +274,11 @@ impl Broker {
             expires_at: Some(expires_at),
         };
         let number = self.state.messages[slot].number();
+        if planted!("lose-dead-letter") && crashed {
+            self.record(&Event::Settled { number });
+            self.state.settle_message(slot, None);
+            return;
+        }
         self.record(&Event::Moved { number, change });
         self.state
             .move_message(slot, &change, Some(reason.clone()), None);

@@ -156,6 +156,10 @@ pub const PLANTS: &[Plant] = &[
         "miscount-crashes",
         "a job that kills its workers is buried in time",
     ),
+    plant(
+        "lose-dead-letter",
+        "a job that killed its workers is kept among the dead letters",
+    ),
     // Joins.
     plant(
         "release-twice",
