@@ -36,9 +36,9 @@ lint: .venv/.ready ## check formatting, lints and types
 	$(python) -m ruff check .
 	$(python) -m mypy
 
-simulate: ## run the simulator over SEEDS=2000 seeds FROM=1, or replay and shrink one with SEED=8211
+simulate: ## run the simulator over SEEDS=2000 seeds FROM=1, or replay and shrink one with SEED=8211 (all of it: WHOLE=1)
 	@mkdir -p .ran
-	@$(simulator) $(if $(SEED),--seed $(SEED) $(if $(PLANT),--planted $(PLANT)),--seeds $(SEEDS) --from $(or $(FROM),1)) | tee .ran/simulate.txt
+	@$(simulator) $(if $(SEED),--seed $(SEED) $(if $(WHOLE),--whole) $(if $(PLANT),--planted $(PLANT)),--seeds $(SEEDS) --from $(or $(FROM),1)) | tee .ran/simulate.txt
 
 # The same seeds give the same runs in two processes, and the simulator still catches bugs.
 simulator-check:

@@ -8,15 +8,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_broker::{Broker, ConnId};
-use penstock_message::{
-    Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Tx, ValueStatus,
-};
+use penstock_message::{Delivery, Durability, Key, KeyState, Receipt, SessionId, Tx};
 use penstock_wire::proto::{ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
 
-use crate::model::{End, Model, State, Time, Verdict};
+use crate::model::{Model, Time, Verdict};
 use crate::said::{Hearing, Said};
-use crate::words;
+
+mod crashes;
+mod ending;
+mod story;
+#[cfg(test)]
+mod tests;
+
+use story::Event;
 
 /// How the broker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,12 +33,6 @@ pub enum Crash {
     /// The process ended after a failed write or sync, which may have taken what was written with it.
     DiskFailed,
 }
-
-/// A story of so many events is long.
-const BEGINS_ANEW_AFTER: usize = 200;
-
-/// Of so many transactions a session can still ask how they ended.
-const RECEIPTS_KEPT: u64 = 1024;
 
 #[derive(Default)]
 pub struct Checker {
@@ -116,64 +115,6 @@ struct View {
     /// What it has asked for and has not been given yet.
     credit: u64,
     queues: BTreeSet<String>,
-}
-
-/// What the model was told.
-enum Event {
-    Time(Time),
-    Decided(u64),
-    Delivered(SessionId, Box<Delivery>),
-    Hello(SessionId, u64, Vec<Lease>),
-    Welcomed(SessionId, Vec<Lease>),
-    Left { session: SessionId, clean: bool },
-    Quiet,
-    Restarted(u64),
-}
-
-impl Event {
-    fn in_words(&self, txs: &BTreeMap<u64, Decided>) -> Option<String> {
-        match self {
-            Self::Decided(number) => {
-                let Decided {
-                    session,
-                    seq,
-                    receipt,
-                    ..
-                } = &txs[number];
-                Some(format!(
-                    "client {} seq {seq} is transaction {number}: {}",
-                    session.0[0],
-                    words::receipt(receipt)
-                ))
-            }
-            Self::Delivered(session, delivery) => {
-                let Delivery {
-                    lease,
-                    queue,
-                    redelivered,
-                    message,
-                } = &**delivery;
-                let (crashes, attempt) = (message.crashes, message.attempt);
-                let again = if *redelivered { ", again" } else { "" };
-                let to = session.0[0];
-                Some(format!(
-                    "client {to} is given {lease:?} from {queue}{again}: attempt {attempt}, {crashes} crashes"
-                ))
-            }
-            Self::Welcomed(session, leases) => Some(format!(
-                "client {} is welcome and holds {leases:?}",
-                session.0[0]
-            )),
-            Self::Left { session, clean } => {
-                Some(format!("client {} has left; clean: {clean}", session.0[0]))
-            }
-            Self::Hello(session, ..) => {
-                Some(format!("client {} was heard to say hello", session.0[0]))
-            }
-            Self::Quiet => Some("all is quiet".to_string()),
-            Self::Time(_) | Self::Restarted(_) => None,
-        }
-    }
 }
 
 impl Checker {
@@ -448,7 +389,7 @@ impl Checker {
         let KeyState::Present(value) = state else {
             return Ok(());
         };
-        if let Some(number) = self.model.values.get(key).and_then(|stored| stored.tx) {
+        if let Some(number) = self.model.value(key).and_then(|stored| stored.tx) {
             self.publish(number);
         }
         self.model.shown(key, value.status, &value.body)
@@ -515,7 +456,7 @@ impl Checker {
         self.tell(Event::Quiet)?;
         self.safe_through = self.told;
         self.wall_was_set_by_ms = 0;
-        if self.story.len() > BEGINS_ANEW_AFTER {
+        if self.story.len() > story::IS_LONG {
             self.begin_story();
         }
         let now = self.model.now;
@@ -528,250 +469,5 @@ impl Checker {
         let live = self.model.live.iter().copied();
         self.ready = live.filter(is_candidate).collect();
         Ok(())
-    }
-
-    // --- crashes
-
-    /// A new broker has recovered what the last one left: the journal, up to this record.
-    pub fn recovered(
-        &mut self,
-        crash: Crash,
-        broker: &Broker,
-        now: Time,
-        found_through: u64,
-    ) -> Verdict {
-        self.counts.crashes += 1;
-        self.views.clear();
-        self.hearings.clear();
-        self.current.clear();
-        self.deliveries.clear();
-        self.ready.clear();
-        // Of that the journal may know nothing: the new broker's steady clock may be off by as much.
-        self.model.clock_is_doubtful |= self.wall_was_set_by_ms > 0;
-        self.model.clock_is_off_by_ms += std::mem::take(&mut self.wall_was_set_by_ms);
-        let mut first_lost = None;
-        // Sessions that have been away for so long may be forgotten, and then nobody can ask.
-        let (mut last_seqs, mut unknown) = (BTreeMap::new(), BTreeSet::new());
-        for (session, seq) in self.by_seq.keys() {
-            last_seqs.insert(*session, *seq);
-        }
-        for session in last_seqs.keys() {
-            let is_known = broker.decision(session, 0).is_some();
-            if !is_known && self.model.may_be_forgotten(session, now) {
-                unknown.insert(*session);
-            }
-        }
-        for (number, decided) in &self.txs {
-            let Decided {
-                session,
-                seq,
-                receipt,
-                durability,
-                ..
-            } = decided;
-            let was_found = decided.position <= found_through;
-            let cannot_be_asked = unknown.contains(session)
-                && (*number <= self.safe_through || was_found)
-                || self.reopened.get(session).is_some_and(|at| seq <= at);
-            if cannot_be_asked {
-                continue;
-            }
-            let plain = Receipt::Applied {
-                skipped: Vec::new(),
-            };
-            let is_long_ago = seq + RECEIPTS_KEPT <= last_seqs[session];
-            match (broker.decision(session, *seq), first_lost) {
-                (Some(found), None) if found == *receipt || found == plain && is_long_ago => {}
-                (Some(found), None) => {
-                    return Err(format!(
-                        "transaction {number} was {receipt:?}, and is recovered as {found:?}"
-                    ));
-                }
-                (Some(_), Some(lost)) => {
-                    return Err(format!(
-                        "transaction {lost} was lost, but {number} after it was not"
-                    ));
-                }
-                (None, _) => {
-                    first_lost.get_or_insert(*number);
-                    let must_be_there = match crash {
-                        Crash::Killed => *durability >= Durability::Os,
-                        Crash::PowerCut | Crash::DiskFailed => *durability == Durability::Disk,
-                    };
-                    if decided.is_public && must_be_there {
-                        return Err(format!(
-                            "transaction {number} ({durability:?}) was seen, and is lost: {:?}",
-                            decided.tx
-                        ));
-                    }
-                    if *number <= self.base_tx {
-                        return Err(format!(
-                            "transaction {number} was on disk, and is lost: {:?}",
-                            decided.tx
-                        ));
-                    }
-                }
-            }
-        }
-        self.safe_through = self.told;
-        if let Some(lost) = first_lost {
-            self.counts.lost += self.told + 1 - lost;
-            self.safe_through = lost - 1;
-            self.retell_until(lost);
-        }
-        self.time(now);
-        self.tell(Event::Restarted(self.longest_heartbeat_ms))?;
-        self.begin_story();
-        Ok(())
-    }
-
-    fn begin_story(&mut self) {
-        self.story.clear();
-        self.base = self.model.clone();
-        self.base_tx = self.told;
-    }
-
-    /// Tells the model the story once more, as it was without these transactions.
-    fn retell_until(&mut self, lost: u64) {
-        self.txs.split_off(&lost);
-        self.by_seq.retain(|_, number| *number < lost);
-        self.story
-            .retain(|event| !matches!(event, Event::Decided(number) if *number >= lost));
-        let before = std::mem::replace(&mut self.model, self.base.clone());
-        self.model.clock_is_doubtful = before.clock_is_doubtful;
-        self.model.clock_is_off_by_ms = before.clock_is_off_by_ms;
-        self.model.seen = before.seen;
-        self.model.found_dead = before.found_dead;
-        self.model.lenient = true;
-        for event in std::mem::take(&mut self.story) {
-            self.tell(event)
-                .expect("a lenient model objects to nothing");
-        }
-        self.model.lenient = false;
-    }
-
-    fn tell(&mut self, event: Event) -> Verdict {
-        if let Some(words) = &mut self.words
-            && !self.model.lenient
-        {
-            words.extend(event.in_words(&self.txs));
-        }
-        let verdict = match &event {
-            Event::Time(now) => {
-                self.model.advance(*now);
-                Ok(())
-            }
-            Event::Decided(number) => {
-                let Decided {
-                    session,
-                    seq,
-                    tx,
-                    receipt,
-                    ..
-                } = &self.txs[number];
-                let verdict = self.model.decided(*number, *session, tx, receipt);
-                verdict.map_err(|what| format!("transaction {number} (seq {seq}): {what}"))
-            }
-            Event::Delivered(session, delivery) => self.model.delivered(*session, delivery),
-            Event::Hello(session, heartbeat_ms, leases) => {
-                self.model.hello(*session, *heartbeat_ms, leases);
-                Ok(())
-            }
-            Event::Welcomed(session, leases) => self.model.welcomed(*session, leases),
-            Event::Left { session, clean } => {
-                self.model.left(*session, *clean);
-                Ok(())
-            }
-            Event::Quiet => {
-                self.model.quiet();
-                Ok(())
-            }
-            Event::Restarted(heartbeat_ms) => {
-                self.model.restarted(*heartbeat_ms);
-                Ok(())
-            }
-        };
-        self.story.push(event);
-        verdict
-    }
-
-    // --- the end
-
-    /// After all faults have ended and everybody has had time: nothing may be left, or be missing.
-    pub fn drained(&self) -> Verdict {
-        for item in self
-            .model
-            .live
-            .iter()
-            .map(|index| &self.model.items[*index])
-        {
-            let is_over = match item.state {
-                State::Ended(_) => true,
-                // Its members have not all ended well enough to say so.
-                State::Held(_) => true,
-                // The broker may count down from hours later.
-                State::Waiting | State::Adrift { .. }
-                    if self.model.clock_is_doubtful && item.is_delayed() =>
-                {
-                    true
-                }
-                _ => item.ending().is_some(),
-            };
-            if !is_over {
-                return Err(format!(
-                    "lost or stuck: {} is still {:?} in {}",
-                    item.message.id, item.state, item.queue
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// After everybody has gone and every time is up: what the broker counts is zero, but for messages
-    /// whose group will never end, and locks.
-    pub fn nothing_is_left(&self, broker: &Broker, held: usize) -> Verdict {
-        let status = broker.status();
-        for queue in &status.queues {
-            if queue.ready + queue.delayed + queue.running > 0 {
-                return Err(format!("in the end {queue:?} is not empty"));
-            }
-        }
-        if !status.workers.is_empty() || status.clients > 0 {
-            return Err(format!("in the end somebody is there: {status:?}"));
-        }
-        let has_locks = self
-            .model
-            .values
-            .keys()
-            .any(|key| matches!(key, Key::Named(_)));
-        if held == 0 && !has_locks && self.model.joins_are_over() && broker.live_bytes() > 0 {
-            let bytes = broker.live_bytes();
-            return Err(format!(
-                "in the end nothing is left, and it takes {bytes} bytes"
-            ));
-        }
-        Ok(())
-    }
-
-    /// What the result of each message must be, once all is over: `None` when nobody can know.
-    pub fn result_is_right(&self, key: &Key, state: &KeyState) -> Verdict {
-        let Key::Result(id) = key else { return Ok(()) };
-        let is_sure = self.model.with_id(*id).all(|item| {
-            matches!(
-                item.state,
-                State::Ended(End::Acked | End::JoinFailed | End::Expired | End::Purged)
-            )
-        });
-        let expected = self.model.values.get(key).map(|stored| stored.status);
-        let shown: Option<ValueStatus> = match state {
-            KeyState::Present(value) => Some(value.status),
-            KeyState::Pending | KeyState::Gone => None,
-        };
-        match !is_sure || expected == shown || self.model.clock_is_doubtful {
-            true => Ok(()),
-            false => Err(format!(
-                "the result of {id} is {shown:?}, and should be {expected:?}"
-            )),
-        }
     }
 }

@@ -1,9 +1,10 @@
 //! `penstock-sim --seeds 2000` runs seeds 1 to 2000; `--seed 8211` replays one, step by step.
 
+use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use penstock_sim::checker::Counts;
 use penstock_sim::shrink::{shorten_ids, shrink};
@@ -13,6 +14,9 @@ use penstock_sim::world::{Outcome, Without, run_without};
 /// One in so many seeds is run twice: the same seed must give the same run.
 const TWICE: u64 = 20;
 
+/// A person waits so long for a smaller run.
+const SHRINKS_FOR: Duration = Duration::from_secs(60);
+
 fn main() -> ExitCode {
     keep_panics();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -20,12 +24,7 @@ fn main() -> ExitCode {
     let number = |text: &str| text.parse::<u64>().ok();
     match arguments[..] {
         ["--seed", seed] => number(seed).map(replay),
-        ["--trace", seed] => number(seed).map(|seed| {
-            let mut trace = |line: &str| println!("{}", shorten_ids(line));
-            let o = run_without(seed, &Without::default(), Some(&mut trace));
-            println!("{:?}", o.failure);
-            ExitCode::SUCCESS
-        }),
+        ["--seed", seed, "--whole"] => number(seed).map(replay_whole),
         ["--seeds", seeds] => number(seeds).map(|seeds| search(1, seeds)),
         ["--seeds", seeds, "--from", from] => number(seeds)
             .zip(number(from))
@@ -37,11 +36,17 @@ fn main() -> ExitCode {
             number(seed).map(replay)
         }
         #[cfg(feature = "faults")]
+        ["--seed", seed, "--whole", "--planted", name]
+            if penstock_faults::Points::plant(Some(name)) =>
+        {
+            number(seed).map(replay_whole)
+        }
+        #[cfg(feature = "faults")]
         ["--mutants", ref names @ ..] => Some(hunt(names)),
         _ => None,
     }
     .unwrap_or_else(|| {
-        eprintln!("usage: penstock-sim --seeds COUNT [--from SEED] | --seed SEED");
+        eprintln!("usage: penstock-sim --seeds COUNT [--from SEED] | --seed SEED [--whole]");
         ExitCode::from(2)
     })
 }
@@ -57,31 +62,58 @@ fn hunt(names: &[&str]) -> ExitCode {
     }
 }
 
-/// Shows a run, or when it fails the smallest that fails in the same way.
+/// Shows a run step by step; when it fails, the smallest that fails in the same way.
 fn replay(seed: u64) -> ExitCode {
     let outcome = run_without_panic(seed, &Without::default());
-    let whole = outcome.failure.clone();
-    let (without, outcome) = shrink(seed, outcome);
-    let mut trace = |line: &str| println!("{}", shorten_ids(line));
-    // A panic ends the trace, and was kept.
-    let shown = || run_without(seed, &without, Some(&mut trace));
-    let _ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(shown));
-    let Some(whole) = whole else {
-        println!("{:?}", outcome.counts);
-        return ExitCode::SUCCESS;
+    let Some(whole) = outcome.failure.as_deref().map(shorten_ids) else {
+        return replay_whole(seed);
     };
+    let seconds = SHRINKS_FOR.as_secs();
     println!(
-        "\nThis is less than the whole run of seed {seed}, which fails at {}",
-        shorten_ids(&whole)
+        "seed {seed} fails at {whole}\nLooking for a smaller run that fails in the same way, for {seconds} s at \
+         most; the whole run is shown by: make simulate SEED={seed} WHOLE=1\n"
     );
+    let (without, outcome) = shrink(seed, outcome, SHRINKS_FOR);
+    show(seed, &without);
     let Without { names, clients, .. } = &without;
+    let (steps, failure) = (outcome.steps, outcome.failure.unwrap_or_default());
     println!(
-        "left out: {clients} clients, {names:?}; {} steps are left",
-        outcome.steps
+        "\nThis is less than the whole run of seed {seed}, which fails at {whole}\n\
+         left out: {clients} clients, {names:?}; {steps} steps are left\n\
+         seed {seed} fails at {}",
+        shorten_ids(&failure)
     );
-    let failure = outcome.failure.unwrap_or_default();
-    println!("seed {seed} fails at {}", shorten_ids(&failure));
     ExitCode::FAILURE
+}
+
+/// Shows a run step by step, with nothing left out.
+fn replay_whole(seed: u64) -> ExitCode {
+    match show(seed, &Without::default()) {
+        Some(outcome) if outcome.failure.is_none() => {
+            println!("{:?}", outcome.counts);
+            return ExitCode::SUCCESS;
+        }
+        Some(outcome) => {
+            let failure = outcome.failure.unwrap_or_default();
+            println!("seed {seed} fails at {}", shorten_ids(&failure));
+        }
+        None => {
+            let what = run_without_panic(seed, &Without::default()).failure;
+            println!("seed {seed} fails at {}", what.unwrap_or_default());
+        }
+    }
+    ExitCode::FAILURE
+}
+
+/// `None`: it ended in a panic.
+fn show(seed: u64, without: &Without) -> Option<Outcome> {
+    let mut lines = BufWriter::new(std::io::stdout().lock());
+    let mut trace = |line: &str| {
+        // Whoever reads along may have seen enough.
+        let _ended = writeln!(lines, "{}", shorten_ids(line));
+    };
+    let shown = || run_without(seed, without, Some(&mut trace));
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(shown)).ok()
 }
 
 /// Prints a line for each seed that is the same whenever and wherever it runs.

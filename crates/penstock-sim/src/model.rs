@@ -17,6 +17,8 @@ mod item;
 mod known;
 mod leases;
 mod objections;
+#[cfg(test)]
+mod tests;
 
 use item::{Attendance, JoinModel, When};
 pub use item::{End, Item, State, Stored, Time};
@@ -34,7 +36,9 @@ pub struct Model {
     /// Places of those that have not ended, and of some that have.
     pub live: Vec<usize>,
     by_id: BTreeMap<MessageId, Vec<usize>>,
-    pub values: BTreeMap<Key, Stored>,
+    values: BTreeMap<Key, Stored>,
+    /// Values whose time was over by then are gone.
+    quiet_ms: u64,
     joins: BTreeMap<JoinId, JoinModel>,
     sessions: BTreeMap<SessionId, Attendance>,
     pub paused: BTreeSet<String>,
@@ -90,10 +94,7 @@ impl Model {
     pub fn quiet(&mut self) {
         let now = self.now.steady;
         self.still.clone_from(&self.paused);
-        if !self.clock_is_doubtful {
-            let is_over = |stored: &Stored| stored.until.is_some_and(|until| until + 200 < now);
-            self.values.retain(|_, stored| !is_over(stored));
-        }
+        self.quiet_ms = now;
         for index in self.live.clone() {
             let item = &mut self.items[index];
             if let State::Leased { safe, .. } = &mut item.state {
@@ -264,7 +265,7 @@ impl Model {
             Op::Put {
                 key, value, ttl_ms, ..
             } => {
-                if let (Key::Result(_), Some(before)) = (key, self.values.get(key)) {
+                if let (Key::Result(_), Some(before)) = (key, self.value(key)) {
                     self.fail(format!(
                         "{key:?} has a second result; the first was {before:?}"
                     ))?;

@@ -2,6 +2,8 @@
 //! out one by one. What is left out changes what is drawn after it, so that each attempt is another
 //! run; but always the same one.
 
+use std::time::{Duration, Instant};
+
 use crate::soak::run_without_panic;
 use crate::world::{NAMES, Outcome, Without};
 
@@ -18,13 +20,18 @@ fn kind(failure: &str) -> String {
     plain.take(7).collect::<Vec<&str>>().join(" ")
 }
 
-/// What the run can do without, and what it does then.
-pub fn shrink(seed: u64, outcome: Outcome) -> (Without, Outcome) {
+/// What the run can do without, and what it does then. After this long it is content with what it has:
+/// a person waits, and the seed is the same tomorrow.
+pub fn shrink(seed: u64, outcome: Outcome, patience: Duration) -> (Without, Outcome) {
     let Some(failure) = &outcome.failure else {
         return (Without::default(), outcome);
     };
     let wanted = kind(failure);
+    let began = Instant::now();
     let fails = |without: &Without| {
+        if began.elapsed() > patience {
+            return None;
+        }
         let outcome = run_without_panic(seed, without);
         let is_same = outcome
             .failure

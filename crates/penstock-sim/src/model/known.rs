@@ -26,6 +26,22 @@ impl Model {
             .map(|index| &self.items[*index])
     }
 
+    /// What a key holds, or may hold. That its time is over is written nowhere, so a broker whose clock was
+    /// set back over a crash has it again: what may be over is not forgotten here.
+    pub fn value(&self, key: &Key) -> Option<&Stored> {
+        self.values.get(key).filter(|stored| !self.is_over(stored))
+    }
+
+    fn is_over(&self, stored: &Stored) -> bool {
+        let is_past = |until: u64| until + 200 < self.quiet_ms;
+        !self.clock_is_doubtful && stored.until.is_some_and(is_past)
+    }
+
+    pub fn has_locks(&self) -> bool {
+        let mut values = self.values.iter();
+        values.any(|(key, stored)| matches!(key, Key::Named(_)) && !self.is_over(stored))
+    }
+
     /// `None`: it can't be known.
     pub(super) fn key_exists(&self, key: &Key) -> Option<bool> {
         let claims = self.live.iter().map(|index| &self.items[*index]);
@@ -34,7 +50,7 @@ impl Model {
         });
         let (sure, unsure): (Vec<&Item>, Vec<&Item>) =
             claims.partition(|item| item.ending().is_none());
-        match self.values.get(key) {
+        match self.value(key) {
             _ if !sure.is_empty() => Some(true),
             Some(stored) if self.may_be_over(stored) => None,
             Some(_) => Some(true),
@@ -51,7 +67,7 @@ impl Model {
 
     /// Whether a value that was shown is what it must be.
     pub fn shown(&self, key: &Key, status: ValueStatus, body: &Bytes) -> Verdict {
-        if let Some(stored) = self.values.get(key) {
+        if let Some(stored) = self.value(key) {
             let same = match &stored.body {
                 Some(stored_body) => stored.status == status && stored_body == body,
                 // With a doubtful clock nobody knows whether it had expired before.

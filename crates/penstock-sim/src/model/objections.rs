@@ -47,7 +47,7 @@ impl Model {
                 let holds = match condition {
                     Condition::Absent => self.key_exists(key).map(|exists| !exists),
                     Condition::Present => self.key_exists(key),
-                    Condition::Is(body) => match self.values.get(key) {
+                    Condition::Is(body) => match self.value(key) {
                         Some(stored) if self.may_be_over(stored) => None,
                         stored => {
                             Some(stored.is_some_and(|stored| stored.body.as_ref() == Some(body)))

@@ -1,0 +1,109 @@
+//! What a broker has recovered: a crash may take back a suffix of what was decided, and nothing that was
+//! confirmed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_broker::Broker;
+use penstock_message::{Durability, Receipt};
+
+use super::story::Event;
+use super::{Checker, Crash, Decided};
+use crate::model::{Time, Verdict};
+
+/// Of so many transactions a session can still ask how they ended.
+const RECEIPTS_KEPT: u64 = 1024;
+
+impl Checker {
+    /// A new broker has recovered what the last one left: the journal, up to this record.
+    pub fn recovered(
+        &mut self,
+        crash: Crash,
+        broker: &Broker,
+        now: Time,
+        found_through: u64,
+    ) -> Verdict {
+        self.counts.crashes += 1;
+        self.views.clear();
+        self.hearings.clear();
+        self.current.clear();
+        self.deliveries.clear();
+        self.ready.clear();
+        // Of that the journal may know nothing: the new broker's steady clock may be off by as much.
+        self.model.clock_is_doubtful |= self.wall_was_set_by_ms > 0;
+        self.model.clock_is_off_by_ms += std::mem::take(&mut self.wall_was_set_by_ms);
+        let mut first_lost = None;
+        // Sessions that have been away for so long may be forgotten, and then nobody can ask.
+        let (mut last_seqs, mut unknown) = (BTreeMap::new(), BTreeSet::new());
+        for (session, seq) in self.by_seq.keys() {
+            last_seqs.insert(*session, *seq);
+        }
+        for session in last_seqs.keys() {
+            let is_known = broker.decision(session, 0).is_some();
+            if !is_known && self.model.may_be_forgotten(session, now) {
+                unknown.insert(*session);
+            }
+        }
+        for (number, decided) in &self.txs {
+            let Decided {
+                session,
+                seq,
+                receipt,
+                durability,
+                ..
+            } = decided;
+            let was_found = decided.position <= found_through;
+            let cannot_be_asked = unknown.contains(session)
+                && (*number <= self.safe_through || was_found)
+                || self.reopened.get(session).is_some_and(|at| seq <= at);
+            if cannot_be_asked {
+                continue;
+            }
+            let plain = Receipt::Applied {
+                skipped: Vec::new(),
+            };
+            let is_long_ago = seq + RECEIPTS_KEPT <= last_seqs[session];
+            match (broker.decision(session, *seq), first_lost) {
+                (Some(found), None) if found == *receipt || found == plain && is_long_ago => {}
+                (Some(found), None) => {
+                    return Err(format!(
+                        "transaction {number} was {receipt:?}, and is recovered as {found:?}"
+                    ));
+                }
+                (Some(_), Some(lost)) => {
+                    return Err(format!(
+                        "transaction {lost} was lost, but {number} after it was not"
+                    ));
+                }
+                (None, _) => {
+                    first_lost.get_or_insert(*number);
+                    let must_be_there = match crash {
+                        Crash::Killed => *durability >= Durability::Os,
+                        Crash::PowerCut | Crash::DiskFailed => *durability == Durability::Disk,
+                    };
+                    if decided.is_public && must_be_there {
+                        return Err(format!(
+                            "transaction {number} ({durability:?}) was seen, and is lost: {:?}",
+                            decided.tx
+                        ));
+                    }
+                    if *number <= self.base_tx {
+                        return Err(format!(
+                            "transaction {number} was on disk, and is lost: {:?}",
+                            decided.tx
+                        ));
+                    }
+                }
+            }
+        }
+        self.safe_through = self.told;
+        if let Some(lost) = first_lost {
+            self.counts.lost += self.told + 1 - lost;
+            self.safe_through = lost - 1;
+            self.retell_until(lost);
+        }
+        self.time(now);
+        self.tell(Event::Restarted(self.longest_heartbeat_ms))?;
+        self.begin_story();
+        Ok(())
+    }
+}

@@ -1,0 +1,86 @@
+//! What must be true when all is over.
+
+use penstock_broker::Broker;
+use penstock_message::{Key, KeyState, ValueStatus};
+
+use super::Checker;
+use crate::model::{End, State, Verdict};
+
+impl Checker {
+    /// After all faults have ended and everybody has had time: nothing may be left, or be missing.
+    pub fn drained(&self) -> Verdict {
+        for item in self
+            .model
+            .live
+            .iter()
+            .map(|index| &self.model.items[*index])
+        {
+            let is_over = match item.state {
+                State::Ended(_) => true,
+                // Its members have not all ended well enough to say so.
+                State::Held(_) => true,
+                // The broker may count down from hours later.
+                State::Waiting | State::Adrift { .. }
+                    if self.model.clock_is_doubtful && item.is_delayed() =>
+                {
+                    true
+                }
+                _ => item.ending().is_some(),
+            };
+            if !is_over {
+                return Err(format!(
+                    "lost or stuck: {} is still {:?} in {}",
+                    item.message.id, item.state, item.queue
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// After everybody has gone and every time is up: what the broker counts is zero, but for messages
+    /// whose group will never end, and locks.
+    pub fn nothing_is_left(&self, broker: &Broker, held: usize) -> Verdict {
+        let status = broker.status();
+        for queue in &status.queues {
+            if queue.ready + queue.delayed + queue.running > 0 {
+                return Err(format!("in the end {queue:?} is not empty"));
+            }
+        }
+        if !status.workers.is_empty() || status.clients > 0 {
+            return Err(format!("in the end somebody is there: {status:?}"));
+        }
+        if held == 0
+            && !self.model.has_locks()
+            && self.model.joins_are_over()
+            && broker.live_bytes() > 0
+        {
+            let bytes = broker.live_bytes();
+            return Err(format!(
+                "in the end nothing is left, and it takes {bytes} bytes"
+            ));
+        }
+        Ok(())
+    }
+
+    /// What the result of each message must be, once all is over: `None` when nobody can know.
+    pub fn result_is_right(&self, key: &Key, state: &KeyState) -> Verdict {
+        let Key::Result(id) = key else { return Ok(()) };
+        let is_sure = self.model.with_id(*id).all(|item| {
+            matches!(
+                item.state,
+                State::Ended(End::Acked | End::JoinFailed | End::Expired | End::Purged)
+            )
+        });
+        let expected = self.model.value(key).map(|stored| stored.status);
+        let shown: Option<ValueStatus> = match state {
+            KeyState::Present(value) => Some(value.status),
+            KeyState::Pending | KeyState::Gone => None,
+        };
+        match !is_sure || expected == shown || self.model.clock_is_doubtful {
+            true => Ok(()),
+            false => Err(format!(
+                "the result of {id} is {shown:?}, and should be {expected:?}"
+            )),
+        }
+    }
+}

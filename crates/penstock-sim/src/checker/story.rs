@@ -1,0 +1,141 @@
+//! What the model was told, so that it can be told once more without what a crash took back.
+
+use std::collections::BTreeMap;
+
+use penstock_message::{Delivery, Lease, SessionId};
+
+use super::{Checker, Decided};
+use crate::model::{Time, Verdict};
+use crate::words;
+
+/// A story of so many events is long: it begins anew when it can.
+pub(super) const IS_LONG: usize = 200;
+
+/// What the model was told.
+pub(super) enum Event {
+    Time(Time),
+    Decided(u64),
+    Delivered(SessionId, Box<Delivery>),
+    Hello(SessionId, u64, Vec<Lease>),
+    Welcomed(SessionId, Vec<Lease>),
+    Left { session: SessionId, clean: bool },
+    Quiet,
+    Restarted(u64),
+}
+
+impl Event {
+    fn in_words(&self, txs: &BTreeMap<u64, Decided>) -> Option<String> {
+        match self {
+            Self::Decided(number) => {
+                let Decided {
+                    session,
+                    seq,
+                    receipt,
+                    ..
+                } = &txs[number];
+                Some(format!(
+                    "client {} seq {seq} is transaction {number}: {}",
+                    session.0[0],
+                    words::receipt(receipt)
+                ))
+            }
+            Self::Delivered(session, delivery) => {
+                let Delivery {
+                    lease,
+                    queue,
+                    redelivered,
+                    message,
+                } = &**delivery;
+                let (crashes, attempt) = (message.crashes, message.attempt);
+                let again = if *redelivered { ", again" } else { "" };
+                let to = session.0[0];
+                Some(format!(
+                    "client {to} is given {lease:?} from {queue}{again}: attempt {attempt}, {crashes} crashes"
+                ))
+            }
+            Self::Welcomed(session, leases) => Some(format!(
+                "client {} is welcome and holds {leases:?}",
+                session.0[0]
+            )),
+            Self::Left { session, clean } => {
+                Some(format!("client {} has left; clean: {clean}", session.0[0]))
+            }
+            Self::Hello(session, ..) => {
+                Some(format!("client {} was heard to say hello", session.0[0]))
+            }
+            Self::Quiet => Some("all is quiet".to_string()),
+            Self::Time(_) | Self::Restarted(_) => None,
+        }
+    }
+}
+impl Checker {
+    pub(super) fn begin_story(&mut self) {
+        self.story.clear();
+        self.base = self.model.clone();
+        self.base_tx = self.told;
+    }
+
+    /// Tells the model the story once more, as it was without these transactions.
+    pub(super) fn retell_until(&mut self, lost: u64) {
+        self.txs.split_off(&lost);
+        self.by_seq.retain(|_, number| *number < lost);
+        self.story
+            .retain(|event| !matches!(event, Event::Decided(number) if *number >= lost));
+        let before = std::mem::replace(&mut self.model, self.base.clone());
+        self.model.clock_is_doubtful = before.clock_is_doubtful;
+        self.model.clock_is_off_by_ms = before.clock_is_off_by_ms;
+        self.model.seen = before.seen;
+        self.model.found_dead = before.found_dead;
+        self.model.lenient = true;
+        for event in std::mem::take(&mut self.story) {
+            self.tell(event)
+                .expect("a lenient model objects to nothing");
+        }
+        self.model.lenient = false;
+    }
+
+    pub(super) fn tell(&mut self, event: Event) -> Verdict {
+        if let Some(words) = &mut self.words
+            && !self.model.lenient
+        {
+            words.extend(event.in_words(&self.txs));
+        }
+        let verdict = match &event {
+            Event::Time(now) => {
+                self.model.advance(*now);
+                Ok(())
+            }
+            Event::Decided(number) => {
+                let Decided {
+                    session,
+                    seq,
+                    tx,
+                    receipt,
+                    ..
+                } = &self.txs[number];
+                let verdict = self.model.decided(*number, *session, tx, receipt);
+                verdict.map_err(|what| format!("transaction {number} (seq {seq}): {what}"))
+            }
+            Event::Delivered(session, delivery) => self.model.delivered(*session, delivery),
+            Event::Hello(session, heartbeat_ms, leases) => {
+                self.model.hello(*session, *heartbeat_ms, leases);
+                Ok(())
+            }
+            Event::Welcomed(session, leases) => self.model.welcomed(*session, leases),
+            Event::Left { session, clean } => {
+                self.model.left(*session, *clean);
+                Ok(())
+            }
+            Event::Quiet => {
+                self.model.quiet();
+                Ok(())
+            }
+            Event::Restarted(heartbeat_ms) => {
+                self.model.restarted(*heartbeat_ms);
+                Ok(())
+            }
+        };
+        self.story.push(event);
+        verdict
+    }
+}

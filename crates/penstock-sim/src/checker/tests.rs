@@ -1,0 +1,240 @@
+//! What the checker calls right, shown with a broker whose disk is told when to read.
+
+use bytes::Bytes;
+use penstock_broker::{BrokerOptions, ConnId, Now};
+use penstock_journal::sim::SimStorage;
+use penstock_journal::{JournalOptions, Reader, Writer};
+use penstock_message::{
+    DEFAULT_PRIORITY, Durability, IdSource, Message, MessageId, Op, SessionId, Tx,
+};
+use penstock_server::{Engine, EngineOptions, Peer};
+
+use super::Checker;
+use crate::model::{Time, Verdict};
+use crate::said::{Commit, Consume, Hello, Said};
+
+const BEGINNING_MS: u64 = 1_800_000_000_000;
+
+/// A broker that keeps no body in memory, and what checks it.
+struct Desk {
+    engine: Engine,
+    writer: Writer<SimStorage>,
+    reader: Reader<SimStorage>,
+    checker: Checker,
+    now_ms: u64,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let options = EngineOptions {
+            broker: BrokerOptions {
+                resident_bodies_bytes: Some(0),
+                ..BrokerOptions::default()
+            },
+            journal: JournalOptions {
+                journal_id: [5; 16],
+                segment_bytes: 65_536,
+                batch_bytes: 4_096,
+                opening_bytes: 4_096,
+                spares: 1,
+            },
+            token: None,
+            max_connections: 10,
+            stop_on_request: false,
+            pid: 1,
+        };
+        let now = Now {
+            mono_ms: 0,
+            wall_ms: BEGINNING_MS,
+        };
+        let (engine, writer, _) =
+            Engine::open(SimStorage::new(), options, || now).expect("an empty disk");
+        let reader = writer.reader();
+        let mut desk = Self {
+            engine,
+            writer,
+            reader,
+            checker: Checker::default(),
+            now_ms: 0,
+        };
+        desk.pass(0);
+        desk
+    }
+
+    fn now(&self) -> Now {
+        Now {
+            mono_ms: self.now_ms,
+            wall_ms: BEGINNING_MS + self.now_ms,
+        }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now_ms += ms;
+        let at = BEGINNING_MS + self.now_ms;
+        self.checker.time(Time {
+            steady: at,
+            wall: at,
+        });
+        self.engine.tick(self.now());
+    }
+
+    fn greet(&mut self, conn: ConnId) -> Verdict {
+        self.engine.opened(self.now(), conn, Peer::Trusted);
+        let hello = Hello {
+            session: SessionId([conn.0 as u8; 16]),
+            heartbeat_ms: 60_000,
+            last_seq: 0,
+            leases: Vec::new(),
+        };
+        self.say(
+            conn,
+            &Said {
+                hello: Some(hello),
+                ..Said::default()
+            },
+        )
+    }
+
+    fn publish(&mut self, conn: ConnId, seq: u64, id: u8) -> Verdict {
+        let message = Message {
+            id: MessageId::new(IdSource {
+                unix_ms: BEGINNING_MS,
+                random: [id; 10],
+            }),
+            task: "shop.send".to_string(),
+            priority: DEFAULT_PRIORITY,
+            expires_at: None,
+            result_ttl_ms: None,
+            max_deliveries: 3,
+            attempt: 0,
+            crashes: 0,
+            enqueued_at: 0,
+            notes: Vec::new(),
+            body: Bytes::from(vec![id; 100]),
+        };
+        let publish = Op::Publish {
+            queues: vec!["default".to_string()],
+            message,
+            due: None,
+            unless_key: None,
+        };
+        let commit = Commit {
+            first_seq: seq,
+            durability: Durability::Disk,
+            txs: vec![Tx::from(vec![publish])],
+            last_part: None,
+        };
+        self.say(
+            conn,
+            &Said {
+                commits: vec![commit],
+                ..Said::default()
+            },
+        )
+    }
+
+    fn take_one(&mut self, conn: ConnId) -> Verdict {
+        let consume = Consume {
+            queues: vec!["default".to_string()],
+            credit: 1,
+        };
+        self.say(
+            conn,
+            &Said {
+                consume: Some(consume),
+                ..Said::default()
+            },
+        )
+    }
+
+    fn say(&mut self, conn: ConnId, said: &Said) -> Verdict {
+        let bytes = said.encode();
+        self.engine.received(self.now(), conn, &bytes);
+        self.checker.heard(conn, &bytes, self.engine.broker())?;
+        self.send()
+    }
+
+    fn send(&mut self) -> Verdict {
+        while let Some(conn) = self.engine.poll_transmit() {
+            let bytes = self.engine.outgoing(conn).to_vec();
+            self.checker.sent(conn, &bytes)?;
+            self.engine.transmitted(self.now(), conn, bytes.len());
+        }
+        while let Some(conn) = self.engine.poll_close() {
+            self.checker.closed(conn)?;
+        }
+        self.checker.end_of_call(Some(self.engine.broker()))
+    }
+
+    fn write(&mut self) -> Verdict {
+        while let Some(task) = self.engine.take_batch(self.now()) {
+            let done = task.carry_out(&mut self.writer, |_| ());
+            done.expect("the disk is well");
+            self.engine.batch_done(self.now(), &task, 100);
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self) -> Verdict {
+        while let Some(mut reads) = self.engine.take_reads(self.now()) {
+            reads.carry_out(&mut self.reader);
+            self.engine.reads_done(self.now(), reads);
+            self.send()?;
+        }
+        Ok(())
+    }
+}
+
+/// Seed 112577 of a soak: the first message went to one who said goodbye before its body was read, and was
+/// back in its place when the second, handed out before, left. The checker called that out of turn.
+#[test]
+fn a_delivery_whose_body_is_read_late_may_leave_after_a_goodbye_brought_an_earlier_one_back() {
+    let [producer, first, second] = [1, 2, 3].map(ConnId);
+    let mut desk = Desk::new();
+    let run = |desk: &mut Desk| -> Verdict {
+        for conn in [producer, first, second] {
+            desk.greet(conn)?;
+        }
+        desk.publish(producer, 1, 1)?;
+        desk.publish(producer, 2, 2)?;
+        desk.write()?;
+        desk.pass(1_000);
+        desk.write()?;
+        desk.checker.quiet(desk.engine.broker())?;
+        desk.take_one(first)?;
+        desk.take_one(second)?;
+        desk.say(first, &Said::goodbye())?;
+        assert_eq!(desk.checker.counts.deliveries, 0, "bodies are not read yet");
+        desk.read()
+    };
+    assert_eq!(run(&mut desk), Ok(()));
+    assert_eq!(desk.checker.counts.deliveries, 1);
+}
+
+/// ... and what nobody was ever given may not be passed over.
+#[test]
+fn a_message_that_nobody_was_given_may_not_be_passed_over() {
+    let [producer, first] = [1, 2].map(ConnId);
+    let mut desk = Desk::new();
+    let run = |desk: &mut Desk| -> Verdict {
+        desk.greet(producer)?;
+        desk.greet(first)?;
+        desk.publish(producer, 1, 1)?;
+        desk.write()?;
+        desk.pass(1_000);
+        desk.write()?;
+        desk.checker.quiet(desk.engine.broker())
+    };
+    assert_eq!(run(&mut desk), Ok(()));
+    // Somebody else than the broker makes a second message, and hands it out before the first.
+    desk.publish(producer, 2, 2).expect("it is accepted");
+    let later = MessageId::new(IdSource {
+        unix_ms: BEGINNING_MS,
+        random: [2; 10],
+    });
+    let verdict = desk
+        .checker
+        .in_turn(later, "default", Some(desk.engine.broker()));
+    assert!(verdict.is_err_and(|what| what.contains("whose turn it was")));
+}

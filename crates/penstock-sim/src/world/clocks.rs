@@ -1,0 +1,132 @@
+//! Time: two clocks, and what goes on while it passes.
+
+use penstock_broker::{ConnId, Now};
+
+use super::{BEGINNING_MS, World};
+use crate::model::{Time, Verdict};
+use crate::network::Link;
+
+impl World<'_> {
+    pub(super) fn wall_ms(&self) -> u64 {
+        (BEGINNING_MS + self.now_ms).saturating_add_signed(self.wall_ahead_ms)
+    }
+
+    pub(super) fn time(&self) -> Time {
+        Time {
+            steady: BEGINNING_MS + self.now_ms,
+            wall: self.wall_ms(),
+        }
+    }
+
+    pub(super) fn now(&self) -> Now {
+        let started_ms = self
+            .broker
+            .as_ref()
+            .map_or(self.now_ms, |life| life.started_ms);
+        Now {
+            mono_ms: self.now_ms - started_ms,
+            wall_ms: self.wall_ms(),
+        }
+    }
+
+    pub(super) fn tick(&mut self) -> Verdict {
+        self.checker.time(self.time());
+        // A full disk says nothing when there is space again: it is tried every now and then.
+        self.prepare_spares();
+        let now = self.now();
+        if let Some(life) = &mut self.broker {
+            life.engine.tick(now);
+        }
+        self.tend()
+    }
+
+    /// Time goes by, and what is due is done when it is due. In a long while the network and the disk
+    /// are calm.
+    pub(super) fn pass(&mut self, ms: u64) -> Verdict {
+        let until_ms = self.now_ms + ms;
+        let is_calm = ms > 100;
+        self.say(|| format!("{ms} ms pass"));
+        loop {
+            if is_calm {
+                self.calm_down()?;
+            }
+            let broker_ms = self.broker.as_mut().and_then(|life| {
+                let deadline_ms = life.engine.next_deadline_ms()?;
+                Some(life.started_ms + deadline_ms)
+            });
+            if self.now_ms >= until_ms {
+                return Ok(());
+            }
+            let clients = self
+                .seats
+                .iter()
+                .filter_map(|seat| seat.client.next_deadline_ms());
+            let client_ms = clients.min().map(|at| at.saturating_sub(BEGINNING_MS));
+            let next_ms = [broker_ms, client_ms].into_iter().flatten().min();
+            let next_ms = next_ms.unwrap_or(until_ms);
+            self.now_ms = next_ms.max(self.now_ms + 1).min(until_ms);
+            let time = self.time();
+            for index in 0..self.seats.len() {
+                let client = &mut self.seats[index].client;
+                let is_due = client
+                    .next_deadline_ms()
+                    .is_some_and(|at| at <= time.steady);
+                if is_due {
+                    let goes_on = client.tick(&mut self.rng, time);
+                    self.let_speak(index);
+                    self.hang_up_unless(goes_on, index);
+                }
+            }
+            if broker_ms.is_some_and(|broker_ms| broker_ms <= self.now_ms) {
+                self.tick()?;
+            }
+        }
+    }
+
+    /// Lets everything arrive that is on its way, and the disk do what it has to.
+    pub(super) fn calm_down(&mut self) -> Verdict {
+        loop {
+            let conns: Vec<ConnId> = self.links.keys().copied().collect();
+            let mut is_still = true;
+            for conn in conns {
+                if self.links.get(&conn).is_some_and(Link::has_news_for_broker) {
+                    is_still = false;
+                    self.deliver_to_broker(conn, usize::MAX)?;
+                }
+                if self.links.get(&conn).is_some_and(Link::has_news_for_client) {
+                    is_still = false;
+                    self.deliver_to_client(conn, usize::MAX)?;
+                }
+            }
+            if self
+                .broker
+                .as_ref()
+                .is_some_and(|life| life.task.is_some() || life.reads.is_some())
+            {
+                is_still = false;
+                self.disk_works()?;
+            }
+            if is_still {
+                break;
+            }
+            self.heard_at_ms = self.now_ms;
+        }
+        // By then the journal has synced what nobody waited for.
+        if let Some(life) = &self.broker
+            && self.now_ms >= self.heard_at_ms + 300
+        {
+            self.checker.quiet(life.engine.broker())?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_the_wall(&mut self, by_ms: u64) -> Verdict {
+        let by_ms = by_ms as i64;
+        let by_ms = if self.rng.bool() { by_ms } else { -by_ms };
+        self.wall_ahead_ms += by_ms;
+        self.wall_was_set_by_ms += by_ms.unsigned_abs();
+        self.checker.wall_was_set(by_ms.unsigned_abs());
+        self.say(|| format!("the wall's clock is set by {by_ms} ms"));
+        self.tick()
+    }
+}

@@ -1,0 +1,173 @@
+//! The end: all faults are over, everything drains, and nothing is left; or a bit of it rots.
+
+use std::collections::BTreeMap;
+
+use penstock_journal::Storage;
+use penstock_message::{Key, KeyState};
+use penstock_server::Engine;
+
+use super::{Seat, World};
+use crate::checker::Crash;
+use crate::client::Stage;
+use crate::model::{State, Verdict};
+
+/// After so long without a fault everything must have ended, but for what waits for a wall's clock that
+/// was set back. A session whose client has died is forgotten later than that: its leases end before.
+const PATIENCE_MS: u64 = 300_000;
+
+impl World<'_> {
+    /// All faults end; whoever lives comes back and finishes the work. Nothing may be left.
+    pub(super) fn heal(&mut self) -> Verdict {
+        self.say(|| "all faults end".to_string());
+        self.healed = true;
+        self.storage.forget_faults();
+        if self.plan.clock_jumps > 0 {
+            // What is due at a time of day may be due in thirty years; by then it is.
+            let ahead_ms = 31 * 365 * 24 * 3_600_000;
+            let by_ms = self.wall_ahead_ms.min(0).abs() + ahead_ms;
+            self.wall_ahead_ms += by_ms;
+            self.checker.wall_was_set(by_ms.unsigned_abs());
+            self.tick()?;
+        }
+        let began_ms = self.now_ms;
+        let mut pause_ms = 50;
+        let patience_ms = PATIENCE_MS + self.wall_was_set_by_ms.min(4 * 3_600_000);
+        while self.now_ms < began_ms + patience_ms {
+            self.steps += 1;
+            for index in 0..self.seats.len() {
+                match self.seats[index].client.stage() {
+                    Stage::Offline => self.connect(index)?,
+                    Stage::Open => {
+                        let paused = &self.checker.model.paused;
+                        // A client may have resent what pauses a queue.
+                        if index == 0 && !paused.is_empty() && self.seats[0].client.is_idle() {
+                            let paused = paused.clone().into_iter();
+                            if let Some(wild) = self.seats[0].client.as_wild() {
+                                wild.resume(paused, &mut self.rng);
+                            }
+                        }
+                        let time = self.time();
+                        self.seats[index].client.finish(&mut self.rng, time);
+                        self.let_speak(index);
+                    }
+                    Stage::Greeting | Stage::Dead => {}
+                }
+            }
+            let before = self.checker.counts.applied;
+            self.pass(101 + pause_ms)?;
+            if self.is_drained() {
+                // What nobody can know may still bring something to light.
+                self.pass(60_000)?;
+                if self.is_drained() {
+                    return self.judge();
+                }
+            }
+            // What is left waits for a time to come.
+            pause_ms = match self.checker.counts.applied == before {
+                true => (pause_ms * 2).min(30_000),
+                false => 50,
+            };
+        }
+        self.checker.drained()?;
+        if self.checker.model.clock_is_doubtful {
+            // It counts down from hours later, and whoever waits for it waits so long.
+            return Ok(());
+        }
+        Err("somebody still waits for something in the end".to_string())
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        let is_done = |seat: &Seat| seat.client.is_idle() || seat.client.stage() == Stage::Dead;
+        self.seats.iter().all(is_done)
+            && self.checker.model.paused.is_empty()
+            && self.checker.drained().is_ok()
+    }
+
+    /// Asks for the result of everything, and then sees that nothing is left behind.
+    pub(super) fn judge(&mut self) -> Verdict {
+        let ids: Vec<Key> = self
+            .checker
+            .model
+            .items
+            .iter()
+            .map(|item| Key::Result(item.message.id))
+            .collect();
+        if let Some(wild) = self.seats[0].client.as_wild() {
+            wild.watch(ids.clone());
+        }
+        self.let_speak(0);
+        self.pass(1_000)?;
+        let told = match self.seats[0].client.as_wild() {
+            Some(wild) => std::mem::take(&mut wild.told),
+            None => Vec::new(),
+        };
+        let told: BTreeMap<Key, KeyState> = told.into_iter().collect();
+        for id in &ids {
+            let state = told
+                .get(id)
+                .ok_or_else(|| format!("nobody was told of {id:?}"))?;
+            self.checker.result_is_right(id, state)?;
+        }
+        Ok(())
+    }
+
+    /// Everybody goes, and every time is up: whatever the broker counts is zero again.
+    pub(super) fn leave_nothing(&mut self) -> Verdict {
+        const TWO_DAYS_MS: u64 = 2 * 24 * 3_600_000;
+        const DEAD_LETTERS_KEPT_MS: u64 = 31 * 24 * 3_600_000;
+        for index in 0..self.seats.len() {
+            if let Some(conn) = self.seats[index].conn {
+                self.hang_up(index, conn, false);
+            }
+            self.seats[index].client.die();
+        }
+        let held = |world: &Self| {
+            let held = world.checker.model.items.iter();
+            held.filter(|item| matches!(item.state, State::Held(_)))
+                .count()
+        };
+        self.pass(TWO_DAYS_MS)?;
+        self.pass(DEAD_LETTERS_KEPT_MS)?;
+        let held = held(self);
+        let Some(life) = &self.broker else {
+            return Err("the broker has ended by itself".to_string());
+        };
+        life.engine.broker().assert_consistent();
+        match self.checker.model.clock_is_doubtful {
+            true => Ok(()),
+            false => self.checker.nothing_is_left(life.engine.broker(), held),
+        }
+    }
+
+    /// After all that, a bit of the journal is turned over while no broker runs. The next start must
+    /// refuse, or find all that was confirmed.
+    pub(super) fn rot(&mut self) -> Verdict {
+        self.broker = None;
+        self.storage = self.storage.kill();
+        let files = self.storage.list().map_err(|error| error.to_string())?;
+        let segments = files.iter().filter(|name| name.ends_with(".segment"));
+        let segments: Vec<String> = segments.cloned().collect();
+        // Most often the last one, which has no successor to prove it whole.
+        let behind = self.rng.below(4).saturating_sub(2) as usize;
+        let name = &segments[(segments.len() - 1).saturating_sub(behind)];
+        let mut bytes = self.storage.contents(name).unwrap_or_default();
+        let used: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at] != 0).collect();
+        let at = used[self.rng.below(used.len() as u64) as usize];
+        bytes[at] ^= 1 << self.rng.below(8);
+        self.storage.corrupt(name, bytes);
+        self.say(|| format!("a bit rots at byte {at} of {name}"));
+        let now = self.now();
+        match Engine::open(self.storage.clone(), self.options.clone(), || now) {
+            Ok((engine, _, report)) => {
+                let (crash, time) = (Crash::Killed, self.time());
+                let through = report.through;
+                self.checker
+                    .recovered(crash, engine.broker(), time, through)
+            }
+            Err(error) => {
+                self.say(|| format!("it is refused: {error}"));
+                Ok(())
+            }
+        }
+    }
+}
