@@ -39,6 +39,8 @@ pub(crate) struct Connection {
     out: BytesMut,
     heard_at_ms: u64,
     said_at_ms: u64,
+    /// Its welcome is on its way. Nothing else may come before it.
+    pub(crate) welcomed: bool,
     /// The core was told that there is no room.
     pub(crate) full: bool,
     /// It is in the list of those with something to send.
@@ -99,6 +101,7 @@ impl Connection {
             out: BytesMut::new(),
             heard_at_ms: now_ms,
             said_at_ms: now_ms,
+            welcomed: false,
             full: false,
             listed: false,
             stuffed: false,

@@ -20,12 +20,13 @@ impl Engine {
                 forgotten,
                 leases,
             } => {
-                let Some(connection) = self.connections.get(&conn) else {
+                let Some(connection) = self.connections.get_mut(&conn) else {
                     return;
                 };
                 let Stage::Open { heartbeat_ms } = connection.stage else {
                     return;
                 };
+                connection.welcomed = true;
                 let welcome = proto::Welcome {
                     protocol_version: PROTOCOL_VERSION,
                     broker_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -146,8 +147,9 @@ impl Engine {
             notices: vec![notice.into()],
             ..ToClient::default()
         };
-        let open: Vec<ConnId> = self.connections_where(Connection::is_open);
-        for conn in open {
+        // To a client, whatever comes before its welcome is a breach of the protocol.
+        let is_welcome = |connection: &Connection| connection.is_open() && connection.welcomed;
+        for conn in self.connections_where(is_welcome) {
             self.say(conn, &frame);
         }
     }
