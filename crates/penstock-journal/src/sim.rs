@@ -96,6 +96,8 @@ struct Inode {
     durable: Vec<u8>,
     /// Since the last sync, in order.
     pending: Vec<Write>,
+    /// Handles of it that are open.
+    handles: usize,
 }
 
 #[derive(Clone)]
@@ -219,6 +221,7 @@ impl SimStorage {
             durable: bytes.clone(),
             cached: bytes,
             pending: Vec::new(),
+            handles: disk.files[file].handles,
         };
     }
 
@@ -309,6 +312,14 @@ impl Disk {
     fn end_process(&mut self) {
         self.process += 1;
         self.locked = false;
+        for file in &mut self.files {
+            file.handles = 0;
+        }
+        self.forget_nameless();
+    }
+
+    /// Files that have no name any more, and that nobody has open, are gone.
+    fn forget_nameless(&mut self) {
         let named = self
             .directory
             .values()
@@ -316,7 +327,7 @@ impl Disk {
         let changed = self.pending_entries.iter().map(EntryChange::file);
         let kept: BTreeSet<usize> = named.copied().chain(changed).collect();
         for (number, file) in self.files.iter_mut().enumerate() {
-            if !kept.contains(&number) {
+            if file.handles == 0 && !kept.contains(&number) {
                 *file = Inode::default();
             }
         }
@@ -429,6 +440,16 @@ pub struct SimFile {
     file: usize,
 }
 
+impl Drop for SimFile {
+    fn drop(&mut self) {
+        // A process that has died has none left.
+        if let Ok(mut disk) = self.storage.live() {
+            let file = &mut disk.files[self.file];
+            file.handles = file.handles.saturating_sub(1);
+        }
+    }
+}
+
 /// Released when dropped, or when its process dies.
 pub struct SimLock(SimStorage);
 
@@ -471,6 +492,7 @@ impl Storage for SimStorage {
                 .push(EntryChange::Create(name.to_string(), file));
         }
         Disk::outcome(fault)?;
+        disk.files[file].handles += 1;
         Ok(SimFile {
             storage: self.clone(),
             file,
@@ -478,7 +500,9 @@ impl Storage for SimStorage {
     }
 
     fn open(&self, name: &str) -> io::Result<SimFile> {
-        let file = self.live()?.lookup(name)?;
+        let mut disk = self.live()?;
+        let file = disk.lookup(name)?;
+        disk.files[file].handles += 1;
         Ok(SimFile {
             storage: self.clone(),
             file,
@@ -520,6 +544,7 @@ impl Storage for SimStorage {
         if fault.is_none() && !disk.pending_entries.is_empty() {
             disk.pending_entries.clear();
             disk.durable_directory = disk.directory.clone();
+            disk.forget_nameless();
         }
         Disk::outcome(fault)
     }
