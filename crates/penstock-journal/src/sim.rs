@@ -76,6 +76,8 @@ pub struct SimStorage {
 #[derive(Clone, Default)]
 struct Disk {
     files: Vec<Inode>,
+    /// Places in `files` for those that come: a run may drop many thousands of segments.
+    unused: BTreeSet<usize>,
     /// As a process sees it, and as it would be found after a power cut.
     directory: BTreeMap<String, usize>,
     durable_directory: BTreeMap<String, usize>,
@@ -327,7 +329,7 @@ impl Disk {
         let changed = self.pending_entries.iter().map(EntryChange::file);
         let kept: BTreeSet<usize> = named.copied().chain(changed).collect();
         for (number, file) in self.files.iter_mut().enumerate() {
-            if file.handles == 0 && !kept.contains(&number) {
+            if file.handles == 0 && !kept.contains(&number) && self.unused.insert(number) {
                 *file = Inode::default();
             }
         }
@@ -484,9 +486,11 @@ impl Storage for SimStorage {
             return Err(io::ErrorKind::AlreadyExists.into());
         }
         let fault = disk.change();
-        let file = disk.files.len();
+        let file = disk.unused.first().copied().unwrap_or(disk.files.len());
         if matches!(fault, None | Some(Fault::PowerOff | Fault::Killed)) {
-            disk.files.push(Inode::default());
+            if !disk.unused.remove(&file) {
+                disk.files.push(Inode::default());
+            }
             disk.directory.insert(name.to_string(), file);
             disk.pending_entries
                 .push(EntryChange::Create(name.to_string(), file));
