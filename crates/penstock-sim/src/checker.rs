@@ -461,10 +461,14 @@ impl Checker {
         }
         let now = self.model.now;
         let items = &self.model.items;
-        // A message that may be delivered only once leaves when its grant is on disk, so after others.
+        // A message that may be delivered only once leaves when its grant is on disk, so after others;
+        // and one whose workers may have died once too often may be among the dead letters.
         let is_candidate = |index: &usize| {
             let item = &items[*index];
-            item.in_order && item.is_ready(now) && item.message.max_deliveries > 1
+            item.in_order
+                && item.is_ready(now)
+                && item.message.max_deliveries > 1
+                && !item.may_be_dead()
         };
         let live = self.model.live.iter().copied();
         self.ready = live.filter(is_candidate).collect();

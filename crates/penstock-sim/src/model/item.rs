@@ -160,7 +160,7 @@ impl Item {
     }
 
     /// Whether a worker may have died under it once too often.
-    pub(super) fn may_be_dead(&self) -> bool {
+    pub fn may_be_dead(&self) -> bool {
         // It is found there at any time after.
         let was_unsure = self.state == State::Waiting && self.unsure_until > 0;
         (was_unsure || matches!(self.state, State::Adrift { .. }))
