@@ -146,6 +146,18 @@ impl Item {
         self.purged = false;
     }
 
+    /// This lease holds; of a message that was published twice, it may be of the first time.
+    pub(super) fn keep(&mut self, lease: Lease, session: SessionId) {
+        self.state = State::Leased {
+            lease,
+            session,
+            safe: false,
+        };
+        if !self.leases.contains(&(lease, session)) {
+            self.leases.push((lease, session));
+        }
+    }
+
     /// This lease does not hold; another may.
     pub(super) fn give_up(&mut self, lease: &Lease) {
         match &mut self.state {

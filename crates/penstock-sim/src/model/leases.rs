@@ -164,12 +164,7 @@ impl Model {
                 .or_else(|| self.published_again(lease, session))
             {
                 Some(index) => {
-                    let safe = false;
-                    self.items[index].state = State::Leased {
-                        lease: *lease,
-                        session,
-                        safe,
-                    };
+                    self.items[index].keep(*lease, session);
                 }
                 None => self.fail(format!("{lease:?} was said to hold, and can't"))?,
             }

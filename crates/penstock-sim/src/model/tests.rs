@@ -29,16 +29,12 @@ fn decided(model: &mut Model, number: u64, op: Op) {
     verdict.expect("it may be applied");
 }
 
-/// A message that a worker was given, which then was never heard of again; it may crash so often.
-fn lost_under_its_worker(max_deliveries: u8) -> Model {
-    let mut model = Model::default();
-    model.advance(time(0));
-    let id = MessageId::new(IdSource {
-        unix_ms: BEGINNING_MS,
-        random: [7; 10],
-    });
-    let message = Message {
-        id,
+fn message(max_deliveries: u8) -> Message {
+    Message {
+        id: MessageId::new(IdSource {
+            unix_ms: BEGINNING_MS,
+            random: [7; 10],
+        }),
         task: "shop.send".to_string(),
         priority: DEFAULT_PRIORITY,
         expires_at: None,
@@ -49,26 +45,42 @@ fn lost_under_its_worker(max_deliveries: u8) -> Model {
         enqueued_at: 0,
         notes: Vec::new(),
         body: Bytes::new(),
-    };
-    let publish = Op::Publish {
+    }
+}
+
+fn publish(message: &Message) -> Op {
+    Op::Publish {
         queues: vec!["default".to_string()],
         message: message.clone(),
         due: None,
         unless_key: None,
-    };
-    decided(&mut model, 1, publish);
-    model.hello(WORKER, HEARTBEAT_MS, &[]);
-    let delivery = Delivery {
+    }
+}
+
+/// The first hand-out of this message.
+fn delivery(message: Message) -> Delivery {
+    Delivery {
         lease: Lease {
-            message: id,
+            message: message.id,
             epoch: 1,
             grant: 1,
         },
         queue: "default".to_string(),
         redelivered: false,
         message,
-    };
-    model.delivered(WORKER, &delivery).expect("it is its turn");
+    }
+}
+
+/// A message that a worker was given, which then was never heard of again; it may crash so often.
+fn lost_under_its_worker(max_deliveries: u8) -> Model {
+    let mut model = Model::default();
+    model.advance(time(0));
+    let message = message(max_deliveries);
+    decided(&mut model, 1, publish(&message));
+    model.hello(WORKER, HEARTBEAT_MS, &[]);
+    model
+        .delivered(WORKER, &delivery(message))
+        .expect("it is its turn");
     model.left(WORKER, false);
     model.advance(time(2 * HEARTBEAT_MS));
     model
@@ -129,4 +141,26 @@ fn a_value_whose_time_is_over_may_be_back_when_the_clock_has_stepped_over_a_cras
     assert_eq!(model.key_exists(&key), Some(false));
     clock_steps_over_a_crash(&mut model, DEAD_LETTERS_KEPT_MS);
     assert_eq!(model.key_exists(&key), None);
+}
+
+/// Seed 424120 of a soak: a message and its hand-out were lost in a crash, and the message sent again; its
+/// worker was told that it may go on, which the next crash took back. The checker was certain of it still.
+#[test]
+fn a_lease_that_outlived_its_message_may_be_lost_in_the_next_crash() {
+    let mut model = Model::default();
+    model.advance(time(0));
+    let message = message(3);
+    let delivery = delivery(message.clone());
+    model.seen.insert((delivery.lease, WORKER));
+    decided(&mut model, 1, publish(&message));
+    model.restarted(HEARTBEAT_MS);
+    let welcome = |model: &mut Model, named: &[Lease]| {
+        model.hello(WORKER, HEARTBEAT_MS, &[delivery.lease]);
+        model.welcomed(WORKER, named)
+    };
+    assert_eq!(welcome(&mut model, &[delivery.lease]), Ok(()));
+    assert!(welcome(&mut model.clone(), &[]).is_err(), "it held");
+    model.left(WORKER, false);
+    model.restarted(HEARTBEAT_MS);
+    assert_eq!(welcome(&mut model, &[]), Ok(()));
 }
