@@ -128,6 +128,7 @@ impl Broker {
         }
         if is_begun {
             self.seal(durability);
+            self.reading.sort_near();
         }
     }
 
@@ -140,6 +141,15 @@ impl Broker {
                 {
                     debug_assert!(self.clocks.has_come(when));
                     self.state.come_due(slot);
+                }
+                false
+            }
+            Timer::Near { number, slot } => {
+                if self.state.messages.get(Handle { number, slot }).is_some()
+                    && let MessagePlace::Delayed(when) = self.state.messages.state(slot)
+                {
+                    self.state.timers.set(when, Timer::Due { number, slot });
+                    self.comes_near(Handle { number, slot });
                 }
                 false
             }
@@ -338,9 +348,13 @@ impl State {
     pub(crate) fn awaits_body(&self, message: Handle) -> bool {
         let messages = &self.messages;
         messages.get(message).is_some()
-            && messages.body(message.slot).is_none()
-            && messages.body_at(message.slot).length() > 0
+            && self.lacks_body(message.slot)
             && (messages.lease_state(message.slot)).is_some_and(|lease| !lease.sent)
+    }
+
+    /// Whether it has a body that is not in memory.
+    pub(crate) fn lacks_body(&self, slot: u32) -> bool {
+        self.messages.body(slot).is_none() && self.messages.body_at(slot).length() > 0
     }
 
     /// What has been sent need not be in memory, if it can be read again.

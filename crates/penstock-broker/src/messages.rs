@@ -589,6 +589,11 @@ impl Messages {
         self.resident_bytes
     }
 
+    /// What its body takes, or would take, in memory.
+    pub(crate) fn resident_bytes_of(&self, slot: u32) -> u64 {
+        RESIDENT_BYTES + self.body_bytes(slot)
+    }
+
     // --- how it changes
 
     pub(crate) fn set_state(&mut self, slot: u32, state: State) {

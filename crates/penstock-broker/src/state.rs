@@ -18,6 +18,7 @@ use crate::ledger::{Entity, Ledger};
 use crate::messages::{BodyAt, Handle, LeaseState, Messages, State as MessagePlace};
 use crate::names::{Name, Names};
 use crate::queues::{Queues, Service};
+use crate::reading::near_at;
 use crate::records::{Change, Grant, MessageHead, Place};
 use crate::sessions::Sessions;
 use crate::timers::{Timer, Timers};
@@ -421,7 +422,14 @@ impl State {
         let queue = &mut self.queues[self.messages.queue(slot)];
         queue.delayed += 1;
         queue.delayed_bytes += self.messages.body_bytes(slot);
-        self.timers.set(when, Timer::Due { number, slot });
+        match self.lacks_body(slot) {
+            true => {
+                let at = near_at(when.at);
+                self.timers
+                    .set(When { at, ..when }, Timer::Near { number, slot });
+            }
+            false => self.timers.set(when, Timer::Due { number, slot }),
+        }
     }
 
     /// A delayed message has come due. The journal says when, so it need not say that.
@@ -709,7 +717,7 @@ impl State {
 
     fn is_wanted(&self, timer: &Timer) -> bool {
         match *timer {
-            Timer::Due { number, slot } => {
+            Timer::Due { number, slot } | Timer::Near { number, slot } => {
                 let entry = self.messages.get(Handle { number, slot });
                 entry.is_some_and(|entry| entry.is_delayed())
             }

@@ -181,6 +181,10 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant("deliver-expired", "no message starts after it has expired"),
     plant("lose-note", "a message keeps the notes of its attempts"),
+    plant(
+        "body-to-next-tenant",
+        "a body that was read ahead goes to its own message or to none",
+    ),
     // Carrying forward.
     plant(
         "carry-no-arrivals",

@@ -151,3 +151,30 @@ fn a_body_that_cannot_be_read_back_is_quarantined_and_all_else_goes_on() {
         ",
     );
 }
+
+#[test]
+fn the_body_of_a_delayed_message_is_read_before_its_time_if_it_has_a_consumer() {
+    let cold = BrokerOptions {
+        resident_bodies_bytes: Some(0),
+        ..BrokerOptions::default()
+    };
+    check_with(
+        cold,
+        "
+        w hello                             -> w welcome 0
+        w consume default 10                ->
+        w publish soon after=1000|publish later after=1200|publish last after=9000  -> w confirm 3
+        w publish unserved queue=other after=1000  -> w confirm 4
+        # Those of the next quarter of a second are read at once: what happens to the disk then is late.
+        wait 800                            ->
+        rot                                 ->
+        wait 201                            -> w deliver soon
+        wait 200                            -> w deliver later
+        v hello                             -> v welcome 0
+        v consume other 10                  -> notice: unserved of other is unreadable
+        # What could not be read ahead is asked for again when it is its turn.
+        wait 7600                           ->
+        wait 200                            -> notice: last of default is unreadable
+        ",
+    );
+}
