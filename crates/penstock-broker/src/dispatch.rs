@@ -128,7 +128,7 @@ impl Broker {
         }
         if is_begun {
             self.seal(durability);
-            self.reading.sort_near();
+            self.reading.near.sort();
         }
     }
 

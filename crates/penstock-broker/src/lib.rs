@@ -36,6 +36,7 @@ mod limits;
 mod line;
 mod messages;
 mod names;
+mod near;
 mod numbers;
 mod options;
 mod queues;

@@ -4,18 +4,15 @@
 //! forward waits here. What is wanted is asked for in the order in which it stands in the journal, and
 //! neighbours at once. A body that can't be read is *quarantined*: its message goes to the dead letters,
 //! everybody is told, and all else goes on.
-//!
-//! Delayed messages come due in an order of their own, and each body costs a look at the whole of its
-//! record, which may hold a thousand. So those that come due in the same moment are read before it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use bytes::Bytes;
-use penstock_faults::planted;
 use penstock_message::{Durability, Notice};
 
-use crate::messages::{Entry, Handle};
+use crate::messages::Handle;
+use crate::near::{self, Near};
 use crate::state::State;
 use crate::{Broker, ConnId, Now, Position};
 
@@ -27,18 +24,6 @@ const GAP_BYTES: u64 = 4 << 10;
 const READ_BYTES: u64 = 256 << 10;
 /// A disk that fails to read may do better when it is asked again.
 const ATTEMPTS: u8 = 3;
-
-/// What comes due within the same so many milliseconds is read together, at least as long before.
-const NEAR_MS: u64 = 250;
-/// Bodies that are read before they are due may take so much more than bodies in memory do otherwise.
-const NEAR_BYTES: u64 = 8 << 20;
-/// So many of them are read at once, about as many as there are records to look at: a few milliseconds.
-const NEAR_AT_ONCE: usize = 2_048;
-
-/// When to read the body of a message that comes due at this time.
-pub(crate) fn near_at(due: u64) -> u64 {
-    (due / NEAR_MS).saturating_sub(1) * NEAR_MS
-}
 
 /// Something that is wanted back from the journal: a range of the bytes of one record.
 #[derive(Debug)]
@@ -93,51 +78,12 @@ pub(crate) struct Reading {
     pub(crate) carrying: BTreeMap<u32, Position>,
     /// ... and those whose bodies are there.
     pub(crate) carried: Vec<(u32, Bytes)>,
-    /// Delayed messages that come due soon, in the order in which they stand in the journal ...
-    near: VecDeque<Near>,
-    /// ... which these are not in yet.
-    nearing: Vec<Near>,
-    /// What the bodies of both would take.
-    near_bytes: u64,
+    pub(crate) near: Near,
     /// Messages that were quarantined in the life of this process.
     pub(crate) unreadable: u64,
 }
 
-/// A delayed message that comes due soon, and where its body stood when that was seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Near {
-    base: Position,
-    offset: u64,
-    bytes: u64,
-    number: u64,
-    slot: u32,
-}
-
 impl Reading {
-    /// Those that have come near since the last time go behind the others.
-    pub(crate) fn sort_near(&mut self) {
-        self.nearing.sort_unstable();
-        self.near.extend(self.nearing.drain(..));
-        self.nearing.shrink_to(NEAR_AT_ONCE);
-    }
-
-    fn next_near(&mut self) -> Option<Wanted> {
-        let Near {
-            number,
-            slot,
-            bytes,
-            ..
-        } = self.near.pop_front()?;
-        self.near_bytes -= bytes;
-        if self.near.is_empty() {
-            self.near.shrink_to(NEAR_AT_ONCE);
-        }
-        Some(Wanted {
-            by: By::Near(Handle { number, slot }),
-            attempts: 0,
-        })
-    }
-
     fn wants(&mut self, by: By) {
         self.wanted.push_back(Wanted { by, attempts: 0 });
     }
@@ -168,12 +114,13 @@ impl Broker {
                 parts.push(part);
             }
         }
-        let most = parts.len() + NEAR_AT_ONCE;
+        let most = parts.len() + near::AT_ONCE;
         while bytes < max_bytes
             && parts.len() < most
-            && let Some(near) = self.reading.next_near()
+            && let Some(message) = self.reading.near.next()
         {
-            if let Some(part) = self.locate(near) {
+            let by = By::Near(message);
+            if let Some(part) = self.locate(Wanted { by, attempts: 0 }) {
                 bytes += (part.range.end - part.range.start) as usize;
                 parts.push(part);
             }
@@ -354,31 +301,6 @@ impl Broker {
         });
     }
 
-    /// Asks for the body of a delayed message, if somebody may be given that as soon as it is due.
-    pub(crate) fn comes_near(&mut self, message: Handle) {
-        let State {
-            messages, queues, ..
-        } = &self.state;
-        let queue = &queues[messages.queue(message.slot)];
-        let room = (self.state.resident_limit.unwrap_or(u64::MAX)).saturating_add(NEAR_BYTES);
-        if queue.consumers == 0
-            || !self.state.may_come_near(message)
-            || messages.resident_bytes() + self.reading.near_bytes >= room
-        {
-            return;
-        }
-        let Handle { number, slot } = message;
-        let near = Near {
-            base: messages[slot].base(),
-            offset: messages.body_at(slot).offset(),
-            bytes: messages.resident_bytes_of(slot),
-            number,
-            slot,
-        };
-        self.reading.near_bytes += near.bytes;
-        self.reading.nearing.push(near);
-    }
-
     /// Asks for the bodies of the deliveries that this connection is about to be sent.
     pub(crate) fn read_ahead(&mut self, conn: ConnId) {
         let Some(connection) = self.connections.get_mut(&conn) else {
@@ -395,17 +317,5 @@ impl Broker {
                 self.reading.wants(By::Delivery(waiting.message));
             }
         }
-    }
-}
-
-impl State {
-    /// Whether it waits for its time or its turn, and its body is to be read before.
-    fn may_come_near(&self, message: Handle) -> bool {
-        let is_waiting = |entry: &Entry| entry.is_delayed() || entry.is_ready();
-        let entry = match planted!("body-to-next-tenant") {
-            true => self.messages.by_slot(message.slot),
-            false => self.messages.get(message),
-        };
-        entry.is_some_and(is_waiting) && self.lacks_body(message.slot)
     }
 }

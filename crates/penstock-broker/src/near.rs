@@ -1,0 +1,103 @@
+//! Bodies of delayed messages, which are read before their time.
+//!
+//! Such messages come due in an order of their own, and each body costs a look at the whole of its record,
+//! which may hold a thousand. So those that come due in the same moment are read together, before it.
+
+use std::collections::VecDeque;
+
+use penstock_faults::planted;
+
+use crate::messages::{Entry, Handle};
+use crate::state::State;
+use crate::{Broker, Position};
+
+/// What comes due within the same so many milliseconds is read together, at least as long before.
+const MOMENT_MS: u64 = 250;
+/// Bodies that are read before they are due may take so much more than bodies in memory do otherwise.
+const BYTES: u64 = 8 << 20;
+/// So many of them are read at once, from about as many records at worst: a few milliseconds.
+pub(crate) const AT_ONCE: usize = 2_048;
+
+/// When to read the body of a message that comes due at this time.
+pub(crate) fn near_at(due: u64) -> u64 {
+    (due / MOMENT_MS).saturating_sub(1) * MOMENT_MS
+}
+
+/// Delayed messages that come due soon, and whose bodies are to be read.
+#[derive(Debug, Default)]
+pub(crate) struct Near {
+    /// In the order in which they stand in the journal ...
+    sorted: VecDeque<Seen>,
+    /// ... which these are not in yet.
+    new: Vec<Seen>,
+    /// What the bodies of both would take.
+    bytes: u64,
+}
+
+/// One of them, and where its body stood when it was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Seen {
+    base: Position,
+    offset: u64,
+    bytes: u64,
+    number: u64,
+    slot: u32,
+}
+
+impl Near {
+    /// Those that were seen since the last time go behind the others.
+    pub(crate) fn sort(&mut self) {
+        self.new.sort_unstable();
+        self.sorted.extend(self.new.drain(..));
+        self.new.shrink_to(AT_ONCE);
+    }
+
+    pub(crate) fn next(&mut self) -> Option<Handle> {
+        let seen = self.sorted.pop_front()?;
+        self.bytes -= seen.bytes;
+        if self.sorted.is_empty() {
+            self.sorted.shrink_to(AT_ONCE);
+        }
+        let Seen { number, slot, .. } = seen;
+        Some(Handle { number, slot })
+    }
+}
+
+impl Broker {
+    /// A delayed message comes due soon: its body is read, if somebody may be given it then.
+    pub(crate) fn comes_near(&mut self, message: Handle) {
+        let State {
+            messages, queues, ..
+        } = &self.state;
+        let Handle { number, slot } = message;
+        let near = &mut self.reading.near;
+        let room = self.state.resident_limit.unwrap_or(u64::MAX);
+        if queues[messages.queue(slot)].consumers == 0
+            || !self.state.may_come_near(message)
+            || messages.resident_bytes() + near.bytes >= room.saturating_add(BYTES)
+        {
+            return;
+        }
+        let seen = Seen {
+            base: messages[slot].base(),
+            offset: messages.body_at(slot).offset(),
+            bytes: messages.resident_bytes_of(slot),
+            number,
+            slot,
+        };
+        near.bytes += seen.bytes;
+        near.new.push(seen);
+    }
+}
+
+impl State {
+    /// Whether it waits for its time or its turn, and its body is not there yet.
+    pub(crate) fn may_come_near(&self, message: Handle) -> bool {
+        let is_waiting = |entry: &Entry| entry.is_delayed() || entry.is_ready();
+        let entry = match planted!("body-to-next-tenant") {
+            true => self.messages.by_slot(message.slot),
+            false => self.messages.get(message),
+        };
+        entry.is_some_and(is_waiting) && self.lacks_body(message.slot)
+    }
+}
