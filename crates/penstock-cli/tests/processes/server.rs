@@ -7,11 +7,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use crate::strangers::{Said, commit, framed, hello_of, stranger};
 use crate::support::*;
 use bytes::Bytes;
 use penstock_driver::{DeliverySink, DriverConfig, DriverError, connect};
 use penstock_message::{Delivery, Durability, Lease, Message, MessageId, Op, Receipt, Tx};
-use penstock_wire::proto::{self, ToBroker, close::Why};
+use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
+use penstock_wire::{Decoder, MAX_FRAME_BYTES};
 use rustix::process::Signal;
 
 /// A server on a free port of loopback, and its address.
@@ -312,17 +314,6 @@ fn next(delivered: &Receiver<Vec<u64>>) -> Vec<u64> {
     delivered.recv_timeout(PATIENCE).expect("all is delivered")
 }
 
-fn commit(first_seq: u64, txs: Vec<Tx>) -> ToBroker {
-    ToBroker {
-        commits: vec![proto::Commit {
-            first_seq,
-            txs: txs.into_iter().map(Into::into).collect(),
-            ..proto::Commit::default()
-        }],
-        ..ToBroker::default()
-    }
-}
-
 fn consume(queue: &str, add_credit: u32) -> ToBroker {
     ToBroker {
         consume: Some(proto::Consume {
@@ -359,4 +350,61 @@ fn publish_body(number: u64, bytes: usize) -> Tx {
         due: None,
         unless_key: None,
     }])
+}
+
+#[test]
+fn a_panic_in_any_thread_ends_the_broker_before_it_writes() {
+    use std::os::unix::process::ExitStatusExt;
+    for thread in ["loop", "writer"] {
+        let place = tempfile::tempdir().unwrap();
+        let start = |panics: &str| {
+            let mut command = penstock();
+            command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
+            command.arg(place.path().join("data"));
+            command.env("PENSTOCK_TEST_PANIC", panics);
+            let server = Running::start(&mut command);
+            let line = server.said("listening on tcp://");
+            let (_, address) = line.split_once("tcp://").unwrap();
+            (server, address.trim().to_owned())
+        };
+        let (mut server, address) = start(thread);
+        let pieces = [
+            framed(&hello_of(1, b"")),
+            framed(&commit(1, vec![publish(1)])),
+        ];
+        let said = stranger(&address, &pieces, false, PATIENCE);
+        assert!(!said.goes_on, "{thread}: it is left half alive");
+        let confirmed = |said: &Said| {
+            let mut decoder = Decoder::<ToClient>::new(MAX_FRAME_BYTES);
+            decoder.extend(&said.everything);
+            let mut confirmed = false;
+            while let Ok(Some(frame)) = decoder.next_message() {
+                confirmed |= frame.confirm.is_some();
+            }
+            confirmed
+        };
+        assert!(
+            !confirmed(&said),
+            "{thread}: it promised what it could not keep"
+        );
+        server.said("the broker has a bug and ends at once");
+        let status = server.ended();
+        assert_eq!(status.signal(), Some(6), "{thread}: {status:?}");
+
+        // Nothing wrong was written, and the client's second try is applied, once.
+        let (_server, address) = start("nowhere");
+        let mut client = RawClient::tcp(&address).join(1);
+        client.send(&ToBroker {
+            queries: vec![proto::Query {
+                id: 1,
+                query: Some(proto::query::Query::Status(true)),
+            }],
+            ..ToBroker::default()
+        });
+        let answer = client.hear().unwrap();
+        let Some(proto::answer::Answer::Status(status)) = &answer.answers[0].answer else {
+            panic!("{answer:?}");
+        };
+        assert!(status.queues.iter().all(|queue| queue.ready == 0));
+    }
 }

@@ -1,0 +1,132 @@
+//! What others notice of strangers: the times of somebody's confirms, and what the server uses.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use super::{commit, hello_of, is_long_run, note};
+use crate::support::*;
+
+/// Somebody with business there: commits one thing after the other, and times each confirm.
+pub struct Business<'a> {
+    session: u64,
+    stop: &'a AtomicBool,
+}
+
+impl Business<'_> {
+    pub fn run(&self, address: &str, token: &[u8]) -> Vec<Duration> {
+        let mut client = RawClient::tcp(address);
+        client.send(&hello_of(self.session, token));
+        let heard = client.hear().expect("a frame");
+        assert!(heard.welcome.is_some(), "{heard:?}");
+        let mut took = Vec::new();
+        for number in 1.. {
+            let start = Instant::now();
+            client.send(&commit(number, vec![note(number)]));
+            loop {
+                let frame = client.hear().expect("the connection stands");
+                assert_eq!(frame.close, None);
+                if let Some(confirm) = frame.confirm {
+                    assert_eq!((confirm.through, confirm.receipts), (number, vec![]));
+                    break;
+                }
+            }
+            took.push(start.elapsed());
+            if self.stop.load(Ordering::Relaxed) {
+                break;
+            }
+        }
+        took
+    }
+}
+
+pub fn p99(times: &mut [Duration]) -> Duration {
+    assert!(!times.is_empty());
+    times.sort_unstable();
+    times[times.len() * 99 / 100]
+}
+
+/// Into how many rounds a disturbance is dealt out.
+pub fn rounds() -> usize {
+    if is_long_run() { 15 } else { 1 }
+}
+
+pub fn median(times: &mut [Duration]) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// Somebody has business while something is done, and while something else is. Gives the 99th percentiles
+/// of both. They take turns and the median round counts, so that what else this machine does meanwhile falls on
+/// both alike.
+pub fn compare_business(
+    address: &str,
+    token: &[u8],
+    mut one: impl FnMut(usize),
+    mut other: impl FnMut(usize),
+) -> (Duration, Duration) {
+    let measure = |session, disturb: &mut dyn FnMut(usize), round| {
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let business = Business {
+                session,
+                stop: &stop,
+            };
+            let business = scope.spawn(move || business.run(address, token));
+            disturb(round);
+            stop.store(true, Ordering::Relaxed);
+            p99(&mut business.join().expect("it goes on undisturbed"))
+        })
+    };
+    let (mut with_one, mut with_other) = (Vec::new(), Vec::new());
+    for round in 0..rounds() {
+        let session = (1 << 40) + 2 * round as u64;
+        with_one.push(measure(session, &mut one, round));
+        with_other.push(measure(session + 1, &mut other, round));
+    }
+    (median(&mut with_one), median(&mut with_other))
+}
+
+/// Does something in rounds while somebody has business; gives the 99th percentiles without and with it.
+pub fn beside_business(
+    address: &str,
+    token: &[u8],
+    disturb: impl FnMut(usize),
+) -> (Duration, Duration) {
+    let while_quiet = Duration::from_millis(if is_long_run() { 1_500 } else { 300 });
+    compare_business(address, token, |_| thread::sleep(while_quiet), disturb)
+}
+
+/// The bound on what others may notice; the millisecond is a disk's whim.
+pub fn assert_not_disturbed(alone: Duration, meanwhile: Duration) {
+    if is_long_run() {
+        assert!(
+            meanwhile <= 2 * alone + Duration::from_millis(1),
+            "{meanwhile:?} beside it, {alone:?} alone"
+        );
+    }
+}
+
+/// Of a process: resident memory in bytes, open files, and time used.
+pub fn usage(pid: Pid) -> (u64, usize, Duration) {
+    let place = format!("/proc/{}", pid.as_raw_nonzero());
+    let status = fs::read_to_string(format!("{place}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let resident = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    let resident: u64 = resident.and_then(|kb| kb.parse().ok()).expect("a number");
+    let files = fs::read_dir(format!("{place}/fd"))
+        .expect("it runs")
+        .count();
+    let stat = fs::read_to_string(format!("{place}/stat")).expect("it runs");
+    let (_, fields) = stat.rsplit_once(')').expect("a name in brackets");
+    let fields: Vec<u64> = fields
+        .split_whitespace()
+        .map(|field| field.parse().unwrap_or(0))
+        .collect();
+    // Of user and system, in ticks of 10 ms.
+    let ticks = fields[11] + fields[12];
+    (resident * 1024, files, Duration::from_millis(ticks * 10))
+}
