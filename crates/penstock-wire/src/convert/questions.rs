@@ -1,0 +1,312 @@
+//! Questions, answers and notices.
+
+use penstock_message::{
+    Answer, Counts, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueLimits,
+    QueueStatus, Space, Status, WorkerStatus,
+};
+
+use super::{FromNumber, id_bytes, message_id, small, wanted};
+use crate::{WireError, proto};
+
+impl From<(u64, Query)> for proto::Query {
+    fn from((id, query): (u64, Query)) -> Self {
+        use proto::query::Query as Wire;
+        Self {
+            id,
+            query: Some(match query {
+                Query::Status => Wire::Status(true),
+                Query::Message(message) => Wire::Message(id_bytes(message)),
+                Query::Stop => Wire::Stop(true),
+            }),
+        }
+    }
+}
+
+impl TryFrom<proto::Query> for (u64, Query) {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Query) -> Result<Self, WireError> {
+        use proto::query::Query as Wire;
+        let query = match wanted(wire.query, "a query is empty or unknown")? {
+            Wire::Status(_) => Query::Status,
+            Wire::Message(id) => Query::Message(message_id(&id)?),
+            Wire::Stop(_) => Query::Stop,
+        };
+        Ok((wire.id, query))
+    }
+}
+
+impl From<(u64, Answer)> for proto::Answer {
+    fn from((id, answer): (u64, Answer)) -> Self {
+        use proto::answer::Answer as Wire;
+        Self {
+            id,
+            answer: Some(match answer {
+                Answer::Status(status) => Wire::Status(status.into()),
+                Answer::Message(Some(info)) => Wire::Message(info.into()),
+                Answer::Message(None) => Wire::UnknownMessage(true),
+                Answer::Stopping => Wire::Stopping(true),
+                Answer::Refused(why) => Wire::Refused(why),
+            }),
+        }
+    }
+}
+
+impl TryFrom<proto::Answer> for (u64, Answer) {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Answer) -> Result<Self, WireError> {
+        use proto::answer::Answer as Wire;
+        let answer = match wanted(wire.answer, "an answer is empty or unknown")? {
+            Wire::Status(status) => Answer::Status(status.try_into()?),
+            Wire::Message(info) => Answer::Message(Some(info.try_into()?)),
+            Wire::UnknownMessage(_) => Answer::Message(None),
+            Wire::Stopping(_) => Answer::Stopping,
+            Wire::Refused(why) => Answer::Refused(why),
+        };
+        Ok((wire.id, answer))
+    }
+}
+
+impl From<Status> for proto::Status {
+    fn from(status: Status) -> Self {
+        let queue = |queue: QueueStatus| proto::status::Queue {
+            name: queue.name,
+            ready: queue.ready,
+            delayed: queue.delayed,
+            running: queue.running,
+            oldest_ready_ms: queue.oldest_ready_ms,
+            paused: queue.paused,
+            consumers: queue.consumers,
+            waiting_bytes: queue.waiting_bytes,
+            limits: (!queue.limits.is_none()).then(|| queue.limits.into()),
+            refused: queue.refused,
+            dropped: queue.dropped,
+        };
+        let worker = |worker: WorkerStatus| proto::status::Worker {
+            name: worker.name,
+            queues: worker.queues,
+            slots: worker.slots,
+            busy: worker.busy,
+            leases: worker.leases,
+            connected: worker.connected,
+        };
+        Self {
+            queues: status.queues.into_iter().map(queue).collect(),
+            workers: status.workers.into_iter().map(worker).collect(),
+            clients: status.clients,
+            results: status.results,
+            results_bytes: status.results_bytes,
+            evicted: status.evicted,
+            unreadable: status.unreadable,
+            health: Some(proto::Health {
+                space: proto::health::Space::from(status.space).into(),
+                memory_is_full: status.memory_is_full,
+                published: status.counts.published,
+                delivered: status.counts.delivered,
+                settled: status.counts.settled,
+                expired: status.counts.expired,
+                dropped: status.counts.dropped,
+                refused: status.counts.refused,
+                unsynced_records: status.process.unsynced_records,
+                unsynced_bytes: status.process.unsynced_bytes,
+                batch_records: status.process.batch_records,
+                batch_bytes: status.process.batch_bytes,
+                reclaim_debt_bytes: status.process.reclaim_debt_bytes,
+                reserves: status.process.reserves,
+                memory_bytes: status.process.memory_bytes,
+                memory_limit_bytes: status.process.memory_limit_bytes,
+                full_connections: status.process.full_connections,
+                blocked: status.process.blocked,
+                cost_ns: status.process.cost_ns,
+            }),
+            broker_pid: status.process.pid,
+            uptime_ms: status.process.uptime_ms,
+            sync_p50_us: status.process.sync_p50_us,
+            sync_p99_us: status.process.sync_p99_us,
+            journal_bytes: status.process.journal_bytes,
+            broker_version: status.process.version,
+        }
+    }
+}
+
+impl TryFrom<proto::Status> for Status {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Status) -> Result<Self, WireError> {
+        let queue = |queue: proto::status::Queue| -> Result<QueueStatus, WireError> {
+            Ok(QueueStatus {
+                name: queue.name,
+                ready: queue.ready,
+                delayed: queue.delayed,
+                running: queue.running,
+                oldest_ready_ms: queue.oldest_ready_ms,
+                paused: queue.paused,
+                consumers: queue.consumers,
+                waiting_bytes: queue.waiting_bytes,
+                limits: queue
+                    .limits
+                    .map_or(Ok(QueueLimits::NONE), QueueLimits::try_from)?,
+                refused: queue.refused,
+                dropped: queue.dropped,
+            })
+        };
+        let worker = |worker: proto::status::Worker| WorkerStatus {
+            name: worker.name,
+            queues: worker.queues,
+            slots: worker.slots,
+            busy: worker.busy,
+            leases: worker.leases,
+            connected: worker.connected,
+        };
+        let health = wire.health.unwrap_or_default();
+        Ok(Self {
+            queues: wire
+                .queues
+                .into_iter()
+                .map(queue)
+                .collect::<Result<_, WireError>>()?,
+            workers: wire.workers.into_iter().map(worker).collect(),
+            clients: wire.clients,
+            results: wire.results,
+            results_bytes: wire.results_bytes,
+            evicted: wire.evicted,
+            unreadable: wire.unreadable,
+            counts: Counts {
+                published: health.published,
+                delivered: health.delivered,
+                settled: health.settled,
+                expired: health.expired,
+                dropped: health.dropped,
+                refused: health.refused,
+            },
+            space: Space::from_number(health.space)?,
+            memory_is_full: health.memory_is_full,
+            process: Box::new(ProcessStatus {
+                version: wire.broker_version,
+                pid: wire.broker_pid,
+                uptime_ms: wire.uptime_ms,
+                sync_p50_us: wire.sync_p50_us,
+                sync_p99_us: wire.sync_p99_us,
+                journal_bytes: wire.journal_bytes,
+                unsynced_records: health.unsynced_records,
+                unsynced_bytes: health.unsynced_bytes,
+                batch_records: health.batch_records,
+                batch_bytes: health.batch_bytes,
+                reclaim_debt_bytes: health.reclaim_debt_bytes,
+                reserves: health.reserves,
+                memory_bytes: health.memory_bytes,
+                memory_limit_bytes: health.memory_limit_bytes,
+                full_connections: health.full_connections,
+                blocked: health.blocked,
+                cost_ns: health.cost_ns,
+            }),
+        })
+    }
+}
+
+impl From<MessageInfo> for proto::MessageInfo {
+    fn from(info: MessageInfo) -> Self {
+        Self {
+            id: id_bytes(info.id),
+            task: info.task,
+            queue: info.queue,
+            state: proto::message_info::State::from(info.state).into(),
+            enqueued_at_ms: info.enqueued_at,
+            started_at_ms: info.started_at,
+            due_at_ms: info.due_at,
+            attempt: info.attempt,
+            crashes: u32::from(info.crashes),
+            worker: info.worker,
+            notes: info.notes,
+        }
+    }
+}
+
+impl TryFrom<proto::MessageInfo> for MessageInfo {
+    type Error = WireError;
+
+    fn try_from(wire: proto::MessageInfo) -> Result<Self, WireError> {
+        Ok(Self {
+            id: message_id(&wire.id)?,
+            task: wire.task,
+            queue: wire.queue,
+            state: MessageState::from_number(wire.state)?,
+            enqueued_at: wire.enqueued_at_ms,
+            started_at: wire.started_at_ms,
+            due_at: wire.due_at_ms,
+            attempt: wire.attempt,
+            crashes: small(wire.crashes)?,
+            worker: wire.worker,
+            notes: wire.notes,
+        })
+    }
+}
+
+impl From<Notice> for proto::Notice {
+    fn from(notice: Notice) -> Self {
+        use proto::notice;
+        Self {
+            notice: Some(match notice {
+                Notice::Unserved {
+                    queue,
+                    waiting,
+                    for_ms,
+                } => notice::Notice::Unserved(notice::Unserved {
+                    queue,
+                    waiting,
+                    for_ms,
+                }),
+                Notice::Space(space) => {
+                    notice::Notice::Space(proto::health::Space::from(space).into())
+                }
+                Notice::Memory {
+                    is_full,
+                    limit_bytes,
+                } => notice::Notice::Memory(notice::Memory {
+                    is_full,
+                    limit_bytes,
+                }),
+                Notice::Evicting { group, cap_bytes } => {
+                    notice::Notice::Evicting(notice::Evicting { group, cap_bytes })
+                }
+                Notice::Unreadable { id, queue, reason } => {
+                    notice::Notice::Unreadable(notice::Unreadable {
+                        id: id_bytes(id),
+                        queue,
+                        reason,
+                    })
+                }
+            }),
+        }
+    }
+}
+
+impl TryFrom<proto::Notice> for Notice {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Notice) -> Result<Self, WireError> {
+        use proto::notice::Notice as Wire;
+        Ok(match wanted(wire.notice, "a notice is empty or unknown")? {
+            Wire::Unserved(unserved) => Self::Unserved {
+                queue: unserved.queue,
+                waiting: unserved.waiting,
+                for_ms: unserved.for_ms,
+            },
+            Wire::Space(space) => Self::Space(Space::from_number(space)?),
+            Wire::Memory(memory) => Self::Memory {
+                is_full: memory.is_full,
+                limit_bytes: memory.limit_bytes,
+            },
+            Wire::Evicting(evicting) => Self::Evicting {
+                group: evicting.group,
+                cap_bytes: evicting.cap_bytes,
+            },
+            Wire::Unreadable(unreadable) => Self::Unreadable {
+                id: message_id(&unreadable.id)?,
+                queue: unreadable.queue,
+                reason: unreadable.reason,
+            },
+        })
+    }
+}

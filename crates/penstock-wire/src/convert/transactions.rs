@@ -1,0 +1,313 @@
+//! Transactions, and what became of them.
+
+use penstock_message::{
+    Condition, HeaderPatch, JoinPolicy, Key, Op, Overflow, QueueLimits, Receipt, Refusal,
+    ReleaseReason, Tx,
+};
+
+use super::messages::due;
+use super::messages::lease;
+use super::values::key;
+use super::{FromNumber, all, id_bytes, message_id, wanted};
+use crate::{WireError, proto};
+
+impl From<Tx> for proto::Tx {
+    fn from(tx: Tx) -> Self {
+        Self {
+            ops: tx.ops.into_iter().map(Into::into).collect(),
+        }
+    }
+}
+
+impl TryFrom<proto::Tx> for Tx {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Tx) -> Result<Self, WireError> {
+        Ok(Self {
+            ops: all(wire.ops)?,
+        })
+    }
+}
+
+impl From<Op> for proto::Op {
+    fn from(op: Op) -> Self {
+        use proto::op::Op as Wire;
+        let op = match op {
+            Op::Ack { lease, cost_us } => Wire::Ack(proto::Ack {
+                lease: Some(lease.into()),
+                cost_us,
+            }),
+            Op::Release { lease, reason } => {
+                let (crashed, reason) = match reason {
+                    ReleaseReason::Returned => (false, String::new()),
+                    ReleaseReason::Crashed(reason) => (true, reason),
+                };
+                Wire::Release(proto::Release {
+                    lease: Some(lease.into()),
+                    crashed,
+                    reason,
+                })
+            }
+            Op::Move {
+                lease,
+                queue,
+                due,
+                patch,
+                cost_us,
+            } => Wire::Move(proto::Move {
+                lease: Some(lease.into()),
+                queue,
+                due: due.map(Into::into),
+                next_attempt: patch.next_attempt,
+                note: patch.note,
+                expires_at: patch.expires_at.map(Into::into),
+                cost_us,
+            }),
+            Op::Publish {
+                queues,
+                message,
+                due,
+                unless_key,
+            } => Wire::Publish(proto::Publish {
+                queues,
+                message: Some(message.into()),
+                due: due.map(Into::into),
+                unless_key: unless_key.map(Into::into),
+            }),
+            Op::Put {
+                key,
+                value,
+                ttl_ms,
+                group,
+            } => Wire::Put(proto::Put {
+                key: Some(key.into()),
+                value: Some(value.into()),
+                ttl_ms,
+                group,
+            }),
+            Op::Delete { key } => Wire::Delete(key.into()),
+            Op::Guard { key, condition } => {
+                use proto::guard::Condition as Wanted;
+                Wire::Guard(proto::Guard {
+                    key: Some(key.into()),
+                    condition: Some(match condition {
+                        Condition::Absent => Wanted::Absent(true),
+                        Condition::Present => Wanted::Present(true),
+                        Condition::Is(body) => Wanted::Is(body),
+                    }),
+                })
+            }
+            Op::Hold {
+                join,
+                count,
+                messages,
+                policy,
+            } => Wire::Hold(proto::Hold {
+                join: id_bytes(join),
+                count,
+                messages: messages
+                    .into_iter()
+                    .map(|(queue, message)| proto::hold::Held {
+                        queue,
+                        message: Some(message.into()),
+                    })
+                    .collect(),
+                all_ended: policy == JoinPolicy::AllEnded,
+            }),
+            Op::Join {
+                join,
+                index,
+                succeeded,
+            } => Wire::Join(proto::Join {
+                join: id_bytes(join),
+                index,
+                succeeded,
+            }),
+            Op::Purge { queue } => Wire::Purge(queue),
+            Op::Pause { queue } => Wire::Pause(queue),
+            Op::Resume { queue } => Wire::Resume(queue),
+            Op::Limit { queue, limits } => Wire::Limit(proto::Limit {
+                queue,
+                ..limits.into()
+            }),
+        };
+        Self { op: Some(op) }
+    }
+}
+
+impl TryFrom<proto::Op> for Op {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Op) -> Result<Self, WireError> {
+        use proto::op::Op as Wire;
+        Ok(match wanted(wire.op, "an operation is empty or unknown")? {
+            Wire::Ack(ack) => Self::Ack {
+                lease: lease(ack.lease)?,
+                cost_us: ack.cost_us,
+            },
+            Wire::Release(release) => Self::Release {
+                lease: lease(release.lease)?,
+                reason: if release.crashed {
+                    ReleaseReason::Crashed(release.reason)
+                } else {
+                    ReleaseReason::Returned
+                },
+            },
+            Wire::Move(moved) => Self::Move {
+                lease: lease(moved.lease)?,
+                queue: moved.queue,
+                due: due(moved.due)?,
+                patch: HeaderPatch {
+                    next_attempt: moved.next_attempt,
+                    note: moved.note,
+                    expires_at: due(moved.expires_at)?,
+                },
+                cost_us: moved.cost_us,
+            },
+            Wire::Publish(publish) => Self::Publish {
+                queues: publish.queues,
+                message: wanted(publish.message, "a publish has no message")?.try_into()?,
+                due: due(publish.due)?,
+                unless_key: publish.unless_key.map(Key::try_from).transpose()?,
+            },
+            Wire::Put(put) => Self::Put {
+                key: key(put.key)?,
+                value: wanted(put.value, "a put has no value")?.try_into()?,
+                ttl_ms: put.ttl_ms,
+                group: put.group,
+            },
+            Wire::Delete(key) => Self::Delete {
+                key: key.try_into()?,
+            },
+            Wire::Guard(guard) => {
+                use proto::guard::Condition as Wanted;
+                Self::Guard {
+                    key: key(guard.key)?,
+                    condition: match wanted(guard.condition, "a guard has no condition")? {
+                        Wanted::Absent(_) => Condition::Absent,
+                        Wanted::Present(_) => Condition::Present,
+                        Wanted::Is(body) => Condition::Is(body),
+                    },
+                }
+            }
+            Wire::Hold(hold) => Self::Hold {
+                join: message_id(&hold.join)?,
+                count: hold.count,
+                messages: hold
+                    .messages
+                    .into_iter()
+                    .map(|held| {
+                        let message = wanted(held.message, "a held message is missing")?;
+                        Ok((held.queue, message.try_into()?))
+                    })
+                    .collect::<Result<_, WireError>>()?,
+                policy: if hold.all_ended {
+                    JoinPolicy::AllEnded
+                } else {
+                    JoinPolicy::AllSucceeded
+                },
+            },
+            Wire::Join(join) => Self::Join {
+                join: message_id(&join.join)?,
+                index: join.index,
+                succeeded: join.succeeded,
+            },
+            Wire::Purge(queue) => Self::Purge { queue },
+            Wire::Pause(queue) => Self::Pause { queue },
+            Wire::Resume(queue) => Self::Resume { queue },
+            Wire::Limit(mut limit) => Self::Limit {
+                queue: std::mem::take(&mut limit.queue),
+                limits: limit.try_into()?,
+            },
+        })
+    }
+}
+
+impl From<QueueLimits> for proto::Limit {
+    fn from(limits: QueueLimits) -> Self {
+        Self {
+            queue: String::new(),
+            max_length: limits.max_length,
+            max_bytes: limits.max_bytes,
+            overflow: proto::limit::Overflow::from(limits.overflow).into(),
+        }
+    }
+}
+
+impl TryFrom<proto::Limit> for QueueLimits {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Limit) -> Result<Self, WireError> {
+        Ok(Self {
+            max_length: wire.max_length,
+            max_bytes: wire.max_bytes,
+            overflow: Overflow::from_number(wire.overflow)?,
+        })
+    }
+}
+
+impl From<(u64, Receipt)> for proto::Receipt {
+    fn from((seq, receipt): (u64, Receipt)) -> Self {
+        use proto::receipt::Why;
+        let of = |why: Why| Self {
+            seq,
+            why: why.into(),
+            ..Self::default()
+        };
+        match receipt {
+            Receipt::Applied { skipped } => Self {
+                skipped,
+                ..of(Why::Applied)
+            },
+            Receipt::Duplicate => of(Why::Duplicate),
+            Receipt::Unknown => of(Why::Unknown),
+            Receipt::Refused { op, why } => {
+                let (why, text) = match why {
+                    Refusal::LeaseLost => (Why::LeaseLost, String::new()),
+                    Refusal::GuardFailed => (Why::GuardFailed, String::new()),
+                    Refusal::TooLarge(text) => (Why::TooLarge, text),
+                    Refusal::AlreadyExists => (Why::AlreadyExists, String::new()),
+                    Refusal::QueueFull(text) => (Why::QueueFull, text),
+                    Refusal::DiskFull => (Why::DiskFull, String::new()),
+                    Refusal::Invalid(text) => (Why::Invalid, text),
+                };
+                Self {
+                    op,
+                    text,
+                    ..of(why)
+                }
+            }
+        }
+    }
+}
+
+impl TryFrom<proto::Receipt> for (u64, Receipt) {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Receipt) -> Result<Self, WireError> {
+        use proto::receipt::Why;
+        let why = Why::try_from(wire.why).map_err(|_| WireError::Invalid("an unknown receipt"))?;
+        let refusal = match why {
+            Why::Applied => {
+                let skipped = wire.skipped;
+                return Ok((wire.seq, Receipt::Applied { skipped }));
+            }
+            Why::Duplicate => return Ok((wire.seq, Receipt::Duplicate)),
+            Why::Unknown => return Ok((wire.seq, Receipt::Unknown)),
+            Why::LeaseLost => Refusal::LeaseLost,
+            Why::GuardFailed => Refusal::GuardFailed,
+            Why::TooLarge => Refusal::TooLarge(wire.text),
+            Why::AlreadyExists => Refusal::AlreadyExists,
+            Why::QueueFull => Refusal::QueueFull(wire.text),
+            Why::DiskFull => Refusal::DiskFull,
+            Why::Invalid => Refusal::Invalid(wire.text),
+        };
+        Ok((
+            wire.seq,
+            Receipt::Refused {
+                op: wire.op,
+                why: refusal,
+            },
+        ))
+    }
+}

@@ -1,0 +1,80 @@
+//! Keys and values.
+
+use penstock_message::{Key, KeyState, Value, ValueStatus};
+
+use super::{FromNumber, id_bytes, message_id, wanted};
+use crate::{WireError, proto};
+
+impl From<Key> for proto::KeyRef {
+    fn from(key: Key) -> Self {
+        Self {
+            key: Some(match key {
+                Key::Result(id) => proto::key_ref::Key::Result(id_bytes(id)),
+                Key::Named(name) => proto::key_ref::Key::Named(name),
+            }),
+        }
+    }
+}
+
+impl TryFrom<proto::KeyRef> for Key {
+    type Error = WireError;
+
+    fn try_from(wire: proto::KeyRef) -> Result<Self, WireError> {
+        Ok(match wanted(wire.key, "a key is empty")? {
+            proto::key_ref::Key::Result(id) => Self::Result(message_id(&id)?),
+            proto::key_ref::Key::Named(name) => Self::Named(name),
+        })
+    }
+}
+
+pub(super) fn key(wire: Option<proto::KeyRef>) -> Result<Key, WireError> {
+    wanted(wire, "an operation on a key has none")?.try_into()
+}
+
+impl From<Value> for proto::Value {
+    fn from(value: Value) -> Self {
+        Self {
+            status: proto::value::Status::from(value.status).into(),
+            body: value.body,
+        }
+    }
+}
+
+impl TryFrom<proto::Value> for Value {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Value) -> Result<Self, WireError> {
+        Ok(Self {
+            status: ValueStatus::from_number(wire.status)?,
+            body: wire.body,
+        })
+    }
+}
+
+impl From<(Key, KeyState)> for proto::KeyValue {
+    fn from((key, state): (Key, KeyState)) -> Self {
+        use proto::key_value::State;
+        Self {
+            key: Some(key.into()),
+            state: Some(match state {
+                KeyState::Present(value) => State::Present(value.into()),
+                KeyState::Pending => State::Pending(true),
+                KeyState::Gone => State::Gone(true),
+            }),
+        }
+    }
+}
+
+impl TryFrom<proto::KeyValue> for (Key, KeyState) {
+    type Error = WireError;
+
+    fn try_from(wire: proto::KeyValue) -> Result<Self, WireError> {
+        use proto::key_value::State;
+        let state = match wanted(wire.state, "a key has no state")? {
+            State::Present(value) => KeyState::Present(value.try_into()?),
+            State::Pending(_) => KeyState::Pending,
+            State::Gone(_) => KeyState::Gone,
+        };
+        Ok((key(wire.key)?, state))
+    }
+}
