@@ -96,7 +96,7 @@ wire-check:
 
 python-test: .venv/.built
 	@mkdir -p .ran
-	$(python) -m pytest -n 2 --dist loadgroup --passed=.ran/python.txt
+	$(python) -m pytest -n 2 --passed=.ran/python.txt
 
 guarantees: .venv/.ready
 	@$(python) tests/docs/guarantees.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
@@ -13,8 +14,8 @@ from pathlib import Path
 import pytest
 from blocks import ROOT, blocks
 
-# Built once, by one of the test processes; that takes its time when nothing is compiled yet.
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("wheel")]
+# Building it takes its time when nothing is compiled yet.
+pytestmark = pytest.mark.timeout(900)
 
 
 def interpreters() -> list[str]:
@@ -32,11 +33,17 @@ def interpreters() -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    place = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", place]
-    tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    subprocess.run([*build, ROOT], check=True, env=tools)
-    (built,) = place.iterdir()
+    """Built once, by the first test process that comes: two builds at a time take each other's files away."""
+    in_turns = "PYTEST_XDIST_WORKER" in os.environ
+    place = tmp_path_factory.getbasetemp().parent / "wheel" if in_turns else tmp_path_factory.mktemp("wheel")
+    place.mkdir(exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not any(place.glob("*.whl")):
+            build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+            tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+            subprocess.run([*build, "--wheel-dir", place, ROOT], check=True, env=tools)
+    (built,) = place.glob("*.whl")
     return built
 
 
