@@ -135,12 +135,7 @@ pub(super) struct Attendance {
 
 impl Item {
     pub(super) fn lend(&mut self, lease: Lease, session: SessionId, crashes: (u8, u8)) {
-        self.state = State::Leased {
-            lease,
-            session,
-            safe: false,
-        };
-        self.leases.push((lease, session));
+        self.keep(lease, session);
         self.crashes = crashes;
         self.may_have_run = true;
         self.purged = false;
