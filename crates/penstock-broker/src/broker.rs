@@ -487,6 +487,11 @@ impl Broker {
         let answer = match query {
             Query::Status => penstock_message::Answer::Status(self.status()),
             Query::Message(id) => penstock_message::Answer::Message(self.message_info(id)),
+            Query::Failed(_) | Query::Operation(_) | Query::Unnamed => {
+                penstock_message::Answer::Refused(
+                    "this broker does not know the question".to_owned(),
+                )
+            }
             Query::Stop => penstock_message::Answer::Refused(
                 "only the process around a broker can end it".to_owned(),
             ),

@@ -141,9 +141,7 @@ impl Broker {
         let mut exceptions = Vec::new();
         for (index, tx) in txs.into_iter().enumerate().skip(resent as usize) {
             let receipt = match self.check(session, &tx.ops) {
-                Ok(()) => Receipt::Applied {
-                    skipped: self.apply(tx.ops),
-                },
+                Ok(()) => Receipt::skipped(self.apply(tx.ops)),
                 Err((op, why)) => {
                     self.counts.refused += 1;
                     if planted!("apply-half") {
@@ -153,11 +151,7 @@ impl Broker {
                     Receipt::Refused { op, why }
                 }
             };
-            if receipt
-                != (Receipt::Applied {
-                    skipped: Vec::new(),
-                })
-            {
+            if receipt != Receipt::applied() {
                 exceptions.push((first_seq + index as u64, receipt));
             }
         }
@@ -398,6 +392,13 @@ impl Broker {
             | Op::Pause { queue }
             | Op::Resume { queue }
             | Op::Limit { queue, .. } => check_name("a queue's name", queue),
+            Op::Fail { .. }
+            | Op::Cancel { .. }
+            | Op::RetryFailed { .. }
+            | Op::DropFailed { .. }
+            | Op::Unnamed => Err(Refusal::NotOffered(
+                "this broker does not know the operation: it is older than its client".to_owned(),
+            )),
         }
     }
 
@@ -538,10 +539,7 @@ impl Broker {
                     group,
                 } => {
                     let group = self.state.names.intern(&group);
-                    let value = Value {
-                        status: value.status,
-                        body: own(value.body),
-                    };
+                    let value = Value::new(value.status, own(value.body));
                     self.put(own_key(key), value, ttl_ms, group);
                 }
                 Op::Delete { key } => {
@@ -570,6 +568,11 @@ impl Broker {
                     index,
                     succeeded,
                 } => self.join(join, index, succeeded),
+                Op::Fail { .. }
+                | Op::Cancel { .. }
+                | Op::RetryFailed { .. }
+                | Op::DropFailed { .. }
+                | Op::Unnamed => unreachable!("it was refused"),
                 Op::Purge { queue } => self.purge(&queue),
                 Op::Pause { queue } => self.pause(&queue, true),
                 Op::Resume { queue } => self.pause(&queue, false),

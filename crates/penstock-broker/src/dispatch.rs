@@ -301,7 +301,7 @@ impl Broker {
             return;
         };
         let (key, group) = (Key::Result(self.state.messages[slot].id), kind.task);
-        self.put(key, Value { status, body }, Some(ttl_ms), group);
+        self.put(key, Value::new(status, body), Some(ttl_ms), group);
     }
 
     pub(crate) fn put(
@@ -399,6 +399,7 @@ impl State {
                 enqueued_at: entry.enqueued_at(),
                 notes: self.messages.notes(slot).to_vec(),
                 body,
+                extras: None,
             },
         })
     }

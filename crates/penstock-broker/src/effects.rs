@@ -31,7 +31,7 @@ impl Rests {
 
     pub(crate) fn add(&mut self, position: Position, durability: Durability) {
         match durability {
-            Durability::Disk => self.disk = self.disk.max(position),
+            Durability::Disk | Durability::Replicated => self.disk = self.disk.max(position),
             Durability::Os => self.os = self.os.max(position),
             Durability::None => {}
         }

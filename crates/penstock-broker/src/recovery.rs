@@ -281,7 +281,7 @@ impl Recovery {
                 expires_at,
             } => {
                 let body = Bytes::copy_from_slice(body);
-                state.store(key, Value { status, body }, group, expires_at);
+                state.store(key, Value::new(status, body), group, expires_at);
             }
             Event::Removed { key } => state.remove_key(&key),
             Event::Evicted { key } => {

@@ -136,12 +136,7 @@ impl Session {
             .receipts
             .iter()
             .find(|(exceptional, _)| *exceptional == seq);
-        exceptional.map_or(
-            Receipt::Applied {
-                skipped: Vec::new(),
-            },
-            |(_, receipt)| receipt.clone(),
-        )
+        exceptional.map_or(Receipt::applied(), |(_, receipt)| receipt.clone())
     }
 
     pub(crate) fn receipts(&self) -> impl Iterator<Item = &(u64, Receipt)> {

@@ -72,6 +72,7 @@ impl Broker {
             limits: queue.limits,
             refused: queue.refused,
             dropped: queue.dropped,
+            ..QueueStatus::default()
         }
     }
 
@@ -86,7 +87,7 @@ impl Broker {
                 worker = Some(state.sessions[lease.session].name.clone());
                 MessageState::Running
             }
-            _ if kind.queue == state.dead => MessageState::Dead,
+            _ if kind.queue == state.dead => MessageState::Failed,
             MessagePlace::Ready => MessageState::Ready,
             MessagePlace::Delayed(when) => {
                 due_at = Some(when.at);
@@ -106,6 +107,8 @@ impl Broker {
             crashes: kind.crashes,
             worker,
             notes: state.messages.notes(slot).to_vec(),
+            generation: 0,
+            failed: None,
         })
     }
 }

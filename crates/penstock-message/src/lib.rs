@@ -14,15 +14,18 @@ mod value;
 pub use id::{IdSource, MessageId, SessionId};
 pub use lease::{Delivery, Lease, ReleaseReason};
 pub use limits::{Overflow, QueueLimits, Space};
-pub use message::{DEFAULT_PRIORITY, HIGHEST_PRIORITY, Message};
+pub use message::{
+    DEFAULT_PRIORITY, Extras, HIGHEST_PRIORITY, InputShape, Inputs, Member, Message, Retries,
+};
 pub use query::{
-    Answer, Counts, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueStatus, Status,
-    WorkerStatus,
+    Answer, Counts, FailedJob, FailedPage, FailedQuery, MessageInfo, MessageState, Notice,
+    OperationStatus, ProcessStatus, Query, QueueStatus, Status, WorkerStatus,
 };
 pub use tx::{
-    Condition, Due, Durability, HeaderPatch, JoinId, JoinPolicy, Op, Receipt, Refusal, Tx,
+    Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, JoinId, JoinPolicy, Op,
+    Receipt, Refusal, Target, Tx,
 };
-pub use value::{Key, KeyState, Value, ValueStatus};
+pub use value::{Key, KeyState, Run, Value, ValueStatus};
 
 /// Milliseconds since the Unix epoch, by the broker's clock.
 pub type WallMs = u64;

@@ -1,6 +1,6 @@
 use bytes::Bytes;
 
-use crate::{MessageId, WallMs};
+use crate::{Due, MessageId, WallMs};
 
 /// Priorities run from 0 to this; higher is handed out first.
 pub const HIGHEST_PRIORITY: u8 = 9;
@@ -30,6 +30,90 @@ pub struct Message {
     /// The broker appends and never reads them.
     pub notes: Vec<Bytes>,
     pub body: Bytes,
+    /// Fields that few messages have; `None` when all of them are unset.
+    pub extras: Option<Box<Extras>>,
 }
 
-use crate::Due;
+/// Fields of a [`Message`] that few messages have. The broker keeps and delivers all of them; it acts
+/// on `member`, `generation` and `attempts_before`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Extras {
+    /// Reports to this join when the message ends, however it ends.
+    pub member: Option<Member>,
+    /// The join whose values are the job's first argument.
+    pub inputs: Option<Inputs>,
+    pub workflow: Option<MessageId>,
+    /// Fair shares and limits go by it within a task; at most [`Extras::KEY_CAP_BYTES`].
+    pub key: Option<Bytes>,
+    /// Names and values of an application's own, at most [`Extras::HEADERS_CAP_BYTES`] in all. Names
+    /// that begin with `penstock.` are reserved.
+    pub headers: Vec<(String, Bytes)>,
+    /// How often the job was retried after it had failed for good.
+    pub generation: u32,
+    /// Attempts made by earlier generations: the present one's retries are counted from here.
+    pub attempts_before: u32,
+    /// How often it is retried, when the call says otherwise than its task.
+    pub retries: Option<Retries>,
+    pub timeout_ms: Option<u64>,
+    pub soft_timeout_ms: Option<u64>,
+    /// Deliveries after which it was one of several jobs that may have killed their process.
+    pub suspects: u8,
+    /// The job that published it.
+    pub parent: Option<MessageId>,
+    /// Names, kinds and annotations of the signature that encoded the arguments, hashed.
+    pub args_hash: Option<u64>,
+}
+
+impl Extras {
+    pub const KEY_CAP_BYTES: usize = 255;
+    pub const HEADERS_CAP_BYTES: usize = 4096;
+
+    /// `None` when nothing is set.
+    pub fn boxed(self) -> Option<Box<Self>> {
+        (self != Self::default()).then(|| Box::new(self))
+    }
+
+    /// Bytes of all headers, names and values.
+    pub fn headers_bytes(&self) -> usize {
+        let headers = self.headers.iter();
+        headers.map(|(name, value)| name.len() + value.len()).sum()
+    }
+}
+
+/// A place in a join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Member {
+    pub join: MessageId,
+    /// From 0; below the join's count.
+    pub index: u32,
+}
+
+/// The values of a join, as an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Inputs {
+    pub join: MessageId,
+    pub shape: InputShape,
+}
+
+/// What a job is given of a join's values.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum InputShape {
+    /// The value of its only member.
+    #[default]
+    One = 0,
+    List = 1,
+    Named = 2,
+}
+
+/// How often a job is retried after an error.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Retries {
+    AtMost(u32),
+    /// As often as there are delays, in milliseconds; at most [`Retries::DELAYS_CAP`].
+    After(Vec<u64>),
+}
+
+impl Retries {
+    pub const DELAYS_CAP: usize = 32;
+}

@@ -2,7 +2,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::{MessageId, QueueLimits, Space, WallMs};
+use crate::{Failure, Filter, MessageId, QueueLimits, Space, WallMs};
 
 /// What a client may ask a broker. Nothing of it changes what the broker holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,6 +10,12 @@ pub enum Query {
     Status,
     /// What is known of a message that is held.
     Message(MessageId),
+    /// A page of failed jobs.
+    Failed(FailedQuery),
+    /// How far a purge, or another operation on many jobs, has come.
+    Operation(u64),
+    /// A question of a newer protocol: answered as refused.
+    Unnamed,
     /// End this broker. Only the process around a broker can do that, and only a local one does.
     Stop,
 }
@@ -19,10 +25,59 @@ pub enum Answer {
     Status(Status),
     /// `None`: no such message is held.
     Message(Option<MessageInfo>),
+    Failed(FailedPage),
+    /// `None`: no such operation in the last ten minutes.
+    Operation(Option<OperationStatus>),
     /// It ends now, in order.
     Stopping,
     /// The text says why, for people.
     Refused(String),
+}
+
+/// Failed jobs, in the order in which they failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FailedQuery {
+    pub filter: Filter,
+    /// Those behind this one only: [`FailedPage::next`] of the page before.
+    pub after: u64,
+    /// How many to list at most; 0: the broker's own limit, which is 1,000.
+    pub limit: u32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FailedPage {
+    pub jobs: Vec<FailedJob>,
+    /// Where to go on; `None`: there are no more. A page may be empty and not the last: a query looks at
+    /// 10,000 jobs at most.
+    pub next: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedJob {
+    pub id: MessageId,
+    pub task: String,
+    /// `None`: it failed under a broker of format 1, which did not keep that.
+    pub queue: Option<String>,
+    pub attempt: u32,
+    pub crashes: u8,
+    pub generation: u32,
+    pub enqueued_at: WallMs,
+    pub failed_at: WallMs,
+    pub failure: Failure,
+    /// Bytes of its arguments as they were sent.
+    pub body_bytes: u64,
+}
+
+/// An operation on many jobs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperationStatus {
+    /// Jobs that it has come to so far and that match.
+    pub matched: u64,
+    /// Of these, what it was to do is done.
+    pub done: u64,
+    /// Of these, it could not be done: they run, or their unique key belongs to another job by now.
+    pub spared: u64,
+    pub is_over: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +90,10 @@ pub struct Status {
     pub evicted: u64,
     /// Messages whose body could not be read back from the journal, since the process began.
     pub unreadable: u64,
+    /// Failed jobs, what they take in the journal, and how many were dropped to keep to their limits.
+    pub failed: u64,
+    pub failed_bytes: u64,
+    pub failed_dropped: u64,
     pub counts: Counts,
     pub space: Space,
     pub memory_is_full: bool,
@@ -72,6 +131,10 @@ pub struct QueueStatus {
     /// messages that were dropped from it to make room.
     pub refused: u64,
     pub dropped: u64,
+    /// Jobs that were purged and are still being ended.
+    pub ending: u64,
+    /// Jobs of this queue that failed for good.
+    pub failed: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -129,6 +192,9 @@ pub struct MessageInfo {
     pub crashes: u8,
     pub worker: Option<String>,
     pub notes: Vec<Bytes>,
+    pub generation: u32,
+    /// Of a failed job, when it failed and why.
+    pub failed: Option<Box<(WallMs, Failure)>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +204,14 @@ pub enum MessageState {
     Running,
     /// Held until a join releases it.
     Held,
-    Dead,
+    /// It failed for good, and is kept for people to look into, retry or drop.
+    Failed,
+    /// What it waited for has failed.
+    Blocked,
+    /// It runs, and was asked to end. Reserved.
+    Cancelling,
+    /// Its run waits for other jobs. Reserved.
+    Parked,
 }
 
 /// Something a person should know; sent to every connection and written to the log.
@@ -158,7 +231,9 @@ pub enum Notice {
     Space(Space),
     /// The broker has come to its memory limit, or has room again.
     Memory { is_full: bool, limit_bytes: u64 },
-    /// A message has gone to the dead letters because its body can't be read back.
+    /// The oldest failed jobs are dropped because there are more than are kept. Once a process.
+    FailedDropped { kept: u64, kept_bytes: u64 },
+    /// A job has failed because its body can't be read back.
     Unreadable {
         id: MessageId,
         queue: String,
@@ -210,10 +285,16 @@ impl fmt::Display for Notice {
                  shorten its result_ttl, or set store_result=False if nobody reads them",
                 cap_bytes >> 20
             ),
+            Self::FailedDropped { kept, kept_bytes } => write!(
+                out,
+                "the oldest failed jobs are dropped: {kept} of {} MiB are kept at most; nothing that waits or \
+                 runs is lost",
+                kept_bytes >> 20
+            ),
             Self::Unreadable { id, queue, reason } => write!(
                 out,
-                "job {id} of queue {queue:?} went to the dead letters: {reason}. All else goes on; see what \
-                 the disk has to say, and `penstock fsck`"
+                "job {id} of queue {queue:?} failed: {reason}. All other jobs go on; check the disk, and run \
+                 `penstock fsck`"
             ),
         }
     }

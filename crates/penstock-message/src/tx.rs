@@ -1,6 +1,8 @@
 use bytes::Bytes;
 
-use crate::{Key, Lease, Message, MessageId, QueueLimits, ReleaseReason, Value, WallMs};
+use crate::{
+    Key, Lease, Message, MessageId, MessageState, QueueLimits, ReleaseReason, Value, WallMs,
+};
 
 /// Operations that a broker applies all together or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -72,7 +74,38 @@ pub enum Op {
         index: u32,
         succeeded: bool,
     },
-    /// Drops all that waits in a queue (not what is leased); their results become `cancelled`.
+    /// Ends a run, and the job, for good: it raised for the last time. It stays with the failed jobs. A
+    /// guard, as `Ack` is.
+    Fail {
+        lease: Lease,
+        /// The encoded error for anybody who asks for the result; `None`: nobody may.
+        value: Option<Bytes>,
+        /// The same for people who look into failed jobs; appended to the notes.
+        note: Bytes,
+        failure: Failure,
+        cost_us: u64,
+    },
+    /// Ends jobs that do not run: waiting, delayed or held. For one job that runs the answer is
+    /// `TooLate`; a filter leaves running jobs alone.
+    Cancel {
+        target: Target,
+        /// Told to anybody who waits for the result; at most [`Failure::TEXT_CAP_BYTES`].
+        reason: String,
+    },
+    /// Puts failed jobs back into their queues, as their next generation.
+    RetryFailed {
+        target: Target,
+        /// Where they go; `None`: the queue that they came from, which one that failed under a broker of
+        /// format 1 has lost.
+        queue: Option<String>,
+    },
+    /// Forgets failed jobs.
+    DropFailed {
+        target: Target,
+    },
+    /// An operation of a newer protocol: refused as `NotOffered`.
+    Unnamed,
+    /// Ends all that waits in a queue (not what is leased); their results become `cancelled`.
     Purge {
         queue: String,
     },
@@ -95,9 +128,49 @@ impl Op {
     pub fn is_settlement(&self) -> bool {
         matches!(
             self,
-            Self::Ack { .. } | Self::Release { .. } | Self::Move { .. }
+            Self::Ack { .. } | Self::Release { .. } | Self::Move { .. } | Self::Fail { .. }
         )
     }
+}
+
+/// Why a job failed for good: what failed jobs are listed, filtered and grouped by.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Failure {
+    /// The error's type, such as `ValueError`; at most [`Failure::TEXT_CAP_BYTES`].
+    pub class: String,
+    /// Its first line; at most [`Failure::TEXT_CAP_BYTES`].
+    pub message: String,
+    /// Equal for errors of one type that were raised in one function of the user's own code.
+    pub fingerprint: u64,
+    /// The arguments, shortened and without secrets, for people; at most [`Failure::PREVIEW_CAP_BYTES`].
+    pub preview: Bytes,
+}
+
+impl Failure {
+    pub const TEXT_CAP_BYTES: usize = 200;
+    pub const PREVIEW_CAP_BYTES: usize = 1024;
+}
+
+/// The jobs that an operation is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    Job(MessageId),
+    /// All that match when the operation is accepted, and nothing that comes later.
+    Filter(Filter),
+}
+
+/// Which jobs are meant; what is `None` matches all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    pub queue: Option<String>,
+    pub task: Option<String>,
+    /// The class of the failure: failed jobs only, as all below.
+    pub class: Option<String>,
+    pub fingerprint: Option<u64>,
+    /// Failed at this time or later, ...
+    pub failed_from: Option<WallMs>,
+    /// ... and before this one.
+    pub failed_before: Option<WallMs>,
 }
 
 /// Names a join. Drawn like a message id by the client that creates it.
@@ -151,19 +224,58 @@ pub enum Durability {
     /// Synced to disk.
     #[default]
     Disk = 2,
+    /// Synced on more than one machine. No engine offers it yet.
+    Replicated = 3,
 }
 
 /// What became of a [`Tx`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Receipt {
-    /// All operations were applied, but for those whose index is listed: their `unless_key` existed.
-    Applied { skipped: Vec<u32> },
+    Applied(Applied),
     /// This (session, sequence) was applied before; so it was not applied again.
     Duplicate,
     /// Nothing was applied.
-    Refused { op: u32, why: Refusal },
+    Refused {
+        op: u32,
+        why: Refusal,
+    },
     /// The broker no longer remembers the session: it may have been applied, and was not applied now.
     Unknown,
+}
+
+/// A [`Tx`] that was applied, and what there is to say of it; mostly nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Operations that were not applied, by index: their `unless_key` existed.
+    pub skipped: Vec<u32>,
+    /// For operations among those, the message that owns the key, as (index, message).
+    pub owners: Vec<(u32, MessageId)>,
+    /// Where the one job was that the last operation was for.
+    pub found: Option<MessageState>,
+    /// Names the last bulk operation, for [`crate::Query::Operation`].
+    pub operation: Option<u64>,
+}
+
+impl Applied {
+    /// All was applied, and there is nothing else to say.
+    pub fn is_plain(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Receipt {
+    /// All was applied, and there is nothing else to say.
+    pub fn applied() -> Self {
+        Self::Applied(Applied::default())
+    }
+
+    /// Applied but for these operations.
+    pub fn skipped(skipped: Vec<u32>) -> Self {
+        Self::Applied(Applied {
+            skipped,
+            ..Applied::default()
+        })
+    }
 }
 
 /// Why a [`Tx`] changed nothing.
@@ -183,4 +295,10 @@ pub enum Refusal {
     DiskFull,
     /// The operation makes no sense; the text says why.
     Invalid(String),
+    /// This broker does not know the operation, or does not offer it; the text says what to do.
+    NotOffered(String),
+    /// No such job is held.
+    NoSuchJob,
+    /// The job is past the point where this could be done to it.
+    TooLate(MessageState),
 }

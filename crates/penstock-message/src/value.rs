@@ -1,6 +1,6 @@
 use bytes::Bytes;
 
-use crate::MessageId;
+use crate::{MessageId, WallMs};
 
 /// Names a value that a broker keeps beside its queues: a result, a lock, a marker.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,12 +25,44 @@ pub enum ValueStatus {
     Crashed = 3,
     /// It was purged or cancelled. Written by the broker; the body is the reason, in UTF-8.
     Cancelled = 4,
+    /// A job that it waited for has failed. Reserved for workflows.
+    Upstream = 5,
+    /// Another job took its place; the body is that job's id. Reserved for workflows.
+    Replaced = 6,
+    /// The values of a join, by reference. Reserved for workflows.
+    Gathered = 7,
+    /// It ran for longer than it may. Reserved for time limits.
+    TimedOut = 8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
     pub status: ValueStatus,
     pub body: Bytes,
+    /// The run that it is the outcome of. The broker fills it in; `None` for a key of an application's
+    /// own, and for what a broker of format 1 stored.
+    pub run: Option<Box<Run>>,
+}
+
+impl Value {
+    pub fn new(status: ValueStatus, body: Bytes) -> Self {
+        Self {
+            status,
+            body,
+            run: None,
+        }
+    }
+}
+
+/// The run of a job that a value came from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Run {
+    pub task: String,
+    pub queue: String,
+    pub attempt: u32,
+    /// How often the job was retried after it had failed for good.
+    pub generation: u32,
+    pub ended_at: WallMs,
 }
 
 /// What a watcher of a key is told. Level-triggered: it is the state, not the change.

@@ -297,7 +297,7 @@ impl<'a> RecordReader<'a> {
                 for _ in 0..count {
                     skipped.push(self.small("operation")?);
                 }
-                return Ok(Receipt::Applied { skipped });
+                return Ok(Receipt::skipped(skipped));
             }
             1 => return Ok(Receipt::Duplicate),
             2 => return Ok(Receipt::Unknown),

@@ -319,10 +319,10 @@ impl RecordWriter {
 
     fn receipt(&mut self, receipt: &Receipt) {
         match receipt {
-            Receipt::Applied { skipped } => {
+            Receipt::Applied(applied) => {
                 self.tag(0);
-                self.varint(skipped.len() as u64);
-                for op in skipped {
+                self.varint(applied.skipped.len() as u64);
+                for op in &applied.skipped {
                     self.varint(u64::from(*op));
                 }
             }
@@ -337,6 +337,9 @@ impl RecordWriter {
                     Refusal::QueueFull(text) => (7, text.as_str()),
                     Refusal::DiskFull => (8, ""),
                     Refusal::Invalid(text) => (9, text.as_str()),
+                    Refusal::NotOffered(text) => (10, text.as_str()),
+                    Refusal::NoSuchJob => (11, ""),
+                    Refusal::TooLate(_) => (12, ""),
                 };
                 self.tag(code);
                 self.varint(u64::from(*op));
