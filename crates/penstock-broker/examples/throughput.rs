@@ -129,6 +129,7 @@ impl Bench {
             enqueued_at: 0,
             notes: Vec::new(),
             body: Bytes::from(vec![7; 150]),
+            extras: None,
         };
         Op::Publish {
             queues: vec!["default".to_owned()],
@@ -150,10 +151,7 @@ impl Bench {
                     },
                     Op::Put {
                         key: Key::Result(delivery.lease.message),
-                        value: Value {
-                            status: ValueStatus::Succeeded,
-                            body: Bytes::from(vec![1; 16]),
-                        },
+                        value: Value::new(ValueStatus::Succeeded, Bytes::from(vec![1; 16])),
                         ttl_ms: Some(RESULT_TTL_MS),
                         group: delivery.message.task,
                     },

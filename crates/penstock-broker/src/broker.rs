@@ -4,17 +4,19 @@ use std::collections::VecDeque;
 
 use penstock_faults::perhaps;
 use penstock_message::{
-    Counts, Durability, KeyState, MessageId, Notice, Query, Receipt, SessionId, Space,
+    Answer, Counts, Durability, KeyState, MessageId, Notice, Query, Receipt, SessionId, Space,
 };
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
+use crate::chores::Chores;
 use crate::clock::{Clocks, When};
+use crate::commits::Checking;
 use crate::connections::{Connection, Waiting, Welcome};
 use crate::effects::{Effect, Effects, Rests};
-use crate::limits::Arrivals;
+use crate::marks::Operations;
 use crate::queues::Service;
 use crate::reading::Reading;
-use crate::records::{Event, Record, RecordWriter};
+use crate::records::{ENDED_AT_ONCE, Event, Record, RecordWriter};
 use crate::state::State;
 use crate::timers::Timer;
 use crate::{BrokerOptions, ConnId, Input, Now, Output, Position};
@@ -50,14 +52,15 @@ pub struct Broker {
     pub(crate) staged_parts_bytes: usize,
     /// How many transactions were checked.
     pub(crate) checks: u64,
-    pub(crate) new_ids: FxHashSet<MessageId>,
-    /// Slots of the leases that the transaction at hand settles, in order.
-    pub(crate) checked_slots: Vec<u32>,
-    /// Whether that transaction may be refused for want of room, and what it brings for queues with limits.
-    pub(crate) may_find_no_room: bool,
-    /// Some of the messages that it brings may be held already.
-    pub(crate) names_held: bool,
-    pub(crate) arrivals: Vec<Arrivals>,
+    /// Memory for the next check.
+    pub(crate) checking: Checking,
+    pub(crate) spare_leased: Vec<u32>,
+    pub(crate) chores: Chores,
+    pub(crate) operations: Operations,
+    /// How much may still be done before everything is polled again: see `chores.rs`.
+    pub(crate) budget: usize,
+    /// How many events of the record at hand the broker has added by itself.
+    pub(crate) added: usize,
     pub(crate) space: Space,
     /// The memory limit, while the process is at it.
     pub(crate) memory_is_full: Option<u64>,
@@ -94,16 +97,18 @@ impl Broker {
             reading: Reading::default(),
             staged_parts_bytes: 0,
             checks: 0,
-            new_ids: FxHashSet::default(),
-            checked_slots: Vec::new(),
-            may_find_no_room: false,
-            names_held: true,
-            arrivals: Vec::new(),
+            checking: Checking::default(),
+            spare_leased: Vec::new(),
+            chores: Chores::default(),
+            operations: Operations::default(),
+            budget: ENDED_AT_ONCE,
+            added: 0,
             space: Space::Plenty,
             memory_is_full: None,
             counts: Counts::default(),
             must_be_safe: false,
         };
+        broker.resume_chores();
         broker.watch_unserved();
         broker
     }
@@ -224,6 +229,9 @@ impl Broker {
         if self.records.is_empty() {
             self.hand_out();
         }
+        if self.records.is_empty() {
+            self.step();
+        }
         self.records.pop_front()
     }
 
@@ -242,11 +250,19 @@ impl Broker {
                 connection.in_line = false;
             }
         }
+        self.budget = ENDED_AT_ONCE;
         None
     }
 
     /// When `handle_deadline` wants to be called, on the monotonic clock. It changes with every call.
     pub fn next_deadline(&self) -> Option<u64> {
+        if self.space == Space::NoSettlements {
+            // What a timer does may want space. It is looked at again once there is some.
+            return None;
+        }
+        if self.has_chores() {
+            return Some(self.clocks.mono());
+        }
         self.state.timers.next_deadline(&self.clocks)
     }
 
@@ -281,6 +297,7 @@ impl Broker {
     /// What follows, until `seal`, stands in one record.
     pub(crate) fn begin(&mut self, durability: Durability) {
         debug_assert!(self.writer.is_empty());
+        self.added = 0;
         self.writer.stamp(self.epoch, self.clocks.wall());
         self.state.position = self.next_position;
         self.state.rests = Rests::on(self.next_position, durability);
@@ -298,6 +315,11 @@ impl Broker {
 
     /// Ends the record, and tells watchers what it changed.
     pub(crate) fn seal(&mut self, mut durability: Durability) {
+        assert!(
+            self.added <= ENDED_AT_ONCE,
+            "the broker has added {} events to a record by itself",
+            self.added
+        );
         if std::mem::take(&mut self.must_be_safe) {
             durability = Durability::Disk;
         }
@@ -485,18 +507,24 @@ impl Broker {
 
     fn query(&mut self, conn: ConnId, id: u64, query: &Query) {
         let answer = match query {
-            Query::Status => penstock_message::Answer::Status(self.status()),
-            Query::Message(id) => penstock_message::Answer::Message(self.message_info(id)),
-            Query::Failed(_) | Query::Operation(_) | Query::Unnamed => {
-                penstock_message::Answer::Refused(
-                    "this broker does not know the question".to_owned(),
-                )
-            }
-            Query::Stop => penstock_message::Answer::Refused(
+            Query::Status => Answer::Status(self.status()),
+            Query::Message(id) => Answer::Message(self.message_info(id)),
+            Query::Failed(query) => Answer::Failed(self.failed_page(query)),
+            Query::Operation(operation) => Answer::Operation(self.operation_status(*operation)),
+            Query::Unnamed => Answer::Refused(
+                "this broker is older than its client and does not know the question: upgrade the broker"
+                    .to_owned(),
+            ),
+            Query::Stop => Answer::Refused(
                 "only the process around a broker can end it".to_owned(),
             ),
         };
-        self.effect(self.staged, Effect::Answer { conn, id, answer });
+        // How the broker is must be told also while its disk is full, or slow. Nothing rests on it.
+        let rests = match query {
+            Query::Status | Query::Operation(_) => Rests::default(),
+            _ => self.staged,
+        };
+        self.effect(rests, Effect::Answer { conn, id, answer });
     }
 
     pub(crate) fn notice(&mut self, notice: Notice) {

@@ -78,6 +78,10 @@ impl Clocks {
         };
     }
 
+    pub(crate) fn mono(&self) -> u64 {
+        self.now.mono_ms
+    }
+
     pub(crate) fn wall(&self) -> u64 {
         self.now.wall_ms
     }

@@ -209,9 +209,8 @@ impl Broker {
         let checks = self.checks;
         let mut given_up = self.state.sessions[session].leases.clone();
         given_up.retain(|slot| self.state.messages.checked_by(*slot) != checks);
-        for slot in given_up {
-            self.return_message(slot);
-        }
+        self.chores.forget_leases(session);
+        self.end_leases(session, given_up, None);
         kept
     }
 
@@ -241,9 +240,9 @@ impl Broker {
         };
         self.begin(Durability::None);
         if clean {
-            for slot in self.state.sessions[index].leases.clone() {
-                self.return_message(slot);
-            }
+            let leases = self.state.sessions[index].leases.clone();
+            self.chores.forget_leases(index);
+            self.end_leases(index, leases, None);
         }
         let left_at = self.clocks.steady();
         let number = self.state.sessions[index].number;
@@ -283,16 +282,15 @@ impl Broker {
             let lease = self.state.messages.lease_state(*slot);
             lease.is_some_and(|lease| !lease.sent || planted!("forget-leases"))
         });
-        self.begin(Durability::None);
-        for slot in unsent {
-            self.return_message(slot);
-        }
-        self.seal(Durability::None);
+        self.end_leases(index, unsent, None);
         Some(index)
     }
 
     /// A lease ends without anything having gone wrong.
     pub(crate) fn return_message(&mut self, slot: u32) {
+        if self.state.is_behind_mark(slot) {
+            return self.renumber(slot, None);
+        }
         let number = self.state.messages[slot].number();
         let lease = self.state.messages.lease_state(slot);
         let redelivered = lease.is_some_and(|lease| lease.sent);
@@ -375,7 +373,7 @@ fn check_queues(queues: &[String]) -> Result<(), String> {
 }
 
 /// The longest beginning of the text that has no more than so many bytes.
-fn cut(text: &str, bytes: usize) -> &str {
+pub(crate) fn cut(text: &str, bytes: usize) -> &str {
     let ends = (0..=bytes.min(text.len())).rev();
     let end = ends.into_iter().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or(0)]

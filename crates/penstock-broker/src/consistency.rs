@@ -41,8 +41,14 @@ impl Broker {
         let mut counts: BTreeMap<u32, [u64; 5]> = BTreeMap::new();
         let mut flows = BTreeMap::new();
         let mut leases = 0;
+        let mut failed = BTreeMap::new();
+        let mut failed_of: BTreeMap<u32, u64> = BTreeMap::new();
+        let mut ending: BTreeMap<u32, u64> = BTreeMap::new();
         for (slot, entry) in state.messages.iter() {
             let id = entry.id;
+            if entry.is_ended() {
+                continue;
+            }
             assert!(
                 state.messages.copies(&id).any(|copy| copy == slot),
                 "{id} is not found by its id"
@@ -52,6 +58,9 @@ impl Broker {
                 "{id} has a number that was never given out"
             );
             let kind = state.messages.kind(slot);
+            if state.is_purged(slot) {
+                *ending.entry(kind.queue).or_insert(0) += 1;
+            }
             let count = counts.entry(kind.queue).or_default();
             match state.messages.state(slot) {
                 MessagePlace::Ready => {
@@ -79,6 +88,11 @@ impl Broker {
                         "{id} has a grant that was never given out"
                     );
                 }
+                MessagePlace::Failed => {
+                    failed.insert(entry.number(), slot);
+                    *failed_of.entry(kind.queue).or_insert(0) += 1;
+                }
+                MessagePlace::Ended => unreachable!("it was passed over"),
                 MessagePlace::Held(join) => {
                     let join = state
                         .joins
@@ -99,6 +113,14 @@ impl Broker {
             .sum();
         assert_eq!(held, leases, "leases of all sessions");
         state.queues.assert_flows_hold(&flows);
+        let listed: BTreeMap<u64, u32> = state.failed.after(0).collect();
+        assert_eq!(listed, failed, "failed jobs in their list");
+        let ended = state.messages.iter().filter(|(_, entry)| entry.is_ended());
+        assert_eq!(
+            state.ends.len,
+            ended.count() as u64,
+            "values of ended messages"
+        );
         for index in 0..state.queues.len() {
             let queue = &state.queues[index];
             let count = counts.remove(&index).unwrap_or_default();
@@ -113,6 +135,10 @@ impl Broker {
                 count,
                 "the counts of a queue"
             );
+            let failed_here = failed_of.get(&index).copied().unwrap_or(0);
+            assert_eq!(queue.failed, failed_here, "failed jobs of a queue");
+            let ending = ending.get(&index).copied().unwrap_or(0);
+            assert_eq!(queue.ending, ending, "purged messages of a queue");
             let takes =
                 |connection: &&crate::connections::Connection| connection.queues.contains(&index);
             let consumers = self.connections.values().filter(takes).count();
@@ -169,6 +195,7 @@ impl Broker {
             "the count of queues with limits"
         );
         expected += limited;
+        expected += state.marks.len();
         assert_eq!(live.len(), expected, "live things in the ledger");
         let messages: u64 = state
             .messages
@@ -179,12 +206,13 @@ impl Broker {
         let joins: u64 = state
             .joins
             .iter()
-            .map(crate::joins::Join::journal_bytes)
+            .map(|(_, join)| join.journal_bytes())
             .sum();
+        let marks = state.marks.len() as u64 * crate::state::MARK_BYTES;
         let sessions = 64 * state.sessions.iter().count() as u64;
         assert_eq!(
             state.live_bytes,
-            messages + values + joins + sessions,
+            messages + values + joins + sessions + marks,
             "live bytes"
         );
     }

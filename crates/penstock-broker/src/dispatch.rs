@@ -2,17 +2,21 @@
 
 use bytes::Bytes;
 use penstock_faults::planted;
-use penstock_message::{
-    Delivery, Due, Durability, Key, Message, Notice, Space, Value, ValueStatus,
-};
+use penstock_message::{Delivery, Due, Durability, Extras, Failure, Message, Notice, Space};
 
+use crate::clock::When;
+use crate::connections::cut;
 use crate::effects::{Effect, Rests};
+use crate::endings::{CRASHED, End, Unrun};
 use crate::messages::{Handle, State as MessagePlace};
 use crate::queues::Service;
-use crate::records::{Change, Event, Grant};
+use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How};
 use crate::state::State;
 use crate::timers::Timer;
 use crate::{Broker, ConnId};
+
+/// A session whose leases are still ending is looked at again after this long.
+const FORGET_AGAIN_MS: u64 = 100;
 
 impl Broker {
     /// Gives ready messages to the connections that want work, one each in turn.
@@ -28,13 +32,25 @@ impl Broker {
         let mut durability = Durability::None;
         self.begin(durability);
         let mut unlucky = 0;
+        let mut overdue = Vec::new();
         while unlucky < self.ring.len() {
+            if self.added + 2 * overdue.len() + 2 > ENDED_AT_ONCE {
+                // The record is full; the next one goes on.
+                self.state.has_new_work = true;
+                break;
+            }
             let Some(conn) = self.ring.pop_front() else {
                 break;
             };
             match self.hand_out_one(conn) {
+                HandOut::Overdue { slot } => {
+                    overdue.push(slot);
+                    unlucky = 0;
+                    self.ring.push_front(conn);
+                }
                 HandOut::Done { must_be_safe } => {
                     self.counts.delivered += 1;
+                    self.added += 1;
                     unlucky = 0;
                     self.ring.push_back(conn);
                     if must_be_safe {
@@ -47,6 +63,14 @@ impl Broker {
                 }
                 HandOut::NotWanted => {}
             }
+        }
+        if !overdue.is_empty() {
+            durability = Durability::Disk;
+            self.must_be_safe();
+            for slot in &overdue {
+                self.state.queues.push_ready(&self.state.messages, *slot);
+            }
+            self.expire(&mut overdue);
         }
         self.seal(durability);
     }
@@ -69,6 +93,16 @@ impl Broker {
         for _ in 0..connection.queues.len() {
             let queue = connection.queues[connection.next_queue];
             connection.next_queue = (connection.next_queue + 1) % connection.queues.len();
+            let purge_before = queues[queue].purge_before;
+            if purge_before > 0
+                && !planted!("lose-purge")
+                && queues
+                    .next_number(queue, messages)
+                    .is_some_and(|next| next < purge_before)
+            {
+                // What was purged ends first, step by step.
+                continue;
+            }
             taken = queues.pop_ready(queue, messages);
             if taken.is_some() {
                 break;
@@ -77,6 +111,14 @@ impl Broker {
         let Some((slot, estimate_us)) = taken else {
             return HandOut::NothingReady;
         };
+        if let Some(when) = messages.expires_at(slot)
+            && self.clocks.has_come(when)
+            && !planted!("deliver-expired")
+        {
+            // Its timer has not had its turn among many.
+            queues.refund(messages, slot, estimate_us);
+            return HandOut::Overdue { slot };
+        }
         connection.credit -= 1;
         connection.unsent += 1;
         let session = connection.session;
@@ -116,24 +158,39 @@ impl Broker {
     pub(crate) fn run_timers(&mut self) {
         let mut is_begun = false;
         let mut durability = Durability::None;
-        while let Some(timer) = self.state.timers.pop(&self.clocks) {
+        let mut overdue = Vec::new();
+        // On the last reserve of the disk all wait, for what they do may take space.
+        while self.budget > 0
+            && self.space != Space::NoSettlements
+            && let Some(timer) = self.state.timers.pop(&self.clocks)
+        {
+            self.budget -= 1;
             if !is_begun {
                 // Whatever a timer ends may be waited for, so effects rest on the disk.
                 is_begun = true;
                 self.begin(Durability::Disk);
             }
-            if self.run_timer(timer) {
-                durability = Durability::Disk;
+            if let Timer::Expiry { number, slot } = timer {
+                if self.is_overdue(Handle { number, slot }) {
+                    durability = Durability::Disk;
+                    overdue.push(slot);
+                }
+            } else {
+                self.expire(&mut overdue);
+                self.run_timer(timer);
+            }
+            if self.step_size() <= overdue.len() {
+                break;
             }
         }
         if is_begun {
+            self.expire(&mut overdue);
             self.seal(durability);
             self.reading.near.sort();
         }
     }
 
-    /// True when what it changed should be on disk before anybody sees it.
-    fn run_timer(&mut self, timer: Timer) -> bool {
+    fn run_timer(&mut self, timer: Timer) {
         match timer {
             Timer::Due { number, slot } => {
                 if self.state.messages.get(Handle { number, slot }).is_some()
@@ -142,7 +199,6 @@ impl Broker {
                     debug_assert!(self.clocks.has_come(when));
                     self.state.come_due(slot);
                 }
-                false
             }
             Timer::Near { number, slot } => {
                 if self.state.messages.get(Handle { number, slot }).is_some()
@@ -151,9 +207,8 @@ impl Broker {
                     self.state.timers.set(when, Timer::Due { number, slot });
                     self.comes_near(Handle { number, slot });
                 }
-                false
             }
-            Timer::Expiry { number, slot } => self.expire(Handle { number, slot }),
+            Timer::Expiry { .. } => unreachable!("these are ended together"),
             Timer::ValueExpiry { slot, number } => {
                 if !planted!("keep-key")
                     && let Some(key) = self
@@ -164,7 +219,25 @@ impl Broker {
                 {
                     self.state.drop_value(&key);
                 }
-                false
+            }
+            Timer::EndedValues { ttl_ms } => {
+                self.state.ends.timed.remove(&ttl_ms);
+                while self.budget > 0
+                    && let Some(slot) = self.state.ends.first(ttl_ms, &self.state.messages)
+                    && self.state.messages.ended(slot).at.saturating_add(ttl_ms)
+                        <= self.clocks.steady()
+                {
+                    self.budget -= 1;
+                    self.state.drop_ended(slot);
+                }
+                self.state.wait_for_ended_values(ttl_ms);
+            }
+            Timer::FailedJobs => {
+                self.state.failed.is_timed = false;
+                // What is old goes in steps, the last of which sets the timer again.
+                if self.failed_over() == 0 {
+                    self.state.wait_for_failed_jobs();
+                }
             }
             Timer::LeasesLost {
                 session,
@@ -173,24 +246,35 @@ impl Broker {
                 let is_away = |session: &crate::sessions::Session| {
                     session.generation == generation && !planted!("keep-leases")
                 };
-                self.state.sessions.get(session).is_some_and(is_away) && self.lose_leases(session)
+                if self.state.sessions.get(session).is_some_and(is_away) {
+                    self.lose_leases(session);
+                }
             }
             Timer::Forget {
                 session: index,
                 generation,
             } => {
                 let Some(session) = self.state.sessions.get(index) else {
-                    return false;
+                    return;
                 };
                 if session.generation != generation {
-                    return false;
+                    return;
                 }
                 let number = session.number;
-                let lost_leases = self.lose_leases(index);
+                if !session.leases.is_empty() {
+                    // It is forgotten once they have ended, so that no message is leased to nobody.
+                    self.lose_leases(index);
+                    let again = When::steady(self.clocks.steady() + FORGET_AGAIN_MS);
+                    let session = index;
+                    let timer = Timer::Forget {
+                        session,
+                        generation,
+                    };
+                    return self.state.timers.set(again, timer);
+                }
                 self.record(&Event::SessionForgotten { number });
                 self.state.keys.unwatch_all(index);
                 self.state.forget_session(index);
-                lost_leases
             }
             Timer::Unserved {
                 queue: index,
@@ -206,14 +290,13 @@ impl Broker {
                     };
                     self.notice(notice);
                 }
-                false
             }
         }
     }
 
-    /// A message that is no longer worth starting ends here, unless it runs.
-    fn expire(&mut self, handle: Handle) -> bool {
-        let State { messages, dead, .. } = &mut self.state;
+    /// A message that is no longer worth starting ends, unless it runs.
+    fn is_overdue(&mut self, handle: Handle) -> bool {
+        let messages = &mut self.state.messages;
         if messages.get(handle).is_none() || planted!("deliver-expired") {
             return false;
         }
@@ -221,124 +304,103 @@ impl Broker {
             lease.expired = true;
             return false;
         }
-        // What is dead has had its value; it is only cleared away.
-        if messages.queue(handle.slot) != *dead {
-            self.end_with(handle.slot, ValueStatus::Expired, Bytes::new());
-        }
-        self.counts.expired += 1;
-        self.record(&Event::Settled {
-            number: handle.number,
-        });
-        self.state.settle_message(handle.slot, None);
-        true
+        !messages[handle.slot].is_failed()
     }
 
-    /// The worker did not come back in time.
-    fn lose_leases(&mut self, session: u32) -> bool {
+    /// Ends messages whose time is over.
+    fn expire(&mut self, overdue: &mut Vec<u32>) {
+        if overdue.is_empty() {
+            return;
+        }
+        let reason = self.state.names.intern("");
+        let how = How::Expired;
+        self.added += overdue.len();
+        self.added += self.end_unrun(std::mem::take(overdue), Unrun { how, reason });
+    }
+
+    /// The worker did not come back in time: its leases end, step by step.
+    fn lose_leases(&mut self, session: u32) {
         let heartbeat_ms = self.state.sessions[session].heartbeat_ms;
         let seconds = heartbeat_ms as f64 / 1000.0;
         let reason = Bytes::from(format!("worker lost: no heartbeat for {seconds} s"));
         let lost = self.state.sessions[session].leases.clone();
-        for slot in &lost {
-            self.crash(*slot, reason.clone());
-        }
+        self.end_leases(session, lost, Some(reason));
         self.state.keys.unwatch_all(session);
-        !lost.is_empty()
     }
 
-    /// The worker died under the message: it goes back to its place, or to the dead letters when that was
-    /// once too often.
+    /// The worker died under the message: it goes back to its place, or it has failed when that was once too
+    /// often.
     pub(crate) fn crash(&mut self, slot: u32, reason: Bytes) {
         let number = self.state.messages[slot].number();
         let kind = self.state.messages.kind(slot);
-        // What is dead has had its result, and stays where it is.
-        let is_dead = kind.queue == self.state.dead;
-        if is_dead || kind.crashes.saturating_add(1) < kind.max_deliveries {
-            self.record(&Event::Crashed {
-                number,
-                reason: &reason,
-            });
-            self.state.crash_message(slot, reason);
-            return;
+        if kind.crashes.saturating_add(1) >= kind.max_deliveries {
+            return self.fail_by_itself(slot, true, CRASHED, &reason);
         }
-        self.set_aside(slot, true, &reason);
+        if self.state.is_behind_mark(slot) {
+            // What was purged is what waited; this one did not, and so gets a number behind the mark.
+            return self.renumber(slot, Some(&reason));
+        }
+        self.record(&Event::Crashed {
+            number,
+            reason: &reason,
+        });
+        self.state.crash_message(slot, reason);
     }
 
-    /// Moves it to the dead letters, with the reason as its note. Whoever waits for its result is told that,
-    /// unless it was dead before.
-    pub(crate) fn set_aside(&mut self, slot: u32, crashed: bool, reason: &Bytes) {
-        let dead = self.state.dead;
-        if self.state.messages.queue(slot) != dead {
-            self.end_with(slot, ValueStatus::Crashed, reason.clone());
-        }
-        let expires_at = self
-            .clocks
-            .resolve(Due::AfterMs(self.options.dead_letters_kept_ms));
+    /// A lease ends without an outcome, and its message comes to wait where a purge has been.
+    pub(crate) fn renumber(&mut self, slot: u32, crashed: Option<&Bytes>) {
+        let lease = self.state.messages.lease_state(slot);
+        let was_sent = lease.is_some_and(|lease| lease.sent);
+        let number = self.state.messages[slot].number();
         let change = Change {
             to: self.state.numbers + 1,
-            queue: self.state.queues[dead].name,
+            queue: self.state.queues[self.state.messages.queue(slot)].name,
             due: None,
             next_attempt: false,
-            crashed,
-            note: Some(reason),
-            expires_at: Some(expires_at),
+            crashed: crashed.is_some(),
+            redelivered: true,
+            was_sent: was_sent || crashed.is_some(),
+            note: crashed.map(|reason| &reason[..]),
+            expires_at: None,
         };
-        let number = self.state.messages[slot].number();
-        if planted!("lose-dead-letter") && crashed {
-            self.record(&Event::Settled { number });
-            self.state.settle_message(slot, None);
-            return;
-        }
         self.record(&Event::Moved { number, change });
         self.state
-            .move_message(slot, &change, Some(reason.clone()), None);
+            .move_message(slot, &change, crashed.cloned(), None);
     }
 
-    /// Stores how a message ended that will not get to say so itself, if anybody reads its result.
-    pub(crate) fn end_with(&mut self, slot: u32, status: ValueStatus, body: Bytes) {
-        let kind = self.state.messages.kind(slot);
-        let Some(ttl_ms) = kind.result_ttl_ms else {
-            return;
+    /// The broker finds that a message can't be run: it has failed, for this reason. Whoever waits for its
+    /// result is told that.
+    pub(crate) fn fail_by_itself(&mut self, slot: u32, crashed: bool, class: &str, reason: &Bytes) {
+        let text = String::from_utf8_lossy(reason);
+        let failing = Failing {
+            to: self.state.numbers + 1,
+            crashed,
+            is_displaced: false,
+            class: self.state.names.intern(class),
+            message: cut(&text, Failure::TEXT_CAP_BYTES),
+            // Crashes of one task are of one kind, as far as anybody can tell from here.
+            fingerprint: self.state.fingerprint(slot, class),
+            preview: &[],
+            note: Some(reason),
+            at: self.clocks.steady(),
         };
-        let (key, group) = (Key::Result(self.state.messages[slot].id), kind.task);
-        self.put(key, Value::new(status, body), Some(ttl_ms), group);
-    }
-
-    pub(crate) fn put(
-        &mut self,
-        key: Key,
-        value: Value,
-        ttl_ms: Option<u64>,
-        group: crate::names::Name,
-    ) {
-        let expires_at = ttl_ms.map(|ttl_ms| self.clocks.steady().saturating_add(ttl_ms));
-        let stored = Event::Stored {
-            key,
-            status: value.status,
-            body: &value.body,
-            group,
-            expires_at,
+        let end = End::Failed {
+            failing,
+            value: Some(reason.clone()),
+            cost_us: None,
         };
-        self.writer.push(&self.state.names, &stored);
-        let Event::Stored { key, .. } = stored else {
-            unreachable!("it was made above")
-        };
-        self.state.store(key, value, group, expires_at);
-        let cap_bytes = self.options.results_cap_bytes;
-        while let Some(key) = self.state.keys.next_to_evict(group, cap_bytes) {
-            if self.state.keys.tell_eviction(group) {
-                let group = self.state.names.text(group).to_owned();
-                self.notice(Notice::Evicting { group, cap_bytes });
-            }
-            self.record(&Event::Evicted { key: key.clone() });
-            self.state.drop_value(&key);
-            self.state.keys.evicted += 1;
-        }
+        self.end(slot, end);
     }
 }
 
 enum HandOut {
-    Done { must_be_safe: bool },
+    /// The time of this one is over. It is in no queue now.
+    Overdue {
+        slot: u32,
+    },
+    Done {
+        must_be_safe: bool,
+    },
     NothingReady,
     NotWanted,
 }
@@ -366,6 +428,20 @@ impl State {
             false => self.messages.body(slot).cloned(),
         };
         body.unwrap_or_default()
+    }
+
+    fn extras_to_send(&self, slot: u32) -> Option<Box<Extras>> {
+        let kind = self.messages.kind(slot);
+        let extras = self.messages.extras(slot);
+        if extras.is_none() && kind.generation == 0 {
+            return None;
+        }
+        let extras = Extras {
+            generation: kind.generation,
+            attempts_before: kind.attempts_before,
+            ..extras.cloned().unwrap_or_default()
+        };
+        extras.boxed()
     }
 
     /// What is sent for a hand-out that still holds; from here on the job may have begun.
@@ -399,7 +475,7 @@ impl State {
                 enqueued_at: entry.enqueued_at(),
                 notes: self.messages.notes(slot).to_vec(),
                 body,
-                extras: None,
+                extras: self.extras_to_send(slot),
             },
         })
     }

@@ -10,8 +10,8 @@ use crate::Position;
 use crate::messages::Handle;
 use crate::slab::Slab;
 
-/// What the arrival of one member takes in the journal.
-const ARRIVAL_BYTES: u64 = 20;
+/// What the arrivals of 64 neighbours take in the journal.
+const ARRIVED_WORD_BYTES: u64 = 10;
 
 #[derive(Debug)]
 pub(crate) struct Join {
@@ -23,6 +23,10 @@ pub(crate) struct Join {
     /// index, so neither may cost anything: only arrivals do.
     arrived: BTreeMap<u32, u64>,
     pub(crate) arrivals: u32,
+    /// A member has failed: what it holds is blocked.
+    pub(crate) is_over: bool,
+    /// When, on the steady clock.
+    pub(crate) over_at: u64,
     /// Some may have expired since.
     pub(crate) held: Vec<Handle>,
     pub(crate) base: Position,
@@ -44,16 +48,23 @@ impl Join {
         true
     }
 
-    pub(crate) fn arrived(&self) -> impl Iterator<Item = u32> {
-        self.arrived.iter().flat_map(|(word, bits)| {
-            (0..64)
-                .filter(move |bit| bits >> bit & 1 == 1)
-                .map(move |bit| word * 64 + bit)
-        })
+    /// Members that have arrived, as (index / 64, bits).
+    pub(crate) fn arrived(&self) -> Vec<(u32, u64)> {
+        let words = self.arrived.iter();
+        words.map(|(word, bits)| (*word, *bits)).collect()
+    }
+
+    /// As the journal tells it.
+    pub(crate) fn restore(&mut self, arrived: &[(u32, u64)]) {
+        for (word, bits) in arrived {
+            let had = self.arrived.entry(*word).or_default();
+            self.arrivals += (bits & !*had).count_ones();
+            *had |= bits;
+        }
     }
 
     pub(crate) fn journal_bytes(&self) -> u64 {
-        64 + u64::from(self.arrivals) * ARRIVAL_BYTES
+        64 + self.arrived.len() as u64 * ARRIVED_WORD_BYTES
     }
 }
 
@@ -72,12 +83,16 @@ impl Joins {
         self.by_id.get(id).copied()
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
     pub(crate) fn get(&self, slot: u32) -> Option<&Join> {
         self.joins.get(slot)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Join> {
-        self.joins.iter().map(|(_, join)| join)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Join)> {
+        self.joins.iter()
     }
 
     pub(crate) fn open(&mut self, id: JoinId, count: u32, policy: JoinPolicy) -> u32 {
@@ -89,6 +104,8 @@ impl Joins {
             policy,
             arrived: BTreeMap::new(),
             arrivals: 0,
+            is_over: false,
+            over_at: 0,
             held: self.early.remove(&id).unwrap_or_default(),
             base: Position(0),
         });
@@ -159,9 +176,8 @@ mod tests {
             assert!(join.arrive(index));
             assert!(!join.arrive(index));
         }
-        assert_eq!(join.arrived.len(), 3, "words of members");
-        assert_eq!(join.journal_bytes(), empty_bytes + 4 * ARRIVAL_BYTES);
-        assert!(join.arrived().eq([0, 64, last - 1, last]));
+        assert_eq!(join.journal_bytes(), empty_bytes + 3 * ARRIVED_WORD_BYTES);
+        assert_eq!(join.arrived(), [(0, 1), (1, 1), (last / 64, 3 << 62)]);
         assert!(!join.has_arrived(1) && join.has_arrived(last));
     }
 }

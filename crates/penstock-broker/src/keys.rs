@@ -7,7 +7,9 @@ use crate::Position;
 use crate::effects::Rests;
 use crate::index::{Index, hash};
 use crate::line::Line;
+use crate::messages::Handle;
 use crate::names::Name;
+use crate::records::RunHead;
 use crate::slab::Slab;
 
 #[derive(Debug)]
@@ -17,6 +19,7 @@ pub(crate) struct Stored {
     pub(crate) group: Name,
     /// On the steady clock.
     pub(crate) expires_at: Option<u64>,
+    pub(crate) run: Option<RunHead>,
     /// Tells it from a later one in the same slot.
     pub(crate) number: u64,
     pub(crate) base: Position,
@@ -49,7 +52,7 @@ pub(crate) struct Keys {
     values: Slab<Stored>,
     by_key: Index,
     results: u64,
-    claims: FxHashMap<Key, u64>,
+    claims: FxHashMap<Key, Handle>,
     groups: Vec<Group>,
     watchers: FxHashMap<Key, Vec<u32>>,
     stored: u64,
@@ -153,11 +156,11 @@ impl Keys {
         !std::mem::replace(&mut self.group(group).was_told, true)
     }
 
-    pub(crate) fn claim(&mut self, key: Key, message: u64) {
+    pub(crate) fn claim(&mut self, key: Key, message: Handle) {
         self.claims.insert(key, message);
     }
 
-    pub(crate) fn owner(&self, key: &Key) -> Option<u64> {
+    pub(crate) fn owner(&self, key: &Key) -> Option<Handle> {
         self.claims.get(key).copied()
     }
 

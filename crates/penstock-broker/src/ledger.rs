@@ -19,6 +19,7 @@ pub(crate) enum Entity {
     Join { slot: u32, number: u64 },
     Queue { index: u32 },
     Limits { index: u32 },
+    Mark { number: u64 },
 }
 
 #[derive(Debug, Default)]

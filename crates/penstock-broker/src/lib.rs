@@ -19,12 +19,16 @@
 //! At the start, [`Recovery`] takes the journal's records in order and becomes the [`Broker`].
 
 mod broker;
+mod chores;
 mod clock;
 mod commits;
 mod connections;
 mod consistency;
 mod dispatch;
 mod effects;
+mod endings;
+mod ends;
+mod failed;
 mod index;
 mod inspect;
 mod interface;
@@ -34,6 +38,7 @@ mod kinds;
 mod ledger;
 mod limits;
 mod line;
+mod marks;
 mod messages;
 mod names;
 mod near;

@@ -7,11 +7,10 @@
 use penstock_message::{Notice, Overflow, QueueLimits, Refusal, Space};
 
 use crate::Broker;
-use crate::records::Event;
+use crate::endings::Unrun;
+use crate::records::{Event, How};
 
-/// How many messages are dropped at once at most: a limit that was lowered is reached step by step,
-/// and no record grows without bound.
-const DROPPED_AT_ONCE: usize = 1024;
+const DISPLACED: &str = "its queue was full and newer jobs took its place";
 
 /// What the transaction at hand has brought for a queue with limits so far.
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +65,7 @@ impl Broker {
         queues: &[String],
         bytes: u64,
         is_delayed: bool,
+        arrivals: &mut Vec<Arrivals>,
     ) -> Result<(), Refusal> {
         for name in queues {
             let found = self.state.names.find(name);
@@ -79,21 +79,24 @@ impl Broker {
             }
             // Where the oldest make room, only what is delayed can be in the way.
             let (mut length, mut waiting_bytes) = match limits.overflow {
-                Overflow::Reject => (queue.ready + queue.delayed, queue.waiting_bytes()),
+                Overflow::Reject => (
+                    queue.ready + queue.delayed - queue.ending,
+                    queue.waiting_bytes(),
+                ),
                 Overflow::DropOldest => (queue.delayed, queue.delayed_bytes),
             };
             length += 1;
             waiting_bytes += bytes;
             if limits.overflow == Overflow::Reject || is_delayed {
                 let of_queue = |brought: &&mut Arrivals| brought.queue == index;
-                match self.arrivals.iter_mut().find(of_queue) {
+                match arrivals.iter_mut().find(of_queue) {
                     Some(brought) => {
                         length += brought.length;
                         waiting_bytes += brought.bytes;
                         brought.length += 1;
                         brought.bytes += bytes;
                     }
-                    None => self.arrivals.push(Arrivals {
+                    None => arrivals.push(Arrivals {
                         queue: index,
                         length: 1,
                         bytes,
@@ -113,29 +116,31 @@ impl Broker {
         Ok(())
     }
 
-    /// After a message has come to the queue: the oldest go if it is too full, when its limits say so.
+    /// After a message has come to the queue: the oldest go if it is too full, when its limits say so. What
+    /// does not fit into the record at hand goes in a later step.
     pub(crate) fn make_room(&mut self, queue: u32) {
-        for _ in 0..DROPPED_AT_ONCE {
-            let found = &self.state.queues[queue];
-            let length = found.ready + found.delayed;
-            let keeps = found.limits.overflow == Overflow::Reject
-                || found.limits.allow(length, found.waiting_bytes());
-            if keeps {
-                return;
+        while self.is_overfull(queue) {
+            if self.step_size() == 0 {
+                return self.chores.make_room(queue);
             }
-            let Some(slot) = self
-                .state
-                .queues
-                .oldest_of_lowest(queue, &self.state.messages)
-            else {
+            let messages = &self.state.messages;
+            let Some(slot) = self.state.queues.oldest_of_lowest(queue, messages) else {
                 return;
             };
             // Whoever waits for its result is told; it must not come back after that.
             self.must_be_safe();
-            self.state.queues[queue].dropped += 1;
-            self.counts.dropped += 1;
-            self.cancel(slot, "its queue was full and newer jobs took its place");
+            let reason = self.state.names.intern(DISPLACED);
+            let how = How::Displaced;
+            self.added += 1;
+            self.added += self.end_unrun(vec![slot], Unrun { how, reason });
         }
+    }
+
+    fn is_overfull(&self, queue: u32) -> bool {
+        let queue = &self.state.queues[queue];
+        let length = queue.ready + queue.delayed - queue.ending;
+        queue.limits.overflow == Overflow::DropOldest
+            && !queue.limits.allow(length, queue.waiting_bytes())
     }
 
     pub(crate) fn limit(&mut self, queue: &str, limits: QueueLimits) {

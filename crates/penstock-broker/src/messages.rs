@@ -6,6 +6,7 @@
 //!
 //! ```text
 //!     entries   id 16, number 6, base 6, enqueued 6, flags 2, kind 4, where the body stands 8
+//!               (of an ended one: when and how it ended, in place of the last two times)
 //!     hot       body, rests, lease or join, copies, notes, claim: about 150 bytes
 //!     kinds     queue, task, priority, attempt, ...: one for all messages that are alike
 //!     dues      when a delayed message is due: 8 bytes; expiries likewise
@@ -13,14 +14,15 @@
 
 use bytes::Bytes;
 use penstock_faults::planted;
-use penstock_message::{JoinId, Key, Lease, MessageId, WallMs};
+use penstock_message::{Extras, JoinId, Key, Lease, Member, MessageId, WallMs};
 
 use crate::Position;
 use crate::clock::{Clock, When};
 use crate::effects::Rests;
 use crate::index::{Hash, Index, hash};
 use crate::kinds::{Kind, KindId, Kinds};
-use crate::records::{Grant, MessageHead};
+use crate::names::Name;
+use crate::records::{Grant, How, MessageHead};
 use crate::slab::Slab;
 
 /// A message, by its slot and its number. The slot may be used again; the number never is, and it
@@ -97,12 +99,14 @@ impl BodyAt {
 }
 
 mod flag {
-    /// The two lowest bits: the state.
-    pub(super) const STATE: u16 = 3;
+    /// Three bits: the state.
+    pub(super) const STATE: u16 = 3 | 256;
     pub(super) const READY: u16 = 0;
     pub(super) const DELAYED: u16 = 1;
     pub(super) const HELD: u16 = 2;
     pub(super) const LEASED: u16 = 3;
+    pub(super) const FAILED: u16 = 256;
+    pub(super) const ENDED: u16 = 257;
     pub(super) const HOT: u16 = 4;
     pub(super) const EXPIRES: u16 = 8;
     pub(super) const REDELIVERED: u16 = 16;
@@ -156,6 +160,15 @@ impl Entry {
         self.flags & flag::HOT != 0
     }
 
+    pub(crate) fn is_failed(&self) -> bool {
+        self.flags & flag::STATE == flag::FAILED
+    }
+
+    /// Only its value is left of it.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.flags & flag::STATE == flag::ENDED
+    }
+
     fn expires(&self) -> bool {
         self.flags & flag::EXPIRES != 0
     }
@@ -201,6 +214,30 @@ enum WaitsFor {
 struct Extra {
     notes: Vec<Bytes>,
     claim: Option<Key>,
+    extras: Option<Box<Extras>>,
+    failure: Option<Box<Failure>>,
+}
+
+/// Why and when a message failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    pub(crate) class: Name,
+    pub(crate) message: Box<str>,
+    pub(crate) fingerprint: u64,
+    pub(crate) preview: Box<[u8]>,
+    /// On the steady clock.
+    pub(crate) at: u64,
+    /// Its queue is not known: it failed under a broker of format 1.
+    pub(crate) is_displaced: bool,
+}
+
+/// How a message ended of which only the value is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) how: How,
+    pub(crate) reason: Name,
+    /// On the steady clock.
+    pub(crate) at: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -209,6 +246,8 @@ pub(crate) enum State {
     Delayed(When),
     Held(JoinId),
     Leased(LeaseState),
+    Failed,
+    Ended,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -228,9 +267,6 @@ pub(crate) struct LeaseState {
 /// What is left of a message that was removed.
 #[derive(Debug)]
 pub(crate) struct Removed {
-    pub(crate) id: MessageId,
-    pub(crate) number: u64,
-    pub(crate) claim: Option<Key>,
     pub(crate) journal_bytes: u64,
     /// It was the last of its copies.
     pub(crate) is_last: bool,
@@ -244,6 +280,8 @@ pub(crate) struct Messages {
     dues: Times,
     expiries: Times,
     by_id: Index,
+    /// Those that have ended, one for each id.
+    ended: Index,
     /// Messages are entered in `by_id` all at once later.
     puts_off_ids: bool,
     /// What the bodies in memory take, with what is kept for having them there.
@@ -253,6 +291,23 @@ pub(crate) struct Messages {
 /// What a body in memory takes besides its bytes: the allocator's share, and its message's place among
 /// the hot ones.
 const RESIDENT_BYTES: u64 = 192;
+
+/// What the value of a message that has ended takes in the journal, once that was carried forward.
+const ENDED_BYTES: u64 = 24;
+
+impl Extra {
+    /// What it takes in the journal, roughly.
+    fn journal_bytes(&self) -> u64 {
+        let notes: usize = self.notes.iter().map(|note| note.len() + 8).sum();
+        let extras = self.extras.as_ref().map_or(0, |extras| {
+            48 + extras.headers_bytes() + extras.key.as_ref().map_or(0, Bytes::len)
+        });
+        let failure = self.failure.as_ref().map_or(0, |failure| {
+            24 + failure.message.len() + failure.preview.len()
+        });
+        (notes + extras + failure) as u64
+    }
+}
 
 fn resident_bytes(body: &Option<Bytes>) -> u64 {
     body.as_ref()
@@ -280,6 +335,8 @@ impl Messages {
             max_deliveries: head.max_deliveries,
             crashes: head.crashes,
             attempt: head.attempt,
+            generation: head.generation,
+            attempts_before: head.attempts_before,
             result_ttl_ms: head.result_ttl_ms,
         });
         let slot = self.entries.insert(Entry {
@@ -363,6 +420,77 @@ impl Messages {
         }
     }
 
+    /// Leaves of a message, which is the only copy, no more than its value.
+    pub(crate) fn end(&mut self, slot: u32, ended: Ended) {
+        self.set_due(slot, None);
+        self.set_expiry(slot, None);
+        self.leave_id(slot);
+        let entry = &mut self.entries[slot];
+        if entry.is_hot() {
+            let hot = self.hot.remove(entry.place as u32);
+            self.resident_bytes -= resident_bytes(&hot.body);
+        }
+        entry.flags = flag::ENDED;
+        self.set_ended(slot, ended);
+    }
+
+    /// The value of a message that had ended before its journal was carried forward.
+    pub(crate) fn insert_ended(
+        &mut self,
+        id: MessageId,
+        number: u64,
+        kind: &Kind,
+        base: Position,
+        ended: Ended,
+    ) -> u32 {
+        let kind = self.kinds.take(kind);
+        let slot = self.entries.insert(Entry {
+            id,
+            number: U48::new(number),
+            base: U48::new(base.0),
+            enqueued_at: U48::new(0),
+            flags: flag::ENDED,
+            kind,
+            place: 0,
+        });
+        self.set_ended(slot, ended);
+        slot
+    }
+
+    fn set_ended(&mut self, slot: u32, ended: Ended) {
+        let entry = &mut self.entries[slot];
+        entry.enqueued_at = U48::new(ended.at.min(U48::MAX));
+        entry.place = (ended.reason.index() as u64) << 8 | ended.how as u64;
+        let Self { entries, ended, .. } = self;
+        ended.insert(hash(entries[slot].id), slot);
+    }
+
+    pub(crate) fn ended(&self, slot: u32) -> Ended {
+        let entry = &self.entries[slot];
+        debug_assert!(entry.is_ended());
+        Ended {
+            how: How::ALL[(entry.place & 0xff) as usize],
+            reason: Name::at((entry.place >> 8) as usize),
+            at: entry.enqueued_at(),
+        }
+    }
+
+    /// The message with this id that has ended, if its value is still there.
+    pub(crate) fn find_ended(&self, id: &MessageId) -> Option<u32> {
+        self.ended
+            .find(hash(*id), |slot| self.entries[slot].id == *id)
+    }
+
+    /// Forgets the value of a message that has ended; returns what it took in the journal.
+    pub(crate) fn remove_ended(&mut self, slot: u32) -> u64 {
+        let journal_bytes = self.journal_bytes(slot);
+        let id = self.entries[slot].id;
+        self.ended.remove(hash(id), |other| other == slot);
+        let entry = self.entries.remove(slot);
+        self.kinds.give(entry.kind);
+        journal_bytes
+    }
+
     /// Removes one copy.
     pub(crate) fn remove(&mut self, slot: u32) -> Removed {
         let journal_bytes = self.journal_bytes(slot);
@@ -371,16 +499,11 @@ impl Messages {
         let is_last = self.leave_id(slot);
         let entry = self.entries.remove(slot);
         self.kinds.give(entry.kind);
-        let mut claim = None;
         if entry.is_hot() {
             let hot = self.hot.remove(entry.place as u32);
             self.resident_bytes -= resident_bytes(&hot.body);
-            claim = hot.extra.and_then(|extra| extra.claim);
         }
         Removed {
-            id: entry.id,
-            number: entry.number(),
-            claim,
             journal_bytes,
             is_last,
         }
@@ -452,7 +575,7 @@ impl Messages {
     pub(crate) fn get(&self, handle: Handle) -> Option<&Entry> {
         self.entries
             .get(handle.slot)
-            .filter(|entry| entry.number() == handle.number)
+            .filter(|entry| entry.number() == handle.number && !entry.is_ended())
     }
 
     pub(crate) fn by_slot(&self, slot: u32) -> Option<&Entry> {
@@ -464,6 +587,11 @@ impl Messages {
             number: self.entries[slot].number(),
             slot,
         }
+    }
+
+    /// No slot is as high as this.
+    pub(crate) fn end_of_slots(&self) -> u32 {
+        self.entries.end()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -493,6 +621,8 @@ impl Messages {
         let entry = &self.entries[slot];
         match entry.flags & flag::STATE {
             flag::READY => State::Ready,
+            flag::FAILED => State::Failed,
+            flag::ENDED => State::Ended,
             flag::DELAYED => {
                 let due = self.dues.get(slot);
                 State::Delayed(due.expect("a delayed message has a time"))
@@ -563,6 +693,18 @@ impl Messages {
         self.hot(slot)?.extra.as_ref()?.claim.as_ref()
     }
 
+    pub(crate) fn extras(&self, slot: u32) -> Option<&Extras> {
+        self.hot(slot)?.extra.as_ref()?.extras.as_deref()
+    }
+
+    pub(crate) fn member(&self, slot: u32) -> Option<Member> {
+        self.extras(slot)?.member
+    }
+
+    pub(crate) fn failure(&self, slot: u32) -> Option<&Failure> {
+        self.hot(slot)?.extra.as_ref()?.failure.as_deref()
+    }
+
     /// The body, if it is in memory.
     pub(crate) fn body(&self, slot: u32) -> Option<&Bytes> {
         self.hot(slot)?.body.as_ref()
@@ -581,8 +723,12 @@ impl Messages {
 
     /// What it takes in the journal, roughly.
     pub(crate) fn journal_bytes(&self, slot: u32) -> u64 {
-        let notes: usize = self.notes(slot).iter().map(|note| note.len() + 8).sum();
-        (64 + self.body_at(slot).length() + notes) as u64
+        if self.entries[slot].is_ended() {
+            return ENDED_BYTES;
+        }
+        let extra = self.hot(slot).and_then(|hot| hot.extra.as_ref());
+        let extra = extra.map_or(0, |extra| extra.journal_bytes());
+        (64 + self.body_at(slot).length()) as u64 + extra
     }
 
     pub(crate) fn resident_bytes(&self) -> u64 {
@@ -602,6 +748,8 @@ impl Messages {
             State::Delayed(when) => (flag::DELAYED, WaitsFor::Nothing, Some(when)),
             State::Held(join) => (flag::HELD, WaitsFor::Join(join), None),
             State::Leased(lease) => (flag::LEASED, WaitsFor::Worker(lease), None),
+            State::Failed => (flag::FAILED, WaitsFor::Nothing, None),
+            State::Ended => unreachable!("`end` is the way there"),
         };
         self.set_due(slot, due);
         let entry = &mut self.entries[slot];
@@ -642,6 +790,14 @@ impl Messages {
         }
     }
 
+    /// Its value stands in another record from now on.
+    pub(crate) fn set_base_of_ended(&mut self, slot: u32, base: Position) {
+        assert!(base.0 <= U48::MAX, "more records than 48 bits can count");
+        let entry = &mut self.entries[slot];
+        debug_assert!(entry.is_ended());
+        entry.base = U48::new(base.0);
+    }
+
     pub(crate) fn set_kind(&mut self, slot: u32, change: impl FnOnce(&mut Kind)) {
         let mut kind = *self.kind(slot);
         change(&mut kind);
@@ -668,7 +824,8 @@ impl Messages {
     pub(crate) fn may_have_run(&mut self) {
         let Self { entries, kinds, .. } = self;
         for entry in entries.iter_mut() {
-            if kinds[entry.kind].max_deliveries > 1 && !entry.is_leased() {
+            let may_run = !entry.is_leased() && !entry.is_failed() && !entry.is_ended();
+            if kinds[entry.kind].max_deliveries > 1 && may_run {
                 // A lease does not say which of several copies it was of, and the others may be gone.
                 entry.set(flag::RECOVERED, !entry.has_copies());
                 entry.set(flag::REDELIVERED, !planted!("forget-unseen-run"));
@@ -687,6 +844,14 @@ impl Messages {
     pub(crate) fn set_claim(&mut self, slot: u32, key: Key) {
         self.extra(slot).claim = Some(key);
         self.enter_if_put_off(slot);
+    }
+
+    pub(crate) fn set_extras(&mut self, slot: u32, extras: Box<Extras>) {
+        self.extra(slot).extras = Some(extras);
+    }
+
+    pub(crate) fn set_failure(&mut self, slot: u32, failure: Option<Failure>) {
+        self.extra(slot).failure = failure.map(Box::new);
     }
 
     pub(crate) fn notes_mut(&mut self, slot: u32) -> &mut Vec<Bytes> {
@@ -774,6 +939,10 @@ impl Messages {
         let mut kinds = rustc_hash::FxHashMap::default();
         let (mut resident_bytes, mut hot, mut dues, mut expiries) = (0, 0, 0, 0);
         for (slot, entry) in self.entries.iter() {
+            if entry.is_ended() {
+                let found = self.find_ended(&entry.id);
+                assert_eq!(found, Some(slot), "the value of {:?}", entry.id);
+            }
             *kinds.entry(*self.kind_of(entry)).or_default() += 1;
             dues += usize::from(entry.is_delayed());
             expiries += usize::from(entry.expires());

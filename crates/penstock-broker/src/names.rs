@@ -10,6 +10,11 @@ impl Name {
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
+
+    /// The name that [`Name::index`] was of.
+    pub(crate) fn at(index: usize) -> Self {
+        Self(index as u32)
+    }
 }
 
 #[derive(Debug, Default)]

@@ -13,8 +13,12 @@ pub struct BrokerOptions {
     pub unserved_ms: u64,
     /// How many bytes of unfinished large transactions may be staged in all. Default 512 MiB.
     pub staged_parts_cap_bytes: usize,
-    /// For how long the broker keeps messages that it dead-letters itself. Default 30 days.
-    pub dead_letters_kept_ms: u64,
+    /// For how long failed jobs are kept. Default 30 days.
+    pub failed_kept_ms: u64,
+    /// How many failed jobs are kept at most; the oldest go first. Default 1,000,000.
+    pub failed_kept: u64,
+    /// How many bytes of the journal they may take. Default 1 GiB.
+    pub failed_kept_bytes: u64,
     /// How many bytes of the bodies of waiting messages are kept in memory, more or less; the others are
     /// read back from the journal when they are handed out. What is handed out first came first, so with
     /// this much a worker that starts on a long backlog need not wait for the disk. `None`: all are kept,
@@ -31,7 +35,9 @@ impl Default for BrokerOptions {
             default_heartbeat_ms: 15_000,
             unserved_ms: 30_000,
             staged_parts_cap_bytes: 512 << 20,
-            dead_letters_kept_ms: 30 * 24 * 60 * 60 * 1000,
+            failed_kept_ms: 30 * 24 * 60 * 60 * 1000,
+            failed_kept: 1_000_000,
+            failed_kept_bytes: 1 << 30,
             resident_bodies_bytes: Some(64 << 20),
         }
     }

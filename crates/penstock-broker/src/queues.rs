@@ -73,6 +73,12 @@ pub(crate) struct Queue {
     /// Since the start: transactions refused because it was full, and messages dropped to make room.
     pub(crate) refused: u64,
     pub(crate) dropped: u64,
+    /// Messages with lower numbers that come to wait here were purged.
+    pub(crate) purge_before: u64,
+    /// How many of those that wait were purged.
+    pub(crate) ending: u64,
+    /// Failed jobs that came from here.
+    pub(crate) failed: u64,
 }
 
 /// Whether somebody takes from a queue.
@@ -163,7 +169,7 @@ impl Queues {
         match messages.state(slot) {
             State::Ready => queue.ready_bytes -= lost,
             State::Delayed(_) => queue.delayed_bytes -= lost,
-            State::Held(_) | State::Leased(_) => {}
+            State::Held(_) | State::Leased(_) | State::Failed | State::Ended => {}
         }
     }
 
@@ -231,6 +237,46 @@ impl Queues {
         oldest.map(|handle| handle.slot)
     }
 
+    /// The number of the message that `pop_ready` would take, or one near it.
+    pub(crate) fn next_number(&mut self, queue: u32, messages: &Messages) -> Option<u64> {
+        let queue = &mut self.all[queue as usize];
+        let priority = queue.ready_levels.checked_ilog2()? as usize;
+        let level = &mut queue.levels[priority];
+        let (_, index) = *level.active.first()?;
+        let next = level.flows[index as usize].next(messages);
+        next.map(|handle| handle.number)
+    }
+
+    /// What the message was charged when it was popped goes back to its flow.
+    pub(crate) fn refund(&mut self, messages: &Messages, slot: u32, estimate_us: u32) {
+        let kind = messages.kind(slot);
+        let level = &mut self.all[kind.queue as usize].levels[usize::from(kind.priority)];
+        level.correct(kind.task, -i64::from(estimate_us));
+    }
+
+    /// Up to so many ready messages with lower numbers than this, in no order that matters.
+    pub(crate) fn ready_before(
+        &mut self,
+        queue: u32,
+        before: u64,
+        most: usize,
+        messages: &Messages,
+    ) -> Vec<u32> {
+        let mut found = Vec::new();
+        for level in &mut self.all[queue as usize].levels {
+            for flow in &mut level.flows {
+                if found.len() >= most {
+                    return found;
+                }
+                // `next` also forgets what is stale, so a later call finds its way at once.
+                if flow.next(messages).is_some_and(|next| next.number < before) {
+                    flow.list_before(before, most, messages, &mut found);
+                }
+            }
+        }
+        found
+    }
+
     /// The message that has waited longest among those that are ready.
     pub(crate) fn oldest_ready<'a>(&self, queue: u32, messages: &'a Messages) -> Option<&'a Entry> {
         let flows = self.all[queue as usize]
@@ -276,6 +322,9 @@ impl Queue {
             limits_base: Position(0),
             refused: 0,
             dropped: 0,
+            purge_before: 0,
+            ending: 0,
+            failed: 0,
         }
     }
 
@@ -461,6 +510,29 @@ impl Flow {
         }
         let returned = self.returned.first().copied();
         next.into_iter().chain(returned).min()
+    }
+
+    /// Adds ready messages with lower numbers than this, until there are so many.
+    fn list_before(&self, before: u64, most: usize, messages: &Messages, found: &mut Vec<u32>) {
+        for place in self.run.iter() {
+            let Some(entry) = place.find(messages) else {
+                continue;
+            };
+            if entry.number() >= before || found.len() >= most {
+                break;
+            }
+            if entry.is_ready() {
+                found.push(place.slot);
+            }
+        }
+        for handle in &self.returned {
+            if handle.number >= before || found.len() >= most {
+                break;
+            }
+            if is_ready(messages, *handle) {
+                found.push(handle.slot);
+            }
+        }
     }
 
     fn first_ready<'a>(&self, messages: &'a Messages) -> Option<&'a Entry> {

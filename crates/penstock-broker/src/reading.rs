@@ -2,8 +2,8 @@
 //!
 //! A message that is handed out waits in its connection until its body is there; one that is carried
 //! forward waits here. What is wanted is asked for in the order in which it stands in the journal, and
-//! neighbours at once. A body that can't be read is *quarantined*: its message goes to the dead letters,
-//! everybody is told, and all else goes on.
+//! neighbours at once. A message whose body can't be read has failed; everybody is told, and all others
+//! go on.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -11,8 +11,10 @@ use std::ops::Range;
 use bytes::Bytes;
 use penstock_message::{Durability, Notice};
 
+use crate::endings::UNREADABLE;
 use crate::messages::Handle;
 use crate::near::{self, Near};
+use crate::records::Event;
 use crate::state::State;
 use crate::{Broker, ConnId, Now, Position};
 
@@ -78,6 +80,8 @@ pub(crate) struct Reading {
     pub(crate) carrying: BTreeMap<u32, Position>,
     /// ... and those whose bodies are there.
     pub(crate) carried: Vec<(u32, Bytes)>,
+    /// Values of ended messages that are written with the record at hand.
+    pub(crate) ends: Vec<u32>,
     pub(crate) near: Near,
     /// Messages that were quarantined in the life of this process.
     pub(crate) unreadable: u64,
@@ -281,7 +285,7 @@ impl Broker {
         }
     }
 
-    /// A message whose body is lost ends among the dead letters, with the reason in place of the body.
+    /// A message whose body is lost has failed, with the reason in place of the body.
     fn quarantine(&mut self, slot: u32, reason: &str) {
         let State {
             messages, queues, ..
@@ -290,7 +294,11 @@ impl Broker {
         let from = queues[messages.queue(slot)].name;
         let from = self.state.names.text(from).to_owned();
         let text = format!("its body can't be read back from the journal: {reason}");
-        self.set_aside(slot, false, &Bytes::from(text.clone()));
+        match self.state.messages[slot].is_failed() {
+            // It has had its value, and only its arguments are gone.
+            true => self.note(slot, &text),
+            false => self.fail_by_itself(slot, false, UNREADABLE, &Bytes::from(text.clone())),
+        }
         // Its full state again, without a body, so that nobody looks for that any more.
         self.carry_message(slot, &[]);
         self.reading.unreadable += 1;
@@ -299,6 +307,13 @@ impl Broker {
             queue: from,
             reason: text,
         });
+    }
+
+    fn note(&mut self, slot: u32, text: &str) {
+        let number = self.state.messages[slot].number();
+        let note = text.as_bytes();
+        self.record(&Event::Noted { number, note });
+        self.state.add_note(slot, Bytes::copy_from_slice(note));
     }
 
     /// Asks for the bodies of the deliveries that this connection is about to be sent.

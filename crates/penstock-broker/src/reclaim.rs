@@ -4,8 +4,8 @@ use penstock_faults::planted;
 use penstock_message::Durability;
 
 use crate::ledger::Entity;
-use crate::messages::State as MessagePlace;
-use crate::records::{Event, Place};
+use crate::messages::{BodyAt, State as MessagePlace};
+use crate::records::{Event, KeptEnd, KeptEnds, Place};
 use crate::{Broker, Position};
 
 /// How far `carry_forward` has come.
@@ -54,17 +54,21 @@ impl Broker {
                 continue;
             }
             match entity {
+                Entity::Message { slot } if self.state.messages[slot].is_ended() => {
+                    self.carry_value(slot);
+                }
                 Entity::Message { slot } if self.must_be_read(slot) => {
                     read_bytes += self.state.messages.body_at(slot).length();
                     self.reading.carry(slot, base);
                 }
                 _ => self.carry(entity, before),
             }
-            if self.writer.len() + read_bytes >= max_bytes {
+            if self.writer.len() + read_bytes + self.reading.ends.len() * 24 >= max_bytes {
                 has_more = true;
                 break;
             }
         }
+        self.write_carried_values();
         self.seal(Durability::Disk);
         match (self.reading.carrying.is_empty(), has_more) {
             (true, false) => Carried::All,
@@ -96,6 +100,7 @@ impl Broker {
                     body: &stored.value.body,
                     group: stored.group,
                     expires_at: stored.expires_at,
+                    run: stored.run,
                 };
                 if !planted!("carry-no-value") {
                     self.writer.push(&self.state.names, &event);
@@ -110,6 +115,15 @@ impl Broker {
                 self.record(&Event::Paused { queue, paused });
                 self.state.queues[index].base = position;
             }
+            Entity::Mark { number } => {
+                if let Some((mark, base)) = self.state.marks.get_mut(&number)
+                    && !planted!("carry-no-mark")
+                {
+                    *base = position;
+                    let mark = *mark;
+                    self.record(&Event::Marked { mark });
+                }
+            }
             Entity::Limits { index } => {
                 let queue = &mut self.state.queues[index];
                 queue.limits_base = position;
@@ -118,6 +132,47 @@ impl Broker {
             }
         }
         self.state.ledger.add(position, entity);
+    }
+
+    /// The value of a message that the broker has ended is written with others that are alike.
+    fn carry_value(&mut self, slot: u32) {
+        let position = self.state.position;
+        let messages = &mut self.state.messages;
+        messages.set_base_of_ended(slot, position);
+        self.state.ledger.add(position, Entity::Message { slot });
+        if !planted!("carry-no-value") {
+            self.reading.ends.push(slot);
+        }
+    }
+
+    fn write_carried_values(&mut self) {
+        let slots = std::mem::take(&mut self.reading.ends);
+        let messages = &self.state.messages;
+        let is_alike = |one: &u32, other: &u32| {
+            let (ended, next) = (messages.ended(*one), messages.ended(*other));
+            (ended.how, ended.reason) == (next.how, next.reason)
+                && messages.kind(*one) == messages.kind(*other)
+        };
+        for slots in slots.chunk_by(is_alike) {
+            let (kind, ended) = (messages.kind(slots[0]), messages.ended(slots[0]));
+            let ends = slots.iter().map(|slot| KeptEnd {
+                number: messages[*slot].number(),
+                id: messages[*slot].id,
+                at: messages.ended(*slot).at,
+            });
+            let ends = KeptEnds {
+                how: ended.how,
+                reason: ended.reason,
+                queue: self.state.queues[kind.queue].name,
+                task: kind.task,
+                attempt: kind.attempt,
+                generation: kind.generation,
+                result_ttl_ms: kind.result_ttl_ms.unwrap_or(0),
+                ends: ends.collect(),
+            };
+            let event = Event::KeptEnds { ends };
+            self.writer.push(&self.state.names, &event);
+        }
     }
 
     /// Writes what a message refers to.
@@ -146,14 +201,24 @@ impl Broker {
         if planted!("carry-no-delay") && matches!(head.place, Place::Delayed(_)) {
             head.place = Place::Ready;
         }
-        let body_at = self.record_message(&head, body);
+        let extras = self.state.messages.extras(slot).cloned();
+        let event = Event::Message {
+            head,
+            extras: extras.map(std::borrow::Cow::Owned),
+            failure: self.state.failing(slot),
+            body,
+        };
+        self.writer.push(&self.state.names, &event);
+        let body_at = BodyAt::new(self.writer.len() - body.len(), body.len());
         let messages = &self.state.messages;
         let (writer, names, number) = (&mut self.writer, &self.state.names, head.number);
         for note in messages.notes(slot) {
             writer.push(names, &Event::Noted { number, note });
         }
         if let Some(key) = messages.claim(slot).cloned()
-            && self.state.keys.owner(&key) == Some(number)
+            // A failed job owns no key, and takes its own again when it is retried.
+            && (messages[slot].is_failed()
+                || self.state.keys.owner(&key) == Some(messages.handle(slot)))
             && !planted!("carry-no-claim")
         {
             writer.push(names, &Event::Claimed { number, key });
@@ -164,6 +229,7 @@ impl Broker {
             .queues
             .body_was_lost(&self.state.messages, slot, was_bytes);
         self.state.live_bytes += self.state.messages.journal_bytes(slot);
+        self.state.recount_failed(slot);
         self.state.ledger.add(position, Entity::Message { slot });
     }
 
@@ -226,15 +292,18 @@ impl Broker {
             (&mut self.writer, &self.state.names, join.id, join.number);
         writer.push(
             names,
-            &Event::JoinOpened {
+            &Event::JoinState {
                 join: id,
                 count: join.count,
                 policy: join.policy,
+                over_at: join.is_over.then_some(join.over_at),
+                arrived: match planted!("carry-no-arrivals") {
+                    true => Vec::new(),
+                    false => join.arrived(),
+                }
+                .into(),
             },
         );
-        for index in join.arrived().filter(|_| !planted!("carry-no-arrivals")) {
-            writer.push(names, &Event::Joined { join: id, index });
-        }
         self.state
             .ledger
             .add(position, Entity::Join { slot, number });

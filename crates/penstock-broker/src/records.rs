@@ -3,7 +3,7 @@
 //! A record is a header and then events until its end:
 //!
 //! ```text
-//!     version   1 byte    1
+//!     version   1 byte    2; records of version 1 are read as well
 //!     epoch     varint    of the broker that wrote it
 //!     time      varint    by its wall clock, in milliseconds
 //!     events              tag (1 byte), then fields
@@ -17,9 +17,11 @@
 //! Messages are referred to by number, sessions by theirs. A reference to something that is not known is
 //! not damage: the segment that held it was reclaimed, because the thing ended or was carried forward.
 
+use std::borrow::Cow;
+
 use penstock_message::{
-    Durability, JoinId, JoinPolicy, Key, MessageId, QueueLimits, Receipt, SessionId, ValueStatus,
-    WallMs,
+    Durability, Extras, JoinId, JoinPolicy, Key, MessageId, QueueLimits, Receipt, SessionId,
+    ValueStatus, WallMs,
 };
 
 use crate::Position;
@@ -34,7 +36,12 @@ mod write;
 pub(crate) use read::RecordReader;
 pub(crate) use write::RecordWriter;
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// In its records failed jobs were messages of a queue called `dead`, and joins heard of their members
+/// from clients alone.
+pub(crate) const FIRST_VERSION: u8 = 1;
+/// How many endings one event tells of at most.
+pub(crate) const ENDED_AT_ONCE: usize = 1024;
 
 /// What the journal keeps, in the order of positions.
 #[derive(Debug)]
@@ -99,6 +106,9 @@ pub(crate) enum Event<'a> {
     /// The full state of a message: a new one, or one that is carried forward.
     Message {
         head: MessageHead,
+        extras: Option<Cow<'a, Extras>>,
+        /// For a failed job, its failure.
+        failure: Option<Failing<'a>>,
         body: &'a [u8],
     },
     /// The same message in one more queue.
@@ -141,6 +151,7 @@ pub(crate) enum Event<'a> {
         body: &'a [u8],
         group: Name,
         expires_at: Option<u64>,
+        run: Option<RunHead>,
     },
     Removed {
         key: Key,
@@ -168,6 +179,63 @@ pub(crate) enum Event<'a> {
         join: JoinId,
         released: bool,
     },
+    /// The state of a join: a new one, or one that is carried forward.
+    JoinState {
+        join: JoinId,
+        count: u32,
+        policy: JoinPolicy,
+        /// When a member failed, so that what it holds is blocked; on the steady clock.
+        over_at: Option<u64>,
+        /// Members that have arrived, as (index / 64, bits).
+        arrived: Cow<'a, [(u32, u64)]>,
+    },
+    /// A member has failed: what the join holds is blocked from now on.
+    JoinOver {
+        join: JoinId,
+        /// On the steady clock.
+        at: u64,
+    },
+    /// The broker has ended these messages, which did not run.
+    EndedMany {
+        how: How,
+        reason: Name,
+        /// On the steady clock.
+        at: u64,
+        /// Whether their values are there for as long as results are kept.
+        kept: bool,
+        /// Ascending; at most [`ENDED_AT_ONCE`].
+        numbers: Cow<'a, [u64]>,
+    },
+    /// A message has failed for good, and is kept as that.
+    Failed {
+        number: u64,
+        failure: Failing<'a>,
+    },
+    /// Failed jobs up to this number are dropped.
+    FailedDropped {
+        through: u64,
+    },
+    /// A failed job is back in a queue, as its next generation.
+    Revived {
+        number: u64,
+        to: u64,
+        queue: Name,
+    },
+    /// An operation on many messages has begun.
+    Marked {
+        mark: Mark,
+    },
+    MarkOver {
+        mark: u64,
+    },
+    /// Values of messages that the broker has ended, carried forward.
+    KeptEnds {
+        ends: KeptEnds<'a>,
+    },
+    /// Such values are dropped before their time.
+    KeptDropped {
+        numbers: Cow<'a, [u64]>,
+    },
     Paused {
         queue: Name,
         paused: bool,
@@ -192,10 +260,114 @@ pub(crate) struct MessageHead {
     /// It was published to other queues as well.
     pub(crate) has_copies: bool,
     pub(crate) attempt: u32,
+    pub(crate) generation: u32,
+    pub(crate) attempts_before: u32,
     pub(crate) enqueued_at: WallMs,
     pub(crate) expires_at: Option<When>,
     pub(crate) result_ttl_ms: Option<u64>,
     pub(crate) place: Place,
+}
+
+/// How a message ended that was not run to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub(crate) enum How {
+    Expired = 0,
+    Purged = 1,
+    /// Its queue was full, and newer messages took its place.
+    Displaced = 2,
+    Cancelled = 3,
+    /// The join that held it has failed.
+    Blocked = 4,
+}
+
+impl How {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Expired,
+        Self::Purged,
+        Self::Displaced,
+        Self::Cancelled,
+        Self::Blocked,
+    ];
+}
+
+/// Why and when a message failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Failing<'a> {
+    /// Its number from now on: failed jobs are in the order of these.
+    pub(crate) to: u64,
+    pub(crate) crashed: bool,
+    /// Its queue is not known: it failed under a broker of format 1.
+    pub(crate) is_displaced: bool,
+    pub(crate) class: Name,
+    pub(crate) message: &'a str,
+    pub(crate) fingerprint: u64,
+    pub(crate) preview: &'a [u8],
+    pub(crate) note: Option<&'a [u8]>,
+    /// On the steady clock.
+    pub(crate) at: u64,
+}
+
+/// The run that a result came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RunHead {
+    pub(crate) queue: Name,
+    pub(crate) attempt: u32,
+    pub(crate) generation: u32,
+    pub(crate) ended_at: WallMs,
+}
+
+/// An operation on many messages: it is decided at once, and done step by step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) number: u64,
+    pub(crate) what: MarkedFor,
+    /// Messages with lower numbers only.
+    pub(crate) before: u64,
+    pub(crate) queue: Option<Name>,
+    pub(crate) task: Option<Name>,
+    pub(crate) class: Option<Name>,
+    pub(crate) fingerprint: Option<u64>,
+    /// On the wall's clock.
+    pub(crate) failed_from: Option<u64>,
+    pub(crate) failed_before: Option<u64>,
+    /// Where failed jobs go that are retried.
+    pub(crate) target: Option<Name>,
+    pub(crate) reason: Name,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum MarkedFor {
+    Purge = 0,
+    Cancel = 1,
+    Retry = 2,
+    Drop = 3,
+}
+
+impl MarkedFor {
+    const ALL: [Self; 4] = [Self::Purge, Self::Cancel, Self::Retry, Self::Drop];
+}
+
+/// Values of messages that are alike but for what stands in the list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KeptEnds<'a> {
+    pub(crate) how: How,
+    pub(crate) reason: Name,
+    pub(crate) queue: Name,
+    pub(crate) task: Name,
+    pub(crate) attempt: u32,
+    pub(crate) generation: u32,
+    pub(crate) result_ttl_ms: u64,
+    pub(crate) ends: Cow<'a, [KeptEnd]>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeptEnd {
+    pub(crate) number: u64,
+    pub(crate) id: MessageId,
+    /// On the steady clock.
+    pub(crate) at: u64,
 }
 
 /// Where a message is.
@@ -224,6 +396,10 @@ pub(crate) struct Change<'a> {
     pub(crate) due: Option<When>,
     pub(crate) next_attempt: bool,
     pub(crate) crashed: bool,
+    /// Its lease ended without an outcome: it is redelivered if it was before.
+    pub(crate) redelivered: bool,
+    /// ... and also because that delivery had been sent.
+    pub(crate) was_sent: bool,
     pub(crate) note: Option<&'a [u8]>,
     pub(crate) expires_at: Option<When>,
 }
@@ -253,9 +429,56 @@ mod tag {
     pub(super) const PAUSED: u8 = 22;
     pub(super) const CLOCK_SET: u8 = 23;
     pub(super) const LIMITED: u8 = 24;
-    /// The highest there is.
+    // 25, 26, 28 to 30, 33 to 38, 41 and 42 are reserved: workflows opened and changed, joins grown and
+    // sealed, members settled, policies, gates, schedules, claims moved, breakers, suspects, cancels asked.
+    pub(super) const JOIN_STATE: u8 = 27;
+    pub(super) const JOIN_OVER: u8 = 31;
+    pub(super) const REVIVED: u8 = 32;
+    pub(super) const ENDED_MANY: u8 = 39;
+    pub(super) const FAILED: u8 = 40;
+    pub(super) const FAILED_DROPPED: u8 = 44;
+    pub(super) const MARKED: u8 = 45;
+    pub(super) const MARK_OVER: u8 = 46;
+    pub(super) const KEPT_ENDS: u8 = 47;
+    pub(super) const KEPT_DROPPED: u8 = 48;
+    /// All that are in use.
     #[cfg(test)]
-    pub(super) const LAST: u8 = LIMITED;
+    pub(super) const ALL: [u8; 34] = [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        11,
+        12,
+        13,
+        14,
+        15,
+        16,
+        17,
+        18,
+        19,
+        20,
+        21,
+        22,
+        23,
+        24,
+        JOIN_STATE,
+        JOIN_OVER,
+        REVIVED,
+        ENDED_MANY,
+        FAILED,
+        FAILED_DROPPED,
+        MARKED,
+        MARK_OVER,
+        KEPT_ENDS,
+        KEPT_DROPPED,
+    ];
 }
 
 /// Which optional fields of a `Message` follow.
@@ -271,6 +494,53 @@ mod has {
     pub(super) const HELD: u8 = 2;
     pub(super) const LEASED: u8 = 3;
     pub(super) const COPIES: u8 = 64;
+    /// Further flags follow: see `also`.
+    pub(super) const ALSO: u8 = 128;
+}
+
+/// Which rare fields of a `Message` follow, in this order, before its body.
+mod also {
+    pub(super) const MEMBER: u64 = 1;
+    pub(super) const INPUTS: u64 = 1 << 1;
+    pub(super) const WORKFLOW: u64 = 1 << 2;
+    pub(super) const KEY: u64 = 1 << 3;
+    pub(super) const HEADERS: u64 = 1 << 4;
+    pub(super) const GENERATION: u64 = 1 << 5;
+    pub(super) const RETRIES: u64 = 1 << 6;
+    pub(super) const TIMEOUT: u64 = 1 << 7;
+    pub(super) const SOFT_TIMEOUT: u64 = 1 << 8;
+    pub(super) const SUSPECTS: u64 = 1 << 9;
+    pub(super) const PARENT: u64 = 1 << 10;
+    pub(super) const FAILED: u64 = 1 << 11;
+    pub(super) const ARGS_HASH: u64 = 1 << 12;
+    pub(super) const ATTEMPTS_BEFORE: u64 = 1 << 13;
+    pub(super) const KNOWN: u64 = (1 << 14) - 1;
+}
+
+/// Which fields of a `Failed` follow, and its flags.
+mod failed {
+    pub(super) const CRASHED: u8 = 1;
+    pub(super) const DISPLACED: u8 = 2;
+    pub(super) const NOTE: u8 = 4;
+}
+
+/// Which fields of a `Marked` follow.
+mod marked {
+    pub(super) const QUEUE: u8 = 1;
+    pub(super) const TASK: u8 = 2;
+    pub(super) const CLASS: u8 = 4;
+    pub(super) const FINGERPRINT: u8 = 8;
+    pub(super) const FROM: u8 = 16;
+    pub(super) const BEFORE: u8 = 32;
+    pub(super) const TARGET: u8 = 64;
+    pub(super) const KNOWN: u8 = 127;
+}
+
+/// What stands beside the status of a `Stored`.
+mod stored {
+    pub(super) const EXPIRY: u8 = 128;
+    pub(super) const RUN: u8 = 64;
+    pub(super) const STATUS: u8 = 63;
 }
 
 /// Which fields of a `Moved` follow, and its flags.
@@ -280,6 +550,9 @@ mod moved {
     pub(super) const CRASHED: u8 = 4;
     pub(super) const NOTE: u8 = 8;
     pub(super) const EXPIRY: u8 = 16;
+    // 32 is reserved: its end counts as a failure for the join that it is a member of.
+    pub(super) const REDELIVERED: u8 = 64;
+    pub(super) const SENT: u8 = 128;
 }
 
 /// Which fields of a `Limited` follow, and its flag.
@@ -294,12 +567,16 @@ mod limited {
 pub enum RecordError {
     #[error("it ends within an event, at byte {at}")]
     Truncated { at: usize },
-    #[error("it has version {0}, and this program reads version {VERSION}: a newer one wrote it")]
+    #[error(
+        "it has version {0}, and this program reads versions up to {VERSION}: a newer one wrote it"
+    )]
     UnknownVersion(u8),
     #[error(
         "it has an event {tag} at byte {at}, which this program does not know: a newer one wrote it"
     )]
     UnknownEvent { tag: u8, at: usize },
+    #[error("it has a {what} at byte {at} that this program does not know: a newer one wrote it")]
+    UnknownField { what: &'static str, at: usize },
     #[error("no {what} can be read at byte {at}")]
     Malformed { what: &'static str, at: usize },
 }

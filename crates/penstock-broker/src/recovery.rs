@@ -1,13 +1,15 @@
 //! From the journal's records back to a broker.
 
 use bytes::Bytes;
-use penstock_message::Value;
+use penstock_message::{Failure, Value};
 
 use crate::clock::{Clocks, When};
-use crate::messages::BodyAt;
+use crate::connections::cut;
+use crate::endings::CRASHED;
+use crate::messages::{BodyAt, Ended, Entry};
 use crate::numbers::ByNumber;
-use crate::records::{Event, RecordError, RecordReader};
-use crate::state::State;
+use crate::records::{Event, FIRST_VERSION, Failing, RecordError, RecordReader};
+use crate::state::{Ending, State};
 use crate::timers::Timer;
 use crate::{Broker, BrokerOptions, Now, Position};
 
@@ -30,7 +32,14 @@ pub struct Recovery {
     ahead_ms: i64,
     /// As (epoch, number).
     last_grant: (u32, u64),
+    /// No record of a later format than the first has been read yet.
+    is_first_format: bool,
 }
+
+/// The queue in which a broker of format 1 kept failed jobs.
+const FIRST_FORMAT_FAILED: &str = "dead";
+/// ... and for how long.
+const FIRST_FORMAT_FAILED_MS: u64 = 30 * 24 * 60 * 60 * 1000;
 
 /// A record that this program can't read. The journal's checksums hold, so it was written so: by a
 /// newer program, or by one with a fault. Nothing is served from such a journal.
@@ -50,6 +59,7 @@ impl Recovery {
         // What is read back when it is handed out need not be kept now.
         let mut state = State::new();
         state.resident_limit = options.resident_bodies_bytes.map(|_| 0);
+        state.failed_kept_ms = options.failed_kept_ms;
         state.messages.put_off_ids();
         Self {
             options,
@@ -59,6 +69,7 @@ impl Recovery {
             epoch: 0,
             ahead_ms: 0,
             last_grant: (0, 0),
+            is_first_format: true,
         }
     }
 
@@ -75,6 +86,9 @@ impl Recovery {
         let unreadable = |error| ReplayError::Record { position, error };
         let mut reader = RecordReader::new(record).map_err(unreadable)?;
         self.epoch = self.epoch.max(reader.epoch);
+        if reader.version > FIRST_VERSION {
+            self.leave_first_format();
+        }
         while let Some(event) = reader.next(&mut self.state.names).map_err(unreadable)? {
             let mut body_at = BodyAt::new(0, 0);
             match &event {
@@ -110,6 +124,8 @@ impl Recovery {
             self.apply(event, body_at);
         }
         self.state.newly_unserved.clear();
+        // Of what follows from them the journal tells in events of their own.
+        self.state.reported.clear();
         self.state.cool();
         self.state.sweep();
         Ok(())
@@ -124,6 +140,7 @@ impl Recovery {
             self.epoch
         );
         self.state.resident_limit = self.options.resident_bodies_bytes;
+        self.leave_first_format();
         // What it takes is free for what is built next.
         drop(std::mem::take(&mut self.slots));
         self.state.messages.enter_ids_put_off();
@@ -146,6 +163,14 @@ impl Recovery {
                 self.options.session_memory_ms,
             );
         }
+        self.state.count_purged();
+        self.state.joins_in_order();
+        self.state.ends.rebuild(&self.state.messages);
+        for ttl_ms in self.state.ends.ttls().collect::<Vec<_>>() {
+            self.state.wait_for_ended_values(ttl_ms);
+        }
+        self.state.failed.is_timed = false;
+        self.state.wait_for_failed_jobs();
         self.state.review_all_service();
         Broker::recovered(
             self.options,
@@ -155,6 +180,28 @@ impl Recovery {
             self.last_grant,
             self.last,
         )
+    }
+
+    /// Failed jobs of a broker of format 1 were messages of a queue: from here on they are what they are.
+    /// Others may have been published to a queue of that name, and stay there.
+    fn leave_first_format(&mut self) {
+        if !std::mem::take(&mut self.is_first_format) {
+            return;
+        }
+        let state = &mut self.state;
+        let queue = state.names.find(FIRST_FORMAT_FAILED);
+        let Some(queue) = queue.and_then(|name| state.queues.find(name)) else {
+            return;
+        };
+        let slots = state.messages.iter().map(|(slot, _)| slot);
+        let slots = slots.filter(|slot| state.messages.queue(*slot) == queue);
+        let mut slots: Vec<u32> = slots
+            .filter(|slot| state.has_failed_before(*slot))
+            .collect();
+        slots.sort_unstable_by_key(|slot| state.messages[*slot].number());
+        for slot in slots {
+            state.fail_as_before(slot);
+        }
     }
 
     /// What is not known is skipped: the segment that told of it was reclaimed, because it had ended
@@ -211,13 +258,19 @@ impl Recovery {
                     state.sessions[index].keep_receipt(seq, receipt);
                 }
             }
-            Event::Message { head, body } => {
+            Event::Message {
+                head,
+                extras,
+                failure,
+                body,
+            } => {
                 if let Some(slot) = self.slots.take(head.number) {
-                    state.settle_message(slot, None);
+                    state.forget(slot);
                 }
                 let kept = state.keeps_body(head.queue, head.place);
                 let body = kept.then(|| Bytes::copy_from_slice(body));
-                let slot = state.insert_message(&head, body_at, body);
+                let extras = extras.map(|extras| Box::new(extras.into_owned()));
+                let slot = state.insert_message(&head, extras, failure.as_ref(), body_at, body);
                 self.slots.put(head.number, slot);
             }
             Event::Copied {
@@ -270,7 +323,106 @@ impl Recovery {
             }
             Event::Settled { number } => {
                 if let Some(slot) = self.slots.take(number) {
-                    state.settle_message(slot, None);
+                    let ending = match state.messages[slot].is_failed() {
+                        true => Ending::Dropped,
+                        false => Ending::Acked { cost_us: None },
+                    };
+                    state.end(slot, ending);
+                }
+            }
+            Event::EndedMany {
+                how,
+                reason,
+                at,
+                kept,
+                numbers,
+            } => {
+                let ended = Ended { how, reason, at };
+                for number in numbers.iter() {
+                    let Some(slot) = self.slots.take(*number) else {
+                        continue;
+                    };
+                    let keeps_value = state.messages.kind(slot).result_ttl_ms.is_some();
+                    state.end(slot, Ending::Unrun { ended, kept });
+                    match (keeps_value, kept) {
+                        (true, true) => self.slots.put(*number, slot),
+                        (true, false) => state.keys.evicted += 1,
+                        (false, _) => {}
+                    }
+                }
+            }
+            Event::Failed { number, failure } => {
+                state.numbers = state.numbers.max(failure.to);
+                if let Some(slot) = self.slots.take(number) {
+                    let note = failure.note.map(Bytes::copy_from_slice);
+                    let failure = &failure;
+                    state.end(
+                        slot,
+                        Ending::Failed {
+                            failure,
+                            note,
+                            cost_us: None,
+                        },
+                    );
+                    self.slots.put(failure.to, slot);
+                }
+            }
+            Event::FailedDropped { through } => {
+                while let Some((number, slot)) = state.failed.oldest()
+                    && number <= through
+                {
+                    self.slots.take(number);
+                    state.end(slot, Ending::Dropped);
+                }
+            }
+            Event::Revived { number, to, queue } => {
+                state.numbers = state.numbers.max(to);
+                if let Some(slot) = self.slots.take(number) {
+                    if state.messages[slot].is_failed() {
+                        state.revive(slot, to, queue);
+                    }
+                    self.slots.put(to, slot);
+                }
+            }
+            Event::Marked { mark } => state.mark(mark),
+            Event::MarkOver { mark } => {
+                state.mark_numbers = state.mark_numbers.max(mark);
+                state.end_mark(mark);
+            }
+            Event::KeptEnds { ends } => {
+                for end in ends.ends.iter() {
+                    if let Some(slot) = self.slots.take(end.number) {
+                        state.forget(slot);
+                    }
+                    let slot = state.restore_ends(&ends, end);
+                    self.slots.put(end.number, slot);
+                }
+            }
+            Event::KeptDropped { numbers } => {
+                for number in numbers.iter() {
+                    if let Some(slot) = self.slots.take(*number)
+                        && state.messages.by_slot(slot).is_some_and(Entry::is_ended)
+                    {
+                        state.drop_ended(slot);
+                        state.keys.evicted += 1;
+                    }
+                }
+            }
+            Event::JoinState {
+                join,
+                count,
+                policy,
+                over_at,
+                arrived,
+            } => {
+                state.open_join(join, count, policy);
+                if let Some(slot) = state.joins.find(&join) {
+                    state.restore_join(slot, &arrived, over_at);
+                }
+            }
+            Event::JoinOver { join, at } => {
+                if let Some(slot) = state.joins.find(&join) {
+                    state.block_join(slot, at);
                 }
             }
             Event::Stored {
@@ -279,20 +431,23 @@ impl Recovery {
                 body,
                 group,
                 expires_at,
+                run,
             } => {
                 let body = Bytes::copy_from_slice(body);
-                state.store(key, Value::new(status, body), group, expires_at);
+                state.store(key, Value::new(status, body), group, expires_at, run);
             }
             Event::Removed { key } => state.remove_key(&key),
             Event::Evicted { key } => {
                 state.drop_value(&key);
                 state.keys.evicted += 1;
             }
-            Event::Claimed { number, key } => {
-                if let Some(slot) = self.slots.of(number) {
-                    state.claim(slot, key);
+            Event::Claimed { number, key } => match self.slots.of(number) {
+                Some(slot) if state.messages[slot].is_failed() => {
+                    state.messages.set_claim(slot, key);
                 }
-            }
+                Some(slot) => state.claim(slot, key),
+                None => {}
+            },
             Event::JoinOpened {
                 join,
                 count,
@@ -300,7 +455,7 @@ impl Recovery {
             } => state.open_join(join, count, policy),
             Event::Joined { join, index } => {
                 if let Some(slot) = state.joins.find(&join) {
-                    state.arrive(slot, index);
+                    state.arrive(slot, index, true);
                 }
             }
             Event::JoinEnded { join, released } => match state.joins.find(&join) {
@@ -320,6 +475,76 @@ impl Recovery {
 }
 
 impl State {
+    /// A message is told of anew, or the value that is left of one.
+    fn forget(&mut self, slot: u32) {
+        match self.messages[slot].is_ended() {
+            true => self.drop_ended(slot),
+            false => {
+                self.forget_message(slot, None);
+            }
+        }
+    }
+
+    /// Whether a message of the queue for failed jobs of format 1 was put there because it had failed.
+    fn has_failed_before(&self, slot: u32) -> bool {
+        let entry = &self.messages[slot];
+        let expires = self.messages.expires_at(slot).map(|when| when.at);
+        let is_kept_so_long = expires
+            .is_some_and(|at| at.saturating_sub(FIRST_FORMAT_FAILED_MS) >= entry.enqueued_at());
+        (entry.is_ready() || entry.is_leased())
+            && (!self.messages.notes(slot).is_empty()
+                || self.messages.kind(slot).crashes > 0
+                || is_kept_so_long)
+    }
+
+    fn fail_as_before(&mut self, slot: u32) {
+        let number = self.messages[slot].number();
+        let kind = self.messages.kind(slot);
+        let has_crashed = kind.crashes > 0 && kind.crashes >= kind.max_deliveries;
+        let expires = self.messages.expires_at(slot).map(|when| when.at);
+        let enqueued_at = self.messages[slot].enqueued_at();
+        let at = expires.map_or(enqueued_at, |at| at.saturating_sub(FIRST_FORMAT_FAILED_MS));
+        let last = self
+            .messages
+            .notes(slot)
+            .last()
+            .cloned()
+            .unwrap_or_default();
+        let text = match has_crashed {
+            true => String::from_utf8_lossy(&last).into_owned(),
+            false => String::new(),
+        };
+        let class = if has_crashed { CRASHED } else { "" };
+        let failure = Failing {
+            to: number,
+            crashed: false,
+            is_displaced: true,
+            class: self.names.intern(class),
+            message: cut(&text, Failure::TEXT_CAP_BYTES),
+            fingerprint: self.fingerprint(slot, class),
+            preview: &[],
+            note: None,
+            at,
+        };
+        let failure = &failure;
+        self.end(
+            slot,
+            Ending::Failed {
+                failure,
+                note: None,
+                cost_us: None,
+            },
+        );
+    }
+
+    /// Joins that have failed, in the order in which they did: the journal may tell of them in another.
+    fn joins_in_order(&mut self) {
+        let over = self.joins.iter().filter(|(_, join)| join.is_over);
+        let mut over: Vec<_> = over.map(|(_, join)| (join.over_at, join.id)).collect();
+        over.sort_unstable();
+        self.joins_over = over.into_iter().map(|(_, id)| id).collect();
+    }
+
     /// Sets the timers of a session that has no connection.
     pub(crate) fn wait_for_session(
         &mut self,

@@ -3,27 +3,33 @@
 //! Every change here is one event of the journal. The broker decides, writes the event and calls the
 //! change; recovery reads the event and calls the same change. So what is recovered is what was.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use penstock_faults::planted;
-use penstock_message::{JoinId, JoinPolicy, Key, MessageId, QueueLimits, SessionId, Value};
+use penstock_message::{
+    Extras, JoinId, JoinPolicy, Key, Member, MessageId, QueueLimits, SessionId, Value,
+};
 
 use crate::Position;
 use crate::clock::{Clock, When};
 use crate::effects::Rests;
+use crate::ends::Ends;
+use crate::failed::FailedJobs;
 use crate::joins::Joins;
 use crate::keys::{Keys, Stored};
 use crate::ledger::{Entity, Ledger};
-use crate::messages::{BodyAt, Handle, LeaseState, Messages, State as MessagePlace};
+use crate::messages::{
+    BodyAt, Ended, Failure, Handle, LeaseState, Messages, State as MessagePlace,
+};
 use crate::names::{Name, Names};
 use crate::near::near_at;
 use crate::queues::{Queues, Service};
-use crate::records::{Change, Grant, MessageHead, Place};
+use crate::records::{
+    Change, Failing, Grant, KeptEnd, KeptEnds, Mark, MarkedFor, MessageHead, Place, RunHead,
+};
 use crate::sessions::Sessions;
 use crate::timers::{Timer, Timers};
-
-pub(crate) const DEAD_LETTER_QUEUE: &str = "dead";
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -38,7 +44,15 @@ pub(crate) struct State {
     /// The highest number that a message was given, and the highest grant.
     pub(crate) numbers: u64,
     pub(crate) grants: u64,
-    pub(crate) dead: u32,
+    pub(crate) ends: Ends,
+    pub(crate) failed: FailedJobs,
+    /// Operations on many messages that are not over, and where the journal tells of each.
+    pub(crate) marks: BTreeMap<u64, (Mark, Position)>,
+    pub(crate) mark_numbers: u64,
+    /// Joins that have heard of a member since anybody looked, and whether it failed.
+    pub(crate) reported: VecDeque<(JoinId, bool)>,
+    /// Joins that are over because a member failed, in the order of that.
+    pub(crate) joins_over: VecDeque<JoinId>,
     /// What the journal would need to hold all of this, roughly.
     pub(crate) live_bytes: u64,
     /// The record that is being written or replayed, and what its effects rest on.
@@ -56,6 +70,8 @@ pub(crate) struct State {
     /// How many bytes of bodies are kept in memory, so that work is handed out without reading; `None`:
     /// all, for there is no disk to read from.
     pub(crate) resident_limit: Option<u64>,
+    /// How long failed jobs are kept.
+    pub(crate) failed_kept_ms: u64,
     /// Messages that wait and may do it with less memory once this position is safe.
     to_cool: VecDeque<(Position, Handle)>,
 }
@@ -65,16 +81,42 @@ pub(crate) struct State {
 const SHORT_QUEUE: u64 = 1024;
 /// How many bytes of notes a message keeps: a delivery must fit into a frame beside its body.
 const NOTES_CAP_BYTES: usize = 256 << 10;
+/// What an operation on many messages takes in the journal.
+pub(crate) const MARK_BYTES: u64 = 64;
+
+/// How a message ends.
+pub(crate) enum Ending<'a> {
+    /// A worker is done with it.
+    Acked { cost_us: Option<u64> },
+    /// For good; it stays as a failed job.
+    Failed {
+        failure: &'a Failing<'a>,
+        note: Option<Bytes>,
+        cost_us: Option<u64>,
+    },
+    /// By the broker, without a run. `kept`: its value is there for as long as results are kept.
+    Unrun { ended: Ended, kept: bool },
+    /// A failed job is forgotten.
+    Dropped,
+}
+
+fn owned(failure: &Failing<'_>) -> Failure {
+    Failure {
+        class: failure.class,
+        message: failure.message.into(),
+        fingerprint: failure.fingerprint,
+        preview: failure.preview.into(),
+        at: failure.at,
+        is_displaced: failure.is_displaced,
+    }
+}
 
 impl State {
     pub(crate) fn new() -> Self {
-        let mut names = Names::default();
-        let mut queues = Queues::default();
-        let dead = queues.find_or_create(names.intern(DEAD_LETTER_QUEUE));
         Self {
-            names,
+            names: Names::default(),
             messages: Messages::default(),
-            queues,
+            queues: Queues::default(),
             keys: Keys::default(),
             joins: Joins::default(),
             sessions: Sessions::default(),
@@ -82,7 +124,12 @@ impl State {
             ledger: Ledger::default(),
             numbers: 0,
             grants: 0,
-            dead,
+            ends: Ends::default(),
+            failed: FailedJobs::default(),
+            marks: BTreeMap::new(),
+            mark_numbers: 0,
+            reported: VecDeque::new(),
+            joins_over: VecDeque::new(),
             live_bytes: 0,
             position: Position(0),
             rests: Rests::default(),
@@ -92,6 +139,7 @@ impl State {
             generations: 0,
             durable: Position(0),
             resident_limit: None,
+            failed_kept_ms: u64::MAX,
             to_cool: VecDeque::new(),
         }
     }
@@ -102,6 +150,8 @@ impl State {
     pub(crate) fn insert_message(
         &mut self,
         head: &MessageHead,
+        extras: Option<Box<Extras>>,
+        failure: Option<&Failing<'_>>,
         body_at: BodyAt,
         body: Option<Bytes>,
     ) -> u32 {
@@ -111,6 +161,12 @@ impl State {
         let slot = self
             .messages
             .insert(head, queue, self.position, body_at, body);
+        if let Some(extras) = extras {
+            self.messages.set_extras(slot, extras);
+        }
+        if let Some(failure) = failure {
+            self.messages.set_failure(slot, Some(owned(failure)));
+        }
         self.live_bytes += self.messages.journal_bytes(slot);
         let handle = Handle {
             number: head.number,
@@ -118,6 +174,7 @@ impl State {
         };
         self.ledger.add(self.position, Entity::Message { slot });
         match head.place {
+            _ if failure.is_some() => self.keep_failed(slot),
             Place::Ready => self.make_ready(slot),
             Place::Delayed(when) => self.delay(slot, when),
             Place::Held(join) => {
@@ -208,13 +265,14 @@ impl State {
         };
         let body = self.messages.body(source).cloned();
         let body_at = self.messages.body_at(source);
+        let extras = self.messages.extras(source).cloned().map(Box::new);
         let head = MessageHead {
             number,
             queue,
             place,
             ..self.head(source)
         };
-        self.insert_message(&head, body_at, body)
+        self.insert_message(&head, extras, None, body_at, body)
     }
 
     /// What the journal would say of the message now.
@@ -232,11 +290,14 @@ impl State {
             redelivered: entry.redelivered(),
             has_copies: entry.has_copies(),
             attempt: kind.attempt,
+            generation: kind.generation,
+            attempts_before: kind.attempts_before,
             enqueued_at: entry.enqueued_at(),
             expires_at: self.messages.expires_at(slot),
             result_ttl_ms: kind.result_ttl_ms,
             place: match self.messages.state(slot) {
-                MessagePlace::Ready => Place::Ready,
+                // A failed job has its failure beside this.
+                MessagePlace::Ready | MessagePlace::Failed | MessagePlace::Ended => Place::Ready,
                 MessagePlace::Delayed(when) => Place::Delayed(when),
                 MessagePlace::Held(join) => Place::Held(join),
                 MessagePlace::Leased(lease) => Place::Leased {
@@ -261,6 +322,16 @@ impl State {
             bytes -= notes.remove(spared).len();
         }
         self.live_bytes += self.messages.journal_bytes(slot);
+        self.recount_failed(slot);
+    }
+
+    /// What the message takes in the journal has changed.
+    pub(crate) fn recount_failed(&mut self, slot: u32) {
+        let entry = &self.messages[slot];
+        if entry.is_failed() {
+            let bytes = self.messages.journal_bytes(slot);
+            self.failed.set_bytes(entry.number(), bytes);
+        }
     }
 
     /// A message that waits anywhere is handed out, or a hand-out is heard of later.
@@ -342,16 +413,17 @@ impl State {
             kind.attempt = kind.attempt.saturating_add(u32::from(change.next_attempt));
             kind.crashes = kind.crashes.saturating_add(u8::from(change.crashed));
         });
-        self.messages.set_redelivered(slot, false);
+        let redelivered = change.redelivered && self.messages[slot].redelivered();
+        self.messages
+            .set_redelivered(slot, redelivered || change.was_sent);
         self.messages.set_rests(slot, self.rests);
+        if change.redelivered {
+            self.messages.drop_body_read_back(slot);
+        }
         if change.expires_at.is_some() {
             self.messages.set_expiry(slot, change.expires_at);
         }
-        if let Some(claim) = self.messages.claim(slot).cloned()
-            && self.keys.owner(&claim) == Some(was)
-        {
-            self.keys.claim(claim, change.to);
-        }
+        self.renumber_claim(slot, was);
         if let Some(note) = note
             && !planted!("lose-note")
         {
@@ -366,28 +438,323 @@ impl State {
         self.cool_when_safe(slot);
     }
 
-    /// The message is done with, however it ended.
-    pub(crate) fn settle_message(&mut self, slot: u32, cost_us: Option<u64>) {
+    // --- endings
+
+    /// Ends a message: the one way in which that happens, live and in replay, whatever ended it. Takes it
+    /// out of its place, frees the key that it owns, reports to the join that it is a member of, and keeps
+    /// what is to be kept.
+    pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
+        let id = self.messages[slot].id;
+        let member = self.messages.member(slot);
+        let mut is_last = true;
+        match ending {
+            Ending::Acked { cost_us } => {
+                is_last = self.forget_message(slot, cost_us);
+                self.report(member, true);
+            }
+            Ending::Failed {
+                failure,
+                note,
+                cost_us,
+            } => {
+                self.fail(slot, failure, note, cost_us);
+                self.report(member, false);
+            }
+            Ending::Unrun { ended, kept } => {
+                let keeps_value = kept && self.messages.kind(slot).result_ttl_ms.is_some();
+                match keeps_value {
+                    true => self.leave_value(slot, ended),
+                    false => is_last = self.forget_message(slot, None),
+                }
+                if !planted!("lose-member") {
+                    self.report(member, false);
+                }
+            }
+            // It has reported when it failed.
+            Ending::Dropped => is_last = self.forget_message(slot, None),
+        }
+        if is_last {
+            self.touch_result(id);
+        }
+    }
+
+    /// Removes a message; true when it was the last of its copies.
+    pub(crate) fn forget_message(&mut self, slot: u32, cost_us: Option<u64>) -> bool {
         self.take(slot, cost_us);
         self.abandon_expiry(slot);
+        self.free_claim(slot);
         let removed = self.messages.remove(slot);
         self.live_bytes -= removed.journal_bytes;
         self.ledger.abandon();
-        if let Some(claim) = removed.claim
-            && self.keys.owner(&claim) == Some(removed.number)
+        removed.is_last
+    }
+
+    fn leave_value(&mut self, slot: u32, ended: Ended) {
+        let id = self.messages[slot].id;
+        self.forget_value(&Key::Result(id));
+        self.take(slot, None);
+        self.abandon_expiry(slot);
+        self.free_claim(slot);
+        self.live_bytes -= self.messages.journal_bytes(slot);
+        self.messages.end(slot, ended);
+        self.live_bytes += self.messages.journal_bytes(slot);
+        self.count_ended(slot);
+    }
+
+    fn count_ended(&mut self, slot: u32) {
+        let ttl_ms = self.messages.kind(slot).result_ttl_ms.unwrap_or(0);
+        let number = self.messages[slot].number();
+        self.ends.push(ttl_ms, slot, number);
+        self.wait_for_ended_values(ttl_ms);
+    }
+
+    /// Sets the timer for the oldest value of those that are kept so long, unless there is one.
+    pub(crate) fn wait_for_ended_values(&mut self, ttl_ms: u64) {
+        if let Some(slot) = self.ends.first(ttl_ms, &self.messages)
+            && self.ends.timed.insert(ttl_ms)
         {
-            // The key is the message's until the last of its copies is settled.
-            let copy = self.messages.first_of(&removed.id);
-            match copy {
-                Some(copy) => self.claim(copy, claim),
-                None => {
-                    self.keys.end_claim(&claim);
-                    self.touch(&claim);
-                }
+            let over = self.messages.ended(slot).at.saturating_add(ttl_ms);
+            let timer = Timer::EndedValues { ttl_ms };
+            self.timers.set(When::steady(over), timer);
+        }
+    }
+
+    /// Forgets the value of a message that the broker has ended.
+    pub(crate) fn drop_ended(&mut self, slot: u32) {
+        let id = self.messages[slot].id;
+        self.live_bytes -= self.messages.remove_ended(slot);
+        self.ledger.abandon();
+        self.ends.forget_one();
+        self.touch_result(id);
+    }
+
+    /// The journal tells of values that were carried forward; returns their places, by number.
+    pub(crate) fn restore_ends(&mut self, ends: &KeptEnds<'_>, end: &KeptEnd) -> u32 {
+        self.numbers = self.numbers.max(end.number);
+        self.forget_value(&Key::Result(end.id));
+        let kind = crate::kinds::Kind {
+            queue: self.queues.find_or_create(ends.queue),
+            task: ends.task,
+            priority: 0,
+            max_deliveries: 1,
+            crashes: 0,
+            attempt: ends.attempt,
+            generation: ends.generation,
+            attempts_before: 0,
+            result_ttl_ms: Some(ends.result_ttl_ms),
+        };
+        let ended = Ended {
+            how: ends.how,
+            reason: ends.reason,
+            at: end.at,
+        };
+        let position = self.position;
+        let slot = self
+            .messages
+            .insert_ended(end.id, end.number, &kind, position, ended);
+        self.live_bytes += self.messages.journal_bytes(slot);
+        self.ledger.add(position, Entity::Message { slot });
+        self.count_ended(slot);
+        slot
+    }
+
+    fn fail(
+        &mut self,
+        slot: u32,
+        failure: &Failing<'_>,
+        note: Option<Bytes>,
+        cost_us: Option<u64>,
+    ) {
+        self.take(slot, cost_us);
+        self.abandon_expiry(slot);
+        self.free_claim(slot);
+        self.numbers = self.numbers.max(failure.to);
+        self.live_bytes -= self.messages.journal_bytes(slot);
+        let was = self.messages[slot].number();
+        self.messages.set_number(slot, failure.to);
+        self.renumber_claim(slot, was);
+        self.messages.set_expiry(slot, None);
+        self.messages.set_redelivered(slot, false);
+        self.messages.set_kind(slot, |kind| {
+            kind.crashes = kind.crashes.saturating_add(u8::from(failure.crashed));
+        });
+        self.messages.set_rests(slot, self.rests);
+        self.messages.set_failure(slot, Some(owned(failure)));
+        self.live_bytes += self.messages.journal_bytes(slot);
+        if let Some(note) = note
+            && !planted!("lose-note")
+        {
+            self.add_note(slot, note);
+        }
+        self.keep_failed(slot);
+        self.cool_when_safe(slot);
+    }
+
+    fn keep_failed(&mut self, slot: u32) {
+        self.messages.set_state(slot, MessagePlace::Failed);
+        let number = self.messages[slot].number();
+        let bytes = self.messages.journal_bytes(slot);
+        self.failed.insert(number, slot, bytes);
+        self.queues[self.messages.queue(slot)].failed += 1;
+        self.wait_for_failed_jobs();
+    }
+
+    /// A failed job goes back to a queue, as its next generation.
+    pub(crate) fn revive(&mut self, slot: u32, to: u64, queue: Name) {
+        let id = self.messages[slot].id;
+        self.take(slot, None);
+        self.live_bytes -= self.messages.journal_bytes(slot);
+        self.messages.set_failure(slot, None);
+        self.live_bytes += self.messages.journal_bytes(slot);
+        self.numbers = self.numbers.max(to);
+        let queue = self.queues.find_or_create(queue);
+        self.messages.set_number(slot, to);
+        self.messages.set_kind(slot, |kind| {
+            kind.queue = queue;
+            kind.crashes = 0;
+            kind.generation = kind.generation.saturating_add(1);
+            kind.attempt = kind.attempt.saturating_add(1);
+            kind.attempts_before = kind.attempt;
+        });
+        self.messages.set_rests(slot, self.rests);
+        if let Some(claim) = self.messages.claim(slot).cloned() {
+            self.keys.claim(claim, Handle { number: to, slot });
+        }
+        self.forget_value(&Key::Result(id));
+        self.make_ready(slot);
+        self.touch_result(id);
+        self.cool_when_safe(slot);
+    }
+
+    /// The message has another number; if the key is its own, that goes by it.
+    fn renumber_claim(&mut self, slot: u32, was: u64) {
+        if let Some(claim) = self.messages.claim(slot).cloned()
+            && self.keys.owner(&claim) == Some(Handle { number: was, slot })
+        {
+            let handle = self.messages.handle(slot);
+            self.keys.claim(claim, handle);
+        }
+    }
+
+    /// The key that the message owns goes to another copy of it, or to nobody.
+    fn free_claim(&mut self, slot: u32) {
+        let Some(claim) = self.messages.claim(slot).cloned() else {
+            return;
+        };
+        if self.keys.owner(&claim) != Some(self.messages.handle(slot)) {
+            return;
+        }
+        let messages = &self.messages;
+        let others = messages.copies(&messages[slot].id);
+        let others = others.filter(|other| *other != slot && !messages[*other].is_failed());
+        match others.min_by_key(|other| messages[*other].number()) {
+            Some(copy) => self.claim(copy, claim),
+            None => {
+                self.keys.end_claim(&claim);
+                self.touch(&claim);
             }
         }
-        if removed.is_last {
-            self.touch_result(removed.id);
+    }
+
+    /// What failures that the broker finds by itself are grouped by: their class and the task. FNV-1a, from
+    /// the authors' page, because the journal keeps it.
+    pub(crate) fn fingerprint(&self, slot: u32, class: &str) -> u64 {
+        let task = self.names.text(self.messages.kind(slot).task);
+        let bytes = class.bytes().chain([0]).chain(task.bytes());
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+
+    /// What the journal says of how a message failed.
+    pub(crate) fn failing(&self, slot: u32) -> Option<Failing<'_>> {
+        let failure = self.messages.failure(slot)?;
+        Some(Failing {
+            to: self.messages[slot].number(),
+            crashed: false,
+            is_displaced: failure.is_displaced,
+            class: failure.class,
+            message: &failure.message,
+            fingerprint: failure.fingerprint,
+            preview: &failure.preview,
+            note: None,
+            at: failure.at,
+        })
+    }
+
+    /// The run of a job that ends now, for its value.
+    pub(crate) fn run_of(&self, slot: u32, ended_at: u64) -> RunHead {
+        let kind = self.messages.kind(slot);
+        RunHead {
+            queue: self.queues[kind.queue].name,
+            attempt: kind.attempt,
+            generation: kind.generation,
+            ended_at,
+        }
+    }
+
+    // --- operations on many messages
+
+    pub(crate) fn mark(&mut self, mark: Mark) {
+        self.mark_numbers = self.mark_numbers.max(mark.number);
+        let base = self.position;
+        if self.marks.insert(mark.number, (mark, base)).is_some() {
+            self.ledger.abandon();
+        } else {
+            self.live_bytes += MARK_BYTES;
+        }
+        let number = mark.number;
+        self.ledger.add(base, Entity::Mark { number });
+        if mark.what == MarkedFor::Purge
+            && let Some(name) = mark.queue
+        {
+            let index = self.queues.find_or_create(name);
+            let queue = &mut self.queues[index];
+            queue.purge_before = queue.purge_before.max(mark.before);
+            queue.ending = queue.ready + queue.delayed;
+        }
+    }
+
+    pub(crate) fn end_mark(&mut self, number: u64) {
+        let Some((mark, _)) = self.marks.remove(&number) else {
+            return;
+        };
+        self.live_bytes -= MARK_BYTES;
+        self.ledger.abandon();
+        if mark.what == MarkedFor::Purge
+            && let Some(queue) = mark.queue.and_then(|name| self.queues.find(name))
+            && self.queues[queue].purge_before == mark.before
+        {
+            self.queues[queue].purge_before = 0;
+            self.queues[queue].ending = 0;
+        }
+    }
+
+    /// Whether a purge has come over the message, so that it is only still to be ended.
+    pub(crate) fn is_purged(&self, slot: u32) -> bool {
+        let entry = &self.messages[slot];
+        (entry.is_ready() || entry.is_delayed()) && self.is_behind_mark(slot)
+    }
+
+    /// Whether the message was published before a purge of its queue that is not over.
+    pub(crate) fn is_behind_mark(&self, slot: u32) -> bool {
+        let before = self.queues[self.messages.queue(slot)].purge_before;
+        self.messages[slot].number() < before && !planted!("lose-purge")
+    }
+
+    /// After a recovery: counts what waits behind marks.
+    pub(crate) fn count_purged(&mut self) {
+        if self.marks.is_empty() {
+            return;
+        }
+        for queue in 0..self.queues.len() {
+            self.queues[queue].ending = 0;
+        }
+        let slots: Vec<u32> = self.messages.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            if self.is_purged(slot) {
+                self.queues[self.messages.queue(slot)].ending += 1;
+            }
         }
     }
 
@@ -403,11 +770,7 @@ impl State {
         let queue = &mut self.queues[index];
         if queue.consumers > 0 {
             queue.service = Service::Well;
-        } else if queue.service == Service::Well
-            && queue.ready > 0
-            && !queue.paused
-            && index != self.dead
-        {
+        } else if queue.service == Service::Well && queue.ready > 0 && !queue.paused {
             self.generations += 1;
             queue.service = Service::Missing {
                 generation: self.generations,
@@ -452,7 +815,18 @@ impl State {
     fn take(&mut self, slot: u32, cost_us: Option<u64>) {
         let kind = *self.messages.kind(slot);
         let queue = kind.queue;
+        if self.is_purged(slot) {
+            let ending = &mut self.queues[queue].ending;
+            // A replay counts them at its end.
+            *ending = ending.saturating_sub(1);
+        }
         match self.messages.state(slot) {
+            MessagePlace::Failed => {
+                let number = self.messages[slot].number();
+                self.failed.remove(number);
+                self.queues[queue].failed -= 1;
+            }
+            MessagePlace::Ended => unreachable!("only its value is left of it"),
             MessagePlace::Ready => {
                 self.queues.remove_ready(&self.messages, slot);
                 let queue = &mut self.queues[queue];
@@ -502,7 +876,14 @@ impl State {
 
     // --- keys
 
-    pub(crate) fn store(&mut self, key: Key, value: Value, group: Name, expires_at: Option<u64>) {
+    pub(crate) fn store(
+        &mut self,
+        key: Key,
+        value: Value,
+        group: Name,
+        expires_at: Option<u64>,
+        run: Option<RunHead>,
+    ) {
         self.forget_value(&key);
         self.touch(&key);
         let stored = Stored {
@@ -510,6 +891,7 @@ impl State {
             value,
             group,
             expires_at,
+            run,
             number: 0,
             base: self.position,
             rests: self.rests,
@@ -545,12 +927,19 @@ impl State {
                 self.timers.abandon(Clock::Steady);
             }
         }
+        if let Key::Result(id) = key
+            && let Some(slot) = self.messages.find_ended(id)
+        {
+            self.live_bytes -= self.messages.remove_ended(slot);
+            self.ledger.abandon();
+            self.ends.forget_one();
+        }
     }
 
     pub(crate) fn claim(&mut self, slot: u32, key: Key) {
-        let number = self.messages[slot].number();
+        let handle = self.messages.handle(slot);
         self.messages.set_claim(slot, key.clone());
-        self.keys.claim(key, number);
+        self.keys.claim(key, handle);
     }
 
     pub(crate) fn touch(&mut self, key: &Key) {
@@ -585,12 +974,57 @@ impl State {
     }
 
     /// False when this member had arrived before.
-    pub(crate) fn arrive(&mut self, slot: u32, index: u32) -> bool {
+    pub(crate) fn arrive(&mut self, slot: u32, index: u32, succeeded: bool) -> bool {
         let join = &mut self.joins[slot];
         let bytes = join.journal_bytes();
         let is_new = join.arrive(index);
+        if is_new {
+            self.reported.push_back((join.id, !succeeded));
+        }
         self.live_bytes += join.journal_bytes() - bytes;
         is_new
+    }
+
+    /// A member of a join has ended.
+    pub(crate) fn report(&mut self, member: Option<Member>, succeeded: bool) {
+        if let Some(Member { join, index }) = member
+            && let Some(slot) = self.joins.find(&join)
+            && index < self.joins[slot].count
+        {
+            self.arrive(slot, index, succeeded);
+        }
+    }
+
+    /// A member has failed: what the join holds is blocked, which is derived from this.
+    pub(crate) fn block_join(&mut self, slot: u32, at: u64) {
+        let join = &mut self.joins[slot];
+        if !std::mem::replace(&mut join.is_over, true) {
+            join.over_at = at;
+            self.joins_over.push_back(join.id);
+            self.wait_for_failed_jobs();
+        }
+    }
+
+    /// The journal tells how far a join had come when it was carried forward.
+    pub(crate) fn restore_join(&mut self, slot: u32, arrived: &[(u32, u64)], over_at: Option<u64>) {
+        let join = &mut self.joins[slot];
+        let bytes = join.journal_bytes();
+        join.restore(arrived);
+        self.live_bytes += join.journal_bytes() - bytes;
+        if let Some(at) = over_at {
+            self.block_join(slot, at);
+        }
+    }
+
+    /// Whether the join that holds the message has failed.
+    pub(crate) fn is_blocked(&self, slot: u32) -> bool {
+        match self.messages.state(slot) {
+            MessagePlace::Held(join) => {
+                let join = self.joins.find(&join);
+                join.is_some_and(|join| self.joins[join].is_over)
+            }
+            _ => false,
+        }
     }
 
     /// The join is over. What it held is ready now, or the caller settles it.
@@ -609,6 +1043,9 @@ impl State {
             let state = MessagePlace::Held(join);
             if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == state {
                 self.make_ready(handle.slot);
+                if self.is_purged(handle.slot) {
+                    self.queues[self.messages.queue(handle.slot)].ending += 1;
+                }
                 let rests = self.messages.rests(handle.slot).and(self.rests);
                 self.messages.set_rests(handle.slot, rests);
                 self.cool_when_safe(handle.slot);
@@ -723,6 +1160,7 @@ impl State {
             }
             Timer::Expiry { number, slot } => self.messages.get(Handle { number, slot }).is_some(),
             Timer::ValueExpiry { slot, number } => self.keys.get(slot, number).is_some(),
+            Timer::EndedValues { .. } | Timer::FailedJobs => true,
             Timer::LeasesLost {
                 session,
                 generation,
@@ -764,6 +1202,10 @@ impl State {
                 let queue = &self.queues[index];
                 !queue.limits.is_none() && queue.limits_base == base
             }
+            Entity::Mark { number } => self
+                .marks
+                .get(&number)
+                .is_some_and(|(_, mark_base)| *mark_base == base),
         }
     }
 }

@@ -1,15 +1,15 @@
 //! What a broker tells of itself.
 
-use penstock_message::{MessageId, MessageInfo, MessageState, QueueStatus, Status, WorkerStatus};
+use penstock_message::{MessageId, MessageInfo, QueueStatus, Status, WorkerStatus};
 
 use crate::Broker;
+use crate::ends::ENDED_VALUE_BYTES;
 use crate::messages::State as MessagePlace;
 
 impl Broker {
     pub fn status(&self) -> Status {
         let state = &self.state;
         let mut queues: Vec<QueueStatus> = (0..state.queues.len())
-            .filter(|index| *index != state.dead || state.queues[*index].ready > 0)
             .map(|index| self.queue_status(index))
             .collect();
         queues.sort_unstable_by(|one, other| one.name.cmp(&other.name));
@@ -44,9 +44,12 @@ impl Broker {
             queues,
             workers,
             clients,
-            results: state.keys.results(),
-            results_bytes: state.keys.results_bytes,
+            results: state.keys.results() + state.ends.len,
+            results_bytes: state.keys.results_bytes + state.ends.len * ENDED_VALUE_BYTES,
             evicted: state.keys.evicted,
+            failed: state.failed.len() as u64,
+            failed_bytes: state.failed.bytes,
+            failed_dropped: state.failed.dropped,
             unreadable: self.reading.unreadable,
             counts: self.counts,
             space: self.space,
@@ -62,6 +65,8 @@ impl Broker {
             name: self.state.names.text(queue.name).to_owned(),
             ready: queue.ready,
             delayed: queue.delayed,
+            ending: queue.ending,
+            failed: queue.failed,
             running: queue.running,
             oldest_ready_ms: oldest.map_or(0, |entry| {
                 self.clocks.wall().saturating_sub(entry.enqueued_at())
@@ -72,7 +77,6 @@ impl Broker {
             limits: queue.limits,
             refused: queue.refused,
             dropped: queue.dropped,
-            ..QueueStatus::default()
         }
     }
 
@@ -81,25 +85,19 @@ impl Broker {
         let slot = state.messages.first_of(id)?;
         let (entry, kind) = (&state.messages[slot], state.messages.kind(slot));
         let (mut started_at, mut due_at, mut worker) = (None, None, None);
-        let place = match state.messages.state(slot) {
+        match state.messages.state(slot) {
             MessagePlace::Leased(lease) => {
                 started_at = Some(lease.grant.started_at);
                 worker = Some(state.sessions[lease.session].name.clone());
-                MessageState::Running
             }
-            _ if kind.queue == state.dead => MessageState::Failed,
-            MessagePlace::Ready => MessageState::Ready,
-            MessagePlace::Delayed(when) => {
-                due_at = Some(when.at);
-                MessageState::Delayed
-            }
-            MessagePlace::Held(_) => MessageState::Held,
-        };
+            MessagePlace::Delayed(when) => due_at = Some(when.at),
+            _ => {}
+        }
         Some(MessageInfo {
             id: *id,
             task: state.names.text(kind.task).to_owned(),
             queue: state.names.text(state.queues[kind.queue].name).to_owned(),
-            state: place,
+            state: self.state_of(slot),
             enqueued_at: entry.enqueued_at(),
             started_at,
             due_at,
@@ -107,8 +105,8 @@ impl Broker {
             crashes: kind.crashes,
             worker,
             notes: state.messages.notes(slot).to_vec(),
-            generation: 0,
-            failed: None,
+            generation: kind.generation,
+            failed: self.describe_failure(slot).map(Box::new),
         })
     }
 }

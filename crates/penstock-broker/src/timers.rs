@@ -18,6 +18,10 @@ pub(crate) enum Timer {
     Expiry { number: u64, slot: u32 },
     /// A value's time is over. The number tells it from a later one in the same slot.
     ValueExpiry { slot: u32, number: u64 },
+    /// Values of messages that the broker has ended are over, of those that are kept so long.
+    EndedValues { ttl_ms: u64 },
+    /// Failed jobs have been kept for long enough.
+    FailedJobs,
     /// The heartbeat of a session without a connection ends, and its leases with it.
     LeasesLost { session: u32, generation: u64 },
     /// A session without a connection is forgotten.

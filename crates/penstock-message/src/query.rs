@@ -113,6 +113,9 @@ pub struct Counts {
     pub dropped: u64,
     /// Transactions that changed nothing.
     pub refused: u64,
+    /// Jobs that failed for good, and jobs that were purged, cancelled, or blocked by a failure.
+    pub failed: u64,
+    pub cancelled: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,22 +1,57 @@
 //! Bytes into events. Whatever the bytes are, it ends in events or an error.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use penstock_message::{
-    JoinPolicy, Key, MessageId, Overflow, QueueLimits, Receipt, Refusal, SessionId, ValueStatus,
-    WallMs,
+    Applied, Extras, InputShape, Inputs, JoinPolicy, Key, Member, MessageId, MessageState,
+    Overflow, QueueLimits, Receipt, Refusal, Retries, SessionId, ValueStatus, WallMs,
 };
 
 use super::{
-    Change, Event, Grant, MessageHead, Place, RecordError, VERSION, has, limited, moved, tag,
+    Change, ENDED_AT_ONCE, Event, FIRST_VERSION, Failing, Grant, How, KeptEnd, KeptEnds, Mark,
+    MarkedFor, MessageHead, Place, RecordError, RunHead, VERSION, also, failed, has, limited,
+    marked, moved, stored, tag,
 };
 use crate::clock::{Clock, When};
 use crate::names::{Name, Names};
+
+const STATUSES: [ValueStatus; 9] = [
+    ValueStatus::Succeeded,
+    ValueStatus::Failed,
+    ValueStatus::Expired,
+    ValueStatus::Crashed,
+    ValueStatus::Cancelled,
+    ValueStatus::Upstream,
+    ValueStatus::Replaced,
+    ValueStatus::Gathered,
+    ValueStatus::TimedOut,
+];
+
+const STATES: [MessageState; 8] = [
+    MessageState::Ready,
+    MessageState::Delayed,
+    MessageState::Running,
+    MessageState::Held,
+    MessageState::Failed,
+    MessageState::Blocked,
+    MessageState::Cancelling,
+    MessageState::Parked,
+];
+
+fn state_of(number: u8) -> Option<MessageState> {
+    STATES.get(usize::from(number)).copied()
+}
+
+/// The state of a message but for its body.
+type Head<'a> = (MessageHead, Option<Extras>, Option<Failing<'a>>);
 
 /// Reads a record event by event.
 #[derive(Debug)]
 pub(crate) struct RecordReader<'a> {
     bytes: &'a [u8],
     at: usize,
+    pub(crate) version: u8,
     pub(crate) epoch: u32,
     pub(crate) time: WallMs,
     number: u64,
@@ -29,6 +64,7 @@ impl<'a> RecordReader<'a> {
         let mut reader = Self {
             bytes,
             at: 0,
+            version: VERSION,
             epoch: 0,
             time: 0,
             number: 0,
@@ -36,7 +72,7 @@ impl<'a> RecordReader<'a> {
             spelled: Vec::new(),
         };
         match reader.byte()? {
-            VERSION => {}
+            version @ FIRST_VERSION..=VERSION => reader.version = version,
             version => return Err(RecordError::UnknownVersion(version)),
         }
         reader.epoch = reader.small("epoch")?;
@@ -88,10 +124,15 @@ impl<'a> RecordReader<'a> {
                 seq: self.varint()?,
                 receipt: self.receipt()?,
             },
-            tag::MESSAGE => Event::Message {
-                head: self.head(names)?,
-                body: self.slice()?,
-            },
+            tag::MESSAGE => {
+                let (head, extras, failure) = self.head(names)?;
+                Event::Message {
+                    head,
+                    extras: extras.map(Cow::Owned),
+                    failure,
+                    body: self.slice()?,
+                }
+            }
             tag::COPIED => {
                 let source = self.number()?;
                 Event::Copied {
@@ -130,19 +171,22 @@ impl<'a> RecordReader<'a> {
                 let flags = self.byte()?;
                 Event::Stored {
                     key,
-                    status: match flags & 0x7f {
-                        0 => ValueStatus::Succeeded,
-                        1 => ValueStatus::Failed,
-                        2 => ValueStatus::Expired,
-                        3 => ValueStatus::Crashed,
-                        4 => ValueStatus::Cancelled,
-                        _ => return Err(RecordError::Malformed { what: "status", at }),
-                    },
+                    status: *STATUSES
+                        .get(usize::from(flags & stored::STATUS))
+                        .ok_or(RecordError::UnknownField { what: "status", at })?,
                     group: self.name(names)?,
-                    expires_at: if flags & 0x80 != 0 {
-                        Some(self.varint()?)
-                    } else {
-                        None
+                    expires_at: match flags & stored::EXPIRY {
+                        0 => None,
+                        _ => Some(self.varint()?),
+                    },
+                    run: match flags & stored::RUN {
+                        0 => None,
+                        _ => Some(RunHead {
+                            queue: self.name(names)?,
+                            attempt: self.small("attempt")?,
+                            generation: self.small("generation")?,
+                            ended_at: self.difference(self.time)?,
+                        }),
                     },
                     body: self.slice()?,
                 }
@@ -169,6 +213,48 @@ impl<'a> RecordReader<'a> {
                 join: MessageId(self.array()?),
                 released: self.flag()?,
             },
+            tag::JOIN_STATE => self.join_state()?,
+            tag::JOIN_OVER => Event::JoinOver {
+                join: MessageId(self.array()?),
+                at: self.difference(self.time)?,
+            },
+            tag::ENDED_MANY => {
+                let at = self.at;
+                let flags = self.byte()?;
+                Event::EndedMany {
+                    how: *How::ALL
+                        .get(usize::from(flags >> 1))
+                        .ok_or(RecordError::UnknownField { what: "end", at })?,
+                    kept: flags & 1 != 0,
+                    reason: self.name(names)?,
+                    at: self.difference(self.time)?,
+                    numbers: self.numbers()?.into(),
+                }
+            }
+            tag::FAILED => Event::Failed {
+                number: self.number()?,
+                failure: self.failure(names)?,
+            },
+            tag::FAILED_DROPPED => Event::FailedDropped {
+                through: self.varint()?,
+            },
+            tag::REVIVED => Event::Revived {
+                number: self.number()?,
+                to: self.number()?,
+                queue: self.name(names)?,
+            },
+            tag::MARKED => Event::Marked {
+                mark: self.mark(names)?,
+            },
+            tag::MARK_OVER => Event::MarkOver {
+                mark: self.varint()?,
+            },
+            tag::KEPT_ENDS => Event::KeptEnds {
+                ends: self.kept_ends(names)?,
+            },
+            tag::KEPT_DROPPED => Event::KeptDropped {
+                numbers: self.numbers()?.into(),
+            },
             tag::PAUSED => Event::Paused {
                 queue: self.name(names)?,
                 paused: self.flag()?,
@@ -182,7 +268,7 @@ impl<'a> RecordReader<'a> {
         Ok(Some(event))
     }
 
-    fn head(&mut self, names: &mut Names) -> Result<MessageHead, RecordError> {
+    fn head(&mut self, names: &mut Names) -> Result<Head<'a>, RecordError> {
         let flags = self.byte()?;
         let has = |flag| flags & flag != 0;
         let number = self.number()?;
@@ -223,7 +309,7 @@ impl<'a> RecordReader<'a> {
                 grant: self.grant()?,
             },
         };
-        Ok(MessageHead {
+        let mut head = MessageHead {
             number,
             id,
             queue,
@@ -234,11 +320,285 @@ impl<'a> RecordReader<'a> {
             redelivered: has(has::REDELIVERED),
             has_copies: has(has::COPIES),
             attempt,
+            generation: 0,
+            attempts_before: 0,
             enqueued_at,
             expires_at,
             result_ttl_ms,
             place,
+        };
+        if !has(has::ALSO) {
+            return Ok((head, None, None));
+        }
+        let (extras, failure) = self.rare(names, &mut head)?;
+        Ok((head, extras, failure))
+    }
+
+    fn rare(
+        &mut self,
+        names: &mut Names,
+        head: &mut MessageHead,
+    ) -> Result<(Option<Extras>, Option<Failing<'a>>), RecordError> {
+        let at = self.at;
+        let flags = self.varint()?;
+        if flags & !also::KNOWN != 0 {
+            let what = "field of a message";
+            return Err(RecordError::UnknownField { what, at });
+        }
+        let has = |flag| flags & flag != 0;
+        let mut extras = Extras::default();
+        let mut failure = None;
+        if has(also::MEMBER) {
+            extras.member = Some(Member {
+                join: MessageId(self.array()?),
+                index: self.small("index")?,
+            });
+        }
+        if has(also::INPUTS) {
+            let join = MessageId(self.array()?);
+            let at = self.at;
+            let shape = match self.byte()? {
+                0 => InputShape::One,
+                1 => InputShape::List,
+                2 => InputShape::Named,
+                _ => return Err(RecordError::UnknownField { what: "shape", at }),
+            };
+            extras.inputs = Some(Inputs { join, shape });
+        }
+        if has(also::WORKFLOW) {
+            extras.workflow = Some(MessageId(self.array()?));
+        }
+        if has(also::KEY) {
+            extras.key = Some(Bytes::copy_from_slice(self.slice()?));
+        }
+        if has(also::HEADERS) {
+            for _ in 0..self.varint()? {
+                let name = self.text()?.to_owned();
+                let value = Bytes::copy_from_slice(self.slice()?);
+                extras.headers.push((name, value));
+            }
+        }
+        if has(also::GENERATION) {
+            head.generation = self.small("generation")?;
+        }
+        if has(also::RETRIES) {
+            extras.retries = Some(self.retries()?);
+        }
+        if has(also::TIMEOUT) {
+            extras.timeout_ms = Some(self.varint()?);
+        }
+        if has(also::SOFT_TIMEOUT) {
+            extras.soft_timeout_ms = Some(self.varint()?);
+        }
+        if has(also::SUSPECTS) {
+            extras.suspects = self.byte()?;
+        }
+        if has(also::PARENT) {
+            extras.parent = Some(MessageId(self.array()?));
+        }
+        if has(also::FAILED) {
+            failure = Some(self.failure(names)?);
+        }
+        if has(also::ARGS_HASH) {
+            extras.args_hash = Some(self.word()?);
+        }
+        if has(also::ATTEMPTS_BEFORE) {
+            head.attempts_before = self.small("attempt")?;
+        }
+        Ok(((extras != Extras::default()).then_some(extras), failure))
+    }
+
+    fn retries(&mut self) -> Result<Retries, RecordError> {
+        let at = self.at;
+        Ok(match self.byte()? {
+            0 => Retries::AtMost(self.small("retries")?),
+            1 => {
+                let count = self.varint()?;
+                if count > Retries::DELAYS_CAP as u64 {
+                    return Err(RecordError::Malformed {
+                        what: "retries",
+                        at,
+                    });
+                }
+                let delays = (0..count).map(|_| self.varint());
+                Retries::After(delays.collect::<Result<_, _>>()?)
+            }
+            _ => {
+                return Err(RecordError::UnknownField {
+                    what: "retries",
+                    at,
+                });
+            }
         })
+    }
+
+    fn failure(&mut self, names: &mut Names) -> Result<Failing<'a>, RecordError> {
+        let at = self.at;
+        let flags = self.byte()?;
+        if flags & !(failed::CRASHED | failed::DISPLACED | failed::NOTE) != 0 {
+            return Err(RecordError::UnknownField {
+                what: "failure",
+                at,
+            });
+        }
+        Ok(Failing {
+            crashed: flags & failed::CRASHED != 0,
+            is_displaced: flags & failed::DISPLACED != 0,
+            to: self.number()?,
+            class: self.name(names)?,
+            message: self.text()?,
+            fingerprint: self.word()?,
+            preview: self.slice()?,
+            note: match flags & failed::NOTE {
+                0 => None,
+                _ => Some(self.slice()?),
+            },
+            at: self.difference(self.time)?,
+        })
+    }
+
+    fn mark(&mut self, names: &mut Names) -> Result<Mark, RecordError> {
+        let number = self.varint()?;
+        let at = self.at;
+        let what = *MarkedFor::ALL
+            .get(usize::from(self.byte()?))
+            .ok_or(RecordError::UnknownField { what: "mark", at })?;
+        let before = self.varint()?;
+        let reason = self.name(names)?;
+        let at = self.at;
+        let flags = self.byte()?;
+        if flags & !marked::KNOWN != 0 {
+            let what = "field of a mark";
+            return Err(RecordError::UnknownField { what, at });
+        }
+        let has = |flag| flags & flag != 0;
+        let mut name = |flag| match has(flag) {
+            true => self.name(names).map(Some),
+            false => Ok(None),
+        };
+        let (queue, task, class) = (
+            name(marked::QUEUE)?,
+            name(marked::TASK)?,
+            name(marked::CLASS)?,
+        );
+        let fingerprint = match has(marked::FINGERPRINT) {
+            true => Some(self.word()?),
+            false => None,
+        };
+        let mut time = |flag| match has(flag) {
+            true => self.varint().map(Some),
+            false => Ok(None),
+        };
+        let (failed_from, failed_before) = (time(marked::FROM)?, time(marked::BEFORE)?);
+        let target = match has(marked::TARGET) {
+            true => Some(self.name(names)?),
+            false => None,
+        };
+        Ok(Mark {
+            number,
+            what,
+            before,
+            queue,
+            task,
+            class,
+            fingerprint,
+            failed_from,
+            failed_before,
+            target,
+            reason,
+        })
+    }
+
+    fn kept_ends(&mut self, names: &mut Names) -> Result<KeptEnds<'a>, RecordError> {
+        let at = self.at;
+        let how = *How::ALL
+            .get(usize::from(self.byte()?))
+            .ok_or(RecordError::UnknownField { what: "end", at })?;
+        let (reason, queue, task) = (self.name(names)?, self.name(names)?, self.name(names)?);
+        let (attempt, generation) = (self.small("attempt")?, self.small("generation")?);
+        let result_ttl_ms = self.varint()?;
+        let mut before = self.time;
+        let mut ends = Vec::new();
+        for _ in 0..self.varint()? {
+            let end = KeptEnd {
+                number: self.number()?,
+                id: MessageId(self.array()?),
+                at: self.difference(before)?,
+            };
+            before = end.at;
+            ends.push(end);
+        }
+        Ok(KeptEnds {
+            how,
+            reason,
+            queue,
+            task,
+            attempt,
+            generation,
+            result_ttl_ms,
+            ends: ends.into(),
+        })
+    }
+
+    fn join_state(&mut self) -> Result<Event<'a>, RecordError> {
+        let join = MessageId(self.array()?);
+        let count = self.small("count")?;
+        let at = self.at;
+        let flags = self.byte()?;
+        if flags > 3 {
+            return Err(RecordError::UnknownField { what: "join", at });
+        }
+        let over_at = match flags & 2 {
+            0 => None,
+            _ => Some(self.difference(self.time)?),
+        };
+        let mut arrived = Vec::new();
+        let mut before = 0;
+        for _ in 0..self.varint()? {
+            before = self.difference(before)?;
+            let word = u32::try_from(before);
+            let word = word.map_err(|_| RecordError::Malformed { what: "index", at })?;
+            arrived.push((word, self.word()?));
+        }
+        Ok(Event::JoinState {
+            join,
+            count,
+            policy: match flags & 1 {
+                0 => JoinPolicy::AllSucceeded,
+                _ => JoinPolicy::AllEnded,
+            },
+            over_at,
+            arrived: arrived.into(),
+        })
+    }
+
+    fn numbers(&mut self) -> Result<Vec<u64>, RecordError> {
+        let at = self.at;
+        let malformed = RecordError::Malformed { what: "run", at };
+        let mut numbers = Vec::new();
+        for _ in 0..self.varint()? {
+            let first = self.number()?;
+            let length = self.varint()?;
+            let room = (ENDED_AT_ONCE - numbers.len()) as u64;
+            let last = length
+                .checked_sub(1)
+                .filter(|_| length <= room)
+                .and_then(|more| first.checked_add(more));
+            let last = last.ok_or_else(|| malformed.clone())?;
+            numbers.extend(first..=last);
+            self.number = last;
+        }
+        Ok(numbers)
+    }
+
+    /// Eight bytes, lowest first.
+    fn word(&mut self) -> Result<u64, RecordError> {
+        let at = self.at;
+        let bytes = self.bytes[at..]
+            .first_chunk()
+            .ok_or(RecordError::Truncated { at })?;
+        self.at += bytes.len();
+        Ok(u64::from_le_bytes(*bytes))
     }
 
     fn change(&mut self, names: &mut Names) -> Result<Change<'a>, RecordError> {
@@ -249,6 +609,8 @@ impl<'a> RecordReader<'a> {
             queue: self.name(names)?,
             next_attempt: has(moved::NEXT_ATTEMPT),
             crashed: has(moved::CRASHED),
+            redelivered: has(moved::REDELIVERED),
+            was_sent: has(moved::SENT),
             due: if has(moved::DUE) {
                 Some(self.when()?)
             } else {
@@ -301,6 +663,12 @@ impl<'a> RecordReader<'a> {
             }
             1 => return Ok(Receipt::Duplicate),
             2 => return Ok(Receipt::Unknown),
+            10 => return self.applied(),
+            13 => {
+                let op = self.small("operation")?;
+                let why = Refusal::TooLate(self.message_state()?);
+                return Ok(Receipt::Refused { op, why });
+            }
             _ => {}
         }
         let op = self.small("operation")?;
@@ -313,6 +681,8 @@ impl<'a> RecordReader<'a> {
             7 => Refusal::QueueFull(text),
             8 => Refusal::DiskFull,
             9 => Refusal::Invalid(text),
+            11 => Refusal::NotOffered(text),
+            12 => Refusal::NoSuchJob,
             _ => {
                 return Err(RecordError::Malformed {
                     what: "receipt",
@@ -321,6 +691,33 @@ impl<'a> RecordReader<'a> {
             }
         };
         Ok(Receipt::Refused { op, why })
+    }
+
+    fn applied(&mut self) -> Result<Receipt, RecordError> {
+        let mut applied = Applied::default();
+        for _ in 0..self.varint()? {
+            applied.skipped.push(self.small("operation")?);
+        }
+        for _ in 0..self.varint()? {
+            let op = self.small("operation")?;
+            applied.owners.push((op, MessageId(self.array()?)));
+        }
+        if self.bytes.get(self.at) == Some(&0) {
+            self.at += 1;
+        } else {
+            let at = self.at;
+            let state = self.byte()?.wrapping_sub(1);
+            applied.found =
+                Some(state_of(state).ok_or(RecordError::UnknownField { what: "state", at })?);
+        }
+        applied.operation = Some(self.varint()?).filter(|operation| *operation != 0);
+        Ok(Receipt::Applied(applied))
+    }
+
+    fn message_state(&mut self) -> Result<MessageState, RecordError> {
+        let at = self.at;
+        let state = state_of(self.byte()?);
+        state.ok_or(RecordError::UnknownField { what: "state", at })
     }
 
     fn byte(&mut self) -> Result<u8, RecordError> {

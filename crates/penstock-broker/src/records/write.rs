@@ -1,8 +1,11 @@
 //! Events into bytes.
 
-use penstock_message::{Key, Overflow, Receipt, Refusal, WallMs};
+use penstock_message::{Extras, Key, Overflow, Receipt, Refusal, Retries, WallMs};
 
-use super::{Change, Event, Grant, MessageHead, Place, VERSION, has, limited, moved, tag};
+use super::{
+    Change, ENDED_AT_ONCE, Event, Failing, Grant, Mark, MessageHead, Place, VERSION, also, failed,
+    has, limited, marked, moved, stored, tag,
+};
 use crate::clock::When;
 use crate::names::{Name, Names};
 
@@ -105,9 +108,14 @@ impl RecordWriter {
                 self.varint(*seq);
                 self.receipt(receipt);
             }
-            Event::Message { head, body } => {
+            Event::Message {
+                head,
+                extras,
+                failure,
+                body,
+            } => {
                 self.tag(tag::MESSAGE);
-                self.head(names, head);
+                self.head(names, head, extras.as_deref(), failure.as_ref());
                 self.slice(body);
             }
             Event::Copied {
@@ -163,13 +171,27 @@ impl RecordWriter {
                 body,
                 group,
                 expires_at,
+                run,
             } => {
                 self.tag(tag::STORED);
                 self.key(key);
-                self.tag(*status as u8 | u8::from(expires_at.is_some()) << 7);
+                let mut flags = *status as u8;
+                for (flag, is_set) in [
+                    (stored::EXPIRY, expires_at.is_some()),
+                    (stored::RUN, run.is_some()),
+                ] {
+                    flags |= if is_set { flag } else { 0 };
+                }
+                self.tag(flags);
                 self.name(names, *group);
                 if let Some(at) = expires_at {
                     self.varint(*at);
+                }
+                if let Some(run) = run {
+                    self.name(names, run.queue);
+                    self.varint(u64::from(run.attempt));
+                    self.varint(u64::from(run.generation));
+                    self.difference(run.ended_at, self.time);
                 }
                 self.slice(body);
             }
@@ -206,6 +228,95 @@ impl RecordWriter {
                 self.bytes.extend_from_slice(&join.0);
                 self.tag(u8::from(*released));
             }
+            Event::JoinState {
+                join,
+                count,
+                policy,
+                over_at,
+                arrived,
+            } => {
+                self.tag(tag::JOIN_STATE);
+                self.bytes.extend_from_slice(&join.0);
+                self.varint(u64::from(*count));
+                self.tag(*policy as u8 | u8::from(over_at.is_some()) << 1);
+                if let Some(at) = over_at {
+                    self.difference(*at, self.time);
+                }
+                self.varint(arrived.len() as u64);
+                let mut before = 0;
+                for (word, bits) in arrived.iter() {
+                    self.difference(u64::from(*word), before);
+                    self.bytes.extend_from_slice(&bits.to_le_bytes());
+                    before = u64::from(*word);
+                }
+            }
+            Event::JoinOver { join, at } => {
+                self.tag(tag::JOIN_OVER);
+                self.bytes.extend_from_slice(&join.0);
+                self.difference(*at, self.time);
+            }
+            Event::EndedMany {
+                how,
+                reason,
+                at,
+                kept,
+                numbers,
+            } => {
+                self.tag(tag::ENDED_MANY);
+                self.tag((*how as u8) << 1 | u8::from(*kept));
+                self.name(names, *reason);
+                self.difference(*at, self.time);
+                self.numbers(numbers);
+            }
+            Event::Failed { number, failure } => {
+                self.tag(tag::FAILED);
+                self.number(*number);
+                self.failure(names, failure);
+            }
+            Event::FailedDropped { through } => {
+                self.tag(tag::FAILED_DROPPED);
+                self.varint(*through);
+            }
+            Event::Revived { number, to, queue } => {
+                self.tag(tag::REVIVED);
+                self.number(*number);
+                self.number(*to);
+                self.name(names, *queue);
+            }
+            Event::Marked { mark } => {
+                self.tag(tag::MARKED);
+                self.mark(names, mark);
+            }
+            Event::MarkOver { mark } => {
+                self.tag(tag::MARK_OVER);
+                self.varint(*mark);
+            }
+            Event::KeptEnds { ends } => {
+                self.tag(tag::KEPT_ENDS);
+                self.tag(ends.how as u8);
+                for name in [ends.reason, ends.queue, ends.task] {
+                    self.name(names, name);
+                }
+                for field in [
+                    u64::from(ends.attempt),
+                    u64::from(ends.generation),
+                    ends.result_ttl_ms,
+                    ends.ends.len() as u64,
+                ] {
+                    self.varint(field);
+                }
+                let mut before = self.time;
+                for end in ends.ends.iter() {
+                    self.number(end.number);
+                    self.bytes.extend_from_slice(&end.id.0);
+                    self.difference(end.at, before);
+                    before = end.at;
+                }
+            }
+            Event::KeptDropped { numbers } => {
+                self.tag(tag::KEPT_DROPPED);
+                self.numbers(numbers);
+            }
             Event::Paused { queue, paused } => {
                 self.tag(tag::PAUSED);
                 self.name(names, *queue);
@@ -241,7 +352,17 @@ impl RecordWriter {
         self.varint(self.time);
     }
 
-    fn head(&mut self, names: &Names, head: &MessageHead) {
+    fn head(
+        &mut self,
+        names: &Names,
+        head: &MessageHead,
+        extras: Option<&Extras>,
+        failure: Option<&Failing<'_>>,
+    ) {
+        let is_rare = extras.is_some()
+            || failure.is_some()
+            || head.generation != 0
+            || head.attempts_before != 0;
         let has_history = head.attempt != 0 || head.crashes != 0;
         let place = match head.place {
             Place::Ready => has::READY,
@@ -256,6 +377,7 @@ impl RecordWriter {
             (has::HISTORY, has_history),
             (has::REDELIVERED, head.redelivered),
             (has::COPIES, head.has_copies),
+            (has::ALSO, is_rare),
         ] {
             if is_set {
                 flags |= flag;
@@ -288,6 +410,166 @@ impl RecordWriter {
                 self.grant(&grant);
             }
         }
+        if is_rare {
+            self.rare(names, head, extras, failure);
+        }
+    }
+
+    fn rare(
+        &mut self,
+        names: &Names,
+        head: &MessageHead,
+        extras: Option<&Extras>,
+        failure: Option<&Failing<'_>>,
+    ) {
+        let unset = Extras::default();
+        let extras = extras.unwrap_or(&unset);
+        let mut flags = 0;
+        for (flag, is_set) in [
+            (also::MEMBER, extras.member.is_some()),
+            (also::INPUTS, extras.inputs.is_some()),
+            (also::WORKFLOW, extras.workflow.is_some()),
+            (also::KEY, extras.key.is_some()),
+            (also::HEADERS, !extras.headers.is_empty()),
+            (also::GENERATION, head.generation != 0),
+            (also::RETRIES, extras.retries.is_some()),
+            (also::TIMEOUT, extras.timeout_ms.is_some()),
+            (also::SOFT_TIMEOUT, extras.soft_timeout_ms.is_some()),
+            (also::SUSPECTS, extras.suspects != 0),
+            (also::PARENT, extras.parent.is_some()),
+            (also::FAILED, failure.is_some()),
+            (also::ARGS_HASH, extras.args_hash.is_some()),
+            (also::ATTEMPTS_BEFORE, head.attempts_before != 0),
+        ] {
+            flags |= if is_set { flag } else { 0 };
+        }
+        self.varint(flags);
+        if let Some(member) = &extras.member {
+            self.bytes.extend_from_slice(&member.join.0);
+            self.varint(u64::from(member.index));
+        }
+        if let Some(inputs) = &extras.inputs {
+            self.bytes.extend_from_slice(&inputs.join.0);
+            self.tag(inputs.shape as u8);
+        }
+        if let Some(workflow) = &extras.workflow {
+            self.bytes.extend_from_slice(&workflow.0);
+        }
+        if let Some(key) = &extras.key {
+            self.slice(key);
+        }
+        if !extras.headers.is_empty() {
+            self.varint(extras.headers.len() as u64);
+            for (name, value) in &extras.headers {
+                self.text(name);
+                self.slice(value);
+            }
+        }
+        if head.generation != 0 {
+            self.varint(u64::from(head.generation));
+        }
+        // What is more than the number of retries and one is a list of delays.
+        match &extras.retries {
+            None => {}
+            Some(Retries::AtMost(count)) => {
+                self.tag(0);
+                self.varint(u64::from(*count));
+            }
+            Some(Retries::After(delays)) => {
+                self.tag(1);
+                self.varint(delays.len() as u64);
+                for delay_ms in delays {
+                    self.varint(*delay_ms);
+                }
+            }
+        }
+        for ms in [extras.timeout_ms, extras.soft_timeout_ms]
+            .into_iter()
+            .flatten()
+        {
+            self.varint(ms);
+        }
+        if extras.suspects != 0 {
+            self.tag(extras.suspects);
+        }
+        if let Some(parent) = &extras.parent {
+            self.bytes.extend_from_slice(&parent.0);
+        }
+        if let Some(failure) = failure {
+            self.failure(names, failure);
+        }
+        if let Some(hash) = extras.args_hash {
+            self.bytes.extend_from_slice(&hash.to_le_bytes());
+        }
+        if head.attempts_before != 0 {
+            self.varint(u64::from(head.attempts_before));
+        }
+    }
+
+    fn failure(&mut self, names: &Names, failure: &Failing<'_>) {
+        let mut flags = 0;
+        for (flag, is_set) in [
+            (failed::CRASHED, failure.crashed),
+            (failed::DISPLACED, failure.is_displaced),
+            (failed::NOTE, failure.note.is_some()),
+        ] {
+            flags |= if is_set { flag } else { 0 };
+        }
+        self.tag(flags);
+        self.number(failure.to);
+        self.name(names, failure.class);
+        self.text(failure.message);
+        self.bytes
+            .extend_from_slice(&failure.fingerprint.to_le_bytes());
+        self.slice(failure.preview);
+        if let Some(note) = failure.note {
+            self.slice(note);
+        }
+        self.difference(failure.at, self.time);
+    }
+
+    fn mark(&mut self, names: &Names, mark: &Mark) {
+        self.varint(mark.number);
+        self.tag(mark.what as u8);
+        self.varint(mark.before);
+        self.name(names, mark.reason);
+        let mut flags = 0;
+        for (flag, is_set) in [
+            (marked::QUEUE, mark.queue.is_some()),
+            (marked::TASK, mark.task.is_some()),
+            (marked::CLASS, mark.class.is_some()),
+            (marked::FINGERPRINT, mark.fingerprint.is_some()),
+            (marked::FROM, mark.failed_from.is_some()),
+            (marked::BEFORE, mark.failed_before.is_some()),
+            (marked::TARGET, mark.target.is_some()),
+        ] {
+            flags |= if is_set { flag } else { 0 };
+        }
+        self.tag(flags);
+        for name in [mark.queue, mark.task, mark.class].into_iter().flatten() {
+            self.name(names, name);
+        }
+        if let Some(fingerprint) = mark.fingerprint {
+            self.bytes.extend_from_slice(&fingerprint.to_le_bytes());
+        }
+        for at in [mark.failed_from, mark.failed_before].into_iter().flatten() {
+            self.varint(at);
+        }
+        if let Some(target) = mark.target {
+            self.name(names, target);
+        }
+    }
+
+    /// Ascending numbers as runs: how many, then for each the gap before it and its length.
+    fn numbers(&mut self, numbers: &[u64]) {
+        debug_assert!(numbers.len() <= ENDED_AT_ONCE && numbers.is_sorted());
+        let runs = numbers.chunk_by(|one, next| one + 1 == *next);
+        self.varint(runs.clone().count() as u64);
+        for run in runs {
+            self.number(run[0]);
+            self.varint(run.len() as u64);
+            self.number = run[run.len() - 1];
+        }
     }
 
     fn change(&mut self, names: &Names, change: &Change<'_>) {
@@ -296,6 +578,8 @@ impl RecordWriter {
             (moved::DUE, change.due.is_some()),
             (moved::NEXT_ATTEMPT, change.next_attempt),
             (moved::CRASHED, change.crashed),
+            (moved::REDELIVERED, change.redelivered),
+            (moved::SENT, change.was_sent),
             (moved::NOTE, change.note.is_some()),
             (moved::EXPIRY, change.expires_at.is_some()),
         ] {
@@ -320,10 +604,23 @@ impl RecordWriter {
     fn receipt(&mut self, receipt: &Receipt) {
         match receipt {
             Receipt::Applied(applied) => {
-                self.tag(0);
+                // Code 0 was all that format 1 had to say of it.
+                let has_more = !applied.owners.is_empty()
+                    || applied.found.is_some()
+                    || applied.operation.is_some();
+                self.tag(if has_more { 10 } else { 0 });
                 self.varint(applied.skipped.len() as u64);
                 for op in &applied.skipped {
                     self.varint(u64::from(*op));
+                }
+                if has_more {
+                    self.varint(applied.owners.len() as u64);
+                    for (op, owner) in &applied.owners {
+                        self.varint(u64::from(*op));
+                        self.bytes.extend_from_slice(&owner.0);
+                    }
+                    self.tag(applied.found.map_or(0, |state| state as u8 + 1));
+                    self.varint(applied.operation.unwrap_or(0));
                 }
             }
             Receipt::Duplicate => self.tag(1),
@@ -337,13 +634,16 @@ impl RecordWriter {
                     Refusal::QueueFull(text) => (7, text.as_str()),
                     Refusal::DiskFull => (8, ""),
                     Refusal::Invalid(text) => (9, text.as_str()),
-                    Refusal::NotOffered(text) => (10, text.as_str()),
-                    Refusal::NoSuchJob => (11, ""),
-                    Refusal::TooLate(_) => (12, ""),
+                    Refusal::NotOffered(text) => (11, text.as_str()),
+                    Refusal::NoSuchJob => (12, ""),
+                    Refusal::TooLate(_) => (13, ""),
                 };
                 self.tag(code);
                 self.varint(u64::from(*op));
-                self.text(text);
+                match why {
+                    Refusal::TooLate(state) => self.tag(*state as u8),
+                    _ => self.text(text),
+                }
             }
         }
     }

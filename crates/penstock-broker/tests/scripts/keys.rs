@@ -30,19 +30,19 @@ fn a_unique_message_owns_its_key_until_it_is_settled() {
     for (last, rest) in [
         ("w ack one", "w confirm 3"),
         ("w crash one", "w confirm 3"),
-        ("w move one queue=dead", "w confirm 3"),
+        ("w move one queue=elsewhere", "w confirm 3"),
     ] {
         let settles = last.contains("ack");
         let after = if settles {
             "a confirm 3"
         } else {
-            "a confirm 3 3:skipped[0]"
+            "a confirm 3 3:skipped[0]+0:owner-one"
         };
         check(&format!(
             "
             a hello                             -> a welcome 0
             a publish one unless=once           -> a confirm 1
-            a publish two unless=once           -> a confirm 2 2:skipped[0]
+            a publish two unless=once           -> a confirm 2 2:skipped[0]+0:owner-one
             w hello                             -> w welcome 0
             w guard once present                -> w confirm 1
             w consume default 1                 -> w deliver one
@@ -51,7 +51,7 @@ fn a_unique_message_owns_its_key_until_it_is_settled() {
             kill                                ->
             w hello one                         -> w welcome 2 one
             {last}                              -> {rest}
-            a hello                             -> a welcome 1, a confirm 2 2:skipped[0]
+            a hello                             -> a welcome 1, a confirm 2 2:skipped[0]+0:owner-one
             a publish three unless=once         -> {after}
             "
         ));
@@ -59,14 +59,14 @@ fn a_unique_message_owns_its_key_until_it_is_settled() {
     check(
         "
         a hello                             -> a welcome 0
-        a publish one unless=once expires=10; publish two unless=once  -> a confirm 1 1:skipped[1]
+        a publish one unless=once expires=10; publish two unless=once  -> a confirm 1 1:skipped[1]+1:owner-one
         a watch once                        -> a sees once pending
         wait 10                             -> a sees once gone
         a publish two unless=once           -> a confirm 2
-        a purge default                     -> a confirm 3
+        a purge default                     -> a confirm 3 3:operation-1
         a publish three unless=once; put once held  -> a confirm 4
         # The value is there on its own account.
-        a purge default                     -> a confirm 5
+        a purge default                     -> a confirm 5 5:operation-2
         a publish four unless=once          -> a confirm 6 6:skipped[0]
         a delete once; publish five unless=once  -> a confirm 7
         ",
@@ -82,7 +82,7 @@ fn a_unique_message_owns_its_key_until_its_last_copy_is_settled() {
         w hello                             -> w welcome 0
         w consume x 1                       -> w deliver one@x
         w ack one                           -> w confirm 1
-        a publish two unless=once           -> a confirm 2 2:skipped[0]
+        a publish two unless=once           -> a confirm 2 2:skipped[0]+0:owner-one
         w consume y 1                       -> w deliver one@y
         w ack one                           -> w confirm 2
         a publish two unless=once           -> a confirm 3
@@ -195,7 +195,8 @@ fn a_join_releases_what_it_holds_once() {
         a join any index=0 failed           -> a confirm 4
         a join any index=1                  -> a confirm 5
         a join all index=1                  -> a confirm 6
-        a status                            -> a status default:1/0/0 clients 1 results 1 evicted 0
+        a info one                          -> a knows Blocked in default attempt 0 crashes 0
+        a status                            -> a status default:1/0/0 clients 1 results 0 evicted 0
         ",
     );
     // What expires while it is held is not released.

@@ -212,7 +212,7 @@ fn leases_outlive_the_broker() {
         power-cut                           ->
         sync                                ->
         a hello last=1                      -> a welcome 1
-        a purge mail                        -> a confirm 2
+        a purge mail                        -> a confirm 2 2:operation-1
         kill                                ->
         w hello one                         -> w welcome 0
         w consume default 1                 -> w deliver one!
@@ -266,10 +266,10 @@ fn crashes_are_counted_and_the_last_is_final() {
         w consume default 10                -> w deliver one
         w crash one reason=SIGSEGV          -> w confirm 1, w deliver one!
         w crash one reason=SIGKILL          -> a sees one Crashed SIGKILL, w confirm 2
-        a info one                          -> a knows Dead in dead attempt 0 crashes 2 notes SIGSEGV+SIGKILL
+        a info one                          -> a knows Failed in default attempt 0 crashes 2 failed WorkerCrashed:SIGKILL notes SIGSEGV+SIGKILL
         kill                                ->
         a hello                             -> a welcome 1
-        a info one                          -> a knows Dead in dead attempt 0 crashes 2 notes SIGSEGV+SIGKILL
+        a info one                          -> a knows Failed in default attempt 0 crashes 2 failed WorkerCrashed:SIGKILL notes SIGSEGV+SIGKILL
         # Thirty days later it is cleared away; how it ended was told.
         a lost                              ->
         wait 2592000000                     ->
@@ -286,34 +286,6 @@ fn crashes_are_counted_and_the_last_is_final() {
         w consume default 1                 -> w deliver one
         w crash one                         -> w confirm 2, w sees one gone
         w watch one                         -> w sees one gone
-        ",
-    );
-    // The dead letters can be consumed like any queue.
-    check(
-        "
-        a hello                             -> a welcome 0
-        a publish one deliveries=1          -> a confirm 1
-        w hello                             -> w welcome 0
-        w consume default 10                -> w deliver one
-        w crash one                         -> w confirm 1
-        w consume dead 1                    -> w deliver one@dead
-        w move one queue=default            -> w confirm 2
-        w consume default 1                 -> w deliver one
-        w ack one; put one yes              -> w confirm 3
-        a watch one                         -> a sees one Succeeded yes
-        ",
-    );
-    // Whoever looks after them may crash, too: a letter keeps its place, and its job the result it had.
-    check(
-        "
-        a hello                             -> a welcome 0
-        a publish one deliveries=1          -> a confirm 1
-        w hello                             -> w welcome 0
-        w consume default 1                 -> w deliver one
-        w put one no failed; move one queue=dead  -> w confirm 1
-        w consume dead 2                    -> w deliver one@dead
-        w crash one                         -> w confirm 2, w deliver one@dead!
-        a watch one                         -> a sees one Failed no
         ",
     );
 }
@@ -337,12 +309,9 @@ fn a_retry_is_the_same_message_in_a_new_place() {
         # Behind what came before the retry.
         w consume default 2                 -> w deliver two! one!#1
         w ack two                           -> w confirm 2
-        w put one no failed; move one queue=dead note=bang expires=1000  -> w confirm 3
-        w info one                          -> w knows Dead in dead attempt 1 crashes 0 notes boom+bang
-        w watch one                         -> w sees one Failed no
-        wait 1000                           ->
-        w info one                          -> w knows nothing
-        w watch one                         -> w sees one Failed no
+        w fail one note=bang class=ValueError message=bad  -> w confirm 3
+        w info one                          -> w knows Failed in default attempt 1 crashes 0 failed ValueError:bad notes boom+bang
+        w watch one                         -> w sees one Failed error
         ",
     );
     // A new attempt has not been delivered before.

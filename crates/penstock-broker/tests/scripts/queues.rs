@@ -19,7 +19,7 @@ fn a_queue_is_paused_resumed_and_purged() {
         w consume default 1                 ->
         a resume default                    -> a confirm 5, w deliver one!
         a watch one two three               -> a sees one pending, a sees two pending, a sees three pending
-        a purge default                     -> a confirm 6, a sees two Cancelled its queue was purged, a sees three Cancelled its queue was purged
+        a purge default                     -> a confirm 6 6:operation-1, a sees two Cancelled its queue was purged, a sees three Cancelled its queue was purged
         a status                            -> a status default:0/0/1 w=0/0/1 clients 1 results 2 evicted 0
         w ack one                           -> a sees one gone, w confirm 1
         a purge nothing                     -> a confirm 7
@@ -42,16 +42,16 @@ fn a_queue_that_nobody_serves_is_told_of_once() {
         w ack one                           -> w confirm 1
         w bye                               ->
         wait 30000                          -> notice: 2 unserved in default for 30000
-        a purge default                     -> a confirm 4
+        a purge default                     -> a confirm 4 4:operation-1
         ",
     );
-    // Not of one that was empty meanwhile, nor of the dead letters.
+    // Not of one that was empty meanwhile, nor of jobs that have failed.
     check(
         "
         a hello                             -> a welcome 0
         a publish one                       -> a confirm 1
         wait 20000                          ->
-        a purge default                     -> a confirm 2
+        a purge default                     -> a confirm 2 2:operation-1
         a publish two deliveries=1 expires=40000  -> a confirm 3
         wait 20000                          ->
         w hello                             -> w welcome 0
@@ -116,14 +116,14 @@ fn what_lives_is_carried_forward() {
         a hello                             -> a welcome 1, a confirm 11 2:refused 0 GuardFailed
         w hello run one                     -> w welcome 3 run one
         w info one                          -> w knows Running in default attempt 1 crashes 0 at w notes boom
-        a info dead                         -> a knows Dead in dead attempt 0 crashes 1 notes why
+        a info dead                         -> a knows Failed in default attempt 0 crashes 1 failed WorkerCrashed:why notes why
         a watch key gone dead               -> a sees key Succeeded value, a sees gone Succeeded yes, a sees dead Crashed why
-        a publish two unless=once           -> a confirm 12 12:skipped[0]
+        a publish two unless=once           -> a confirm 12 12:skipped[0]+0:owner-one
         w ack one|ack run                   -> w confirm 5
         a join join index=0|join join index=1|join join index=2  -> a confirm 15
         w consume default 2                 -> w deliver held!
         wait 60001                          -> w deliver late!, notice: 1 unserved in x for 30000, notice: 1 unserved in y for 30000
-        a status                            -> a status dead:1/0/0-60001ms default:0/0/2 other:0/0/0-paused x:1/0/0-60001ms y:1/0/0-60001ms w=0/0/2 clients 1 results 2 evicted 0
+        a status                            -> a status default:0/0/2-failed1 other:0/0/0-paused x:1/0/0-60001ms y:1/0/0-60001ms w=0/0/2 clients 1 results 2 evicted 0
         ",
     );
 }
@@ -144,10 +144,9 @@ fn a_body_that_cannot_be_read_back_is_quarantined_and_all_else_goes_on() {
         a watch one                         -> a sees one pending
         w hello                             -> w welcome 0
         w consume default 10                -> notice: one of default is unreadable, notice: two of default is unreadable, w deliver three, a sees one Crashed of 64 bytes
-        a status                            -> a status dead:2/0/0 default:0/0/1 w=0/0/1 clients 1 results 2 evicted 0
+        a status                            -> a status default:0/0/1-failed2 w=0/0/1 clients 1 results 2 evicted 0
         w ack three                         -> w confirm 1
-        w consume dead 2                    -> w deliver one@dead two@dead
-        w ack one; ack two                  -> w confirm 2
+        a failed                            -> a failed one:task@default#0:Unreadable:its body can't be read back from the journal: record 2 is rotten two:task@default#0:Unreadable:its body can't be read back from the journal: record 2 is rotten
         ",
     );
 }

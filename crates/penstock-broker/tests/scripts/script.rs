@@ -21,15 +21,15 @@ use penstock_broker::{
     Query, Recovery, Unread,
 };
 use penstock_message::{
-    Condition, Durability, HeaderPatch, Key, Lease, Message, MessageId, Op, Overflow, QueueLimits,
-    ReleaseReason, SessionId, Space, Tx, Value, ValueStatus,
+    Condition, Durability, FailedQuery, Failure, HeaderPatch, Key, Lease, Message, MessageId, Op,
+    Overflow, QueueLimits, ReleaseReason, SessionId, Space, Tx, Value, ValueStatus,
 };
 
 mod words;
 
 use words::{
-    Options, describe_answer, describe_receipt, describe_value, describe_whole, join_id,
-    message_id, name_of_message, number,
+    Options, describe_answer, describe_receipt, describe_value, describe_whole, extras, filter,
+    join_id, message_id, name_of_message, number, target,
 };
 
 /// Runs a script and compares each line's outputs with what stands behind its arrow.
@@ -172,6 +172,7 @@ impl World {
                     "plenty" => Space::Plenty,
                     "no-publishes" => Space::NoPublishes,
                     "no-leases" => Space::NoLeases,
+                    "no-settlements" => Space::NoSettlements,
                     other => panic!("no such level: {other}"),
                 };
                 self.input(Input::Space(space));
@@ -277,6 +278,16 @@ impl World {
                 });
             }
             ["status"] => self.query(name, Query::Status),
+            ["failed", ref arguments @ ..] => {
+                let options = Options::new(arguments);
+                let query = FailedQuery {
+                    filter: filter(&options),
+                    after: options.number("behind").unwrap_or(0),
+                    limit: options.number("limit").unwrap_or(0) as u32,
+                };
+                self.query(name, Query::Failed(query));
+            }
+            ["operation", operation] => self.query(name, Query::Operation(number(operation))),
             ["info", message] => self.query(name, Query::Message(message_id(message))),
             ["part", last, ..] => {
                 let seq = self.clients[name].seq + 1;
@@ -374,19 +385,42 @@ impl World {
                 },
                 cost_us: 1000,
             },
+            "fail" => Op::Fail {
+                lease: self.lease(name),
+                value: (!options.has("no-value")).then(|| "error".into()),
+                note: options.text("note").unwrap_or("raised").to_owned().into(),
+                failure: Failure {
+                    class: options.text("class").unwrap_or("Error").to_owned(),
+                    message: options.text("message").unwrap_or("boom").to_owned(),
+                    fingerprint: options.number("fingerprint").unwrap_or(7),
+                    preview: options.text("preview").unwrap_or("").to_owned().into(),
+                },
+                cost_us: 1000,
+            },
+            "cancel" => Op::Cancel {
+                target: target(name, &options),
+                reason: options.text("reason").unwrap_or("").to_owned(),
+            },
+            "retry" => Op::RetryFailed {
+                target: target(name, &options),
+                queue: options.text("to").map(str::to_owned),
+            },
+            "drop" => Op::DropFailed {
+                target: target(name, &options),
+            },
+            "unnamed" => Op::Unnamed,
             "put" => Op::Put {
                 key: self.key(name),
-                value: Value {
-                    status: if options.has("failed") {
-                        ValueStatus::Failed
-                    } else {
-                        ValueStatus::Succeeded
+                value: Value::new(
+                    match options.has("failed") {
+                        true => ValueStatus::Failed,
+                        false => ValueStatus::Succeeded,
                     },
-                    body: match options.number("bytes") {
+                    match options.number("bytes") {
                         Some(bytes) => vec![b'v'; bytes as usize].into(),
                         None => words[2].to_owned().into(),
                     },
-                },
+                ),
                 ttl_ms: options.number("ttl"),
                 group: options.text("group").unwrap_or("task").to_owned(),
             },
@@ -408,7 +442,11 @@ impl World {
                     .text("messages")
                     .unwrap_or("")
                     .split('+')
-                    .map(|message| ("default".to_owned(), self.message(message, &options)))
+                    .filter(|message| !message.is_empty())
+                    .map(|message| {
+                        let queue = options.text("queue").unwrap_or("default");
+                        (queue.to_owned(), self.message(message, &options))
+                    })
                     .collect(),
                 policy: match options.has("all-ended") {
                     true => penstock_message::JoinPolicy::AllEnded,
@@ -462,6 +500,7 @@ impl World {
                 Some(bytes) => vec![b'm'; bytes as usize].into(),
                 None => name.to_owned().into(),
             },
+            extras: extras(options),
         }
     }
 
@@ -569,6 +608,7 @@ impl World {
     fn restart(&mut self, epoch: u32) {
         self.epoch = epoch;
         self.synced = self.journal.len();
+        self.mark = self.mark.min(self.synced);
         self.now.mono_ms = 500;
         self.broker = self.recover(self.now);
         for client in self.clients.values_mut() {
@@ -628,6 +668,8 @@ impl World {
     /// connections of that are lost.
     pub fn check_recovery(&mut self) {
         self.is_stalled = false;
+        // What waits for space would be done by the copy, which knows of no lack of it.
+        self.input(Input::Space(Space::Plenty));
         let conns: Vec<ConnId> = self
             .clients
             .values_mut()
@@ -740,6 +782,9 @@ impl World {
             }
             Output::Notice(Notice::Evicting { group, cap_bytes }) => {
                 lines.push(format!("notice: {group} over {cap_bytes}"));
+            }
+            Output::Notice(Notice::FailedDropped { .. }) => {
+                lines.push("notice: failed jobs are dropped".to_owned());
             }
             Output::Notice(Notice::Unreadable { id, queue, .. }) => {
                 let name = name_of_message(&id);

@@ -1,7 +1,10 @@
 //! The words of a script: how a line is read, and how an output is told.
 
 use penstock_broker::{Answer, Broker, ConnId, Input, Now, Output, Position, Query};
-use penstock_message::{Counts, Due, Key, KeyState, MessageId, Receipt, Refusal, SessionId, Space};
+use penstock_message::{
+    Counts, Due, Extras, Filter, Key, KeyState, Member, MessageId, Receipt, Refusal, Retries,
+    SessionId, Space, Target,
+};
 
 pub(super) struct Options<'a>(Vec<(&'a str, &'a str)>);
 
@@ -36,6 +39,50 @@ impl<'a> Options<'a> {
     }
 }
 
+/// `member=join:index`, `headers=name:value`, `retries=3`.
+pub(super) fn extras(options: &Options<'_>) -> Option<Box<Extras>> {
+    let member = options.text("member").map(|member| {
+        let (join, index) = member.split_once(':').expect("join:index");
+        Member {
+            join: join_id(join),
+            index: number(index) as u32,
+        }
+    });
+    let headers = options.text("headers").map(|header| {
+        let (name, value) = header.split_once(':').expect("name:value");
+        (name.to_owned(), value.to_owned().into())
+    });
+    let extras = Extras {
+        member,
+        headers: headers.into_iter().collect(),
+        retries: options
+            .number("retries")
+            .map(|count| Retries::AtMost(count as u32)),
+        ..Extras::default()
+    };
+    extras.boxed()
+}
+
+/// A message by its name, or all that match: `all queue=mail task=send`.
+pub(super) fn target(name: &str, options: &Options<'_>) -> Target {
+    match name {
+        "all" => Target::Filter(filter(options)),
+        name => Target::Job(message_id(name)),
+    }
+}
+
+pub(super) fn filter(options: &Options<'_>) -> Filter {
+    let text = |name| options.text(name).map(str::to_owned);
+    Filter {
+        queue: text("queue"),
+        task: text("task"),
+        class: text("class"),
+        fingerprint: options.number("fingerprint"),
+        failed_from: options.number("from").map(|ms| 1_700_000_000_000 + ms),
+        failed_before: options.number("until").map(|ms| 1_700_000_000_000 + ms),
+    }
+}
+
 pub(super) fn number(text: &str) -> u64 {
     text.parse()
         .unwrap_or_else(|_| panic!("{text:?} is no number"))
@@ -61,7 +108,22 @@ pub(super) fn name_of_message(id: &MessageId) -> String {
 
 pub(super) fn describe_receipt(receipt: &Receipt) -> String {
     match receipt {
-        Receipt::Applied { skipped } => format!("skipped{skipped:?}"),
+        Receipt::Applied(applied) => {
+            let mut said = Vec::new();
+            if !applied.skipped.is_empty() {
+                said.push(format!("skipped{:?}", applied.skipped));
+            }
+            for (op, owner) in &applied.owners {
+                said.push(format!("{op}:owner-{}", name_of_message(owner)));
+            }
+            if let Some(found) = applied.found {
+                said.push(format!("{found:?}"));
+            }
+            if let Some(operation) = applied.operation {
+                said.push(format!("operation-{operation}"));
+            }
+            said.join("+")
+        }
         Receipt::Duplicate => "duplicate".to_owned(),
         Receipt::Unknown => "unknown".to_owned(),
         Receipt::Refused { op, why } => {
@@ -69,6 +131,7 @@ pub(super) fn describe_receipt(receipt: &Receipt) -> String {
                 Refusal::TooLarge(_) => "TooLarge".to_owned(),
                 Refusal::Invalid(_) => "Invalid".to_owned(),
                 Refusal::QueueFull(_) => "QueueFull".to_owned(),
+                Refusal::NotOffered(_) => "NotOffered".to_owned(),
                 other => format!("{other:?}"),
             };
             format!("refused {op} {why}")
@@ -109,6 +172,13 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
                 "knows {:?} in {} attempt {} crashes {}",
                 info.state, info.queue, info.attempt, info.crashes
             );
+            if info.generation > 0 {
+                line += &format!(" generation {}", info.generation);
+            }
+            if let Some(failed) = &info.failed {
+                let (_, failure) = &**failed;
+                line += &format!(" failed {}:{}", failure.class, failure.message);
+            }
             if let Some(worker) = &info.worker {
                 line += &format!(" at {worker}");
             }
@@ -117,6 +187,30 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
             }
             line
         }
+        Answer::Failed(page) => {
+            let mut line = "failed".to_owned();
+            for job in &page.jobs {
+                let id = name_of_message(&job.id);
+                let queue = job.queue.as_deref().unwrap_or("?");
+                let failure = &job.failure;
+                line += &format!(
+                    " {id}:{}@{queue}#{}:{}:{}",
+                    job.task, job.attempt, failure.class, failure.message
+                );
+            }
+            if let Some(next) = page.next {
+                line += &format!(" next {next}");
+            }
+            line
+        }
+        Answer::Operation(None) => "operation unknown".to_owned(),
+        Answer::Operation(Some(operation)) => format!(
+            "operation {}/{}/{}{}",
+            operation.matched,
+            operation.done,
+            operation.spared,
+            if operation.is_over { " over" } else { "" }
+        ),
         Answer::Status(status) => {
             let mut line = "status".to_owned();
             for queue in &status.queues {
@@ -124,6 +218,12 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
                     " {}:{}/{}/{}",
                     queue.name, queue.ready, queue.delayed, queue.running
                 );
+                if queue.ending > 0 {
+                    line += &format!("-ending{}", queue.ending);
+                }
+                if queue.failed > 0 {
+                    line += &format!("-failed{}", queue.failed);
+                }
                 if queue.paused {
                     line += "-paused";
                 }
@@ -210,11 +310,11 @@ pub(super) fn describe_whole(
                     ..
                 } => {
                     status.queues.retain(|queue| {
-                        queue.ready + queue.delayed + queue.running > 0
+                        queue.ready + queue.delayed + queue.running + queue.failed > 0
                             || queue.paused
                             || !queue.limits.is_none()
                     });
-                    status.unreadable = 0;
+                    (status.unreadable, status.failed_dropped) = (0, 0);
                     status.counts = Counts::default();
                     status.space = Space::Plenty;
                     status.memory_is_full = false;

@@ -1,0 +1,274 @@
+//! Work that is too much for one record, done step by step.
+//!
+//! A purge, leases that are lost, a group that has failed: each may be about millions of messages. The
+//! broker decides such a thing at once, in a small record or in none, and does it in steps: one each time
+//! that the shell has polled everything, so that clients are heard in between. A step adds at most
+//! [`ENDED_AT_ONCE`] events to its record. What a crash cuts short goes on after it: a [`Mark`] stands in
+//! the journal until it is over, and all else follows from the state.
+//!
+//! On the last reserve of the disk nothing is done, for that is left to reclaim.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use bytes::Bytes;
+use penstock_message::{Durability, JoinId, Key, Space};
+
+use crate::Broker;
+use crate::endings::Unrun;
+use crate::messages::Handle;
+use crate::names::Name;
+#[cfg(doc)]
+use crate::records::Mark;
+use crate::records::{ENDED_AT_ONCE, Event, How};
+
+/// Leases of one session that end.
+#[derive(Debug)]
+struct LeasesEnd {
+    session: u32,
+    generation: u64,
+    /// Messages and the grants that are meant.
+    leases: Vec<(Handle, u64)>,
+    /// Their worker was lost, for this reason; otherwise they are only handed back.
+    crashed: Option<Bytes>,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Chores {
+    leases: VecDeque<LeasesEnd>,
+    /// Joins that have failed, and up to where in their lists those that they hold have been told.
+    blocked: VecDeque<(JoinId, usize)>,
+    /// Groups of results that are over their cap.
+    groups: BTreeSet<Name>,
+    /// Queues that are over their limits.
+    queues: BTreeSet<u32>,
+}
+
+impl Chores {
+    pub(crate) fn tell_blocked(&mut self, join: JoinId) {
+        self.blocked.push_back((join, 0));
+    }
+
+    pub(crate) fn evict(&mut self, group: Name) {
+        self.groups.insert(group);
+    }
+
+    pub(crate) fn make_room(&mut self, queue: u32) {
+        self.queues.insert(queue);
+    }
+
+    /// The session is here again, and says which leases it holds.
+    pub(crate) fn forget_leases(&mut self, session: u32) {
+        self.leases.retain(|end| end.session != session);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.leases.is_empty()
+            && self.blocked.is_empty()
+            && self.groups.is_empty()
+            && self.queues.is_empty()
+    }
+}
+
+impl Broker {
+    /// Whether a step would do anything.
+    pub(crate) fn has_chores(&self) -> bool {
+        let is_short = self.space != Space::Plenty;
+        self.space != Space::NoSettlements
+            && (!self.chores.is_empty()
+                || !self.state.marks.is_empty()
+                || self.ended_values_over() > 0
+                || self.failed_over() > 0
+                || is_short && self.can_give_way())
+    }
+
+    /// Whether there is anything that is kept only for as long as there is space.
+    fn can_give_way(&self) -> bool {
+        self.state.ends.len > 0 || self.state.failed.len() > 0 || !self.state.joins_over.is_empty()
+    }
+
+    /// How many messages a step may end: with each of them a join may end, too.
+    pub(crate) fn step_size(&self) -> usize {
+        let room = ENDED_AT_ONCE.saturating_sub(self.added).min(self.budget);
+        match self.state.joins.is_empty() {
+            true => room,
+            false => room / 2,
+        }
+    }
+
+    /// After a recovery: what follows from the state and was not done, or not seen to be done, goes on.
+    pub(crate) fn resume_chores(&mut self) {
+        for id in self.state.joins_over.clone() {
+            self.chores.tell_blocked(id);
+        }
+    }
+
+    /// Does a step of what is to be done; once for each time that everything was polled.
+    pub(crate) fn step(&mut self) {
+        if self.budget == 0 || !self.has_chores() {
+            return;
+        }
+        self.begin(Durability::Disk);
+        self.step_leases();
+        self.step_marks();
+        self.step_blocked();
+        self.step_limits();
+        self.give_way();
+        self.budget = 0;
+        self.seal(Durability::Disk);
+    }
+
+    /// Has these leases of a session end, as far as they still hold by then.
+    pub(crate) fn end_leases(&mut self, session: u32, slots: Vec<u32>, crashed: Option<Bytes>) {
+        let generation = self.state.sessions[session].generation;
+        let messages = &self.state.messages;
+        let leases = slots.into_iter().filter_map(|slot| {
+            let lease = messages.lease_state(slot)?;
+            Some((messages.handle(slot), lease.grant.number))
+        });
+        let leases: Vec<_> = leases.collect();
+        if !leases.is_empty() {
+            self.chores.leases.push_back(LeasesEnd {
+                session,
+                generation,
+                leases,
+                crashed,
+            });
+        }
+    }
+
+    fn step_leases(&mut self) {
+        while let Some(mut end) = self.chores.leases.pop_front() {
+            let session = self.state.sessions.get(end.session);
+            // A worker that is back keeps what it holds.
+            let is_stale = end.crashed.is_some()
+                && session.is_none_or(|session| session.generation != end.generation);
+            if is_stale {
+                continue;
+            }
+            while let Some((handle, grant)) = end.leases.last().copied() {
+                // A crash may be a failure, with its value, and end a join.
+                if self.step_size() < 8 {
+                    self.chores.leases.push_front(end);
+                    return;
+                }
+                end.leases.pop();
+                let messages = &self.state.messages;
+                let lease = messages
+                    .get(handle)
+                    .and_then(|_| messages.lease_state(handle.slot));
+                if lease.is_none_or(|lease| lease.grant.number != grant) {
+                    continue;
+                }
+                match &end.crashed {
+                    Some(reason) => {
+                        self.added += 4;
+                        self.crash(handle.slot, reason.clone());
+                    }
+                    None => {
+                        self.added += 1;
+                        self.return_message(handle.slot);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a failed join holds reports to joins of its own, and whoever watches it is told.
+    fn step_blocked(&mut self) {
+        while let Some((id, told)) = self.chores.blocked.pop_front() {
+            let Some(slot) = self.state.joins.find(&id) else {
+                continue;
+            };
+            let most = self.step_size();
+            let held = &self.state.joins[slot].held;
+            let some: Vec<Handle> = held.iter().skip(told).take(most).copied().collect();
+            let is_all = told + some.len() >= held.len();
+            if some.is_empty() && !is_all {
+                self.chores.blocked.push_front((id, told));
+                return;
+            }
+            self.added += some.len();
+            let next = told + some.len();
+            for handle in some {
+                if self.is_held_by(handle, &id) {
+                    let id = self.state.messages[handle.slot].id;
+                    self.state.touch(&Key::Result(id));
+                    let member = self.state.messages.member(handle.slot);
+                    self.state.report(member, false);
+                }
+            }
+            self.added += self.settle_joins();
+            if !is_all {
+                self.chores.blocked.push_front((id, next));
+                return;
+            }
+        }
+    }
+
+    fn step_limits(&mut self) {
+        for group in std::mem::take(&mut self.chores.groups) {
+            self.evict(group);
+        }
+        for queue in std::mem::take(&mut self.chores.queues) {
+            self.make_room(queue);
+        }
+        self.make_room_for_ends();
+        self.trim_failed();
+    }
+
+    /// While space is short, what is kept for people gives way: first values without a body, then failed
+    /// jobs, then what failed groups have blocked; the oldest of each first.
+    fn give_way(&mut self) {
+        if self.space == Space::Plenty {
+            return;
+        }
+        self.drop_ended_values(u64::MAX);
+        if self.state.ends.len == 0 {
+            self.drop_oldest_failed(usize::MAX);
+        }
+        if self.state.failed.len() == 0 {
+            self.drop_oldest_join();
+        }
+    }
+
+    /// Ends what the oldest failed join holds, and then the join.
+    pub(crate) fn drop_oldest_join(&mut self) {
+        while let Some(id) = self.state.joins_over.front().copied() {
+            let Some(slot) = self.state.joins.find(&id) else {
+                self.state.joins_over.pop_front();
+                continue;
+            };
+            let most = self.step_size();
+            // From the end, so that what is gone costs nothing more.
+            let mut slots = Vec::new();
+            while slots.len() < most
+                && let Some(handle) = self.state.joins[slot].held.last().copied()
+            {
+                self.state.joins[slot].held.pop();
+                if self.is_held_by(handle, &id) {
+                    slots.push(handle.slot);
+                }
+            }
+            self.added += slots.len();
+            let reason = self.state.names.intern(BLOCKED);
+            let how = How::Blocked;
+            self.added += self.end_unrun(slots, Unrun { how, reason });
+            if !self.state.joins[slot].held.is_empty() || self.step_size() == 0 {
+                return;
+            }
+            self.state.joins_over.pop_front();
+            self.record(&Event::JoinEnded {
+                join: id,
+                released: false,
+            });
+            self.added += 1;
+            self.state.end_join(slot, false);
+            if self.space == Space::Plenty {
+                return;
+            }
+        }
+    }
+}
+
+/// What is said of a job whose join has failed.
+pub(crate) const BLOCKED: &str = "a member of the group it waited for has failed";

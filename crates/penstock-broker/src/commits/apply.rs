@@ -1,0 +1,358 @@
+//! What the operations of a checked transaction do.
+
+use bytes::Bytes;
+use penstock_faults::planted;
+use penstock_message::{
+    Applied, Due, Extras, JoinId, Key, Message, MessageId, MessageState, Op, ReleaseReason, Target,
+    Value,
+};
+
+use super::Checked;
+use crate::Broker;
+use crate::endings::{End, Unrun};
+use crate::messages::BodyAt;
+use crate::records::{Change, Event, Failing, How, MarkedFor, MessageHead, Place, RunHead};
+
+impl Broker {
+    /// Applies operations that were checked, and says what there is to say of it.
+    pub(super) fn apply(&mut self, checked: Checked) -> Applied {
+        let Checked { ops, leased } = checked;
+        let mut applied = Applied::default();
+        let mut slots = leased.iter().copied();
+        let mut next_lease = || slots.next().expect("each lease was checked");
+        // The run whose outcome follows in this transaction.
+        let mut run: Option<(MessageId, RunHead)> = None;
+        for (index, op) in ops.into_iter().enumerate() {
+            match op {
+                Op::Ack { lease, cost_us } => {
+                    let slot = next_lease();
+                    run = Some((lease.message, self.state.run_of(slot, self.writer.time())));
+                    self.end(slot, End::Acked { cost_us });
+                }
+                Op::Release { reason, .. } => match reason {
+                    ReleaseReason::Returned => self.return_message(next_lease()),
+                    ReleaseReason::Crashed(reason) => self.crash(next_lease(), reason.into()),
+                },
+                Op::Fail {
+                    value,
+                    note,
+                    failure,
+                    cost_us,
+                    ..
+                } => {
+                    let class = self.state.names.intern(&failure.class);
+                    let failing = Failing {
+                        to: self.state.numbers + 1,
+                        crashed: false,
+                        is_displaced: false,
+                        class,
+                        message: &failure.message,
+                        fingerprint: failure.fingerprint,
+                        preview: &failure.preview,
+                        note: Some(&note),
+                        at: self.clocks.steady(),
+                    };
+                    let end = End::Failed {
+                        failing,
+                        value: value.map(own),
+                        cost_us: Some(cost_us),
+                    };
+                    self.end(next_lease(), end);
+                }
+                Op::Move {
+                    lease,
+                    queue,
+                    due,
+                    patch,
+                    cost_us,
+                } => {
+                    let slot = next_lease();
+                    let number = self.state.messages[slot].number();
+                    run = Some((lease.message, self.state.run_of(slot, self.writer.time())));
+                    let change = Change {
+                        to: self.state.numbers + 1,
+                        queue: match queue {
+                            Some(queue) => self.state.names.intern(&queue),
+                            None => self.state.queues[self.state.messages.queue(slot)].name,
+                        },
+                        due: due.map(|due| self.clocks.resolve_start(due)),
+                        next_attempt: patch.next_attempt,
+                        crashed: false,
+                        redelivered: false,
+                        was_sent: false,
+                        note: patch.note.as_deref(),
+                        expires_at: patch.expires_at.map(|due| self.clocks.resolve(due)),
+                    };
+                    self.record(&Event::Moved { number, change });
+                    let note = patch.note.clone().map(own);
+                    self.state.move_message(slot, &change, note, Some(cost_us));
+                    let queue = self.state.messages.queue(slot);
+                    self.make_room(queue);
+                }
+                Op::Publish {
+                    queues,
+                    message,
+                    due,
+                    unless_key,
+                } => {
+                    // By the same transaction a key may have come or gone since it was checked, and whether
+                    // the message is held was not checked if there was a key then.
+                    let is_skipped = unless_key.as_ref().is_some_and(|key| {
+                        self.key_exists(key) || self.state.messages.holds(&message.id)
+                    });
+                    if is_skipped {
+                        let owner = unless_key.and_then(|key| self.owner_of(&key));
+                        applied.skipped.push(index as u32);
+                        applied
+                            .owners
+                            .extend(owner.map(|owner| (index as u32, owner)));
+                        continue;
+                    }
+                    self.publish(&queues, message, due, unless_key);
+                }
+                Op::Put {
+                    key,
+                    value,
+                    ttl_ms,
+                    group,
+                } => {
+                    let group = self.state.names.intern(&group);
+                    let value = Value::new(value.status, own(value.body));
+                    let run = run.filter(|(id, _)| key == Key::Result(*id));
+                    let run = run.map(|(_, run)| run);
+                    self.put(own_key(key), value, ttl_ms, group, run);
+                }
+                Op::Delete { key } => {
+                    self.record(&Event::Removed { key: key.clone() });
+                    self.state.remove_key(&key);
+                }
+                Op::Guard { .. } => {}
+                Op::Hold {
+                    join,
+                    count,
+                    messages,
+                    policy,
+                } => {
+                    self.record(&Event::JoinState {
+                        join,
+                        count,
+                        policy,
+                        over_at: None,
+                        arrived: (&[]).into(),
+                    });
+                    self.state.open_join(join, count, policy);
+                    for (queue, message) in messages {
+                        self.insert(&queue, message, Place::Held(join));
+                    }
+                }
+                Op::Join {
+                    join,
+                    index,
+                    succeeded,
+                } => self.join(join, index, succeeded),
+                Op::Cancel { target, reason } => match target {
+                    Target::Job(id) => applied.found = self.cancel(&id, &reason),
+                    Target::Filter(filter) => {
+                        let mark = self.new_mark(MarkedFor::Cancel, &filter, &reason, None);
+                        applied.operation = Some(self.begin_mark(mark));
+                    }
+                },
+                Op::RetryFailed { target, queue } => match target {
+                    Target::Job(id) => applied.found = self.retry(&id, queue.as_deref()),
+                    Target::Filter(filter) => {
+                        let queue = queue.as_deref();
+                        let mark = self.new_mark(MarkedFor::Retry, &filter, "", queue);
+                        applied.operation = Some(self.begin_mark(mark));
+                    }
+                },
+                Op::DropFailed { target } => match target {
+                    Target::Job(id) => applied.found = self.drop_failed(&id),
+                    Target::Filter(filter) => {
+                        let mark = self.new_mark(MarkedFor::Drop, &filter, "", None);
+                        applied.operation = Some(self.begin_mark(mark));
+                    }
+                },
+                Op::Purge { queue } => applied.operation = self.purge(&queue),
+                Op::Pause { queue } => self.pause(&queue, true),
+                Op::Resume { queue } => self.pause(&queue, false),
+                Op::Limit { queue, limits } => self.limit(&queue, limits),
+                Op::Unnamed => unreachable!("it was refused"),
+            }
+        }
+        self.spare_leased = leased;
+        applied
+    }
+
+    /// The message that owns the key.
+    fn owner_of(&self, key: &Key) -> Option<MessageId> {
+        let owner = self.state.keys.owner(key)?;
+        self.state.messages.get(owner).map(|entry| entry.id)
+    }
+
+    fn publish(
+        &mut self,
+        queues: &[String],
+        message: Message,
+        due: Option<Due>,
+        unless_key: Option<Key>,
+    ) {
+        let place = match due {
+            Some(due) => Place::Delayed(self.clocks.resolve_start(due)),
+            None => Place::Ready,
+        };
+        let slot = self.insert(&queues[0], message, place);
+        let source = self.state.messages[slot].number();
+        if let Some(key) = unless_key
+            && !planted!("forget-claim")
+        {
+            self.record(&Event::Claimed {
+                number: source,
+                key: key.clone(),
+            });
+            self.state.claim(slot, own_key(key));
+        }
+        let copies = queues.len() - usize::from(queues.len() > 1 && planted!("lose-copy"));
+        for queue in &queues[1..copies] {
+            let queue = self.state.names.intern(queue);
+            let number = self.state.numbers + 1;
+            self.record(&Event::Copied {
+                number,
+                source,
+                queue,
+            });
+            self.state.copy_message(slot, number, queue);
+        }
+        if self.state.queues.limited > 0 {
+            for queue in queues {
+                let name = self.state.names.intern(queue);
+                let queue = self.state.queues.find_or_create(name);
+                self.make_room(queue);
+            }
+        }
+    }
+
+    fn insert(&mut self, queue: &str, message: Message, place: Place) -> u32 {
+        self.counts.published += 1;
+        let (mut generation, mut attempts_before) = (0, 0);
+        // What many messages have in common stands with their kind.
+        let extras = message.extras.and_then(|mut extras| {
+            generation = std::mem::take(&mut extras.generation);
+            attempts_before = std::mem::take(&mut extras.attempts_before);
+            own_extras(&mut extras);
+            (*extras != Extras::default()).then_some(extras)
+        });
+        let head = MessageHead {
+            number: self.state.numbers + 1,
+            id: message.id,
+            queue: self.state.names.intern(queue),
+            task: self.state.names.intern(&message.task),
+            priority: message.priority,
+            max_deliveries: message.max_deliveries,
+            crashes: message.crashes,
+            redelivered: false,
+            has_copies: false,
+            attempt: message.attempt,
+            generation,
+            attempts_before,
+            enqueued_at: self.writer.time(),
+            expires_at: message.expires_at.map(|due| self.clocks.resolve(due)),
+            result_ttl_ms: message.result_ttl_ms,
+            place,
+        };
+        let body_at = self.record_message(&head, extras.as_deref(), &message.body);
+        let kept = self.state.keeps_body(head.queue, place);
+        let body = kept.then(|| own(message.body));
+        let slot = self
+            .state
+            .insert_message(&head, extras, None, body_at, body);
+        for note in message.notes {
+            self.record(&Event::Noted {
+                number: head.number,
+                note: &note,
+            });
+            self.state.add_note(slot, own(note));
+        }
+        slot
+    }
+
+    /// Records a new message, but for what follows it; returns where its body stands.
+    fn record_message(
+        &mut self,
+        head: &MessageHead,
+        extras: Option<&Extras>,
+        body: &[u8],
+    ) -> BodyAt {
+        self.record(&Event::Message {
+            head: *head,
+            extras: extras.map(std::borrow::Cow::Borrowed),
+            failure: None,
+            body,
+        });
+        // The body is the last thing of the event.
+        BodyAt::new(self.writer.len() - body.len(), body.len())
+    }
+
+    /// A client says that a member of a join has arrived.
+    fn join(&mut self, id: JoinId, index: u32, succeeded: bool) {
+        // The join may be over: its last member has arrived, or one that failed.
+        let Some(slot) = self.state.joins.find(&id) else {
+            return;
+        };
+        if self.state.arrive(slot, index, succeeded) {
+            self.record(&Event::Joined { join: id, index });
+            self.settle_joins();
+        }
+    }
+
+    /// Ends what waits of a job; tells where it was.
+    fn cancel(&mut self, id: &MessageId, reason: &str) -> Option<MessageState> {
+        let messages = &self.state.messages;
+        let waiting = messages.copies(id).filter(|slot| {
+            let entry = &messages[*slot];
+            !entry.is_leased() && !entry.is_failed()
+        });
+        let waiting: Vec<u32> = waiting.collect();
+        let found = waiting.first().map(|slot| self.state_of(*slot));
+        let reason = self.state.names.intern(match reason {
+            "" => "it was cancelled",
+            reason => reason,
+        });
+        let how = How::Cancelled;
+        self.end_unrun(waiting, Unrun { how, reason });
+        found
+    }
+
+    fn pause(&mut self, queue: &str, paused: bool) {
+        let name = self.state.names.intern(queue);
+        let queue = self.state.queues.find_or_create(name);
+        self.record(&Event::Paused {
+            queue: name,
+            paused,
+        });
+        self.state.pause(queue, paused);
+    }
+}
+
+/// Bytes that came in a frame share its memory, which may be much larger and would then live for as
+/// long as they do. A part of a frame that is large itself may as well share it.
+fn own(bytes: Bytes) -> Bytes {
+    const SHARED_FROM_BYTES: usize = 256 << 10;
+    match bytes.len() {
+        0..SHARED_FROM_BYTES => Bytes::copy_from_slice(&bytes),
+        _ => bytes,
+    }
+}
+
+fn own_extras(extras: &mut Extras) {
+    extras.key = extras.key.take().map(own);
+    for (_, value) in &mut extras.headers {
+        *value = own(std::mem::take(value));
+    }
+}
+
+pub(crate) fn own_key(key: Key) -> Key {
+    match key {
+        Key::Result(id) => Key::Result(id),
+        Key::Named(name) => Key::Named(own(name)),
+    }
+}

@@ -1,0 +1,505 @@
+//! Whether a transaction may be applied.
+
+use bytes::Bytes;
+use penstock_faults::planted;
+use penstock_message::{
+    Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Key, Lease, Member, Message, MessageId,
+    MessageState, Op, Refusal, Retries, Target,
+};
+
+use super::{Checked, Checking, Unchecked, exact_bytes};
+use crate::Broker;
+use crate::connections::NAME_CAP_BYTES;
+use crate::messages::{BodyAt, State as MessagePlace};
+use crate::state::State;
+
+/// Each of a message's queues has an entry of its own, and the list is compared with itself.
+const QUEUES_CAP: usize = 64;
+const KEY_CAP_BYTES: usize = 1024;
+/// A join keeps a bit for each member.
+const JOIN_CAP: u32 = 1 << 24;
+
+impl Checking {
+    fn begin(&mut self) {
+        self.new_ids.clear();
+        self.new_joins.clear();
+        self.leased.clear();
+        self.arrivals.clear();
+    }
+}
+
+impl Broker {
+    /// Whether all operations may be applied, judged by the state before the first of them.
+    pub(super) fn check(&mut self, session: u32, ops: Vec<Op>) -> Result<Checked, Unchecked> {
+        self.checks += 1;
+        let mut checking = std::mem::take(&mut self.checking);
+        checking.begin();
+        checking.is_alone = ops.len() == 1;
+        checking.may_find_no_room = self.has_limits() && !ops.iter().any(Op::is_settlement);
+        // In a long backlog the place of an id is far away. Looked for together, several are under way at a
+        // time; and mostly none is held, so that is all.
+        let messages = &self.state.messages;
+        checking.names_held = checking.is_alone
+            || ops.iter().any(|op| match op {
+                Op::Publish { message, .. } => messages.holds(&message.id),
+                Op::Hold { .. } => true,
+                _ => false,
+            });
+        let checked = ops.iter().enumerate().try_for_each(|(index, op)| {
+            let checked = self.check_op(session, op, &mut checking);
+            checked.map_err(|why| (index as u32, why))
+        });
+        let mut leased = std::mem::take(&mut self.spare_leased);
+        leased.clear();
+        leased.extend(checking.leased.drain(..));
+        self.checking = checking;
+        match checked {
+            Ok(()) => Ok(Checked { ops, leased }),
+            Err((op, why)) => {
+                let mut ops = ops;
+                ops.truncate(op as usize);
+                let half = Checked { ops, leased };
+                Err(Unchecked { op, why, half })
+            }
+        }
+    }
+
+    fn check_op(&mut self, session: u32, op: &Op, checking: &mut Checking) -> Result<(), Refusal> {
+        match op {
+            Op::Ack { lease, .. } | Op::Release { lease, .. } => {
+                self.check_lease(session, lease, checking)
+            }
+            Op::Fail {
+                lease,
+                value,
+                note,
+                failure,
+                ..
+            } => {
+                self.check_body("an error", value.as_ref().map_or(0, Bytes::len))?;
+                self.check_body("a note", note.len())?;
+                check_text("an error's class", &failure.class)?;
+                check_text("an error's message", &failure.message)?;
+                check_at_most(
+                    "a preview of arguments",
+                    failure.preview.len(),
+                    Failure::PREVIEW_CAP_BYTES,
+                )?;
+                self.check_lease(session, lease, checking)
+            }
+            Op::Move {
+                lease,
+                queue,
+                patch,
+                ..
+            } => {
+                if let Some(queue) = queue {
+                    check_name("a queue's name", queue)?;
+                }
+                if let Some(note) = &patch.note {
+                    self.check_body("a note", note.len())?;
+                }
+                self.check_lease(session, lease, checking)
+            }
+            Op::Publish {
+                queues,
+                message,
+                due,
+                unless_key,
+            } => {
+                if queues.is_empty() {
+                    return Err(Refusal::Invalid(
+                        "a message is published to no queue".to_owned(),
+                    ));
+                }
+                if queues.len() > QUEUES_CAP {
+                    return Err(Refusal::Invalid(format!(
+                        "a message is published to {} queues; the limit is {QUEUES_CAP}",
+                        queues.len()
+                    )));
+                }
+                for (index, queue) in queues.iter().enumerate() {
+                    check_name("a queue's name", queue)?;
+                    if queues[..index].contains(queue) {
+                        return Err(Refusal::Invalid(format!("queue {queue:?} is named twice")));
+                    }
+                }
+                self.check_shape(message)?;
+                if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
+                    if queues.len() > 1 {
+                        let why = "a member of a join is published to one queue";
+                        return Err(Refusal::Invalid(why.to_owned()));
+                    }
+                    self.check_member(member, checking)?;
+                }
+                // An id appears once in a transaction, also where the message will be skipped: what comes
+                // before it here may take the key away, and then it is applied after all.
+                if !planted!("check-id-late") {
+                    check_is_new_here(message, checking)?;
+                }
+                if let Some(key) = unless_key {
+                    check_key(key)?;
+                    // It will be skipped, so it may well be held already. (`apply` looks again.)
+                    if self.key_exists(key) {
+                        return Ok(());
+                    }
+                }
+                if planted!("check-id-late") {
+                    check_is_new_here(message, checking)?;
+                }
+                self.check_is_not_held(message, checking)?;
+                match checking.may_find_no_room {
+                    true => {
+                        self.check_admission()?;
+                        let bytes = message.body.len() as u64;
+                        self.check_room(queues, bytes, due.is_some(), &mut checking.arrivals)
+                    }
+                    false => Ok(()),
+                }
+            }
+            Op::Put {
+                key, value, group, ..
+            } => {
+                check_key(key)?;
+                check_name("a group's name", group)?;
+                self.check_body("a value", value.body.len())
+            }
+            Op::Delete { key } => check_key(key),
+            Op::Guard { key, condition } => {
+                check_key(key)?;
+                let holds = match condition {
+                    Condition::Absent => !self.key_exists(key),
+                    Condition::Present => self.key_exists(key),
+                    Condition::Is(body) => self
+                        .state
+                        .keys
+                        .value(key)
+                        .is_some_and(|stored| stored.value.body == *body),
+                };
+                if holds || planted!("pass-every-guard") {
+                    Ok(())
+                } else {
+                    Err(Refusal::GuardFailed)
+                }
+            }
+            Op::Hold {
+                join,
+                count,
+                messages,
+                ..
+            } => {
+                if *count == 0 || *count > JOIN_CAP {
+                    return Err(Refusal::Invalid(format!(
+                        "a join has from 1 to {JOIN_CAP} members, not {count}"
+                    )));
+                }
+                if self.state.joins.find(join).is_some() || !checking.new_ids.insert(*join) {
+                    return Err(Refusal::AlreadyExists);
+                }
+                checking.new_joins.push((*join, *count));
+                for (queue, message) in messages {
+                    check_name("a queue's name", queue)?;
+                    self.check_shape(message)?;
+                    if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
+                        self.check_member(member, checking)?;
+                    }
+                    if !checking.new_ids.insert(message.id) {
+                        return Err(Refusal::AlreadyExists);
+                    }
+                    self.check_is_not_held(message, checking)?;
+                }
+                match checking.may_find_no_room {
+                    true => self.check_admission(),
+                    false => Ok(()),
+                }
+            }
+            Op::Join { join, index, .. } => match self.state.joins.find(join) {
+                Some(slot) if *index >= self.state.joins[slot].count => {
+                    let count = self.state.joins[slot].count;
+                    Err(Refusal::Invalid(format!(
+                        "member {index} of a join of {count}"
+                    )))
+                }
+                _ => Ok(()),
+            },
+            Op::Purge { queue }
+            | Op::Pause { queue }
+            | Op::Resume { queue }
+            | Op::Limit { queue, .. } => check_name("a queue's name", queue),
+            Op::Cancel { target, reason } => {
+                check_text("a reason", reason)?;
+                match target {
+                    Target::Job(id) => self.check_cancel(id),
+                    Target::Filter(filter) => check_filter(filter),
+                }
+            }
+            Op::RetryFailed { target, queue } => {
+                if let Some(queue) = queue {
+                    check_name("a queue's name", queue)?;
+                }
+                match target {
+                    Target::Job(id) => {
+                        let slot = self.find_failed(id)?;
+                        self.check_retry(slot, queue.is_some())
+                    }
+                    Target::Filter(filter) => check_filter(filter),
+                }
+            }
+            Op::DropFailed { target } => match target {
+                Target::Job(id) => self.find_failed(id).map(|_| ()),
+                Target::Filter(filter) => check_filter(filter),
+            },
+            Op::Unnamed => Err(Refusal::NotOffered(
+                "this broker is older than its client and does not know the operation: upgrade the broker"
+                    .to_owned(),
+            )),
+        }
+    }
+
+    /// Whether anything of the job waits, so that it can be cancelled.
+    fn check_cancel(&self, id: &MessageId) -> Result<(), Refusal> {
+        let messages = &self.state.messages;
+        let mut found = Err(Refusal::NoSuchJob);
+        for slot in messages.copies(id) {
+            found = match messages.state(slot) {
+                MessagePlace::Leased(_) => Err(Refusal::TooLate(MessageState::Running)),
+                MessagePlace::Failed => Err(Refusal::TooLate(MessageState::Failed)),
+                _ => return Ok(()),
+            };
+        }
+        found
+    }
+
+    fn find_failed(&self, id: &MessageId) -> Result<u32, Refusal> {
+        let messages = &self.state.messages;
+        let mut found = Err(Refusal::NoSuchJob);
+        for slot in messages.copies(id) {
+            if messages[slot].is_failed() {
+                return Ok(slot);
+            }
+            found = Err(Refusal::TooLate(self.state_of(slot)));
+        }
+        found
+    }
+
+    /// Whether a failed job can go back to its queue.
+    pub(crate) fn check_retry(&self, slot: u32, has_queue: bool) -> Result<(), Refusal> {
+        let State {
+            messages,
+            joins,
+            keys,
+            ..
+        } = &self.state;
+        let is_displaced = messages
+            .failure(slot)
+            .is_some_and(|failure| failure.is_displaced);
+        if is_displaced && !has_queue {
+            return Err(Refusal::Invalid(
+                "it failed under an older broker, which did not keep its queue: name one"
+                    .to_owned(),
+            ));
+        }
+        let join = messages
+            .member(slot)
+            .and_then(|member| joins.find(&member.join));
+        if join.is_some_and(|join| joins[join].is_over) {
+            return Err(Refusal::NotOffered(
+                "it is a member of a group that has failed: retrying such jobs comes with workflows"
+                    .to_owned(),
+            ));
+        }
+        let Some(key) = messages.claim(slot) else {
+            return Ok(());
+        };
+        match keys.owner(key) {
+            Some(owner) if owner.slot == slot => Ok(()),
+            Some(owner) => {
+                let owner = messages[owner.slot].id;
+                Err(Refusal::Invalid(format!(
+                    "its unique key belongs to job {owner} by now"
+                )))
+            }
+            None if keys.find(key).is_some() => Err(Refusal::Invalid(
+                "a value is stored under its unique key by now".to_owned(),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn check_member(&self, member: Member, checking: &Checking) -> Result<(), Refusal> {
+        let opened = checking
+            .new_joins
+            .iter()
+            .find(|(join, _)| *join == member.join);
+        let joins = &self.state.joins;
+        let count = match opened {
+            Some((_, count)) => *count,
+            None => match joins.find(&member.join) {
+                Some(slot) => joins[slot].count,
+                None => {
+                    let join = member.join;
+                    return Err(Refusal::Invalid(format!("join {join} is not open")));
+                }
+            },
+        };
+        match member.index < count {
+            true => Ok(()),
+            false => {
+                let index = member.index;
+                Err(Refusal::Invalid(format!(
+                    "member {index} of a join of {count}"
+                )))
+            }
+        }
+    }
+
+    fn check_lease(
+        &mut self,
+        session: u32,
+        lease: &Lease,
+        checking: &mut Checking,
+    ) -> Result<(), Refusal> {
+        let slot = self
+            .state
+            .messages
+            .find_lease(lease)
+            .ok_or(Refusal::LeaseLost)?;
+        let messages = &mut self.state.messages;
+        let held = messages.lease_state(slot);
+        // One transaction settles a lease once.
+        if held.is_none_or(|held| held.session != session)
+            || messages.checked_by(slot) == self.checks
+        {
+            return Err(Refusal::LeaseLost);
+        }
+        messages.set_checked_by(slot, self.checks);
+        checking.leased.push(slot);
+        Ok(())
+    }
+
+    /// What holds of a message wherever it is to go.
+    fn check_shape(&self, message: &Message) -> Result<(), Refusal> {
+        check_name("a task's name", &message.task)?;
+        let notes: usize = message.notes.iter().map(Bytes::len).sum();
+        self.check_body("a message", message.body.len() + notes)?;
+        if message.priority > HIGHEST_PRIORITY {
+            let priority = message.priority;
+            return Err(Refusal::Invalid(format!(
+                "priorities run from 0 to {HIGHEST_PRIORITY}, not {priority}"
+            )));
+        }
+        if message.max_deliveries == 0 {
+            return Err(Refusal::Invalid("max_deliveries is at least 1".to_owned()));
+        }
+        match &message.extras {
+            Some(extras) => check_extras(extras),
+            None => Ok(()),
+        }
+    }
+
+    fn check_is_not_held(&self, message: &Message, checking: &Checking) -> Result<(), Refusal> {
+        match checking.names_held && self.state.messages.holds(&message.id) {
+            true => Err(Refusal::AlreadyExists),
+            false => Ok(()),
+        }
+    }
+
+    fn check_body(&self, what: &str, bytes: usize) -> Result<(), Refusal> {
+        let limit = self.options.max_body_bytes.min(BodyAt::CAP_BYTES);
+        if bytes <= limit {
+            return Ok(());
+        }
+        let text = format!(
+            "{what} of {} is larger than the limit of {}",
+            exact_bytes(bytes),
+            exact_bytes(limit)
+        );
+        Err(Refusal::TooLarge(text))
+    }
+
+    /// Whether the key belongs to a message; not to one that was purged and is only still to be ended.
+    fn is_owned(&self, key: &Key) -> bool {
+        let owner = self.state.keys.owner(key);
+        owner.is_some_and(|owner| !self.state.is_purged(owner.slot))
+    }
+
+    pub(super) fn key_exists(&self, key: &Key) -> bool {
+        self.state.keys.find(key).is_some()
+            || self.is_owned(key)
+            || matches!(key, Key::Result(id) if self.state.messages.holds(id))
+    }
+}
+
+fn check_name(what: &str, name: &str) -> Result<(), Refusal> {
+    match name.len() {
+        0 => Err(Refusal::Invalid(format!("{what} is empty"))),
+        1..=NAME_CAP_BYTES => Ok(()),
+        bytes => Err(Refusal::TooLarge(format!(
+            "{what} has {bytes} bytes; the limit is {NAME_CAP_BYTES}"
+        ))),
+    }
+}
+
+fn check_key(key: &Key) -> Result<(), Refusal> {
+    match key {
+        Key::Named(name) if name.is_empty() => Err(Refusal::Invalid("a key is empty".to_owned())),
+        Key::Named(name) if name.len() > KEY_CAP_BYTES => {
+            let bytes = name.len();
+            Err(Refusal::TooLarge(format!(
+                "a key has {bytes} bytes; the limit is {KEY_CAP_BYTES}"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A transaction that has one operation brings one id.
+fn check_is_new_here(message: &Message, checking: &mut Checking) -> Result<(), Refusal> {
+    match checking.is_alone || checking.new_ids.insert(message.id) {
+        true => Ok(()),
+        false => Err(Refusal::AlreadyExists),
+    }
+}
+
+fn check_text(what: &str, text: &str) -> Result<(), Refusal> {
+    check_at_most(what, text.len(), Failure::TEXT_CAP_BYTES)
+}
+
+fn check_at_most(what: &str, bytes: usize, limit: usize) -> Result<(), Refusal> {
+    match bytes <= limit {
+        true => Ok(()),
+        false => Err(Refusal::TooLarge(format!(
+            "{what} has {bytes} bytes; the limit is {limit}"
+        ))),
+    }
+}
+
+fn check_filter(filter: &Filter) -> Result<(), Refusal> {
+    for (what, name) in [
+        ("a queue's name", &filter.queue),
+        ("a task's name", &filter.task),
+    ] {
+        if let Some(name) = name {
+            check_name(what, name)?;
+        }
+    }
+    match &filter.class {
+        Some(class) => check_text("an error's class", class),
+        None => Ok(()),
+    }
+}
+
+fn check_extras(extras: &Extras) -> Result<(), Refusal> {
+    let key_bytes = extras.key.as_ref().map_or(0, Bytes::len);
+    check_at_most("a key of a job", key_bytes, Extras::KEY_CAP_BYTES)?;
+    check_at_most("headers", extras.headers_bytes(), Extras::HEADERS_CAP_BYTES)?;
+    match &extras.retries {
+        Some(Retries::After(delays)) if delays.len() > Retries::DELAYS_CAP => {
+            let (count, limit) = (delays.len(), Retries::DELAYS_CAP);
+            Err(Refusal::Invalid(format!(
+                "retries have {count} delays; the limit is {limit}"
+            )))
+        }
+        _ => Ok(()),
+    }
+}

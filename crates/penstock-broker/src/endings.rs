@@ -1,0 +1,333 @@
+//! How messages end. Whatever ends one (a worker, a failure, a crash, its age, a purge, a person, a lack
+//! of room), it ends here: its value is stored or left to be derived, and [`State::end`] frees the key that
+//! it owns, counts, and reports to the join that it is a member of.
+//!
+//! What the broker ends by itself has no value of its own in the journal. How and when it ended says what
+//! its value is, so that a million messages end in a thousand small records.
+
+use bytes::Bytes;
+use penstock_faults::planted;
+use penstock_message::{JoinId, JoinPolicy, Key, Notice, Run, Space, Value, ValueStatus};
+
+use crate::Broker;
+use crate::ends::ENDED_VALUE_BYTES;
+use crate::joins::Join;
+use crate::messages::{Ended, Handle, State as MessagePlace};
+use crate::names::Name;
+use crate::records::{ENDED_AT_ONCE, Event, Failing, How, RunHead};
+use crate::state::Ending;
+#[cfg(doc)]
+use crate::state::State;
+
+/// The end of a run, or of a message that can't be run any more.
+pub(crate) enum End<'a> {
+    /// Its worker is done with it. The value comes with the same transaction.
+    Acked { cost_us: u64 },
+    /// For good. `value`: the body of its result, if anybody may read one.
+    Failed {
+        failing: Failing<'a>,
+        value: Option<Bytes>,
+        cost_us: Option<u64>,
+    },
+}
+
+/// How and why the broker ends messages that do not run.
+#[derive(Clone, Copy)]
+pub(crate) struct Unrun {
+    pub(crate) how: How,
+    pub(crate) reason: Name,
+}
+
+/// The class of jobs whose workers crashed once too often, ...
+pub(crate) const CRASHED: &str = "WorkerCrashed";
+/// ... and of those whose body could not be read back.
+pub(crate) const UNREADABLE: &str = "Unreadable";
+
+impl Broker {
+    /// Ends a message whose run is over, or that failed without one.
+    pub(crate) fn end(&mut self, slot: u32, end: End<'_>) {
+        let number = self.state.messages[slot].number();
+        match end {
+            End::Acked { cost_us } => {
+                self.counts.settled += 1;
+                self.record(&Event::Settled { number });
+                let cost_us = Some(cost_us);
+                self.state.end(slot, Ending::Acked { cost_us });
+            }
+            End::Failed {
+                failing,
+                value,
+                cost_us,
+            } => {
+                self.counts.failed += 1;
+                let status = match failing.crashed || cost_us.is_none() {
+                    true => ValueStatus::Crashed,
+                    false => ValueStatus::Failed,
+                };
+                self.put_result(slot, status, value);
+                if planted!("lose-dead-letter") && failing.crashed {
+                    self.record(&Event::Settled { number });
+                    self.state.end(slot, Ending::Acked { cost_us });
+                    return;
+                }
+                self.record(&Event::Failed {
+                    number,
+                    failure: failing,
+                });
+                let note = failing.note.map(Bytes::copy_from_slice);
+                let failure = &failing;
+                self.state.end(
+                    slot,
+                    Ending::Failed {
+                        failure,
+                        note,
+                        cost_us,
+                    },
+                );
+                self.trim_failed();
+            }
+        }
+        self.settle_joins();
+    }
+
+    /// Ends messages that do not run. Returns how many events of joins came of it.
+    pub(crate) fn end_unrun(&mut self, mut slots: Vec<u32>, unrun: Unrun) -> usize {
+        if slots.is_empty() {
+            return 0;
+        }
+        let Unrun { how, reason } = unrun;
+        let messages = &self.state.messages;
+        slots.sort_unstable_by_key(|slot| messages[*slot].number());
+        let at = self.clocks.steady();
+        // While space is short, values without a body go first: these are not kept at all.
+        let kept = self.space == Space::Plenty;
+        for slots in slots.chunks(ENDED_AT_ONCE) {
+            let numbers = slots.iter().map(|slot| self.state.messages[*slot].number());
+            let numbers: Vec<u64> = numbers.collect();
+            self.record(&Event::EndedMany {
+                how,
+                reason,
+                at,
+                kept,
+                numbers: numbers.into(),
+            });
+            for slot in slots {
+                self.count_unrun(*slot, unrun, kept);
+                let ended = Ended { how, reason, at };
+                self.state.end(*slot, Ending::Unrun { ended, kept });
+            }
+        }
+        self.make_room_for_ends();
+        self.settle_joins()
+    }
+
+    fn count_unrun(&mut self, slot: u32, unrun: Unrun, kept: bool) {
+        let Unrun { how, reason } = unrun;
+        match how {
+            How::Expired => self.counts.expired += 1,
+            How::Displaced => {
+                self.counts.dropped += 1;
+                let queue = self.state.messages.queue(slot);
+                self.state.queues[queue].dropped += 1;
+            }
+            How::Purged | How::Cancelled | How::Blocked => self.counts.cancelled += 1,
+        }
+        let has_value = self.state.messages.kind(slot).result_ttl_ms.is_some();
+        if has_value && !kept {
+            self.state.keys.evicted += 1;
+            let id = self.state.messages[slot].id;
+            self.tell_of_value(&Key::Result(id), self.unrun_value(how, reason));
+        }
+    }
+
+    /// Stores how a message ended, if anybody reads its result.
+    fn put_result(&mut self, slot: u32, status: ValueStatus, body: Option<Bytes>) {
+        let kind = self.state.messages.kind(slot);
+        let (Some(ttl_ms), Some(body)) = (kind.result_ttl_ms, body) else {
+            return;
+        };
+        let (key, group) = (Key::Result(self.state.messages[slot].id), kind.task);
+        let run = self.state.run_of(slot, self.writer.time());
+        self.put(
+            key,
+            Value::new(status, body),
+            Some(ttl_ms),
+            group,
+            Some(run),
+        );
+    }
+
+    /// Stores a value: the one place where that is decided.
+    pub(crate) fn put(
+        &mut self,
+        key: Key,
+        value: Value,
+        ttl_ms: Option<u64>,
+        group: Name,
+        run: Option<RunHead>,
+    ) {
+        let expires_at = ttl_ms.map(|ttl_ms| self.clocks.steady().saturating_add(ttl_ms));
+        let stored = Event::Stored {
+            key,
+            status: value.status,
+            body: &value.body,
+            group,
+            expires_at,
+            run,
+        };
+        self.writer.push(&self.state.names, &stored);
+        let Event::Stored { key, .. } = stored else {
+            unreachable!("it was made above")
+        };
+        self.state.store(key, value, group, expires_at, run);
+        self.evict(group);
+    }
+
+    /// Drops the oldest results of a group that is over its cap, as many as there is room for in the record
+    /// at hand; a later step goes on.
+    pub(crate) fn evict(&mut self, group: Name) {
+        let cap_bytes = self.options.results_cap_bytes;
+        while self.added < ENDED_AT_ONCE {
+            let Some(key) = self.state.keys.next_to_evict(group, cap_bytes) else {
+                return;
+            };
+            self.added += 1;
+            self.tell_eviction(group);
+            self.record(&Event::Evicted { key: key.clone() });
+            self.state.drop_value(&key);
+            self.state.keys.evicted += 1;
+        }
+        self.chores.evict(group);
+    }
+
+    /// Values of messages that the broker has ended count as results, too: the oldest go, as many as there
+    /// is room for in the record at hand; a later step goes on.
+    pub(crate) fn make_room_for_ends(&mut self) {
+        let over = self.ended_values_over();
+        self.drop_ended_values(over);
+    }
+
+    /// How many such values are too many.
+    pub(crate) fn ended_values_over(&self) -> u64 {
+        let cap = self.options.results_cap_bytes / ENDED_VALUE_BYTES;
+        self.state.ends.len.saturating_sub(cap)
+    }
+
+    /// Drops the oldest of such values before their time.
+    pub(crate) fn drop_ended_values(&mut self, most: u64) {
+        let room = ENDED_AT_ONCE.saturating_sub(self.added);
+        let mut numbers = Vec::new();
+        while (numbers.len() as u64) < most
+            && numbers.len() < room
+            && let Some(slot) = self.state.ends.oldest(&self.state.messages)
+        {
+            numbers.push(self.state.messages[slot].number());
+            self.tell_eviction(self.state.messages.kind(slot).task);
+            self.state.drop_ended(slot);
+            self.state.keys.evicted += 1;
+        }
+        if numbers.is_empty() {
+            return;
+        }
+        self.added += numbers.len();
+        numbers.sort_unstable();
+        self.record(&Event::KeptDropped {
+            numbers: numbers.into(),
+        });
+    }
+
+    fn tell_eviction(&mut self, group: Name) {
+        if self.state.keys.tell_eviction(group) {
+            let cap_bytes = self.options.results_cap_bytes;
+            let group = self.state.names.text(group).to_owned();
+            self.notice(Notice::Evicting { group, cap_bytes });
+        }
+    }
+
+    /// The value of a message that the broker has ended.
+    pub(crate) fn ended_value(&self, slot: u32) -> Value {
+        let ended = self.state.messages.ended(slot);
+        let mut value = self.unrun_value(ended.how, ended.reason);
+        let wall_ahead = self.clocks.wall().wrapping_sub(self.clocks.steady());
+        let run = self.state.run_of(slot, ended.at.wrapping_add(wall_ahead));
+        value.run = Some(self.describe_run(self.state.messages.kind(slot).task, &run));
+        value
+    }
+
+    pub(crate) fn unrun_value(&self, how: How, reason: Name) -> Value {
+        let status = match how {
+            How::Expired => ValueStatus::Expired,
+            _ => ValueStatus::Cancelled,
+        };
+        let reason = self.state.names.text(reason);
+        Value::new(status, Bytes::copy_from_slice(reason.as_bytes()))
+    }
+
+    pub(crate) fn describe_run(&self, task: Name, run: &RunHead) -> Box<Run> {
+        Box::new(Run {
+            task: self.state.names.text(task).to_owned(),
+            queue: self.state.names.text(run.queue).to_owned(),
+            attempt: run.attempt,
+            generation: run.generation,
+            ended_at: run.ended_at,
+        })
+    }
+
+    // --- joins
+
+    /// Ends the joins that have heard of their last member, or of one that failed; returns how many. The
+    /// members that such a join blocks report in steps of their own, so that no chain of joins makes this
+    /// long.
+    pub(crate) fn settle_joins(&mut self) -> usize {
+        let mut settled = 0;
+        while let Some((id, has_failed)) = self.state.reported.pop_front() {
+            let Some(slot) = self.state.joins.find(&id) else {
+                continue;
+            };
+            let join: &Join = &self.state.joins[slot];
+            if join.is_over {
+                continue;
+            }
+            if has_failed && join.policy == JoinPolicy::AllSucceeded {
+                let at = self.clocks.steady();
+                self.record(&Event::JoinOver { join: id, at });
+                self.state.block_join(slot, at);
+                self.chores.tell_blocked(id);
+            } else if join.arrivals == join.count {
+                self.record(&Event::JoinEnded {
+                    join: id,
+                    released: true,
+                });
+                self.release_join(slot);
+            } else {
+                continue;
+            }
+            settled += 1;
+        }
+        settled
+    }
+
+    fn release_join(&mut self, slot: u32) {
+        let held = match planted!("release-twice") {
+            true => self.state.joins[slot].held.clone(),
+            false => Vec::new(),
+        };
+        self.state.end_join(slot, true);
+        for handle in held {
+            let queue = self.state.queues[self.state.messages.kind(handle.slot).queue].name;
+            let (source, number) = (handle.number, self.state.numbers + 1);
+            self.record(&Event::Copied {
+                number,
+                source,
+                queue,
+            });
+            self.state.copy_message(handle.slot, number, queue);
+        }
+    }
+
+    /// Whether the join still holds this message.
+    pub(crate) fn is_held_by(&self, handle: Handle, join: &JoinId) -> bool {
+        let messages = &self.state.messages;
+        messages.get(handle).is_some() && messages.state(handle.slot) == MessagePlace::Held(*join)
+    }
+}

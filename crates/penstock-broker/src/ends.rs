@@ -1,0 +1,76 @@
+//! Values of messages that the broker has ended: which of them goes next.
+//!
+//! Such a value has no body. It is derived from how and when its message ended, so all that is kept is the
+//! message's entry (see `messages.rs`), and a place here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::line::Line;
+use crate::messages::Messages;
+
+/// What such a value counts as, of the bytes that results may take: an entry and its places.
+pub(crate) const ENDED_VALUE_BYTES: u64 = 64;
+
+#[derive(Debug, Default)]
+pub(crate) struct Ends {
+    /// For each time that results are kept, the messages in the order in which they ended, as (slot,
+    /// lower half of the number). Some may be stale.
+    by_ttl: BTreeMap<u64, Line<(u32, u32)>>,
+    /// Values that are there.
+    pub(crate) len: u64,
+    /// For these times a timer is set.
+    pub(crate) timed: BTreeSet<u64>,
+}
+
+impl Ends {
+    pub(crate) fn push(&mut self, ttl_ms: u64, slot: u32, number: u64) {
+        self.len += 1;
+        let line = self.by_ttl.entry(ttl_ms).or_default();
+        line.push_back((slot, number as u32));
+    }
+
+    /// A value has gone another way than by `pop`; its place here is stale.
+    pub(crate) fn forget_one(&mut self) {
+        self.len -= 1;
+    }
+
+    /// The oldest of those that are kept so long, if any is left.
+    pub(crate) fn first(&mut self, ttl_ms: u64, messages: &Messages) -> Option<u32> {
+        let line = self.by_ttl.get_mut(&ttl_ms)?;
+        while let Some((slot, number)) = line.front() {
+            let entry = messages.by_slot(slot);
+            if entry.is_some_and(|entry| entry.is_ended() && entry.number() as u32 == number) {
+                return Some(slot);
+            }
+            line.pop_front();
+        }
+        self.by_ttl.remove(&ttl_ms);
+        None
+    }
+
+    /// The oldest of all.
+    pub(crate) fn oldest(&mut self, messages: &Messages) -> Option<u32> {
+        let ttls: Vec<u64> = self.by_ttl.keys().copied().collect();
+        let firsts = ttls.into_iter().filter_map(|ttl| self.first(ttl, messages));
+        firsts.min_by_key(|slot| (messages.ended(*slot).at, messages[*slot].number()))
+    }
+
+    /// How long values are kept of which there are any.
+    pub(crate) fn ttls(&self) -> impl Iterator<Item = u64> {
+        self.by_ttl.keys().copied()
+    }
+
+    /// After a recovery, which hears of ends in the order of the journal: puts them in the order of time.
+    pub(crate) fn rebuild(&mut self, messages: &Messages) {
+        let ended = messages.iter().filter(|(_, entry)| entry.is_ended());
+        let mut ended: Vec<(u64, u64, u32)> = ended
+            .map(|(slot, entry)| (messages.ended(slot).at, entry.number(), slot))
+            .collect();
+        ended.sort_unstable();
+        *self = Self::default();
+        for (_, number, slot) in ended {
+            let ttl_ms = messages.kind(slot).result_ttl_ms.unwrap_or(0);
+            self.push(ttl_ms, slot, number);
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Failed jobs: kept for people to look into, to retry or to drop, in the order in which they failed.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use penstock_message::{
+    FailedJob, FailedPage, FailedQuery, Filter, MessageId, MessageState, Notice, Space, WallMs,
+};
+
+use crate::Broker;
+use crate::clock::When;
+use crate::names::Name;
+use crate::records::{ENDED_AT_ONCE, Event, Mark};
+use crate::state::{Ending, State};
+use crate::timers::Timer;
+
+/// How many failed jobs a page lists at most, and how many a query looks at.
+const LISTED: u32 = 1_000;
+const LOOKED_AT: usize = 10_000;
+
+#[derive(Debug, Default)]
+pub(crate) struct FailedJobs {
+    /// Slots, and bytes in the journal, by number; a message gets a new number when it fails.
+    by_number: BTreeMap<u64, (u32, u64)>,
+    /// What they take in the journal.
+    pub(crate) bytes: u64,
+    /// How many were dropped to keep to the limits, since the process began.
+    pub(crate) dropped: u64,
+    pub(crate) was_told: bool,
+    /// A timer is set for the oldest, or for one that was older.
+    pub(crate) is_timed: bool,
+}
+
+impl FailedJobs {
+    pub(crate) fn insert(&mut self, number: u64, slot: u32, bytes: u64) {
+        self.by_number.insert(number, (slot, bytes));
+        self.bytes += bytes;
+    }
+
+    pub(crate) fn remove(&mut self, number: u64) {
+        if let Some((_, bytes)) = self.by_number.remove(&number) {
+            self.bytes -= bytes;
+        }
+    }
+
+    /// One of them takes another number of bytes now.
+    pub(crate) fn set_bytes(&mut self, number: u64, bytes: u64) {
+        if let Some((_, had)) = self.by_number.get_mut(&number) {
+            self.bytes += bytes;
+            self.bytes -= std::mem::replace(had, bytes);
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.by_number.len()
+    }
+
+    pub(crate) fn oldest(&self) -> Option<(u64, u32)> {
+        let first = self.by_number.first_key_value();
+        first.map(|(number, (slot, _))| (*number, *slot))
+    }
+
+    /// Those behind this number, oldest first.
+    pub(crate) fn after(&self, number: u64) -> impl Iterator<Item = (u64, u32)> {
+        let from = number.saturating_add(1);
+        let range = self.by_number.range(from..);
+        range.map(|(number, (slot, _))| (*number, *slot))
+    }
+}
+
+/// Which failed jobs are meant.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wanted {
+    queue: Option<Name>,
+    task: Option<Name>,
+    class: Option<Name>,
+    fingerprint: Option<u64>,
+    failed_from: Option<u64>,
+    failed_before: Option<u64>,
+}
+
+impl From<&Mark> for Wanted {
+    fn from(mark: &Mark) -> Self {
+        Self {
+            queue: mark.queue,
+            task: mark.task,
+            class: mark.class,
+            fingerprint: mark.fingerprint,
+            failed_from: mark.failed_from,
+            failed_before: mark.failed_before,
+        }
+    }
+}
+
+impl Broker {
+    pub(crate) fn failed_matches(&self, slot: u32, wanted: &Wanted) -> bool {
+        let State {
+            messages, queues, ..
+        } = &self.state;
+        let Some(failure) = messages.failure(slot) else {
+            return false;
+        };
+        let kind = messages.kind(slot);
+        let queue = (!failure.is_displaced).then_some(queues[kind.queue].name);
+        let failed_at = self.wall_of(failure.at);
+        wanted.queue.is_none_or(|wanted| queue == Some(wanted))
+            && wanted.task.is_none_or(|wanted| kind.task == wanted)
+            && wanted.class.is_none_or(|wanted| failure.class == wanted)
+            && wanted
+                .fingerprint
+                .is_none_or(|wanted| failure.fingerprint == wanted)
+            && wanted.failed_from.is_none_or(|from| failed_at >= from)
+            && wanted.failed_before.is_none_or(|before| failed_at < before)
+    }
+
+    /// A time on the steady clock as the wall's clock would show it now.
+    pub(crate) fn wall_of(&self, steady: u64) -> u64 {
+        let ahead = self.clocks.wall().wrapping_sub(self.clocks.steady());
+        steady.wrapping_add(ahead)
+    }
+
+    /// Puts one failed job back into a queue; tells where it was.
+    pub(crate) fn retry(&mut self, id: &MessageId, queue: Option<&str>) -> Option<MessageState> {
+        let messages = &self.state.messages;
+        let slot = messages
+            .copies(id)
+            .find(|slot| messages[*slot].is_failed())?;
+        let queue = queue.map(|queue| self.state.names.intern(queue));
+        self.revive(slot, queue);
+        Some(MessageState::Failed)
+    }
+
+    pub(crate) fn revive(&mut self, slot: u32, queue: Option<Name>) {
+        let (number, to) = (self.state.messages[slot].number(), self.state.numbers + 1);
+        let from = self.state.queues[self.state.messages.queue(slot)].name;
+        let queue = queue.unwrap_or(from);
+        self.record(&Event::Revived { number, to, queue });
+        self.state.revive(slot, to, queue);
+        let queue = self.state.messages.queue(slot);
+        self.make_room(queue);
+    }
+
+    /// Forgets one failed job; tells where it was.
+    pub(crate) fn drop_failed(&mut self, id: &MessageId) -> Option<MessageState> {
+        let messages = &self.state.messages;
+        let slot = messages
+            .copies(id)
+            .find(|slot| messages[*slot].is_failed())?;
+        self.forget_failed(vec![slot]);
+        Some(MessageState::Failed)
+    }
+
+    /// Forgets failed jobs. Each is an event that says no more than its number.
+    pub(crate) fn forget_failed(&mut self, slots: Vec<u32>) {
+        for slot in slots {
+            let number = self.state.messages[slot].number();
+            self.record(&Event::Settled { number });
+            self.state.end(slot, Ending::Dropped);
+        }
+    }
+
+    /// How many failed jobs are too many, or have been kept for long enough; at least one when they take
+    /// too much room.
+    pub(crate) fn failed_over(&self) -> usize {
+        let failed = &self.state.failed;
+        let over = failed
+            .len()
+            .saturating_sub(self.options.failed_kept as usize);
+        let takes_too_much = failed.bytes > self.options.failed_kept_bytes;
+        let is_old = failed
+            .oldest()
+            .is_some_and(|(_, slot)| self.is_old_failure(slot));
+        over.max(usize::from(takes_too_much || is_old)) + usize::from(self.has_old_join())
+    }
+
+    fn is_old_failure(&self, slot: u32) -> bool {
+        let failure = self.state.messages.failure(slot);
+        failure.is_some_and(|failure| self.is_old(failure.at))
+    }
+
+    fn is_old(&self, at: u64) -> bool {
+        at.saturating_add(self.options.failed_kept_ms) <= self.clocks.steady()
+    }
+
+    fn has_old_join(&self) -> bool {
+        let join = self.state.joins_over.front();
+        let join = join.and_then(|id| self.state.joins.find(id));
+        join.is_some_and(|join| self.is_old(self.state.joins[join].over_at))
+    }
+
+    /// Drops the oldest failed jobs until there are as many as are kept; what does not fit into the record
+    /// at hand is for a later step.
+    pub(crate) fn trim_failed(&mut self) {
+        while self.added < ENDED_AT_ONCE {
+            let failed = &self.state.failed;
+            let is_over = failed.len() as u64 > self.options.failed_kept
+                || failed.bytes > self.options.failed_kept_bytes;
+            let is_old = failed
+                .oldest()
+                .is_some_and(|(_, slot)| self.is_old_failure(slot));
+            if !is_over && !is_old {
+                break;
+            }
+            if is_over {
+                self.tell_dropped();
+            }
+            self.drop_oldest_failed(1);
+        }
+        if self.has_old_join() && self.step_size() > 0 {
+            self.drop_oldest_join();
+        }
+        self.state.wait_for_failed_jobs();
+    }
+
+    /// Drops the oldest failed jobs, up to so many and as many as fit into the record at hand.
+    pub(crate) fn drop_oldest_failed(&mut self, most: usize) {
+        let room = ENDED_AT_ONCE.saturating_sub(self.added).min(most);
+        let oldest: Vec<(u64, u32)> = self.state.failed.after(0).take(room).collect();
+        let Some((through, _)) = oldest.last().copied() else {
+            return;
+        };
+        if self.space != Space::Plenty {
+            self.tell_dropped();
+        }
+        self.added += oldest.len();
+        self.record(&Event::FailedDropped { through });
+        self.state.drop_failed_through(through);
+        self.state.failed.dropped += oldest.len() as u64;
+    }
+
+    fn tell_dropped(&mut self) {
+        if !std::mem::replace(&mut self.state.failed.was_told, true) {
+            self.notice(Notice::FailedDropped {
+                kept: self.options.failed_kept,
+                kept_bytes: self.options.failed_kept_bytes,
+            });
+        }
+    }
+
+    /// A page of failed jobs.
+    pub(crate) fn failed_page(&self, query: &FailedQuery) -> FailedPage {
+        let limit = match query.limit {
+            0 => LISTED,
+            limit => limit.min(LISTED),
+        };
+        let Some(wanted) = self.wanted(&query.filter) else {
+            return FailedPage::default();
+        };
+        let mut page = FailedPage::default();
+        let mut last = query.after;
+        for (looked_at, (number, slot)) in self.state.failed.after(query.after).enumerate() {
+            if page.jobs.len() == limit as usize || looked_at == LOOKED_AT {
+                page.next = Some(last);
+                break;
+            }
+            last = number;
+            if self.failed_matches(slot, &wanted) {
+                page.jobs.extend(self.describe_failed(slot));
+            }
+        }
+        page
+    }
+
+    /// The filter in the broker's own names; `None` when it names what was never heard of, so that nothing
+    /// can match.
+    fn wanted(&self, filter: &Filter) -> Option<Wanted> {
+        let names = &self.state.names;
+        let name = |text: &Option<String>| match text {
+            None => Some(None),
+            Some(text) => names.find(text).map(Some),
+        };
+        Some(Wanted {
+            queue: name(&filter.queue)?,
+            task: name(&filter.task)?,
+            class: name(&filter.class)?,
+            fingerprint: filter.fingerprint,
+            failed_from: filter.failed_from,
+            failed_before: filter.failed_before,
+        })
+    }
+
+    fn describe_failed(&self, slot: u32) -> Option<FailedJob> {
+        let State {
+            messages,
+            queues,
+            names,
+            ..
+        } = &self.state;
+        let (entry, kind) = (&messages[slot], messages.kind(slot));
+        let (failed_at, failure) = self.describe_failure(slot)?;
+        let is_displaced = messages.failure(slot)?.is_displaced;
+        Some(FailedJob {
+            id: entry.id,
+            task: names.text(kind.task).to_owned(),
+            queue: (!is_displaced).then(|| names.text(queues[kind.queue].name).to_owned()),
+            attempt: kind.attempt,
+            crashes: kind.crashes,
+            generation: kind.generation,
+            enqueued_at: entry.enqueued_at(),
+            failed_at,
+            failure,
+            body_bytes: messages.body_bytes(slot),
+        })
+    }
+
+    /// When a job failed, by the wall's clock, and why.
+    pub(crate) fn describe_failure(
+        &self,
+        slot: u32,
+    ) -> Option<(WallMs, penstock_message::Failure)> {
+        let failure = self.state.messages.failure(slot)?;
+        let described = penstock_message::Failure {
+            class: self.state.names.text(failure.class).to_owned(),
+            message: failure.message.to_string(),
+            fingerprint: failure.fingerprint,
+            preview: Bytes::copy_from_slice(&failure.preview),
+        };
+        Some((self.wall_of(failure.at), described))
+    }
+}
+
+impl State {
+    /// Drops the failed jobs up to this number, of which there are about as many as fit into a step.
+    pub(crate) fn drop_failed_through(&mut self, through: u64) {
+        while let Some((number, slot)) = self.failed.oldest()
+            && number <= through
+        {
+            self.end(slot, Ending::Dropped);
+        }
+    }
+
+    /// Sets the timer for the oldest failed job or failed join, unless there is one.
+    pub(crate) fn wait_for_failed_jobs(&mut self) {
+        if self.failed.is_timed {
+            return;
+        }
+        let oldest = self.failed.oldest();
+        let failed_at = oldest.and_then(|(_, slot)| Some(self.messages.failure(slot)?.at));
+        let join = self.joins_over.front().and_then(|id| self.joins.find(id));
+        let over_at = join.map(|slot| self.joins[slot].over_at);
+        if let Some(at) = failed_at.into_iter().chain(over_at).min() {
+            self.failed.is_timed = true;
+            let over = at.saturating_add(self.failed_kept_ms);
+            self.timers.set(When::steady(over), Timer::FailedJobs);
+        }
+    }
+}

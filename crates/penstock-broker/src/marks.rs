@@ -1,0 +1,306 @@
+//! Operations on many messages: a purge, and what is done to all that match a filter.
+//!
+//! An operation is decided when its [`Mark`] is written, which names no message; it means those with
+//! lower numbers than its own. A mark is on disk before its operation is confirmed. From then on nothing
+//! that a purge has come over is handed out, also by the broker that comes after a crash; the messages end
+//! in steps (see `chores.rs`), and once none is left, the mark is over.
+
+use std::collections::VecDeque;
+
+use penstock_message::{Filter, MessageState, OperationStatus};
+
+use crate::Broker;
+use crate::endings::Unrun;
+use crate::messages::State as MessagePlace;
+use crate::names::Name;
+use crate::records::{Event, How, Mark, MarkedFor};
+
+/// How long an operation is remembered that is over.
+const REMEMBERED_MS: u64 = 600_000;
+/// How many of them at most.
+const REMEMBERED: usize = 1024;
+/// How many messages a step looks at, whether they match or not.
+const LOOKED_AT: usize = 8192;
+
+const PURGED: &str = "its queue was purged";
+
+/// An operation, and how far it has come.
+#[derive(Debug, Default)]
+pub(crate) struct Operations {
+    under_way: std::collections::BTreeMap<u64, Progress>,
+    /// As (operation, status, when it was over on the monotonic clock).
+    over: VecDeque<(u64, OperationStatus, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    status: OperationStatus,
+    /// Where the next step looks: a slot of a message, or the number of a failed job.
+    cursor: u64,
+    /// All ready messages of a purged queue have been ended; delayed ones may be left.
+    ready_is_done: bool,
+}
+
+impl Broker {
+    /// A mark for what matches the filter now.
+    pub(crate) fn new_mark(
+        &mut self,
+        what: MarkedFor,
+        filter: &Filter,
+        reason: &str,
+        target: Option<&str>,
+    ) -> Mark {
+        let names = &mut self.state.names;
+        let mut name = |text: Option<&str>| text.map(|text| names.intern(text));
+        Mark {
+            number: self.state.mark_numbers + 1,
+            what,
+            before: self.state.numbers + 1,
+            queue: name(filter.queue.as_deref()),
+            task: name(filter.task.as_deref()),
+            class: name(filter.class.as_deref()),
+            target: name(target),
+            reason: names.intern(match (what, reason) {
+                (MarkedFor::Cancel, "") => "it was cancelled",
+                _ => reason,
+            }),
+            fingerprint: filter.fingerprint,
+            failed_from: filter.failed_from,
+            failed_before: filter.failed_before,
+        }
+    }
+
+    /// Decides an operation; returns its number, by which people ask for it.
+    pub(crate) fn begin_mark(&mut self, mark: Mark) -> u64 {
+        self.record(&Event::Marked { mark });
+        self.state.mark(mark);
+        self.must_be_safe();
+        mark.number
+    }
+
+    /// Purges a queue. `None` when nothing waits there, so that nothing is to be done.
+    pub(crate) fn purge(&mut self, queue: &str) -> Option<u64> {
+        let name = self.state.names.find(queue)?;
+        let index = self.state.queues.find(name)?;
+        let waiting = &self.state.queues[index];
+        if waiting.ready + waiting.delayed == 0 {
+            return None;
+        }
+        let filter = Filter {
+            queue: Some(queue.to_owned()),
+            ..Filter::default()
+        };
+        let mark = self.new_mark(MarkedFor::Purge, &filter, PURGED, None);
+        Some(self.begin_mark(mark))
+    }
+
+    pub(crate) fn operation_status(&self, operation: u64) -> Option<OperationStatus> {
+        let now_ms = self.clocks.mono();
+        if self.state.marks.contains_key(&operation) {
+            let progress = self.operations.under_way.get(&operation);
+            return Some(
+                progress.map_or_else(OperationStatus::default, |progress| progress.status),
+            );
+        }
+        let mut over = self.operations.over.iter();
+        let found = over.find(|(number, _, at_ms)| {
+            *number == operation && at_ms.saturating_add(REMEMBERED_MS) > now_ms
+        });
+        found.map(|(_, status, _)| *status)
+    }
+
+    /// Goes on with the oldest operation that is not over, and with the next ones if there is room.
+    pub(crate) fn step_marks(&mut self) {
+        while let Some((number, (mark, _))) = self.state.marks.first_key_value()
+            && self.step_size() > 0
+        {
+            let (number, mark) = (*number, *mark);
+            let mut progress = self
+                .operations
+                .under_way
+                .remove(&number)
+                .unwrap_or_default();
+            let is_over = match mark.what {
+                MarkedFor::Purge => self.step_purge(&mark, &mut progress),
+                MarkedFor::Cancel => self.step_cancel(&mark, &mut progress),
+                MarkedFor::Retry | MarkedFor::Drop => self.step_failed(&mark, &mut progress),
+            };
+            if !is_over {
+                self.operations.under_way.insert(number, progress);
+                return;
+            }
+            self.record(&Event::MarkOver { mark: number });
+            self.added += 1;
+            self.state.end_mark(number);
+            progress.status.is_over = true;
+            let now_ms = self.clocks.mono();
+            let over = &mut self.operations.over;
+            over.push_back((number, progress.status, now_ms));
+            while over.len() > REMEMBERED
+                || over
+                    .front()
+                    .is_some_and(|(_, _, at_ms)| at_ms + REMEMBERED_MS < now_ms)
+            {
+                over.pop_front();
+            }
+        }
+    }
+
+    fn unrun(&self, how: How, reason: Name) -> Unrun {
+        Unrun { how, reason }
+    }
+
+    /// Ends messages for an operation.
+    fn end_marked(&mut self, slots: Vec<u32>, unrun: Unrun, progress: &mut Progress) {
+        progress.status.matched += slots.len() as u64;
+        progress.status.done += slots.len() as u64;
+        self.added += slots.len();
+        self.added += self.end_unrun(slots, unrun);
+    }
+
+    fn step_purge(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
+        let Some(queue) = mark.queue.and_then(|name| self.state.queues.find(name)) else {
+            return true;
+        };
+        let unrun = self.unrun(How::Purged, mark.reason);
+        if !progress.ready_is_done {
+            let most = self.step_size();
+            let slots = self.purged_ready(queue, mark.before, most);
+            progress.ready_is_done = slots.len() < most;
+            self.end_marked(slots, unrun, progress);
+            if !progress.ready_is_done {
+                return false;
+            }
+        }
+        if self.state.queues[queue].ending == 0 {
+            return true;
+        }
+        // The rest is delayed, or has come due meanwhile, and stands in no list by its queue.
+        let state = &self.state;
+        let is_meant = |slot: u32| state.messages.queue(slot) == queue && state.is_purged(slot);
+        let (slots, cursor) = self.find_messages(progress.cursor, is_meant);
+        self.end_marked(slots, unrun, progress);
+        progress.cursor = cursor.unwrap_or(0);
+        // One that was released by a join stands where it stood.
+        cursor.is_none() && self.state.queues[queue].ending == 0
+    }
+
+    /// Ready messages that were purged, up to so many.
+    pub(crate) fn purged_ready(&mut self, queue: u32, before: u64, most: usize) -> Vec<u32> {
+        if penstock_faults::planted!("lose-purge") {
+            return Vec::new();
+        }
+        let (queues, messages) = (&mut self.state.queues, &self.state.messages);
+        queues.ready_before(queue, before, most, messages)
+    }
+
+    fn step_cancel(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
+        let state = &self.state;
+        let queue = mark.queue.map(|name| state.queues.find(name));
+        let mut running = 0;
+        let is_meant = |slot: u32| {
+            let kind = state.messages.kind(slot);
+            let entry = &state.messages[slot];
+            let matches = entry.number() < mark.before
+                && queue.is_none_or(|queue| queue == Some(kind.queue))
+                && mark.task.is_none_or(|task| task == kind.task);
+            matches && !entry.is_failed() && !entry.is_ended()
+        };
+        let waits = |slot: u32| !state.messages[slot].is_leased();
+        let is_meant = |slot: u32| {
+            let is_meant = is_meant(slot);
+            running += u64::from(is_meant && !waits(slot));
+            is_meant && waits(slot)
+        };
+        let (slots, cursor) = self.find_messages(progress.cursor, is_meant);
+        progress.status.matched += running;
+        progress.status.spared += running;
+        let unrun = self.unrun(How::Cancelled, mark.reason);
+        self.end_marked(slots, unrun, progress);
+        progress.cursor = cursor.unwrap_or(0);
+        cursor.is_none()
+    }
+
+    /// Messages that are meant, from this slot on, and the slot where to go on; `None`: that was all.
+    fn find_messages(
+        &self,
+        from: u64,
+        mut is_meant: impl FnMut(u32) -> bool,
+    ) -> (Vec<u32>, Option<u64>) {
+        let messages = &self.state.messages;
+        let most = self.step_size();
+        let mut found = Vec::new();
+        let from = from as u32;
+        let end = messages.end_of_slots();
+        for slot in from..end {
+            if found.len() == most || (slot - from) as usize == LOOKED_AT {
+                return (found, Some(u64::from(slot)));
+            }
+            if messages
+                .by_slot(slot)
+                .is_some_and(|entry| !entry.is_ended())
+                && is_meant(slot)
+            {
+                found.push(slot);
+            }
+        }
+        (found, None)
+    }
+
+    fn step_failed(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
+        let most = self.step_size();
+        let mut looked_at = 0;
+        let mut found = Vec::new();
+        let mut cursor = None;
+        for (number, slot) in self.state.failed.after(progress.cursor) {
+            if number >= mark.before {
+                break;
+            }
+            if found.len() == most || looked_at == LOOKED_AT {
+                cursor = Some(progress.cursor);
+                break;
+            }
+            looked_at += 1;
+            progress.cursor = number;
+            if self.failed_matches(slot, &mark.into()) {
+                found.push(slot);
+            }
+        }
+        progress.status.matched += found.len() as u64;
+        self.added += found.len();
+        let mut dropped = Vec::new();
+        for slot in found {
+            let is_done = match mark.what {
+                MarkedFor::Retry => {
+                    let may = self.check_retry(slot, mark.target.is_some()).is_ok();
+                    if may {
+                        self.revive(slot, mark.target);
+                    }
+                    may
+                }
+                _ => {
+                    dropped.push(slot);
+                    true
+                }
+            };
+            match is_done {
+                true => progress.status.done += 1,
+                false => progress.status.spared += 1,
+            }
+        }
+        self.forget_failed(dropped);
+        cursor.is_none()
+    }
+
+    /// What people are told of where a message is.
+    pub(crate) fn state_of(&self, slot: u32) -> MessageState {
+        match self.state.messages.state(slot) {
+            MessagePlace::Ready => MessageState::Ready,
+            MessagePlace::Delayed(_) => MessageState::Delayed,
+            MessagePlace::Held(_) if self.state.is_blocked(slot) => MessageState::Blocked,
+            MessagePlace::Held(_) => MessageState::Held,
+            MessagePlace::Leased(_) => MessageState::Running,
+            MessagePlace::Failed | MessagePlace::Ended => MessageState::Failed,
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! However a message ends, it ends in one way: its value is there, its key is free, and its join has heard.
+
+use penstock_broker::BrokerOptions;
+
+use crate::script::{check, check_with};
+
+/// Each way to end the message `m`, what it sends the worker or the client that does it, and what a watcher
+/// of its result sees.
+const ENDS: [(&str, &str, &str); 8] = [
+    ("w ack m; put m yes", "w confirm 1", "Succeeded yes"),
+    ("w fail m", "w confirm 1", "Failed error"),
+    ("w crash m reason=boom", "w confirm 1", "Crashed boom"),
+    ("wait 40", "", "Expired"),
+    (
+        "a purge q",
+        "a confirm 9 9:operation-1",
+        "Cancelled its queue was purged",
+    ),
+    (
+        "a cancel m reason=no",
+        "a confirm 9 9:Ready",
+        "Cancelled no",
+    ),
+    (
+        "a cancel all queue=q reason=no",
+        "a confirm 9 9:operation-1",
+        "Cancelled no",
+    ),
+    (
+        "a publish newer queue=q",
+        "a confirm 9",
+        "Cancelled its queue was full and newer jobs took its place",
+    ),
+];
+
+/// Ends that a worker brings about, so that it must have been given the message.
+fn is_run(end: &str) -> bool {
+    end.starts_with("w ")
+}
+
+fn each_end(more: impl Fn(&str, &str, bool) -> String) {
+    for (end, confirm, value) in ENDS {
+        let run = if is_run(end) {
+            "w consume q 1 -> w deliver m@q"
+        } else {
+            "# It waits."
+        };
+        let limit = if end.contains("newer") {
+            "a limit q length=1 drop-oldest"
+        } else {
+            "a limit q"
+        };
+        let succeeded = value.starts_with("Succeeded");
+        let outputs = [confirm, &format!("a sees m {value}")].join(", ");
+        let outputs = outputs.trim_start_matches(", ").to_owned();
+        let script = more(
+            &format!(
+                "
+                w hello                     -> w welcome 0
+                {limit}                     -> a confirm 7
+                a watch m                   -> a sees m pending
+                a guard other absent        -> a confirm 8
+                {run}
+                "
+            ),
+            &format!("{end} -> {outputs}"),
+            succeeded,
+        );
+        check(&script);
+    }
+}
+
+const PUBLISH: &str = "queue=q expires=30 deliveries=1";
+
+#[test]
+fn whatever_ends_a_message_its_value_is_there_and_stays_after_a_crash() {
+    each_end(|prepare, end, _| {
+        let seen = end.split(" -> ").nth(1).unwrap();
+        let seen = seen.split(", ").find(|line| line.contains("sees")).unwrap();
+        format!(
+            "
+            a hello last=5                  -> a welcome 5 forgotten
+            a publish m {PUBLISH}           -> a confirm 6
+            {prepare}
+            {end}
+            a watch m                       -> {seen}
+            kill                            ->
+            carry                           ->
+            kill                            ->
+            b hello                         -> b welcome 0
+            b watch m                       -> {}
+            ",
+            seen.replacen('a', "b", 1)
+        )
+    });
+}
+
+#[test]
+fn whatever_ends_a_message_its_key_is_free() {
+    each_end(|prepare, end, _| {
+        format!(
+            "
+            a hello last=5                  -> a welcome 5 forgotten
+            a publish m {PUBLISH} unless=k  -> a confirm 6
+            {prepare}
+            {end}
+            b hello                         -> b welcome 0
+            b guard k absent                -> b confirm 1
+            kill                            ->
+            b hello                         -> b welcome 1
+            b publish next unless=k         -> b confirm 2
+            "
+        )
+    });
+}
+
+#[test]
+fn whatever_ends_a_member_its_join_hears_of_it() {
+    each_end(|prepare, end, succeeded| {
+        let (state, told) = match succeeded {
+            true => ("Ready", "b sees last pending"),
+            false => (
+                "Blocked",
+                "b sees last Cancelled a member of the group it waited for has failed",
+            ),
+        };
+        format!(
+            "
+            a hello last=5                  -> a welcome 5 forgotten
+            a hold join count=1 messages=last; hold any count=1 messages=after all-ended; publish m {PUBLISH} member=join:0  -> a confirm 6
+            {prepare}
+            {end}
+            b hello                         -> b welcome 0
+            b info last                     -> b knows {state} in default attempt 0 crashes 0
+            b watch last                    -> {told}
+            b info after                    -> b knows Held in default attempt 0 crashes 0
+            kill                            ->
+            carry                           ->
+            kill                            ->
+            b hello                         -> b welcome 0
+            b info last                     -> b knows {state} in default attempt 0 crashes 0
+            "
+        )
+    });
+}
+
+#[test]
+fn a_failure_goes_through_joins_within_joins() {
+    each_end(|prepare, end, succeeded| {
+        let (inner, outer) = match succeeded {
+            true => ("Ready", "Held"),
+            false => ("Blocked", "Blocked"),
+        };
+        format!(
+            "
+            a hello last=5                  -> a welcome 5 forgotten
+            a hold outer count=1 messages=last; hold inner count=1 messages=mid member=outer:0; publish m {PUBLISH} member=inner:0  -> a confirm 6
+            {prepare}
+            {end}
+            b hello                         -> b welcome 0
+            b info mid                      -> b knows {inner} in default attempt 0 crashes 0
+            b info last                     -> b knows {outer} in default attempt 0 crashes 0
+            "
+        )
+    });
+}
+
+#[test]
+fn a_join_whose_members_may_fail_is_released_by_its_last_whatever_ends_it() {
+    each_end(|prepare, end, _| {
+        format!(
+            "
+            a hello last=5                  -> a welcome 5 forgotten
+            a hold join count=1 messages=last all-ended; publish m {PUBLISH} member=join:0  -> a confirm 6
+            {prepare}
+            {end}
+            b hello                         -> b welcome 0
+            b info last                     -> b knows Ready in default attempt 0 crashes 0
+            "
+        )
+    });
+}
+
+#[test]
+fn a_copy_ends_alone_and_the_key_is_its_brothers() {
+    for end in ["purge q", "cancel all queue=q"] {
+        check(&format!(
+            "
+            a hello                         -> a welcome 0
+            a publish m queue=q+r unless=k  -> a confirm 1
+            a {end}                         -> a confirm 2 2:operation-1
+            a guard k present               -> a confirm 3
+            w hello                         -> w welcome 0
+            w consume r 1                   -> w deliver m@r
+            w ack m                         -> w confirm 1
+            a guard k absent                -> a confirm 4
+            "
+        ));
+    }
+}
+
+#[test]
+fn a_member_is_published_to_one_queue_and_to_a_join_that_is_open() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish m member=join:0           -> a confirm 1 1:refused 0 Invalid
+        a hold join count=1 messages=last   -> a confirm 2
+        a publish m member=join:1           -> a confirm 3 3:refused 0 Invalid
+        a publish m member=join:0 queue=x+y  -> a confirm 4 4:refused 0 Invalid
+        a publish m member=join:0           -> a confirm 5
+        ",
+    );
+}
+
+#[test]
+fn what_does_not_run_is_cancelled_and_what_runs_is_left() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish run|publish wait|publish late after=1000|hold join count=1 messages=held  -> a confirm 4
+        w consume default 1                 -> w deliver run
+        a watch wait late held              -> a sees wait pending, a sees late pending, a sees held pending
+        a cancel run                        -> a confirm 5 5:refused 0 TooLate(Running)
+        a cancel nobody                     -> a confirm 6 6:refused 0 NoSuchJob
+        a cancel wait reason=enough         -> a confirm 7 7:Ready, a sees wait Cancelled enough
+        a cancel late                       -> a confirm 8 8:Delayed, a sees late Cancelled it was cancelled
+        a cancel held                       -> a confirm 9 9:Held, a sees held Cancelled it was cancelled
+        a cancel wait                       -> a confirm 10 10:refused 0 NoSuchJob
+        w fail run                          -> w confirm 1
+        a cancel run                        -> a confirm 11 11:refused 0 TooLate(Failed)
+        ",
+    );
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one task=x|publish two task=y|publish three task=x queue=other|publish four task=x after=9  -> a confirm 4
+        a watch one two three four          -> a sees one pending, a sees two pending, a sees three pending, a sees four pending
+        w consume default 1                 -> w deliver one
+        a cancel all task=x queue=default reason=why  -> a confirm 5 5:operation-1, a sees four Cancelled why
+        a operation 1                       -> a operation 2/1/1 over
+        a cancel all                        -> a confirm 6 6:operation-2, a sees two Cancelled it was cancelled, a sees three Cancelled it was cancelled
+        a operation 2                       -> a operation 3/2/1 over
+        a operation 3                       -> a operation unknown
+        wait 600000                         ->
+        a operation 2                       -> a operation unknown
+        ",
+    );
+}
+
+#[test]
+fn failed_jobs_are_listed_kept_in_their_queues_and_given_to_nobody() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one|publish two queue=mail task=send|publish three deliveries=1  -> a confirm 3
+        w consume default+mail 3            -> w deliver one two@mail three
+        w fail one class=ValueError message=bad|fail two class=OSError message=gone|crash three reason=SIGSEGV  -> w confirm 3
+        w consume default+mail+dead 9       ->
+        a failed                            -> a failed one:task@default#0:ValueError:bad two:send@mail#0:OSError:gone three:task@default#0:WorkerCrashed:SIGSEGV
+        a failed queue=mail                 -> a failed two:send@mail#0:OSError:gone
+        a failed task=task class=ValueError  -> a failed one:task@default#0:ValueError:bad
+        a failed class=None                 -> a failed
+        a failed fingerprint=7              -> a failed one:task@default#0:ValueError:bad two:send@mail#0:OSError:gone
+        a failed from=1                     -> a failed
+        a failed until=1 limit=1            -> a failed one:task@default#0:ValueError:bad next 4
+        a failed behind=4 limit=1           -> a failed two:send@mail#0:OSError:gone next 5
+        a failed behind=5                   -> a failed three:task@default#0:WorkerCrashed:SIGSEGV
+        a status                            -> a status dead:0/0/0 default:0/0/0-failed2 mail:0/0/0-failed1 w=0/0/0 clients 1 results 3 evicted 0
+        carry                               ->
+        kill                                ->
+        a hello                             -> a welcome 3
+        a failed                            -> a failed one:task@default#0:ValueError:bad two:send@mail#0:OSError:gone three:task@default#0:WorkerCrashed:SIGSEGV
+        ",
+    );
+}
+
+/// A worker for a queue of any name, `dead` too, is never given a job that has failed, and a job of such a
+/// queue is a job like any other.
+#[test]
+fn a_queue_called_dead_is_a_queue_like_any_other() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish own queue=dead            -> a confirm 1
+        w consume default+dead 9            -> w deliver own@dead
+        w fail own                          -> w confirm 1
+        a publish other queue=dead          -> a confirm 2, w deliver other@dead
+        w ack other; put other yes          -> w confirm 2
+        a watch own other                   -> a sees own Failed error, a sees other Succeeded yes
+        ",
+    );
+}
+
+#[test]
+fn a_failed_job_is_retried_as_its_next_generation() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one unless=k expires=50 headers=a:b|publish two deliveries=1  -> a confirm 2
+        w consume default 2                 -> w deliver one two
+        w fail one note=first|crash two     -> w confirm 2
+        wait 60                             ->
+        a publish between                   -> a confirm 3
+        a watch one                         -> a sees one Failed error
+        a retry one                         -> a confirm 4 4:Failed
+        a watch one                         -> a sees one pending
+        a guard k present                   -> a confirm 5
+        a retry one                         -> a confirm 6 6:refused 0 TooLate(Ready)
+        a retry nobody                      -> a confirm 7 7:refused 0 NoSuchJob
+        a retry two                         -> a confirm 8 8:Failed
+        a info one                          -> a knows Ready in default attempt 1 crashes 0 generation 1 notes first
+        kill                                ->
+        carry                               ->
+        kill                                ->
+        w hello                             -> w welcome 2
+        # Behind what came before, and with its attempts counted on.
+        w consume default 9                 -> w deliver between! one!#1 two#1
+        w fail one note=second              -> w confirm 3
+        w info one                          -> w knows Failed in default attempt 1 crashes 0 generation 1 failed Error:boom notes first+second
+        w guard k absent                    -> w confirm 4
+        ",
+    );
+}
+
+#[test]
+fn a_retry_is_refused_when_its_key_is_anothers_and_names_it() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one unless=k              -> a confirm 1
+        w consume default 1                 -> w deliver one
+        w fail one                          -> w confirm 1
+        a publish two unless=k              -> a confirm 2
+        a retry one                         -> a confirm 3 3:refused 0 Invalid
+        a retry all                         -> a confirm 4 4:operation-1
+        a operation 1                       -> a operation 1/0/1 over
+        a cancel two                        -> a confirm 5 5:Ready
+        a retry all                         -> a confirm 6 6:operation-2
+        a operation 2                       -> a operation 1/1/0 over
+        a publish three unless=k            -> a confirm 7 7:skipped[0]+0:owner-one
+        ",
+    );
+}
+
+#[test]
+fn a_member_of_a_failed_group_is_not_retried_alone() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a hold join count=2 messages=last; publish m member=join:0  -> a confirm 1
+        w consume default 1                 -> w deliver m
+        w fail m                            -> w confirm 1
+        a retry m                           -> a confirm 2 2:refused 0 NotOffered
+        a drop m                            -> a confirm 3 3:Failed
+        a info m                            -> a knows nothing
+        ",
+    );
+}
+
+#[test]
+fn failed_jobs_are_dropped_one_or_all_and_the_oldest_when_they_are_too_many() {
+    let few = BrokerOptions {
+        failed_kept: 2,
+        failed_kept_ms: 1_000,
+        ..BrokerOptions::default()
+    };
+    check_with(
+        few,
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one|publish two|publish three|publish four  -> a confirm 4
+        w consume default 4                 -> w deliver one two three four
+        w fail one|fail two                 -> w confirm 2
+        wait 500                            ->
+        w fail three                        -> w confirm 3, notice: failed jobs are dropped
+        a failed                            -> a failed two:task@default#0:Error:boom three:task@default#0:Error:boom
+        # What was seen of it stays.
+        a watch one                         -> a sees one Failed error
+        wait 500                            ->
+        a failed                            -> a failed three:task@default#0:Error:boom
+        kill                                ->
+        w hello                             -> w welcome 3
+        w failed                            -> w failed three:task@default#0:Error:boom
+        w drop three                        -> w confirm 4 4:Failed
+        w drop three                        -> w confirm 5 5:refused 0 NoSuchJob
+        w consume default 1                 -> w deliver four!
+        w fail four                         -> w confirm 6
+        w drop all class=Other              -> w confirm 7 7:operation-1
+        w drop all class=Error              -> w confirm 8 8:operation-2
+        w operation 2                       -> w operation 1/1/0 over
+        w failed                            -> w failed
+        ",
+    );
+}
+
+/// What was purged is handed out to nobody from the moment that the purge is on disk, however far its steps
+/// have come; what ran meanwhile and comes back was not purged.
+#[test]
+fn a_purge_holds_from_its_mark_on_across_kills() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish run|publish one|publish late after=1000  -> a confirm 3
+        w consume default 1                 -> w deliver run
+        a purge default                     -> a confirm 4 4:operation-1
+        w return run                        -> w confirm 1
+        a publish two                       -> a confirm 5
+        kill                                ->
+        w hello                             -> w welcome 1
+        w consume default 9                 -> w deliver run! two!
+        wait 2000                           ->
+        a hello                             -> a welcome 3, a confirm 5 4:operation-1
+        a watch one late                    -> a sees one Cancelled its queue was purged, a sees late Cancelled its queue was purged
+        ",
+    );
+}
+
+#[test]
+fn while_space_is_short_values_without_a_body_go_and_then_failed_jobs() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one|publish two|publish three|publish four deliveries=1  -> a confirm 4
+        w consume default 2                 -> w deliver one two
+        w ack one; put one yes|fail two     -> w confirm 2
+        a cancel three                      -> a confirm 5 5:Ready
+        a status                            -> a status default:1/0/0-failed1 w=0/0/0 clients 1 results 3 evicted 0
+        a watch three                       -> a sees three Cancelled it was cancelled
+        a watch four                        -> a sees four pending
+        disk no-publishes                   -> notice: NoPublishes, notice: task over 67108864, notice: failed jobs are dropped
+        a status                            -> a status default:1/0/0 w=0/0/0 clients 1 results 2 evicted 1
+        a watch three                       -> a sees three gone
+        a watch one two                     -> a sees one Succeeded yes, a sees two Failed error
+        # Whoever waits is told, though nothing is kept of it.
+        a purge default                     -> a confirm 6 6:operation-1, a sees four Cancelled its queue was purged
+        a watch four                        -> a sees four gone
+        disk plenty                         -> notice: Plenty
+        kill                                ->
+        a hello                             -> a welcome 4, a confirm 6 5:Ready 6:operation-1
+        a status                            -> a status default:0/0/0 clients 1 results 2 evicted 2
+        ",
+    );
+}
+
+#[test]
+fn an_operation_that_the_broker_does_not_know_is_refused_and_ends_nothing() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a unnamed x                         -> a confirm 1 1:refused 0 NotOffered
+        a publish one                       -> a confirm 2
+        ",
+    );
+}
