@@ -249,10 +249,9 @@ impl Broker {
 
     fn step_failed(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
         let most = self.step_size();
-        let mut looked_at = 0;
         let mut found = Vec::new();
         let mut cursor = None;
-        for (number, slot) in self.state.failed.after(progress.cursor) {
+        for (looked_at, (number, slot)) in self.state.failed.after(progress.cursor).enumerate() {
             if number >= mark.before {
                 break;
             }
@@ -260,7 +259,6 @@ impl Broker {
                 cursor = Some(progress.cursor);
                 break;
             }
-            looked_at += 1;
             progress.cursor = number;
             if self.failed_matches(slot, &mark.into()) {
                 found.push(slot);

@@ -62,6 +62,9 @@ impl Record {
 }
 
 /// One thing that was decided.
+// Events are made one at a time and borrowed by who writes them; a box would cost each message more than
+// the few words that are moved.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event<'a> {
     /// Nothing given out later may be below these, though what they counted is gone.

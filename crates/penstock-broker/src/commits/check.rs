@@ -51,7 +51,7 @@ impl Broker {
         });
         let mut leased = std::mem::take(&mut self.spare_leased);
         leased.clear();
-        leased.extend(checking.leased.drain(..));
+        leased.append(&mut checking.leased);
         self.checking = checking;
         match checked {
             Ok(()) => Ok(Checked { ops, leased }),
