@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 
 use penstock_faults::perhaps;
 use penstock_message::{
-    Counts, Durability, KeyState, MessageId, Notice, Query, Receipt, SessionId, Space,
+    Counts, Durability, KeyState, MessageId, Notice, Query, Receipt, SeededSet, SeededState,
+    SessionId, Space,
 };
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::clock::{Clocks, When};
 use crate::connections::{Connection, Waiting, Welcome};
@@ -50,7 +51,7 @@ pub struct Broker {
     pub(crate) staged_parts_bytes: usize,
     /// How many transactions were checked.
     pub(crate) checks: u64,
-    pub(crate) new_ids: FxHashSet<MessageId>,
+    pub(crate) new_ids: SeededSet<MessageId>,
     /// Slots of the leases that the transaction at hand settles, in order.
     pub(crate) checked_slots: Vec<u32>,
     /// Whether that transaction may be refused for want of room, and what it brings for queues with limits.
@@ -75,6 +76,7 @@ impl Broker {
         last_grant: (u32, u64),
         last: Position,
     ) -> Self {
+        let hashing = SeededState::new(options.hash_seed);
         let mut broker = Self {
             options,
             epoch,
@@ -94,7 +96,7 @@ impl Broker {
             reading: Reading::default(),
             staged_parts_bytes: 0,
             checks: 0,
-            new_ids: FxHashSet::default(),
+            new_ids: SeededSet::with_hasher(hashing),
             checked_slots: Vec::new(),
             may_find_no_room: false,
             names_held: true,

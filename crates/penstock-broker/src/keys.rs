@@ -1,11 +1,10 @@
 //! Values beside the queues, who watches them, and which keys belong to a message.
 
-use penstock_message::{Key, Value};
-use rustc_hash::FxHashMap;
+use penstock_message::{Key, SeededMap, SeededState, Value};
 
 use crate::Position;
 use crate::effects::Rests;
-use crate::index::{Index, hash};
+use crate::index::Index;
 use crate::line::Line;
 use crate::names::Name;
 use crate::slab::Slab;
@@ -49,18 +48,35 @@ pub(crate) struct Keys {
     values: Slab<Stored>,
     by_key: Index,
     results: u64,
-    claims: FxHashMap<Key, u64>,
+    claims: SeededMap<Key, u64>,
     groups: Vec<Group>,
-    watchers: FxHashMap<Key, Vec<u32>>,
+    watchers: SeededMap<Key, Vec<u32>>,
     stored: u64,
     pub(crate) results_bytes: u64,
     pub(crate) evicted: u64,
 }
 
 impl Keys {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            by_key: Index::new(hashing),
+            claims: SeededMap::with_hasher(hashing),
+            watchers: SeededMap::with_hasher(hashing),
+            ..Self::default()
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> [SeededState; 3] {
+        let Self {
+            claims, watchers, ..
+        } = self;
+        [self.by_key.hashing(), *claims.hasher(), *watchers.hasher()]
+    }
+
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
         let is_it = |slot: u32| self.values[slot].key == *key;
-        self.by_key.find(hash(key), is_it)
+        self.by_key.find(self.by_key.hash(key), is_it)
     }
 
     pub(crate) fn value(&self, key: &Key) -> Option<&Stored> {
@@ -93,7 +109,7 @@ impl Keys {
         let result = matches!(stored.key, Key::Result(_)).then(|| (stored.group, stored.bytes()));
         let slot = self.values.insert(stored);
         let Self { values, by_key, .. } = self;
-        by_key.insert(hash(&values[slot].key), slot);
+        by_key.insert(by_key.hash(&values[slot].key), slot);
         if let Some((group, bytes)) = result {
             self.results += 1;
             self.results_bytes += bytes;
@@ -108,7 +124,7 @@ impl Keys {
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Stored> {
         let Self { values, by_key, .. } = self;
         let is_it = |slot: u32| values[slot].key == *key;
-        let slot = by_key.remove(hash(key), is_it)?;
+        let slot = by_key.remove(by_key.hash(key), is_it)?;
         let stored = self.values.remove(slot);
         if let Key::Result(_) = key {
             let bytes = stored.bytes();

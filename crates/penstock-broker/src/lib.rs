@@ -19,6 +19,8 @@
 //! At the start, [`Recovery`] takes the journal's records in order and becomes the [`Broker`].
 
 mod broker;
+#[cfg(test)]
+mod chosen;
 mod clock;
 mod commits;
 mod connections;

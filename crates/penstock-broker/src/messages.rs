@@ -13,12 +13,12 @@
 
 use bytes::Bytes;
 use penstock_faults::planted;
-use penstock_message::{JoinId, Key, Lease, MessageId, WallMs};
+use penstock_message::{JoinId, Key, Lease, MessageId, SeededState, WallMs};
 
 use crate::Position;
 use crate::clock::{Clock, When};
 use crate::effects::Rests;
-use crate::index::{Hash, Index, hash};
+use crate::index::{Hash, Index};
 use crate::kinds::{Kind, KindId, Kinds};
 use crate::records::{Grant, MessageHead};
 use crate::slab::Slab;
@@ -260,6 +260,24 @@ fn resident_bytes(body: &Option<Bytes>) -> u64 {
 }
 
 impl Messages {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            kinds: Kinds::new(hashing),
+            by_id: Index::new(hashing),
+            ..Self::default()
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> SeededState {
+        self.by_id.hashing()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn kinds_hashing(&self) -> SeededState {
+        self.kinds.hashing()
+    }
+
     /// A message that is ready, until it is said what else it is. Without its body in memory it is cold.
     pub(crate) fn insert(
         &mut self,
@@ -326,7 +344,7 @@ impl Messages {
                 && entry.is_unentered()
             {
                 entry.set(flag::UNENTERED, false);
-                block.push((hash(entry.id), slot));
+                block.push((self.by_id.hash(entry.id), slot));
                 if block.len() == BLOCK {
                     self.enter_ids(&mut block);
                 }
@@ -351,7 +369,7 @@ impl Messages {
     }
 
     fn enter_id(&mut self, slot: u32) {
-        self.enter_hash(hash(self.entries[slot].id), slot);
+        self.enter_hash(self.by_id.hash(self.entries[slot].id), slot);
     }
 
     fn enter_hash(&mut self, hash: Hash, slot: u32) {
@@ -392,7 +410,7 @@ impl Messages {
             return true;
         }
         let id = self.entries[slot].id;
-        let hash = hash(id);
+        let hash = self.by_id.hash(id);
         let next = self.next_copy(slot);
         let Self { entries, by_id, .. } = self;
         let found = by_id.find(hash, |other| entries[other].id == id);
@@ -428,7 +446,7 @@ impl Messages {
 
     fn first_copy(&self, id: &MessageId) -> Option<u32> {
         self.by_id
-            .find(hash(*id), |slot| self.entries[slot].id == *id)
+            .find(self.by_id.hash(*id), |slot| self.entries[slot].id == *id)
     }
 
     /// The slots of all copies.
@@ -771,7 +789,7 @@ impl Messages {
 
     /// Panics unless what is counted here is what there is.
     pub(crate) fn assert_counts(&self) {
-        let mut kinds = rustc_hash::FxHashMap::default();
+        let mut kinds = penstock_message::SeededMap::default();
         let (mut resident_bytes, mut hot, mut dues, mut expiries) = (0, 0, 0, 0);
         for (slot, entry) in self.entries.iter() {
             *kinds.entry(*self.kind_of(entry)).or_default() += 1;

@@ -1,6 +1,6 @@
 //! Queues, tasks and groups are named by texts outside and by small numbers inside.
 
-use rustc_hash::FxHashMap;
+use penstock_message::{SeededMap, SeededState};
 
 /// A text that was interned. Equal texts have equal names, for the life of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -14,11 +14,23 @@ impl Name {
 
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    by_text: FxHashMap<Box<str>, Name>,
+    by_text: SeededMap<Box<str>, Name>,
     texts: Vec<Box<str>>,
 }
 
 impl Names {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            by_text: SeededMap::with_hasher(hashing),
+            texts: Vec::new(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> SeededState {
+        *self.by_text.hasher()
+    }
+
     pub(crate) fn intern(&mut self, text: &str) -> Name {
         if let Some(name) = self.by_text.get(text) {
             return *name;

@@ -20,6 +20,10 @@ pub struct BrokerOptions {
     /// this much a worker that starts on a long backlog need not wait for the disk. `None`: all are kept,
     /// for nobody reads them back. Default 64 MiB, some 100,000 jobs of usual size.
     pub resident_bodies_bytes: Option<u64>,
+    /// Seeds the hashes of tables whose keys clients choose, so that none can choose keys that collide.
+    /// Nothing that is decided depends on it. Default 0, which everyone knows: a shell that serves
+    /// clients draws one.
+    pub hash_seed: u64,
 }
 
 impl Default for BrokerOptions {
@@ -33,6 +37,7 @@ impl Default for BrokerOptions {
             staged_parts_cap_bytes: 512 << 20,
             dead_letters_kept_ms: 30 * 24 * 60 * 60 * 1000,
             resident_bodies_bytes: Some(64 << 20),
+            hash_seed: 0,
         }
     }
 }

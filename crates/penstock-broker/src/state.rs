@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 use penstock_faults::planted;
-use penstock_message::{JoinId, JoinPolicy, Key, MessageId, QueueLimits, SessionId, Value};
+use penstock_message::{
+    JoinId, JoinPolicy, Key, MessageId, QueueLimits, SeededState, SessionId, Value,
+};
 
 use crate::Position;
 use crate::clock::{Clock, When};
@@ -67,17 +69,18 @@ const SHORT_QUEUE: u64 = 1024;
 const NOTES_CAP_BYTES: usize = 256 << 10;
 
 impl State {
-    pub(crate) fn new() -> Self {
-        let mut names = Names::default();
+    /// `hashing`: of tables whose keys clients choose.
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        let mut names = Names::new(hashing);
         let mut queues = Queues::default();
         let dead = queues.find_or_create(names.intern(DEAD_LETTER_QUEUE));
         Self {
             names,
-            messages: Messages::default(),
+            messages: Messages::new(hashing),
             queues,
-            keys: Keys::default(),
-            joins: Joins::default(),
-            sessions: Sessions::default(),
+            keys: Keys::new(hashing),
+            joins: Joins::new(hashing),
+            sessions: Sessions::new(hashing),
             timers: Timers::default(),
             ledger: Ledger::default(),
             numbers: 0,
