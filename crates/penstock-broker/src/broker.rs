@@ -156,7 +156,7 @@ impl Broker {
             Input::Unwatch { conn, keys } => {
                 if let Some(connection) = self.connections.get(&conn) {
                     for key in &keys {
-                        self.state.keys.unwatch(key, connection.session);
+                        self.state.keys.watchers.unwatch(key, connection.session);
                     }
                 }
             }
@@ -359,7 +359,7 @@ impl Broker {
             Effect::Value { key, state, .. } => {
                 // It may have been answered meanwhile, by a record that waited for less.
                 let is_stale = state == KeyState::Pending
-                    && !self.state.keys.watchers(&key).contains(&connection.session);
+                    && !self.state.keys.watchers.watches(connection.session, &key);
                 if !is_stale {
                     connection.values.push_back((key, state));
                 }

@@ -188,7 +188,7 @@ impl Broker {
                 let number = session.number;
                 let lost_leases = self.lose_leases(index);
                 self.record(&Event::SessionForgotten { number });
-                self.state.keys.unwatch_all(index);
+                self.state.keys.watchers.unwatch_all(index);
                 self.state.forget_session(index);
                 lost_leases
             }
@@ -242,7 +242,7 @@ impl Broker {
         for slot in &lost {
             self.crash(*slot, reason.clone());
         }
-        self.state.keys.unwatch_all(session);
+        self.state.keys.watchers.unwatch_all(session);
         !lost.is_empty()
     }
 

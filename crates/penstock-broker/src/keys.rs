@@ -8,6 +8,7 @@ use crate::index::Index;
 use crate::line::Line;
 use crate::names::Name;
 use crate::slab::Slab;
+use crate::watchers::Watchers;
 
 #[derive(Debug)]
 pub(crate) struct Stored {
@@ -50,7 +51,7 @@ pub(crate) struct Keys {
     results: u64,
     claims: SeededMap<Key, u64>,
     groups: Vec<Group>,
-    watchers: SeededMap<Key, Vec<u32>>,
+    pub(crate) watchers: Watchers,
     stored: u64,
     pub(crate) results_bytes: u64,
     pub(crate) evicted: u64,
@@ -61,7 +62,7 @@ impl Keys {
         Self {
             by_key: Index::new(hashing),
             claims: SeededMap::with_hasher(hashing),
-            watchers: SeededMap::with_hasher(hashing),
+            watchers: Watchers::new(hashing),
             ..Self::default()
         }
     }
@@ -71,7 +72,7 @@ impl Keys {
         let Self {
             claims, watchers, ..
         } = self;
-        [self.by_key.hashing(), *claims.hasher(), *watchers.hasher()]
+        [self.by_key.hashing(), *claims.hasher(), watchers.hashing()]
     }
 
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
@@ -155,7 +156,7 @@ impl Keys {
                 continue;
             }
             let key = &self.values[slot].key;
-            if !self.watchers.contains_key(key) {
+            if !self.watchers.is_watched(key) {
                 return Some(key.clone());
             }
             // A value that is watched is about to be read; it ages anew.
@@ -182,41 +183,6 @@ impl Keys {
         if self.claims.capacity() > 1024 && self.claims.len() < self.claims.capacity() / 8 {
             self.claims.shrink_to(2 * self.claims.len());
         }
-    }
-
-    pub(crate) fn is_anything_watched(&self) -> bool {
-        !self.watchers.is_empty()
-    }
-
-    pub(crate) fn watch(&mut self, key: Key, session: u32) {
-        let sessions = self.watchers.entry(key).or_default();
-        if !sessions.contains(&session) {
-            sessions.push(session);
-        }
-    }
-
-    pub(crate) fn unwatch(&mut self, key: &Key, session: u32) {
-        if let Some(sessions) = self.watchers.get_mut(key) {
-            sessions.retain(|other| *other != session);
-            if sessions.is_empty() {
-                self.watchers.remove(key);
-            }
-        }
-    }
-
-    pub(crate) fn unwatch_all(&mut self, session: u32) {
-        self.watchers.retain(|_, sessions| {
-            sessions.retain(|other| *other != session);
-            !sessions.is_empty()
-        });
-    }
-
-    pub(crate) fn watchers(&self, key: &Key) -> &[u32] {
-        self.watchers.get(key).map_or(&[], Vec::as_slice)
-    }
-
-    pub(crate) fn take_watchers(&mut self, key: &Key) -> Vec<u32> {
-        self.watchers.remove(key).unwrap_or_default()
     }
 
     fn group(&mut self, name: Name) -> &mut Group {

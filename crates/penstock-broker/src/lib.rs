@@ -51,6 +51,7 @@ mod slab;
 mod state;
 mod status;
 mod timers;
+mod watchers;
 mod watches;
 
 pub use broker::Broker;

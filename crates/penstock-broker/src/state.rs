@@ -557,13 +557,13 @@ impl State {
     }
 
     pub(crate) fn touch(&mut self, key: &Key) {
-        if self.keys.is_anything_watched() {
+        if !self.keys.watchers.is_empty() {
             self.touched.push(key.clone());
         }
     }
 
     fn touch_result(&mut self, id: MessageId) {
-        if self.keys.is_anything_watched() {
+        if !self.keys.watchers.is_empty() {
             self.touched.push(Key::Result(id));
         }
     }
