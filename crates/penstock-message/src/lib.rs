@@ -13,7 +13,7 @@ mod tx;
 mod value;
 
 pub use hashing::{SeededHasher, SeededMap, SeededSet, SeededState};
-pub use id::{IdSource, MessageId, SessionId};
+pub use id::{IdSource, JOIN_CAP, MessageId, SessionId};
 pub use lease::{Delivery, Lease, ReleaseReason};
 pub use limits::{Overflow, QueueLimits, Space};
 pub use message::{DEFAULT_PRIORITY, HIGHEST_PRIORITY, Message};
