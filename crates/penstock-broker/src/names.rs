@@ -14,7 +14,8 @@ impl Name {
 
 #[derive(Debug, Default)]
 pub(crate) struct Names {
-    by_text: SeededMap<Box<str>, Name>,
+    /// As bytes, which take a step less to hash than a text does.
+    by_text: SeededMap<Box<[u8]>, Name>,
     texts: Vec<Box<str>>,
 }
 
@@ -32,17 +33,17 @@ impl Names {
     }
 
     pub(crate) fn intern(&mut self, text: &str) -> Name {
-        if let Some(name) = self.by_text.get(text) {
+        if let Some(name) = self.by_text.get(text.as_bytes()) {
             return *name;
         }
         let name = Name(u32::try_from(self.texts.len()).expect("fewer than 2^32 names"));
         self.texts.push(text.into());
-        self.by_text.insert(text.into(), name);
+        self.by_text.insert(text.as_bytes().into(), name);
         name
     }
 
     pub(crate) fn find(&self, text: &str) -> Option<Name> {
-        self.by_text.get(text).copied()
+        self.by_text.get(text.as_bytes()).copied()
     }
 
     pub(crate) fn text(&self, name: Name) -> &str {

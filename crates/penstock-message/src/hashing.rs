@@ -122,9 +122,10 @@ impl Hasher for SeededHasher {
         self.add(value, 0);
     }
 
+    /// Lengths and the variants of enums: no table is keyed by them alone, so they need no step of their own.
     #[inline]
     fn write_usize(&mut self, value: usize) {
-        self.write_u64(value as u64);
+        self.state = (self.state ^ value as u64).rotate_left(17);
     }
 
     /// One product of numbers that count up has regular bits; folded once more it has not.
