@@ -1,6 +1,6 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench docs format rust-test python-test wire-check guarantees
+.PHONY: help build demo test lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench bench-against docs format rust-test python-test wire-check guarantees
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -73,6 +73,9 @@ hostile: ## send HOSTILE=100000 strangers, guesses and floods to servers of thei
 
 bench: .venv/.built ## measure Penstock beside its peers (installs their servers) and print the table
 	$(python) bench/run.py
+
+bench-against: .venv/.built ## compare CPU a job with the built checkout in DIR=, over PAIRS=12 pairs (TARGET=, its CARGO_TARGET_DIR)
+	$(python) bench/run.py --against $(DIR) $(if $(PAIRS),--pairs $(PAIRS)) $(if $(TARGET),--against-target $(TARGET))
 
 bench-backlog: ## measure ten million waiting jobs (or BACKLOG_JOBS): rates, memory, restart
 	cargo bench --quiet --package penstock-cli --bench backlog

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -102,6 +103,25 @@ def running(
         yield process
     finally:
         end(process, grace_s)
+
+
+def cpu_seconds_by_thread(roles: Mapping[int, str]) -> Counter[str]:
+    """CPU time so far of each role's threads, by name."""
+    spent: Counter[str] = Counter()
+    for pid, role in roles.items():
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                name = (thread / "comm").read_text().strip()
+                spent[f"{role}: {name}"] += int((thread / "schedstat").read_text().split()[0]) / 1e9
+    return spent
+
+
+def cpu_seconds(roles: Mapping[int, str]) -> Counter[str]:
+    """CPU time so far of each role."""
+    spent: Counter[str] = Counter()
+    for thread, seconds in cpu_seconds_by_thread(roles).items():
+        spent[thread.partition(":")[0]] += seconds
+    return spent
 
 
 def tail(log: Path, lines: int = 8) -> str:

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import against
 import disk
 import plan
 import results
@@ -214,9 +215,31 @@ def main() -> int:
     )
     parser.add_argument("--repeats", type=int, help="runs of each measurement (3; 1 when quick)")
     parser.add_argument("--output", type=Path, help="where the JSON goes (bench/results/latest.json for a whole run)")
+    against_options = parser.add_argument_group("against another build, see bench/against.py")
+    against_options.add_argument(
+        "--against", type=Path, metavar="DIR", help="compare CPU a job with the checkout there, which is built"
+    )
+    against_options.add_argument("--pairs", type=int, default=against.PAIRS, help=f"({against.PAIRS})")
+    against_options.add_argument("--against-target", metavar="DIR", help="its CARGO_TARGET_DIR (target, in it)")
+    against_options.add_argument("--jobs", type=int, default=against.JOBS, help=f"in each run ({against.JOBS:,})")
     options = parser.parse_args()
     if not sys.platform.startswith("linux"):
         raise SystemExit("the benchmark reads /proc and installs Debian's packages: it runs on Linux only")
+
+    if options.against:
+        take_charge()
+        with tempfile.TemporaryDirectory(
+            prefix="penstock-bench-", dir=disk_directory(), ignore_cleanup_errors=True
+        ) as name:
+            return against.main(
+                options.against,
+                count=options.pairs,
+                target=options.against_target,
+                jobs=options.jobs,
+                core_jobs=against.CORE_JOBS * options.jobs // against.JOBS,
+                directory=Path(name),
+                output=options.output,
+            )
 
     repeats = options.repeats or (1 if options.quick else 3)
     groups = chosen(options.only, options.quick)

@@ -7,7 +7,6 @@ its time, ask perf; docs/internals/profile.md has the commands.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
@@ -16,20 +15,9 @@ from collections import Counter
 from pathlib import Path
 
 import table
-from processes import descendants, end_pids, running, take_charge
+from processes import cpu_seconds_by_thread, descendants, end_pids, running, take_charge
 
 SLOTS = 2
-
-
-def cpu_seconds(pids: dict[int, str]) -> Counter[str]:
-    """CPU time so far of each role's threads, by name."""
-    spent: Counter[str] = Counter()
-    for pid, role in pids.items():
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                name = (thread / "comm").read_text().strip()
-                spent[f"{role}: {name}"] += int((thread / "schedstat").read_text().split()[0]) / 1e9
-    return spent
 
 
 def report(title: str, jobs: int, seconds: float, spent: Counter[str]) -> None:
@@ -51,9 +39,9 @@ def main() -> None:
             penstock.enqueue(100)
             broker = int(penstock.broker.status(10)["broker_pid"])
             roles = {os.getpid(): "client", broker: "broker"}
-            before, begun = cpu_seconds(roles), time.perf_counter()
+            before, begun = cpu_seconds_by_thread(roles), time.perf_counter()
             penstock.enqueue(count)
-            report("Bulk enqueue", count, time.perf_counter() - begun, cpu_seconds(roles) - before)
+            report("Bulk enqueue", count, time.perf_counter() - begun, cpu_seconds_by_thread(roles) - before)
 
             with running(penstock.worker(SLOTS), log=Path(name) / "worker.log", cwd=Path(__file__).parent) as worker:
                 finished = wait_until(penstock, count + 100, count // 5)
@@ -61,9 +49,9 @@ def main() -> None:
                 # The zygote, which forked the others, comes first.
                 for place, pid in enumerate(descendants(worker.pid)):
                     roles[pid] = "zygote" if place == 0 else f"child {place}"
-                before, begun = cpu_seconds(roles), time.perf_counter()
+                before, begun = cpu_seconds_by_thread(roles), time.perf_counter()
                 jobs = wait_until(penstock, count + 100, count * 9 // 10) - finished
-                report("Drain", jobs, time.perf_counter() - begun, cpu_seconds(roles) - before)
+                report("Drain", jobs, time.perf_counter() - begun, cpu_seconds_by_thread(roles) - before)
         finally:
             # First, since a client that finds its broker dead starts another.
             penstock.app.close()

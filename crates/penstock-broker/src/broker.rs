@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use penstock_faults::perhaps;
 use penstock_message::{
-    Answer, Counts, Durability, KeyState, MessageId, Notice, Query, Receipt, SessionId, Space,
+    Answer, Counts, Durability, KeyState, MessageId, Notice, Query, Receipt, SeededState,
+    SessionId, Space,
 };
 use rustc_hash::FxHashMap;
 
@@ -78,6 +79,7 @@ impl Broker {
         last_grant: (u32, u64),
         last: Position,
     ) -> Self {
+        let hashing = SeededState::new(options.hash_seed);
         let mut broker = Self {
             options,
             epoch,
@@ -97,7 +99,7 @@ impl Broker {
             reading: Reading::default(),
             staged_parts_bytes: 0,
             checks: 0,
-            checking: Checking::default(),
+            checking: Checking::new(hashing),
             spare_leased: Vec::new(),
             chores: Chores::default(),
             operations: Operations::default(),
@@ -159,7 +161,7 @@ impl Broker {
             Input::Unwatch { conn, keys } => {
                 if let Some(connection) = self.connections.get(&conn) {
                     for key in &keys {
-                        self.state.keys.unwatch(key, connection.session);
+                        self.state.keys.watchers.unwatch(key, connection.session);
                     }
                 }
             }
@@ -379,7 +381,7 @@ impl Broker {
             Effect::Value { key, state, .. } => {
                 // It may have been answered meanwhile, by a record that waited for less.
                 let is_stale = state == KeyState::Pending
-                    && !self.state.keys.watchers(&key).contains(&connection.session);
+                    && !self.state.keys.watchers.watches(connection.session, &key);
                 if !is_stale {
                     connection.values.push_back((key, state));
                 }

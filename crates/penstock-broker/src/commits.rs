@@ -4,8 +4,7 @@
 //! only it can make and only [`apply`](Broker::apply) consumes.
 
 use penstock_faults::planted;
-use penstock_message::{Durability, Message, MessageId, Op, Receipt, Refusal, Tx};
-use rustc_hash::FxHashSet;
+use penstock_message::{Durability, Message, MessageId, Op, Receipt, Refusal, SeededSet, Tx};
 
 use crate::effects::Rests;
 use crate::limits::Arrivals;
@@ -31,7 +30,7 @@ pub(crate) struct Checked {
 #[derive(Debug, Default)]
 pub(crate) struct Checking {
     /// Ids of messages and joins that the transaction brings.
-    new_ids: FxHashSet<MessageId>,
+    new_ids: SeededSet<MessageId>,
     /// Joins that it opens, and how many members they have.
     new_joins: Vec<(MessageId, u32)>,
     leased: Vec<u32>,

@@ -156,7 +156,7 @@ impl Broker {
             .open_session(number, id, heartbeat_ms, applied, name);
         self.state.sessions.next_generation(index);
         if known.is_some() {
-            self.state.keys.unwatch_all(index);
+            self.state.keys.watchers.unwatch_all(index);
         }
         let leases = self.keep_leases(index, presented);
         let session = &mut self.state.sessions[index];
@@ -254,7 +254,7 @@ impl Broker {
         self.state
             .wait_for_session(index, left_at, left_at, self.options.session_memory_ms);
         if clean {
-            self.state.keys.unwatch_all(index);
+            self.state.keys.watchers.unwatch_all(index);
         }
         self.seal(Durability::None);
     }

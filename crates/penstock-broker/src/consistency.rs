@@ -151,6 +151,7 @@ impl Broker {
 
     fn assert_values_are_counted(&self) {
         let keys = &self.state.keys;
+        keys.watchers.assert_paired();
         let mut bytes = 0;
         let mut results = 0;
         for stored in keys.iter() {

@@ -273,7 +273,7 @@ impl Broker {
                     return self.state.timers.set(again, timer);
                 }
                 self.record(&Event::SessionForgotten { number });
-                self.state.keys.unwatch_all(index);
+                self.state.keys.watchers.unwatch_all(index);
                 self.state.forget_session(index);
             }
             Timer::Unserved {
@@ -325,7 +325,7 @@ impl Broker {
         let reason = Bytes::from(format!("worker lost: no heartbeat for {seconds} s"));
         let lost = self.state.sessions[session].leases.clone();
         self.end_leases(session, lost, Some(reason));
-        self.state.keys.unwatch_all(session);
+        self.state.keys.watchers.unwatch_all(session);
     }
 
     /// The worker died under the message: it goes back to its place, or it has failed when that was once too

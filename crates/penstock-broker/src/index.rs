@@ -8,7 +8,7 @@
 use std::hash::BuildHasher;
 
 use hashbrown::HashTable;
-use rustc_hash::FxBuildHasher;
+use penstock_message::SeededState;
 
 const SHARDS: usize = 256;
 /// A shard smaller than this is not worth shrinking.
@@ -16,6 +16,7 @@ const SMALL: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct Index {
+    hashing: SeededState,
     shards: Vec<HashTable<Place>>,
 }
 
@@ -30,15 +31,8 @@ pub(crate) struct Hash(u32);
 
 impl Default for Index {
     fn default() -> Self {
-        Self {
-            shards: vec![HashTable::new(); SHARDS],
-        }
+        Self::new(SeededState::default())
     }
-}
-
-pub(crate) fn hash(what: impl std::hash::Hash) -> Hash {
-    let hash = FxBuildHasher.hash_one(what);
-    Hash((hash ^ hash >> 32) as u32)
 }
 
 impl Hash {
@@ -65,6 +59,24 @@ fn share(shard: usize, all: usize) -> usize {
 }
 
 impl Index {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            hashing,
+            shards: vec![HashTable::new(); SHARDS],
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> SeededState {
+        self.hashing
+    }
+
+    #[inline]
+    pub(crate) fn hash(&self, what: impl std::hash::Hash) -> Hash {
+        let hash = self.hashing.hash_one(what);
+        Hash((hash ^ hash >> 32) as u32)
+    }
+
     /// So many are about to be entered.
     pub(crate) fn reserve(&mut self, more: usize) {
         for (index, shard) in self.shards.iter_mut().enumerate() {
@@ -124,8 +136,8 @@ mod tests {
         let mut capacities = vec![0; SHARDS];
         let (mut moved, mut most) = (0, 0);
         for slot in 0..400_000 {
-            index.insert(hash(slot), slot);
-            let at = hash(slot).shard();
+            index.insert(index.hash(slot), slot);
+            let at = index.hash(slot).shard();
             let capacity = index.shards[at].capacity();
             if std::mem::replace(&mut capacities[at], capacity) != capacity {
                 moved += index.shards[at].len();
@@ -149,7 +161,7 @@ mod tests {
         let count = 200_000;
         let name = |slot: u32| u64::from(slot) * 3;
         for slot in 0..count {
-            index.insert(hash(name(slot)), slot);
+            index.insert(index.hash(name(slot)), slot);
         }
         let capacity =
             |index: &Index| -> usize { index.shards.iter().map(HashTable::capacity).sum() };
@@ -166,20 +178,20 @@ mod tests {
         for slot in 0..count {
             let wanted = name(slot);
             assert_eq!(
-                index.find(hash(wanted), |slot| name(slot) == wanted),
+                index.find(index.hash(wanted), |slot| name(slot) == wanted),
                 Some(slot)
             );
         }
         for slot in 0..count - 10 {
             let wanted = name(slot);
             let is_it = |slot| name(slot) == wanted;
-            assert_eq!(index.remove(hash(wanted), is_it), Some(slot));
-            assert_eq!(index.find(hash(wanted), is_it), None);
+            assert_eq!(index.remove(index.hash(wanted), is_it), Some(slot));
+            assert_eq!(index.find(index.hash(wanted), is_it), None);
         }
         for slot in count - 10..count {
             let wanted = name(slot);
             assert_eq!(
-                index.find(hash(wanted), |slot| name(slot) == wanted),
+                index.find(index.hash(wanted), |slot| name(slot) == wanted),
                 Some(slot)
             );
         }

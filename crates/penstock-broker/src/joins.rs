@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use penstock_faults::planted;
-use penstock_message::{JoinId, JoinPolicy};
-use rustc_hash::FxHashMap;
+use penstock_message::{JoinId, JoinPolicy, SeededMap, SeededState};
 
 use crate::Position;
 use crate::messages::Handle;
@@ -71,14 +70,27 @@ impl Join {
 #[derive(Debug, Default)]
 pub(crate) struct Joins {
     joins: Slab<Join>,
-    by_id: FxHashMap<JoinId, u32>,
+    by_id: SeededMap<JoinId, u32>,
     opened: u64,
     /// Messages that a journal tells of before the join that holds them: the join was carried forward,
     /// and stands behind them now.
-    early: FxHashMap<JoinId, Vec<Handle>>,
+    early: SeededMap<JoinId, Vec<Handle>>,
 }
 
 impl Joins {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            by_id: SeededMap::with_hasher(hashing),
+            early: SeededMap::with_hasher(hashing),
+            ..Self::default()
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> [SeededState; 2] {
+        [*self.by_id.hasher(), *self.early.hasher()]
+    }
+
     pub(crate) fn find(&self, id: &JoinId) -> Option<u32> {
         self.by_id.get(id).copied()
     }

@@ -1,16 +1,16 @@
 //! Values beside the queues, who watches them, and which keys belong to a message.
 
-use penstock_message::{Key, Value};
-use rustc_hash::FxHashMap;
+use penstock_message::{Key, SeededMap, SeededState, Value};
 
 use crate::Position;
 use crate::effects::Rests;
-use crate::index::{Index, hash};
+use crate::index::Index;
 use crate::line::Line;
 use crate::messages::Handle;
 use crate::names::Name;
 use crate::records::RunHead;
 use crate::slab::Slab;
+use crate::watchers::Watchers;
 
 #[derive(Debug)]
 pub(crate) struct Stored {
@@ -52,18 +52,35 @@ pub(crate) struct Keys {
     values: Slab<Stored>,
     by_key: Index,
     results: u64,
-    claims: FxHashMap<Key, Handle>,
+    claims: SeededMap<Key, Handle>,
     groups: Vec<Group>,
-    watchers: FxHashMap<Key, Vec<u32>>,
+    pub(crate) watchers: Watchers,
     stored: u64,
     pub(crate) results_bytes: u64,
     pub(crate) evicted: u64,
 }
 
 impl Keys {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            by_key: Index::new(hashing),
+            claims: SeededMap::with_hasher(hashing),
+            watchers: Watchers::new(hashing),
+            ..Self::default()
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> [SeededState; 3] {
+        let Self {
+            claims, watchers, ..
+        } = self;
+        [self.by_key.hashing(), *claims.hasher(), watchers.hashing()]
+    }
+
     pub(crate) fn find(&self, key: &Key) -> Option<u32> {
         let is_it = |slot: u32| self.values[slot].key == *key;
-        self.by_key.find(hash(key), is_it)
+        self.by_key.find(self.by_key.hash(key), is_it)
     }
 
     pub(crate) fn value(&self, key: &Key) -> Option<&Stored> {
@@ -96,7 +113,7 @@ impl Keys {
         let result = matches!(stored.key, Key::Result(_)).then(|| (stored.group, stored.bytes()));
         let slot = self.values.insert(stored);
         let Self { values, by_key, .. } = self;
-        by_key.insert(hash(&values[slot].key), slot);
+        by_key.insert(by_key.hash(&values[slot].key), slot);
         if let Some((group, bytes)) = result {
             self.results += 1;
             self.results_bytes += bytes;
@@ -111,7 +128,7 @@ impl Keys {
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Stored> {
         let Self { values, by_key, .. } = self;
         let is_it = |slot: u32| values[slot].key == *key;
-        let slot = by_key.remove(hash(key), is_it)?;
+        let slot = by_key.remove(by_key.hash(key), is_it)?;
         let stored = self.values.remove(slot);
         if let Key::Result(_) = key {
             let bytes = stored.bytes();
@@ -142,7 +159,7 @@ impl Keys {
                 continue;
             }
             let key = &self.values[slot].key;
-            if !self.watchers.contains_key(key) {
+            if !self.watchers.is_watched(key) {
                 return Some(key.clone());
             }
             // A value that is watched is about to be read; it ages anew.
@@ -169,41 +186,6 @@ impl Keys {
         if self.claims.capacity() > 1024 && self.claims.len() < self.claims.capacity() / 8 {
             self.claims.shrink_to(2 * self.claims.len());
         }
-    }
-
-    pub(crate) fn is_anything_watched(&self) -> bool {
-        !self.watchers.is_empty()
-    }
-
-    pub(crate) fn watch(&mut self, key: Key, session: u32) {
-        let sessions = self.watchers.entry(key).or_default();
-        if !sessions.contains(&session) {
-            sessions.push(session);
-        }
-    }
-
-    pub(crate) fn unwatch(&mut self, key: &Key, session: u32) {
-        if let Some(sessions) = self.watchers.get_mut(key) {
-            sessions.retain(|other| *other != session);
-            if sessions.is_empty() {
-                self.watchers.remove(key);
-            }
-        }
-    }
-
-    pub(crate) fn unwatch_all(&mut self, session: u32) {
-        self.watchers.retain(|_, sessions| {
-            sessions.retain(|other| *other != session);
-            !sessions.is_empty()
-        });
-    }
-
-    pub(crate) fn watchers(&self, key: &Key) -> &[u32] {
-        self.watchers.get(key).map_or(&[], Vec::as_slice)
-    }
-
-    pub(crate) fn take_watchers(&mut self, key: &Key) -> Vec<u32> {
-        self.watchers.remove(key).unwrap_or_default()
     }
 
     fn group(&mut self, name: Name) -> &mut Group {

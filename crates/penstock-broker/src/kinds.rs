@@ -1,7 +1,8 @@
 //! What many messages have in common, kept once.
 
-use rustc_hash::FxHashMap;
 use std::num::NonZeroU32;
+
+use penstock_message::{SeededMap, SeededState};
 
 use crate::names::Name;
 
@@ -41,7 +42,7 @@ const UNUSED_KEPT: usize = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Kinds {
     kinds: Vec<Counted>,
-    by_kind: FxHashMap<Kind, KindId>,
+    by_kind: SeededMap<Kind, KindId>,
     free: Vec<KindId>,
     unused: usize,
     last: Option<KindId>,
@@ -55,6 +56,19 @@ struct Counted {
 }
 
 impl Kinds {
+    /// Clients choose times to live and attempts, so kinds are hashed with a seed too.
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            by_kind: SeededMap::with_hasher(hashing),
+            ..Self::default()
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> SeededState {
+        *self.by_kind.hasher()
+    }
+
     /// One more message is of this kind.
     pub(crate) fn take(&mut self, kind: &Kind) -> KindId {
         // A burst of jobs is of one kind.
@@ -120,7 +134,7 @@ impl Kinds {
     }
 
     /// Panics unless each kind is counted as often as here.
-    pub(crate) fn assert_counts(&self, expected: &FxHashMap<Kind, u32>) {
+    pub(crate) fn assert_counts(&self, expected: &SeededMap<Kind, u32>) {
         let mut in_use = 0;
         for counted in &self.kinds {
             if let Some(users) = counted.users {

@@ -20,6 +20,8 @@
 
 mod broker;
 mod chores;
+#[cfg(test)]
+mod chosen;
 mod clock;
 mod commits;
 mod connections;
@@ -54,6 +56,7 @@ mod slab;
 mod state;
 mod status;
 mod timers;
+mod watchers;
 mod watches;
 
 pub use broker::Broker;

@@ -14,12 +14,12 @@
 
 use bytes::Bytes;
 use penstock_faults::planted;
-use penstock_message::{Extras, JoinId, Key, Lease, Member, MessageId, WallMs};
+use penstock_message::{Extras, JoinId, Key, Lease, Member, MessageId, SeededState, WallMs};
 
 use crate::Position;
 use crate::clock::{Clock, When};
 use crate::effects::Rests;
-use crate::index::{Hash, Index, hash};
+use crate::index::{Hash, Index};
 use crate::kinds::{Kind, KindId, Kinds};
 use crate::names::Name;
 use crate::records::{Grant, How, MessageHead};
@@ -315,6 +315,25 @@ fn resident_bytes(body: &Option<Bytes>) -> u64 {
 }
 
 impl Messages {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            kinds: Kinds::new(hashing),
+            by_id: Index::new(hashing),
+            ended: Index::new(hashing),
+            ..Self::default()
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> SeededState {
+        self.by_id.hashing()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn kinds_hashing(&self) -> SeededState {
+        self.kinds.hashing()
+    }
+
     /// A message that is ready, until it is said what else it is. Without its body in memory it is cold.
     pub(crate) fn insert(
         &mut self,
@@ -383,7 +402,7 @@ impl Messages {
                 && entry.is_unentered()
             {
                 entry.set(flag::UNENTERED, false);
-                block.push((hash(entry.id), slot));
+                block.push((self.by_id.hash(entry.id), slot));
                 if block.len() == BLOCK {
                     self.enter_ids(&mut block);
                 }
@@ -408,7 +427,7 @@ impl Messages {
     }
 
     fn enter_id(&mut self, slot: u32) {
-        self.enter_hash(hash(self.entries[slot].id), slot);
+        self.enter_hash(self.by_id.hash(self.entries[slot].id), slot);
     }
 
     fn enter_hash(&mut self, hash: Hash, slot: u32) {
@@ -462,7 +481,7 @@ impl Messages {
         entry.enqueued_at = U48::new(ended.at.min(U48::MAX));
         entry.place = (ended.reason.index() as u64) << 8 | ended.how as u64;
         let Self { entries, ended, .. } = self;
-        ended.insert(hash(entries[slot].id), slot);
+        ended.insert(ended.hash(entries[slot].id), slot);
     }
 
     pub(crate) fn ended(&self, slot: u32) -> Ended {
@@ -478,14 +497,15 @@ impl Messages {
     /// The message with this id that has ended, if its value is still there.
     pub(crate) fn find_ended(&self, id: &MessageId) -> Option<u32> {
         self.ended
-            .find(hash(*id), |slot| self.entries[slot].id == *id)
+            .find(self.ended.hash(*id), |slot| self.entries[slot].id == *id)
     }
 
     /// Forgets the value of a message that has ended; returns what it took in the journal.
     pub(crate) fn remove_ended(&mut self, slot: u32) -> u64 {
         let journal_bytes = self.journal_bytes(slot);
         let id = self.entries[slot].id;
-        self.ended.remove(hash(id), |other| other == slot);
+        self.ended
+            .remove(self.ended.hash(id), |other| other == slot);
         let entry = self.entries.remove(slot);
         self.kinds.give(entry.kind);
         journal_bytes
@@ -515,7 +535,7 @@ impl Messages {
             return true;
         }
         let id = self.entries[slot].id;
-        let hash = hash(id);
+        let hash = self.by_id.hash(id);
         let next = self.next_copy(slot);
         let Self { entries, by_id, .. } = self;
         let found = by_id.find(hash, |other| entries[other].id == id);
@@ -551,7 +571,7 @@ impl Messages {
 
     fn first_copy(&self, id: &MessageId) -> Option<u32> {
         self.by_id
-            .find(hash(*id), |slot| self.entries[slot].id == *id)
+            .find(self.by_id.hash(*id), |slot| self.entries[slot].id == *id)
     }
 
     /// The slots of all copies.
@@ -695,6 +715,11 @@ impl Messages {
 
     pub(crate) fn extras(&self, slot: u32) -> Option<&Extras> {
         self.hot(slot)?.extra.as_ref()?.extras.as_deref()
+    }
+
+    /// Whether it has anything of what most hot messages do without: notes, a key, extras, a failure.
+    pub(crate) fn has_extra(&self, slot: u32) -> bool {
+        self.hot(slot).is_some_and(|hot| hot.extra.is_some())
     }
 
     pub(crate) fn member(&self, slot: u32) -> Option<Member> {
@@ -936,7 +961,7 @@ impl Messages {
 
     /// Panics unless what is counted here is what there is.
     pub(crate) fn assert_counts(&self) {
-        let mut kinds = rustc_hash::FxHashMap::default();
+        let mut kinds = penstock_message::SeededMap::default();
         let (mut resident_bytes, mut hot, mut dues, mut expiries) = (0, 0, 0, 0);
         for (slot, entry) in self.entries.iter() {
             if entry.is_ended() {

@@ -24,6 +24,10 @@ pub struct BrokerOptions {
     /// this much a worker that starts on a long backlog need not wait for the disk. `None`: all are kept,
     /// for nobody reads them back. Default 64 MiB, some 100,000 jobs of usual size.
     pub resident_bodies_bytes: Option<u64>,
+    /// Seeds the hashes of tables whose keys clients choose, so that none can choose keys that collide.
+    /// Nothing that is decided depends on it. Default 0, which everyone knows: a shell that serves
+    /// clients draws one.
+    pub hash_seed: u64,
 }
 
 impl Default for BrokerOptions {
@@ -39,6 +43,7 @@ impl Default for BrokerOptions {
             failed_kept: 1_000_000,
             failed_kept_bytes: 1 << 30,
             resident_bodies_bytes: Some(64 << 20),
+            hash_seed: 0,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! From the journal's records back to a broker.
 
 use bytes::Bytes;
-use penstock_message::{Failure, Value};
+use penstock_message::{Failure, SeededState, Value};
 
 use crate::clock::{Clocks, When};
 use crate::connections::cut;
@@ -57,7 +57,7 @@ pub enum ReplayError {
 impl Recovery {
     pub fn new(options: BrokerOptions) -> Self {
         // What is read back when it is handed out need not be kept now.
-        let mut state = State::new();
+        let mut state = State::new(SeededState::new(options.hash_seed));
         state.resident_limit = options.resident_bodies_bytes.map(|_| 0);
         state.failed_kept_ms = options.failed_kept_ms;
         state.messages.put_off_ids();

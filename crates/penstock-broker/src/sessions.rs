@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use penstock_faults::planted;
-use penstock_message::{Op, Receipt, SessionId};
+use penstock_message::{Op, Receipt, SeededMap, SeededState, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::effects::{Effects, Rests};
@@ -213,7 +213,7 @@ impl Session {
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     sessions: Slab<Session>,
-    by_id: FxHashMap<SessionId, u32>,
+    by_id: SeededMap<SessionId, u32>,
     by_number: FxHashMap<u64, u32>,
     /// The highest number given out.
     pub(crate) numbers: u64,
@@ -221,6 +221,18 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            by_id: SeededMap::with_hasher(hashing),
+            ..Self::default()
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> SeededState {
+        *self.by_id.hasher()
+    }
+
     pub(crate) fn find(&self, id: &SessionId) -> Option<u32> {
         self.by_id.get(id).copied()
     }

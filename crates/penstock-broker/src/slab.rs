@@ -11,6 +11,26 @@ const NONE: u32 = u32::MAX;
 /// it back as a whole; what is not used of it is never touched.
 const CHUNK_BYTES: usize = 512 << 10;
 
+/// Counts the entries of all slabs that a thread looks at, for tests that bound them.
+#[cfg(test)]
+pub(crate) mod looks {
+    use std::cell::Cell;
+
+    thread_local! {
+        static LOOKS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn add() {
+        LOOKS.set(LOOKS.get() + 1);
+    }
+
+    pub(crate) fn count<R>(work: impl FnOnce() -> R) -> usize {
+        let before = LOOKS.get();
+        work();
+        LOOKS.get() - before
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     chunks: Vec<Chunk<T>>,
@@ -173,22 +193,32 @@ impl<T> Slab<T> {
         let chunks = self.chunks.iter().enumerate();
         chunks.flat_map(|(index, chunk)| {
             let slots = chunk.slots.iter().enumerate();
-            slots.filter_map(move |(place, entry)| match entry {
-                Slot::Full(entry) => Some(((index << Self::CHUNK_BITS | place) as u32, entry)),
-                Slot::Free(_) => None,
+            slots.filter_map(move |(place, entry)| {
+                #[cfg(test)]
+                looks::add();
+                match entry {
+                    Slot::Full(entry) => Some(((index << Self::CHUNK_BITS | place) as u32, entry)),
+                    Slot::Free(_) => None,
+                }
             })
         })
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         let slots = self.chunks.iter_mut().flat_map(|chunk| &mut chunk.slots);
-        slots.filter_map(|entry| match entry {
-            Slot::Full(entry) => Some(entry),
-            Slot::Free(_) => None,
+        slots.filter_map(|entry| {
+            #[cfg(test)]
+            looks::add();
+            match entry {
+                Slot::Full(entry) => Some(entry),
+                Slot::Free(_) => None,
+            }
         })
     }
 
     fn place(slot: u32) -> (usize, usize) {
+        #[cfg(test)]
+        looks::add();
         let slot = slot as usize;
         (slot >> Self::CHUNK_BITS, slot & (Self::CHUNK_SLOTS - 1))
     }

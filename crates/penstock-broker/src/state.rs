@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    Extras, JoinId, JoinPolicy, Key, Member, MessageId, QueueLimits, SessionId, Value,
+    Extras, JoinId, JoinPolicy, Key, Member, MessageId, QueueLimits, SeededState, SessionId, Value,
 };
 
 use crate::Position;
@@ -112,14 +112,15 @@ fn owned(failure: &Failing<'_>) -> Failure {
 }
 
 impl State {
-    pub(crate) fn new() -> Self {
+    /// `hashing`: of tables whose keys clients choose.
+    pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
-            names: Names::default(),
-            messages: Messages::default(),
+            names: Names::new(hashing),
+            messages: Messages::new(hashing),
             queues: Queues::default(),
-            keys: Keys::default(),
-            joins: Joins::default(),
-            sessions: Sessions::default(),
+            keys: Keys::new(hashing),
+            joins: Joins::new(hashing),
+            sessions: Sessions::new(hashing),
             timers: Timers::default(),
             ledger: Ledger::default(),
             numbers: 0,
@@ -943,13 +944,13 @@ impl State {
     }
 
     pub(crate) fn touch(&mut self, key: &Key) {
-        if self.keys.is_anything_watched() {
+        if !self.keys.watchers.is_empty() {
             self.touched.push(key.clone());
         }
     }
 
     fn touch_result(&mut self, id: MessageId) {
-        if self.keys.is_anything_watched() {
+        if !self.keys.watchers.is_empty() {
             self.touched.push(Key::Result(id));
         }
     }

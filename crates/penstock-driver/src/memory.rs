@@ -95,9 +95,10 @@ impl MemoryBroker {
         let mut state = self.door.state.lock().unwrap();
         if !state.runs {
             let door = Arc::clone(&self.door);
+            let options = engine_options()?;
             thread::Builder::new()
                 .name("penstock-memory".into())
-                .spawn(move || Shell::new(door).run())?;
+                .spawn(move || Shell::new(door, options).run())?;
             state.runs = true;
         }
         state.arrived.push(socket);
@@ -111,6 +112,27 @@ impl Drop for MemoryBroker {
         self.door.state.lock().unwrap().closed = true;
         self.door.waker.wake();
     }
+}
+
+fn engine_options() -> std::io::Result<EngineOptions> {
+    Ok(EngineOptions {
+        broker: BrokerOptions {
+            // Its disk is memory, too.
+            resident_bodies_bytes: None,
+            hash_seed: getrandom::u64().map_err(std::io::Error::other)?,
+            ..BrokerOptions::default()
+        },
+        journal: JournalOptions {
+            // All segments are alike, so that each is written over again.
+            segment_bytes: 2 << 20,
+            batch_bytes: 1 << 20,
+            ..JournalOptions::default()
+        },
+        token: None,
+        max_connections: usize::MAX,
+        stop_on_request: false,
+        pid: u64::from(std::process::id()),
+    })
 }
 
 /// The loop around the engine.
@@ -131,25 +153,8 @@ struct Socket {
 }
 
 impl Shell {
-    fn new(door: Arc<Door>) -> Self {
+    fn new(door: Arc<Door>, options: EngineOptions) -> Self {
         let zero = Instant::now();
-        let options = EngineOptions {
-            broker: BrokerOptions {
-                // Its disk is memory, too.
-                resident_bodies_bytes: None,
-                ..BrokerOptions::default()
-            },
-            journal: JournalOptions {
-                // All segments are alike, so that each is written over again.
-                segment_bytes: 2 << 20,
-                batch_bytes: 1 << 20,
-                ..JournalOptions::default()
-            },
-            token: None,
-            max_connections: usize::MAX,
-            stop_on_request: false,
-            pid: u64::from(std::process::id()),
-        };
         let (engine, writer, _report) = Engine::open(SimStorage::new(), options, || now(zero))
             .expect("an empty disk that never fails has a journal");
         Self {
@@ -303,5 +308,18 @@ fn now(zero: Instant) -> Now {
     Now {
         mono_ms: zero.elapsed().as_millis() as u64,
         wall_ms: wall.map_or(0, |since| since.as_millis() as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_broker_in_memory_draws_the_seed_of_its_hashes() {
+        let draw = || engine_options().expect("random numbers").broker.hash_seed;
+        let (one, other) = (draw(), draw());
+        assert_ne!(one, BrokerOptions::default().hash_seed);
+        assert_ne!(one, other);
     }
 }

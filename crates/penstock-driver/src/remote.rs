@@ -117,10 +117,12 @@ impl Remote {
         dial: Box<dyn Dial>,
         highest_durability: Durability,
     ) -> Result<Self, DriverError> {
-        let mut id = [0; 16];
-        getrandom::fill(&mut id).map_err(|error| DriverError::Invalid {
+        let no_chance = |error| DriverError::Invalid {
             reason: format!("this system gives no random bytes: {error}"),
-        })?;
+        };
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(no_chance)?;
+        let hash_seed = getrandom::u64().map_err(no_chance)?;
         let now = Instant::now();
         let session = SessionConfig {
             id: SessionId(id),
@@ -128,6 +130,7 @@ impl Remote {
             name: config.name,
             heartbeat: config.heartbeat,
             broker: config.url.clone(),
+            hash_seed,
         };
         let state = State {
             session: Session::new(session, now),

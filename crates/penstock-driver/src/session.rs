@@ -18,12 +18,13 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, SessionId,
+    Answer, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, SeededMap,
+    SeededSet, SeededState, SessionId,
 };
 use penstock_wire::{
     HELLO_LEASES, MAX_FRAME_BYTES, PROTOCOL_VERSION, WireError, convert, encode_frame, proto,
 };
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::dial::Start;
 use crate::encoded::Encoded;
@@ -164,6 +165,8 @@ pub struct SessionConfig {
     pub heartbeat: Duration,
     /// How people call the broker in messages: its URL.
     pub broker: String,
+    /// Seeds the hashes of the keys that are watched: an application may watch those that its users name.
+    pub hash_seed: u64,
 }
 
 pub struct Session {
@@ -192,9 +195,9 @@ pub struct Session {
     unwritten: (usize, usize),
 
     watches: FxHashMap<WatchId, Watch>,
-    watchers: FxHashMap<Key, Vec<WatchId>>,
+    watchers: SeededMap<Key, Vec<WatchId>>,
     unsent_keys: VecDeque<Key>,
-    unsent_unwatched: FxHashSet<Key>,
+    unsent_unwatched: SeededSet<Key>,
 
     unsent_queries: VecDeque<CallId>,
     consumer: Option<Consumer>,
@@ -206,6 +209,7 @@ pub struct Session {
 
 impl Session {
     pub fn new(config: SessionConfig, now: Instant) -> Self {
+        let hashing = SeededState::new(config.hash_seed);
         Self {
             heartbeat: config.heartbeat,
             config,
@@ -225,9 +229,9 @@ impl Session {
             begun: None,
             unwritten: (0, 0),
             watches: FxHashMap::default(),
-            watchers: FxHashMap::default(),
+            watchers: SeededMap::with_hasher(hashing),
             unsent_keys: VecDeque::new(),
-            unsent_unwatched: FxHashSet::default(),
+            unsent_unwatched: SeededSet::with_hasher(hashing),
             unsent_queries: VecDeque::new(),
             consumer: None,
             report: None,

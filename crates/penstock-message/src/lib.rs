@@ -3,6 +3,7 @@
 //! A *message* is what a broker holds; a job travels in one. Everything that changes a broker's
 //! state is a [`Tx`]: operations that are applied all together or not at all.
 
+mod hashing;
 mod id;
 mod lease;
 mod limits;
@@ -11,7 +12,8 @@ mod query;
 mod tx;
 mod value;
 
-pub use id::{IdSource, MessageId, SessionId};
+pub use hashing::{SeededHasher, SeededMap, SeededSet, SeededState};
+pub use id::{IdSource, JOIN_CAP, MessageId, SessionId};
 pub use lease::{Delivery, Lease, ReleaseReason};
 pub use limits::{Overflow, QueueLimits, Space};
 pub use message::{

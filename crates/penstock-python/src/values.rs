@@ -1,11 +1,11 @@
 //! Gathers the values of keys as a driver tells them, in whatever order that is.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use penstock_driver::{Driver, DriverError, ValueSink, WatchId};
 use penstock_message::{Key, KeyState, MessageId};
-use rustc_hash::FxHashMap;
 
 use crate::errors::Failure;
 
@@ -24,7 +24,7 @@ struct State {
     states: Vec<KeyState>,
     untold: usize,
     /// Where each job stands in `states`; one that was named twice stands there twice.
-    places: FxHashMap<MessageId, Vec<usize>>,
+    places: HashMap<MessageId, Vec<usize>>,
     ends_at_pending: bool,
     /// The broker has told of a key, so it is within reach, or was until it said otherwise.
     in_reach: bool,
@@ -42,7 +42,7 @@ impl Gather {
     }
 
     fn new(jobs: &[MessageId], ends_at_pending: bool, finish: Finish) -> Arc<Self> {
-        let mut places: FxHashMap<MessageId, Vec<usize>> = FxHashMap::default();
+        let mut places: HashMap<MessageId, Vec<usize>> = HashMap::new();
         for (place, job) in jobs.iter().enumerate() {
             places.entry(*job).or_default().push(place);
         }

@@ -171,6 +171,29 @@ impl Clock {
     }
 }
 
+/// The options for a machine with so much memory and disk, and with their random numbers drawn.
+fn suit_machine(
+    mut broker: BrokerOptions,
+    memory_limit_bytes: u64,
+    disk_bytes: u64,
+) -> io::Result<(BrokerOptions, JournalOptions)> {
+    let mut journal = JournalOptions::default();
+    journal.suit_disk(disk_bytes);
+    getrandom::fill(&mut journal.journal_id)?;
+    broker.hash_seed = getrandom::u64()?;
+    if memory_limit_bytes > 0 {
+        // Large transactions on their way must not be what exceeds the limit, nor bodies, which are
+        // on disk anyway. Of these there may be twice as many as the option says. Results make
+        // room for newer ones of their task, so that a small broker does not fill up with them.
+        let share = usize::try_from(memory_limit_bytes / 4).unwrap_or(usize::MAX);
+        broker.staged_parts_cap_bytes = broker.staged_parts_cap_bytes.min(share);
+        let share = memory_limit_bytes / 8;
+        broker.resident_bodies_bytes = broker.resident_bodies_bytes.map(|bytes| bytes.min(share));
+        broker.results_cap_bytes = broker.results_cap_bytes.min(share);
+    }
+    Ok((broker, journal))
+}
+
 impl Server {
     pub fn start(options: ServerOptions) -> Result<Self, ServerError> {
         panics::end_with_the_first();
@@ -203,24 +226,10 @@ impl Server {
             source,
         };
         let storage = DiskStorage::open(&options.journal).map_err(directory)?;
-        let mut journal = JournalOptions::default();
-        journal.suit_disk(storage.disk_bytes().map_err(directory)?);
-        getrandom::fill(&mut journal.journal_id)
-            .map_err(io::Error::from)
-            .map_err(ServerError::system("draw random numbers"))?;
+        let disk_bytes = storage.disk_bytes().map_err(directory)?;
         let memory_limit_bytes = options.memory_limit_bytes.unwrap_or_else(default_limit);
-        let mut broker = options.broker;
-        if memory_limit_bytes > 0 {
-            // Large transactions on their way must not be what exceeds the limit, nor bodies, which are
-            // on disk anyway. Of these there may be twice as many as the option says. Results make
-            // room for newer ones of their task, so that a small broker does not fill up with them.
-            let share = usize::try_from(memory_limit_bytes / 4).unwrap_or(usize::MAX);
-            broker.staged_parts_cap_bytes = broker.staged_parts_cap_bytes.min(share);
-            let share = memory_limit_bytes / 8;
-            broker.resident_bodies_bytes =
-                broker.resident_bodies_bytes.map(|bytes| bytes.min(share));
-            broker.results_cap_bytes = broker.results_cap_bytes.min(share);
-        }
+        let (broker, journal) = suit_machine(options.broker, memory_limit_bytes, disk_bytes)
+            .map_err(ServerError::system("draw random numbers"))?;
         let engine_options = EngineOptions {
             broker,
             journal,
@@ -689,5 +698,19 @@ fn log_recovery(journal: &std::path::Path, report: &RecoveryReport, took: Durati
             "recovered {} in {took_ms} ms",
             journal.display()
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A seed that clients know is none: they choose ids that collide under it.
+    #[test]
+    fn each_server_draws_the_seed_of_its_hashes() {
+        let draw = || suit_machine(BrokerOptions::default(), 0, 1 << 30).expect("random numbers");
+        let ((one, _), (other, _)) = (draw(), draw());
+        assert_ne!(one.hash_seed, BrokerOptions::default().hash_seed);
+        assert_ne!(one.hash_seed, other.hash_seed);
     }
 }

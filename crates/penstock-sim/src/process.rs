@@ -15,7 +15,8 @@ use penstock_driver::{DeliverySink, DriverError, ValueSink};
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Delivery, Durability, Key, KeyState, Lease, Op, Query, ReleaseReason, SessionId, Tx,
+    Delivery, Durability, Key, KeyState, Lease, Op, Query, ReleaseReason, SeededState, SessionId,
+    Tx,
 };
 use penstock_wire::proto::ToClient;
 use penstock_wire::{Decoder, MAX_FRAME_BYTES};
@@ -82,6 +83,7 @@ impl Process {
             name: "simulated".to_string(),
             heartbeat: Duration::from_millis(heartbeat_ms),
             broker: "the simulated broker".to_string(),
+            hash_seed: 0,
         };
         let worker = Worker::new(slots, habits.queues.clone(), habits.delays);
         Self {
@@ -298,7 +300,7 @@ impl Worker {
         policy.set_children(children);
         Self {
             queues,
-            inbox: Arc::new(Inbox::new(|| ())),
+            inbox: Arc::new(Inbox::new(SeededState::default(), || ())),
             policy,
             settled: Vec::new(),
             packets: BTreeMap::new(),

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use penstock_jobs::{DEAD_LETTER_QUEUE, DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, IdSource, JoinId, JoinPolicy, Key,
-    Message, MessageId, Op, Overflow, QueueLimits, Tx, Value, ValueStatus,
+    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, IdSource, JoinPolicy, Key, Message,
+    MessageId, Op, Overflow, QueueLimits, Tx, Value, ValueStatus,
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
@@ -178,7 +178,7 @@ impl Author {
 
     /// A join of a few members, and what it holds back until they have ended.
     fn group(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
-        let join: JoinId = new_id(rng, wall_ms);
+        let join = MessageId::new_join(id_source(rng, wall_ms));
         let count = 1 + rng.below(4) as u32;
         let policy = if rng.bool() {
             JoinPolicy::AllSucceeded
@@ -278,9 +278,13 @@ fn limits(rng: &mut Rng) -> QueueLimits {
 }
 
 fn new_id(rng: &mut Rng, unix_ms: u64) -> MessageId {
+    MessageId::new(id_source(rng, unix_ms))
+}
+
+fn id_source(rng: &mut Rng, unix_ms: u64) -> IdSource {
     let mut random = [0; 10];
     random[..8].copy_from_slice(&rng.draw().to_le_bytes());
-    MessageId::new(IdSource { unix_ms, random })
+    IdSource { unix_ms, random }
 }
 
 /// A member of a join says so in its body.

@@ -1,12 +1,12 @@
 //! What the driver's thread leaves for the supervisor's.
 
+use std::collections::HashSet;
 use std::mem::take;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use penstock_driver::{DeliverySink, DriverError};
-use penstock_message::{Answer, Delivery, Lease, Receipt, Refusal};
-use rustc_hash::FxHashSet;
+use penstock_message::{Answer, Delivery, Lease, Receipt, Refusal, SeededSet, SeededState};
 
 /// What has come since the supervisor looked last.
 #[derive(Default)]
@@ -32,7 +32,7 @@ pub struct Inbox {
     /// The leases that this worker answers for: from their delivery until their settlement is
     /// confirmed. A settlement that was sent and not confirmed would otherwise be lost with the
     /// connection: its lease would not be presented, and the job run again.
-    held: Mutex<FxHashSet<Lease>>,
+    held: Mutex<SeededSet<Lease>>,
     unconfirmed: AtomicUsize,
 }
 
@@ -42,13 +42,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inbox {
-    /// `wake` is called when there is something new, once until it is taken.
-    pub fn new(wake: impl Fn() + Send + Sync + 'static) -> Self {
+    /// `wake` is called when there is something new, once until it is taken. `hashing`: of leases, for whose
+    /// messages clients choose the ids.
+    pub fn new(hashing: SeededState, wake: impl Fn() + Send + Sync + 'static) -> Self {
         Self {
             news: Mutex::default(),
             wake: Box::new(wake),
             woken: AtomicBool::new(false),
-            held: Mutex::default(),
+            held: Mutex::new(SeededSet::with_hasher(hashing)),
             unconfirmed: AtomicUsize::new(0),
         }
     }
@@ -172,7 +173,7 @@ impl DeliverySink for Inbox {
     }
 
     fn leases_kept(&self, kept: &[Lease]) {
-        let kept: FxHashSet<Lease> = kept.iter().copied().collect();
+        let kept: HashSet<Lease> = kept.iter().copied().collect();
         let mut lost = Vec::new();
         lock(&self.held).retain(|lease| {
             let keep = kept.contains(lease);
@@ -213,7 +214,7 @@ mod tests {
         fn new() -> Self {
             let wakes = Arc::new(AtomicUsize::new(0));
             let counter = Arc::clone(&wakes);
-            let inbox = Inbox::new(move || {
+            let inbox = Inbox::new(SeededState::default(), move || {
                 counter.fetch_add(1, Ordering::Relaxed);
             });
             Self { wakes, inbox }
@@ -383,5 +384,11 @@ mod tests {
             Some(DriverError::Closed)
         ));
         assert_eq!(desk.inbox.unconfirmed(), 0);
+    }
+
+    #[test]
+    fn leases_are_hashed_with_the_seed_of_the_worker() {
+        let inbox = Inbox::new(SeededState::new(7), || ());
+        assert_eq!(*lock(&inbox.held).hasher(), SeededState::new(7));
     }
 }

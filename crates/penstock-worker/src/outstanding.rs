@@ -1,12 +1,12 @@
 //! The packets that are out: sent to the children and not done. Which jobs are in them, who has them,
 //! and what of them can be had back.
 
+use std::collections::HashSet;
 use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, replace, take};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use penstock_message::{Delivery, Lease};
-use rustc_hash::FxHashSet;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
@@ -193,7 +193,7 @@ impl Outstanding {
     }
 
     /// The places of packets that hold a job with one of these leases.
-    pub fn places_with(&self, leases: &FxHashSet<Lease>) -> Vec<usize> {
+    pub fn places_with(&self, leases: &HashSet<Lease>) -> Vec<usize> {
         self.places(|_, packet| {
             let mut open = packet.jobs.iter().flatten();
             open.any(|job| leases.contains(&job.lease))

@@ -17,7 +17,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use rustc_hash::FxHashMap;
+use penstock_message::{SeededMap, SeededState};
 
 use crate::packet::INLINE_PAYLOAD_BYTES;
 use crate::page::MAX_PACKET_JOBS;
@@ -130,7 +130,7 @@ struct Task<J> {
 
 pub struct Policy<J> {
     tasks: Vec<Task<J>>,
-    by_name: FxHashMap<String, TaskIndex>,
+    by_name: SeededMap<String, TaskIndex>,
     /// The tasks that have jobs waiting, by the arrival of their first.
     order: BTreeMap<i64, TaskIndex>,
     last_arrival: i64,
@@ -150,9 +150,16 @@ pub struct Policy<J> {
 
 impl<J> Default for Policy<J> {
     fn default() -> Self {
+        Self::new(SeededState::default())
+    }
+}
+
+impl<J> Policy<J> {
+    /// `hashing`: of the names of tasks, which clients choose.
+    pub fn new(hashing: SeededState) -> Self {
         Self {
             tasks: Vec::new(),
-            by_name: FxHashMap::default(),
+            by_name: SeededMap::with_hasher(hashing),
             order: BTreeMap::new(),
             last_arrival: 0,
             first_arrival: 0,
@@ -165,9 +172,7 @@ impl<J> Default for Policy<J> {
             closed: false,
         }
     }
-}
 
-impl<J> Policy<J> {
     /// How many children are alive.
     pub fn set_children(&mut self, children: usize) {
         self.children = children;
@@ -704,5 +709,11 @@ mod tests {
         arrive(&mut policy, "quick", 0..4);
         policy.retain(|job| job % 2 == 1);
         assert_eq!(policy.next_packet().unwrap().jobs, [1, 3]);
+    }
+
+    #[test]
+    fn names_are_hashed_with_the_seed_of_the_worker() {
+        let policy = Policy::<()>::new(SeededState::new(7));
+        assert_eq!(*policy.by_name.hasher(), SeededState::new(7));
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use penstock_driver::Driver;
-use penstock_message::Delivery;
+use penstock_message::{Delivery, SeededState};
 use rustix::net::{RecvFlags, recv};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -134,7 +134,8 @@ impl Supervisor {
     pub fn new(config: WorkerConfig) -> io::Result<Self> {
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), INBOX)?;
-        let inbox = Arc::new(Inbox::new(move || {
+        let hashing = SeededState::new(getrandom::u64().map_err(io::Error::other)?);
+        let inbox = Arc::new(Inbox::new(hashing, move || {
             if let Err(error) = waker.wake() {
                 tracing::error!(%error, "the worker's loop cannot be woken");
             }
@@ -167,7 +168,7 @@ impl Supervisor {
             slots,
             alive: 0,
             forking: None,
-            policy: Policy::default(),
+            policy: Policy::new(hashing),
             outstanding,
             settlements: Settlements::default(),
             queues: Vec::new(),

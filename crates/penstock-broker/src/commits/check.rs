@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
     Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Key, Lease, Member, Message, MessageId,
-    MessageState, Op, Refusal, Retries, Target,
+    MessageState, Op, Refusal, Retries, SeededSet, SeededState, Target,
 };
 
 use super::{Checked, Checking, Unchecked, exact_bytes};
@@ -20,6 +20,18 @@ const KEY_CAP_BYTES: usize = 1024;
 const JOIN_CAP: u32 = 1 << 24;
 
 impl Checking {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            new_ids: SeededSet::with_hasher(hashing),
+            ..Self::default()
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> SeededState {
+        *self.new_ids.hasher()
+    }
+
     fn begin(&mut self) {
         self.new_ids.clear();
         self.new_joins.clear();

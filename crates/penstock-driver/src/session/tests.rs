@@ -28,6 +28,7 @@ impl Bench {
             name: "test".into(),
             heartbeat: Duration::from_millis(HEARTBEAT_MS),
             broker: "unix:test".into(),
+            hash_seed: 0,
         };
         Self {
             session: Session::new(config, now),
@@ -811,4 +812,20 @@ impl IntoTx for Op {
     fn into_tx(self) -> Tx {
         Tx { ops: vec![self] }
     }
+}
+
+#[test]
+fn keys_are_hashed_with_the_seed_of_the_session() {
+    let config = SessionConfig {
+        id: SessionId([7; 16]),
+        token: Bytes::new(),
+        name: "test".into(),
+        heartbeat: Duration::from_millis(HEARTBEAT_MS),
+        broker: "unix:test".into(),
+        hash_seed: 7,
+    };
+    let session = Session::new(config, Instant::now());
+    let seeded = SeededState::new(7);
+    assert_eq!(*session.watchers.hasher(), seeded);
+    assert_eq!(*session.unsent_unwatched.hasher(), seeded);
 }

@@ -1,5 +1,6 @@
 //! What goes to the broker and what comes from it.
 
+use std::collections::HashSet;
 use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,7 +8,6 @@ use std::time::{Duration, Instant};
 use penstock_driver::DriverError;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_message::{Answer, Delivery, Durability, Lease, Op, Query, ReleaseReason, Tx};
-use rustc_hash::FxHashSet;
 
 use super::{End, Phase, Supervisor, TICK};
 use crate::inbox::News;
@@ -51,7 +51,7 @@ impl Settlements {
     }
 
     /// Drops those of leases that are lost.
-    fn forget(&mut self, lost: &FxHashSet<Lease>) {
+    fn forget(&mut self, lost: &HashSet<Lease>) {
         tracing::warn!(
             jobs = lost.len(),
             "this worker was out of the broker's reach for too long: jobs that it held were given to others. Those that \
@@ -162,7 +162,7 @@ impl Supervisor {
 
     /// These jobs are no longer ours: what has not begun does not begin. What runs goes on, and its
     /// outcome will be refused unless the lease comes back to life.
-    fn forget(&mut self, lost: &FxHashSet<Lease>) {
+    fn forget(&mut self, lost: &HashSet<Lease>) {
         tracing::warn!(
             jobs = lost.len(),
             "this worker was out of the broker's reach for too long: jobs that it held were given to others. Those that \

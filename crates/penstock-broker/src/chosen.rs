@@ -1,0 +1,230 @@
+//! Ids, keys and names that a hostile client chooses, and how far a table has to look for them.
+//!
+//! 40,000 ids whose first eight bytes are a constant of `FxHash` all had one hash: a publish looked at
+//! every one before it, and the broker heard nobody for seconds.
+
+use std::cell::Cell;
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, Hash};
+
+use bytes::Bytes;
+use hashbrown::HashTable;
+use penstock_message::{Key, MessageId, SeededState};
+use rustc_hash::FxBuildHasher;
+
+use crate::index::Index;
+use crate::kinds::Kind;
+use crate::names::Names;
+use crate::{Broker, BrokerOptions, Now, Recovery};
+
+const COUNT: usize = 40_000;
+const SEED: u64 = 0x0123_4567_89ab_cdef;
+
+/// `rustc-hash` multiplies what it reads of 16 bytes, xored with its first two constants, and of each 16
+/// bytes before those, xored with its third.
+const FX_FIRST: u64 = 0x243f_6a88_85a3_08d3;
+const FX_THIRD: u64 = 0xa409_3822_299f_31d0;
+
+fn numbered(index: usize, salt: u64) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&salt.to_le_bytes());
+    bytes[8..].copy_from_slice(
+        &(index as u64)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            .to_le_bytes(),
+    );
+    bytes
+}
+
+fn chosen_ids() -> Vec<[u8; 16]> {
+    (0..COUNT).map(|index| numbered(index, FX_FIRST)).collect()
+}
+
+fn random_ids() -> Vec<[u8; 16]> {
+    let random = SeededState::new(1);
+    let half = |index: usize, part: u8| random.hash_one((index, part)).to_le_bytes();
+    (0..COUNT)
+        .map(|index| {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&half(index, 0));
+            id[8..].copy_from_slice(&half(index, 1));
+            id
+        })
+        .collect()
+}
+
+/// Names must be text, which the constants are not. But what the first block of 16 bytes leaves is a
+/// factor of the third, so a first block that leaves text makes that product zero, whatever follows.
+fn chosen_names() -> Vec<String> {
+    let fold = |one: u64, other: u64| {
+        let product = u128::from(one) * u128::from(other);
+        product as u64 ^ (product >> 64) as u64
+    };
+    let (first, left) = (0_u64..)
+        .find_map(|tried| {
+            let block = format!("{tried:016}");
+            let word = |at: usize| {
+                u64::from_le_bytes(
+                    block.as_bytes()[at..at + 8]
+                        .try_into()
+                        .expect("eight bytes"),
+                )
+            };
+            let left = fold(FX_FIRST ^ word(0), FX_THIRD ^ word(8));
+            let left = String::from_utf8(left.to_le_bytes().to_vec()).ok()?;
+            Some((block, left))
+        })
+        .expect("one in a few hundred blocks leaves text");
+    (0..COUNT)
+        .map(|index| format!("{first}{:016}{left}{index:08}{:016}", 0, 0))
+        .collect()
+}
+
+fn random_names() -> Vec<String> {
+    random_ids()
+        .into_iter()
+        .map(|id| MessageId(id).to_string().repeat(2)[..64].to_owned())
+        .collect()
+}
+
+/// Clients choose attempts and times to live, and one can undo what the other does to an unseeded hash.
+fn chosen_kinds() -> Vec<Kind> {
+    const K: u64 = 0xf135_7aea_2e62_a9c5;
+    let undone = |attempt: u32| 0_u64.wrapping_sub(K.wrapping_mul(K).wrapping_mul(attempt.into()));
+    (0..COUNT as u32)
+        .map(|attempt| kind(attempt, undone(attempt)))
+        .collect()
+}
+
+fn random_kinds() -> Vec<Kind> {
+    let random = SeededState::new(2);
+    (0..COUNT as u32)
+        .map(|attempt| kind(attempt, random.hash_one(attempt)))
+        .collect()
+}
+
+fn kind(attempt: u32, result_ttl_ms: u64) -> Kind {
+    Kind {
+        queue: 1,
+        task: Names::default().intern("task"),
+        priority: 4,
+        max_deliveries: 3,
+        crashes: 0,
+        attempt,
+        generation: 0,
+        attempts_before: 0,
+        result_ttl_ms: Some(result_ttl_ms),
+    }
+}
+
+/// How often a table with this hash compares, to enter all of these and to find each once.
+fn comparisons<T: Hash + Eq>(all: &[T]) -> usize {
+    let hashing = SeededState::new(SEED);
+    let compared = Cell::new(0);
+    let mut table = HashTable::new();
+    for (index, one) in all.iter().enumerate() {
+        let hash = hashing.hash_one(one);
+        for is_there in [false, true] {
+            let is_it = |other: &usize| {
+                compared.set(compared.get() + 1);
+                all[*other] == *one
+            };
+            assert_eq!(table.find(hash, is_it).is_some(), is_there);
+            if !is_there {
+                table.insert_unique(hash, index, |other| hashing.hash_one(&all[*other]));
+            }
+        }
+    }
+    compared.get()
+}
+
+/// ... and how often the index of messages and values does.
+fn index_comparisons<T: Hash + Eq>(all: &[T]) -> usize {
+    let compared = Cell::new(0);
+    let mut index = Index::new(SeededState::new(SEED));
+    for (slot, one) in all.iter().enumerate() {
+        let hash = index.hash(one);
+        for is_there in [false, true] {
+            let is_it = |other: u32| {
+                compared.set(compared.get() + 1);
+                all[other as usize] == *one
+            };
+            assert_eq!(index.find(hash, is_it).is_some(), is_there);
+            if !is_there {
+                index.insert(hash, slot as u32);
+            }
+        }
+    }
+    compared.get()
+}
+
+/// `chosen` collide where the hash has no seed, and cost what `random` do where it has one.
+fn assert_no_worse<T: Hash + Eq>(what: &str, chosen: &[T], random: &[T]) {
+    let hashes: BTreeSet<u64> = chosen
+        .iter()
+        .map(|one| FxBuildHasher.hash_one(one))
+        .collect();
+    assert_eq!(
+        hashes.len(),
+        1,
+        "{what}: they were to have one unseeded hash"
+    );
+    // Each is compared once when it is found, and one in eight with another whose tag is equal.
+    let few = COUNT..COUNT * 5 / 4;
+    for (table, of_chosen, of_random) in [
+        ("a table", comparisons(chosen), comparisons(random)),
+        (
+            "an index",
+            index_comparisons(chosen),
+            index_comparisons(random),
+        ),
+    ] {
+        assert!(
+            few.contains(&of_chosen) && few.contains(&of_random),
+            "{what} in {table}: {of_chosen} comparisons of chosen ones, {of_random} of random ones"
+        );
+    }
+}
+
+#[test]
+fn chosen_ids_keys_names_and_kinds_cost_what_random_ones_do() {
+    let ids = |all: Vec<[u8; 16]>| all.into_iter().map(MessageId).collect::<Vec<_>>();
+    let results = |all| ids(all).into_iter().map(Key::Result).collect::<Vec<_>>();
+    let named = |id: [u8; 16]| Key::Named(Bytes::copy_from_slice(&id));
+    let keys = |all: Vec<[u8; 16]>| all.into_iter().map(named).collect::<Vec<_>>();
+    assert_no_worse("ids", &ids(chosen_ids()), &ids(random_ids()));
+    assert_no_worse("results", &results(chosen_ids()), &results(random_ids()));
+    assert_no_worse("keys", &keys(chosen_ids()), &keys(random_ids()));
+    assert_no_worse("names", &chosen_names(), &random_names());
+    assert_no_worse("kinds", &chosen_kinds(), &random_kinds());
+}
+
+#[test]
+fn every_table_that_clients_choose_keys_of_has_the_seed_of_the_broker() {
+    let now = Now {
+        mono_ms: 0,
+        wall_ms: 0,
+    };
+    for hash_seed in [0, SEED] {
+        let options = BrokerOptions {
+            hash_seed,
+            ..BrokerOptions::default()
+        };
+        let Broker {
+            state, checking, ..
+        } = Recovery::new(options).finish(now, 1);
+        let tables = [
+            state.names.hashing(),
+            state.messages.hashing(),
+            state.messages.kinds_hashing(),
+            state.sessions.hashing(),
+            checking.hashing(),
+        ]
+        .into_iter()
+        .chain(state.keys.hashing())
+        .chain(state.joins.hashing());
+        for (place, hashing) in tables.enumerate() {
+            assert_eq!(hashing, SeededState::new(hash_seed), "table {place}");
+        }
+    }
+}
