@@ -1,6 +1,7 @@
 //! Values beside the queues, who watches them, and which keys belong to a message.
 
-use penstock_message::{Key, SeededMap, SeededState, Value};
+use bytes::Bytes;
+use penstock_message::{Key, SeededMap, SeededState, Value, ValueStatus};
 
 use crate::Position;
 use crate::effects::Rests;
@@ -15,25 +16,62 @@ use crate::watchers::Watchers;
 #[derive(Debug)]
 pub(crate) struct Stored {
     pub(crate) key: Key,
-    pub(crate) value: Value,
+    pub(crate) status: ValueStatus,
+    pub(crate) body: Bytes,
     pub(crate) group: Name,
     /// On the steady clock.
     pub(crate) expires_at: Option<u64>,
-    pub(crate) run: Option<RunHead>,
+    pub(crate) run: Option<StoredRun>,
     /// Tells it from a later one in the same slot.
     pub(crate) number: u64,
     pub(crate) base: Position,
     pub(crate) rests: Rests,
 }
 
+/// A [`RunHead`] in 16 bytes, for there may be millions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoredRun {
+    queue: Name,
+    attempt: u32,
+    /// The time in the lower 48 bits, the generation above.
+    ended: u64,
+}
+
+impl StoredRun {
+    const TIME_BITS: u32 = 48;
+
+    pub(crate) fn new(run: RunHead) -> Self {
+        let time = run.ended_at & ((1 << Self::TIME_BITS) - 1);
+        let generation = u64::from(run.generation.min(u32::from(u16::MAX)));
+        Self {
+            queue: run.queue,
+            attempt: run.attempt,
+            ended: generation << Self::TIME_BITS | time,
+        }
+    }
+
+    pub(crate) fn head(self) -> RunHead {
+        RunHead {
+            queue: self.queue,
+            attempt: self.attempt,
+            generation: (self.ended >> Self::TIME_BITS) as u32,
+            ended_at: self.ended & ((1 << Self::TIME_BITS) - 1),
+        }
+    }
+}
+
 impl Stored {
+    pub(crate) fn value(&self) -> Value {
+        Value::new(self.status, self.body.clone())
+    }
+
     /// What it counts against the cap, and takes in the journal, roughly.
     pub(crate) fn bytes(&self) -> u64 {
         let key = match &self.key {
             Key::Result(id) => id.0.len(),
             Key::Named(name) => name.len(),
         };
-        (48 + key + self.value.body.len()) as u64
+        (48 + key + self.body.len()) as u64
     }
 }
 

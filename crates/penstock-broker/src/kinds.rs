@@ -14,10 +14,10 @@ pub(crate) struct Kind {
     pub(crate) priority: u8,
     pub(crate) max_deliveries: u8,
     pub(crate) crashes: u8,
-    pub(crate) attempt: u32,
     /// How often it was retried after it had failed for good, and the attempts it had made by then.
     pub(crate) generation: u32,
     pub(crate) attempts_before: u32,
+    pub(crate) attempt: u32,
     pub(crate) result_ttl_ms: Option<u64>,
 }
 

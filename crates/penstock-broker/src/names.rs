@@ -1,19 +1,22 @@
 //! Queues, tasks and groups are named by texts outside and by small numbers inside.
 
+use std::num::NonZeroU32;
+
 use penstock_message::{SeededMap, SeededState};
 
 /// A text that was interned. Equal texts have equal names, for the life of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Name(u32);
+pub(crate) struct Name(NonZeroU32);
 
 impl Name {
     pub(crate) fn index(self) -> usize {
-        self.0 as usize
+        self.0.get() as usize - 1
     }
 
     /// The name that [`Name::index`] was of.
     pub(crate) fn at(index: usize) -> Self {
-        Self(index as u32)
+        let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
+        Self(number.expect("fewer than 2^32 names"))
     }
 }
 
@@ -41,7 +44,7 @@ impl Names {
         if let Some(name) = self.by_text.get(text.as_bytes()) {
             return *name;
         }
-        let name = Name(u32::try_from(self.texts.len()).expect("fewer than 2^32 names"));
+        let name = Name::at(self.texts.len());
         self.texts.push(text.into());
         self.by_text.insert(text.as_bytes().into(), name);
         name

@@ -3,6 +3,7 @@
 use penstock_faults::planted;
 use penstock_message::Durability;
 
+use crate::keys::StoredRun;
 use crate::ledger::Entity;
 use crate::messages::{BodyAt, State as MessagePlace};
 use crate::records::{Event, KeptEnd, KeptEnds, Place};
@@ -96,11 +97,11 @@ impl Broker {
                 stored.base = position;
                 let event = Event::Stored {
                     key: stored.key.clone(),
-                    status: stored.value.status,
-                    body: &stored.value.body,
+                    status: stored.status,
+                    body: &stored.body,
                     group: stored.group,
                     expires_at: stored.expires_at,
-                    run: stored.run,
+                    run: stored.run.map(StoredRun::head),
                 };
                 if !planted!("carry-no-value") {
                     self.writer.push(&self.state.names, &event);

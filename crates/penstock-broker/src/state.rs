@@ -17,7 +17,7 @@ use crate::effects::Rests;
 use crate::ends::Ends;
 use crate::failed::FailedJobs;
 use crate::joins::Joins;
-use crate::keys::{Keys, Stored};
+use crate::keys::{Keys, Stored, StoredRun};
 use crate::ledger::{Entity, Ledger};
 use crate::messages::{
     BodyAt, Ended, Failure, Handle, LeaseState, Messages, State as MessagePlace,
@@ -446,7 +446,11 @@ impl State {
     /// what is to be kept.
     pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
         let id = self.messages[slot].id;
-        let member = self.messages.member(slot);
+        // Most have none of what is looked for here.
+        let member = match self.messages.has_extra(slot) {
+            true => self.messages.member(slot),
+            false => None,
+        };
         let mut is_last = true;
         match ending {
             Ending::Acked { cost_us } => {
@@ -639,6 +643,9 @@ impl State {
 
     /// The key that the message owns goes to another copy of it, or to nobody.
     fn free_claim(&mut self, slot: u32) {
+        if !self.messages.has_extra(slot) {
+            return;
+        }
         let Some(claim) = self.messages.claim(slot).cloned() else {
             return;
         };
@@ -816,7 +823,7 @@ impl State {
     fn take(&mut self, slot: u32, cost_us: Option<u64>) {
         let kind = *self.messages.kind(slot);
         let queue = kind.queue;
-        if self.is_purged(slot) {
+        if self.queues[queue].purge_before > 0 && self.is_purged(slot) {
             let ending = &mut self.queues[queue].ending;
             // A replay counts them at its end.
             *ending = ending.saturating_sub(1);
@@ -889,10 +896,11 @@ impl State {
         self.touch(&key);
         let stored = Stored {
             key,
-            value,
+            status: value.status,
+            body: value.body,
             group,
             expires_at,
-            run,
+            run: run.map(StoredRun::new),
             number: 0,
             base: self.position,
             rests: self.rests,

@@ -37,9 +37,9 @@ impl Broker {
                 true => Rests::default(),
                 false => stored.rests,
             };
-            let mut value = stored.value.clone();
-            if let Some(run) = &stored.run {
-                value.run = Some(self.describe_run(stored.group, run));
+            let mut value = stored.value();
+            if let Some(run) = stored.run {
+                value.run = Some(self.describe_run(stored.group, &run.head()));
             }
             return (KeyState::Present(value), rests);
         }

@@ -186,7 +186,7 @@ impl Broker {
                         .state
                         .keys
                         .value(key)
-                        .is_some_and(|stored| stored.value.body == *body),
+                        .is_some_and(|stored| stored.body == *body),
                 };
                 if holds || planted!("pass-every-guard") {
                     Ok(())
