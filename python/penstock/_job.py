@@ -28,6 +28,8 @@ class JobState(enum.StrEnum):
     RUNNING = "running"
     HELD = "held"
     """Until other jobs, on which it depends, have ended."""
+    BLOCKED = "blocked"
+    """A job on which it depends has failed: it goes on when that one is retried with success."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     """Its last attempt raised an error."""
@@ -47,8 +49,13 @@ _HELD_STATES = {
     "delayed": JobState.DELAYED,
     "running": JobState.RUNNING,
     "held": JobState.HELD,
-    # In the dead-letter queue although no result was kept.
-    "dead": JobState.FAILED,
+    # Whether or not its error was stored as its result.
+    "failed": JobState.FAILED,
+    "blocked": JobState.BLOCKED,
+    # It runs until it notices.
+    "cancelling": JobState.RUNNING,
+    # Its run goes on once the jobs that it waits for have ended.
+    "parked": JobState.RUNNING,
 }
 
 

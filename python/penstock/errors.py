@@ -13,6 +13,8 @@ __all__ = [
     "JobCancelled",
     "JobError",
     "JobExpired",
+    "NoSuchJob",
+    "NotOffered",
     "PayloadTooLarge",
     "PenstockError",
     "QueueFull",
@@ -20,6 +22,7 @@ __all__ = [
     "ResultExpired",
     "TaskError",
     "Timeout",
+    "TooLate",
     "Unauthorized",
     "UnknownTask",
     "WorkerCrashed",
@@ -78,6 +81,21 @@ class QueueFull(PenstockError):
 
 class DiskFull(PenstockError):
     """The broker's disk is nearly full, so it takes no new jobs. The job was not accepted."""
+
+
+class NotOffered(PenstockError):
+    """The broker does not offer this: it is older than this client, or its engine has no such thing.
+
+    Nothing was changed. The text says what to install, or which option to change.
+    """
+
+
+class NoSuchJob(PenstockError):
+    """The broker holds no such job: it has ended, or it never was. Nothing was changed."""
+
+
+class TooLate(PenstockError):
+    """The job is past the point where this could be done to it. Nothing was changed."""
 
 
 class PayloadTooLarge(PenstockError, ValueError):

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, SeededMap,
+    Answer, Applied, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, SeededMap,
     SeededSet, SeededState, SessionId,
 };
 use penstock_wire::{
@@ -33,9 +33,12 @@ use crate::{DeliverySink, Done, DriverError, ValueSink, WatchId};
 mod incoming;
 mod outgoing;
 
-const APPLIED: Receipt = Receipt::Applied {
+const APPLIED: Receipt = Receipt::Applied(Applied {
     skipped: Vec::new(),
-};
+    owners: Vec::new(),
+    found: None,
+    operation: None,
+});
 /// Well within the ten minutes for which a broker remembers a session that has lost its connection.
 const SURELY_REMEMBERED: Duration = Duration::from_secs(5 * 60);
 /// Notices that nobody takes are not kept for ever.

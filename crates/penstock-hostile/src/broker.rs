@@ -336,14 +336,14 @@ impl World {
             },
             9 => Op::Put {
                 key: any_key(data)?,
-                value: Value {
-                    status: *data.choose(&[
+                value: Value::new(
+                    *data.choose(&[
                         ValueStatus::Succeeded,
                         ValueStatus::Failed,
                         ValueStatus::Cancelled,
                     ])?,
-                    body: any_body(data)?,
-                },
+                    any_body(data)?,
+                ),
                 ttl_ms: match data.arbitrary()? {
                     true => Some(any_number(data)?),
                     false => None,
@@ -642,5 +642,6 @@ fn any_message(data: &mut Unstructured<'_>) -> Result<Message> {
         enqueued_at: any_number(data)?,
         notes: vec![any_body(data)?; notes],
         body: any_body(data)?,
+        extras: None,
     })
 }

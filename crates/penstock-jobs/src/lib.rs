@@ -139,10 +139,7 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
 fn put_result(delivery: &DeliveryHead, status: ValueStatus, body: Option<Bytes>) -> Option<Op> {
     Some(Op::Put {
         key: Key::Result(delivery.lease.message),
-        value: Value {
-            status,
-            body: body?,
-        },
+        value: Value::new(status, body?),
         ttl_ms: Some(delivery.result_ttl_ms?),
         group: delivery.task.clone(),
     })

@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
-    Answer, Durability, KeyState, MessageId, MessageInfo, MessageState, Op, Query, QueueStatus,
-    Receipt, Status, Tx, WorkerStatus,
+    Answer, Durability, KeyState, MessageId, MessageInfo, Op, Query, QueueStatus, Receipt, Status,
+    Tx, WorkerStatus,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
-use crate::errors::Failure;
+use crate::errors::{Failure, state_name};
 use crate::ids;
 use crate::options::Options;
 use crate::port::{End, Port};
@@ -511,13 +511,6 @@ pub(crate) fn info_dict(
     let Some(info) = info else {
         return Ok(None);
     };
-    let state = match info.state {
-        MessageState::Ready => "ready",
-        MessageState::Delayed => "delayed",
-        MessageState::Running => "running",
-        MessageState::Held => "held",
-        MessageState::Dead => "dead",
-    };
     let notes: Vec<_> = info
         .notes
         .iter()
@@ -526,7 +519,7 @@ pub(crate) fn info_dict(
     let dict = PyDict::new(py);
     dict.set_item("task", info.task)?;
     dict.set_item("queue", info.queue)?;
-    dict.set_item("state", state)?;
+    dict.set_item("state", state_name(info.state))?;
     dict.set_item("enqueued_at_ms", info.enqueued_at)?;
     dict.set_item("started_at_ms", info.started_at)?;
     dict.set_item("due_at_ms", info.due_at)?;
@@ -534,6 +527,7 @@ pub(crate) fn info_dict(
     dict.set_item("crashes", info.crashes)?;
     dict.set_item("worker", info.worker)?;
     dict.set_item("notes", notes)?;
+    dict.set_item("generation", info.generation)?;
     Ok(Some(dict))
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use penstock_driver::DriverError;
-use penstock_message::{Receipt, Refusal};
+use penstock_message::{MessageState, Receipt, Refusal};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -28,6 +28,9 @@ enum Kind {
     DiskFull,
     PayloadTooLarge,
     ResultExpired,
+    NotOffered,
+    NoSuchJob,
+    TooLate,
     /// Of no kind that a caller could do something about.
     Penstock,
 }
@@ -154,6 +157,20 @@ impl Failure {
                 Kind::Penstock,
                 format!("the condition of operation {op} did not hold; nothing was changed"),
             ),
+            Refusal::NotOffered(text) => {
+                Self::new(Kind::NotOffered, format!("{text}. Nothing was changed"))
+            }
+            Refusal::NoSuchJob => Self::new(
+                Kind::NoSuchJob,
+                "the broker holds no such job: it has ended, or it never was; nothing was changed",
+            ),
+            Refusal::TooLate(state) => Self::new(
+                Kind::TooLate,
+                format!(
+                    "the job is {}, which is too late for that; nothing was changed",
+                    state_name(state)
+                ),
+            ),
             Refusal::LeaseLost => Self::new(
                 Kind::Penstock,
                 "the job's lease was lost to somebody else; nothing was changed",
@@ -172,6 +189,20 @@ impl Failure {
                 _ => PyErr::from_type(class.clone(), (self.text.clone(),)),
             },
         }
+    }
+}
+
+/// A state of a held job, as Python's `JobInfo` spells it.
+pub(crate) fn state_name(state: MessageState) -> &'static str {
+    match state {
+        MessageState::Ready => "ready",
+        MessageState::Delayed => "delayed",
+        MessageState::Running => "running",
+        MessageState::Held => "held",
+        MessageState::Failed => "failed",
+        MessageState::Blocked => "blocked",
+        MessageState::Cancelling => "cancelling",
+        MessageState::Parked => "parked",
     }
 }
 
@@ -205,6 +236,9 @@ impl Kind {
             Self::DiskFull => class!("DiskFull"),
             Self::PayloadTooLarge => class!("PayloadTooLarge"),
             Self::ResultExpired => class!("ResultExpired"),
+            Self::NotOffered => class!("NotOffered"),
+            Self::NoSuchJob => class!("NoSuchJob"),
+            Self::TooLate => class!("TooLate"),
             Self::Penstock => class!("PenstockError"),
         }
     }

@@ -33,6 +33,7 @@ impl Options {
             enqueued_at: 0,
             notes: Vec::new(),
             body,
+            extras: None,
         };
         Op::Publish {
             queues: vec![self.queue.clone()],

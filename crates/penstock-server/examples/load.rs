@@ -222,6 +222,7 @@ fn publish(queue: &str, number: u64) -> Tx {
             enqueued_at: 0,
             notes: Vec::new(),
             body: Bytes::from_static(&[0xc0; 40]),
+            extras: None,
         },
         due: None,
         unless_key: None,
@@ -236,10 +237,7 @@ fn settle(delivery: &Delivery) -> Tx {
         },
         Op::Put {
             key: Key::Result(delivery.message.id),
-            value: Value {
-                status: ValueStatus::Succeeded,
-                body: Bytes::from_static(b"\xc0"),
-            },
+            value: Value::new(ValueStatus::Succeeded, Bytes::from_static(b"\xc0")),
             ttl_ms: Some(86_400_000),
             group: delivery.message.task.clone(),
         },

@@ -196,10 +196,7 @@ impl Person {
                 for _ in 0..5 {
                     let lock = Key::Named(Bytes::from_static(b"churned"));
                     let body = Bytes::from(vec![7; 1_500]);
-                    let value = Value {
-                        status: ValueStatus::Succeeded,
-                        body,
-                    };
+                    let value = Value::new(ValueStatus::Succeeded, body);
                     let group = "churn".to_owned();
                     self.say(vec![Op::Put {
                         key: lock,
@@ -273,7 +270,7 @@ fn put(key: Key, status: ValueStatus) -> Op {
     let body = Bytes::from_static(b"value");
     Op::Put {
         key,
-        value: Value { status, body },
+        value: Value::new(status, body),
         ttl_ms: Some(60_000),
         group: "shop.send".to_owned(),
     }

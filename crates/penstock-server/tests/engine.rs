@@ -6,10 +6,10 @@ mod world;
 
 use bytes::{Bytes, BytesMut};
 use penstock_journal::sim::{Fault, SimStorage};
-use penstock_message::{Durability, Key, Lease, MessageId, Query, Receipt, Refusal};
+use penstock_message::{Answer, Durability, Key, Lease, MessageId, Query, Receipt, Refusal};
 use penstock_server::{Peer, Token};
 use penstock_wire::proto::{self, ToBroker, close::Why};
-use penstock_wire::{HELLO_LEASES, MAX_HELLO_BYTES, encode_frame, encoded_frame_len};
+use penstock_wire::{HELLO_LEASES, MAX_HELLO_BYTES, convert, encode_frame, encoded_frame_len};
 use world::*;
 
 // Before the hello.
@@ -197,7 +197,7 @@ fn a_client_that_breaks_the_protocol_is_told_why_and_another_goes_on() {
         let Some(proto::op::Op::Publish(publish)) = &mut frame.commits[0].txs[0].ops[0].op else {
             unreachable!("a publish");
         };
-        publish.message.as_mut().expect("a message").id = Bytes::from_static(b"short");
+        publish.message.as_mut().expect("a message").head.id = Bytes::from_static(b"short");
         world.send(bad, &frame);
     });
     check("an unknown durability", |world, bad| {
@@ -213,6 +213,51 @@ fn a_client_that_breaks_the_protocol_is_told_why_and_another_goes_on() {
             world.send(bad, &frame);
         },
     );
+}
+
+/// A field that holds bytes, as protobuf writes it.
+fn field(number: u16, held: &[u8]) -> Vec<u8> {
+    let key = number << 3 | 2;
+    let mut bytes = match key {
+        0..=127 => vec![key as u8],
+        _ => vec![key as u8 | 128, (key >> 7) as u8],
+    };
+    assert!(held.len() < 128, "its length takes one byte");
+    bytes.push(held.len() as u8);
+    bytes.extend_from_slice(held);
+    bytes
+}
+
+#[test]
+fn an_operation_and_a_question_that_the_broker_cannot_name_are_refused_each_for_itself() {
+    let mut world = World::new();
+    let client = world.join(1);
+    let unnamed_op = field(1, &field(40, b"of a later version"));
+    let pause = field(1, &field(11, b"default"));
+    let tx = |ops: &[&[u8]]| field(3, &ops.concat());
+    let first_seq = [1 << 3, 1];
+    let commit_body = [
+        first_seq.to_vec(),
+        tx(&[&pause, &unnamed_op]),
+        tx(&[&pause]),
+    ];
+    let question = [vec![1 << 3, 7], field(99, b"of a later version")].concat();
+    let frame = [field(2, &commit_body.concat()), field(5, &question)].concat();
+    world.send_bytes(client, &(frame.len() as u32).to_le_bytes());
+    world.send_bytes(client, &frame);
+    world.settle();
+    let told = world.confirmed(client);
+    assert_eq!(told.through, Some(2));
+    let [(1, Receipt::Refused { op: 1, why })] = &told.receipts[..] else {
+        panic!("{:?}", told.receipts);
+    };
+    assert!(matches!(why, Refusal::NotOffered(_)), "{why:?}");
+    let answers = convert::all::<_, (u64, Answer)>(told.answers).unwrap();
+    assert!(
+        matches!(answers[..], [(7, Answer::Refused(_))]),
+        "{answers:?}"
+    );
+    assert!(!world.is_closed(client));
 }
 
 #[test]

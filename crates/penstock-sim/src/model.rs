@@ -127,7 +127,7 @@ impl Model {
         };
         let mut objections = tx.ops.iter().map(objection);
         match receipt {
-            Receipt::Applied { skipped } => {
+            Receipt::Applied(applied) => {
                 if let Some(index) =
                     objections.position(|objection| matches!(objection, Objection::Surely(_)))
                 {
@@ -137,7 +137,12 @@ impl Model {
                     ))?;
                 }
                 for (index, op) in tx.ops.iter().enumerate() {
-                    self.apply(number, session, op, skipped.contains(&(index as u32)))?;
+                    self.apply(
+                        number,
+                        session,
+                        op,
+                        applied.skipped.contains(&(index as u32)),
+                    )?;
                 }
                 Ok(())
             }
@@ -336,6 +341,11 @@ impl Model {
             Op::Limit { queue, limits } => {
                 self.limits.insert(queue.clone(), *limits);
             }
+            Op::Fail { .. }
+            | Op::Cancel { .. }
+            | Op::RetryFailed { .. }
+            | Op::DropFailed { .. }
+            | Op::Unnamed => return self.fail(format!("the model does not know {op:?}")),
         }
         Ok(())
     }

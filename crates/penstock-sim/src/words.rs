@@ -16,8 +16,10 @@ pub fn tx(tx: &Tx) -> String {
 
 pub fn receipt(receipt: &Receipt) -> String {
     match receipt {
-        Receipt::Applied { skipped } if skipped.is_empty() => "applied".to_string(),
-        Receipt::Applied { skipped } => format!("applied but for operations {skipped:?}"),
+        Receipt::Applied(applied) if applied.is_plain() => "applied".to_string(),
+        Receipt::Applied(applied) => {
+            format!("applied but for operations {:?}", applied.skipped)
+        }
         Receipt::Refused { op, why } => format!("refused for operation {op}: {why:?}"),
         other => format!("{other:?}"),
     }

@@ -129,10 +129,7 @@ impl Author {
                 let change = match condition {
                     Condition::Absent => {
                         let status = ValueStatus::Succeeded;
-                        let value = Value {
-                            status,
-                            body: Bytes::from_static(b"mine"),
-                        };
+                        let value = Value::new(status, Bytes::from_static(b"mine"));
                         let ttl_ms = self.habits.delays.then(|| 20 + rng.below(2_000));
                         Op::Put {
                             key,
@@ -261,6 +258,7 @@ impl Author {
             enqueued_at: 0,
             notes: Vec::new(),
             body,
+            extras: None,
         }
     }
 }

@@ -25,6 +25,7 @@ fn message() -> Message {
         enqueued_at: 1_700_000_000_000,
         notes: Vec::new(),
         body: Bytes::from_static(&[9; 120]),
+        extras: None,
     }
 }
 
@@ -53,10 +54,7 @@ fn settle() -> Tx {
         },
         Op::Put {
             key: Key::Result(MessageId([7; 16])),
-            value: Value {
-                status: ValueStatus::Succeeded,
-                body: Bytes::from_static(b"\xc0"),
-            },
+            value: Value::new(ValueStatus::Succeeded, Bytes::from_static(b"\xc0")),
             ttl_ms: Some(86_400_000),
             group: "shop.tasks.send_mail".to_owned(),
         },

@@ -3,11 +3,12 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    Durability, MessageId, MessageState, Overflow, SessionId, Space, ValueStatus,
+    Durability, InputShape, MessageId, MessageState, Overflow, SessionId, Space, ValueStatus,
 };
 
 use crate::{WireError, proto};
 
+mod failures;
 mod messages;
 mod questions;
 mod transactions;
@@ -42,10 +43,11 @@ trait FromNumber: Sized {
 }
 
 same_variants!(Durability, proto::Durability, "an unknown durability", {
-    Disk = Disk, Os = Os, None = None,
+    Disk = Disk, Os = Os, None = None, Replicated = Replicated,
 });
 same_variants!(ValueStatus, proto::value::Status, "an unknown status of a value", {
     Succeeded = Succeeded, Failed = Failed, Expired = Expired, Crashed = Crashed, Cancelled = Cancelled,
+    Upstream = Upstream, Replaced = Replaced, Gathered = Gathered, TimedOut = TimedOut,
 });
 same_variants!(Overflow, proto::limit::Overflow, "an unknown overflow of a queue", {
     Reject = Reject, DropOldest = DropOldest,
@@ -54,7 +56,11 @@ same_variants!(Space, proto::health::Space, "an unknown level of space", {
     Plenty = Plenty, NoPublishes = NoPublishes, NoLeases = NoLeases, NoSettlements = NoSettlements,
 });
 same_variants!(MessageState, proto::message_info::State, "an unknown state of a message", {
-    Ready = Ready, Delayed = Delayed, Running = Running, Held = Held, Dead = Dead,
+    Ready = Ready, Delayed = Delayed, Running = Running, Held = Held, Failed = Failed,
+    Blocked = Blocked, Cancelling = Cancelling, Parked = Parked,
+});
+same_variants!(InputShape, proto::inputs::Shape, "an unknown shape of inputs", {
+    One = One, List = List, Named = Named,
 });
 
 fn wanted<T>(field: Option<T>, missing: &'static str) -> Result<T, WireError> {
@@ -74,6 +80,14 @@ fn small(number: u32) -> Result<u8, WireError> {
 
 fn id_bytes(id: MessageId) -> Bytes {
     Bytes::copy_from_slice(&id.0)
+}
+
+/// An id that may be left out: no bytes are none.
+fn optional_id(bytes: &[u8]) -> Result<Option<MessageId>, WireError> {
+    match bytes {
+        [] => Ok(None),
+        bytes => message_id(bytes).map(Some),
+    }
 }
 
 pub fn message_id(bytes: &[u8]) -> Result<MessageId, WireError> {

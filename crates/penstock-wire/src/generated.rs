@@ -18,7 +18,8 @@ pub struct ToBroker {
     /// Answered by a pong.
     #[prost(bool, tag = "7")]
     pub ping: bool,
-    /// The client leaves: its leases return at once, and the broker closes the connection.
+    /// The client leaves: its leases return at once, and the broker closes the connection. Handled after
+    /// everything else in its frame.
     #[prost(bool, tag = "8")]
     pub goodbye: bool,
 }
@@ -124,7 +125,10 @@ pub struct Tx {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Op {
-    #[prost(oneof = "op::Op", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(
+        oneof = "op::Op",
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17"
+    )]
     pub op: ::core::option::Option<op::Op>,
 }
 /// Nested message and enum types in `Op`.
@@ -157,7 +161,98 @@ pub mod op {
         Resume(::prost::alloc::string::String),
         #[prost(message, tag = "13")]
         Limit(super::Limit),
+        #[prost(message, tag = "14")]
+        Cancel(super::Cancel),
+        #[prost(message, tag = "15")]
+        Fail(super::Fail),
+        #[prost(message, tag = "16")]
+        RetryFailed(super::RetryFailed),
+        #[prost(message, tag = "17")]
+        DropFailed(super::Target),
     }
+}
+/// The jobs that an operation is for.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Target {
+    #[prost(oneof = "target::Target", tags = "1, 2")]
+    pub target: ::core::option::Option<target::Target>,
+}
+/// Nested message and enum types in `Target`.
+pub mod target {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Target {
+        #[prost(bytes, tag = "1")]
+        Job(::prost::bytes::Bytes),
+        /// All that match when the operation is accepted, and nothing that comes later.
+        #[prost(message, tag = "2")]
+        Filter(super::Filter),
+    }
+}
+/// Which jobs are meant; a field that is left out matches all. From `class` on: failed jobs only.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Filter {
+    #[prost(string, optional, tag = "1")]
+    pub queue: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(string, optional, tag = "2")]
+    pub task: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(string, optional, tag = "3")]
+    pub class: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(fixed64, optional, tag = "4")]
+    pub fingerprint: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "5")]
+    pub failed_from_ms: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "6")]
+    pub failed_before_ms: ::core::option::Option<u64>,
+}
+/// Ends jobs that do not run.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Cancel {
+    #[prost(message, optional, tag = "1")]
+    pub target: ::core::option::Option<Target>,
+    /// up to 200 bytes
+    #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
+}
+/// Ends a run, and its job, for good: it raised for the last time. A guard, as Ack is.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Fail {
+    #[prost(message, optional, tag = "1")]
+    pub lease: ::core::option::Option<Lease>,
+    /// the encoded error, for those who ask for the result
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    pub value: ::core::option::Option<::prost::bytes::Bytes>,
+    /// the same, for those who look into failed jobs
+    #[prost(bytes = "bytes", tag = "3")]
+    pub note: ::prost::bytes::Bytes,
+    #[prost(message, optional, tag = "4")]
+    pub failure: ::core::option::Option<Failure>,
+    #[prost(uint64, tag = "5")]
+    pub cost_us: u64,
+}
+/// Why a job failed for good.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Failure {
+    /// the error's type; up to 200 bytes
+    #[prost(string, tag = "1")]
+    pub class: ::prost::alloc::string::String,
+    /// its first line; up to 200 bytes
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+    /// equal for errors of one type from one function
+    #[prost(fixed64, tag = "3")]
+    pub fingerprint: u64,
+    /// the arguments, shortened and without secrets; up to 1 KiB
+    #[prost(bytes = "bytes", tag = "4")]
+    pub preview: ::prost::bytes::Bytes,
+}
+/// Puts failed jobs back into their queues, as their next generation.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RetryFailed {
+    #[prost(message, optional, tag = "1")]
+    pub target: ::core::option::Option<Target>,
+    /// left out: the queue that they came from
+    #[prost(string, optional, tag = "2")]
+    pub queue: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// How much may wait in a queue from now on. A limit that is left out is none.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -262,41 +357,91 @@ pub mod due {
         AtMs(u64),
     }
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Publish {
     #[prost(string, repeated, tag = "1")]
     pub queues: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(message, optional, tag = "2")]
-    pub message: ::core::option::Option<Message>,
+    pub message: ::core::option::Option<crate::message::Message>,
     #[prost(message, optional, tag = "3")]
     pub due: ::core::option::Option<Due>,
     #[prost(message, optional, tag = "4")]
     pub unless_key: ::core::option::Option<KeyRef>,
 }
+/// A place in a join.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Message {
+pub struct Member {
     #[prost(bytes = "bytes", tag = "1")]
-    pub id: ::prost::bytes::Bytes,
-    #[prost(string, tag = "2")]
-    pub task: ::prost::alloc::string::String,
-    #[prost(uint32, tag = "3")]
-    pub priority: u32,
-    #[prost(message, optional, tag = "4")]
-    pub expires_at: ::core::option::Option<Due>,
-    #[prost(uint64, optional, tag = "5")]
-    pub result_ttl_ms: ::core::option::Option<u64>,
-    #[prost(uint32, tag = "6")]
-    pub max_deliveries: u32,
-    #[prost(uint32, tag = "7")]
-    pub attempt: u32,
-    #[prost(uint32, tag = "8")]
-    pub crashes: u32,
-    #[prost(uint64, tag = "9")]
-    pub enqueued_at_ms: u64,
-    #[prost(bytes = "bytes", repeated, tag = "10")]
-    pub notes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
-    #[prost(bytes = "bytes", tag = "11")]
-    pub body: ::prost::bytes::Bytes,
+    pub join: ::prost::bytes::Bytes,
+    #[prost(uint32, tag = "2")]
+    pub index: u32,
+}
+/// The values of a join, as the job's first argument.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Inputs {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub join: ::prost::bytes::Bytes,
+    #[prost(enumeration = "inputs::Shape", tag = "2")]
+    pub shape: i32,
+}
+/// Nested message and enum types in `Inputs`.
+pub mod inputs {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Shape {
+        One = 0,
+        List = 1,
+        Named = 2,
+    }
+    impl Shape {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::One => "ONE",
+                Self::List => "LIST",
+                Self::Named => "NAMED",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "ONE" => Some(Self::One),
+                "LIST" => Some(Self::List),
+                "NAMED" => Some(Self::Named),
+                _ => None,
+            }
+        }
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Header {
+    /// `penstock.` is reserved as a beginning
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub value: ::prost::bytes::Bytes,
+}
+/// How often a job is retried after an error: up to a number, or after each of these delays.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Retries {
+    #[prost(uint32, optional, tag = "1")]
+    pub at_most: ::core::option::Option<u32>,
+    /// up to 32; only without at_most
+    #[prost(uint64, repeated, tag = "2")]
+    pub after_ms: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KeyRef {
@@ -320,6 +465,16 @@ pub struct Value {
     pub status: i32,
     #[prost(bytes = "bytes", tag = "2")]
     pub body: ::prost::bytes::Bytes,
+    /// The run that it came from; filled in by the broker. Its generation is a field of KeyValue.
+    #[prost(string, tag = "3")]
+    pub task: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub queue: ::prost::alloc::string::String,
+    /// left out: the run is not known, and all of it is left out
+    #[prost(uint64, optional, tag = "5")]
+    pub ended_at_ms: ::core::option::Option<u64>,
+    #[prost(uint32, tag = "6")]
+    pub attempt: u32,
 }
 /// Nested message and enum types in `Value`.
 pub mod value {
@@ -341,6 +496,10 @@ pub mod value {
         Expired = 2,
         Crashed = 3,
         Cancelled = 4,
+        Upstream = 5,
+        Replaced = 6,
+        Gathered = 7,
+        TimedOut = 8,
     }
     impl Status {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -354,6 +513,10 @@ pub mod value {
                 Self::Expired => "EXPIRED",
                 Self::Crashed => "CRASHED",
                 Self::Cancelled => "CANCELLED",
+                Self::Upstream => "UPSTREAM",
+                Self::Replaced => "REPLACED",
+                Self::Gathered => "GATHERED",
+                Self::TimedOut => "TIMED_OUT",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -364,6 +527,10 @@ pub mod value {
                 "EXPIRED" => Some(Self::Expired),
                 "CRASHED" => Some(Self::Crashed),
                 "CANCELLED" => Some(Self::Cancelled),
+                "UPSTREAM" => Some(Self::Upstream),
+                "REPLACED" => Some(Self::Replaced),
+                "GATHERED" => Some(Self::Gathered),
+                "TIMED_OUT" => Some(Self::TimedOut),
                 _ => None,
             }
         }
@@ -412,12 +579,12 @@ pub struct Hold {
 }
 /// Nested message and enum types in `Hold`.
 pub mod hold {
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    #[derive(Clone, PartialEq, ::prost::Message)]
     pub struct Held {
         #[prost(string, tag = "1")]
         pub queue: ::prost::alloc::string::String,
         #[prost(message, optional, tag = "2")]
-        pub message: ::core::option::Option<super::Message>,
+        pub message: ::core::option::Option<crate::message::Message>,
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -440,7 +607,7 @@ pub struct Confirm {
     #[prost(uint64, repeated, tag = "3")]
     pub early: ::prost::alloc::vec::Vec<u64>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Receipt {
     #[prost(uint64, tag = "1")]
     pub seq: u64,
@@ -452,9 +619,25 @@ pub struct Receipt {
     pub op: u32,
     #[prost(string, tag = "5")]
     pub text: ::prost::alloc::string::String,
+    /// of operations among `skipped`: the message that owns the key
+    #[prost(message, repeated, tag = "6")]
+    pub owners: ::prost::alloc::vec::Vec<receipt::Owner>,
+    /// where the one job was that the last operation was for
+    #[prost(enumeration = "message_info::State", optional, tag = "7")]
+    pub state: ::core::option::Option<i32>,
+    /// names the last operation on many jobs, for a query
+    #[prost(uint64, optional, tag = "8")]
+    pub operation: ::core::option::Option<u64>,
 }
 /// Nested message and enum types in `Receipt`.
 pub mod receipt {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Owner {
+        #[prost(uint32, tag = "1")]
+        pub op: u32,
+        #[prost(bytes = "bytes", tag = "2")]
+        pub message: ::prost::bytes::Bytes,
+    }
     #[derive(
         Clone,
         Copy,
@@ -478,6 +661,11 @@ pub mod receipt {
         QueueFull = 7,
         DiskFull = 8,
         Invalid = 9,
+        /// also for an operation that the broker can't name
+        NotOffered = 10,
+        NoSuchJob = 11,
+        /// the job is in `state`
+        TooLate = 12,
     }
     impl Why {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -496,6 +684,9 @@ pub mod receipt {
                 Self::QueueFull => "QUEUE_FULL",
                 Self::DiskFull => "DISK_FULL",
                 Self::Invalid => "INVALID",
+                Self::NotOffered => "NOT_OFFERED",
+                Self::NoSuchJob => "NO_SUCH_JOB",
+                Self::TooLate => "TOO_LATE",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -511,11 +702,15 @@ pub mod receipt {
                 "QUEUE_FULL" => Some(Self::QueueFull),
                 "DISK_FULL" => Some(Self::DiskFull),
                 "INVALID" => Some(Self::Invalid),
+                "NOT_OFFERED" => Some(Self::NotOffered),
+                "NO_SUCH_JOB" => Some(Self::NoSuchJob),
+                "TOO_LATE" => Some(Self::TooLate),
                 _ => None,
             }
         }
     }
 }
+/// Replaced in a later version by a list of consumers on one connection, each with its own credit.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Consume {
     #[prost(string, repeated, tag = "1")]
@@ -525,7 +720,7 @@ pub struct Consume {
     #[prost(bool, tag = "3")]
     pub stop: bool,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Delivery {
     #[prost(uint32, tag = "1")]
     pub epoch: u32,
@@ -536,7 +731,7 @@ pub struct Delivery {
     #[prost(bool, tag = "4")]
     pub redelivered: bool,
     #[prost(message, optional, tag = "5")]
-    pub message: ::core::option::Option<Message>,
+    pub message: ::core::option::Option<crate::message::Message>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Watch {
@@ -549,6 +744,9 @@ pub struct Watch {
 pub struct KeyValue {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<KeyRef>,
+    /// of the run that the value came from
+    #[prost(uint32, tag = "5")]
+    pub generation: u32,
     #[prost(oneof = "key_value::State", tags = "2, 3, 4")]
     pub state: ::core::option::Option<key_value::State>,
 }
@@ -569,7 +767,7 @@ pub mod key_value {
 pub struct Query {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "query::Query", tags = "2, 3, 4")]
+    #[prost(oneof = "query::Query", tags = "2, 3, 4, 7, 8")]
     pub query: ::core::option::Option<query::Query>,
 }
 /// Nested message and enum types in `Query`.
@@ -583,13 +781,29 @@ pub mod query {
         /// end this broker; local brokers only
         #[prost(bool, tag = "4")]
         Stop(bool),
+        #[prost(message, tag = "7")]
+        Failed(super::FailedQuery),
+        #[prost(uint64, tag = "8")]
+        Operation(u64),
     }
+}
+/// Failed jobs, in the order in which they failed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FailedQuery {
+    #[prost(message, optional, tag = "1")]
+    pub filter: ::core::option::Option<Filter>,
+    /// `next` of the page before
+    #[prost(uint64, tag = "2")]
+    pub after: u64,
+    /// 0: the broker's own, which is 1,000
+    #[prost(uint32, tag = "3")]
+    pub limit: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Answer {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "answer::Answer", tags = "2, 3, 4, 5, 6")]
+    #[prost(oneof = "answer::Answer", tags = "2, 3, 4, 5, 6, 9, 10, 14")]
     pub answer: ::core::option::Option<answer::Answer>,
 }
 /// Nested message and enum types in `Answer`.
@@ -604,9 +818,63 @@ pub mod answer {
         UnknownMessage(bool),
         #[prost(bool, tag = "5")]
         Stopping(bool),
+        /// also for a query that the broker can't name
         #[prost(string, tag = "6")]
         Refused(::prost::alloc::string::String),
+        #[prost(message, tag = "9")]
+        Failed(super::FailedPage),
+        #[prost(message, tag = "10")]
+        Operation(super::OperationStatus),
+        #[prost(bool, tag = "14")]
+        UnknownOperation(bool),
     }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FailedPage {
+    #[prost(message, repeated, tag = "1")]
+    pub jobs: ::prost::alloc::vec::Vec<failed_page::Job>,
+    /// left out: there are no more
+    #[prost(uint64, optional, tag = "2")]
+    pub next: ::core::option::Option<u64>,
+}
+/// Nested message and enum types in `FailedPage`.
+pub mod failed_page {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Job {
+        #[prost(bytes = "bytes", tag = "1")]
+        pub id: ::prost::bytes::Bytes,
+        #[prost(string, tag = "2")]
+        pub task: ::prost::alloc::string::String,
+        /// left out: not known
+        #[prost(string, optional, tag = "3")]
+        pub queue: ::core::option::Option<::prost::alloc::string::String>,
+        #[prost(uint32, tag = "4")]
+        pub attempt: u32,
+        #[prost(uint32, tag = "5")]
+        pub crashes: u32,
+        #[prost(uint32, tag = "6")]
+        pub generation: u32,
+        #[prost(uint64, tag = "7")]
+        pub enqueued_at_ms: u64,
+        #[prost(uint64, tag = "8")]
+        pub failed_at_ms: u64,
+        #[prost(message, optional, tag = "9")]
+        pub failure: ::core::option::Option<super::Failure>,
+        #[prost(uint64, tag = "10")]
+        pub body_bytes: u64,
+    }
+}
+/// How far an operation on many jobs has come.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OperationStatus {
+    #[prost(uint64, tag = "1")]
+    pub matched: u64,
+    #[prost(uint64, tag = "2")]
+    pub done: u64,
+    #[prost(uint64, tag = "3")]
+    pub spared: u64,
+    #[prost(bool, tag = "4")]
+    pub is_over: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Status {
@@ -639,6 +907,12 @@ pub struct Status {
     pub unreadable: u64,
     #[prost(message, optional, tag = "14")]
     pub health: ::core::option::Option<Health>,
+    #[prost(uint64, tag = "15")]
+    pub failed: u64,
+    #[prost(uint64, tag = "16")]
+    pub failed_bytes: u64,
+    #[prost(uint64, tag = "17")]
+    pub failed_dropped: u64,
 }
 /// Nested message and enum types in `Status`.
 pub mod status {
@@ -667,6 +941,10 @@ pub mod status {
         pub refused: u64,
         #[prost(uint64, tag = "11")]
         pub dropped: u64,
+        #[prost(uint64, tag = "12")]
+        pub ending: u64,
+        #[prost(uint64, tag = "13")]
+        pub failed: u64,
     }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Worker {
@@ -798,6 +1076,13 @@ pub struct MessageInfo {
     pub worker: ::core::option::Option<::prost::alloc::string::String>,
     #[prost(bytes = "bytes", repeated, tag = "11")]
     pub notes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    #[prost(uint32, tag = "12")]
+    pub generation: u32,
+    /// Of a failed job; both or neither.
+    #[prost(uint64, optional, tag = "13")]
+    pub failed_at_ms: ::core::option::Option<u64>,
+    #[prost(message, optional, tag = "14")]
+    pub failure: ::core::option::Option<Failure>,
 }
 /// Nested message and enum types in `MessageInfo`.
 pub mod message_info {
@@ -818,7 +1103,10 @@ pub mod message_info {
         Delayed = 1,
         Running = 2,
         Held = 3,
-        Dead = 4,
+        Failed = 4,
+        Blocked = 5,
+        Cancelling = 6,
+        Parked = 7,
     }
     impl State {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -831,7 +1119,10 @@ pub mod message_info {
                 Self::Delayed => "DELAYED",
                 Self::Running => "RUNNING",
                 Self::Held => "HELD",
-                Self::Dead => "DEAD",
+                Self::Failed => "FAILED",
+                Self::Blocked => "BLOCKED",
+                Self::Cancelling => "CANCELLING",
+                Self::Parked => "PARKED",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -841,7 +1132,10 @@ pub mod message_info {
                 "DELAYED" => Some(Self::Delayed),
                 "RUNNING" => Some(Self::Running),
                 "HELD" => Some(Self::Held),
-                "DEAD" => Some(Self::Dead),
+                "FAILED" => Some(Self::Failed),
+                "BLOCKED" => Some(Self::Blocked),
+                "CANCELLING" => Some(Self::Cancelling),
+                "PARKED" => Some(Self::Parked),
                 _ => None,
             }
         }
@@ -856,7 +1150,7 @@ pub struct Report {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {
-    #[prost(oneof = "notice::Notice", tags = "1, 2, 3, 4, 5")]
+    #[prost(oneof = "notice::Notice", tags = "1, 2, 3, 4, 5, 6")]
     pub notice: ::core::option::Option<notice::Notice>,
 }
 /// Nested message and enum types in `Notice`.
@@ -893,6 +1187,13 @@ pub mod notice {
         #[prost(uint64, tag = "2")]
         pub limit_bytes: u64,
     }
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct FailedDropped {
+        #[prost(uint64, tag = "1")]
+        pub kept: u64,
+        #[prost(uint64, tag = "2")]
+        pub kept_bytes: u64,
+    }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Notice {
         #[prost(message, tag = "1")]
@@ -905,6 +1206,8 @@ pub mod notice {
         Space(i32),
         #[prost(message, tag = "5")]
         Memory(Memory),
+        #[prost(message, tag = "6")]
+        FailedDropped(FailedDropped),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -975,12 +1278,76 @@ pub mod close {
         }
     }
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MessageHead {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub id: ::prost::bytes::Bytes,
+    #[prost(string, tag = "2")]
+    pub task: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub priority: u32,
+    #[prost(message, optional, tag = "4")]
+    pub expires_at: ::core::option::Option<Due>,
+    #[prost(uint64, optional, tag = "5")]
+    pub result_ttl_ms: ::core::option::Option<u64>,
+    #[prost(uint32, tag = "6")]
+    pub max_deliveries: u32,
+    #[prost(uint32, tag = "7")]
+    pub attempt: u32,
+    #[prost(uint32, tag = "8")]
+    pub crashes: u32,
+    #[prost(uint64, tag = "9")]
+    pub enqueued_at_ms: u64,
+    #[prost(bytes = "bytes", repeated, tag = "10")]
+    pub notes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    #[prost(bytes = "bytes", tag = "11")]
+    pub body: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct MessageExtras {
+    /// From here on: what few messages have. The generated code keeps it in a box of its own.
+    #[prost(message, optional, tag = "12")]
+    pub member: ::core::option::Option<Member>,
+    #[prost(message, optional, tag = "13")]
+    pub inputs: ::core::option::Option<Inputs>,
+    /// empty: none
+    #[prost(bytes = "bytes", tag = "14")]
+    pub workflow: ::prost::bytes::Bytes,
+    /// up to 255 bytes
+    #[prost(bytes = "bytes", optional, tag = "15")]
+    pub key: ::core::option::Option<::prost::bytes::Bytes>,
+    /// up to 4 KiB in all
+    #[prost(message, repeated, tag = "16")]
+    pub headers: ::prost::alloc::vec::Vec<Header>,
+    /// how often it was retried after it had failed for good
+    #[prost(uint32, tag = "17")]
+    pub generation: u32,
+    #[prost(uint64, optional, tag = "18")]
+    pub timeout_ms: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "19")]
+    pub soft_timeout_ms: ::core::option::Option<u64>,
+    #[prost(uint32, tag = "20")]
+    pub suspects: u32,
+    /// empty: none
+    #[prost(bytes = "bytes", tag = "21")]
+    pub parent: ::prost::bytes::Bytes,
+    /// left out: as its task says
+    #[prost(message, optional, tag = "22")]
+    pub retries: ::core::option::Option<Retries>,
+    #[prost(fixed64, optional, tag = "23")]
+    pub args_hash: ::core::option::Option<u64>,
+    /// attempts of earlier generations
+    #[prost(uint32, tag = "24")]
+    pub attempts_before: u32,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Durability {
     Disk = 0,
     Os = 1,
     None = 2,
+    /// no broker offers it yet
+    Replicated = 3,
 }
 impl Durability {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -992,6 +1359,7 @@ impl Durability {
             Self::Disk => "DISK",
             Self::Os => "OS",
             Self::None => "NONE",
+            Self::Replicated => "REPLICATED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -1000,6 +1368,7 @@ impl Durability {
             "DISK" => Some(Self::Disk),
             "OS" => Some(Self::Os),
             "NONE" => Some(Self::None),
+            "REPLICATED" => Some(Self::Replicated),
             _ => None,
         }
     }
@@ -1033,6 +1402,9 @@ impl Part {
         }
     }
 }
+/// The fields of a message from this one on are in a box of their own, mostly absent.
+pub(crate) const FIRST_EXTRA: u32 = 12;
+
 /// What a frame from a client may hold, for `weigh`.
 pub(crate) mod shapes {
     use crate::weigh::{Field, Shape};
@@ -1046,7 +1418,13 @@ pub(crate) mod shapes {
         (6, Field::One(&REPORT)),
     ]);
     pub(crate) const REPORT: Shape = Shape::new(&[]);
-    pub(crate) const QUERY: Shape = Shape::new(&[]);
+    pub(crate) const QUERY: Shape = Shape::new(&[
+        (7, Field::One(&FAILED_QUERY)),
+    ]);
+    pub(crate) const FAILED_QUERY: Shape = Shape::new(&[
+        (1, Field::One(&FILTER)),
+    ]);
+    pub(crate) const FILTER: Shape = Shape::new(&[]);
     pub(crate) const WATCH: Shape = Shape::new(&[
         (1, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
         (2, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
@@ -1072,6 +1450,25 @@ pub(crate) mod shapes {
         (8, Field::One(&HOLD)),
         (9, Field::One(&JOIN)),
         (13, Field::One(&LIMIT)),
+        (14, Field::One(&CANCEL)),
+        (15, Field::One(&FAIL)),
+        (16, Field::One(&RETRY_FAILED)),
+        (17, Field::One(&TARGET)),
+    ]);
+    pub(crate) const TARGET: Shape = Shape::new(&[
+        (2, Field::One(&FILTER)),
+    ]);
+    pub(crate) const RETRY_FAILED: Shape = Shape::new(&[
+        (1, Field::One(&TARGET)),
+    ]);
+    pub(crate) const FAIL: Shape = Shape::new(&[
+        (1, Field::One(&LEASE)),
+        (4, Field::One(&FAILURE)),
+    ]);
+    pub(crate) const FAILURE: Shape = Shape::new(&[]);
+    pub(crate) const LEASE: Shape = Shape::new(&[]);
+    pub(crate) const CANCEL: Shape = Shape::new(&[
+        (1, Field::One(&TARGET)),
     ]);
     pub(crate) const LIMIT: Shape = Shape::new(&[]);
     pub(crate) const JOIN: Shape = Shape::new(&[]);
@@ -1084,7 +1481,17 @@ pub(crate) mod shapes {
     pub(crate) const MESSAGE: Shape = Shape::new(&[
         (4, Field::One(&DUE)),
         (10, Field::ManyPlain(size_of::<::prost::bytes::Bytes>())),
+        (12, Field::One(&MEMBER)),
+        (13, Field::One(&INPUTS)),
+        (16, Field::Many(&HEADER, size_of::<super::Header>())),
+        (22, Field::One(&RETRIES)),
+    ]).with_box(super::FIRST_EXTRA, size_of::<super::MessageExtras>());
+    pub(crate) const RETRIES: Shape = Shape::new(&[
+        (2, Field::ManyNumbers(size_of::<u64>())),
     ]);
+    pub(crate) const HEADER: Shape = Shape::new(&[]);
+    pub(crate) const INPUTS: Shape = Shape::new(&[]);
+    pub(crate) const MEMBER: Shape = Shape::new(&[]);
     pub(crate) const DUE: Shape = Shape::new(&[]);
     pub(crate) const GUARD: Shape = Shape::new(&[
         (1, Field::One(&KEY_REF)),
@@ -1105,7 +1512,6 @@ pub(crate) mod shapes {
         (3, Field::One(&DUE)),
         (6, Field::One(&DUE)),
     ]);
-    pub(crate) const LEASE: Shape = Shape::new(&[]);
     pub(crate) const RELEASE: Shape = Shape::new(&[
         (1, Field::One(&LEASE)),
     ]);
@@ -1121,11 +1527,13 @@ pub(crate) mod shapes {
         size_of::<::prost::bytes::Bytes>(),
         size_of::<String>(),
         size_of::<super::Commit>(),
+        size_of::<super::Header>(),
         size_of::<super::KeyRef>(),
         size_of::<super::Lease>(),
         size_of::<super::Op>(),
         size_of::<super::Query>(),
         size_of::<super::Tx>(),
         size_of::<super::hold::Held>(),
+        size_of::<u64>(),
     ];
 }

@@ -14,6 +14,7 @@ pub mod convert;
 mod frame;
 #[rustfmt::skip]
 mod generated;
+mod message;
 mod weigh;
 
 pub use frame::{Decoder, FRAME_HEADER_BYTES, Heard, WireError, encode_frame, encoded_frame_len};
@@ -22,6 +23,7 @@ pub use weigh::MAX_ENTRY_BYTES;
 /// The messages of `proto/penstock.proto`.
 pub mod proto {
     pub use crate::generated::*;
+    pub use crate::message::Message;
 }
 
 /// What both sides say in their hello and welcome.

@@ -15,16 +15,26 @@ pub const MAX_ENTRY_BYTES: usize = 64 << 20;
 /// The fields of a message that hold messages, or that may come any number of times.
 pub(crate) struct Shape {
     fields: &'static [(u32, Field)],
+    /// Fields from this one on are in a box of so many bytes.
+    boxed: Option<(u32, usize)>,
 }
 
 impl Shape {
     pub(crate) const fn new(fields: &'static [(u32, Field)]) -> Self {
         assert!(fields.len() <= MOST_FIELDS);
-        Self { fields }
+        Self {
+            fields,
+            boxed: None,
+        }
+    }
+
+    pub(crate) const fn with_box(mut self, first: u32, bytes: usize) -> Self {
+        self.boxed = Some((first, bytes));
+        self
     }
 }
 
-const MOST_FIELDS: usize = 12;
+const MOST_FIELDS: usize = 16;
 
 pub(crate) enum Field {
     /// A message inside its parent's memory. Sent twice it is merged, or replaced.
@@ -33,6 +43,8 @@ pub(crate) enum Field {
     Many(&'static Shape, usize),
     /// A list of strings, and what an entry takes beside its text.
     ManyPlain(usize),
+    /// A list of numbers, packed or each for itself, and what an entry takes.
+    ManyNumbers(usize),
 }
 
 /// Whether the entries of this frame stay under [`MAX_ENTRY_BYTES`]. What is not protobuf passes, for
@@ -73,10 +85,19 @@ impl Walk {
             return Ok(());
         }
         let mut lists = [List::default(); MOST_FIELDS];
+        let mut boxed = shape.boxed;
         while bytes.has_remaining() {
             let (number, wire_type) = decode_key(bytes)?;
+            if let Some((_, box_bytes)) = boxed.take_if(|(first, _)| number >= *first) {
+                self.take(box_bytes)?;
+            }
             let place = shape.fields.iter().position(|(known, _)| *known == number);
             let (Some(place), WireType::LengthDelimited) = (place, wire_type) else {
+                if let Some(place) = place
+                    && let Field::ManyNumbers(entry_bytes) = &shape.fields[place].1
+                {
+                    self.add(&mut lists[place], *entry_bytes)?;
+                }
                 skip_field(wire_type, number, bytes, DecodeContext::default())?;
                 continue;
             };
@@ -92,16 +113,26 @@ impl Walk {
                     self.message(&mut held, shape)?;
                 }
                 Field::ManyPlain(entry_bytes) => self.add(&mut lists[place], *entry_bytes)?,
+                Field::ManyNumbers(entry_bytes) => {
+                    // Each ends in a byte whose highest bit is not set.
+                    for _ in held.iter().filter(|byte| **byte < 0x80) {
+                        self.add(&mut lists[place], *entry_bytes)?;
+                    }
+                }
             }
         }
+        Ok(())
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<(), Stop> {
+        self.left = self.left.checked_sub(bytes).ok_or(Stop::TooHeavy)?;
         Ok(())
     }
 
     fn add(&mut self, list: &mut List, entry_bytes: usize) -> Result<(), Stop> {
         if list.entries == list.room {
             let room = (list.room * 2).max(FIRST_ROOM);
-            let added = (room - list.room) * entry_bytes;
-            self.left = self.left.checked_sub(added).ok_or(Stop::TooHeavy)?;
+            self.take((room - list.room) * entry_bytes)?;
             list.room = room;
         }
         list.entries += 1;

@@ -3,13 +3,17 @@
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Condition, Delivery, Due, Durability, HeaderPatch, JoinPolicy, Key, KeyState, Lease, Message,
-    MessageId, Op, Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, Tx, Value, ValueStatus,
+    Answer, Applied, Condition, Delivery, Due, Durability, Extras, FailedJob, FailedPage,
+    FailedQuery, Failure, Filter, HeaderPatch, InputShape, Inputs, JoinPolicy, Key, KeyState,
+    Lease, Member, Message, MessageId, MessageInfo, MessageState, Notice, Op, OperationStatus,
+    Overflow, Query, QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, Retries, Run,
+    Status, Target, Tx, Value, ValueStatus,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
 };
 use proptest::collection::vec;
+use proptest::option::of as option;
 use proptest::prelude::*;
 
 type ToBroker = proto::ToBroker;
@@ -52,27 +56,121 @@ fn any_value() -> impl Strategy<Value = Value> {
         Just(ValueStatus::Expired),
         Just(ValueStatus::Crashed),
         Just(ValueStatus::Cancelled),
+        Just(ValueStatus::Upstream),
+        Just(ValueStatus::Replaced),
+        Just(ValueStatus::Gathered),
+        Just(ValueStatus::TimedOut),
     ];
-    (status, any_bytes()).prop_map(|(status, body)| Value { status, body })
+    (status, any_bytes()).prop_map(|(status, body)| Value::new(status, body))
+}
+
+prop_compose! {
+    fn any_run()(task in ".{0,8}", queue in ".{0,8}", attempt: u32, generation: u32, ended_at: u64) -> Run {
+        Run { task, queue, attempt, generation, ended_at }
+    }
+}
+
+/// As a broker tells it.
+fn any_told_value() -> impl Strategy<Value = Value> {
+    (any_value(), option(any_run())).prop_map(|(value, run)| Value {
+        run: run.map(Box::new),
+        ..value
+    })
+}
+
+fn any_state() -> impl Strategy<Value = MessageState> {
+    prop_oneof![
+        Just(MessageState::Ready),
+        Just(MessageState::Delayed),
+        Just(MessageState::Running),
+        Just(MessageState::Held),
+        Just(MessageState::Failed),
+        Just(MessageState::Blocked),
+        Just(MessageState::Cancelling),
+        Just(MessageState::Parked),
+    ]
+}
+
+prop_compose! {
+    fn any_failure()(class in ".{0,8}", message in ".{0,8}", fingerprint: u64, preview in any_bytes()) -> Failure {
+        Failure { class, message, fingerprint, preview }
+    }
+}
+
+prop_compose! {
+    fn any_filter()(
+        queue in option(".{0,8}"), task in option(".{0,8}"), class in option(".{0,8}"),
+        fingerprint: Option<u64>, failed_from: Option<u64>, failed_before: Option<u64>,
+    ) -> Filter {
+        Filter { queue, task, class, fingerprint, failed_from, failed_before }
+    }
+}
+
+fn any_target() -> impl Strategy<Value = Target> {
+    prop_oneof![
+        any_id().prop_map(Target::Job),
+        any_filter().prop_map(Target::Filter)
+    ]
+}
+
+fn any_inputs() -> impl Strategy<Value = Inputs> {
+    let shape = prop_oneof![
+        Just(InputShape::One),
+        Just(InputShape::List),
+        Just(InputShape::Named)
+    ];
+    (any_id(), shape).prop_map(|(join, shape)| Inputs { join, shape })
+}
+
+fn any_retries() -> impl Strategy<Value = Retries> {
+    prop_oneof![
+        any::<u32>().prop_map(Retries::AtMost),
+        vec(any::<u64>(), 0..4).prop_map(Retries::After)
+    ]
+}
+
+prop_compose! {
+    fn any_extras()(
+        (member, inputs, workflow, parent) in (
+            option((any_id(), any::<u32>())), option(any_inputs()), option(any_id()), option(any_id()),
+        ),
+        key in option(any_bytes()), headers in vec((".{0,8}", any_bytes()), 0..3),
+        generation: u32, attempts_before: u32, retries in option(any_retries()),
+        timeout_ms: Option<u64>, soft_timeout_ms: Option<u64>, suspects: u8, args_hash: Option<u64>,
+    ) -> Extras {
+        let member = member.map(|(join, index)| Member { join, index });
+        Extras {
+            member, inputs, workflow, key, headers, generation, attempts_before, retries, timeout_ms,
+            soft_timeout_ms, suspects, parent, args_hash,
+        }
+    }
 }
 
 prop_compose! {
     fn any_message()(
-        id in any_id(), task in ".{0,12}", priority: u8, expires_at in proptest::option::of(any_due()),
+        id in any_id(), task in ".{0,12}", priority: u8, expires_at in option(any_due()),
         result_ttl_ms: Option<u64>, max_deliveries: u8, attempt: u32, crashes: u8, enqueued_at: u64,
-        notes in vec(any_bytes(), 0..3), body in any_bytes(),
+        notes in vec(any_bytes(), 0..3), body in any_bytes(), extras in option(any_extras()),
     ) -> Message {
-        Message { id, task, priority, expires_at, result_ttl_ms, max_deliveries, attempt, crashes, enqueued_at, notes, body }
+        Message { id, task, priority, expires_at, result_ttl_ms, max_deliveries, attempt, crashes, enqueued_at, notes, body, extras: extras.and_then(Extras::boxed), }
     }
 }
 
 prop_compose! {
     fn any_move()(
-        lease in any_lease(), queue in proptest::option::of(".{0,8}"), due in proptest::option::of(any_due()),
-        next_attempt: bool, note in proptest::option::of(any_bytes()), expires_at in proptest::option::of(any_due()),
+        lease in any_lease(), queue in option(".{0,8}"), due in option(any_due()),
+        next_attempt: bool, note in option(any_bytes()), expires_at in option(any_due()),
         cost_us: u64,
     ) -> Op {
         Op::Move { lease, queue, due, patch: HeaderPatch { next_attempt, note, expires_at }, cost_us }
+    }
+}
+
+prop_compose! {
+    fn any_fail()(
+        lease in any_lease(), value in option(any_bytes()), note in any_bytes(), failure in any_failure(), cost_us: u64,
+    ) -> Op {
+        Op::Fail { lease, value, note, failure, cost_us }
     }
 }
 
@@ -87,7 +185,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         any_bytes().prop_map(Condition::Is)
     ];
     let policy = prop_oneof![Just(JoinPolicy::AllSucceeded), Just(JoinPolicy::AllEnded)];
-    let optional_key = proptest::option::of(any_key());
+    let optional_key = option(any_key());
     prop_oneof![
         (any_lease(), any::<u64>()).prop_map(|(lease, cost_us)| Op::Ack { lease, cost_us }),
         (any_lease(), reason).prop_map(|(lease, reason)| Op::Release { lease, reason }),
@@ -95,7 +193,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         (
             vec(".{0,8}", 0..3),
             any_message(),
-            proptest::option::of(any_due()),
+            option(any_due()),
             optional_key
         )
             .prop_map(|(queues, message, due, unless_key)| Op::Publish {
@@ -131,6 +229,12 @@ fn any_op() -> impl Strategy<Value = Op> {
             index,
             succeeded
         }),
+        any_fail(),
+        (any_target(), ".{0,8}").prop_map(|(target, reason)| Op::Cancel { target, reason }),
+        (any_target(), option(".{0,8}"))
+            .prop_map(|(target, queue)| Op::RetryFailed { target, queue }),
+        any_target().prop_map(|target| Op::DropFailed { target }),
+        Just(Op::Unnamed),
         ".{0,8}".prop_map(|queue| Op::Purge { queue }),
         ".{0,8}".prop_map(|queue| Op::Pause { queue }),
         ".{0,8}".prop_map(|queue| Op::Resume { queue }),
@@ -159,9 +263,25 @@ fn any_receipt() -> impl Strategy<Value = Receipt> {
         ".{0,9}".prop_map(Refusal::QueueFull),
         Just(Refusal::DiskFull),
         ".{0,9}".prop_map(Refusal::Invalid),
+        ".{0,9}".prop_map(Refusal::NotOffered),
+        Just(Refusal::NoSuchJob),
+        any_state().prop_map(Refusal::TooLate),
     ];
     prop_oneof![
-        vec(any::<u32>(), 0..4).prop_map(|skipped| Receipt::Applied { skipped }),
+        (
+            vec(any::<u32>(), 0..4),
+            vec((any::<u32>(), any_id()), 0..4),
+            option(any_state()),
+            any::<Option<u64>>()
+        )
+            .prop_map(
+                |(skipped, owners, found, operation)| Receipt::Applied(Applied {
+                    skipped,
+                    owners,
+                    found,
+                    operation
+                })
+            ),
         Just(Receipt::Duplicate),
         Just(Receipt::Unknown),
         (any::<u32>(), why).prop_map(|(op, why)| Receipt::Refused { op, why }),
@@ -172,7 +292,98 @@ fn any_durability() -> impl Strategy<Value = Durability> {
     prop_oneof![
         Just(Durability::Disk),
         Just(Durability::Os),
-        Just(Durability::None)
+        Just(Durability::None),
+        Just(Durability::Replicated)
+    ]
+}
+
+fn any_query() -> impl Strategy<Value = Query> {
+    prop_oneof![
+        Just(Query::Status),
+        any_id().prop_map(Query::Message),
+        (any_filter(), any::<u64>(), any::<u32>()).prop_map(|(filter, after, limit)| {
+            Query::Failed(FailedQuery {
+                filter,
+                after,
+                limit,
+            })
+        }),
+        any::<u64>().prop_map(Query::Operation),
+        Just(Query::Unnamed),
+        Just(Query::Stop),
+    ]
+}
+
+prop_compose! {
+    fn any_failed_job()(
+        id in any_id(), task in ".{0,8}", queue in option(".{0,8}"), attempt: u32, crashes: u8,
+        generation: u32, enqueued_at: u64, failed_at: u64, failure in any_failure(), body_bytes: u64,
+    ) -> FailedJob {
+        FailedJob { id, task, queue, attempt, crashes, generation, enqueued_at, failed_at, failure, body_bytes }
+    }
+}
+
+prop_compose! {
+    fn any_info()(
+        id in any_id(), task in ".{0,8}", queue in ".{0,8}", state in any_state(), enqueued_at: u64,
+        (started_at, due_at) in any::<(Option<u64>, Option<u64>)>(), attempt: u32, crashes: u8,
+        worker in option(".{0,8}"), notes in vec(any_bytes(), 0..3), generation: u32,
+        failed in option((any::<u64>(), any_failure())),
+    ) -> MessageInfo {
+        let failed = failed.map(Box::new);
+        MessageInfo { id, task, queue, state, enqueued_at, started_at, due_at, attempt, crashes, worker, notes, generation, failed }
+    }
+}
+
+prop_compose! {
+    fn any_status()(
+        [failed, failed_bytes, failed_dropped, results, unreadable]: [u64; 5],
+        queues in vec((".{0,8}", any::<[u64; 4]>()), 0..3),
+    ) -> Status {
+        let queues = queues.into_iter().map(|(name, [ready, running, ending, failed])| QueueStatus {
+            name, ready, running, ending, failed, ..QueueStatus::default()
+        }).collect();
+        Status { queues, failed, failed_bytes, failed_dropped, results, unreadable, ..Status::default() }
+    }
+}
+
+fn any_answer() -> impl Strategy<Value = Answer> {
+    let operation =
+        (any::<[u64; 3]>(), any::<bool>()).prop_map(|([matched, done, spared], is_over)| {
+            OperationStatus {
+                matched,
+                done,
+                spared,
+                is_over,
+            }
+        });
+    prop_oneof![
+        any_status().prop_map(Answer::Status),
+        option(any_info()).prop_map(Answer::Message),
+        (vec(any_failed_job(), 0..3), any::<Option<u64>>())
+            .prop_map(|(jobs, next)| Answer::Failed(FailedPage { jobs, next })),
+        option(operation).prop_map(Answer::Operation),
+        Just(Answer::Stopping),
+        ".{0,9}".prop_map(Answer::Refused),
+    ]
+}
+
+fn any_notice() -> impl Strategy<Value = Notice> {
+    prop_oneof![
+        (".{0,8}", any::<u64>(), any::<u64>()).prop_map(|(queue, waiting, for_ms)| {
+            Notice::Unserved {
+                queue,
+                waiting,
+                for_ms,
+            }
+        }),
+        (any::<u64>(), any::<u64>())
+            .prop_map(|(kept, kept_bytes)| Notice::FailedDropped { kept, kept_bytes }),
+        (any_id(), ".{0,8}", ".{0,8}").prop_map(|(id, queue, reason)| Notice::Unreadable {
+            id,
+            queue,
+            reason
+        }),
     ]
 }
 
@@ -233,7 +444,7 @@ proptest! {
     #[test]
     fn deliveries_values_and_receipts_are_heard_as_they_were_said(
         deliveries in vec((any::<u32>(), any::<u64>(), ".{0,8}", any::<bool>(), any_message()), 0..4),
-        values in vec((any_key(), proptest::option::of(proptest::option::of(any_value()))), 0..4),
+        values in vec((any_key(), option(option(any_told_value()))), 0..4),
         receipts in vec((any::<u64>(), any_receipt()), 0..4),
         cuts in vec(1_usize..200, 0..8),
     ) {
@@ -261,6 +472,32 @@ proptest! {
         prop_assert_eq!(convert::all::<_, Delivery>(heard.deliveries).unwrap(), deliveries);
         prop_assert_eq!(convert::all::<_, (Key, KeyState)>(heard.values).unwrap(), values);
         prop_assert_eq!(convert::all::<_, (u64, Receipt)>(heard.confirm.unwrap().receipts).unwrap(), receipts);
+    }
+
+    #[test]
+    fn questions_answers_and_notices_are_heard_as_they_were_said(
+        queries in vec((any::<u64>(), any_query()), 0..4), answers in vec((any::<u64>(), any_answer()), 0..4),
+        notices in vec(any_notice(), 0..4), cuts in vec(1_usize..200, 0..8),
+    ) {
+        let mut stream = BytesMut::new();
+        let asked = ToBroker {
+            queries: queries.iter().cloned().map(Into::into).collect(),
+            ..ToBroker::default()
+        };
+        encode_frame(&asked, &mut stream);
+        let heard = hear::<ToBroker>(&stream, &cuts).unwrap().remove(0);
+        prop_assert_eq!(convert::all::<_, (u64, Query)>(heard.queries).unwrap(), queries);
+
+        let mut stream = BytesMut::new();
+        let told = ToClient {
+            answers: answers.iter().cloned().map(Into::into).collect(),
+            notices: notices.iter().cloned().map(Into::into).collect(),
+            ..ToClient::default()
+        };
+        encode_frame(&told, &mut stream);
+        let heard = hear::<ToClient>(&stream, &cuts).unwrap().remove(0);
+        prop_assert_eq!(convert::all::<_, (u64, Answer)>(heard.answers).unwrap(), answers);
+        prop_assert_eq!(convert::all::<_, Notice>(heard.notices).unwrap(), notices);
     }
 
     #[test]
@@ -383,9 +620,12 @@ fn what_is_valid_protobuf_but_makes_no_sense_says_why() {
         "an operation on a key has none",
     );
     let eternal = proto::Message {
-        id: Bytes::from_static(&[0; 16]),
-        priority: 256,
-        ..Default::default()
+        head: proto::MessageHead {
+            id: Bytes::from_static(&[0; 16]),
+            priority: 256,
+            ..Default::default()
+        },
+        extras: None,
     };
     check(
         Wire::Publish(proto::Publish {
@@ -394,8 +634,32 @@ fn what_is_valid_protobuf_but_makes_no_sense_says_why() {
         }),
         "a priority or a number of deliveries is over 255",
     );
+    let undecided = proto::Message {
+        head: proto::MessageHead {
+            id: Bytes::from_static(&[0; 16]),
+            ..Default::default()
+        },
+        extras: Some(Box::new(proto::MessageExtras {
+            retries: Some(proto::Retries {
+                at_most: Some(1),
+                after_ms: vec![1],
+            }),
+            ..Default::default()
+        })),
+    };
+    check(
+        Wire::Publish(proto::Publish {
+            message: Some(undecided),
+            ..Default::default()
+        }),
+        "retries are limited by a number and by a list of delays",
+    );
+    check(
+        Wire::Cancel(proto::Cancel::default()),
+        "an operation on jobs has no target",
+    );
     assert_eq!(
-        convert::durability(3),
+        convert::durability(4),
         Err(WireError::Invalid("an unknown durability"))
     );
 }
@@ -414,6 +678,7 @@ fn a_body_is_a_slice_of_what_arrived() {
         enqueued_at: 0,
         notes: Vec::new(),
         body: Bytes::from(vec![7; 100_000]),
+        extras: None,
     };
     let publish = Op::Publish {
         queues: vec!["mail".to_owned()],
@@ -434,7 +699,7 @@ fn a_body_is_a_slice_of_what_arrived() {
     };
     let message = publish.message.as_ref().unwrap();
     // Id and body lie in one buffer, as they did on the wire.
-    let distance = message.body.as_ptr() as usize - message.id.as_ptr() as usize;
+    let distance = message.head.body.as_ptr() as usize - message.head.id.as_ptr() as usize;
     assert!(distance < 100, "the body was copied");
 }
 
@@ -455,6 +720,14 @@ fn field(number: u8, held: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// A field whose number takes two bytes.
+fn long_field(number: u8, held: &[u8]) -> Vec<u8> {
+    let mut bytes = field(number & 15, held);
+    bytes[0] |= 0x80;
+    bytes.insert(1, number >> 4);
+    bytes
+}
+
 fn decoded(frame: &[u8]) -> Result<Option<ToBroker>, WireError> {
     let mut decoder = Decoder::<ToBroker>::new(MAX_FRAME_BYTES);
     decoder.extend(&(frame.len() as u32).to_le_bytes());
@@ -468,6 +741,9 @@ fn a_frame_of_many_tiny_entries_is_refused_before_it_takes_much_more_memory_than
     let operations = |count| field(2, &field(3, &entries(1, count)));
     let lonely_operation = field(3, &entries(1, 1));
     let publish = |inside: &[u8]| field(2, &field(3, &field(1, &field(4, inside))));
+    let publishes = |inside: &[u8], count: usize| {
+        field(2, &field(3, &field(1, &field(4, inside)).repeat(count)))
+    };
     let hold = |inside: &[u8]| field(2, &field(3, &field(1, &field(8, inside))));
     let frames = [
         entries(2, 3 * MILLION),
@@ -482,6 +758,15 @@ fn a_frame_of_many_tiny_entries_is_refused_before_it_takes_much_more_memory_than
         field(3, &entries(1, 3 * MILLION)),
         field(4, &entries(1, 3 * MILLION)),
         field(4, &entries(2, 3 * MILLION)),
+        publish(&field(2, &long_field(16, &[]).repeat(2 * MILLION))),
+        // Numbers take eight bytes each, packed or not.
+        publish(&field(
+            2,
+            &long_field(22, &field(2, &vec![1; 16 * MILLION])),
+        )),
+        publish(&field(2, &long_field(22, &[2 << 3, 1].repeat(8 * MILLION)))),
+        // What few messages have is in a box of its own, even for one number.
+        publishes(&field(2, &[0x88, 1, 1]), 1 << 17),
         // The beginning of a list does not hide its rest.
         [entries(5, 8 * MILLION), field(15, b"unknown")].concat(),
     ];
@@ -496,6 +781,7 @@ fn a_frame_of_many_tiny_entries_is_refused_before_it_takes_much_more_memory_than
         assert!(took.into_iter().any(|took| took.as_millis() < 1000));
     }
     assert!(decoded(&operations(10_000)).is_ok());
+    assert!(decoded(&publishes(&field(2, &[]), 1 << 17)).is_ok());
 }
 
 #[test]

@@ -159,6 +159,7 @@ fn delivery(number: u64) -> Delivery {
             enqueued_at: 0,
             notes: Vec::new(),
             body: Bytes::new(),
+            extras: None,
         },
     }
 }

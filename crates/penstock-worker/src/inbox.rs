@@ -140,11 +140,16 @@ fn report_receipt(lease: Lease, receipt: &Receipt) {
 
 fn refusal_text(why: &Refusal) -> String {
     match why {
-        Refusal::TooLarge(text) | Refusal::QueueFull(text) | Refusal::Invalid(text) => text.clone(),
+        Refusal::TooLarge(text)
+        | Refusal::QueueFull(text)
+        | Refusal::Invalid(text)
+        | Refusal::NotOffered(text) => text.clone(),
         Refusal::LeaseLost => "its lease was lost".to_owned(),
         Refusal::GuardFailed => "a guard did not hold".to_owned(),
         Refusal::AlreadyExists => "a message with its id is held already".to_owned(),
         Refusal::DiskFull => "the broker's disk is full".to_owned(),
+        Refusal::NoSuchJob => "no such job is held".to_owned(),
+        Refusal::TooLate(state) => format!("the job is past that: {state:?}"),
     }
 }
 
@@ -261,13 +266,10 @@ mod tests {
                 enqueued_at: 0,
                 notes: Vec::new(),
                 body: bytes::Bytes::new(),
+                extras: None,
             },
         }
     }
-
-    const APPLIED: Receipt = Receipt::Applied {
-        skipped: Vec::new(),
-    };
 
     fn refused(why: Refusal) -> Receipt {
         Receipt::Refused { op: 0, why }
@@ -293,7 +295,8 @@ mod tests {
         desk.inbox.committing(1);
         assert_eq!((desk.held(), desk.inbox.unconfirmed()), (vec![1, 2], 1));
         desk.was_woken();
-        desk.inbox.confirmed(&[lease(1)], Ok(vec![APPLIED]));
+        desk.inbox
+            .confirmed(&[lease(1)], Ok(vec![Receipt::applied()]));
         assert_eq!((desk.held(), desk.inbox.unconfirmed()), (vec![2], 0));
         assert!(desk.was_woken(), "somebody may wait for the last one");
     }
@@ -334,7 +337,7 @@ mod tests {
             Ok(vec![
                 refused(Refusal::LeaseLost),
                 refused(too_large),
-                APPLIED,
+                Receipt::applied(),
             ]),
         );
         assert_eq!(desk.held(), [2]);

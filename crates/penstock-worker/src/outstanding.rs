@@ -373,6 +373,7 @@ mod tests {
                 enqueued_at: 0,
                 notes: Vec::new(),
                 body: Bytes::from(body),
+                extras: None,
             },
         }
     }

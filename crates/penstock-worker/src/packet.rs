@@ -266,6 +266,7 @@ mod tests {
             enqueued_at: 1_700_000_000_000,
             notes: notes.iter().map(|note| Bytes::from_static(note)).collect(),
             body: Bytes::from_static(body),
+            extras: None,
         };
         Delivery {
             lease: Lease {

@@ -6,6 +6,7 @@
 //! The result is committed, so that nobody needs a protobuf compiler to build penstock.
 
 mod shapes;
+mod split;
 
 use std::error::Error;
 use std::path::Path;
@@ -38,8 +39,9 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn generate(protos: &Path) -> Result<String, Box<dyn Error>> {
-    let files = protox::compile(["penstock.proto"], [protos])?;
-    let shapes = shapes::of("ToBroker", &files)?;
+    let mut files = protox::compile(["penstock.proto"], [protos])?;
+    let shapes = shapes::of("ToBroker", &split::MESSAGE, &files)?;
+    split::MESSAGE.apply(&mut files)?;
     let module = prost_build::Module::from_protobuf_package_name("penstock.v1");
     let requests = files
         .file
@@ -49,6 +51,12 @@ fn generate(protos: &Path) -> Result<String, Box<dyn Error>> {
     let mut config = prost_build::Config::new();
     // Shared slices of the frame in place of copies.
     config.bytes(["."]);
+    // Written by hand, of its two parts.
+    let split = split::MESSAGE.message;
+    config.extern_path(
+        format!(".penstock.v1.{split}"),
+        format!("crate::message::{split}"),
+    );
     let mut modules = config.generate(requests)?;
     let code = modules
         .remove(&module)

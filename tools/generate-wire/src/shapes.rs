@@ -9,10 +9,12 @@ use protox::prost_reflect::prost_types::{
     DescriptorProto, FieldDescriptorProto, FileDescriptorSet,
 };
 
+use crate::split::Split;
+
 const PACKAGE: &str = ".penstock.v1.";
 
 /// Rust code for the shape of this message and of all that it may hold.
-pub fn of(root: &str, files: &FileDescriptorSet) -> Result<String, Box<dyn Error>> {
+pub fn of(root: &str, split: &Split, files: &FileDescriptorSet) -> Result<String, Box<dyn Error>> {
     let mut shapes = String::new();
     let mut entries = BTreeSet::new();
     let mut seen = BTreeSet::from([root.to_owned()]);
@@ -36,17 +38,28 @@ pub fn of(root: &str, files: &FileDescriptorSet) -> Result<String, Box<dyn Error
             false => format!("\n{fields}    "),
         };
         let constant = constant(&name);
-        shapes += &format!("    pub(crate) const {constant}: Shape = Shape::new(&[{list}]);\n");
+        let boxed = match name == split.message {
+            true => format!(
+                ".with_box(super::FIRST_EXTRA, size_of::<super::{}>())",
+                split.extras
+            ),
+            false => String::new(),
+        };
+        shapes +=
+            &format!("    pub(crate) const {constant}: Shape = Shape::new(&[{list}]){boxed};\n");
     }
     let mut sizes = String::new();
     for entry in entries {
         sizes += &format!("        size_of::<{entry}>(),\n");
     }
     Ok(format!(
-        "/// What a frame from a client may hold, for `weigh`.\n\
+        "/// The fields of a message from this one on are in a box of their own, mostly absent.\n\
+         pub(crate) const FIRST_EXTRA: u32 = {};\n\n\
+         /// What a frame from a client may hold, for `weigh`.\n\
          pub(crate) mod shapes {{\n    use crate::weigh::{{Field, Shape}};\n\n{shapes}\n    \
          /// What an entry of each kind of list takes.\n    \
-         pub(crate) const ENTRIES: &[usize] = &[\n{sizes}    ];\n}}\n"
+         pub(crate) const ENTRIES: &[usize] = &[\n{sizes}    ];\n}}\n",
+        split.first_rare,
     ))
 }
 
@@ -65,7 +78,11 @@ impl FieldShape {
             (Some(shape), Some(entry)) => format!("Field::Many(&{shape}, size_of::<{entry}>())"),
             (None, entry) => {
                 let entry = entry.as_deref().unwrap_or("()");
-                format!("Field::ManyPlain(size_of::<{entry}>())")
+                let field = match entry {
+                    "u64" => "ManyNumbers",
+                    _ => "ManyPlain",
+                };
+                format!("Field::{field}(size_of::<{entry}>())")
             }
         }
     }
@@ -88,6 +105,7 @@ fn shape_of(field: &FieldDescriptorProto) -> Result<Option<FieldShape>, Box<dyn 
         _ if !is_list => None,
         Type::String => Some(plain("String")),
         Type::Bytes => Some(plain("::prost::bytes::Bytes")),
+        Type::Uint64 => Some(plain("u64")),
         other => {
             let field = field.name();
             return Err(format!(

@@ -181,6 +181,7 @@ impl Client {
                 enqueued_at: 0,
                 notes: Vec::new(),
                 body: body(job),
+                extras: None,
             };
             tx.push(Op::Publish {
                 queues: vec![QUEUE.to_owned()],
@@ -199,10 +200,7 @@ impl Client {
         self.commit_all(values, |_, tx| {
             tx.push(Op::Put {
                 key: Key::Named(format!("lock:{number:012}").into()),
-                value: Value {
-                    status: ValueStatus::Succeeded,
-                    body: body.clone(),
-                },
+                value: Value::new(ValueStatus::Succeeded, body.clone()),
                 ttl_ms: Some(ttl_ms),
                 group: "locks".to_owned(),
             });

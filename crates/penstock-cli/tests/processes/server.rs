@@ -205,7 +205,7 @@ fn a_limit_on_files_is_a_full_disk_and_what_was_confirmed_is_kept() {
     let mut kept = BTreeSet::new();
     while kept.len() < confirmed as usize {
         for delivery in client.hear().expect("an answer").deliveries {
-            let id = delivery.message.expect("a message").id;
+            let id = delivery.message.expect("a message").head.id;
             kept.insert(u64::from_be_bytes(*id.last_chunk().unwrap()));
         }
     }
@@ -346,6 +346,7 @@ fn publish_body(number: u64, bytes: usize) -> Tx {
             enqueued_at: 0,
             notes: Vec::new(),
             body: Bytes::from(vec![7; bytes]),
+            extras: None,
         },
         due: None,
         unless_key: None,

@@ -68,6 +68,7 @@ pub fn publish(number: u64) -> Tx {
             enqueued_at: 0,
             notes: Vec::new(),
             body: Bytes::from_static(b"body"),
+            extras: None,
         },
         due: None,
         unless_key: None,
@@ -90,10 +91,10 @@ pub fn commit(first_seq: u64, txs: Vec<Tx>) -> ToBroker {
 pub fn note(number: u64) -> Tx {
     Tx::from(vec![Op::Put {
         key: Key::Named(Bytes::from_static(b"business")),
-        value: Value {
-            status: ValueStatus::Succeeded,
-            body: Bytes::copy_from_slice(&number.to_le_bytes()),
-        },
+        value: Value::new(
+            ValueStatus::Succeeded,
+            Bytes::copy_from_slice(&number.to_le_bytes()),
+        ),
         ttl_ms: None,
         group: "business".to_owned(),
     }])

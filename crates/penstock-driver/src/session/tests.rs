@@ -243,8 +243,8 @@ impl Bench {
 
 fn receipt_text(receipt: &Receipt) -> String {
     match receipt {
-        Receipt::Applied { skipped } if skipped.is_empty() => "applied".into(),
-        Receipt::Applied { skipped } => format!("skipped {skipped:?}"),
+        Receipt::Applied(applied) if applied.is_plain() => "applied".into(),
+        Receipt::Applied(applied) => format!("skipped {:?}", applied.skipped),
         Receipt::Refused { why, .. } => format!("{why:?}"),
         other => format!("{other:?}").to_lowercase(),
     }
@@ -325,10 +325,10 @@ impl DeliverySink for LoggingSink {
 }
 
 fn present(text: &'static str) -> KeyState {
-    KeyState::Present(Value {
-        status: ValueStatus::Succeeded,
-        body: Bytes::from_static(text.as_bytes()),
-    })
+    KeyState::Present(Value::new(
+        ValueStatus::Succeeded,
+        Bytes::from_static(text.as_bytes()),
+    ))
 }
 
 fn purge(name_bytes: usize) -> Op {
@@ -612,6 +612,7 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
         enqueued_at: 0,
         notes: vec![],
         body: Bytes::new(),
+        extras: None,
     };
     let delivery = Delivery {
         lease: Lease {

@@ -190,7 +190,7 @@ fn a_publish_under_a_key_is_skipped_while_the_key_exists(place: &Place) {
     };
     assert_eq!(worker.client.commit(vec![unique(1)]), applied());
     let receipt = worker.client.commit(vec![publish(message(2)), unique(3)]);
-    assert_eq!(receipt, Receipt::Applied { skipped: vec![1] });
+    assert_eq!(receipt, Receipt::skipped(vec![1]));
     let taken = worker.take(2);
     for delivery in &taken {
         worker.settle(delivery, vec![ack(delivery)]);
@@ -516,10 +516,7 @@ fn a_large_body_arrives_whole(place: &Place) {
     assert!(delivery.message.body == body);
     let result_of_it = Op::Put {
         key: result(1),
-        value: penstock_message::Value {
-            status: ValueStatus::Succeeded,
-            body: body.clone(),
-        },
+        value: penstock_message::Value::new(ValueStatus::Succeeded, body.clone()),
         ttl_ms: Some(60_000),
         group: "task".into(),
     };

@@ -364,6 +364,7 @@ pub fn message(number: u64) -> Message {
         enqueued_at: 0,
         notes: Vec::new(),
         body: Bytes::from(number.to_string()),
+        extras: None,
     }
 }
 
@@ -397,12 +398,9 @@ pub fn put(number: u64, body: &'static str) -> Op {
 }
 
 pub fn value(body: &'static str) -> Value {
-    Value {
-        status: ValueStatus::Succeeded,
-        body: Bytes::from_static(body.as_bytes()),
-    }
+    Value::new(ValueStatus::Succeeded, Bytes::from_static(body.as_bytes()))
 }
 
 pub fn applied() -> Receipt {
-    Receipt::Applied { skipped: vec![] }
+    Receipt::applied()
 }

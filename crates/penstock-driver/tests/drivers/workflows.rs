@@ -138,10 +138,10 @@ fn end_of(delivery: &Delivery, number: u64, result: &str) -> Vec<Op> {
         ack(delivery),
         Op::Put {
             key: crate::support::result(number),
-            value: Value {
-                status: ValueStatus::Succeeded,
-                body: Bytes::copy_from_slice(result.as_bytes()),
-            },
+            value: Value::new(
+                ValueStatus::Succeeded,
+                Bytes::copy_from_slice(result.as_bytes()),
+            ),
             ttl_ms: Some(3_600_000),
             group: "task".into(),
         },

@@ -187,7 +187,7 @@ impl Engine {
             self.disk.appended = position;
             self.disk.proven = false;
             match record.durability {
-                Durability::Disk => self.disk.wanted_synced = position,
+                Durability::Disk | Durability::Replicated => self.disk.wanted_synced = position,
                 Durability::Os => self.disk.wanted_written = position,
                 Durability::None => {
                     let due_ms = self.now.mono_ms + LAZY_MS;

@@ -312,6 +312,7 @@ pub fn message(id: u8, body: Bytes) -> Message {
         enqueued_at: 0,
         notes: Vec::new(),
         body,
+        extras: None,
     }
 }
 

@@ -111,6 +111,7 @@ impl Desk {
             enqueued_at: 0,
             notes: Vec::new(),
             body: Bytes::from(vec![id; 100]),
+            extras: None,
         };
         let publish = Op::Publish {
             queues: vec!["default".to_string()],

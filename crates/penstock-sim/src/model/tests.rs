@@ -22,9 +22,7 @@ fn time(ms: u64) -> Time {
 }
 
 fn decided(model: &mut Model, number: u64, op: Op) {
-    let applied = Receipt::Applied {
-        skipped: Vec::new(),
-    };
+    let applied = Receipt::applied();
     let verdict = model.decided(number, PRODUCER, &Tx::from(vec![op]), &applied);
     verdict.expect("it may be applied");
 }
@@ -45,6 +43,7 @@ fn message(max_deliveries: u8) -> Message {
         enqueued_at: 0,
         notes: Vec::new(),
         body: Bytes::new(),
+        extras: None,
     }
 }
 
@@ -127,10 +126,7 @@ fn a_value_whose_time_is_over_may_be_back_when_the_clock_has_stepped_over_a_cras
     let key = Key::Named(Bytes::from_static(b"lock"));
     let put = Op::Put {
         key: key.clone(),
-        value: Value {
-            status: ValueStatus::Succeeded,
-            body: Bytes::new(),
-        },
+        value: Value::new(ValueStatus::Succeeded, Bytes::new()),
         ttl_ms: Some(1_000),
         group: "locks".to_string(),
     };

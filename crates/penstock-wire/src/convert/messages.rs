@@ -1,8 +1,11 @@
 //! Messages, and what they hang on.
 
-use penstock_message::{Delivery, Due, Lease, Message};
+use bytes::Bytes;
+use penstock_message::{
+    Delivery, Due, Extras, InputShape, Inputs, Lease, Member, Message, Retries,
+};
 
-use super::{id_bytes, message_id, small, wanted};
+use super::{FromNumber, id_bytes, message_id, optional_id, small, wanted};
 use crate::{WireError, proto};
 
 impl From<Lease> for proto::Lease {
@@ -60,17 +63,20 @@ pub(super) fn due(wire: Option<proto::Due>) -> Result<Option<Due>, WireError> {
 impl From<Message> for proto::Message {
     fn from(message: Message) -> Self {
         Self {
-            id: id_bytes(message.id),
-            task: message.task,
-            priority: u32::from(message.priority),
-            expires_at: message.expires_at.map(Into::into),
-            result_ttl_ms: message.result_ttl_ms,
-            max_deliveries: u32::from(message.max_deliveries),
-            attempt: message.attempt,
-            crashes: u32::from(message.crashes),
-            enqueued_at_ms: message.enqueued_at,
-            notes: message.notes,
-            body: message.body,
+            head: proto::MessageHead {
+                id: id_bytes(message.id),
+                task: message.task,
+                priority: u32::from(message.priority),
+                expires_at: message.expires_at.map(Into::into),
+                result_ttl_ms: message.result_ttl_ms,
+                max_deliveries: u32::from(message.max_deliveries),
+                attempt: message.attempt,
+                crashes: u32::from(message.crashes),
+                enqueued_at_ms: message.enqueued_at,
+                notes: message.notes,
+                body: message.body,
+            },
+            extras: message.extras.map(|extras| Box::new((*extras).into())),
         }
     }
 }
@@ -79,19 +85,115 @@ impl TryFrom<proto::Message> for Message {
     type Error = WireError;
 
     fn try_from(wire: proto::Message) -> Result<Self, WireError> {
+        let head = wire.head;
         Ok(Self {
-            id: message_id(&wire.id)?,
-            task: wire.task,
-            priority: small(wire.priority)?,
-            expires_at: due(wire.expires_at)?,
-            result_ttl_ms: wire.result_ttl_ms,
-            max_deliveries: small(wire.max_deliveries)?,
-            attempt: wire.attempt,
-            crashes: small(wire.crashes)?,
-            enqueued_at: wire.enqueued_at_ms,
-            notes: wire.notes,
-            body: wire.body,
+            id: message_id(&head.id)?,
+            task: head.task,
+            priority: small(head.priority)?,
+            expires_at: due(head.expires_at)?,
+            result_ttl_ms: head.result_ttl_ms,
+            max_deliveries: small(head.max_deliveries)?,
+            attempt: head.attempt,
+            crashes: small(head.crashes)?,
+            enqueued_at: head.enqueued_at_ms,
+            notes: head.notes,
+            body: head.body,
+            extras: match wire.extras {
+                None => None,
+                Some(extras) => Extras::try_from(*extras)?.boxed(),
+            },
         })
+    }
+}
+
+impl From<Extras> for proto::MessageExtras {
+    fn from(extras: Extras) -> Self {
+        let header = |(key, value)| proto::Header { key, value };
+        Self {
+            member: extras.member.map(|member| proto::Member {
+                join: id_bytes(member.join),
+                index: member.index,
+            }),
+            inputs: extras.inputs.map(|inputs| proto::Inputs {
+                join: id_bytes(inputs.join),
+                shape: proto::inputs::Shape::from(inputs.shape).into(),
+            }),
+            workflow: extras.workflow.map_or(Bytes::new(), id_bytes),
+            key: extras.key,
+            headers: extras.headers.into_iter().map(header).collect(),
+            generation: extras.generation,
+            timeout_ms: extras.timeout_ms,
+            soft_timeout_ms: extras.soft_timeout_ms,
+            suspects: u32::from(extras.suspects),
+            parent: extras.parent.map_or(Bytes::new(), id_bytes),
+            retries: extras.retries.map(Into::into),
+            args_hash: extras.args_hash,
+            attempts_before: extras.attempts_before,
+        }
+    }
+}
+
+impl TryFrom<proto::MessageExtras> for Extras {
+    type Error = WireError;
+
+    fn try_from(wire: proto::MessageExtras) -> Result<Self, WireError> {
+        let member = |member: proto::Member| -> Result<Member, WireError> {
+            Ok(Member {
+                join: message_id(&member.join)?,
+                index: member.index,
+            })
+        };
+        let inputs = |inputs: proto::Inputs| -> Result<Inputs, WireError> {
+            Ok(Inputs {
+                join: message_id(&inputs.join)?,
+                shape: InputShape::from_number(inputs.shape)?,
+            })
+        };
+        let header = |header: proto::Header| (header.key, header.value);
+        Ok(Self {
+            member: wire.member.map(member).transpose()?,
+            inputs: wire.inputs.map(inputs).transpose()?,
+            workflow: optional_id(&wire.workflow)?,
+            key: wire.key,
+            headers: wire.headers.into_iter().map(header).collect(),
+            generation: wire.generation,
+            attempts_before: wire.attempts_before,
+            retries: wire.retries.map(Retries::try_from).transpose()?,
+            timeout_ms: wire.timeout_ms,
+            soft_timeout_ms: wire.soft_timeout_ms,
+            suspects: small(wire.suspects)?,
+            parent: optional_id(&wire.parent)?,
+            args_hash: wire.args_hash,
+        })
+    }
+}
+
+impl From<Retries> for proto::Retries {
+    fn from(retries: Retries) -> Self {
+        match retries {
+            Retries::AtMost(times) => Self {
+                at_most: Some(times),
+                after_ms: Vec::new(),
+            },
+            Retries::After(delays) => Self {
+                at_most: None,
+                after_ms: delays,
+            },
+        }
+    }
+}
+
+impl TryFrom<proto::Retries> for Retries {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Retries) -> Result<Self, WireError> {
+        match (wire.at_most, wire.after_ms) {
+            (Some(times), delays) if delays.is_empty() => Ok(Self::AtMost(times)),
+            (Some(_), _) => Err(WireError::Invalid(
+                "retries are limited by a number and by a list of delays",
+            )),
+            (None, delays) => Ok(Self::After(delays)),
+        }
     }
 }
 

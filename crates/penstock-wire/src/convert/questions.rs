@@ -1,7 +1,7 @@
 //! Questions, answers and notices.
 
 use penstock_message::{
-    Answer, Counts, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueLimits,
+    Answer, Counts, Failure, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueLimits,
     QueueStatus, Space, Status, WorkerStatus,
 };
 
@@ -13,11 +13,14 @@ impl From<(u64, Query)> for proto::Query {
         use proto::query::Query as Wire;
         Self {
             id,
-            query: Some(match query {
-                Query::Status => Wire::Status(true),
-                Query::Message(message) => Wire::Message(id_bytes(message)),
-                Query::Stop => Wire::Stop(true),
-            }),
+            query: match query {
+                Query::Status => Some(Wire::Status(true)),
+                Query::Message(message) => Some(Wire::Message(id_bytes(message))),
+                Query::Failed(query) => Some(Wire::Failed(query.into())),
+                Query::Operation(name) => Some(Wire::Operation(name)),
+                Query::Unnamed => None,
+                Query::Stop => Some(Wire::Stop(true)),
+            },
         }
     }
 }
@@ -27,10 +30,14 @@ impl TryFrom<proto::Query> for (u64, Query) {
 
     fn try_from(wire: proto::Query) -> Result<Self, WireError> {
         use proto::query::Query as Wire;
-        let query = match wanted(wire.query, "a query is empty or unknown")? {
-            Wire::Status(_) => Query::Status,
-            Wire::Message(id) => Query::Message(message_id(&id)?),
-            Wire::Stop(_) => Query::Stop,
+        let query = match wire.query {
+            // A newer protocol has more of them.
+            None => Query::Unnamed,
+            Some(Wire::Status(_)) => Query::Status,
+            Some(Wire::Message(id)) => Query::Message(message_id(&id)?),
+            Some(Wire::Failed(query)) => Query::Failed(query.into()),
+            Some(Wire::Operation(name)) => Query::Operation(name),
+            Some(Wire::Stop(_)) => Query::Stop,
         };
         Ok((wire.id, query))
     }
@@ -45,6 +52,9 @@ impl From<(u64, Answer)> for proto::Answer {
                 Answer::Status(status) => Wire::Status(status.into()),
                 Answer::Message(Some(info)) => Wire::Message(info.into()),
                 Answer::Message(None) => Wire::UnknownMessage(true),
+                Answer::Failed(page) => Wire::Failed(page.into()),
+                Answer::Operation(Some(status)) => Wire::Operation(status.into()),
+                Answer::Operation(None) => Wire::UnknownOperation(true),
                 Answer::Stopping => Wire::Stopping(true),
                 Answer::Refused(why) => Wire::Refused(why),
             }),
@@ -61,6 +71,9 @@ impl TryFrom<proto::Answer> for (u64, Answer) {
             Wire::Status(status) => Answer::Status(status.try_into()?),
             Wire::Message(info) => Answer::Message(Some(info.try_into()?)),
             Wire::UnknownMessage(_) => Answer::Message(None),
+            Wire::Failed(page) => Answer::Failed(page.try_into()?),
+            Wire::Operation(status) => Answer::Operation(Some(status.into())),
+            Wire::UnknownOperation(_) => Answer::Operation(None),
             Wire::Stopping(_) => Answer::Stopping,
             Wire::Refused(why) => Answer::Refused(why),
         };
@@ -82,6 +95,8 @@ impl From<Status> for proto::Status {
             limits: (!queue.limits.is_none()).then(|| queue.limits.into()),
             refused: queue.refused,
             dropped: queue.dropped,
+            ending: queue.ending,
+            failed: queue.failed,
         };
         let worker = |worker: WorkerStatus| proto::status::Worker {
             name: worker.name,
@@ -99,6 +114,9 @@ impl From<Status> for proto::Status {
             results_bytes: status.results_bytes,
             evicted: status.evicted,
             unreadable: status.unreadable,
+            failed: status.failed,
+            failed_bytes: status.failed_bytes,
+            failed_dropped: status.failed_dropped,
             health: Some(proto::Health {
                 space: proto::health::Space::from(status.space).into(),
                 memory_is_full: status.memory_is_full,
@@ -149,6 +167,8 @@ impl TryFrom<proto::Status> for Status {
                     .map_or(Ok(QueueLimits::NONE), QueueLimits::try_from)?,
                 refused: queue.refused,
                 dropped: queue.dropped,
+                ending: queue.ending,
+                failed: queue.failed,
             })
         };
         let worker = |worker: proto::status::Worker| WorkerStatus {
@@ -172,6 +192,9 @@ impl TryFrom<proto::Status> for Status {
             results_bytes: wire.results_bytes,
             evicted: wire.evicted,
             unreadable: wire.unreadable,
+            failed: wire.failed,
+            failed_bytes: wire.failed_bytes,
+            failed_dropped: wire.failed_dropped,
             counts: Counts {
                 published: health.published,
                 delivered: health.delivered,
@@ -207,6 +230,7 @@ impl TryFrom<proto::Status> for Status {
 
 impl From<MessageInfo> for proto::MessageInfo {
     fn from(info: MessageInfo) -> Self {
+        let (failed_at_ms, failure) = info.failed.map(|failed| *failed).unzip();
         Self {
             id: id_bytes(info.id),
             task: info.task,
@@ -219,6 +243,9 @@ impl From<MessageInfo> for proto::MessageInfo {
             crashes: u32::from(info.crashes),
             worker: info.worker,
             notes: info.notes,
+            generation: info.generation,
+            failed_at_ms,
+            failure: failure.map(Into::into),
         }
     }
 }
@@ -239,6 +266,11 @@ impl TryFrom<proto::MessageInfo> for MessageInfo {
             crashes: small(wire.crashes)?,
             worker: wire.worker,
             notes: wire.notes,
+            generation: wire.generation,
+            failed: wire
+                .failed_at_ms
+                .zip(wire.failure)
+                .map(|(at, failure)| Box::new((at, Failure::from(failure)))),
         })
     }
 }
@@ -269,6 +301,9 @@ impl From<Notice> for proto::Notice {
                 }),
                 Notice::Evicting { group, cap_bytes } => {
                     notice::Notice::Evicting(notice::Evicting { group, cap_bytes })
+                }
+                Notice::FailedDropped { kept, kept_bytes } => {
+                    notice::Notice::FailedDropped(notice::FailedDropped { kept, kept_bytes })
                 }
                 Notice::Unreadable { id, queue, reason } => {
                     notice::Notice::Unreadable(notice::Unreadable {
@@ -301,6 +336,10 @@ impl TryFrom<proto::Notice> for Notice {
             Wire::Evicting(evicting) => Self::Evicting {
                 group: evicting.group,
                 cap_bytes: evicting.cap_bytes,
+            },
+            Wire::FailedDropped(dropped) => Self::FailedDropped {
+                kept: dropped.kept,
+                kept_bytes: dropped.kept_bytes,
             },
             Wire::Unreadable(unreadable) => Self::Unreadable {
                 id: message_id(&unreadable.id)?,

@@ -1,8 +1,8 @@
 //! Transactions, and what became of them.
 
 use penstock_message::{
-    Condition, HeaderPatch, JoinPolicy, Key, Op, Overflow, QueueLimits, Receipt, Refusal,
-    ReleaseReason, Tx,
+    Applied, Condition, HeaderPatch, JoinPolicy, Key, MessageState, Op, Overflow, QueueLimits,
+    Receipt, Refusal, ReleaseReason, Target, Tx, Value,
 };
 
 use super::messages::due;
@@ -130,6 +130,29 @@ impl From<Op> for proto::Op {
                 queue,
                 ..limits.into()
             }),
+            Op::Cancel { target, reason } => Wire::Cancel(proto::Cancel {
+                target: Some(target.into()),
+                reason,
+            }),
+            Op::Fail {
+                lease,
+                value,
+                note,
+                failure,
+                cost_us,
+            } => Wire::Fail(proto::Fail {
+                lease: Some(lease.into()),
+                value,
+                note,
+                failure: Some(failure.into()),
+                cost_us,
+            }),
+            Op::RetryFailed { target, queue } => Wire::RetryFailed(proto::RetryFailed {
+                target: Some(target.into()),
+                queue,
+            }),
+            Op::DropFailed { target } => Wire::DropFailed(target.into()),
+            Op::Unnamed => return Self { op: None },
         };
         Self { op: Some(op) }
     }
@@ -140,7 +163,12 @@ impl TryFrom<proto::Op> for Op {
 
     fn try_from(wire: proto::Op) -> Result<Self, WireError> {
         use proto::op::Op as Wire;
-        Ok(match wanted(wire.op, "an operation is empty or unknown")? {
+        // A newer protocol has more operations, and more kinds of targets. They are refused, each for
+        // itself; the connection goes on.
+        let Some(op) = wire.op else {
+            return Ok(Self::Unnamed);
+        };
+        Ok(match op {
             Wire::Ack(ack) => Self::Ack {
                 lease: lease(ack.lease)?,
                 cost_us: ack.cost_us,
@@ -172,7 +200,11 @@ impl TryFrom<proto::Op> for Op {
             },
             Wire::Put(put) => Self::Put {
                 key: key(put.key)?,
-                value: wanted(put.value, "a put has no value")?.try_into()?,
+                value: Value {
+                    // Only the broker knows what ran.
+                    run: None,
+                    ..wanted(put.value, "a put has no value")?.try_into()?
+                },
                 ttl_ms: put.ttl_ms,
                 group: put.group,
             },
@@ -219,8 +251,55 @@ impl TryFrom<proto::Op> for Op {
                 queue: std::mem::take(&mut limit.queue),
                 limits: limit.try_into()?,
             },
+            Wire::Cancel(cancel) => match target(cancel.target)? {
+                Some(target) => Self::Cancel {
+                    target,
+                    reason: cancel.reason,
+                },
+                None => Self::Unnamed,
+            },
+            Wire::Fail(fail) => Self::Fail {
+                lease: lease(fail.lease)?,
+                value: fail.value,
+                note: fail.note,
+                failure: fail.failure.unwrap_or_default().into(),
+                cost_us: fail.cost_us,
+            },
+            Wire::RetryFailed(retry) => match target(retry.target)? {
+                Some(target) => Self::RetryFailed {
+                    target,
+                    queue: retry.queue,
+                },
+                None => Self::Unnamed,
+            },
+            Wire::DropFailed(dropped) => match target(Some(dropped))? {
+                Some(target) => Self::DropFailed { target },
+                None => Self::Unnamed,
+            },
         })
     }
+}
+
+impl From<Target> for proto::Target {
+    fn from(target: Target) -> Self {
+        Self {
+            target: Some(match target {
+                Target::Job(id) => proto::target::Target::Job(id_bytes(id)),
+                Target::Filter(filter) => proto::target::Target::Filter(filter.into()),
+            }),
+        }
+    }
+}
+
+/// `None`: a kind of target that only a newer protocol has.
+fn target(wire: Option<proto::Target>) -> Result<Option<Target>, WireError> {
+    use proto::target::Target as Wire;
+    let target = wanted(wire, "an operation on jobs has no target")?;
+    Ok(match target.target {
+        None => None,
+        Some(Wire::Job(id)) => Some(Target::Job(message_id(&id)?)),
+        Some(Wire::Filter(filter)) => Some(Target::Filter(filter.into())),
+    })
 }
 
 impl From<QueueLimits> for proto::Limit {
@@ -255,13 +334,23 @@ impl From<(u64, Receipt)> for proto::Receipt {
             ..Self::default()
         };
         match receipt {
-            Receipt::Applied { skipped } => Self {
-                skipped,
-                ..of(Why::Applied)
-            },
+            Receipt::Applied(applied) => {
+                let owner = |(op, message)| proto::receipt::Owner {
+                    op,
+                    message: id_bytes(message),
+                };
+                Self {
+                    skipped: applied.skipped,
+                    owners: applied.owners.into_iter().map(owner).collect(),
+                    state: applied.found.map(state_number),
+                    operation: applied.operation,
+                    ..of(Why::Applied)
+                }
+            }
             Receipt::Duplicate => of(Why::Duplicate),
             Receipt::Unknown => of(Why::Unknown),
             Receipt::Refused { op, why } => {
+                let mut state = None;
                 let (why, text) = match why {
                     Refusal::LeaseLost => (Why::LeaseLost, String::new()),
                     Refusal::GuardFailed => (Why::GuardFailed, String::new()),
@@ -270,15 +359,26 @@ impl From<(u64, Receipt)> for proto::Receipt {
                     Refusal::QueueFull(text) => (Why::QueueFull, text),
                     Refusal::DiskFull => (Why::DiskFull, String::new()),
                     Refusal::Invalid(text) => (Why::Invalid, text),
+                    Refusal::NotOffered(text) => (Why::NotOffered, text),
+                    Refusal::NoSuchJob => (Why::NoSuchJob, String::new()),
+                    Refusal::TooLate(found) => {
+                        state = Some(state_number(found));
+                        (Why::TooLate, String::new())
+                    }
                 };
                 Self {
                     op,
                     text,
+                    state,
                     ..of(why)
                 }
             }
         }
     }
+}
+
+fn state_number(state: MessageState) -> i32 {
+    proto::message_info::State::from(state).into()
 }
 
 impl TryFrom<proto::Receipt> for (u64, Receipt) {
@@ -289,8 +389,20 @@ impl TryFrom<proto::Receipt> for (u64, Receipt) {
         let why = Why::try_from(wire.why).map_err(|_| WireError::Invalid("an unknown receipt"))?;
         let refusal = match why {
             Why::Applied => {
-                let skipped = wire.skipped;
-                return Ok((wire.seq, Receipt::Applied { skipped }));
+                let owner = |owner: proto::receipt::Owner| -> Result<_, WireError> {
+                    Ok((owner.op, message_id(&owner.message)?))
+                };
+                let applied = Applied {
+                    skipped: wire.skipped,
+                    owners: wire
+                        .owners
+                        .into_iter()
+                        .map(owner)
+                        .collect::<Result<_, _>>()?,
+                    found: wire.state.map(MessageState::from_number).transpose()?,
+                    operation: wire.operation,
+                };
+                return Ok((wire.seq, Receipt::Applied(applied)));
             }
             Why::Duplicate => return Ok((wire.seq, Receipt::Duplicate)),
             Why::Unknown => return Ok((wire.seq, Receipt::Unknown)),
@@ -301,6 +413,12 @@ impl TryFrom<proto::Receipt> for (u64, Receipt) {
             Why::QueueFull => Refusal::QueueFull(wire.text),
             Why::DiskFull => Refusal::DiskFull,
             Why::Invalid => Refusal::Invalid(wire.text),
+            Why::NotOffered => Refusal::NotOffered(wire.text),
+            Why::NoSuchJob => Refusal::NoSuchJob,
+            Why::TooLate => {
+                let state = wanted(wire.state, "a refusal as too late has no state")?;
+                Refusal::TooLate(MessageState::from_number(state)?)
+            }
         };
         Ok((
             wire.seq,

@@ -1,6 +1,6 @@
 //! Keys and values.
 
-use penstock_message::{Key, KeyState, Value, ValueStatus};
+use penstock_message::{Key, KeyState, Run, Value, ValueStatus};
 
 use super::{FromNumber, id_bytes, message_id, wanted};
 use crate::{WireError, proto};
@@ -32,10 +32,24 @@ pub(super) fn key(wire: Option<proto::KeyRef>) -> Result<Key, WireError> {
 }
 
 impl From<Value> for proto::Value {
+    /// All but the run's generation, which stands beside the value.
     fn from(value: Value) -> Self {
-        Self {
-            status: proto::value::Status::from(value.status).into(),
-            body: value.body,
+        let status = proto::value::Status::from(value.status).into();
+        let body = value.body;
+        match value.run {
+            None => Self {
+                status,
+                body,
+                ..Self::default()
+            },
+            Some(run) => Self {
+                status,
+                body,
+                task: run.task,
+                queue: run.queue,
+                ended_at_ms: Some(run.ended_at),
+                attempt: run.attempt,
+            },
         }
     }
 }
@@ -47,6 +61,15 @@ impl TryFrom<proto::Value> for Value {
         Ok(Self {
             status: ValueStatus::from_number(wire.status)?,
             body: wire.body,
+            run: wire.ended_at_ms.map(|ended_at| {
+                Box::new(Run {
+                    task: wire.task,
+                    queue: wire.queue,
+                    attempt: wire.attempt,
+                    generation: 0,
+                    ended_at,
+                })
+            }),
         })
     }
 }
@@ -54,7 +77,12 @@ impl TryFrom<proto::Value> for Value {
 impl From<(Key, KeyState)> for proto::KeyValue {
     fn from((key, state): (Key, KeyState)) -> Self {
         use proto::key_value::State;
+        let run = match &state {
+            KeyState::Present(value) => value.run.as_ref(),
+            KeyState::Pending | KeyState::Gone => None,
+        };
         Self {
+            generation: run.map_or(0, |run| run.generation),
             key: Some(key.into()),
             state: Some(match state {
                 KeyState::Present(value) => State::Present(value.into()),
@@ -71,7 +99,13 @@ impl TryFrom<proto::KeyValue> for (Key, KeyState) {
     fn try_from(wire: proto::KeyValue) -> Result<Self, WireError> {
         use proto::key_value::State;
         let state = match wanted(wire.state, "a key has no state")? {
-            State::Present(value) => KeyState::Present(value.try_into()?),
+            State::Present(value) => {
+                let mut value = Value::try_from(value)?;
+                if let Some(run) = &mut value.run {
+                    run.generation = wire.generation;
+                }
+                KeyState::Present(value)
+            }
             State::Pending(_) => KeyState::Pending,
             State::Gone(_) => KeyState::Gone,
         };

@@ -1,0 +1,152 @@
+//! Failed jobs: why they failed, which are meant, and how far an operation on them has come.
+
+use penstock_message::{FailedJob, FailedPage, FailedQuery, Failure, Filter, OperationStatus};
+
+use super::{all, id_bytes, message_id, small};
+use crate::{WireError, proto};
+
+impl From<Failure> for proto::Failure {
+    fn from(failure: Failure) -> Self {
+        Self {
+            class: failure.class,
+            message: failure.message,
+            fingerprint: failure.fingerprint,
+            preview: failure.preview,
+        }
+    }
+}
+
+impl From<proto::Failure> for Failure {
+    fn from(wire: proto::Failure) -> Self {
+        Self {
+            class: wire.class,
+            message: wire.message,
+            fingerprint: wire.fingerprint,
+            preview: wire.preview,
+        }
+    }
+}
+
+impl From<Filter> for proto::Filter {
+    fn from(filter: Filter) -> Self {
+        Self {
+            queue: filter.queue,
+            task: filter.task,
+            class: filter.class,
+            fingerprint: filter.fingerprint,
+            failed_from_ms: filter.failed_from,
+            failed_before_ms: filter.failed_before,
+        }
+    }
+}
+
+impl From<proto::Filter> for Filter {
+    fn from(wire: proto::Filter) -> Self {
+        Self {
+            queue: wire.queue,
+            task: wire.task,
+            class: wire.class,
+            fingerprint: wire.fingerprint,
+            failed_from: wire.failed_from_ms,
+            failed_before: wire.failed_before_ms,
+        }
+    }
+}
+
+impl From<FailedQuery> for proto::FailedQuery {
+    fn from(query: FailedQuery) -> Self {
+        Self {
+            filter: Some(query.filter.into()),
+            after: query.after,
+            limit: query.limit,
+        }
+    }
+}
+
+impl From<proto::FailedQuery> for FailedQuery {
+    fn from(wire: proto::FailedQuery) -> Self {
+        Self {
+            filter: wire.filter.unwrap_or_default().into(),
+            after: wire.after,
+            limit: wire.limit,
+        }
+    }
+}
+
+impl From<FailedPage> for proto::FailedPage {
+    fn from(page: FailedPage) -> Self {
+        Self {
+            jobs: page.jobs.into_iter().map(Into::into).collect(),
+            next: page.next,
+        }
+    }
+}
+
+impl TryFrom<proto::FailedPage> for FailedPage {
+    type Error = WireError;
+
+    fn try_from(wire: proto::FailedPage) -> Result<Self, WireError> {
+        Ok(Self {
+            jobs: all(wire.jobs)?,
+            next: wire.next,
+        })
+    }
+}
+
+impl From<FailedJob> for proto::failed_page::Job {
+    fn from(job: FailedJob) -> Self {
+        Self {
+            id: id_bytes(job.id),
+            task: job.task,
+            queue: job.queue,
+            attempt: job.attempt,
+            crashes: u32::from(job.crashes),
+            generation: job.generation,
+            enqueued_at_ms: job.enqueued_at,
+            failed_at_ms: job.failed_at,
+            failure: Some(job.failure.into()),
+            body_bytes: job.body_bytes,
+        }
+    }
+}
+
+impl TryFrom<proto::failed_page::Job> for FailedJob {
+    type Error = WireError;
+
+    fn try_from(wire: proto::failed_page::Job) -> Result<Self, WireError> {
+        Ok(Self {
+            id: message_id(&wire.id)?,
+            task: wire.task,
+            queue: wire.queue,
+            attempt: wire.attempt,
+            crashes: small(wire.crashes)?,
+            generation: wire.generation,
+            enqueued_at: wire.enqueued_at_ms,
+            failed_at: wire.failed_at_ms,
+            failure: wire.failure.unwrap_or_default().into(),
+            body_bytes: wire.body_bytes,
+        })
+    }
+}
+
+impl From<OperationStatus> for proto::OperationStatus {
+    fn from(status: OperationStatus) -> Self {
+        Self {
+            matched: status.matched,
+            done: status.done,
+            spared: status.spared,
+            is_over: status.is_over,
+        }
+    }
+}
+
+impl From<proto::OperationStatus> for OperationStatus {
+    fn from(wire: proto::OperationStatus) -> Self {
+        Self {
+            matched: wire.matched,
+            done: wire.done,
+            spared: wire.spared,
+            is_over: wire.is_over,
+        }
+    }
+}
