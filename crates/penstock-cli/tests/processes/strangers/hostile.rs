@@ -116,12 +116,15 @@ fn hostile_pieces(number: usize, random: &mut Random) -> (Vec<Vec<u8>>, Option<W
         9 => {
             let mut frame = commit(1, vec![publish(1)]);
             frame.commits[0].durability = 3 + random.draw() as i32 % 1000;
-            frame.commits[0].durability = frame.commits[0].durability.abs() + 3;
+            frame.commits[0].durability = frame.commits[0].durability.abs() + 4;
             (vec![greeting, framed(&frame)], Some(Why::Protocol))
         }
         10 => {
             let mut frame = commit(1, vec![publish(1)]);
-            frame.commits[0].txs[0].ops.push(proto::Op { op: None });
+            let no_lease = proto::op::Op::Ack(proto::Ack::default());
+            frame.commits[0].txs[0]
+                .ops
+                .push(proto::Op { op: Some(no_lease) });
             (vec![greeting, framed(&frame)], Some(Why::Protocol))
         }
         11 => {
