@@ -43,11 +43,15 @@ impl Encoded {
         }
     }
 
-    pub fn largest_part_bytes(&self) -> usize {
+    pub fn parts(&self) -> &[Bytes] {
         match self {
-            Self::Whole(bytes) => bytes.len(),
-            Self::Parts(parts) => parts.iter().map(Bytes::len).max().unwrap_or(0),
+            Self::Whole(bytes) => std::slice::from_ref(bytes),
+            Self::Parts(parts) => parts,
         }
+    }
+
+    pub fn largest_part_bytes(&self) -> usize {
+        self.parts().iter().map(Bytes::len).max().unwrap_or(0)
     }
 }
 

@@ -191,6 +191,9 @@ pub enum DriverError {
     /// The URL, the directory or an option is wrong; the text says what and how to mend it.
     #[error("{reason}")]
     Invalid { reason: String },
+    /// The broker is too old for this, or its engine has no such thing. Nothing was sent.
+    #[error("{reason}")]
+    NotOffered { reason: String },
     #[error("this client was closed")]
     Closed,
 }
@@ -241,14 +244,24 @@ pub fn connect(config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {
         });
     }
     let mut highest_durability = Durability::Disk;
+    // Only a local broker is ended by whoever needs a newer one: it belongs to its clients.
+    let mut takes_over = false;
     let dial: Box<dyn dial::Dial> = match config.url.parse()? {
         Address::Unix(path) => Box::new(dial::Unix::new(path)),
         Address::Tcp { host, port } => Box::new(dial::Tcp::new(host, port)),
-        Address::Local(path) => Box::new(local::Local::new(&path, config.program.clone())?),
+        Address::Local(path) => {
+            takes_over = true;
+            Box::new(local::Local::new(&path, config.program.clone())?)
+        }
         Address::Memory(name) => {
             highest_durability = Durability::None;
             Box::new(memory::Memory::new(name)?)
         }
     };
-    Ok(Arc::new(Remote::new(config, dial, highest_durability)?))
+    Ok(Arc::new(Remote::new(
+        config,
+        dial,
+        highest_durability,
+        takes_over,
+    )?))
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use penstock_message::{Answer, Durability, Key, Lease, Notice, Query, Receipt, SessionId, Tx};
-use penstock_wire::{Decoder, MAX_FRAME_BYTES, proto};
+use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions, proto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
@@ -116,6 +116,7 @@ impl Remote {
         config: DriverConfig,
         dial: Box<dyn Dial>,
         highest_durability: Durability,
+        takes_over: bool,
     ) -> Result<Self, DriverError> {
         let no_chance = |error| DriverError::Invalid {
             reason: format!("this system gives no random bytes: {error}"),
@@ -131,6 +132,8 @@ impl Remote {
             heartbeat: config.heartbeat,
             broker: config.url.clone(),
             hash_seed,
+            versions: Versions::TODAY,
+            takes_over,
         };
         let state = State {
             session: Session::new(session, now),

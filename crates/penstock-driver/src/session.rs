@@ -22,7 +22,7 @@ use penstock_message::{
     SeededSet, SeededState, SessionId,
 };
 use penstock_wire::{
-    HELLO_LEASES, MAX_FRAME_BYTES, PROTOCOL_VERSION, WireError, convert, encode_frame, proto,
+    HELLO_LEASES, MAX_FRAME_BYTES, Versions, WireError, convert, encode_frame, proto,
 };
 use rustc_hash::FxHashMap;
 
@@ -153,11 +153,13 @@ struct Consumer {
     changed: bool,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, PartialEq)]
 enum Link {
     Down,
     /// Hello is on its way.
     Greeting,
+    /// The broker is older than this client, and was asked to end. Should it refuse, its welcome holds.
+    TakingOver(Box<proto::Welcome>),
     Up,
 }
 
@@ -170,6 +172,9 @@ pub struct SessionConfig {
     pub broker: String,
     /// Seeds the hashes of the keys that are watched: an application may watch those that its users name.
     pub hash_seed: u64,
+    pub versions: Versions,
+    /// Whether a broker that is older than this client is ended, so that this one's own can begin.
+    pub takes_over: bool,
 }
 
 pub struct Session {
@@ -181,6 +186,10 @@ pub struct Session {
     last_sent: Instant,
     /// The broker has said that it was told to end, and none was there since.
     stopped: bool,
+    /// It was this session that told it so, to begin one of its own version.
+    takes_over: bool,
+    /// The version of the protocol that is spoken with this broker.
+    version: u32,
     /// Why there is no link, when there was one or one was tried.
     down_because: Option<String>,
     out: BytesMut,
@@ -221,6 +230,8 @@ impl Session {
             last_received: now,
             last_sent: now,
             stopped: false,
+            takes_over: false,
+            version: 0,
             down_because: None,
             out: BytesMut::new(),
             next_id: 1,
@@ -390,7 +401,7 @@ impl Session {
     /// Why there is no connection, when there is none.
     pub fn trouble(&self) -> Option<String> {
         let broker = &self.config.broker;
-        match (self.link, &self.down_because) {
+        match (&self.link, &self.down_because) {
             (Link::Up, _) => None,
             (_, Some(why)) => Some(format!("no connection to {broker}: {why}")),
             (_, None) => Some(format!("no connection to {broker}")),
@@ -453,7 +464,7 @@ impl Session {
         let rest = first.split_off(first.len().min(HELLO_LEASES));
         let continued = !rest.is_empty();
         let hello = proto::Hello {
-            protocol_version: PROTOCOL_VERSION,
+            protocol_version: self.config.versions.highest,
             token: self.config.token.clone(),
             session: Bytes::copy_from_slice(&self.config.id.0),
             name: self.config.name.clone(),
@@ -528,11 +539,18 @@ impl Session {
     pub fn handle(&mut self, now: Instant, frame: proto::ToClient) -> Result<(), LinkEnd> {
         self.last_received = now;
         if let Some(close) = frame.close {
-            self.stopped = close.why() == proto::close::Why::Stopping;
+            self.stopped = close.why() == proto::close::Why::Stopping && !self.takes_over;
             return Err(self.link_end(close));
         }
         if let Some(welcome) = frame.welcome {
             self.welcomed(welcome)?;
+        }
+        if let Link::TakingOver(welcome) = &self.link {
+            let welcome = (**welcome).clone();
+            for answer in frame.answers {
+                self.take_over_answered(&welcome, answer)?;
+            }
+            return Ok(());
         }
         if self.link != Link::Up {
             return Err(LinkEnd::Lost(
@@ -553,7 +571,9 @@ impl Session {
             let (id, answer) = answer.try_into()?;
             self.answered(id, answer);
         }
-        for notice in frame.notices {
+        // Others may come with a later version.
+        let known = |notice: &proto::Notice| notice.notice.is_some();
+        for notice in frame.notices.into_iter().filter(known) {
             if self.notices.len() == MAX_NOTICES {
                 self.notices.pop_front();
             }
@@ -617,7 +637,7 @@ impl Session {
         let call = self.deadlines.first().map(|(deadline, _)| *deadline);
         let link = match self.link {
             Link::Down => None,
-            Link::Greeting => Some(self.last_received + self.heartbeat),
+            Link::Greeting | Link::TakingOver(_) => Some(self.last_received + self.heartbeat),
             Link::Up => Some(self.ping_due().min(self.last_received + self.heartbeat)),
         };
         match (call, link) {

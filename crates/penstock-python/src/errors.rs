@@ -115,6 +115,9 @@ impl Failure {
             ),
             DriverError::TooLarge { reason } => Self::new(Kind::PayloadTooLarge, reason),
             DriverError::Invalid { reason } => Self::invalid(reason),
+            DriverError::NotOffered { reason } => {
+                Self::new(Kind::NotOffered, format!("{reason}. Nothing was sent"))
+            }
             DriverError::Closed => Self::closed(),
         }
     }

@@ -60,8 +60,8 @@ pub(crate) enum Stage {
         until_ms: u64,
         hello: Option<Box<AcceptedHello>>,
     },
-    /// The core knows it.
-    Open { heartbeat_ms: u64 },
+    /// The core knows it, and this version of the protocol is spoken.
+    Open { heartbeat_ms: u64, version: u32 },
     /// What waits is still sent; nothing is heard any more.
     Closing { until_ms: u64 },
 }
@@ -70,6 +70,8 @@ pub(crate) enum Stage {
 #[derive(Debug)]
 pub(crate) struct AcceptedHello {
     pub(crate) hello: proto::Hello,
+    /// The one to be spoken from now on.
+    pub(crate) version: u32,
     pub(crate) leases: Vec<Lease>,
 }
 
@@ -225,10 +227,10 @@ impl Connection {
         match self.stage {
             Stage::Greeting { until_ms, .. } if now_ms >= until_ms => Due::NoHello,
             Stage::Closing { until_ms } if now_ms >= until_ms => Due::GiveUp,
-            Stage::Open { heartbeat_ms } if now_ms >= self.heard_at_ms + heartbeat_ms => {
+            Stage::Open { heartbeat_ms, .. } if now_ms >= self.heard_at_ms + heartbeat_ms => {
                 Due::Silent { heartbeat_ms }
             }
-            Stage::Open { heartbeat_ms } if now_ms >= self.said_at_ms + heartbeat_ms / 3 => {
+            Stage::Open { heartbeat_ms, .. } if now_ms >= self.said_at_ms + heartbeat_ms / 3 => {
                 Due::SaySomething
             }
             _ => Due::Nothing,
@@ -239,7 +241,7 @@ impl Connection {
     pub(crate) fn next_deadline_ms(&self) -> u64 {
         match self.stage {
             Stage::Greeting { until_ms, .. } | Stage::Closing { until_ms } => until_ms,
-            Stage::Open { heartbeat_ms } => {
+            Stage::Open { heartbeat_ms, .. } => {
                 (self.heard_at_ms + heartbeat_ms).min(self.said_at_ms + heartbeat_ms / 3)
             }
         }

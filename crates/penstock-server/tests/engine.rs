@@ -6,10 +6,14 @@ mod world;
 
 use bytes::{Bytes, BytesMut};
 use penstock_journal::sim::{Fault, SimStorage};
-use penstock_message::{Answer, Durability, Key, Lease, MessageId, Query, Receipt, Refusal};
+use penstock_message::{
+    Answer, Durability, Key, Lease, MessageId, Op, Query, Receipt, Refusal, Tx,
+};
 use penstock_server::{Peer, Token};
 use penstock_wire::proto::{self, ToBroker, close::Why};
-use penstock_wire::{HELLO_LEASES, MAX_HELLO_BYTES, convert, encode_frame, encoded_frame_len};
+use penstock_wire::{
+    FRAME_HEADER_BYTES, HELLO_LEASES, MAX_HELLO_BYTES, convert, encode_frame, encoded_frame_len,
+};
 use world::*;
 
 // Before the hello.
@@ -72,36 +76,47 @@ fn only_the_right_token_opens() {
 }
 
 #[test]
-fn a_version_that_we_do_not_speak_is_refused() {
-    let mut world = World::new();
-    let client = world.connect(Peer::Trusted);
-    let protocol_version = 0;
-    world.send(
-        client,
-        &say_hello(proto::Hello {
-            protocol_version,
-            ..hello(1)
-        }),
-    );
-    assert_eq!(world.farewell(client).0, Why::Version);
+fn a_version_that_we_do_not_speak_is_refused_with_both_versions_and_what_to_install() {
+    for protocol_version in [0, 1] {
+        let mut world = World::new();
+        let client = world.connect(Peer::Trusted);
+        world.send(
+            client,
+            &say_hello(proto::Hello {
+                protocol_version,
+                ..hello(1)
+            }),
+        );
+        let (why, text) = world.farewell(client);
+        assert_eq!(why, Why::Version);
+        let ours = env!("CARGO_PKG_VERSION");
+        assert_eq!(
+            text,
+            format!(
+                "this client speaks version {protocol_version} of the protocol and this broker (penstock \
+                 {ours}) version 2: install penstock {ours} for the client"
+            )
+        );
+    }
 }
 
 #[test]
 fn a_newer_client_is_answered_in_our_version() {
-    let mut world = World::new();
-    let client = world.connect(Peer::Trusted);
-    let protocol_version = 7;
-    world.send(
-        client,
-        &say_hello(proto::Hello {
-            protocol_version,
-            ..hello(1)
-        }),
-    );
-    world.settle();
-    let welcome = world.hear(client)[0].welcome.clone().expect("a welcome");
-    assert_eq!(welcome.protocol_version, 1);
-    assert_eq!(welcome.heartbeat_ms, HEARTBEAT_MS);
+    for protocol_version in [2, 3, 7] {
+        let mut world = World::new();
+        let client = world.connect(Peer::Trusted);
+        world.send(
+            client,
+            &say_hello(proto::Hello {
+                protocol_version,
+                ..hello(1)
+            }),
+        );
+        world.settle();
+        let welcome = world.hear(client)[0].welcome.clone().expect("a welcome");
+        assert_eq!(welcome.protocol_version, 2);
+        assert_eq!(welcome.heartbeat_ms, HEARTBEAT_MS);
+    }
 }
 
 #[test]
@@ -490,6 +505,39 @@ fn a_goodbye_returns_leases_at_once_and_a_cut_keeps_them_for_a_heartbeat() {
     assert_eq!(world.ask(worker, &ping).delivered_ids(), []);
     world.live(1);
     assert_eq!(world.confirmed(worker).delivered_ids(), [2]);
+}
+
+/// Whatever else a frame says, also in fields that come after it by their number.
+#[test]
+fn a_goodbye_is_heard_after_everything_else_in_its_frame() {
+    let mut world = World::new();
+    let client = world.join(1);
+    let txs = vec![publish(1), publish(2)];
+    world.ask(client, &commit(1, Durability::Disk, txs));
+    let held = world.ask(client, &consume(2)).deliveries;
+    let ack = |lease| Tx::from(vec![Op::Ack { lease, cost_us: 1 }]);
+    let frame = ToBroker {
+        ping: true,
+        ..commit(3, Durability::Disk, vec![ack(held[0].lease), publish(3)])
+    };
+    let body = |frame: &ToBroker| {
+        let mut bytes = BytesMut::new();
+        encode_frame(frame, &mut bytes);
+        bytes.split_off(FRAME_HEADER_BYTES)
+    };
+    // On the wire the goodbye comes first.
+    let goodbye = ToBroker {
+        goodbye: true,
+        ..ToBroker::default()
+    };
+    let bytes = [body(&goodbye), body(&frame)].concat();
+    world.send_bytes(client, &(bytes.len() as u32).to_le_bytes());
+    world.send_bytes(client, &bytes);
+    world.settle();
+    assert!(world.is_closed(client));
+    assert_eq!(world.confirmed(client).pongs, 1);
+    let worker = world.join(2);
+    assert_eq!(world.ask(worker, &consume(10)).delivered_ids(), [2, 3]);
 }
 
 // Heartbeats.

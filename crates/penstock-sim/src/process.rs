@@ -19,7 +19,7 @@ use penstock_message::{
     Tx,
 };
 use penstock_wire::proto::ToClient;
-use penstock_wire::{Decoder, MAX_FRAME_BYTES};
+use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions};
 use penstock_worker::inbox::{Inbox, News};
 use penstock_worker::job_bytes;
 use penstock_worker::policy::{Credit, PacketEnd, Policy, TaskIndex};
@@ -78,6 +78,8 @@ impl Process {
     pub fn new(id: SessionId, heartbeat_ms: u64, slots: usize, habits: Habits, now: Time) -> Self {
         let base = Instant::now();
         let config = SessionConfig {
+            versions: Versions::TODAY,
+            takes_over: false,
             id,
             token: Bytes::new(),
             name: "simulated".to_string(),

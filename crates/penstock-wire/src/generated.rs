@@ -46,7 +46,7 @@ pub struct ToClient {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Hello {
-    /// the highest that the client speaks; today 1
+    /// the highest that the client speaks; today 2
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
     /// up to 256 bytes; needed on TCP beyond loopback; compared in constant time
@@ -75,7 +75,7 @@ pub struct Hello {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Welcome {
-    /// the one spoken from now on
+    /// the one spoken from now on: the highest that both speak
     #[prost(uint32, tag = "1")]
     pub protocol_version: u32,
     #[prost(string, tag = "2")]

@@ -15,9 +15,11 @@ mod frame;
 #[rustfmt::skip]
 mod generated;
 mod message;
+mod versions;
 mod weigh;
 
 pub use frame::{Decoder, FRAME_HEADER_BYTES, Heard, WireError, encode_frame, encoded_frame_len};
+pub use versions::{LATER, LOWEST_PROTOCOL_VERSION, Later, PROTOCOL_VERSION, Versions, Within};
 pub use weigh::MAX_ENTRY_BYTES;
 
 /// The messages of `proto/penstock.proto`.
@@ -26,8 +28,6 @@ pub mod proto {
     pub use crate::message::Message;
 }
 
-/// What both sides say in their hello and welcome.
-pub const PROTOCOL_VERSION: u32 = 1;
 /// The first frame, which anybody may send.
 pub const MAX_HELLO_BYTES: usize = 4 << 10;
 /// So many leases fit into the first hello; more follow in another.

@@ -3,29 +3,105 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_message::{Answer, Delivery, Key, KeyState, Receipt};
-use penstock_wire::{PROTOCOL_VERSION, convert, proto};
+use bytes::Bytes;
+use penstock_message::{Answer, Delivery, Key, KeyState, Query, Receipt};
+use penstock_wire::{convert, encode_frame, proto};
 
 use super::{
     APPLIED, Call, CallDone, CallId, Event, HopelessEnd, Link, LinkEnd, PendingTx, Session,
 };
+use crate::encoded::Encoded;
+
+/// The version of this client, for people.
+const OUR_VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Names the question that ends an older broker; calls are numbered from 1.
+const TAKE_OVER: u64 = 0;
 
 impl Session {
+    /// A broker answers the hello, in the highest version that both speak, or in its own where it knows
+    /// no better.
     pub(super) fn welcomed(&mut self, welcome: proto::Welcome) -> Result<(), LinkEnd> {
-        if welcome.protocol_version != PROTOCOL_VERSION {
-            return Err(LinkEnd::Hopeless(
-                HopelessEnd::Invalid,
-                format!(
-                    "the broker at {} (version {}) speaks version {} of the protocol, this client version {PROTOCOL_VERSION}; install the same version of penstock on both sides",
-                    self.config.broker, welcome.broker_version, welcome.protocol_version
-                ),
-            ));
+        if welcome.protocol_version > self.config.versions.highest {
+            return Err(self.no_common_version(&welcome));
+        }
+        self.account_for_window(&welcome);
+        let is_older = welcome.protocol_version < self.config.versions.highest;
+        if is_older && self.config.takes_over {
+            self.take_over(welcome);
+            return Ok(());
+        }
+        self.open(welcome)
+    }
+
+    /// Asks an older broker to end. Its journal keeps all that this session and others have there, leases
+    /// too, for the one that is started next.
+    fn take_over(&mut self, welcome: proto::Welcome) {
+        tracing::info!(
+            "the broker at {} (penstock {}) speaks version {} of the protocol and this client (penstock \
+             {OUR_VERSION}) version {}: it is stopped, and one of this version started; nothing is lost",
+            self.config.broker,
+            welcome.broker_version,
+            welcome.protocol_version,
+            self.config.versions.highest,
+        );
+        self.takes_over = true;
+        let frame = proto::ToBroker {
+            queries: vec![(TAKE_OVER, Query::Stop).into()],
+            ..Default::default()
+        };
+        encode_frame(&frame, &mut self.out);
+        self.link = Link::TakingOver(Box::new(welcome));
+    }
+
+    /// An older broker ends now, or it does not, and then it is spoken to as it is.
+    pub(super) fn take_over_answered(
+        &mut self,
+        welcome: &proto::Welcome,
+        answer: proto::Answer,
+    ) -> Result<(), LinkEnd> {
+        match answer.try_into()? {
+            (TAKE_OVER, Answer::Refused(_)) => self.open(welcome.clone()),
+            _ => Ok(()),
+        }
+    }
+
+    fn no_common_version(&self, welcome: &proto::Welcome) -> LinkEnd {
+        let theirs = &welcome.broker_version;
+        let advice = match welcome.protocol_version > self.config.versions.highest {
+            true => format!("install penstock {theirs} for this client"),
+            false => format!(
+                "install penstock {OUR_VERSION} where the broker runs, and start it again; it keeps \
+                 everything that was confirmed"
+            ),
+        };
+        LinkEnd::Hopeless(
+            HopelessEnd::Invalid,
+            format!(
+                "the broker at {} (penstock {theirs}) speaks version {} of the protocol and this client \
+                 (penstock {OUR_VERSION}) {}: {advice}",
+                self.config.broker, welcome.protocol_version, self.config.versions
+            ),
+        )
+    }
+
+    fn open(&mut self, welcome: proto::Welcome) -> Result<(), LinkEnd> {
+        if welcome.protocol_version < self.config.versions.lowest {
+            return Err(self.no_common_version(&welcome));
         }
         self.link = Link::Up;
         self.stopped = false;
+        self.takes_over = false;
         self.down_because = None;
         self.heartbeat = Duration::from_millis(welcome.heartbeat_ms);
         self.max_frame_bytes = welcome.max_frame_bytes as usize;
+        self.version = welcome.protocol_version;
+        self.unwritten = (0, 0);
+        self.refuse_in_window();
+        self.come_up(welcome)
+    }
+
+    /// What the broker says of transactions that were sent and not confirmed.
+    fn account_for_window(&mut self, welcome: &proto::Welcome) {
         if welcome.forgotten {
             while !self.window.is_empty() {
                 self.pop_confirmed(Receipt::Unknown);
@@ -36,8 +112,26 @@ impl Session {
         while self.window_first_seq <= welcome.applied_through && !self.window.is_empty() {
             self.pop_confirmed(APPLIED);
         }
-        self.unwritten = (0, 0);
+    }
 
+    /// A newer broker was here before, and has not applied them.
+    fn refuse_in_window(&mut self) {
+        for index in 0..self.window.len() {
+            let pending = &self.window[index];
+            let Some(refused) = self.too_new_for_broker(&pending.tx) else {
+                continue;
+            };
+            let pending = &mut self.window[index];
+            // Its number is taken, so it goes as one that does nothing.
+            pending.tx = Encoded::Whole(Bytes::new());
+            if !std::mem::replace(&mut pending.told, true) {
+                let (call, index) = (pending.call, pending.index);
+                self.settle(call, index, refused);
+            }
+        }
+    }
+
+    fn come_up(&mut self, welcome: proto::Welcome) -> Result<(), LinkEnd> {
         self.unsent_keys = self.watchers.keys().cloned().collect();
         self.unsent_unwatched.clear();
         for watch in self.watches.values() {
@@ -105,7 +199,7 @@ impl Session {
         }
     }
 
-    fn settle(&mut self, id: CallId, index: usize, receipt: Receipt) {
+    pub(super) fn settle(&mut self, id: CallId, index: usize, receipt: Receipt) {
         let Some(call) = self.calls.get_mut(&id) else {
             return;
         };

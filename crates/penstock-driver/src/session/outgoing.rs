@@ -1,7 +1,9 @@
 //! What a session writes: frames of what waits, as much as the socket is about to take.
 
 use bytes::Bytes;
-use penstock_wire::{encode_frame, proto};
+use penstock_message::{Query, Receipt, Refusal};
+use penstock_wire::{Later, Within, encode_frame, proto};
+use prost::Message as _;
 
 use super::{CallDone, Session};
 use crate::DriverError;
@@ -108,6 +110,10 @@ impl Session {
                 self.end_call(pending.call, DriverError::TooLarge { reason });
                 continue;
             }
+            if let Some(refused) = self.too_new_for_broker(&pending.tx) {
+                self.settle(pending.call, pending.index, refused);
+                continue;
+            }
             self.window.push_back(pending);
             return true;
         }
@@ -141,11 +147,19 @@ impl Session {
 
         let mut frame = proto::ToBroker::default();
         while let Some(id) = self.unsent_queries.pop_front() {
-            if let Some(call) = self.calls.get_mut(&id)
-                && let CallDone::Query { query, .. } = &call.done
-            {
-                call.sent = true;
-                frame.queries.push((id, query.clone()).into());
+            let Some(call) = self.calls.get_mut(&id) else {
+                continue;
+            };
+            let CallDone::Query { query, .. } = &call.done else {
+                continue;
+            };
+            let query = Query::clone(query);
+            call.sent = true;
+            let query: proto::Query = (id, query).into();
+            let encoded = || query.encode_to_vec().into();
+            match self.not_offered(Within::Query, encoded) {
+                None => frame.queries.push(query),
+                Some(reason) => self.end_call(id, DriverError::NotOffered { reason }),
             }
         }
         if let Some(consumer) = &mut self.consumer
@@ -164,6 +178,31 @@ impl Session {
         if frame != proto::ToBroker::default() {
             encode_frame(&frame, &mut self.out);
         }
+    }
+
+    /// What a transaction comes to that the broker is too old for. It would refuse an operation that it
+    /// can't name, but drop a field without a trace.
+    pub(super) fn too_new_for_broker(&self, tx: &Encoded) -> Option<Receipt> {
+        let reason = tx
+            .parts()
+            .iter()
+            .find_map(|part| self.not_offered(Within::Tx, || part.clone()))?;
+        let why = Refusal::NotOffered(reason);
+        Some(Receipt::Refused { op: 0, why })
+    }
+
+    /// Why this is not sent to this broker, for people. Costs nothing while both are of one version.
+    fn not_offered(&self, within: Within, encoded: impl FnOnce() -> Bytes) -> Option<String> {
+        let versions = &self.config.versions;
+        if self.version >= versions.highest {
+            return None;
+        }
+        let Later { what, since, .. } = versions.too_new(self.version, within, &encoded())?;
+        Some(format!(
+            "the broker at {} speaks version {} of the protocol, and {what} came with version {since}: \
+             install a newer penstock where the broker runs, and start it again",
+            self.config.broker, self.version
+        ))
     }
 
     fn write_watch(&mut self, watch: proto::Watch) {

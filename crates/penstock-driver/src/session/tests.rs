@@ -2,11 +2,13 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use penstock_message::{MessageId, Op, Refusal, Tx, Value, ValueStatus};
-use penstock_wire::Decoder;
+use penstock_wire::{Decoder, PROTOCOL_VERSION};
 
 use super::outgoing::MAX_IN_FLIGHT;
 use super::*;
 use crate::encoded::FRAME_TARGET_BYTES;
+
+mod versions;
 
 /// A session whose other side is this test: what it sends is told as text, and so is what comes of it.
 struct Bench {
@@ -21,6 +23,10 @@ const HEARTBEAT_MS: u64 = 15_000;
 
 impl Bench {
     fn new() -> Self {
+        Self::of_versions(Versions::TODAY, false)
+    }
+
+    fn of_versions(versions: Versions, takes_over: bool) -> Self {
         let now = Instant::now();
         let config = SessionConfig {
             id: SessionId([7; 16]),
@@ -29,6 +35,8 @@ impl Bench {
             heartbeat: Duration::from_millis(HEARTBEAT_MS),
             broker: "unix:test".into(),
             hash_seed: 0,
+            versions,
+            takes_over,
         };
         Self {
             session: Session::new(config, now),
@@ -58,9 +66,7 @@ impl Bench {
         self.hear(proto::ToClient {
             welcome: Some(proto::Welcome {
                 protocol_version: PROTOCOL_VERSION,
-                heartbeat_ms: HEARTBEAT_MS,
-                max_frame_bytes: MAX_FRAME_BYTES as u64,
-                ..welcome
+                ..welcome_of(0, welcome)
             }),
             ..Default::default()
         });
@@ -75,6 +81,17 @@ impl Bench {
         &mut self,
         name: &'static str,
         txs: Vec<Tx>,
+        durability: Durability,
+        deadline_ms: Option<u64>,
+    ) {
+        let txs = txs.into_iter().map(Encoded::new).collect();
+        self.commit_encoded(name, txs, durability, deadline_ms);
+    }
+
+    fn commit_encoded(
+        &mut self,
+        name: &'static str,
+        txs: Vec<Encoded>,
         durability: Durability,
         deadline_ms: Option<u64>,
     ) {
@@ -96,7 +113,6 @@ impl Bench {
             log.lock().unwrap().push(format!("{name}: {text}"));
         });
         let deadline = deadline_ms.map(|ms| self.start + Duration::from_millis(ms));
-        let txs = txs.into_iter().map(Encoded::new).collect();
         self.session.commit(txs, durability, deadline, done);
     }
 
@@ -238,6 +254,16 @@ impl Bench {
             event.carry_out();
         }
         std::mem::take(&mut *self.log.lock().unwrap()).join("; ")
+    }
+}
+
+/// Of a broker that goes on in this version.
+fn welcome_of(protocol_version: u32, welcome: proto::Welcome) -> proto::Welcome {
+    proto::Welcome {
+        protocol_version,
+        heartbeat_ms: HEARTBEAT_MS,
+        max_frame_bytes: MAX_FRAME_BYTES as u64,
+        ..welcome
     }
 }
 

@@ -4,4 +4,5 @@ mod conformance;
 mod local;
 mod remote;
 mod support;
+mod versions;
 mod workflows;

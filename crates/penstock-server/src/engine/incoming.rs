@@ -4,8 +4,7 @@ use penstock_broker::{Answer, ConnId, Input, Query};
 use penstock_message::Lease;
 use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
 use penstock_wire::{
-    MAX_PRESENTED_LEASES, MAX_QUERIES_A_FRAME, PROTOCOL_VERSION, WireError, convert,
-    encoded_frame_len,
+    MAX_PRESENTED_LEASES, MAX_QUERIES_A_FRAME, Versions, WireError, convert, encoded_frame_len,
 };
 
 use super::{Engine, Peer};
@@ -75,6 +74,7 @@ impl Engine {
             };
             self.say(conn, &pong);
         }
+        // Last, whatever other fields a frame may have.
         if frame.goodbye {
             self.leave(conn, true);
         }
@@ -92,9 +92,13 @@ impl Engine {
                 begun
             }
             None => {
-                judge_hello(&hello, connection.peer, self.options.token.as_ref())?;
+                let version = judge_hello(&hello, connection.peer, self.options.token.as_ref())?;
                 connection.trust();
-                Box::new(AcceptedHello { hello, leases })
+                Box::new(AcceptedHello {
+                    hello,
+                    version,
+                    leases,
+                })
             }
         };
         if accepted.leases.len() > MAX_PRESENTED_LEASES {
@@ -104,13 +108,20 @@ impl Engine {
             connection.keep_hello(accepted);
             return Ok(());
         }
-        let AcceptedHello { hello, leases } = *accepted;
+        let AcceptedHello {
+            hello,
+            version,
+            leases,
+        } = *accepted;
         let session = convert::session_id(&hello.session)?;
         let heartbeat_ms = match hello.heartbeat_ms {
             0 => self.options.broker.default_heartbeat_ms,
             asked => asked.clamp(*HEARTBEAT_RANGE_MS.start(), *HEARTBEAT_RANGE_MS.end()),
         };
-        connection.stage = Stage::Open { heartbeat_ms };
+        connection.stage = Stage::Open {
+            heartbeat_ms,
+            version,
+        };
         self.look_at(conn);
         self.input(Input::Connected {
             conn,
@@ -182,8 +193,8 @@ pub(super) struct Refused {
     pub(super) text: String,
 }
 
-/// Whether a first hello may go on.
-fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&Token>) -> Result<(), Refused> {
+/// Whether a first hello may go on, and in which version of the protocol.
+fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&Token>) -> Result<u32, Refused> {
     // Who must show a token where there is none is never let in.
     let may_enter = peer == Peer::Trusted || token.is_some_and(|token| token.is(&hello.token));
     if !may_enter {
@@ -195,13 +206,16 @@ fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&Token>) -> Resul
             },
         });
     }
-    if hello.protocol_version == 0 {
-        return Err(Refused {
-            why: Why::Version,
-            text: format!("no common protocol version: this broker speaks {PROTOCOL_VERSION}"),
-        });
-    }
-    Ok(())
+    let ours = Versions::TODAY;
+    ours.common(hello.protocol_version).ok_or_else(|| Refused {
+        why: Why::Version,
+        text: format!(
+            "this client speaks version {} of the protocol and this broker (penstock {version}) {ours}: \
+             install penstock {version} for the client",
+            hello.protocol_version,
+            version = env!("CARGO_PKG_VERSION"),
+        ),
+    })
 }
 
 fn protocol(text: &str) -> Refused {

@@ -2,8 +2,8 @@
 
 use penstock_broker::{Answer, CloseReason, ConnId, Input, Notice, Output};
 use penstock_message::{Delivery, Key, KeyState, ProcessStatus};
+use penstock_wire::MAX_FRAME_BYTES;
 use penstock_wire::proto::{self, ToClient, close::Why};
-use penstock_wire::{MAX_FRAME_BYTES, PROTOCOL_VERSION};
 
 use super::Engine;
 use crate::connection::{Connection, Stage};
@@ -23,12 +23,16 @@ impl Engine {
                 let Some(connection) = self.connections.get_mut(&conn) else {
                     return;
                 };
-                let Stage::Open { heartbeat_ms } = connection.stage else {
+                let Stage::Open {
+                    heartbeat_ms,
+                    version,
+                } = connection.stage
+                else {
                     return;
                 };
                 connection.welcomed = true;
                 let welcome = proto::Welcome {
-                    protocol_version: PROTOCOL_VERSION,
+                    protocol_version: version,
                     broker_version: env!("CARGO_PKG_VERSION").to_owned(),
                     heartbeat_ms,
                     max_frame_bytes: MAX_FRAME_BYTES as u64,

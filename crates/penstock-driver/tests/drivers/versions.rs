@@ -1,0 +1,159 @@
+//! A broker of an older version of the protocol. It is today's, behind somebody who writes version 1 into
+//! its welcome: what it does when it is asked to end, and what it keeps, is real.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use crate::support::*;
+use bytes::BytesMut;
+use penstock_driver::{DriverConfig, DriverError};
+use penstock_message::{KeyState, Query};
+use penstock_wire::{Decoder, MAX_FRAME_BYTES, encode_frame, proto};
+
+/// Stands before a broker's socket and carries its frames.
+struct Aged {
+    is_old: Arc<AtomicBool>,
+    connections: Arc<Mutex<Vec<UnixStream>>>,
+    listens_at: PathBuf,
+}
+
+impl Aged {
+    /// Takes the place of the socket.
+    fn in_place_of(socket: &Path) -> Self {
+        let real = socket.with_file_name("real.sock");
+        fs::rename(socket, &real).unwrap();
+        let aged = Self {
+            is_old: Arc::default(),
+            connections: Arc::default(),
+            listens_at: socket.to_owned(),
+        };
+        let listener = UnixListener::bind(socket).unwrap();
+        let (is_old, connections) = (Arc::clone(&aged.is_old), Arc::clone(&aged.connections));
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let client = client.unwrap();
+                // None: the broker has ended.
+                let Ok(broker) = UnixStream::connect(&real) else {
+                    break;
+                };
+                let mut kept = connections.lock().unwrap();
+                kept.push(client.try_clone().unwrap());
+                kept.push(broker.try_clone().unwrap());
+                drop(kept);
+                carry(&client, &broker, |_: &mut proto::ToBroker| {});
+                let is_old = Arc::clone(&is_old);
+                carry(&broker, &client, move |frame: &mut proto::ToClient| {
+                    if let Some(welcome) = &mut frame.welcome
+                        && is_old.load(Ordering::Relaxed)
+                    {
+                        welcome.protocol_version = 1;
+                    }
+                });
+            }
+        });
+        aged
+    }
+
+    /// From now on it is of version 1, and all must say hello again.
+    fn grow_old(&self) {
+        self.is_old.store(true, Ordering::Relaxed);
+        for socket in self.connections.lock().unwrap().drain(..) {
+            let _gone = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Aged {
+    fn drop(&mut self) {
+        // Ends the thread that waits for others.
+        let _gone = UnixStream::connect(&self.listens_at);
+    }
+}
+
+fn carry<F: penstock_wire::Heard + 'static>(
+    from: &UnixStream,
+    to: &UnixStream,
+    change: impl Fn(&mut F) + Send + 'static,
+) {
+    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+    thread::spawn(move || {
+        let mut decoder = Decoder::<F>::new(MAX_FRAME_BYTES);
+        let mut buffer = [0; 4096];
+        let mut out = BytesMut::new();
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            decoder.extend(&buffer[..length]);
+            while let Some(mut frame) = decoder.next_message().unwrap() {
+                change(&mut frame);
+                encode_frame(&frame, &mut out);
+            }
+            if to.write_all(&out.split()).is_err() {
+                break;
+            }
+        }
+        let _gone = to.shutdown(Shutdown::Write);
+    });
+}
+
+fn socket_of(place: &Place) -> PathBuf {
+    place.directory.path().join("data/broker.sock")
+}
+
+#[test]
+fn a_local_broker_that_is_older_gives_way_and_the_worker_keeps_its_lease() {
+    let place = Place::local();
+    let first = place.client();
+    assert_eq!(first.commit(vec![publish(message(1))]), applied());
+    let old_pid = first.broker_pid();
+    let aged = Aged::in_place_of(&socket_of(&place));
+    let worker = place.client().worker("work", 1);
+    let delivery = worker.take_one();
+    worker.leases_kept.recv_timeout(PATIENCE).unwrap();
+
+    aged.grow_old();
+    assert_eq!(
+        worker.leases_kept.recv_timeout(PATIENCE).unwrap(),
+        [delivery.lease]
+    );
+    assert_ne!(worker.client.broker_pid(), old_pid);
+    let ops = vec![ack(&delivery), put(1, "done")];
+    assert_eq!(worker.settle(&delivery, ops), applied());
+    assert_eq!(
+        first.end_of(result(1)),
+        KeyState::Present(value("done")),
+        "and whoever was there before finds the new one"
+    );
+    assert_eq!(first.broker_pid(), worker.client.broker_pid());
+}
+
+/// Only a local one belongs to its clients.
+#[test]
+fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
+    let place = Place::local();
+    let direct = place.client();
+    let pid = direct.broker_pid();
+    let aged = Aged::in_place_of(&socket_of(&place));
+    aged.grow_old();
+    let url = format!("unix:{}", socket_of(&place).display());
+    let client = Client::new(DriverConfig::new(url));
+    let Err(DriverError::Invalid { reason }) = client.query(Query::Status) else {
+        panic!("a broker of version 1 is spoken to");
+    };
+    assert!(
+        reason.contains("speaks version 1 of the protocol and this client")
+            && reason.contains("where the broker runs"),
+        "{reason}"
+    );
+    assert_eq!(direct.broker_pid(), pid);
+    // So that the place can end it.
+    fs::rename(
+        socket_of(&place).with_file_name("real.sock"),
+        socket_of(&place),
+    )
+    .unwrap();
+}

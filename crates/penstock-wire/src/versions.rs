@@ -1,0 +1,317 @@
+//! The versions of the protocol: which are spoken, and what each has brought.
+//!
+//! Both sides say the highest version that they speak, and go on in the lower of the two. What came
+//! later than that must not be sent: an operation would be refused, but a field would be dropped
+//! without a trace. So a client looks into [`LATER`] before it sends anything to an older broker.
+//!
+//! Hello, Welcome, Close and the question that stops a local broker mean the same in every version.
+
+use std::fmt;
+
+use bytes::Bytes;
+use prost::bytes::Buf;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+/// The highest version that this program speaks.
+pub const PROTOCOL_VERSION: u32 = 2;
+/// The lowest. Version 1 was never released.
+pub const LOWEST_PROTOCOL_VERSION: u32 = 2;
+
+/// The versions that one side speaks.
+#[derive(Clone, Copy, Debug)]
+pub struct Versions {
+    pub lowest: u32,
+    pub highest: u32,
+    /// What came with the later ones.
+    pub later: &'static [Later],
+}
+
+/// Something that came with a version after the first.
+#[derive(Clone, Copy, Debug)]
+pub struct Later {
+    pub since: u32,
+    /// For people.
+    pub what: &'static str,
+    pub within: Within,
+    /// Numbers of fields from there on, to the message that it is a field of.
+    pub path: &'static [u32],
+    /// It is any of these fields, the first and the last.
+    pub fields: (u32, u32),
+}
+
+/// What a client sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Within {
+    Tx,
+    Query,
+}
+
+/// Numbers of fields on the way to others.
+const OPS: u32 = 1;
+const PUBLISH: u32 = 4;
+const HOLD: u32 = 8;
+
+/// What each version has brought, but for the first. An entry may go once no version before it is spoken.
+pub const LATER: &[Later] = &[
+    operation(2, 14, "cancelling jobs"),
+    operation(2, 15, "failing a job in one operation"),
+    operation(2, 16, "retrying failed jobs"),
+    operation(2, 17, "dropping failed jobs"),
+    message_fields(2, (12, 24), &[OPS, PUBLISH, 2]),
+    message_fields(2, (12, 24), &[OPS, HOLD, 3, 2]),
+    query(2, 7, "listing failed jobs"),
+    query(2, 8, "asking about an operation on many jobs"),
+];
+
+const fn operation(since: u32, number: u32, what: &'static str) -> Later {
+    Later {
+        since,
+        what,
+        within: Within::Tx,
+        path: &[OPS],
+        fields: (number, number),
+    }
+}
+
+const fn message_fields(since: u32, fields: (u32, u32), path: &'static [u32]) -> Later {
+    Later {
+        since,
+        what: "headers, keys, time limits, retries and workflows of a job",
+        within: Within::Tx,
+        path,
+        fields,
+    }
+}
+
+const fn query(since: u32, number: u32, what: &'static str) -> Later {
+    Later {
+        since,
+        what,
+        within: Within::Query,
+        path: &[],
+        fields: (number, number),
+    }
+}
+
+impl Versions {
+    pub const TODAY: Self = Self {
+        lowest: LOWEST_PROTOCOL_VERSION,
+        highest: PROTOCOL_VERSION,
+        later: LATER,
+    };
+
+    /// The version to go on in with somebody who speaks up to this one; `None`: there is none.
+    pub fn common(&self, highest_of_other: u32) -> Option<u32> {
+        let common = highest_of_other.min(self.highest);
+        (common >= self.lowest).then_some(common)
+    }
+
+    /// Something in these bytes that a broker of this version would not understand.
+    pub fn too_new(&self, version: u32, within: Within, encoded: &Bytes) -> Option<&'static Later> {
+        let is_too_new = |later: &&'static Later| later.within == within && later.since > version;
+        let later: Vec<&'static Later> = self.later.iter().filter(is_too_new).collect();
+        // What we have encoded is sound, so nothing is hidden behind an error.
+        find(encoded.clone(), &mut Vec::new(), &later).unwrap_or(None)
+    }
+}
+
+/// "version 2", or "versions 2 to 3".
+impl fmt::Display for Versions {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.lowest == self.highest {
+            true => write!(out, "version {}", self.highest),
+            false => write!(out, "versions {} to {}", self.lowest, self.highest),
+        }
+    }
+}
+
+fn find(
+    mut bytes: Bytes,
+    here: &mut Vec<u32>,
+    later: &[&'static Later],
+) -> Result<Option<&'static Later>, prost::DecodeError> {
+    while bytes.has_remaining() {
+        let (number, wire_type) = decode_key(&mut bytes)?;
+        let is_field = |later: &&&Later| {
+            let (first, last) = later.fields;
+            later.path == here.as_slice() && (first..=last).contains(&number)
+        };
+        if let Some(found) = later.iter().find(is_field) {
+            return Ok(Some(found));
+        }
+        here.push(number);
+        let leads_on = later
+            .iter()
+            .any(|later| later.path.starts_with(here.as_slice()));
+        if leads_on && wire_type == WireType::LengthDelimited {
+            let length = decode_varint(&mut bytes)?.min(bytes.remaining() as u64);
+            let found = find(bytes.split_to(length as usize), here, later)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        } else {
+            skip_field(wire_type, number, &mut bytes, DecodeContext::default())?;
+        }
+        here.pop();
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_message::{
+        Extras, FailedQuery, Filter, JoinPolicy, Message, MessageId, Op, Query, Target, Tx,
+    };
+    use prost::Message as _;
+
+    use super::*;
+    use crate::proto;
+
+    const BEFORE: Versions = Versions {
+        lowest: 1,
+        ..Versions::TODAY
+    };
+
+    fn in_tx(version: u32, ops: Vec<Op>) -> Option<&'static str> {
+        let encoded = proto::Tx::from(Tx { ops }).encode_to_vec().into();
+        let later = BEFORE.too_new(version, Within::Tx, &encoded);
+        later.map(|later| later.what)
+    }
+
+    fn pause() -> Op {
+        Op::Pause {
+            queue: "mail".to_owned(),
+        }
+    }
+
+    fn message(extras: Extras) -> Message {
+        Message {
+            id: MessageId([1; 16]),
+            task: "mail.send".to_owned(),
+            priority: 4,
+            expires_at: None,
+            result_ttl_ms: None,
+            max_deliveries: 3,
+            attempt: 0,
+            crashes: 0,
+            enqueued_at: 0,
+            notes: Vec::new(),
+            body: Bytes::from_static(&[0x72, 3, b'n', b'o', b't']),
+            extras: extras.boxed(),
+        }
+    }
+
+    fn publish(extras: Extras) -> Op {
+        Op::Publish {
+            queues: vec!["mail".to_owned()],
+            message: message(extras),
+            due: None,
+            unless_key: None,
+        }
+    }
+
+    #[test]
+    fn an_operation_and_a_field_are_found_wherever_they_stand() {
+        let cancel = Op::Cancel {
+            target: Target::Job(MessageId([1; 16])),
+            reason: String::new(),
+        };
+        let with_key = Extras {
+            key: Some(Bytes::from_static(b"k")),
+            ..Extras::default()
+        };
+        let retried = Extras {
+            generation: 1,
+            ..Extras::default()
+        };
+        let hold = Op::Hold {
+            join: MessageId([2; 16]),
+            count: 1,
+            messages: vec![("mail".to_owned(), message(with_key.clone()))],
+            policy: JoinPolicy::AllEnded,
+        };
+        let fields = Some("headers, keys, time limits, retries and workflows of a job");
+        assert_eq!(
+            in_tx(1, vec![pause(), publish(Extras::default())]),
+            None,
+            "a body is not looked into"
+        );
+        assert_eq!(
+            in_tx(1, vec![pause(), cancel.clone()]),
+            Some("cancelling jobs")
+        );
+        assert_eq!(in_tx(1, vec![pause(), publish(with_key)]), fields);
+        assert_eq!(in_tx(1, vec![publish(retried)]), fields);
+        assert_eq!(in_tx(1, vec![hold]), fields);
+        assert_eq!(in_tx(2, vec![cancel]), None);
+    }
+
+    #[test]
+    fn a_question_is_found() {
+        let check = |query: Query, expected: Option<&str>| {
+            let encoded = proto::Query::from((7, query)).encode_to_vec().into();
+            let later = BEFORE.too_new(1, Within::Query, &encoded);
+            assert_eq!(later.map(|later| later.what), expected);
+        };
+        check(Query::Status, None);
+        check(Query::Stop, None);
+        let failed = FailedQuery {
+            filter: Filter::default(),
+            after: 0,
+            limit: 0,
+        };
+        check(Query::Failed(failed), Some("listing failed jobs"));
+        check(
+            Query::Operation(9),
+            Some("asking about an operation on many jobs"),
+        );
+    }
+
+    #[test]
+    fn the_common_version_is_the_lower_of_both_highest_or_none() {
+        let both = Versions {
+            lowest: 2,
+            highest: 3,
+            later: &[],
+        };
+        let common = |other| both.common(other);
+        assert_eq!(
+            [0, 1, 2, 3, 4].map(common),
+            [None, None, Some(2), Some(3), Some(3)]
+        );
+        assert_eq!(both.to_string(), "versions 2 to 3");
+        assert_eq!(Versions::TODAY.to_string(), "version 2");
+    }
+
+    /// Whatever a noun can become on the wire and version 1 had no number for is in the table.
+    #[test]
+    fn nothing_that_came_with_version_2_is_forgotten() {
+        let target = || Target::Filter(Filter::default());
+        let lease = penstock_message::Lease {
+            message: MessageId([1; 16]),
+            epoch: 1,
+            grant: 1,
+        };
+        let ops = [
+            Op::Fail {
+                lease,
+                value: None,
+                note: Bytes::new(),
+                failure: penstock_message::Failure::default(),
+                cost_us: 0,
+            },
+            Op::Cancel {
+                target: target(),
+                reason: String::new(),
+            },
+            Op::RetryFailed {
+                target: target(),
+                queue: None,
+            },
+            Op::DropFailed { target: target() },
+        ];
+        for op in ops {
+            assert!(in_tx(1, vec![op.clone()]).is_some(), "{op:?}");
+        }
+    }
+}
