@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 from penstock import _core
 
 Seconds: TypeAlias = float | timedelta
-Durability: TypeAlias = Literal["disk", "os", "none"]
+Durability: TypeAlias = Literal["replicated", "disk", "os", "none"]
 
 
 class JobOptions(TypedDict, total=False):
@@ -63,8 +63,8 @@ class Options:
             raise ValueError(f"priority must be an integer from 0 to 9, not {self.priority!r}")
         if self.countdown is not None and self.eta is not None:
             raise ValueError("give countdown or eta, not both")
-        if self.durability not in ("disk", "os", "none"):
-            raise ValueError(f'durability must be "disk", "os" or "none", not {self.durability!r}')
+        if self.durability not in ("replicated", "disk", "os", "none"):
+            raise ValueError(f'durability must be "replicated", "disk", "os" or "none", not {self.durability!r}')
         if not _is_int(self.max_deliveries) or not 1 <= self.max_deliveries <= 255:
             raise ValueError(f"max_deliveries must be an integer from 1 to 255, not {self.max_deliveries!r}")
         expires_after_ms = expires_at_ms = None

@@ -138,7 +138,7 @@ class TestTwoTasksOfOneName:
         ({"priority": True}, "priority must be an integer from 0 to 9, not True"),
         ({"queue": ""}, "queue must be a name, not ''"),
         ({"queue": 3}, "queue must be a name, not 3"),
-        ({"durability": "tape"}, 'durability must be "disk", "os" or "none", not \'tape\''),
+        ({"durability": "tape"}, 'durability must be "replicated", "disk", "os" or "none", not \'tape\''),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, says):

@@ -117,7 +117,7 @@ def test_status_tells_of_the_broker(client):
         ({"task": "t", "queue": "q" * 256}, "name of the queue takes 256 bytes"),
         ({"task": "t", "priority": 10}, "priority is 10; give 0 to 9"),
         ({"task": "t", "max_deliveries": 0}, "max_deliveries is 0; give 1 to 255"),
-        ({"task": "t", "durability": "paper"}, 'give "disk", "os" or "none"'),
+        ({"task": "t", "durability": "paper"}, 'give "replicated", "disk", "os" or "none"'),
         ({"task": "t", "countdown_ms": 1, "eta_ms": 1}, "countdown or eta, not both"),
         ({"task": "t", "expires_after_ms": 1, "expires_at_ms": 1}, "not both"),
     ],
@@ -137,6 +137,15 @@ def test_a_wrong_url_is_told_at_once(url):
 def test_each_durability_is_confirmed(client, durability):
     client.publish(_core.Options("task", durability=durability), b"", 5.0)
     assert ready(client) == 1
+
+
+@pytest.mark.parametrize("url", [None, "memory:replicated"])
+def test_replicated_is_offered_by_no_engine_of_today(client, url):
+    client = client if url is None else _core.Client(url)
+    with pytest.raises(errors.NotOffered, match='no engine of today .* "disk" is the safest there is. Nothing was sent'):
+        client.publish(_core.Options("task", durability="replicated"), b"", 5.0)
+    assert client.status(5.0)["queues"] == []
+    client.close(1.0)
 
 
 def test_memory_needs_no_process():

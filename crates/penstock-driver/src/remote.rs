@@ -245,6 +245,14 @@ impl Driver for Remote {
         deadline: Option<Instant>,
         done: Done<Vec<Receipt>>,
     ) {
+        if durability == Durability::Replicated && self.highest_durability < durability {
+            let reason = format!(
+                "durability=\"replicated\" is not offered by {}: no engine of today keeps a job on more than \
+                 one machine; \"disk\" is the safest there is",
+                self.shared.broker
+            );
+            return done(Err(DriverError::NotOffered { reason }));
+        }
         let txs = txs.into_iter().map(Encoded::new).collect();
         let mut done = Some(done);
         let outcome = self.with_session(|session| {

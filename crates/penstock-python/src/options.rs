@@ -85,12 +85,13 @@ impl Options {
                 Failure::invalid(format!("max_deliveries is {max_deliveries}; give 1 to 255"))
             })?;
         let durability = match durability {
+            "replicated" => Durability::Replicated,
             "disk" => Durability::Disk,
             "os" => Durability::Os,
             "none" => Durability::None,
             other => {
                 return Err(Failure::invalid(format!(
-                    "durability is {other:?}; give \"disk\", \"os\" or \"none\""
+                    "durability is {other:?}; give \"replicated\", \"disk\", \"os\" or \"none\""
                 )));
             }
         };

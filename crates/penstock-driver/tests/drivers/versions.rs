@@ -13,7 +13,7 @@ use std::thread;
 use crate::support::*;
 use bytes::BytesMut;
 use penstock_driver::{DriverConfig, DriverError};
-use penstock_message::{KeyState, Query};
+use penstock_message::{Durability, KeyState, Query};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, encode_frame, proto};
 
 /// Stands before a broker's socket and carries its frames.
@@ -156,4 +156,21 @@ fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
         socket_of(&place),
     )
     .unwrap();
+}
+
+#[test]
+fn replicated_is_offered_by_no_engine_of_today() {
+    for place in [Place::memory(), Place::local()] {
+        let client = place.client();
+        let outcome =
+            client.try_commit(vec![publish(message(1))], Durability::Replicated, PATIENCE);
+        let Err(DriverError::NotOffered { reason }) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert!(
+            reason.starts_with("durability=\"replicated\" is not offered by"),
+            "{reason}"
+        );
+        assert_eq!(client.status().queues.len(), 0, "nothing was sent");
+    }
 }
