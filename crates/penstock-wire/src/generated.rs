@@ -1003,6 +1003,11 @@ pub struct Health {
     pub blocked: u64,
     #[prost(uint64, tag = "19")]
     pub cost_ns: u64,
+    #[prost(uint64, tag = "20")]
+    pub failed: u64,
+    /// purged, cancelled, or blocked by a failure
+    #[prost(uint64, tag = "21")]
+    pub cancelled: u64,
 }
 /// Nested message and enum types in `Health`.
 pub mod health {
