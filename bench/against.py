@@ -41,7 +41,7 @@ CORE_JOBS = 1_000_000
 
 PARTS = ("broker", "supervisor", "children", "client")
 CORE = "core"
-RATES = {"enqueue_per_s": "enqueue, jobs/s", "drain_per_s": "drain, jobs/s"}
+RATES = {"enqueue_per_s": "enqueue, jobs/s", "drain_per_s": "start and drain, jobs/s"}
 
 
 def bound(ratios: Sequence[float], confidence: float = CONFIDENCE) -> float:
