@@ -1,8 +1,8 @@
 """What a no-op job costs each part in CPU time, through the public API alone: ``.venv/bin/python bench/cpu.py [jobs]``.
 
 Hands in so many jobs, starts a worker with two processes that drains them, and prints one line of JSON: microseconds a
-job for each part, and the two rates. ``bench/run.py --against`` runs it under the interpreters of two checkouts in turn,
-so it uses only what every version has: ``App``, ``task``, ``map``, ``result()``, and the commands ``worker`` and
+job for each part, and the two rates. ``bench/run.py --against`` runs it under the interpreters of two checkouts, so it
+uses only what every version has: ``App``, ``task``, ``map``, ``result()``, and the commands ``worker`` and
 ``status --json``. ``bench/where.py`` has the same by thread.
 """
 

@@ -116,6 +116,17 @@ def test_too_few_pairs_are_refused() -> None:
     assert outcome.returncode == 1 and "fewer than 5 pairs have no 95% bound" in outcome.stderr
 
 
+def test_a_comparison_that_fails_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(build: against.Build, jobs: int, directory: Path) -> dict[str, float]:
+        raise RuntimeError(f"the {build.name} build failed: no broker")
+
+    monkeypatch.setattr(against, "find", lambda name, directory, target: against.Build(name, directory, directory))
+    monkeypatch.setattr(against, "versions_of", lambda build: "3.11")
+    monkeypatch.setattr(against, "parts", fail)
+    with pytest.raises(SystemExit, match="the old build failed: no broker\nNothing was judged"):
+        against.main(tmp_path, count=5, target=None, jobs=1, core_jobs=1, directory=tmp_path, output=None)
+
+
 def test_exit_code_and_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(against, "find", lambda name, directory, target: against.Build(name, directory, directory))
     monkeypatch.setattr(against, "versions_of", lambda build: "3.11")
