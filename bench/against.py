@@ -41,7 +41,7 @@ CORE_JOBS = 1_000_000
 
 PARTS = ("broker", "supervisor", "children", "client")
 CORE = "core"
-RATES = {"enqueue_per_s": "enqueue, jobs/s", "drain_per_s": "drain, jobs/s"}
+RATES = {"enqueue_per_s": "enqueue, jobs/s", "drain_per_s": "start and drain, jobs/s"}
 
 
 def bound(ratios: Sequence[float], confidence: float = CONFIDENCE) -> float:
@@ -217,6 +217,10 @@ def report(pairs: Pairs) -> tuple[str, bool]:
     return text, all(one.passes for one in verdicts)
 
 
+def load() -> str:
+    return f"{os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+
+
 def main(
     other: Path, *, count: int, target: str | None, jobs: int, core_jobs: int, directory: Path, output: Path | None
 ) -> int:
@@ -226,9 +230,14 @@ def main(
     new = find("new", ROOT, os.environ.get("CARGO_TARGET_DIR"))
     if versions_of(old) != versions_of(new):
         raise SystemExit(f"--against: {old.python} and {new.python} are different Pythons; make both .venv with one")
-    pairs = run_pairs(
-        old, new, count, [lambda build: parts(build, jobs, directory), lambda build: core(build, core_jobs)]
-    )
+    try:
+        pairs = run_pairs(
+            old, new, count, [lambda build: parts(build, jobs, directory), lambda build: core(build, core_jobs)]
+        )
+    except (RuntimeError, subprocess.TimeoutExpired) as failure:
+        raise SystemExit(
+            f"--against: {failure}\nNothing was judged. Is the machine busy? Its load is {load()}."
+        ) from None
     text, passes = report(pairs)
     if output:
         output.write_text(json.dumps(pairs, indent=1) + "\n")

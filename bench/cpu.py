@@ -1,7 +1,7 @@
 """What a no-op job costs each part in CPU time, through the public API alone: ``.venv/bin/python bench/cpu.py [jobs]``.
 
-Hands in so many jobs, lets a worker with two processes drain them, and prints one line of JSON: microseconds a job for
-each part, and the two rates. ``bench/run.py --against`` runs it under the interpreters of two checkouts in turn, so it
+Hands in so many jobs, starts a worker with two processes that drains them, and prints one line of JSON: microseconds a
+job for each part, and the two rates. ``bench/run.py --against`` runs it under the interpreters of two checkouts, so it
 uses only what every version has: ``App``, ``task``, ``map``, ``result()``, and the commands ``worker`` and
 ``status --json``. ``bench/where.py`` has the same by thread.
 """
@@ -23,6 +23,7 @@ from penstock import App
 
 HERE = Path(__file__).parent
 SLOTS = 2
+WARMING = 100
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 WAIT_S = 60
 
@@ -34,7 +35,7 @@ def noop(number: int) -> None: ...
 
 
 def measure(count: int, directory: Path) -> dict[str, float]:
-    noop.map(range(100))  # starts the broker
+    noop.map(range(WARMING))  # starts the broker
     client = {os.getpid(): "client"}
     broker = {int(status()["broker"]["pid"]): "broker"}
 
@@ -44,24 +45,27 @@ def measure(count: int, directory: Path) -> dict[str, float]:
     enqueueing = cpu_seconds(client | broker) - before
 
     with running([PENSTOCK, "worker", "cpu:app", "-c", str(SLOTS)], log=directory / "worker.log", cwd=HERE) as worker:
-        jobs[count // 5].result(timeout=WAIT_S)
-        # The children and the zygote that forked them.
-        while len(below := descendants(worker.pid)) <= SLOTS:
+        while not descendants(worker.pid):
+            time.sleep(0.005)
+        # The zygote loads the app now, and forks the children then. Nothing runs yet, and all will have run in the
+        # end: children run far ahead of what is settled, so no moment between has a number of jobs.
+        parts = broker | {worker.pid: "supervisor"}
+        before, begun = cpu_seconds(parts), time.perf_counter()
+        jobs[-1].result(timeout=WAIT_S)
+        while finished() < count + WARMING:
             time.sleep(0.01)
-        parts = broker | {worker.pid: "supervisor"} | dict.fromkeys(below, "children")
-        before, begun, finished_before = cpu_seconds(parts), time.perf_counter(), finished()
-        jobs[count * 9 // 10].result(timeout=WAIT_S)
         drain_s = time.perf_counter() - begun
-        draining, drained = cpu_seconds(parts) - before, finished() - finished_before
-    if drained < count // 4:
-        raise RuntimeError(f"{count:,} jobs were almost done when all of the worker's processes ran: take more")
+        _zygote, *children = descendants(worker.pid)  # parents come first
+        draining = cpu_seconds(parts | dict.fromkeys(children, "children")) - before
+    if len(children) != SLOTS:
+        raise RuntimeError(f"{len(children)} processes ran jobs, not {SLOTS}; see {directory / 'worker.log'}")
     return {
         "client": enqueueing["client"] / count * 1e6,
-        "broker": (enqueueing["broker"] / count + draining["broker"] / drained) * 1e6,
-        "supervisor": draining["supervisor"] / drained * 1e6,
-        "children": draining["children"] / drained * 1e6,
+        "broker": (enqueueing["broker"] + draining["broker"]) / count * 1e6,
+        "supervisor": draining["supervisor"] / count * 1e6,
+        "children": draining["children"] / count * 1e6,
         "enqueue_per_s": count / enqueue_s,
-        "drain_per_s": drained / drain_s,
+        "drain_per_s": count / drain_s,
     }
 
 

@@ -65,7 +65,7 @@ def test_only_a_build_that_costs_more_fails() -> None:
 def test_rates_are_shown_and_not_judged() -> None:
     pairs = {name: noisy(1.0) for name in (*against.PARTS, against.CORE)}
     text, passes = against.report(pairs | {"drain_per_s": noisy(0.5), "enqueue_per_s": noisy(0.5)})
-    assert passes and "| drain, jobs/s " in text
+    assert passes and "| start and drain, jobs/s " in text
 
 
 def test_the_two_builds_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_the_two_builds_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_parts_of_this_build(tmp_path: Path) -> None:
     this = against.Build("this", Path(sys.prefix).parent, tmp_path)
     assert this.python.samefile(sys.executable)
-    figures = against.parts(this, 100_000, tmp_path)
+    figures = against.parts(this, 5_000, tmp_path)
     assert set(figures) == {*against.PARTS, *against.RATES}
     assert all(value > 0 for value in figures.values())
 
@@ -114,6 +114,17 @@ def test_too_few_pairs_are_refused() -> None:
     command = [sys.executable, run.HERE / "run.py", "--against", ".", "--pairs", "4"]
     outcome = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert outcome.returncode == 1 and "fewer than 5 pairs have no 95% bound" in outcome.stderr
+
+
+def test_a_comparison_that_fails_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(build: against.Build, jobs: int, directory: Path) -> dict[str, float]:
+        raise RuntimeError(f"the {build.name} build failed: no broker")
+
+    monkeypatch.setattr(against, "find", lambda name, directory, target: against.Build(name, directory, directory))
+    monkeypatch.setattr(against, "versions_of", lambda build: "3.11")
+    monkeypatch.setattr(against, "parts", fail)
+    with pytest.raises(SystemExit, match="the old build failed: no broker\nNothing was judged"):
+        against.main(tmp_path, count=5, target=None, jobs=1, core_jobs=1, directory=tmp_path, output=None)
 
 
 def test_exit_code_and_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
