@@ -157,7 +157,7 @@ def test_an_upgrade_of_the_newest_format_changes_nothing_and_a_newer_one_is_refu
     before = files()
     upgraded = shop.penstock("upgrade", str(shop.data))
     assert upgraded.returncode == 0, upgraded.output
-    assert "format 1" in upgraded.output and "nothing was changed" in upgraded.output
+    assert "format 2" in upgraded.output and "nothing was changed" in upgraded.output
     assert files() == before
     nowhere = shop.penstock("upgrade", str(shop.data / "nowhere"))
     assert nowhere.returncode == 1 and "nowhere" in nowhere.output

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
-from project import Project
+from project import Process, Project
 from upgrade.format_1 import at_the_time, jobs, unpack
 
 ASK = """\
@@ -58,10 +59,15 @@ def local(project: Project) -> str:
 
 
 def server(project: Project) -> str:
+    assert project.penstock("upgrade", str(project.data)).returncode == 0
     url = f"unix:{project.directory}/socket"
     project.environment["PENSTOCK_URL"] = url
-    project.start("penstock", "server", "--listen", url, "--data", project.data).wait_for_output("listening on")
+    serve(project, url).wait_for_output("listening on")
     return url
+
+
+def serve(project: Project, url: str) -> Process:
+    return project.start("penstock", "server", "--listen", url, "--data", project.data)
 
 
 @pytest.mark.parametrize("broker", [local, server])
@@ -95,3 +101,29 @@ def test_every_job_of_format_1_is_in_its_state_and_goes_on(left, broker):
             expected[job.id] = "hello, " + job.what.split("'")[1]
     assert len(expected) == 5
     assert left.python(RESULTS, *expected).splitlines() == list(expected.values())
+
+
+def test_a_local_broker_upgrades_its_own_journal_and_its_log_says_so(left):
+    left.python(ASK, left.url, jobs()[0].id)
+    assert "format 1 to 2: earlier programs refuse it" in (left.data / "broker.log").read_text()
+    left.kill_broker()
+    again = left.penstock("upgrade", str(left.data))
+    assert "in format 2" in again.output and "nothing was changed" in again.output
+
+
+def test_a_server_changes_nothing_before_the_upgrade_and_says_what_to_type(left):
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (left.data / "journal").iterdir()}
+
+    before = files()
+    refused = serve(left, f"unix:{left.directory}/socket")
+    assert refused.wait() == 1
+    assert "is in format 1, and this program writes format 2" in refused.output
+    assert files() == before
+    # It is typed as it is told.
+    _, command, *_ = refused.output.split("`")
+    upgraded = left.run(*shlex.split(command))
+    assert upgraded.returncode == 0, upgraded.output
+    assert "upgraded from format 1 to 2" in upgraded.output
+    assert server(left)
+    assert left.status()["queues"]

@@ -25,8 +25,9 @@ impl Maker {
             batch_bytes: 512,
             opening_bytes: 4096 + 1024,
             spares: 1,
+            ..JournalOptions::default()
         };
-        let opened = Journal::open(storage, options, &mut |_, _| Ok(()));
+        let opened = Journal::open(storage, options, &mut |_| Ok(()));
         self.opened = Some(opened.expect("it opens"));
     }
 
@@ -206,15 +207,12 @@ fn main() {
         }
         let mut expected = String::new();
         let storage = DiskStorage::open(&copy).expect("the copy");
-        let opened = Journal::open(
-            storage,
-            JournalOptions::default(),
-            &mut |position, record| {
-                let checksum = crc32c::crc32c(record);
-                expected.push_str(&format!("{position} {} {checksum:08x}\n", record.len()));
-                Ok(())
-            },
-        );
+        let opened = Journal::open(storage, JournalOptions::default(), &mut |record| {
+            let checksum = crc32c::crc32c(record.bytes);
+            let (position, length) = (record.position, record.bytes.len());
+            expected.push_str(&format!("{position} {length} {checksum:08x}\n"));
+            Ok(())
+        });
         let report = opened.expect("it opens").report;
         expected.push_str(&format!(
             "torn batches {}, written again {}\n",

@@ -10,10 +10,28 @@
 
 use crc32c::{crc32c, crc32c_append};
 
-/// What this program writes, and the newest that it reads.
-pub const FORMAT_VERSION: u32 = 1;
-/// Bit n set: the segment uses feature n, and a reader that does not know it must not read on.
-pub const KNOWN_FEATURES: u64 = 0;
+/// The format that this program writes, and the newest that it reads.
+pub const FORMAT_VERSION: u32 = 2;
+/// Bit n set: a segment may use feature n. A reader that does not know a feature must not read on.
+pub const KNOWN_FEATURES: u64 = if cfg!(test) { FEATURE_OF_TESTS } else { 0 };
+/// There is none yet, so the unit tests of this crate have one of their own.
+pub(crate) const FEATURE_OF_TESTS: u64 = 1 << 63;
+
+/// What a segment is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Format {
+    pub version: u32,
+    /// Those that this journal uses, whatever else this program knows.
+    pub features: u64,
+}
+
+impl Format {
+    /// That of a new journal.
+    pub const NEWEST: Self = Self {
+        version: FORMAT_VERSION,
+        features: 0,
+    };
+}
 
 pub(crate) const MAGIC: [u8; 8] = *b"PENSTOCK";
 /// Where the first batch of a segment begins.
@@ -126,6 +144,13 @@ const HIGHEST: u64 = 1 << 62;
 const HIGHEST_EPOCH: u32 = 1 << 30;
 
 impl SegmentHeader {
+    pub fn format(&self) -> Format {
+        Format {
+            version: self.format_version,
+            features: self.features,
+        }
+    }
+
     /// Whether a journal can have come to these numbers.
     pub fn is_plausible(&self) -> bool {
         (1..HIGHEST).contains(&self.base_sequence)

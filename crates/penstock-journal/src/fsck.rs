@@ -45,7 +45,7 @@ pub fn fsck<S: Storage>(storage: &S) -> Result<FsckReport, OpenError> {
     let _lock = lock.ok_or(OpenError::Locked { location })?;
     let found = Found::list(storage)?;
     let opening = match found.segments.last() {
-        Some(_) => recover(storage, &found.segments, &mut |_, _| Ok(())).map(|found| found.report),
+        Some(_) => recover(storage, &found.segments, &mut |_| Ok(())).map(|found| found.report),
         None => Ok(RecoveryReport {
             created: true,
             ..RecoveryReport::default()

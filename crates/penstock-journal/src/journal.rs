@@ -28,6 +28,9 @@ pub struct JournalOptions {
     /// How many files are kept ready to become segments, and for the time when the disk is full: four,
     /// for publishes, leases, settlements and reclaiming.
     pub spares: usize,
+    /// Whether opening may upgrade a journal of an earlier format, which earlier programs then refuse.
+    /// By default such a journal is refused and left as it is.
+    pub upgrades: bool,
 }
 
 impl Default for JournalOptions {
@@ -38,6 +41,7 @@ impl Default for JournalOptions {
             batch_bytes: 8 << 20,
             opening_bytes: 1 << 20,
             spares: 4,
+            upgrades: false,
         }
     }
 }

@@ -30,7 +30,10 @@ pub use fsck::{Damage, FsckReport, SegmentReport, fsck};
 pub use index::ReadAt;
 pub use journal::{Batch, Journal, JournalOptions};
 pub use reader::{ReadError, Reader};
-pub use recovery::{OpenError, Opened, RecoveryReport, Replay, Upgraded, upgrade};
+pub use recovery::{
+    NotReplayed, OpenError, Opened, RecoveryReport, Replay, Replayed, UPGRADE_COMMAND, Upgraded,
+    upgrade,
+};
 pub use repair::{RepairError, RepairReport, repair};
 pub use salvage::Lost;
 pub use spares::{Space, Spares};

@@ -5,11 +5,11 @@
 //! follow each other from there to the end of the batch.
 
 use crate::format::{
-    BATCH_ALIGN, BatchHeader, FIRST_BATCH, Record, RecordHeader, RecordKind, SegmentHeader,
+    BATCH_ALIGN, BatchHeader, FIRST_BATCH, Format, Record, RecordHeader, RecordKind, SegmentHeader,
     batch_tag, segment_name,
 };
 use crate::read::{Flaw, SegmentImage, read_damaged_header};
-use crate::recovery::{Found, OpenError};
+use crate::recovery::{Found, OpenError, Replayed};
 use crate::storage::Storage;
 
 /// Records that can't be brought back.
@@ -30,17 +30,19 @@ pub struct Lost {
 }
 
 /// What a damaged journal still says of itself.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Salvage {
     pub lost: Vec<Lost>,
     pub records: u64,
     pub torn_batches: u64,
     /// No batch was written under a later one.
     pub epoch: u32,
+    /// Of the newest segment whose header can be read.
+    pub format: Format,
 }
 
 /// Is shown each sound record, in order.
-pub(crate) type Keep<'a> = dyn FnMut(u64, &[u8]) -> Result<(), OpenError> + 'a;
+pub(crate) type Keep<'a> = dyn FnMut(Replayed<'_>) -> Result<(), OpenError> + 'a;
 
 pub(crate) fn salvage<S: Storage>(
     storage: &S,
@@ -63,15 +65,25 @@ pub(crate) fn salvage<S: Storage>(
     };
     let mut salvager = Salvager {
         keep,
-        salvage: Salvage::default(),
+        salvage: Salvage {
+            lost: Vec::new(),
+            records: 0,
+            torn_batches: 0,
+            epoch: 0,
+            format: known.format(),
+        },
         next: None,
         parts: None,
         damage: None,
+        format: known.format_version,
     };
     let mut images = Vec::new();
+    let mut known = known;
     for (number, (header, flaw)) in headers {
         images.push(Image::load(storage, number, header, flaw, &known)?);
+        known = header.unwrap_or(known);
     }
+    salvager.salvage.format = known.format();
     let oldest = oldest_that_counts(storage, &images)?;
     // What is older was dropped; only its file was not gone yet.
     images.retain(|image| image.number >= oldest);
@@ -187,6 +199,8 @@ struct Salvager<'a> {
     parts: Option<(u64, Vec<u8>)>,
     /// Damage since the last sound record.
     damage: Option<Lost>,
+    /// Of the segment that is read; one whose header is lost has that of the segment before.
+    format: u32,
 }
 
 impl Salvager<'_> {
@@ -198,6 +212,7 @@ impl Salvager<'_> {
         is_last: bool,
     ) -> Result<(), OpenError> {
         self.salvage.epoch = self.salvage.epoch.max(of.header.epoch);
+        self.format = of.header.format_version;
         if self.next.is_none() && !of.header_is_lost {
             self.next = Some(of.header.base_position);
         }
@@ -384,7 +399,11 @@ impl Salvager<'_> {
     fn complete(&mut self, position: u64, record: &[u8]) -> Result<(), OpenError> {
         let expected = self.next.unwrap_or(position);
         self.close_damage(expected, position - expected);
-        (self.keep)(position, record)?;
+        (self.keep)(Replayed {
+            position,
+            format: self.format,
+            bytes: record,
+        })?;
         self.next = Some(position + 1);
         self.salvage.records += 1;
         Ok(())

@@ -19,9 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crc32c::crc32c;
 use penstock_faults::planted;
 
-use crate::format::{
-    BatchHeader, KNOWN_FEATURES, MAGIC, Reserved, SegmentHeader, batch_tag, segment_name,
-};
+use crate::format::{BatchHeader, Format, MAGIC, Reserved, SegmentHeader, batch_tag, segment_name};
 use crate::journal::Batch;
 use crate::reader::Reader;
 use crate::spares::{Spares, is_full};
@@ -57,7 +55,7 @@ pub struct Writer<S: Storage> {
     spares: Spares<S>,
     active: ActiveSegment<S::File>,
     /// That of the segments before: a newer one begins with an upgrade only.
-    format: u32,
+    format: Format,
     chain: Chain,
     /// The last batch that is synced.
     durable: u64,
@@ -65,7 +63,7 @@ pub struct Writer<S: Storage> {
     /// Told to readers before a file is given away.
     dropped_through: Arc<AtomicU64>,
     failure: Option<String>,
-    _lock: S::Lock,
+    lock: S::Lock,
 }
 
 pub(crate) struct ActiveSegment<F> {
@@ -112,7 +110,7 @@ impl Chain {
 
 /// What a new segment's header says, but for what follows from the [`Chain`].
 pub(crate) struct NewSegment {
-    pub format: u32,
+    pub format: Format,
     pub number: u64,
     pub epoch: u32,
     pub base_position: u64,
@@ -125,9 +123,9 @@ impl NewSegment {
     pub fn header(&self, chain: &Chain) -> [u8; SegmentHeader::BYTES] {
         let header = SegmentHeader {
             magic: MAGIC,
-            format_version: self.format,
-            minimum_reader: self.format,
-            features: KNOWN_FEATURES,
+            format_version: self.format.version,
+            minimum_reader: self.format.version,
+            features: self.format.features,
             journal_id: chain.journal_id,
             segment: self.number,
             base_position: self.base_position,
@@ -149,7 +147,7 @@ impl<S: Storage> Writer<S> {
         storage: S,
         lock: S::Lock,
         active: ActiveSegment<S::File>,
-        format: u32,
+        format: Format,
         chain: Chain,
         spares: Spares<S>,
     ) -> Self {
@@ -164,8 +162,13 @@ impl<S: Storage> Writer<S> {
             drops: Vec::new(),
             dropped_through: Arc::default(),
             failure: None,
-            _lock: lock,
+            lock,
         }
+    }
+
+    /// Gives up the journal, and not the lock on it.
+    pub(crate) fn into_lock(self) -> S::Lock {
+        self.lock
     }
 
     /// Writes one batch, with one call; it is safe from a crash of this process, but not of the

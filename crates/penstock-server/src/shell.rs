@@ -24,7 +24,9 @@ use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use penstock_broker::{BrokerOptions, ConnId, Now};
-use penstock_journal::{DiskStorage, JournalOptions, OpenError, RecoveryReport, WriteError};
+use penstock_journal::{
+    DiskStorage, FORMAT_VERSION, JournalOptions, OpenError, RecoveryReport, WriteError,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -203,7 +205,11 @@ impl Server {
             source,
         };
         let storage = DiskStorage::open(&options.journal).map_err(directory)?;
-        let mut journal = JournalOptions::default();
+        // Nobody else can upgrade the journal of a local broker: its clients start it unasked.
+        let mut journal = JournalOptions {
+            upgrades: options.local.is_some(),
+            ..JournalOptions::default()
+        };
         journal.suit_disk(storage.disk_bytes().map_err(directory)?);
         getrandom::fill(&mut journal.journal_id)
             .map_err(io::Error::from)
@@ -679,6 +685,12 @@ fn watch_signals(poll: &Poll) -> io::Result<UnixStream> {
 
 fn log_recovery(journal: &std::path::Path, report: &RecoveryReport, took: Duration) {
     let took_ms = took.as_millis();
+    if let Some(format) = report.upgraded_from {
+        tracing::info!(
+            "upgraded {} from format {format} to {FORMAT_VERSION}: earlier programs refuse it from now on",
+            journal.display()
+        );
+    }
     if report.created {
         tracing::info!("began a new journal in {}", journal.display());
     } else {

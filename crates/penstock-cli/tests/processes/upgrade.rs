@@ -148,10 +148,13 @@ impl Client {
 fn claims_joins_values_and_refusals_of_format_1_hold() {
     let Some(time) = at_the_time() else { return };
     let place = tempfile::tempdir().unwrap();
-    unpack_format_1(&place.path().join("data"));
+    let data = place.path().join("data");
+    unpack_format_1(&data);
+    let upgraded = run(&["upgrade", data.to_str().unwrap()]);
+    assert!(upgraded.status.success(), "{}", text(&upgraded));
     let mut command = penstock();
     command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
-    command.arg(place.path().join("data")).envs(time);
+    command.arg(&data).envs(time);
     let mut server = Running::start(&mut command);
     let line = server.said("listening on tcp://");
     let (_, address) = line.split_once("tcp://").unwrap();

@@ -16,6 +16,7 @@ pub fn small() -> JournalOptions {
         batch_bytes: 1024,
         opening_bytes: 4096 + 2048,
         spares: 1,
+        ..JournalOptions::default()
     }
 }
 
@@ -27,8 +28,8 @@ pub fn open<S: Storage>(
     options: JournalOptions,
 ) -> Result<(Opened<S>, Records), OpenError> {
     let mut records = Records::new();
-    let opened = Journal::open(storage.clone(), options, &mut |position, record: &[u8]| {
-        records.insert(position, record.to_vec());
+    let opened = Journal::open(storage.clone(), options, &mut |record| {
+        records.insert(record.position, record.bytes.to_vec());
         Ok(())
     })?;
     Ok((opened, records))
