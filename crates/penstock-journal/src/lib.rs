@@ -15,6 +15,7 @@ mod fsck;
 pub mod hostile;
 mod index;
 mod journal;
+mod newest;
 mod read;
 mod reader;
 mod recovery;

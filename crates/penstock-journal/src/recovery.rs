@@ -24,11 +24,12 @@ use std::io;
 use penstock_faults::planted;
 
 use crate::format::{
-    FIRST_BATCH, FORMAT_VERSION, Format, Record, RecordKind, SegmentHeader, segment_name,
-    segment_number,
+    FIRST_BATCH, FORMAT_VERSION, Format, NewestSlot, Record, RecordKind, SegmentHeader,
+    segment_name, segment_number,
 };
 use crate::index::{Index, Mark, Spacing};
 use crate::journal::{Batch, Journal, JournalOptions, Segment};
+use crate::newest::{NEWEST, Newest};
 use crate::read::{SegmentImage, read_header};
 use crate::spares::{Shared, Spares, fill, is_full};
 use crate::storage::{Storage, StoredFile};
@@ -90,6 +91,8 @@ pub struct RecoveryReport {
     pub rewritten_records: u64,
     /// Writes that a crash interrupted; none was confirmed. They were cut off.
     pub torn_batches: u64,
+    /// It was closed in order, so nothing can be missing unnoticed.
+    pub was_closed: bool,
 }
 
 /// Why a journal was not opened. Nothing was changed.
@@ -166,6 +169,19 @@ impl OpenError {
         }
     }
 
+    /// ... unless it is only that the disk is full.
+    pub(crate) fn full_or_io<S: Storage>(
+        storage: &S,
+        action: &'static str,
+        file: &str,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let (location, file) = (storage.location(), file.to_string());
+        move |source| match is_full(&source) {
+            true => Self::DiskFull { location, source },
+            false => Self::io(action, &file)(source),
+        }
+    }
+
     pub(crate) fn damaged<S: Storage>(storage: &S, file: &str, offset: u64, what: &str) -> Self {
         let (location, file, what) = (storage.location(), file.to_string(), what.to_string());
         Self::Damaged {
@@ -222,8 +238,11 @@ pub(crate) fn resume<S: Storage>(
 ) -> Result<Opened<S>, OpenError> {
     let found = Found::list(&storage)?;
     let recovered = match found.segments.is_empty() {
-        false => recover(&storage, &found.segments, replay)?,
-        true => Recovered::nothing(options.journal_id),
+        false => recover(&storage, &found, replay)?,
+        true => {
+            check_nothing(&storage, &found)?;
+            Recovered::nothing(options.journal_id)
+        }
     };
     start(storage, lock, options, found, recovered)
 }
@@ -288,7 +307,7 @@ pub(crate) fn begin_format<S: Storage>(
     let mut report = None;
     loop {
         let found = Found::list(storage)?;
-        let mut recovered = recover(storage, &found.segments, &mut |_| Ok(()))?;
+        let mut recovered = recover(storage, &found, &mut |_| Ok(()))?;
         let is_proven = recovered.unproven.is_empty();
         if is_proven {
             recovered.format.version = version;
@@ -310,6 +329,7 @@ pub(crate) struct Found {
     pub segments: Vec<u64>,
     pub spares: Vec<String>,
     pub unfinished: bool,
+    pub newest: bool,
 }
 
 impl Found {
@@ -325,6 +345,8 @@ impl Found {
                 found.spares.push(name);
             } else if name == UNFINISHED {
                 found.unfinished = true;
+            } else if name == NEWEST {
+                found.newest = true;
             }
         }
         found.segments.sort_unstable();
@@ -408,18 +430,21 @@ struct Tail {
 /// Reads, and changes nothing.
 pub(crate) fn recover<S: Storage>(
     storage: &S,
-    segments: &[u64],
+    found: &Found,
     replay: &mut Replay<'_>,
 ) -> Result<Recovered, OpenError> {
+    let segments = &found.segments;
     let number = *segments.last().expect("a journal has a segment");
-    let last = SegmentImage::load(storage, read_header(storage, number)?)?;
+    let header = read_header(storage, number)?;
+    let closed_through = check_newest(storage, found, &header)?;
+    let mut last = SegmentImage::load(storage, header)?;
+    last.closed_through = closed_through;
     let tail = find_tail(storage, &last)?;
     let oldest = number.saturating_sub(u64::from(tail.older_segments));
     let mut headers = Vec::new();
     for wanted in oldest..number {
         if !segments.contains(&wanted) {
-            let name = segment_name(wanted);
-            return Err(OpenError::damaged(storage, &name, 0, "the file is missing"));
+            return Err(missing(storage, wanted));
         }
         headers.push(read_header(storage, wanted)?);
     }
@@ -448,7 +473,8 @@ pub(crate) fn recover<S: Storage>(
             let batch = image
                 .batch_at(offset, &mut chain)
                 .map_err(|what| damaged(offset, what))?;
-            let begin = std::mem::replace(&mut offset, batch.end);
+            let begin = batch.offset();
+            offset = batch.end;
             joiner.report.batches += 1;
             for record in batch.records() {
                 let (offset, record) = record.map_err(|(offset, what)| damaged(offset, what))?;
@@ -488,6 +514,7 @@ pub(crate) fn recover<S: Storage>(
     }
     joiner.report.segments = counted.len() as u64;
     joiner.report.torn_batches = tail.torn_batches;
+    joiner.report.was_closed = closed_through > 0;
     joiner.report.rewritten_records = joiner.unproven.len() as u64;
     joiner.report.through = joiner.next_position - 1;
     Ok(Recovered {
@@ -503,9 +530,48 @@ pub(crate) fn recover<S: Storage>(
     })
 }
 
+/// Whether the last segment that is there is the newest one. After which batch it was closed in order;
+/// 0: it was not.
+fn check_newest<S: Storage>(
+    storage: &S,
+    found: &Found,
+    last: &SegmentHeader,
+) -> Result<u64, OpenError> {
+    let damaged = |what| Err(OpenError::damaged(storage, NEWEST, 0, what));
+    let slot = NewestSlot::read(storage, found)?;
+    let is_ours = |slot: &NewestSlot| slot.journal_id == last.journal_id;
+    match slot {
+        Some(slot) if !is_ours(&slot) && last.format_version >= 2 => {
+            damaged("it is that of another journal")
+        }
+        Some(slot) if !is_ours(&slot) => Ok(0),
+        Some(slot) if slot.segment > last.segment => Err(missing(storage, slot.segment)),
+        Some(slot) if slot.segment == last.segment => Ok(slot.closed_through),
+        Some(_) => Ok(0),
+        // Formats before did without it, and the upgrade of one may have been interrupted.
+        None if last.format_version < 2 => Ok(0),
+        None if found.newest => damaged("none of its checksums is right"),
+        None => damaged("the file is missing"),
+    }
+}
+
+/// Where there is no segment, there was none.
+pub(crate) fn check_nothing<S: Storage>(storage: &S, found: &Found) -> Result<(), OpenError> {
+    match NewestSlot::read(storage, found)? {
+        Some(slot) if slot.segment > 0 => Err(missing(storage, slot.segment)),
+        _ => Ok(()),
+    }
+}
+
+fn missing<S: Storage>(storage: &S, segment: u64) -> OpenError {
+    let name = segment_name(segment);
+    OpenError::damaged(storage, &name, 0, "the file is missing")
+}
+
 fn find_tail<S: Storage>(storage: &S, last: &SegmentImage) -> Result<Tail, OpenError> {
     let mut chain = last.first_link();
     let mut proven = chain.sequence.max(last.header.durable_through);
+    proven = proven.max(last.closed_through);
     let mut older_segments = last.header.older_segments;
     let mut offset = FIRST_BATCH;
     let flaw = loop {
@@ -522,12 +588,7 @@ fn find_tail<S: Storage>(storage: &S, last: &SegmentImage) -> Result<Tail, OpenE
     if let Some(proof) = beyond.proof
         && !planted!("ignore-watermark")
     {
-        let what = match proof {
-            0 => format!("{flaw}, though it was on disk when the file got its name"),
-            proof => {
-                format!("{flaw}, though the batch at byte {proof} was written after it was synced")
-            }
-        };
+        let what = format!("{flaw}, {proof}");
         return Err(OpenError::damaged(storage, &last.name, offset, &what));
     }
     if planted!("trust-page-cache") {
@@ -667,7 +728,7 @@ pub(crate) fn start<S: Storage>(
     storage: S,
     lock: S::Lock,
     options: JournalOptions,
-    found: Found,
+    mut found: Found,
     mut recovered: Recovered,
 ) -> Result<Opened<S>, OpenError> {
     if found.unfinished {
@@ -726,9 +787,10 @@ pub(crate) fn start<S: Storage>(
         proven,
         batches,
     };
-    let mut spares = found.spares;
+    let mut spares = std::mem::take(&mut found.spares);
     let (file, file_bytes, chain) = opening.write(&mut spares)?;
     shared.begin_segment(number, file_bytes);
+    let mut newest = Newest::resume(&storage, &found, chain.journal_id, recovered.number)?;
     // What was found may have got its names from a process that died before it could sync them: not
     // one of them may be lost once the new segment, which counts on them, has its own.
     let names_synced = match planted!("count-on-unsynced-names") {
@@ -742,6 +804,8 @@ pub(crate) fn start<S: Storage>(
             false => storage.sync_directory(),
         })
         .map_err(OpenError::io("name", &name))?;
+    let named = newest.write(number, 0).and_then(|()| newest.sync());
+    named.map_err(OpenError::full_or_io(&storage, "write to", NEWEST))?;
 
     let spares = Spares::resume(storage.clone(), shared, spares, largest_segment)
         .map_err(OpenError::io("clean", &storage.location()))?;
@@ -754,7 +818,15 @@ pub(crate) fn start<S: Storage>(
     let active = ActiveSegment { file, name, number };
     Ok(Opened {
         journal,
-        writer: Writer::resume(storage, lock, active, recovered.format, chain, spares),
+        writer: Writer::resume(
+            storage,
+            lock,
+            active,
+            newest,
+            recovered.format,
+            chain,
+            spares,
+        ),
         report: recovered.report,
         format: recovered.format.version,
         epoch,

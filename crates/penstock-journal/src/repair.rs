@@ -6,7 +6,8 @@
 //!
 //! 1. the newest sound segment: it names its predecessors, which are missing, so nothing opens this;
 //! 2. the damaged files, to a directory beside them;
-//! 3. the rest of the sound segments, the oldest one last.
+//! 3. the file that names the newest segment;
+//! 4. the rest of the sound segments, the oldest one last.
 //!
 //! Whenever this is interrupted, the next repair goes on with it.
 
@@ -16,8 +17,11 @@ use std::path::{Path, PathBuf};
 
 use crate::format::{Format, segment_name, segment_number};
 use crate::journal::JournalOptions;
+use crate::newest::NEWEST;
 use crate::read::read_header;
-use crate::recovery::{Found, OpenError, Opened, Recovered, begin_format, recover, resume, start};
+use crate::recovery::{
+    Found, OpenError, Opened, Recovered, begin_format, check_nothing, recover, resume, start,
+};
 use crate::salvage::{Lost, Salvage, salvage};
 use crate::storage::{DiskStorage, Storage};
 use crate::writer::WriteError;
@@ -82,9 +86,10 @@ pub fn repair(
     }
     let found = Found::list(&storage)?;
     if found.segments.is_empty() {
+        check_nothing(&storage, &found)?;
         return Ok(RepairReport::default());
     }
-    match recover(&storage, &found.segments, &mut |_| Ok(())) {
+    match recover(&storage, &found, &mut |_| Ok(())) {
         Ok(_) => return Ok(RepairReport::default()),
         Err(OpenError::Damaged { .. }) => {}
         Err(error) => return Err(error.into()),
@@ -256,6 +261,17 @@ fn move_files(
             before("move a damaged one")?;
             rename(&path.join(name), &damaged_files.join(name))?;
         }
+    }
+    // Once the sound one is here, there is none there.
+    let newest = finished.join(NEWEST);
+    if newest.exists() {
+        if path.join(NEWEST).exists() {
+            before("move a damaged one")?;
+            rename(&path.join(NEWEST), &damaged_files.join(NEWEST))?;
+        }
+        sync(damaged_files)?;
+        before("move the one that names the newest")?;
+        rename(&newest, &path.join(NEWEST))?;
     }
     sync(damaged_files)?;
     sync(path)?;

@@ -5,8 +5,8 @@
 //! follow each other from there to the end of the batch.
 
 use crate::format::{
-    BATCH_ALIGN, BatchHeader, FIRST_BATCH, Format, Record, RecordHeader, RecordKind, SegmentHeader,
-    batch_tag, segment_name,
+    BATCH_ALIGN, BatchHeader, FIRST_BATCH, Format, NewestSlot, Record, RecordHeader, RecordKind,
+    SegmentHeader, batch_tag, segment_name,
 };
 use crate::read::{Flaw, SegmentImage, read_damaged_header};
 use crate::recovery::{Found, OpenError, Replayed};
@@ -90,11 +90,18 @@ pub(crate) fn salvage<S: Storage>(
     if images.first().is_none_or(|first| first.number > oldest) {
         salvager.damaged(&segment_name(oldest), 0..0, "the file is missing");
     }
+    let slot = NewestSlot::read(storage, found)?;
+    let slot = slot.filter(|slot| slot.journal_id == known.journal_id);
     for index in 0..images.len() {
         let successor = images.get(index + 1);
         let counts_through = successor.and_then(|next| next.base_sequence.checked_sub(1));
         let is_last = successor.is_none();
-        let bytes = images[index].read(storage)?;
+        let mut bytes = images[index].read(storage)?;
+        if let Some(slot) = slot
+            && slot.segment == images[index].number
+        {
+            bytes.closed_through = slot.closed_through;
+        }
         if let Some(before) = index.checked_sub(1)
             && images[before].number + 1 < images[index].number
         {
@@ -105,6 +112,11 @@ pub(crate) fn salvage<S: Storage>(
             );
         }
         salvager.segment(&images[index], bytes, counts_through, is_last)?;
+    }
+    if let Some(slot) = slot
+        && images.last().is_some_and(|last| last.number < slot.segment)
+    {
+        salvager.damaged(&segment_name(slot.segment), 0..0, "the file is missing");
     }
     let unreadable = images.iter().filter(|image| image.header_is_lost).count();
     let mut salvage = salvager.finish();
@@ -323,7 +335,12 @@ impl Salvager<'_> {
             }
         }
         if let Some(from) = bad_from {
-            self.lost_record(image, from, end, what);
+            match header.is_some() || next.is_some() {
+                true => self.lost_record(image, from, end, what),
+                // What stands there may be of long ago: nothing says where the batch ended.
+                false if from == body => self.damaged(&image.name, offset..end, what),
+                false => self.damaged(&image.name, from..end, what),
+            }
         } else if at + slack < end || header.is_none() {
             self.damaged(&image.name, offset..end, what);
         }

@@ -4,9 +4,9 @@
 //! The order of each step is the crash argument:
 //!
 //! - *Roll.* The full segment is synced; the next one's header is written into a spare and synced;
-//!   the spare is renamed; the directory is synced; only then comes the first batch. So a segment
-//!   that has a successor is whole, and a file with a segment's name has a good header. Whoever
-//!   finds either otherwise has found damage.
+//!   the spare is renamed; the directory is synced; the segment is said to be the newest; only then comes
+//!   the first batch. So a segment that has a successor is whole, a file with a segment's name has a good
+//!   header, and what is said to be the newest is there. Whoever finds it otherwise has found damage.
 //! - *Drop.* The batch whose header no longer counts the old segment is synced before the file is
 //!   renamed to a spare, and the directory is synced before the next one goes.
 //! - *Ghosts.* A spare is full of old batches. They carry the number of the segment they were
@@ -21,6 +21,7 @@ use penstock_faults::planted;
 
 use crate::format::{BatchHeader, Format, MAGIC, Reserved, SegmentHeader, batch_tag, segment_name};
 use crate::journal::Batch;
+use crate::newest::{NEWEST, Newest};
 use crate::reader::Reader;
 use crate::spares::{Spares, is_full};
 use crate::storage::{Storage, StoredFile};
@@ -54,6 +55,7 @@ pub struct Writer<S: Storage> {
     storage: S,
     spares: Spares<S>,
     active: ActiveSegment<S::File>,
+    newest: Newest<S::File>,
     /// That of the segments before: a newer one begins with an upgrade only.
     format: Format,
     chain: Chain,
@@ -147,6 +149,7 @@ impl<S: Storage> Writer<S> {
         storage: S,
         lock: S::Lock,
         active: ActiveSegment<S::File>,
+        newest: Newest<S::File>,
         format: Format,
         chain: Chain,
         spares: Spares<S>,
@@ -156,6 +159,7 @@ impl<S: Storage> Writer<S> {
             storage,
             spares,
             active,
+            newest,
             format,
             chain,
             durable,
@@ -186,6 +190,15 @@ impl<S: Storage> Writer<S> {
                 writer.drop_segment(segment)?;
             }
             Ok(())
+        })
+    }
+
+    /// Syncs what was written, and leaves a mark of where it ends: what is missing at the next start is then
+    /// known to be damage. A later write takes the mark away first.
+    pub fn close(&mut self) -> Result<(), WriteError> {
+        self.unless_failed(|writer| {
+            writer.sync_active()?;
+            writer.say_newest(writer.chain.sequence)
         })
     }
 
@@ -222,6 +235,9 @@ impl<S: Storage> Writer<S> {
     fn write_batch(&mut self, batch: &Batch) -> Result<(), WriteError> {
         if batch.segment != self.active.number {
             self.roll(batch)?;
+        }
+        if !self.newest.names(self.active.number) {
+            self.say_newest(0)?;
         }
         let mut chain = self.chain;
         let header = chain.link(batch, self.durable);
@@ -303,6 +319,12 @@ impl<S: Storage> Writer<S> {
             name,
         };
         Ok(())
+    }
+
+    fn say_newest(&mut self, closed_through: u64) -> Result<(), WriteError> {
+        let written = self.newest.write(self.active.number, closed_through);
+        written.map_err(no_room_to("write to", NEWEST))?;
+        self.newest.sync().map_err(failed_to("sync", NEWEST))
     }
 
     fn drop_segment(&mut self, number: u64) -> Result<(), WriteError> {

@@ -410,7 +410,7 @@ impl Engine {
         match self.end {
             End::NotYet => false,
             End::Stopping { until_ms, told } => {
-                let done = told && self.connections.is_empty() && self.disk.proven;
+                let done = told && self.connections.is_empty() && self.disk.closed;
                 done || self.now.mono_ms >= until_ms
             }
             End::Failed { until_ms } => self.connections.is_empty() || self.now.mono_ms >= until_ms,

@@ -207,6 +207,7 @@ mod tests {
                 batch: Some(batch),
                 sync: true,
                 tell_written: false,
+                close: false,
             });
         };
 

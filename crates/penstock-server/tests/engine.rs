@@ -737,6 +737,7 @@ fn a_stop_still_answers_what_was_heard_and_proves_the_journal() {
         .expect("it opens");
     assert_eq!(report.rewritten_records, 0);
     assert_eq!(report.torn_batches, 0);
+    assert!(report.was_closed);
 }
 
 #[test]
@@ -787,6 +788,7 @@ fn a_quiet_journal_is_proven_too() {
         .opening
         .expect("it opens");
     assert_eq!(report.rewritten_records, 0);
+    assert!(!report.was_closed);
     let calls = world.disk.calls();
     world.live(60_000 - 150);
     assert!(
