@@ -72,7 +72,8 @@ fn without_last_line(text: &str) -> &str {
 #[test]
 fn golden_journals_of_every_format_are_read_exactly_and_go_on() {
     let shapes = shapes();
-    assert!(shapes.len() >= 14, "{shapes:?}");
+    assert!(shapes.len() >= 14 + 18, "{shapes:?}");
+    assert!(shapes.iter().any(|(format, _)| *format == FORMAT_VERSION));
     for (_, shape) in shapes {
         let expected = fs::read_to_string(shape.join("expected.txt")).unwrap();
         let root = copy(&shape);
