@@ -157,10 +157,46 @@ def test_an_upgrade_of_the_newest_format_changes_nothing_and_a_newer_one_is_refu
     before = files()
     upgraded = shop.penstock("upgrade", str(shop.data))
     assert upgraded.returncode == 0, upgraded.output
-    assert "format 1" in upgraded.output and "nothing was changed" in upgraded.output
+    assert "format 2" in upgraded.output and "nothing was changed" in upgraded.output
     assert files() == before
     nowhere = shop.penstock("upgrade", str(shop.data / "nowhere"))
     assert nowhere.returncode == 1 and "nowhere" in nowhere.output
+
+
+def test_what_a_disk_forgets_after_a_stop_is_missed(shop):
+    tasks = shop.tasks()
+    for number in range(3):
+        tasks.double.delay(number)
+    with pidfd(shop.broker_pid()) as ended:
+        tasks.app.close()
+        assert shop.penstock("stop").returncode == 0
+        ended.wait(30)
+    good = shop.penstock("fsck", str(shop.data))
+    assert good.returncode == 0 and "it was closed in order" in good.output, good.output
+
+    newest = max((shop.data / "journal").glob("*.segment"))
+    content = newest.read_bytes()
+    used = len(content.rstrip(b"\0"))
+    for page in range(0, used, 4096):
+        newest.write_bytes(content[:page] + bytes(4096) + content[page + 4096 :])
+        bad = shop.penstock("fsck", str(shop.data))
+        assert bad.returncode == 65 and newest.name in bad.output, bad.output
+    assert page >= 8192, "a page for the header, one for the jobs, one for what proves them"
+    newest.write_bytes(content[: used - 5000] + bytes(len(content) - used + 5000))
+    assert shop.penstock("fsck", str(shop.data)).returncode == 65
+
+    newest.unlink()
+    missing = shop.penstock("fsck", str(shop.data))
+    assert missing.returncode == 65 and "the file is missing" in missing.output, missing.output
+    # Nothing is begun in its place, and the client learns why.
+    run = shop.start_python("import tasks\ntasks.double.delay(1)")
+    assert run.wait(60) == 1
+    assert f"{newest.name} is damaged at byte 0: the file is missing" in run.output
+
+    newest.write_bytes(content)
+    run = shop.start_python("import tasks\ntasks.double.delay(1)")
+    assert run.wait(60) == 0, run.output
+    assert sum(queue["ready"] for queue in shop.status()["queues"]) == 4
 
 
 def test_fsck_tells_good_from_rotten(shop):

@@ -30,7 +30,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         )
     })?;
     let report = fsck(&storage)?;
-    if report.segments.is_empty() {
+    // All of them may be missing.
+    if report.segments.is_empty() && report.opening.is_ok() {
         let nothing = format!("{} holds no journal", directory.display());
         return Err(Failure::new(FAILED, nothing));
     }
@@ -183,8 +184,13 @@ fn for_people(report: &FsckReport) -> String {
     }
     if let Ok(opening) = &report.opening {
         text.push_str(&format!(
-            "{} records would be recovered; {} interrupted writes would be cut off\n",
-            opening.records, opening.torn_batches
+            "{} records would be recovered; {} interrupted writes would be cut off{}\n",
+            opening.records,
+            opening.torn_batches,
+            match opening.was_closed {
+                true => "; it was closed in order",
+                false => "",
+            }
         ));
     }
     text

@@ -22,7 +22,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut options = JournalOptions::default();
     options.suit_disk(storage.disk_bytes()?);
     let done = upgrade(storage, options)?;
-    show(&match done.from == done.to {
+    let mut text = match done.from == done.to {
         true => format!(
             "the journal is in format {}, the newest that this program knows: nothing was changed\n",
             done.to
@@ -31,5 +31,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             "upgraded from format {} to {}: older programs refuse the journal from now on\n",
             done.from, done.to
         ),
-    })
+    };
+    if done.torn_batches > 0 {
+        text.push_str(&format!(
+            "{} interrupted writes were cut off; none was confirmed\n",
+            done.torn_batches
+        ));
+    }
+    show(&text)
 }

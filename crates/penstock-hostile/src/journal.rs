@@ -51,6 +51,7 @@ fn options() -> JournalOptions {
         batch_bytes: 1024,
         opening_bytes: 4096 + 2048,
         spares: 1,
+        ..JournalOptions::default()
     }
 }
 
@@ -58,14 +59,10 @@ fn open(
     storage: &SimStorage,
 ) -> std::result::Result<(Opened<SimStorage>, Records), penstock_journal::OpenError> {
     let mut records = Records::new();
-    let opened = Journal::open(
-        storage.clone(),
-        options(),
-        &mut |position, record: &[u8]| {
-            records.insert(position, record.to_vec());
-            Ok(())
-        },
-    )?;
+    let opened = Journal::open(storage.clone(), options(), &mut |record| {
+        records.insert(record.position, record.bytes.to_vec());
+        Ok(())
+    })?;
     Ok((opened, records))
 }
 

@@ -34,7 +34,7 @@ fn compare(root: &Path, records: usize) {
     let directory = root.join(records.to_string());
     let mut bare = Bare::new(&root.join("bare"), records * RECORD_BYTES);
     let storage = DiskStorage::open(&directory).expect("a directory for the journal");
-    let opened = Journal::open(storage, JournalOptions::default(), &mut |_, _| Ok(()));
+    let opened = Journal::open(storage, JournalOptions::default(), &mut |_| Ok(()));
     let mut opened = opened.expect("a new journal");
     opened.writer.spares().prepare().expect("a spare");
     let (mut bare_times, mut journal_times) = (Vec::new(), Vec::new());

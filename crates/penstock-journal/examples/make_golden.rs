@@ -11,6 +11,7 @@ use penstock_journal::{DiskStorage, FORMAT_VERSION, Journal, JournalOptions, Ope
 /// One who makes a journal, step by step.
 struct Maker {
     path: PathBuf,
+    segment_bytes: u64,
     /// `None`: no process has it open.
     opened: Option<Opened<DiskStorage>>,
 }
@@ -21,12 +22,13 @@ impl Maker {
         let storage = DiskStorage::open(&self.path).expect("a directory");
         let options = JournalOptions {
             journal_id: *b"golden journal..",
-            segment_bytes: 4096 + 1024,
+            segment_bytes: self.segment_bytes,
             batch_bytes: 512,
-            opening_bytes: 4096 + 1024,
+            opening_bytes: self.segment_bytes,
             spares: 1,
+            ..JournalOptions::default()
         };
-        let opened = Journal::open(storage, options, &mut |_, _| Ok(()));
+        let opened = Journal::open(storage, options, &mut |_| Ok(()));
         self.opened = Some(opened.expect("it opens"));
     }
 
@@ -70,6 +72,18 @@ impl Maker {
         let batch = opened.journal.watermark_batch().expect("one is owed");
         opened.writer.write(&batch).expect("the disk takes it");
         opened.writer.sync().expect("the disk keeps it");
+    }
+
+    /// From the next opening on there is room for several batches, and what proves them.
+    fn open_with_room(&mut self) {
+        self.segment_bytes = 5 * 4096;
+        self.open();
+    }
+
+    fn close(&mut self) {
+        let opened = self.opened();
+        opened.writer.close().expect("the disk keeps it");
+        self.opened = None;
     }
 
     fn drop_oldest(&mut self) {
@@ -181,6 +195,33 @@ const SHAPES: &[Shape] = &[
         maker.drop_oldest();
         maker.commit(&[60]);
     }),
+    ("proofs-at-the-next-page", |maker| {
+        maker.open_with_room();
+        for bytes in [100, 300, 50] {
+            maker.commit(&[bytes]);
+            maker.watermark();
+        }
+        maker.commit(&[20]);
+    }),
+    ("closed-in-order", |maker| {
+        maker.open_with_room();
+        maker.commit(&[100]);
+        maker.commit(&[300]);
+        maker.watermark();
+        maker.close();
+    }),
+    ("closed-in-order-without-a-proof", |maker| {
+        maker.commit(&[100]);
+        maker.commit(&[300]);
+        maker.close();
+    }),
+    ("closed-and-opened-again", |maker| {
+        maker.commit(&[100]);
+        maker.watermark();
+        maker.close();
+        maker.open_with_room();
+        maker.commit(&[70]);
+    }),
 ];
 
 fn main() {
@@ -190,6 +231,7 @@ fn main() {
         let shape = root.join(name);
         let mut maker = Maker {
             path: shape.join("journal"),
+            segment_bytes: 4096 + 1024,
             opened: None,
         };
         maker.open();
@@ -206,15 +248,12 @@ fn main() {
         }
         let mut expected = String::new();
         let storage = DiskStorage::open(&copy).expect("the copy");
-        let opened = Journal::open(
-            storage,
-            JournalOptions::default(),
-            &mut |position, record| {
-                let checksum = crc32c::crc32c(record);
-                expected.push_str(&format!("{position} {} {checksum:08x}\n", record.len()));
-                Ok(())
-            },
-        );
+        let opened = Journal::open(storage, JournalOptions::default(), &mut |record| {
+            let checksum = crc32c::crc32c(record.bytes);
+            let (position, length) = (record.position, record.bytes.len());
+            expected.push_str(&format!("{position} {length} {checksum:08x}\n"));
+            Ok(())
+        });
         let report = opened.expect("it opens").report;
         expected.push_str(&format!(
             "torn batches {}, written again {}\n",

@@ -11,7 +11,7 @@ const RECORD_BYTES: u64 = 300;
 fn main() {
     let directory = std::env::args().nth(1).expect("a directory to write to");
     let storage = DiskStorage::open(directory).expect("a directory on a local disk");
-    let mut opened = Journal::open(storage, JournalOptions::default(), &mut |_, _| Ok(()))
+    let mut opened = Journal::open(storage, JournalOptions::default(), &mut |_| Ok(()))
         .expect("a journal that was not there before");
     let first = opened.next_position;
     let record = vec![b'x'; RECORD_BYTES as usize];

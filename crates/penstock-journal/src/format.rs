@@ -6,19 +6,42 @@
 //! therefore never straddle a disk sector (a header is on disk whole or not at all), and whoever
 //! looks for batches behind a damaged one knows where they can begin.
 //!
+//! From format 2 on, a batch without records, which proves the one before, may begin at the next page:
+//! then no bad page takes a batch and its proof.
+//!
 //! All numbers are little-endian; all checksums are CRC-32C.
 
 use crc32c::{crc32c, crc32c_append};
 
-/// What this program writes, and the newest that it reads.
-pub const FORMAT_VERSION: u32 = 1;
-/// Bit n set: the segment uses feature n, and a reader that does not know it must not read on.
-pub const KNOWN_FEATURES: u64 = 0;
+/// The format that this program writes, and the newest that it reads.
+pub const FORMAT_VERSION: u32 = 2;
+/// Bit n set: a segment may use feature n. A reader that does not know a feature must not read on.
+pub const KNOWN_FEATURES: u64 = if cfg!(test) { FEATURE_OF_TESTS } else { 0 };
+/// There is none yet, so the unit tests of this crate have one of their own.
+pub(crate) const FEATURE_OF_TESTS: u64 = 1 << 63;
+
+/// What a segment is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Format {
+    pub version: u32,
+    /// Those that this journal uses, whatever else this program knows.
+    pub features: u64,
+}
+
+impl Format {
+    /// That of a new journal.
+    pub const NEWEST: Self = Self {
+        version: FORMAT_VERSION,
+        features: 0,
+    };
+}
 
 pub(crate) const MAGIC: [u8; 8] = *b"PENSTOCK";
 /// Where the first batch of a segment begins.
 pub(crate) const FIRST_BATCH: u64 = SegmentHeader::BYTES as u64;
 pub(crate) const BATCH_ALIGN: u64 = 64;
+/// What goes bad at once.
+pub(crate) const PAGE: u64 = 4096;
 /// Longer records are split into parts of at most this many bytes.
 pub(crate) const LONGEST_PART: usize = 1 << 20;
 
@@ -110,6 +133,22 @@ layout! {
 }
 
 layout! {
+    /// One of the two slots of the file that names the newest segment.
+    NewestSlot {
+        magic: [u8; 8],
+        journal_id: [u8; 16],
+        /// Higher with each write: the higher one counts.
+        generation: u64,
+        /// The newest segment; 0 when there is none.
+        segment: u64,
+        /// The number of the last batch, once the journal is closed in order; 0 while it is in use.
+        closed_through: u64,
+        unused: Reserved<12>,
+        checksum: u32,
+    }
+}
+
+layout! {
     RecordHeader {
         /// Of the rest of this header and the payload.
         checksum: u32,
@@ -126,6 +165,13 @@ const HIGHEST: u64 = 1 << 62;
 const HIGHEST_EPOCH: u32 = 1 << 30;
 
 impl SegmentHeader {
+    pub fn format(&self) -> Format {
+        Format {
+            version: self.format_version,
+            features: self.features,
+        }
+    }
+
     /// Whether a journal can have come to these numbers.
     pub fn is_plausible(&self) -> bool {
         (1..HIGHEST).contains(&self.base_sequence)
@@ -186,6 +232,41 @@ impl BatchHeader {
     /// `None` only when there are too few bytes.
     pub fn decode_unchecked(bytes: &[u8]) -> Option<Self> {
         Some(Self::get(bytes.get(..Self::BYTES)?.try_into().ok()?))
+    }
+}
+
+impl NewestSlot {
+    const MAGIC: [u8; 8] = *b"PENSNEWS";
+    const CHECKED: usize = Self::BYTES - u32::BYTES;
+
+    pub fn new(journal_id: [u8; 16], segment: u64) -> Self {
+        Self {
+            magic: Self::MAGIC,
+            journal_id,
+            generation: 0,
+            segment,
+            closed_through: 0,
+            unused: Reserved,
+            checksum: 0,
+        }
+    }
+
+    pub fn encode(mut self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        self.put(&mut bytes);
+        self.checksum = crc32c(&bytes[..Self::CHECKED]);
+        self.put(&mut bytes);
+        bytes
+    }
+
+    /// `None` when the checksum is wrong, or a number one that no journal comes to.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Option<Self> {
+        let slot = Self::get(bytes);
+        let is_whole =
+            slot.magic == Self::MAGIC && slot.checksum == crc32c(&bytes[..Self::CHECKED]);
+        let is_plausible =
+            slot.generation < HIGHEST && slot.segment < HIGHEST && slot.closed_through < HIGHEST;
+        (is_whole && is_plausible).then_some(slot)
     }
 }
 
@@ -453,6 +534,7 @@ mod tests {
             ),
             ("Batch header", BatchHeader::FIELDS, BatchHeader::BYTES),
             ("Record header", RecordHeader::FIELDS, RecordHeader::BYTES),
+            ("Newest slot", NewestSlot::FIELDS, NewestSlot::BYTES),
         ] {
             assert_eq!(drawn(title), (written(fields), bytes), "{title}");
         }

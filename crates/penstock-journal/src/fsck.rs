@@ -1,8 +1,8 @@
 //! Looks at a journal without changing it.
 
-use crate::format::{FIRST_BATCH, segment_name};
+use crate::format::{FIRST_BATCH, NewestSlot, segment_name};
 use crate::read::{SegmentImage, read_header};
-use crate::recovery::{Found, OpenError, RecoveryReport, recover};
+use crate::recovery::{Found, OpenError, RecoveryReport, check_nothing, recover};
 use crate::storage::Storage;
 
 /// What `penstock fsck` prints.
@@ -45,16 +45,20 @@ pub fn fsck<S: Storage>(storage: &S) -> Result<FsckReport, OpenError> {
     let _lock = lock.ok_or(OpenError::Locked { location })?;
     let found = Found::list(storage)?;
     let opening = match found.segments.last() {
-        Some(_) => recover(storage, &found.segments, &mut |_, _| Ok(())).map(|found| found.report),
-        None => Ok(RecoveryReport {
+        Some(_) => recover(storage, &found, &mut |_| Ok(())).map(|found| found.report),
+        None => check_nothing(storage, &found).map(|()| RecoveryReport {
             created: true,
             ..RecoveryReport::default()
         }),
     };
+    let newest = NewestSlot::read(storage, &found)?;
     let segments = found.segments.iter().map(|&number| {
         // The batches that count are those before the next segment's first one.
         let next = read_header(storage, number + 1).ok();
-        check_segment(storage, number, next.map(|next| next.base_sequence - 1))
+        let closed = newest.filter(|slot| slot.segment == number);
+        let closed_through = closed.map_or(0, |slot| slot.closed_through);
+        let counts_through = next.map(|next| next.base_sequence - 1);
+        check_segment(storage, number, counts_through, closed_through)
     });
     Ok(FsckReport {
         segments: segments.collect::<Result<_, _>>()?,
@@ -67,6 +71,7 @@ fn check_segment<S: Storage>(
     storage: &S,
     number: u64,
     counts_through: Option<u64>,
+    closed_through: u64,
 ) -> Result<SegmentReport, OpenError> {
     let mut report = SegmentReport {
         file: segment_name(number),
@@ -80,7 +85,8 @@ fn check_segment<S: Storage>(
         }
         Err(error) => return Err(error),
     };
-    let image = SegmentImage::load(storage, header)?;
+    let mut image = SegmentImage::load(storage, header)?;
+    image.closed_through = closed_through;
     report.file_bytes = image.bytes.len() as u64;
     report.epoch = header.epoch;
     report.base_position = header.base_position;

@@ -2,7 +2,7 @@
 
 use crc32c::{crc32c, crc32c_append};
 
-use crate::format::{BatchHeader, FIRST_BATCH, RecordHeader, SegmentHeader, batch_aligned};
+use crate::format::{BatchHeader, FIRST_BATCH, PAGE, RecordHeader, SegmentHeader, batch_aligned};
 
 /// Makes the checksums of a segment agree with its bytes, as far as it has the shape of one.
 pub fn set_checksums_right(segment: &mut [u8]) {
@@ -14,10 +14,20 @@ pub fn set_checksums_right(segment: &mut [u8]) {
     sum.copy_from_slice(&crc32c(checked).to_le_bytes());
     let mut previous = None;
     let mut at = FIRST_BATCH as usize;
-    while let Some(bytes) = segment.get_mut(at..)
-        && let Some(mut header) = BatchHeader::decode_unchecked(bytes)
-        && header.tag != 0
-    {
+    loop {
+        // One without records may stand at the next page.
+        let is_batch = |at: usize| {
+            let header = segment.get(at..).and_then(BatchHeader::decode_unchecked);
+            header.is_some_and(|header| header.tag != 0)
+        };
+        if !is_batch(at) {
+            at = at.next_multiple_of(PAGE as usize);
+        }
+        if !is_batch(at) {
+            return;
+        }
+        let bytes = &mut segment[at..];
+        let mut header = BatchHeader::decode_unchecked(bytes).expect("it was one");
         let end = BatchHeader::BYTES.saturating_add(header.length as usize);
         if let Some(body) = bytes.get_mut(BatchHeader::BYTES..end) {
             set_record_checksums_right(body);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use penstock_faults::perhaps;
 
 use crate::format::{
-    BatchHeader, FIRST_BATCH, LONGEST_PART, Record, RecordHeader, RecordKind, batch_aligned,
+    BatchHeader, FIRST_BATCH, LONGEST_PART, PAGE, Record, RecordHeader, RecordKind, batch_aligned,
 };
 use crate::index::{Index, Mark, ReadAt, Spacing};
 use crate::spares::{Shared, Space};
@@ -28,6 +28,9 @@ pub struct JournalOptions {
     /// How many files are kept ready to become segments, and for the time when the disk is full: four,
     /// for publishes, leases, settlements and reclaiming.
     pub spares: usize,
+    /// Whether opening may upgrade a journal of an earlier format, which earlier programs then refuse.
+    /// By default such a journal is refused and left as it is.
+    pub upgrades: bool,
 }
 
 impl Default for JournalOptions {
@@ -38,6 +41,7 @@ impl Default for JournalOptions {
             batch_bytes: 8 << 20,
             opening_bytes: 1 << 20,
             spares: 4,
+            upgrades: false,
         }
     }
 }
@@ -290,7 +294,7 @@ impl Journal {
     pub fn take_batch(&mut self) -> Option<Batch> {
         if let Some(filling) = self.closed.pop_front() {
             self.closed_bytes -= filling.body.len();
-            return Some(self.place(filling));
+            return Some(self.place(filling, false));
         }
         if self.filling.is_empty() {
             return None;
@@ -302,20 +306,21 @@ impl Journal {
             ..Filling::default()
         };
         let filling = std::mem::replace(&mut self.filling, next);
-        Some(self.place(filling))
+        Some(self.place(filling, false))
     }
 
     /// A batch without records, whose watermark proves that the last records were synced. Call
     /// when idle and before closing, then write and sync it: damage to the last records is then an
-    /// error at the next start, where it would have passed for a torn write. `None`: there is
-    /// nothing to prove, or not yet.
+    /// error at the next start, where it would have passed for a torn write. It begins a page, so that no
+    /// page that goes bad takes it and them. `None`: there is nothing to prove, or not yet.
     pub fn watermark_batch(&mut self) -> Option<Batch> {
         let idle = self.waiting_bytes() == 0 && self.synced_through == self.taken_through;
-        (idle && self.watermark_owed).then(|| self.place(Filling::default()))
+        let begins_a_page = true;
+        (idle && self.watermark_owed).then(|| self.place(Filling::default(), begins_a_page))
     }
 
     /// Decides where a batch goes: behind the last one, or first in a new segment.
-    fn place(&mut self, mut filling: Filling) -> Batch {
+    fn place(&mut self, mut filling: Filling, begins_a_page: bool) -> Batch {
         if filling.count == 0 {
             filling.first_position = self.next_position;
             filling.base_position = self.next_position;
@@ -324,6 +329,9 @@ impl Journal {
         self.untaken_drops -= filling.drops.len() as u32;
         let bytes = (BatchHeader::BYTES + filling.body.len()) as u64;
         self.learn_size();
+        if begins_a_page {
+            self.end = self.end.next_multiple_of(PAGE);
+        }
         let active = self.segments.back().expect("a journal has a segment");
         let is_full = self.end + bytes > active.bytes;
         let is_early = self.end > FIRST_BATCH && perhaps!("roll-early");

@@ -15,6 +15,7 @@ mod fsck;
 pub mod hostile;
 mod index;
 mod journal;
+mod newest;
 mod read;
 mod reader;
 mod recovery;
@@ -30,7 +31,10 @@ pub use fsck::{Damage, FsckReport, SegmentReport, fsck};
 pub use index::ReadAt;
 pub use journal::{Batch, Journal, JournalOptions};
 pub use reader::{ReadError, Reader};
-pub use recovery::{OpenError, Opened, RecoveryReport, Replay, Upgraded, upgrade};
+pub use recovery::{
+    NotReplayed, OpenError, Opened, RecoveryReport, Replay, Replayed, UPGRADE_COMMAND, Upgraded,
+    upgrade,
+};
 pub use repair::{RepairError, RepairReport, repair};
 pub use salvage::Lost;
 pub use spares::{Space, Spares};

@@ -3,8 +3,8 @@
 use crc32c::crc32c;
 
 use crate::format::{
-    BATCH_ALIGN, BatchHeader, FIRST_BATCH, FORMAT_VERSION, KNOWN_FEATURES, Record, RecordHeader,
-    SegmentHeader, batch_aligned, batch_tag, segment_name,
+    BATCH_ALIGN, BatchHeader, FIRST_BATCH, FORMAT_VERSION, KNOWN_FEATURES, PAGE, Record,
+    RecordHeader, SegmentHeader, batch_aligned, batch_tag, segment_name,
 };
 use crate::recovery::OpenError;
 use crate::storage::{Storage, StoredFile};
@@ -16,6 +16,8 @@ pub(crate) struct SegmentImage {
     pub name: String,
     pub header: SegmentHeader,
     pub bytes: Vec<u8>,
+    /// The journal was closed in order in this segment, after this batch; 0: it was not.
+    pub closed_through: u64,
 }
 
 /// A batch whose checksums are right and which follows the one before.
@@ -31,8 +33,29 @@ pub(crate) struct BatchView<'a> {
 pub(crate) struct Beyond {
     /// Batches of this segment that can't be read, or can't be reached.
     pub torn_batches: u64,
-    /// The place of one that was written after the missing batch had been synced.
-    pub proof: Option<u64>,
+    /// What proves that the missing batch had been synced.
+    pub proof: Option<Proof>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Proof {
+    Header,
+    /// The batch at this place was written after it.
+    Batch(u64),
+    Close,
+}
+
+impl std::fmt::Display for Proof {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Header => write!(out, "though it was on disk when the file got its name"),
+            Self::Batch(at) => write!(
+                out,
+                "though the batch at byte {at} was written after it was synced"
+            ),
+            Self::Close => write!(out, "though the journal was closed in order after it"),
+        }
+    }
 }
 
 /// Reads and judges a segment's header.
@@ -112,6 +135,7 @@ impl SegmentImage {
             name,
             header,
             bytes,
+            closed_through: 0,
         })
     }
 
@@ -124,8 +148,27 @@ impl SegmentImage {
         }
     }
 
-    /// The batch at `offset` that follows `chain`, which is moved on to it; or what is wrong.
+    /// The batch at `offset` that follows `chain`, which is moved on to it; or what is wrong. One without
+    /// records may stand at the next page instead.
     pub fn batch_at(&self, offset: u64, chain: &mut Chain) -> Result<BatchView<'_>, &'static str> {
+        let here = self.batch_here(offset, *chain);
+        let page = offset.next_multiple_of(PAGE);
+        let batch = match here {
+            Err(flaw) if self.header.format_version >= 2 && page > offset => {
+                let there = self.batch_here(page, *chain);
+                there
+                    .ok()
+                    .filter(|batch| batch.header.count == 0)
+                    .ok_or(flaw)?
+            }
+            here => here?,
+        };
+        chain.sequence = batch.header.sequence;
+        chain.previous = batch.header.checksum;
+        Ok(batch)
+    }
+
+    fn batch_here(&self, offset: u64, chain: Chain) -> Result<BatchView<'_>, &'static str> {
         let bytes = self.bytes.get(offset as usize..).ok_or("the file ends")?;
         let header = BatchHeader::decode(bytes).ok_or("there is no valid header of a batch")?;
         if !self.is_ours(&header) && !planted!("accept-ghosts") {
@@ -144,8 +187,6 @@ impl SegmentImage {
         if crc32c(body) != header.body && !planted!("accept-torn-batch") {
             return Err("the checksum of the batch is wrong");
         }
-        chain.sequence = header.sequence;
-        chain.previous = header.checksum;
         let end = batch_aligned(offset + BatchHeader::BYTES as u64 + u64::from(header.length));
         Ok(BatchView { header, body, end })
     }
@@ -167,7 +208,7 @@ impl SegmentImage {
         let missing = sequence + 1;
         let mut beyond = Beyond::default();
         if self.header.durable_through >= missing {
-            beyond.proof = Some(0);
+            beyond.proof = Some(Proof::Header);
         }
         if self.resembles_ours(offset) {
             beyond.torn_batches += 1;
@@ -176,9 +217,12 @@ impl SegmentImage {
         while let Some((at, header)) = self.next_batch(from, sequence) {
             beyond.torn_batches += 1;
             if header.durable_through >= missing {
-                beyond.proof = beyond.proof.or(Some(at));
+                beyond.proof = beyond.proof.or(Some(Proof::Batch(at)));
             }
             from = at + BATCH_ALIGN;
+        }
+        if self.closed_through >= missing {
+            beyond.proof = beyond.proof.or(Some(Proof::Close));
         }
         beyond
     }

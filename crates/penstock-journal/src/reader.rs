@@ -15,7 +15,8 @@ use bytes::{Bytes, BytesMut};
 use crc32c::crc32c_append;
 
 use crate::format::{
-    BatchHeader, FIRST_BATCH, RecordHeader, RecordKind, batch_aligned, batch_tag, segment_name,
+    BatchHeader, FIRST_BATCH, PAGE, RecordHeader, RecordKind, batch_aligned, batch_tag,
+    segment_name,
 };
 use crate::index::{Mark, ReadAt};
 use crate::storage::{Storage, StoredFile};
@@ -219,14 +220,16 @@ impl<S: Storage> Reader<S> {
 
     fn next_batch(&mut self, last: &Cursor) -> Result<Cursor, ReadError> {
         let offset = batch_aligned(last.batch_end);
-        let header = self.batch_header(last.segment, offset)?;
-        if header.sequence != last.sequence + 1 {
-            return Err(damage(
-                last.segment,
-                offset,
-                "the batch does not follow the one before",
-            ));
-        }
+        // One without records may stand at the next page.
+        let page = offset.next_multiple_of(PAGE);
+        let (offset, header) = match self.following(last, offset) {
+            Err(damage @ ReadError::Damaged { .. }) => match self.following(last, page) {
+                Ok(header) if header.length == 0 => (page, header),
+                Err(error @ (ReadError::Gone | ReadError::Io { .. })) => return Err(error),
+                _ => return Err(damage),
+            },
+            header => (offset, header?),
+        };
         let next = Cursor {
             sequence: header.sequence,
             batch_end: batch_end(offset, &header),
@@ -237,6 +240,18 @@ impl<S: Storage> Reader<S> {
             // A watermark only.
             0 => self.next_batch(&next),
             _ => Ok(next),
+        }
+    }
+
+    fn following(&mut self, last: &Cursor, offset: u64) -> Result<BatchHeader, ReadError> {
+        let header = self.batch_header(last.segment, offset)?;
+        match header.sequence == last.sequence + 1 {
+            true => Ok(header),
+            false => Err(damage(
+                last.segment,
+                offset,
+                "the batch does not follow the one before",
+            )),
         }
     }
 

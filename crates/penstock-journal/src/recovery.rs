@@ -13,6 +13,10 @@
 //! raised epoch, and synced. The rename that names this segment is the moment at which it counts:
 //! until then the journal is as it was found, and a second power cut costs nothing. From then on
 //! the old segment counts only up to the watermark.
+//!
+//! *Only one format is written.* A journal of an earlier format is upgraded before anything else: by its
+//! owner's word, or because nobody else could. A record is of the format of its segment, so what must be
+//! written again is written in that of before first, and then the segment of the new format begins.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,10 +24,12 @@ use std::io;
 use penstock_faults::planted;
 
 use crate::format::{
-    FIRST_BATCH, FORMAT_VERSION, Record, RecordKind, SegmentHeader, segment_name, segment_number,
+    FIRST_BATCH, FORMAT_VERSION, Format, NewestSlot, Record, RecordKind, SegmentHeader,
+    segment_name, segment_number,
 };
 use crate::index::{Index, Mark, Spacing};
 use crate::journal::{Batch, Journal, JournalOptions, Segment};
+use crate::newest::{NEWEST, Newest};
 use crate::read::{SegmentImage, read_header};
 use crate::spares::{Shared, Spares, fill, is_full};
 use crate::storage::{Storage, StoredFile};
@@ -33,14 +39,36 @@ use crate::writer::{ActiveSegment, Chain, NewSegment, Writer};
 /// those of the next attempt.
 pub(crate) const UNFINISHED: &str = "opening.partial";
 
-/// Is shown a position and its record; an error, in words, ends the opening.
-pub type Replay<'a> = dyn FnMut(u64, &[u8]) -> Result<(), String> + 'a;
+/// What to type to upgrade a journal: this and the directory.
+pub const UPGRADE_COMMAND: &str = "penstock upgrade";
+
+/// Is shown each record; an error ends the opening.
+pub type Replay<'a> = dyn FnMut(Replayed<'_>) -> Result<(), NotReplayed> + 'a;
+
+/// A record as it is read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replayed<'a> {
+    pub position: u64,
+    /// The format of the journal when it was written.
+    pub format: u32,
+    pub bytes: &'a [u8],
+}
+
+/// Why a record can't be replayed, in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotReplayed {
+    /// A newer program wrote it; nothing is wrong with it.
+    Newer(String),
+    Wrong(String),
+}
 
 /// A journal that is ready to be written.
 pub struct Opened<S: Storage> {
     pub journal: Journal,
     pub writer: Writer<S>,
     pub report: RecoveryReport,
+    /// The format that it is written in from now on.
+    pub format: u32,
     /// Higher at each opening.
     pub epoch: u32,
     /// For the next record.
@@ -52,6 +80,8 @@ pub struct Opened<S: Storage> {
 pub struct RecoveryReport {
     /// There was no journal before.
     pub created: bool,
+    /// It was in this format, and was upgraded.
+    pub upgraded_from: Option<u32>,
     pub segments: u64,
     pub batches: u64,
     pub records: u64,
@@ -61,6 +91,8 @@ pub struct RecoveryReport {
     pub rewritten_records: u64,
     /// Writes that a crash interrupted; none was confirmed. They were cut off.
     pub torn_batches: u64,
+    /// It was closed in order, so nothing can be missing unnoticed.
+    pub was_closed: bool,
 }
 
 /// Why a journal was not opened. Nothing was changed.
@@ -91,7 +123,18 @@ pub enum OpenError {
         known: u32,
     },
     #[error(
-        "{file} uses features that this program does not know (bits {unknown:#x}): use a newer penstock"
+        "{location} is in format {written}, and this program writes format {known}. Nothing is lost and \
+         nothing was changed. To go on with it, type `{UPGRADE_COMMAND} {location}` once: earlier programs \
+         refuse it from then on, so copy the directory first if you may want to go back to one"
+    )]
+    OlderFormat {
+        location: String,
+        written: u32,
+        known: u32,
+    },
+    #[error(
+        "{file} uses features that this program does not know (bits {unknown:#x}): use a newer penstock. \
+         Nothing was changed"
     )]
     UnknownFeatures { file: String, unknown: u64 },
     #[error(
@@ -101,6 +144,10 @@ pub enum OpenError {
     DiskFull { location: String, source: io::Error },
     #[error("record {position} can't be replayed: {why}")]
     Replay { position: u64, why: String },
+    #[error(
+        "record {position} can't be replayed: {why}. Use a newer penstock. Nothing was changed"
+    )]
+    NewerRecord { position: u64, why: String },
     #[error(
         "could not {action} {file}: {source}. What was confirmed is kept. Check the disk (space, quota, kernel \
          log), then start again"
@@ -122,6 +169,19 @@ impl OpenError {
         }
     }
 
+    /// ... unless it is only that the disk is full.
+    pub(crate) fn full_or_io<S: Storage>(
+        storage: &S,
+        action: &'static str,
+        file: &str,
+    ) -> impl FnOnce(io::Error) -> Self {
+        let (location, file) = (storage.location(), file.to_string());
+        move |source| match is_full(&source) {
+            true => Self::DiskFull { location, source },
+            false => Self::io(action, &file)(source),
+        }
+    }
+
     pub(crate) fn damaged<S: Storage>(storage: &S, file: &str, offset: u64, what: &str) -> Self {
         let (location, file, what) = (storage.location(), file.to_string(), what.to_string());
         Self::Damaged {
@@ -135,7 +195,8 @@ impl OpenError {
 
 impl Journal {
     /// Opens the journal in a directory, or makes one there; `replay` is shown all its records in
-    /// order. Sizes in the options may differ from one opening to the next.
+    /// order. Sizes in the options may differ from one opening to the next. A journal of an earlier format
+    /// is upgraded before, where the options allow it.
     pub fn open<S: Storage>(
         storage: S,
         options: JournalOptions,
@@ -143,17 +204,47 @@ impl Journal {
     ) -> Result<Opened<S>, OpenError> {
         let location = storage.location();
         let lock = storage.lock().map_err(OpenError::io("lock", &location))?;
-        let lock = lock.ok_or(OpenError::Locked { location })?;
-        let found = Found::list(&storage)?;
-        let recovered = match found.segments.last() {
-            Some(&last) => {
-                writable_format(&storage, last)?;
-                recover(&storage, &found.segments, replay)?
+        let mut lock = lock.ok_or(OpenError::Locked { location })?;
+        let mut upgraded = None;
+        if let Some(written) = older_format(&storage)? {
+            if !options.upgrades {
+                return Err(OpenError::OlderFormat {
+                    location: storage.location(),
+                    written,
+                    known: FORMAT_VERSION,
+                });
             }
-            None => Recovered::nothing(options.journal_id),
-        };
-        start(storage, lock, options, found, recovered)
+            let (found, kept) = begin_format(&storage, lock, &options, FORMAT_VERSION)?;
+            upgraded = Some((written, found));
+            lock = kept;
+        }
+        let mut opened = resume(storage, lock, options, replay)?;
+        if let Some((written, found)) = upgraded {
+            // What the upgrade has seen to is not found again.
+            opened.report.upgraded_from = Some(written);
+            opened.report.torn_batches = found.torn_batches;
+            opened.report.rewritten_records = found.rewritten_records;
+        }
+        Ok(opened)
     }
+}
+
+/// Opens a journal that is locked, in the format in which it is.
+pub(crate) fn resume<S: Storage>(
+    storage: S,
+    lock: S::Lock,
+    options: JournalOptions,
+    replay: &mut Replay<'_>,
+) -> Result<Opened<S>, OpenError> {
+    let found = Found::list(&storage)?;
+    let recovered = match found.segments.is_empty() {
+        false => recover(&storage, &found, replay)?,
+        true => {
+            check_nothing(&storage, &found)?;
+            Recovered::nothing(options.journal_id)
+        }
+    };
+    start(storage, lock, options, found, recovered)
 }
 
 /// What `penstock upgrade` has done: the formats before and after.
@@ -161,47 +252,73 @@ impl Journal {
 pub struct Upgraded {
     pub from: u32,
     pub to: u32,
+    /// Writes that a crash interrupted; none was confirmed. They were cut off.
+    pub torn_batches: u64,
 }
 
 /// Goes over to the newest format that this program knows. From then on older programs refuse the
-/// journal; without this, each program goes on in the format that it finds. A journal that is in that
-/// format is not touched.
+/// journal. One that is in that format is not touched.
 pub fn upgrade<S: Storage>(storage: S, options: JournalOptions) -> Result<Upgraded, OpenError> {
-    upgrade_to(storage, options, FORMAT_VERSION)
-}
-
-fn upgrade_to<S: Storage>(
-    storage: S,
-    options: JournalOptions,
-    to: u32,
-) -> Result<Upgraded, OpenError> {
     let location = storage.location();
     let lock = storage.lock().map_err(OpenError::io("lock", &location))?;
     let lock = lock.ok_or(OpenError::Locked { location })?;
-    let found = Found::list(&storage)?;
-    let Some(&last) = found.segments.last() else {
-        return Ok(Upgraded { from: to, to });
+    let to = FORMAT_VERSION;
+    let Some(from) = older_format(&storage)? else {
+        return Ok(Upgraded {
+            from: to,
+            to,
+            torn_batches: 0,
+        });
     };
-    let from = writable_format(&storage, last)?;
-    if from < to {
-        let mut recovered = recover(&storage, &found.segments, &mut |_, _| Ok(()))?;
-        recovered.format = to;
-        start(storage, lock, options, found, recovered)?;
-    }
-    Ok(Upgraded { from, to })
+    let (found, _lock) = begin_format(&storage, lock, &options, to)?;
+    Ok(Upgraded {
+        from,
+        to,
+        torn_batches: found.torn_batches,
+    })
 }
 
-/// The format that the journal goes on in. A program that can read a newer one must not write to it.
-fn writable_format<S: Storage>(storage: &S, last: u64) -> Result<u32, OpenError> {
-    let header = read_header(storage, last)?;
-    match header.format_version {
-        known if known <= FORMAT_VERSION => Ok(known),
+/// The journal's format, if it must be upgraded before this program writes to it. One that can read a
+/// newer format must not write to it either.
+fn older_format<S: Storage>(storage: &S) -> Result<Option<u32>, OpenError> {
+    let Some(last) = Found::list(storage)?.segments.last().copied() else {
+        return Ok(None);
+    };
+    match read_header(storage, last)?.format_version {
+        FORMAT_VERSION => Ok(None),
+        older if older < FORMAT_VERSION => Ok(Some(older)),
         newer => Err(OpenError::NewerFormat {
             file: segment_name(last),
             written: newer,
             needed: newer,
             known: FORMAT_VERSION,
         }),
+    }
+}
+
+/// Begins a segment in this format, by an opening that ends at once. It is empty, so no record of before
+/// stands in a segment of the new format. Returns what was found first.
+pub(crate) fn begin_format<S: Storage>(
+    storage: &S,
+    mut lock: S::Lock,
+    options: &JournalOptions,
+    version: u32,
+) -> Result<(RecoveryReport, S::Lock), OpenError> {
+    let mut report = None;
+    loop {
+        let found = Found::list(storage)?;
+        let mut recovered = recover(storage, &found, &mut |_| Ok(()))?;
+        let is_proven = recovered.unproven.is_empty();
+        if is_proven {
+            recovered.format.version = version;
+        }
+        let opened = start(storage.clone(), lock, options.clone(), found, recovered)?;
+        let report = report.get_or_insert(opened.report);
+        lock = opened.writer.into_lock();
+        if is_proven {
+            return Ok((report.clone(), lock));
+        }
+        // All of it is proven now.
     }
 }
 
@@ -212,6 +329,7 @@ pub(crate) struct Found {
     pub segments: Vec<u64>,
     pub spares: Vec<String>,
     pub unfinished: bool,
+    pub newest: bool,
 }
 
 impl Found {
@@ -227,6 +345,8 @@ impl Found {
                 found.spares.push(name);
             } else if name == UNFINISHED {
                 found.unfinished = true;
+            } else if name == NEWEST {
+                found.newest = true;
             }
         }
         found.segments.sort_unstable();
@@ -241,7 +361,7 @@ pub(crate) struct Recovered {
     /// Those that still count.
     segments: VecDeque<Segment>,
     /// Of the next segment.
-    format: u32,
+    format: Format,
     /// Of the last segment; 0 when there is none.
     number: u64,
     epoch: u32,
@@ -262,7 +382,7 @@ impl Recovered {
                 ..RecoveryReport::default()
             },
             segments: VecDeque::new(),
-            format: FORMAT_VERSION,
+            format: Format::NEWEST,
             number: 0,
             epoch: 0,
             proven: Chain {
@@ -281,11 +401,13 @@ impl Recovered {
     /// An empty journal, whose segments and epochs come after those of a damaged one.
     pub fn after_a_repair(
         journal_id: [u8; 16],
+        format: Format,
         last_segment: u64,
         last_epoch: u32,
         base_position: u64,
     ) -> Self {
         Self {
+            format,
             number: last_segment,
             epoch: last_epoch,
             base_position,
@@ -308,18 +430,21 @@ struct Tail {
 /// Reads, and changes nothing.
 pub(crate) fn recover<S: Storage>(
     storage: &S,
-    segments: &[u64],
+    found: &Found,
     replay: &mut Replay<'_>,
 ) -> Result<Recovered, OpenError> {
+    let segments = &found.segments;
     let number = *segments.last().expect("a journal has a segment");
-    let last = SegmentImage::load(storage, read_header(storage, number)?)?;
+    let header = read_header(storage, number)?;
+    let closed_through = check_newest(storage, found, &header)?;
+    let mut last = SegmentImage::load(storage, header)?;
+    last.closed_through = closed_through;
     let tail = find_tail(storage, &last)?;
     let oldest = number.saturating_sub(u64::from(tail.older_segments));
     let mut headers = Vec::new();
     for wanted in oldest..number {
         if !segments.contains(&wanted) {
-            let name = segment_name(wanted);
-            return Err(OpenError::damaged(storage, &name, 0, "the file is missing"));
+            return Err(missing(storage, wanted));
         }
         headers.push(read_header(storage, wanted)?);
     }
@@ -348,7 +473,8 @@ pub(crate) fn recover<S: Storage>(
             let batch = image
                 .batch_at(offset, &mut chain)
                 .map_err(|what| damaged(offset, what))?;
-            let begin = std::mem::replace(&mut offset, batch.end);
+            let begin = batch.offset();
+            offset = batch.end;
             joiner.report.batches += 1;
             for record in batch.records() {
                 let (offset, record) = record.map_err(|(offset, what)| damaged(offset, what))?;
@@ -365,7 +491,8 @@ pub(crate) fn recover<S: Storage>(
                         });
                     }
                 }
-                joiner.take(chain.sequence, record, |what| damaged(offset, what))?;
+                let format = header.format_version;
+                joiner.take(chain.sequence, format, record, |what| damaged(offset, what))?;
             }
             if chain.sequence == tail.proven {
                 proven = chain;
@@ -387,6 +514,7 @@ pub(crate) fn recover<S: Storage>(
     }
     joiner.report.segments = counted.len() as u64;
     joiner.report.torn_batches = tail.torn_batches;
+    joiner.report.was_closed = closed_through > 0;
     joiner.report.rewritten_records = joiner.unproven.len() as u64;
     joiner.report.through = joiner.next_position - 1;
     Ok(Recovered {
@@ -395,19 +523,55 @@ pub(crate) fn recover<S: Storage>(
         unproven: joiner.unproven,
         index,
         segments: counted,
-        format: headers
-            .last()
-            .expect("there is the last one")
-            .format_version,
+        format: headers.last().expect("there is the last one").format(),
         number,
         epoch: headers.last().expect("there is the last one").epoch,
         proven,
     })
 }
 
+/// Whether the last segment that is there is the newest one. After which batch it was closed in order;
+/// 0: it was not.
+fn check_newest<S: Storage>(
+    storage: &S,
+    found: &Found,
+    last: &SegmentHeader,
+) -> Result<u64, OpenError> {
+    let damaged = |what| Err(OpenError::damaged(storage, NEWEST, 0, what));
+    let slot = NewestSlot::read(storage, found)?;
+    let is_ours = |slot: &NewestSlot| slot.journal_id == last.journal_id;
+    match slot {
+        Some(slot) if !is_ours(&slot) && last.format_version >= 2 => {
+            damaged("it is that of another journal")
+        }
+        Some(slot) if !is_ours(&slot) => Ok(0),
+        Some(slot) if slot.segment > last.segment => Err(missing(storage, slot.segment)),
+        Some(slot) if slot.segment == last.segment => Ok(slot.closed_through),
+        Some(_) => Ok(0),
+        // Formats before did without it, and the upgrade of one may have been interrupted.
+        None if last.format_version < 2 => Ok(0),
+        None if found.newest => damaged("none of its checksums is right"),
+        None => damaged("the file is missing"),
+    }
+}
+
+/// Where there is no segment, there was none.
+pub(crate) fn check_nothing<S: Storage>(storage: &S, found: &Found) -> Result<(), OpenError> {
+    match NewestSlot::read(storage, found)? {
+        Some(slot) if slot.segment > 0 => Err(missing(storage, slot.segment)),
+        _ => Ok(()),
+    }
+}
+
+fn missing<S: Storage>(storage: &S, segment: u64) -> OpenError {
+    let name = segment_name(segment);
+    OpenError::damaged(storage, &name, 0, "the file is missing")
+}
+
 fn find_tail<S: Storage>(storage: &S, last: &SegmentImage) -> Result<Tail, OpenError> {
     let mut chain = last.first_link();
     let mut proven = chain.sequence.max(last.header.durable_through);
+    proven = proven.max(last.closed_through);
     let mut older_segments = last.header.older_segments;
     let mut offset = FIRST_BATCH;
     let flaw = loop {
@@ -424,12 +588,7 @@ fn find_tail<S: Storage>(storage: &S, last: &SegmentImage) -> Result<Tail, OpenE
     if let Some(proof) = beyond.proof
         && !planted!("ignore-watermark")
     {
-        let what = match proof {
-            0 => format!("{flaw}, though it was on disk when the file got its name"),
-            proof => {
-                format!("{flaw}, though the batch at byte {proof} was written after it was synced")
-            }
-        };
+        let what = format!("{flaw}, {proof}");
         return Err(OpenError::damaged(storage, &last.name, offset, &what));
     }
     if planted!("trust-page-cache") {
@@ -504,6 +663,7 @@ impl<'a> Joiner<'a> {
     fn take(
         &mut self,
         sequence: u64,
+        format: u32,
         record: Record<'_>,
         damaged: impl Fn(&str) -> OpenError,
     ) -> Result<(), OpenError> {
@@ -514,7 +674,7 @@ impl<'a> Joiner<'a> {
                     self.parts = Some(record.payload.to_vec());
                     return Ok(());
                 }
-                self.complete(sequence, position, record.payload)
+                self.complete(sequence, format, position, record.payload)
             }
             (Some(parts), RecordKind::Middle | RecordKind::Last)
                 if position == self.next_position =>
@@ -524,7 +684,7 @@ impl<'a> Joiner<'a> {
                     return Ok(());
                 }
                 let whole = self.parts.take().expect("it was there");
-                self.complete(sequence, position, &whole)
+                self.complete(sequence, format, position, &whole)
             }
             (None, RecordKind::Middle | RecordKind::Last) if position < self.oldest_position => {
                 Ok(())
@@ -538,9 +698,22 @@ impl<'a> Joiner<'a> {
         }
     }
 
-    fn complete(&mut self, sequence: u64, position: u64, record: &[u8]) -> Result<(), OpenError> {
-        let replayed = (self.replay)(position, record);
-        replayed.map_err(|why| OpenError::Replay { position, why })?;
+    fn complete(
+        &mut self,
+        sequence: u64,
+        format: u32,
+        position: u64,
+        record: &[u8],
+    ) -> Result<(), OpenError> {
+        let replayed = (self.replay)(Replayed {
+            position,
+            format,
+            bytes: record,
+        });
+        replayed.map_err(|error| match error {
+            NotReplayed::Newer(why) => OpenError::NewerRecord { position, why },
+            NotReplayed::Wrong(why) => OpenError::Replay { position, why },
+        })?;
         self.next_position += 1;
         self.report.records += 1;
         if sequence > self.proven {
@@ -555,7 +728,7 @@ pub(crate) fn start<S: Storage>(
     storage: S,
     lock: S::Lock,
     options: JournalOptions,
-    found: Found,
+    mut found: Found,
     mut recovered: Recovered,
 ) -> Result<Opened<S>, OpenError> {
     if found.unfinished {
@@ -614,9 +787,10 @@ pub(crate) fn start<S: Storage>(
         proven,
         batches,
     };
-    let mut spares = found.spares;
+    let mut spares = std::mem::take(&mut found.spares);
     let (file, file_bytes, chain) = opening.write(&mut spares)?;
     shared.begin_segment(number, file_bytes);
+    let mut newest = Newest::resume(&storage, &found, chain.journal_id, recovered.number)?;
     // What was found may have got its names from a process that died before it could sync them: not
     // one of them may be lost once the new segment, which counts on them, has its own.
     let names_synced = match planted!("count-on-unsynced-names") {
@@ -630,6 +804,8 @@ pub(crate) fn start<S: Storage>(
             false => storage.sync_directory(),
         })
         .map_err(OpenError::io("name", &name))?;
+    let named = newest.write(number, 0).and_then(|()| newest.sync());
+    named.map_err(OpenError::full_or_io(&storage, "write to", NEWEST))?;
 
     let spares = Spares::resume(storage.clone(), shared, spares, largest_segment)
         .map_err(OpenError::io("clean", &storage.location()))?;
@@ -642,8 +818,17 @@ pub(crate) fn start<S: Storage>(
     let active = ActiveSegment { file, name, number };
     Ok(Opened {
         journal,
-        writer: Writer::resume(storage, lock, active, recovered.format, chain, spares),
+        writer: Writer::resume(
+            storage,
+            lock,
+            active,
+            newest,
+            recovered.format,
+            chain,
+            spares,
+        ),
         report: recovered.report,
+        format: recovered.format.version,
         epoch,
         next_position,
     })
@@ -653,7 +838,7 @@ pub(crate) fn start<S: Storage>(
 struct Opening<'a, S> {
     storage: &'a S,
     options: &'a JournalOptions,
-    format: u32,
+    format: Format,
     number: u64,
     epoch: u32,
     base_position: u64,
@@ -737,7 +922,8 @@ impl<S: Storage> Opening<'_, S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::SimStorage;
+    use crate::format::FEATURE_OF_TESTS;
+    use crate::sim::{Fault, Rng, SimStorage};
 
     fn options() -> JournalOptions {
         JournalOptions {
@@ -759,7 +945,7 @@ mod tests {
 
     fn append(storage: &SimStorage, records: u64) {
         let mut opened =
-            Journal::open(storage.clone(), options(), &mut |_, _| Ok(())).expect("it opens");
+            Journal::open(storage.clone(), options(), &mut |_| Ok(())).expect("it opens");
         for _ in 0..records {
             opened.journal.append(opened.next_position, &[7; 900]);
             opened.next_position += 1;
@@ -770,50 +956,142 @@ mod tests {
         opened.writer.sync().unwrap();
     }
 
-    #[test]
-    fn a_program_goes_on_in_the_format_it_finds_until_the_journal_is_upgraded() {
+    /// As the last program before format 2 would have left it: the layouts of both are the same.
+    fn of_format_1(records: u64) -> SimStorage {
         let storage = SimStorage::new();
-        append(&storage, 1);
-        // As if the journal were from before there was a format 1.
-        let mut page = storage.contents(&segment_name(1)).unwrap();
-        let mut header = SegmentHeader::decode(&page).unwrap();
-        header.format_version = 0;
-        header.minimum_reader = 0;
-        page[..SegmentHeader::BYTES].copy_from_slice(&header.encode());
-        storage.corrupt(&segment_name(1), page);
+        append(&storage, records);
+        let found = Found::list(&storage).unwrap();
+        for number in found.segments {
+            let mut page = storage.contents(&segment_name(number)).unwrap();
+            let mut header = SegmentHeader::decode(&page).unwrap();
+            header.format_version = 1;
+            header.minimum_reader = 1;
+            page[..SegmentHeader::BYTES].copy_from_slice(&header.encode());
+            storage.corrupt(&segment_name(number), page);
+        }
+        storage
+    }
 
-        append(&storage, 5);
-        assert!(formats(&storage).len() >= 3, "it has opened, and rolled");
-        assert!(formats(&storage).iter().all(|format| *format == 0));
-        let upgraded = upgrade(storage.clone(), options()).unwrap();
-        assert_eq!(upgraded, Upgraded { from: 0, to: 1 });
-        append(&storage, 5);
-        assert_eq!(formats(&storage).last(), Some(&1));
-        let mut records = 0;
-        let opened = Journal::open(storage.clone(), options(), &mut |_, _| {
-            records += 1;
+    /// Each record's format.
+    fn replayed(
+        storage: &SimStorage,
+        upgrades: bool,
+    ) -> Result<(Vec<u32>, RecoveryReport), OpenError> {
+        let mut formats = Vec::new();
+        let options = JournalOptions {
+            upgrades,
+            ..options()
+        };
+        let opened = Journal::open(storage.clone(), options, &mut |record| {
+            assert_eq!(record.bytes, [7; 900]);
+            assert_eq!(record.position, formats.len() as u64 + 1);
+            formats.push(record.format);
             Ok(())
-        });
-        assert!(opened.is_ok());
-        assert_eq!(records, 11);
+        })?;
+        assert_eq!(opened.format, FORMAT_VERSION);
+        Ok((formats, opened.report))
     }
 
     #[test]
-    fn a_journal_that_was_upgraded_beyond_this_program_is_refused_and_left_untouched() {
+    fn a_journal_of_format_1_is_refused_with_what_to_type_until_it_is_upgraded() {
+        let storage = of_format_1(5);
+        let (calls, formats_before) = (storage.calls(), formats(&storage));
+        assert!(formats_before.len() >= 2, "it has rolled");
+        assert_eq!(
+            replayed(&storage, false).unwrap_err().to_string(),
+            "(simulated) is in format 1, and this program writes format 2. Nothing is lost and nothing was \
+             changed. To go on with it, type `penstock upgrade (simulated)` once: earlier programs refuse it \
+             from then on, so copy the directory first if you may want to go back to one"
+        );
+        assert_eq!(storage.calls(), calls, "something was changed");
+
+        let upgraded = upgrade(storage.clone(), options()).unwrap();
+        assert_eq!((upgraded.from, upgraded.to), (1, 2));
+        append(&storage, 5);
+        assert_eq!(formats(&storage).last(), Some(&2));
+        // Also what no watermark covered is of the format that it was written in.
+        let (found, report) = replayed(&storage, false).unwrap();
+        assert_eq!(found, [1, 1, 1, 1, 1, 2, 2, 2, 2, 2]);
+        assert_eq!(report.upgraded_from, None);
+    }
+
+    #[test]
+    fn an_opening_that_may_upgrade_does_so_first_and_says_it() {
+        let storage = of_format_1(3);
+        let (found, report) = replayed(&storage, true).unwrap();
+        assert_eq!(found, [1, 1, 1]);
+        assert_eq!(report.upgraded_from, Some(1));
+        append(&storage, 1);
+        let (found, report) = replayed(&storage, true).unwrap();
+        assert_eq!(found, [1, 1, 1, 2]);
+        assert_eq!(report.upgraded_from, None);
+    }
+
+    #[test]
+    fn a_power_cut_at_any_call_of_an_upgrade_costs_nothing() {
+        let found = of_format_1(3);
+        for cut in 0.. {
+            let storage = found.fork();
+            storage.fail_at(storage.calls() + cut, Fault::PowerOff);
+            let is_done = upgrade(storage.clone(), options()).is_ok();
+            for seed in 0..8 {
+                let after = storage.fork().crash(&mut Rng::new(seed));
+                let (formats, _) = replayed(&after, true).unwrap();
+                assert_eq!(formats, [1, 1, 1], "cut {cut}, seed {seed}");
+            }
+            if is_done {
+                assert!(cut > 10);
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn features_are_those_that_the_journal_uses_and_not_all_that_the_program_knows() {
+        for features in [0, FEATURE_OF_TESTS] {
+            let storage = SimStorage::new();
+            let lock = storage.lock().unwrap().unwrap();
+            let mut recovered = Recovered::nothing([7; 16]);
+            recovered.format.features |= features;
+            drop(
+                start(
+                    storage.clone(),
+                    lock,
+                    options(),
+                    Found::default(),
+                    recovered,
+                )
+                .unwrap(),
+            );
+            append(&storage, 5);
+            let segments = Found::list(&storage).unwrap().segments;
+            assert!(segments.len() >= 3, "it has opened, and rolled");
+            for number in segments {
+                let header = read_header(&storage, number).unwrap();
+                assert_eq!(header.features, features);
+            }
+        }
+    }
+
+    #[test]
+    fn a_journal_of_a_newer_program_is_refused_and_left_untouched() {
         let storage = SimStorage::new();
         append(&storage, 3);
-        let upgraded = upgrade_to(storage.clone(), options(), FORMAT_VERSION + 1).unwrap();
-        assert_eq!((upgraded.from, upgraded.to), (1, 2));
+        let lock = storage.lock().unwrap().unwrap();
+        drop(begin_format(&storage, lock, &options(), FORMAT_VERSION + 1).unwrap());
         let calls = storage.calls();
+        let name = segment_name(*Found::list(&storage).unwrap().segments.last().unwrap());
         for refused in [
-            Journal::open(storage.clone(), options(), &mut |_, _| Ok(())).map(|_| ()),
+            replayed(&storage, true).map(|_| ()),
             upgrade(storage.clone(), options()).map(|_| ()),
             crate::fsck(&storage).map(|_| ()),
         ] {
             assert_eq!(
                 refused.unwrap_err().to_string(),
-                "0000000000000003.segment was written in format 2 and needs a program that knows format 2; \
-                 this one knows format 1: use a newer penstock. Nothing was changed"
+                format!(
+                    "{name} was written in format 3 and needs a program that knows format 3; this one knows \
+                     format 2: use a newer penstock. Nothing was changed"
+                )
             );
         }
         assert_eq!(storage.calls(), calls, "something was changed");

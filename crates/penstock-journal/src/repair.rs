@@ -6,7 +6,8 @@
 //!
 //! 1. the newest sound segment: it names its predecessors, which are missing, so nothing opens this;
 //! 2. the damaged files, to a directory beside them;
-//! 3. the rest of the sound segments, the oldest one last.
+//! 3. the file that names the newest segment;
+//! 4. the rest of the sound segments, the oldest one last.
 //!
 //! Whenever this is interrupted, the next repair goes on with it.
 
@@ -14,10 +15,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::format::{segment_name, segment_number};
-use crate::journal::{Journal, JournalOptions};
+use crate::format::{Format, segment_name, segment_number};
+use crate::journal::JournalOptions;
+use crate::newest::NEWEST;
 use crate::read::read_header;
-use crate::recovery::{Found, OpenError, Opened, Recovered, recover, start};
+use crate::recovery::{
+    Found, OpenError, Opened, Recovered, begin_format, check_nothing, recover, resume, start,
+};
 use crate::salvage::{Lost, Salvage, salvage};
 use crate::storage::{DiskStorage, Storage};
 use crate::writer::WriteError;
@@ -82,9 +86,10 @@ pub fn repair(
     }
     let found = Found::list(&storage)?;
     if found.segments.is_empty() {
+        check_nothing(&storage, &found)?;
         return Ok(RepairReport::default());
     }
-    match recover(&storage, &found.segments, &mut |_, _| Ok(())) {
+    match recover(&storage, &found, &mut |_| Ok(())) {
         Ok(_) => return Ok(RepairReport::default()),
         Err(OpenError::Damaged { .. }) => {}
         Err(error) => return Err(error.into()),
@@ -122,50 +127,78 @@ pub(crate) fn write_anew<S: Storage, T: Storage>(
     options: &JournalOptions,
 ) -> Result<Salvage, RepairError> {
     // First without writing, for the epoch: what is written must be of a later one.
-    let mut first_position = None;
-    let looked = salvage(source, found, &mut |position, _| {
-        first_position.get_or_insert(position);
+    let mut first = None;
+    let looked = salvage(source, found, &mut |record| {
+        first.get_or_insert((record.position, record.format));
         Ok(())
     })?;
+    let last_format = looked.format;
+    let (first_position, first_format) = first.unwrap_or((1, last_format.version));
     let location = target.location();
     let lock = target.lock().map_err(OpenError::io("lock", &location))?;
     let lock = lock.ok_or(OpenError::Locked { location })?;
+    let mut format = Format {
+        version: first_format,
+        ..last_format
+    };
     let recovered = Recovered::after_a_repair(
         options.journal_id,
+        format,
         found.segments.last().copied().unwrap_or(0),
         looked.epoch + 1,
-        first_position.unwrap_or(1),
+        first_position,
     );
-    let mut opened = start(
+    let nothing_yet = Found::default();
+    let mut opened = Some(start(
         target.clone(),
         lock,
         options.clone(),
-        Found::default(),
+        nothing_yet,
         recovered,
-    )?;
+    )?);
+    // Each record stays in its format. The journal is ready for what an upgrade must come before.
+    let mut go_over_to = |opened: &mut Option<Opened<T>>, version| {
+        if version > format.version {
+            let lock = finish(opened.take().expect("it is open"))?;
+            let (_, lock) = begin_format(target, lock, options, version)?;
+            *opened = Some(resume(target.clone(), lock, options.clone(), &mut |_| {
+                Ok(())
+            })?);
+            format.version = version;
+        }
+        Ok::<_, RepairError>(())
+    };
     let mut checksum = 0;
     let mut failed = None;
-    let salvaged = salvage(source, found, &mut |_, record| {
-        checksum = crc32c::crc32c_append(checksum, record);
-        opened.journal.append(opened.next_position, record);
-        opened.next_position += 1;
-        if failed.is_none() && opened.journal.waiting_bytes() >= options.batch_bytes {
-            failed = write_waiting(&mut opened).err();
+    let salvaged = salvage(source, found, &mut |record| {
+        checksum = crc32c::crc32c_append(checksum, record.bytes);
+        if failed.is_none() {
+            failed = go_over_to(&mut opened, record.format).err();
+        }
+        if let Some(opened) = &mut opened
+            && failed.is_none()
+        {
+            opened.journal.append(opened.next_position, record.bytes);
+            opened.next_position += 1;
+            if opened.journal.waiting_bytes() >= options.batch_bytes {
+                failed = write_waiting(opened).err().map(RepairError::from);
+            }
         }
         Ok(())
     })?;
-    if let Some(error) = failed {
-        return Err(error.into());
+    if failed.is_none() {
+        failed = go_over_to(&mut opened, last_format.version).err();
     }
-    write_waiting(&mut opened)?;
-    opened.writer.sync()?;
-    drop(opened);
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let lock = finish(opened.take().expect("it is open"))?;
 
     // The next opening adds a segment, so that there are two at least, and proves the rest.
     let (mut read, mut read_checksum) = (0, 0);
-    Journal::open(target.clone(), options.clone(), &mut |_, record| {
+    resume(target.clone(), lock, options.clone(), &mut |record| {
         read += 1;
-        read_checksum = crc32c::crc32c_append(read_checksum, record);
+        read_checksum = crc32c::crc32c_append(read_checksum, record.bytes);
         Ok(())
     })?;
     if (read, read_checksum) != (salvaged.records, checksum) {
@@ -173,6 +206,13 @@ pub(crate) fn write_anew<S: Storage, T: Storage>(
         return Err(RepairError::NotTheSame(what));
     }
     Ok(salvaged)
+}
+
+/// Writes and syncs what waits, and gives up all but the lock.
+fn finish<S: Storage>(mut opened: Opened<S>) -> Result<S::Lock, WriteError> {
+    write_waiting(&mut opened)?;
+    opened.writer.sync()?;
+    Ok(opened.writer.into_lock())
 }
 
 fn write_waiting<S: Storage>(opened: &mut Opened<S>) -> Result<(), WriteError> {
@@ -222,6 +262,17 @@ fn move_files(
             rename(&path.join(name), &damaged_files.join(name))?;
         }
     }
+    // Once the sound one is here, there is none there.
+    let newest = finished.join(NEWEST);
+    if newest.exists() {
+        if path.join(NEWEST).exists() {
+            before("move a damaged one")?;
+            rename(&path.join(NEWEST), &damaged_files.join(NEWEST))?;
+        }
+        sync(damaged_files)?;
+        before("move the one that names the newest")?;
+        rename(&newest, &path.join(NEWEST))?;
+    }
     sync(damaged_files)?;
     sync(path)?;
 
@@ -264,31 +315,95 @@ fn failed_to(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Rep
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::SegmentHeader;
+    use crate::journal::Journal;
 
     const STOPPED: &str = "stopped here";
 
     /// A journal whose first segment is damaged, and its records from before.
     fn damaged(path: &Path, options: &JournalOptions) -> Vec<Vec<u8>> {
         let storage = DiskStorage::open(path).unwrap();
-        let mut opened = Journal::open(storage, options.clone(), &mut |_, _| Ok(())).unwrap();
+        let mut opened = Journal::open(storage, options.clone(), &mut |_| Ok(())).unwrap();
         let records: Vec<Vec<u8>> = (1..40_u8).map(|n| vec![n; 100]).collect();
         for (position, record) in (1..).zip(&records) {
             opened.journal.append(position, record);
             write_waiting(&mut opened).unwrap();
             opened.writer.sync().unwrap();
         }
+        flip(path);
+        records
+    }
+
+    /// A bit of the first record.
+    fn flip(path: &Path) {
         let first = path.join(segment_name(1));
         let mut bytes = fs::read(&first).unwrap();
         bytes[4096 + 90] ^= 1;
         fs::write(&first, bytes).unwrap();
-        records
+    }
+
+    /// Each record keeps its format, though all of them are written anew.
+    #[test]
+    fn a_repair_of_a_journal_that_was_upgraded_half_way_mixes_no_formats() {
+        let mut options = JournalOptions {
+            journal_id: [7; 16],
+            segment_bytes: 4096 + 2048,
+            batch_bytes: 1024,
+            opening_bytes: 4096 + 2048,
+            ..JournalOptions::default()
+        };
+        for is_upgraded in [false, true] {
+            let root = tempfile::tempdir().unwrap();
+            let path = root.path();
+            let records = damaged(path, &options);
+            let storage = DiskStorage::open(path).unwrap();
+            for number in Found::list(&storage).unwrap().segments {
+                let mut bytes = fs::read(path.join(segment_name(number))).unwrap();
+                let mut header = SegmentHeader::decode(&bytes).unwrap();
+                (header.format_version, header.minimum_reader) = (1, 1);
+                bytes[..SegmentHeader::BYTES].copy_from_slice(&header.encode());
+                fs::write(path.join(segment_name(number)), bytes).unwrap();
+            }
+            if is_upgraded {
+                // While it was sound.
+                flip(path);
+                options.upgrades = true;
+                let mut opened = Journal::open(storage, options.clone(), &mut |_| Ok(())).unwrap();
+                opened.journal.append(opened.next_position, b"new");
+                finish(opened).unwrap();
+                options.upgrades = false;
+                flip(path);
+            }
+            let report = repair(path, &options, "1").unwrap();
+            let lost: u64 = report.lost.iter().map(|lost| lost.records).sum();
+            assert_eq!(lost, 1);
+
+            let mut formats = Vec::new();
+            options.upgrades = true;
+            let storage = DiskStorage::open(path).unwrap();
+            let opened = Journal::open(storage, options.clone(), &mut |record| {
+                formats.push(record.format);
+                Ok(())
+            });
+            let upgraded_from = opened.unwrap().report.upgraded_from;
+            options.upgrades = false;
+            let of_format_1 = records.len() - 1;
+            assert!(formats[..of_format_1].iter().all(|format| *format == 1));
+            match is_upgraded {
+                false => assert_eq!((formats.len(), upgraded_from), (of_format_1, Some(1))),
+                true => {
+                    assert_eq!(formats[of_format_1..], [2]);
+                    assert_eq!(upgraded_from, None);
+                }
+            }
+        }
     }
 
     fn open(path: &Path, options: &JournalOptions) -> Result<Vec<Vec<u8>>, OpenError> {
         let mut records = Vec::new();
         let storage = DiskStorage::open(path).unwrap();
-        Journal::open(storage, options.clone(), &mut |_, record| {
-            records.push(record.to_vec());
+        Journal::open(storage, options.clone(), &mut |record| {
+            records.push(record.bytes.to_vec());
             Ok(())
         })?;
         Ok(records)
@@ -302,6 +417,7 @@ mod tests {
             batch_bytes: 1024,
             opening_bytes: 4096 + 2048,
             spares: 1,
+            ..JournalOptions::default()
         };
         for steps in 0.. {
             let root = tempfile::tempdir().unwrap();

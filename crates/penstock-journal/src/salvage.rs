@@ -5,11 +5,11 @@
 //! follow each other from there to the end of the batch.
 
 use crate::format::{
-    BATCH_ALIGN, BatchHeader, FIRST_BATCH, Record, RecordHeader, RecordKind, SegmentHeader,
-    batch_tag, segment_name,
+    BATCH_ALIGN, BatchHeader, FIRST_BATCH, Format, NewestSlot, Record, RecordHeader, RecordKind,
+    SegmentHeader, batch_tag, segment_name,
 };
 use crate::read::{Flaw, SegmentImage, read_damaged_header};
-use crate::recovery::{Found, OpenError};
+use crate::recovery::{Found, OpenError, Replayed};
 use crate::storage::Storage;
 
 /// Records that can't be brought back.
@@ -30,17 +30,19 @@ pub struct Lost {
 }
 
 /// What a damaged journal still says of itself.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Salvage {
     pub lost: Vec<Lost>,
     pub records: u64,
     pub torn_batches: u64,
     /// No batch was written under a later one.
     pub epoch: u32,
+    /// Of the newest segment whose header can be read.
+    pub format: Format,
 }
 
 /// Is shown each sound record, in order.
-pub(crate) type Keep<'a> = dyn FnMut(u64, &[u8]) -> Result<(), OpenError> + 'a;
+pub(crate) type Keep<'a> = dyn FnMut(Replayed<'_>) -> Result<(), OpenError> + 'a;
 
 pub(crate) fn salvage<S: Storage>(
     storage: &S,
@@ -63,26 +65,43 @@ pub(crate) fn salvage<S: Storage>(
     };
     let mut salvager = Salvager {
         keep,
-        salvage: Salvage::default(),
+        salvage: Salvage {
+            lost: Vec::new(),
+            records: 0,
+            torn_batches: 0,
+            epoch: 0,
+            format: known.format(),
+        },
         next: None,
         parts: None,
         damage: None,
+        format: known.format_version,
     };
     let mut images = Vec::new();
+    let mut known = known;
     for (number, (header, flaw)) in headers {
         images.push(Image::load(storage, number, header, flaw, &known)?);
+        known = header.unwrap_or(known);
     }
+    salvager.salvage.format = known.format();
     let oldest = oldest_that_counts(storage, &images)?;
     // What is older was dropped; only its file was not gone yet.
     images.retain(|image| image.number >= oldest);
     if images.first().is_none_or(|first| first.number > oldest) {
         salvager.damaged(&segment_name(oldest), 0..0, "the file is missing");
     }
+    let slot = NewestSlot::read(storage, found)?;
+    let slot = slot.filter(|slot| slot.journal_id == known.journal_id);
     for index in 0..images.len() {
         let successor = images.get(index + 1);
         let counts_through = successor.and_then(|next| next.base_sequence.checked_sub(1));
         let is_last = successor.is_none();
-        let bytes = images[index].read(storage)?;
+        let mut bytes = images[index].read(storage)?;
+        if let Some(slot) = slot
+            && slot.segment == images[index].number
+        {
+            bytes.closed_through = slot.closed_through;
+        }
         if let Some(before) = index.checked_sub(1)
             && images[before].number + 1 < images[index].number
         {
@@ -93,6 +112,11 @@ pub(crate) fn salvage<S: Storage>(
             );
         }
         salvager.segment(&images[index], bytes, counts_through, is_last)?;
+    }
+    if let Some(slot) = slot
+        && images.last().is_some_and(|last| last.number < slot.segment)
+    {
+        salvager.damaged(&segment_name(slot.segment), 0..0, "the file is missing");
     }
     let unreadable = images.iter().filter(|image| image.header_is_lost).count();
     let mut salvage = salvager.finish();
@@ -187,6 +211,8 @@ struct Salvager<'a> {
     parts: Option<(u64, Vec<u8>)>,
     /// Damage since the last sound record.
     damage: Option<Lost>,
+    /// Of the segment that is read; one whose header is lost has that of the segment before.
+    format: u32,
 }
 
 impl Salvager<'_> {
@@ -198,6 +224,7 @@ impl Salvager<'_> {
         is_last: bool,
     ) -> Result<(), OpenError> {
         self.salvage.epoch = self.salvage.epoch.max(of.header.epoch);
+        self.format = of.header.format_version;
         if self.next.is_none() && !of.header_is_lost {
             self.next = Some(of.header.base_position);
         }
@@ -308,7 +335,12 @@ impl Salvager<'_> {
             }
         }
         if let Some(from) = bad_from {
-            self.lost_record(image, from, end, what);
+            match header.is_some() || next.is_some() {
+                true => self.lost_record(image, from, end, what),
+                // What stands there may be of long ago: nothing says where the batch ended.
+                false if from == body => self.damaged(&image.name, offset..end, what),
+                false => self.damaged(&image.name, from..end, what),
+            }
         } else if at + slack < end || header.is_none() {
             self.damaged(&image.name, offset..end, what);
         }
@@ -384,7 +416,11 @@ impl Salvager<'_> {
     fn complete(&mut self, position: u64, record: &[u8]) -> Result<(), OpenError> {
         let expected = self.next.unwrap_or(position);
         self.close_damage(expected, position - expected);
-        (self.keep)(position, record)?;
+        (self.keep)(Replayed {
+            position,
+            format: self.format,
+            bytes: record,
+        })?;
         self.next = Some(position + 1);
         self.salvage.records += 1;
         Ok(())

@@ -4,9 +4,9 @@
 //! The order of each step is the crash argument:
 //!
 //! - *Roll.* The full segment is synced; the next one's header is written into a spare and synced;
-//!   the spare is renamed; the directory is synced; only then comes the first batch. So a segment
-//!   that has a successor is whole, and a file with a segment's name has a good header. Whoever
-//!   finds either otherwise has found damage.
+//!   the spare is renamed; the directory is synced; the segment is said to be the newest; only then comes
+//!   the first batch. So a segment that has a successor is whole, a file with a segment's name has a good
+//!   header, and what is said to be the newest is there. Whoever finds it otherwise has found damage.
 //! - *Drop.* The batch whose header no longer counts the old segment is synced before the file is
 //!   renamed to a spare, and the directory is synced before the next one goes.
 //! - *Ghosts.* A spare is full of old batches. They carry the number of the segment they were
@@ -19,10 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crc32c::crc32c;
 use penstock_faults::planted;
 
-use crate::format::{
-    BatchHeader, KNOWN_FEATURES, MAGIC, Reserved, SegmentHeader, batch_tag, segment_name,
-};
+use crate::format::{BatchHeader, Format, MAGIC, Reserved, SegmentHeader, batch_tag, segment_name};
 use crate::journal::Batch;
+use crate::newest::{NEWEST, Newest};
 use crate::reader::Reader;
 use crate::spares::{Spares, is_full};
 use crate::storage::{Storage, StoredFile};
@@ -56,8 +55,9 @@ pub struct Writer<S: Storage> {
     storage: S,
     spares: Spares<S>,
     active: ActiveSegment<S::File>,
+    newest: Newest<S::File>,
     /// That of the segments before: a newer one begins with an upgrade only.
-    format: u32,
+    format: Format,
     chain: Chain,
     /// The last batch that is synced.
     durable: u64,
@@ -65,7 +65,7 @@ pub struct Writer<S: Storage> {
     /// Told to readers before a file is given away.
     dropped_through: Arc<AtomicU64>,
     failure: Option<String>,
-    _lock: S::Lock,
+    lock: S::Lock,
 }
 
 pub(crate) struct ActiveSegment<F> {
@@ -112,7 +112,7 @@ impl Chain {
 
 /// What a new segment's header says, but for what follows from the [`Chain`].
 pub(crate) struct NewSegment {
-    pub format: u32,
+    pub format: Format,
     pub number: u64,
     pub epoch: u32,
     pub base_position: u64,
@@ -125,9 +125,9 @@ impl NewSegment {
     pub fn header(&self, chain: &Chain) -> [u8; SegmentHeader::BYTES] {
         let header = SegmentHeader {
             magic: MAGIC,
-            format_version: self.format,
-            minimum_reader: self.format,
-            features: KNOWN_FEATURES,
+            format_version: self.format.version,
+            minimum_reader: self.format.version,
+            features: self.format.features,
             journal_id: chain.journal_id,
             segment: self.number,
             base_position: self.base_position,
@@ -149,7 +149,8 @@ impl<S: Storage> Writer<S> {
         storage: S,
         lock: S::Lock,
         active: ActiveSegment<S::File>,
-        format: u32,
+        newest: Newest<S::File>,
+        format: Format,
         chain: Chain,
         spares: Spares<S>,
     ) -> Self {
@@ -158,14 +159,20 @@ impl<S: Storage> Writer<S> {
             storage,
             spares,
             active,
+            newest,
             format,
             chain,
             durable,
             drops: Vec::new(),
             dropped_through: Arc::default(),
             failure: None,
-            _lock: lock,
+            lock,
         }
+    }
+
+    /// Gives up the journal, and not the lock on it.
+    pub(crate) fn into_lock(self) -> S::Lock {
+        self.lock
     }
 
     /// Writes one batch, with one call; it is safe from a crash of this process, but not of the
@@ -183,6 +190,15 @@ impl<S: Storage> Writer<S> {
                 writer.drop_segment(segment)?;
             }
             Ok(())
+        })
+    }
+
+    /// Syncs what was written, and leaves a mark of where it ends: what is missing at the next start is then
+    /// known to be damage. A later write takes the mark away first.
+    pub fn close(&mut self) -> Result<(), WriteError> {
+        self.unless_failed(|writer| {
+            writer.sync_active()?;
+            writer.say_newest(writer.chain.sequence)
         })
     }
 
@@ -219,6 +235,9 @@ impl<S: Storage> Writer<S> {
     fn write_batch(&mut self, batch: &Batch) -> Result<(), WriteError> {
         if batch.segment != self.active.number {
             self.roll(batch)?;
+        }
+        if !self.newest.names(self.active.number) {
+            self.say_newest(0)?;
         }
         let mut chain = self.chain;
         let header = chain.link(batch, self.durable);
@@ -300,6 +319,12 @@ impl<S: Storage> Writer<S> {
             name,
         };
         Ok(())
+    }
+
+    fn say_newest(&mut self, closed_through: u64) -> Result<(), WriteError> {
+        let written = self.newest.write(self.active.number, closed_through);
+        written.map_err(no_room_to("write to", NEWEST))?;
+        self.newest.sync().map_err(failed_to("sync", NEWEST))
     }
 
     fn drop_segment(&mut self, number: u64) -> Result<(), WriteError> {

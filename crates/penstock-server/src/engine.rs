@@ -18,9 +18,11 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-use penstock_broker::{Broker, BrokerOptions, ConnId, Input, Now, Position, Recovery};
+use penstock_broker::{
+    Broker, BrokerOptions, ConnId, Input, Now, Position, RecordError, Recovery, ReplayError,
+};
 use penstock_journal::{
-    Journal, JournalOptions, OpenError, Opened, RecoveryReport, Storage, Writer,
+    Journal, JournalOptions, NotReplayed, OpenError, Opened, RecoveryReport, Storage, Writer,
 };
 use penstock_message::Space;
 use penstock_wire::proto::{self, ToClient, close::Why};
@@ -125,6 +127,21 @@ enum End {
     Failed { until_ms: u64 },
 }
 
+/// A record that this program does not know is not a damaged one.
+fn not_replayed(error: ReplayError) -> NotReplayed {
+    let text = error.to_string();
+    match error {
+        ReplayError::Record {
+            error:
+                RecordError::UnknownVersion(_)
+                | RecordError::UnknownEvent { .. }
+                | RecordError::UnknownField { .. },
+            ..
+        } => NotReplayed::Newer(text),
+        _ => NotReplayed::Wrong(text),
+    }
+}
+
 impl Engine {
     /// Recovers what the journal in this storage holds, or begins a new one. The time is asked for once
     /// the journal is read, which may take a while: only then do the sessions in it begin to wait for
@@ -141,10 +158,10 @@ impl Engine {
             report,
             epoch,
             next_position,
-        } = Journal::open(storage, options.journal.clone(), &mut |position, record| {
-            recovery
-                .replay(Position(position), record)
-                .map_err(|error| error.to_string())
+            ..
+        } = Journal::open(storage, options.journal.clone(), &mut |record| {
+            let replayed = recovery.replay(Position(record.position), record.bytes);
+            replayed.map_err(not_replayed)
         })?;
         let now = now();
         let mut engine = Self {
@@ -396,7 +413,7 @@ impl Engine {
         match self.end {
             End::NotYet => false,
             End::Stopping { until_ms, told } => {
-                let done = told && self.connections.is_empty() && self.disk.proven;
+                let done = told && self.connections.is_empty() && self.disk.closed;
                 done || self.now.mono_ms >= until_ms
             }
             End::Failed { until_ms } => self.connections.is_empty() || self.now.mono_ms >= until_ms,

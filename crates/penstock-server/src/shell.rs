@@ -24,7 +24,9 @@ use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use penstock_broker::{BrokerOptions, ConnId, Now};
-use penstock_journal::{DiskStorage, JournalOptions, OpenError, RecoveryReport, WriteError};
+use penstock_journal::{
+    DiskStorage, FORMAT_VERSION, JournalOptions, OpenError, RecoveryReport, WriteError,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
@@ -228,8 +230,10 @@ impl Server {
         let storage = DiskStorage::open(&options.journal).map_err(directory)?;
         let disk_bytes = storage.disk_bytes().map_err(directory)?;
         let memory_limit_bytes = options.memory_limit_bytes.unwrap_or_else(default_limit);
-        let (broker, journal) = suit_machine(options.broker, memory_limit_bytes, disk_bytes)
+        let (broker, mut journal) = suit_machine(options.broker, memory_limit_bytes, disk_bytes)
             .map_err(ServerError::system("draw random numbers"))?;
+        // Nobody else can upgrade the journal of a local broker: its clients start it unasked.
+        journal.upgrades = options.local.is_some();
         let engine_options = EngineOptions {
             broker,
             journal,
@@ -688,6 +692,12 @@ fn watch_signals(poll: &Poll) -> io::Result<UnixStream> {
 
 fn log_recovery(journal: &std::path::Path, report: &RecoveryReport, took: Duration) {
     let took_ms = took.as_millis();
+    if let Some(format) = report.upgraded_from {
+        tracing::info!(
+            "upgraded {} from format {format} to {FORMAT_VERSION}: earlier programs refuse it from now on",
+            journal.display()
+        );
+    }
     if report.created {
         tracing::info!("began a new journal in {}", journal.display());
     } else {

@@ -190,7 +190,7 @@ mod tests {
             opening_bytes: 64 << 10,
             ..JournalOptions::default()
         };
-        let opened = Journal::open(storage.clone(), options, &mut |_, _| Ok(()));
+        let opened = Journal::open(storage.clone(), options, &mut |_| Ok(()));
         let mut journal = opened.expect("an empty disk");
         let poll = mio::Poll::new().expect("a poll");
         let waker = Waker::new(poll.registry(), mio::Token(0)).expect("a waker");
@@ -207,6 +207,7 @@ mod tests {
                 batch: Some(batch),
                 sync: true,
                 tell_written: false,
+                close: false,
             });
         };
 

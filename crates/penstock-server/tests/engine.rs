@@ -5,11 +5,13 @@ mod strangers;
 mod world;
 
 use bytes::{Bytes, BytesMut};
+use penstock_broker::{BrokerOptions, Now};
 use penstock_journal::sim::{Fault, SimStorage};
+use penstock_journal::{Journal, JournalOptions, OpenError};
 use penstock_message::{
     Answer, Durability, Key, Lease, MessageId, Op, Query, Receipt, Refusal, Tx,
 };
-use penstock_server::{Peer, Token};
+use penstock_server::{Engine, EngineOptions, Peer, Token};
 use penstock_wire::proto::{self, ToBroker, close::Why};
 use penstock_wire::{
     FRAME_HEADER_BYTES, HELLO_LEASES, MAX_HELLO_BYTES, convert, encode_frame, encoded_frame_len,
@@ -828,6 +830,43 @@ fn a_stop_still_answers_what_was_heard_and_proves_the_journal() {
         .expect("it opens");
     assert_eq!(report.rewritten_records, 0);
     assert_eq!(report.torn_batches, 0);
+    assert!(report.was_closed);
+}
+
+#[test]
+fn a_record_of_a_newer_program_is_told_from_a_damaged_one() {
+    let options = EngineOptions {
+        broker: BrokerOptions::default(),
+        journal: JournalOptions::default(),
+        token: None,
+        max_connections: 1,
+        stop_on_request: false,
+        pid: 42,
+    };
+    let now = Now {
+        mono_ms: 1_000,
+        wall_ms: 1_700_000_000_000,
+    };
+    for (record, is_newer) in [(&[0xff_u8, 1, 2, 3][..], true), (&[][..], false)] {
+        let disk = SimStorage::new();
+        let opened = Journal::open(disk.clone(), options.journal.clone(), &mut |_| Ok(()));
+        let mut opened = opened.expect("an empty disk");
+        opened.journal.append(1, record);
+        let batch = opened.journal.take_batch().expect("there is a record");
+        opened.writer.write(&batch).expect("the disk works");
+        let opened = Engine::open(disk.kill(), options.clone(), || now);
+        let error = opened.map(|_| ()).expect_err("it is refused");
+        assert_eq!(
+            matches!(error, OpenError::NewerRecord { .. }),
+            is_newer,
+            "{error}"
+        );
+        assert_eq!(
+            matches!(error, OpenError::Replay { .. }),
+            !is_newer,
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -842,6 +881,7 @@ fn a_quiet_journal_is_proven_too() {
         .opening
         .expect("it opens");
     assert_eq!(report.rewritten_records, 0);
+    assert!(!report.was_closed);
     let calls = world.disk.calls();
     world.live(60_000 - 150);
     assert!(

@@ -4,3 +4,4 @@ mod local_broker;
 mod server;
 mod strangers;
 mod support;
+mod upgrade;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -131,8 +131,10 @@ fn fsck_finds_what_is_rotten_and_no_server_starts_from_it() {
     server.signal(Signal::TERM);
     server.ended();
 
-    let segments = fs::read_dir(Path::new(data).join("journal")).unwrap();
-    let newest = segments.map(|entry| entry.unwrap().path()).max().unwrap();
+    let files = fs::read_dir(Path::new(data).join("journal")).unwrap();
+    let files = files.map(|entry| entry.unwrap().path());
+    let is_segment = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "segment");
+    let newest = files.filter(is_segment).max().unwrap();
     let mut bytes = fs::read(&newest).unwrap();
     bytes[4096 + 100] ^= 1;
     fs::write(&newest, bytes).unwrap();

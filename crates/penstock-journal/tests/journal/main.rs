@@ -1,5 +1,6 @@
 //! What the journal promises.
 
+mod closing;
 mod damage;
 mod failures;
 mod full;

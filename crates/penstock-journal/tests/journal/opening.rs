@@ -1,7 +1,7 @@
 //! Opening a journal: on any disk, by one process, in a format that it knows.
 
 use penstock_journal::sim::SimStorage;
-use penstock_journal::{DiskStorage, FORMAT_VERSION, OpenError, fsck};
+use penstock_journal::{DiskStorage, FORMAT_VERSION, NotReplayed, OpenError, fsck};
 
 use crate::support::{User, golden, open, recovered, small};
 
@@ -86,7 +86,7 @@ fn a_newer_format_or_an_unknown_feature_is_refused_by_name() {
 
     let newer = written_by(&|page| page[12] = FORMAT_VERSION as u8 + 1);
     assert!(
-        matches!(newer, OpenError::NewerFormat { needed: 2, .. }),
+        matches!(newer, OpenError::NewerFormat { needed: 3, .. }),
         "{newer}"
     );
     let feature = written_by(&|page| page[16] = 4);
@@ -108,7 +108,7 @@ fn a_newer_format_that_this_program_can_read_is_read_but_never_written_to() {
     let calls = storage.calls();
     let refused = recovered(&storage).unwrap_err();
     assert!(
-        matches!(refused, OpenError::NewerFormat { written: 2, .. }),
+        matches!(refused, OpenError::NewerFormat { written: 3, .. }),
         "{refused}"
     );
     assert_eq!(fsck(&storage).unwrap().opening.unwrap().records, 8);
@@ -119,9 +119,9 @@ fn a_newer_format_that_this_program_can_read_is_read_but_never_written_to() {
 fn a_record_that_cannot_be_replayed_stops_the_opening_and_changes_nothing() {
     let (storage, appended) = golden();
     let calls = storage.calls();
-    let refused = penstock_journal::Journal::open(storage.clone(), small(), &mut |position, _| {
-        if position == 3 {
-            Err("no such queue".to_string())
+    let refused = penstock_journal::Journal::open(storage.clone(), small(), &mut |record| {
+        if record.position == 3 {
+            Err(NotReplayed::Wrong("no such queue".to_string()))
         } else {
             Ok(())
         }

@@ -2,11 +2,11 @@
 //! confirmed is there, and of the rest at most the beginning.
 
 use penstock_journal::sim::{Fault, Rng, SimStorage};
-use penstock_journal::{OpenError, WriteError};
+use penstock_journal::{JournalOptions, OpenError, WriteError};
 
-use crate::support::{Records, User, open, small};
+use crate::support::{Records, User, open, roomy, small};
 
-/// One thing that a broker does. All sequences of three are tried.
+/// One thing that a broker does. All sequences of three are tried, with a close in their midst if at all.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// One small record, on disk before anything else.
@@ -21,9 +21,11 @@ enum Step {
     CarryAndDrop,
     /// The process is killed and another takes over.
     Reopen,
+    /// The process ends in order, and another takes over.
+    Close,
 }
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     Step::Commit,
     Step::CommitLong,
     Step::WriteOnly,
@@ -31,6 +33,7 @@ const STEPS: [Step; 7] = [
     Step::DropOldest,
     Step::CarryAndDrop,
     Step::Reopen,
+    Step::Close,
 ];
 
 fn workloads() -> Vec<Vec<Step>> {
@@ -39,7 +42,11 @@ fn workloads() -> Vec<Vec<Step>> {
         workloads.push(vec![first]);
         for second in STEPS {
             workloads.push(vec![first, second]);
-            workloads.extend(STEPS.map(|third| vec![first, second, third]));
+            let triples = STEPS.map(|third| vec![first, second, third]);
+            workloads.extend(triples.into_iter().filter(|steps| {
+                let closes = |step: &Step| matches!(step, Step::Close);
+                !closes(&steps[0]) && !closes(&steps[2])
+            }));
         }
     }
     workloads
@@ -91,18 +98,23 @@ fn run(
                 *storage = storage.kill();
                 user.reopen(storage)?;
             }
+            Step::Close => {
+                user.close()?;
+                *storage = storage.kill();
+                user.reopen(storage)?;
+            }
         }
     }
     Ok(())
 }
 
 /// The number of states that were tried.
-fn cut_power_everywhere(steps: &[Step], kept: u64, seed: u64) -> u64 {
+fn cut_power_everywhere(options: &JournalOptions, steps: &[Step], kept: u64, seed: u64) -> u64 {
     let mut states = 0;
     // A journal with some history, so that there are segments to drop and ghosts in the spares.
     let begin = || {
         let mut storage = SimStorage::new();
-        let mut user = User::open(&storage).unwrap();
+        let mut user = User::open_with(&storage, options.clone()).unwrap();
         let history = [
             Step::CommitLong,
             Step::CommitLong,
@@ -119,11 +131,11 @@ fn cut_power_everywhere(steps: &[Step], kept: u64, seed: u64) -> u64 {
         for sectors in 0..kept {
             let mut rng = Rng::new(seed ^ cut << 32 ^ sectors << 48);
             let after = storage.fork().crash(&mut rng);
-            let (opened, records) = open(&after, small()).expect("nothing is damaged");
+            let (opened, records) = open(&after, options.clone()).expect("nothing is damaged");
             user.expects(&records);
             drop(opened);
             cut_power_while_opening(&user, &storage, &mut rng);
-            what_was_shown_stays(&after, &records, &mut rng);
+            what_was_shown_stays(&user, &after, &records, &mut rng);
             states += 1;
         }
         if ended.is_ok() {
@@ -139,8 +151,9 @@ fn cut_power_while_opening(user: &User<SimStorage>, storage: &SimStorage, rng: &
     for cut in 0.. {
         let storage = found.fork();
         storage.fail_at(storage.calls() + cut, Fault::PowerOff);
-        let first = open(&storage, small()).map(|(_, records)| records);
-        let (_, records) = open(&storage.crash(rng), small()).expect("nothing is damaged");
+        let options = &user.options;
+        let first = open(&storage, options.clone()).map(|(_, records)| records);
+        let (_, records) = open(&storage.crash(rng), options.clone()).expect("nothing is damaged");
         user.expects(&records);
         if let Ok(first) = first {
             assert_eq!(
@@ -153,15 +166,21 @@ fn cut_power_while_opening(user: &User<SimStorage>, storage: &SimStorage, rng: &
 }
 
 /// Once opened, the journal may be served: nothing that it showed may be lost in the next cut.
-fn what_was_shown_stays(storage: &SimStorage, shown: &Records, rng: &mut Rng) {
+fn what_was_shown_stays(
+    before: &User<SimStorage>,
+    storage: &SimStorage,
+    shown: &Records,
+    rng: &mut Rng,
+) {
     let mut storage = storage.crash(rng);
-    let mut user = User::open(&storage).expect("nothing is damaged");
+    let options = before.options.clone();
+    let mut user = User::open_with(&storage, options.clone()).expect("nothing is damaged");
     assert_eq!(user.appended, *shown);
     // And goes on as any other: ghosts of what was cut off stay away.
     run(&mut user, &mut storage, &[Step::Commit, Step::CommitLong]).unwrap();
     user.append(500);
     user.write().unwrap();
-    let (_, records) = open(&storage.crash(rng), small()).expect("nothing is damaged");
+    let (_, records) = open(&storage.crash(rng), options).expect("nothing is damaged");
     user.expects(&records);
 }
 
@@ -169,15 +188,16 @@ fn what_was_shown_stays(storage: &SimStorage, shown: &Records, rng: &mut Rng) {
 fn all_that_was_confirmed_survives_a_power_cut_at_any_call_whatever_the_disk_keeps() {
     let mut states = 0;
     for (index, steps) in workloads().iter().enumerate() {
-        states += cut_power_everywhere(steps, 3, index as u64);
+        states += cut_power_everywhere(&small(), steps, 3, index as u64);
     }
     assert!(states > 5_000, "only {states} states were tried");
 }
 
 #[test]
 fn a_few_workloads_survive_very_many_ways_of_losing_sectors() {
-    use Step::{Commit, CommitLong, DropOldest, Reopen, WriteOnly};
+    use Step::{Close, Commit, CommitLong, DropOldest, Reopen, Watermark, WriteOnly};
     for (index, steps) in [
+        &[Commit, Close, Commit, Watermark, Close][..],
         &[CommitLong, WriteOnly, WriteOnly, CommitLong][..],
         &[WriteOnly, Reopen, WriteOnly, Commit][..],
         &[CommitLong, DropOldest, DropOldest, CommitLong][..],
@@ -185,6 +205,8 @@ fn a_few_workloads_survive_very_many_ways_of_losing_sectors() {
     .iter()
     .enumerate()
     {
-        cut_power_everywhere(steps, 40, 1 << 20 | index as u64);
+        for (options, kept) in [(small(), 40), (roomy(), 10)] {
+            cut_power_everywhere(&options, steps, kept, 1 << 20 | index as u64);
+        }
     }
 }

@@ -9,7 +9,7 @@ use penstock_journal::sim::{Rng, SimFile, SimLock, SimStorage};
 use penstock_journal::{DiskStorage, ReadError, Reader, Storage, StoredFile};
 use proptest::prelude::*;
 
-use crate::support::{User, small};
+use crate::support::{User, roomy, small};
 
 /// Reads what a user's journal should hold, some of it in pieces.
 fn reads_all<S: Storage>(user: &User<S>, reader: &mut Reader<S>, rng: &mut Rng) {
@@ -38,21 +38,23 @@ fn long_history<S: Storage>(user: &mut User<S>) {
 
 #[test]
 fn every_record_is_read_back_whole_and_in_pieces_also_after_the_next_opening() {
-    let storage = SimStorage::new();
-    let mut rng = Rng::new(1);
-    let mut user = User::open(&storage).unwrap();
-    let mut reader = user.opened.writer.reader();
-    long_history(&mut user);
-    reads_all(&user, &mut reader, &mut rng);
-    user.append(900);
-    user.append(3000);
-    user.write().unwrap();
-    let storage = storage.kill();
-    let mut user = User::open(&storage).unwrap();
-    let mut reader = user.opened.writer.reader();
-    reads_all(&user, &mut reader, &mut rng);
-    long_history(&mut user);
-    reads_all(&user, &mut reader, &mut rng);
+    for options in [small(), roomy()] {
+        let storage = SimStorage::new();
+        let mut rng = Rng::new(1);
+        let mut user = User::open_with(&storage, options).unwrap();
+        let mut reader = user.opened.writer.reader();
+        long_history(&mut user);
+        reads_all(&user, &mut reader, &mut rng);
+        user.append(900);
+        user.append(3000);
+        user.write().unwrap();
+        let storage = storage.kill();
+        user.reopen(&storage).unwrap();
+        let mut reader = user.opened.writer.reader();
+        reads_all(&user, &mut reader, &mut rng);
+        long_history(&mut user);
+        reads_all(&user, &mut reader, &mut rng);
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use penstock_journal::sim::Rng;
 use penstock_journal::{DiskStorage, OpenError, RepairReport, Storage, repair};
 use tempfile::TempDir;
 
-use crate::support::{Records, User, is_long_run, recovered, small};
+use crate::support::{Records, User, is_long_run, recovered, roomy, small};
 
 /// In memory where there is such a place: these tests write thousands of small files.
 fn directory() -> TempDir {
@@ -23,7 +23,7 @@ fn storage(directory: &TempDir) -> DiskStorage {
     DiskStorage::open(directory.path()).unwrap()
 }
 
-/// A journal of a few segments, with a watermark over all of it; its files, and what it holds.
+/// A journal of a few segments that was closed in order; its files, and what it holds.
 fn golden() -> (TempDir, Files, Records) {
     let root = directory();
     let mut user = User::open(&storage(&root)).unwrap();
@@ -38,7 +38,7 @@ fn golden() -> (TempDir, Files, Records) {
     for bytes in [40, 50, 60, 900] {
         user.append_and_commit(bytes);
     }
-    user.write_watermark().unwrap();
+    user.close().unwrap();
     let appended = user.appended.clone();
     drop(user);
     let files = files(root.path());
@@ -176,7 +176,7 @@ fn a_rotten_batch_header_costs_nothing_but_the_header() {
 fn a_missing_segment_costs_its_records_and_they_are_counted() {
     let (_root, files, appended) = golden();
     let names = segment_names(&files);
-    for missing in &names[..names.len() - 1] {
+    for missing in &names {
         let mut damaged = files.clone();
         damaged.remove(missing);
         let (report, kept) = check(&damaged, &appended).expect("it is damaged");
@@ -185,9 +185,57 @@ fn a_missing_segment_costs_its_records_and_they_are_counted() {
 }
 
 #[test]
+fn the_end_of_a_journal_that_was_closed_in_order_is_not_lost_in_silence() {
+    let root = directory();
+    let mut user = User::open_with(&storage(&root), roomy()).unwrap();
+    for _ in 0..20 {
+        user.append_and_commit(900);
+    }
+    user.close().unwrap();
+    let appended = user.appended.clone();
+    drop(user);
+    let mut damaged = files(root.path());
+    let newest = segment_names(&damaged).pop().unwrap();
+    damaged.get_mut(&newest).unwrap()[4096..].fill(0);
+    let (report, kept) = check(&damaged, &appended).expect("it is damaged");
+    assert!(kept.len() < appended.len());
+    let [lost] = &report.lost[..] else {
+        panic!("{report:?}")
+    };
+    assert_eq!((&lost.file, lost.from), (&newest, 4096));
+    assert!(lost.is_open_ended && lost.remains.is_empty());
+    assert_eq!(lost.position, kept.len() as u64 + 1);
+}
+
+#[test]
+fn without_the_file_that_names_the_newest_segment_a_repair_keeps_everything() {
+    let (_root, files, appended) = golden();
+    for newest in [None, Some(vec![0; 8192])] {
+        let mut damaged = files.clone();
+        damaged.remove("newest");
+        damaged.extend(newest.map(|bytes| ("newest".to_string(), bytes)));
+        let (report, kept) = check(&damaged, &appended).expect("it is damaged");
+        assert!(kept.iter().eq(appended.values()) && report.lost.is_empty());
+    }
+}
+
+#[test]
+fn where_every_segment_is_missing_nothing_is_begun_and_nothing_repaired() {
+    let (_root, mut damaged, _) = golden();
+    damaged.retain(|name, _| !name.ends_with(".segment"));
+    let root = put(&damaged);
+    let refused = recovered(&storage(&root)).map(|_| ()).unwrap_err();
+    assert!(refused.to_string().contains("the file is missing"));
+    let error = repair(root.path(), &small(), "1").unwrap_err();
+    assert_eq!(error.to_string(), refused.to_string());
+    assert_eq!(files(root.path()), damaged);
+}
+
+#[test]
 fn whatever_is_flipped_zeroed_cut_or_removed_a_repair_keeps_what_is_sound() {
     let (_root, whole, appended) = golden();
-    let names = segment_names(&whole);
+    let mut names = segment_names(&whole);
+    names.push("newest".to_string());
     let rounds = if is_long_run() { 6_000 } else { 250 };
     let mut repaired = 0;
     for round in 0..rounds {
@@ -207,7 +255,7 @@ fn whatever_is_flipped_zeroed_cut_or_removed_a_repair_keeps_what_is_sound() {
                     bytes[at..end].fill(0);
                 }
                 6 => bytes.truncate(at),
-                _ if names.len() > 1 && *name != names[names.len() - 1] => {
+                7 => {
                     damaged.remove(name);
                 }
                 _ => {}

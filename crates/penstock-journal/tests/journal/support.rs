@@ -16,6 +16,16 @@ pub fn small() -> JournalOptions {
         batch_bytes: 1024,
         opening_bytes: 4096 + 2048,
         spares: 1,
+        ..JournalOptions::default()
+    }
+}
+
+/// Sizes at which several batches, and what proves them, fit into a segment.
+pub fn roomy() -> JournalOptions {
+    JournalOptions {
+        segment_bytes: 5 * 4096,
+        opening_bytes: 5 * 4096,
+        ..small()
     }
 }
 
@@ -27,8 +37,8 @@ pub fn open<S: Storage>(
     options: JournalOptions,
 ) -> Result<(Opened<S>, Records), OpenError> {
     let mut records = Records::new();
-    let opened = Journal::open(storage.clone(), options, &mut |position, record: &[u8]| {
-        records.insert(position, record.to_vec());
+    let opened = Journal::open(storage.clone(), options, &mut |record| {
+        records.insert(record.position, record.bytes.to_vec());
         Ok(())
     })?;
     Ok((opened, records))
@@ -42,6 +52,7 @@ pub fn recovered<S: Storage>(storage: &S) -> Result<(RecoveryReport, Records), O
 /// One who uses a journal and remembers what it promised.
 pub struct User<S: Storage> {
     pub opened: Opened<S>,
+    pub options: JournalOptions,
     /// What was appended last at each position.
     pub appended: Records,
     /// All up to this position is synced; anybody may have been told.
@@ -62,12 +73,13 @@ impl<S: Storage> User<S> {
     }
 
     pub fn open_with(storage: &S, options: JournalOptions) -> Result<Self, OpenError> {
-        let (opened, appended) = open(storage, options)?;
+        let (opened, appended) = open(storage, options.clone())?;
         let first = appended
             .first_key_value()
             .map_or(opened.next_position, |(first, _)| *first);
         let mut user = Self {
             opened,
+            options,
             appended: Records::new(),
             confirmed: 0,
             dropped_before: 0,
@@ -90,8 +102,8 @@ impl<S: Storage> User<S> {
 
     /// Another process takes over; the lock of this one must be gone.
     pub fn reopen(&mut self, storage: &S) -> Result<(), OpenError> {
-        let distinct = self.distinct;
-        *self = Self::open(storage)?;
+        let (distinct, options) = (self.distinct, self.options.clone());
+        *self = Self::open_with(storage, options)?;
         self.distinct = distinct;
         Ok(())
     }
@@ -163,6 +175,13 @@ impl<S: Storage> User<S> {
             }
             None => Ok(()),
         }
+    }
+
+    /// As a broker that ends in order.
+    pub fn close(&mut self) -> Result<(), WriteError> {
+        self.commit()?;
+        self.write_watermark()?;
+        self.opened.writer.close()
     }
 
     pub fn drop_oldest(&mut self) {

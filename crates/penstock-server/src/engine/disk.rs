@@ -27,6 +27,8 @@ pub struct WriterTask {
     pub sync: bool,
     /// Whether somebody waits to hear that it is written, and not for the sync that follows.
     pub tell_written: bool,
+    /// Whether to close the journal then: nothing more comes.
+    pub close: bool,
     /// The last position that is complete with it.
     pub through: u64,
 }
@@ -47,6 +49,9 @@ impl WriterTask {
         }
         if self.sync {
             writer.sync()?;
+        }
+        if self.close {
+            writer.close()?;
         }
         Ok(())
     }
@@ -83,6 +88,7 @@ impl Engine {
                     batch: Some(batch),
                     sync,
                     tell_written: sync && self.disk.wanted_written > self.disk.written,
+                    close: false,
                     through,
                 }
             }
@@ -114,6 +120,7 @@ impl Engine {
         } else {
             self.broker.handle_written(Position(through));
         }
+        self.disk.closed = task.close && self.disk.appended == through;
         self.disk.idle_due_ms = Some(now.mono_ms + IDLE_MS);
         self.reclaim();
     }
@@ -186,6 +193,7 @@ impl Engine {
             self.journal.append(position, record.as_bytes());
             self.disk.appended = position;
             self.disk.proven = false;
+            self.disk.closed = false;
             match record.durability {
                 Durability::Disk | Durability::Replicated => self.disk.wanted_synced = position,
                 Durability::Os => self.disk.wanted_written = position,
@@ -210,7 +218,7 @@ impl Engine {
     }
 
     /// When nothing has happened for a while, or never will again: syncs what was only written, then
-    /// proves it with a watermark.
+    /// proves it with a watermark. At the end it closes the journal.
     fn idle_task(&mut self) -> Option<WriterTask> {
         let stopping = self.end != End::NotYet;
         let quiet = self
@@ -225,16 +233,24 @@ impl Engine {
         if self.disk.synced == self.disk.taken {
             batch = self.journal.watermark_batch();
             self.disk.proven = batch.is_none();
-            if self.disk.proven {
-                return None;
-            }
+        }
+        let close = self.disk.proven;
+        if close && !self.wants_close() {
+            return None;
         }
         Some(WriterTask {
             batch,
-            sync: true,
+            sync: !close,
             tell_written: false,
+            close,
             through: self.disk.taken,
         })
+    }
+
+    /// Nobody is left who could have anything written, and all that was is proven.
+    fn wants_close(&self) -> bool {
+        let told = matches!(self.end, End::Stopping { told: true, .. });
+        told && self.connections.is_empty() && self.disk.proven && !self.disk.closed
     }
 
     /// Empties the oldest segment step by step while too little of the journal is live.
@@ -272,7 +288,8 @@ impl Engine {
         if disk.in_flight {
             return None;
         }
-        let at_once = disk.is_awaited() || (self.reclaiming && !self.reclaim_reads);
+        let reclaims = self.reclaiming && !self.reclaim_reads;
+        let at_once = disk.is_awaited() || reclaims || self.wants_close();
         // A watermark comes after what still waits to be written.
         let idle_due_ms = disk.idle_due_ms.filter(|_| disk.appended == disk.taken);
         [
@@ -298,6 +315,8 @@ pub(super) struct DiskState {
     pub(super) synced: u64,
     /// A watermark covers all that was appended.
     pub(super) proven: bool,
+    /// ... and the journal is closed.
+    pub(super) closed: bool,
     pub(super) in_flight: bool,
     /// When records that nobody waits for are written all the same.
     lazy_due_ms: Option<u64>,

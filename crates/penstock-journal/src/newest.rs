@@ -1,0 +1,107 @@
+//! The file beside the segments that names the newest of them: so one that is missing is missed, and the
+//! end of a journal that was closed in order is known.
+//!
+//! It may be behind and is never ahead: a segment is on disk under its name before it is named here, and
+//! all that was written before a close is. Two slots, each in a page of its own, are written in turn:
+//! a write that is torn, or a page that goes bad, leaves what was there before.
+
+use std::io;
+
+use crate::format::NewestSlot;
+use crate::recovery::{Found, OpenError};
+use crate::storage::{Storage, StoredFile};
+
+pub(crate) const NEWEST: &str = "newest";
+
+/// Where the second slot begins.
+const SLOT_SPACING: u64 = 4096;
+
+impl NewestSlot {
+    /// What the file says; `None`: there is none, or nothing in it can be read.
+    pub fn read<S: Storage>(storage: &S, found: &Found) -> Result<Option<Self>, OpenError> {
+        if !found.newest {
+            return Ok(None);
+        }
+        let file = storage.open(NEWEST);
+        let file = file.map_err(OpenError::io("open", NEWEST))?;
+        let mut slots = [None; 2];
+        for (offset, slot) in (0..).step_by(SLOT_SPACING as usize).zip(&mut slots) {
+            let mut bytes = [0; Self::BYTES];
+            let read = file.read_at(offset, &mut bytes);
+            read.map_err(OpenError::io("read", NEWEST))?;
+            *slot = Self::decode(&bytes);
+        }
+        Ok(slots
+            .into_iter()
+            .flatten()
+            .max_by_key(|slot| slot.generation))
+    }
+}
+
+/// The file, as the one who uses the journal writes it.
+pub(crate) struct Newest<F> {
+    file: F,
+    slot: NewestSlot,
+}
+
+impl<F: StoredFile> Newest<F> {
+    /// Takes over the file, or makes one that is synced, but for its name. `segment`: the newest so far,
+    /// 0 for none.
+    pub fn resume<S: Storage<File = F>>(
+        storage: &S,
+        found: &Found,
+        journal_id: [u8; 16],
+        segment: u64,
+    ) -> Result<Self, OpenError> {
+        if let Some(slot) = NewestSlot::read(storage, found)?
+            && slot.journal_id == journal_id
+        {
+            let file = storage.open(NEWEST);
+            let file = file.map_err(OpenError::io("open", NEWEST))?;
+            return Ok(Self { file, slot });
+        }
+        let slot = NewestSlot::new(journal_id, segment);
+        Self::make(storage, found, slot).map_err(OpenError::full_or_io(storage, "write to", NEWEST))
+    }
+
+    fn make<S: Storage<File = F>>(
+        storage: &S,
+        found: &Found,
+        slot: NewestSlot,
+    ) -> io::Result<Self> {
+        // One without a slot is of an opening that was interrupted before it named a segment.
+        let file = match found.newest {
+            true => storage.open(NEWEST)?,
+            false => storage.create(NEWEST)?,
+        };
+        let mut first = [0; SLOT_SPACING as usize];
+        first[..NewestSlot::BYTES].copy_from_slice(&slot.encode());
+        let second = [0; SLOT_SPACING as usize];
+        file.write_at(0, &[&first, &second])?;
+        file.sync()?;
+        Ok(Self { file, slot })
+    }
+
+    /// Whether it says that this segment is in use.
+    pub fn names(&self, segment: u64) -> bool {
+        (self.slot.segment, self.slot.closed_through) == (segment, 0)
+    }
+
+    /// Writes what is true from now on; to be synced. After an error, write it again.
+    pub fn write(&mut self, segment: u64, closed_through: u64) -> io::Result<()> {
+        let slot = NewestSlot {
+            generation: self.slot.generation + 1,
+            segment,
+            closed_through,
+            ..self.slot
+        };
+        let offset = slot.generation % 2 * SLOT_SPACING;
+        self.file.write_at(offset, &[&slot.encode()])?;
+        self.slot = slot;
+        Ok(())
+    }
+
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.sync()
+    }
+}

@@ -1,0 +1,60 @@
+"""`format-1/`: a whole journal of format 1, from the program of that time (see make_format_1.py)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+FIXTURE = Path(__file__).with_name("format-1")
+# Results, failed jobs and sessions age, so it is opened five minutes after it was made.
+OPENED = "@2026-01-15 12:05:00"
+
+
+@dataclass(frozen=True)
+class Known:
+    """A line of `jobs.txt`."""
+
+    id: str
+    state: str | None
+    """None: no such message is held."""
+    ended: str | None
+    queue: str
+    task: str
+    attempt: int
+    crashes: int
+    what: str
+
+
+def jobs() -> list[Known]:
+    known = []
+    for line in (FIXTURE / "jobs.txt").read_text().splitlines():
+        if line.startswith("#"):
+            continue
+        job, state, ended, queue, task, attempt, crashes, what = line.split(" ", 7)
+        count = (0, 0) if attempt == "-" else (int(attempt), int(crashes))
+        held, end = None if state == "unknown" else state, None if ended == "-" else ended
+        known.append(Known(job, held, end, queue, task, *count, what))
+    assert len(known) == 27
+    return known
+
+
+def unpack(data: Path) -> None:
+    """Make `data` a broker's directory that the old program has left."""
+    data.mkdir(mode=0o700)
+    subprocess.run(["tar", "-C", data, "-xzf", FIXTURE / "journal.tar.gz"], check=True)
+
+
+def at_the_time() -> dict[str, str]:
+    """The environment of a process that runs when the journal was young."""
+    program = shutil.which("faketime")
+    if program is None:
+        assert os.environ.get("CI") != "true", "this needs faketime, which .ci/run installs"
+        pytest.skip("needs faketime (Debian: apt-get install faketime)")
+    # Not the program itself: it stays between us and the process that it starts.
+    preload = subprocess.run([program, "now", "printenv", "LD_PRELOAD"], check=True, capture_output=True, text=True)
+    return {"LD_PRELOAD": preload.stdout.strip(), "FAKETIME": OPENED, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "TZ": "UTC"}

@@ -1,0 +1,49 @@
+"""The tasks whose jobs are in `format-1/`: its maker ran them, and the test runs what is left of them."""
+
+from __future__ import annotations
+
+import os
+
+from penstock import App
+
+app = App("shop")
+
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+@app.task
+def charge(order: int) -> int:
+    raise ValueError(f"order {order} can't be charged")
+
+
+@app.task(queue="mail")
+def send(to: str) -> str:
+    raise ConnectionError(f"no route to {to}")
+
+
+@app.task(retries=3, backoff=86_400.0, backoff_cap=86_400.0, jitter=0.0)
+def deliver(order: int) -> int:
+    raise TimeoutError(f"order {order} is late")
+
+
+@app.task(max_deliveries=2)
+def segfault() -> None:
+    os.abort()
+
+
+@app.task(queue="mail", on_crash="fail")
+def segfault_once() -> None:
+    os.abort()
+
+
+@app.task(store_result=False)
+def fill(text: str) -> None:
+    """Take room in the journal, for its first segments to be reclaimed."""
+
+
+@app.task
+def hello(name: str) -> str:
+    return f"hello, {name}"
