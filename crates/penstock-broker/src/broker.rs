@@ -294,6 +294,12 @@ impl Broker {
         messages.copies(id).any(|slot| messages[slot].is_leased())
     }
 
+    /// Whether a message with this id is kept as a failed job. For whoever watches from beside.
+    pub fn has_failed(&self, id: &MessageId) -> bool {
+        let messages = &self.state.messages;
+        messages.copies(id).any(|slot| messages[slot].is_failed())
+    }
+
     // --- records
 
     /// What follows, until `seal`, stands in one record.

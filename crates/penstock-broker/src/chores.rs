@@ -11,6 +11,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use bytes::Bytes;
+use penstock_faults::perhaps;
 use penstock_message::{Durability, JoinId, Key, Space};
 
 use crate::Broker;
@@ -88,7 +89,10 @@ impl Broker {
 
     /// How many messages a step may end: with each of them a join may end, too.
     pub(crate) fn step_size(&self) -> usize {
-        let room = ENDED_AT_ONCE.saturating_sub(self.added).min(self.budget);
+        let mut room = ENDED_AT_ONCE.saturating_sub(self.added).min(self.budget);
+        if room > 16 && perhaps!("small-steps") {
+            room = 16;
+        }
         match self.state.joins.is_empty() {
             true => room,
             false => room / 2,

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use penstock_faults::planted;
 use penstock_message::{Filter, MessageState, OperationStatus};
 
 use crate::Broker;
@@ -164,7 +165,10 @@ impl Broker {
         };
         let unrun = self.unrun(How::Purged, mark.reason);
         if !progress.ready_is_done {
-            let most = self.step_size();
+            let most = match planted!("purge-at-once") {
+                true => usize::MAX,
+                false => self.step_size(),
+            };
             let slots = self.purged_ready(queue, mark.before, most);
             progress.ready_is_done = slots.len() < most;
             self.end_marked(slots, unrun, progress);
@@ -187,7 +191,7 @@ impl Broker {
 
     /// Ready messages that were purged, up to so many.
     pub(crate) fn purged_ready(&mut self, queue: u32, before: u64, most: usize) -> Vec<u32> {
-        if penstock_faults::planted!("lose-purge") {
+        if planted!("lose-purge") {
             return Vec::new();
         }
         let (queues, messages) = (&mut self.state.queues, &self.state.messages);

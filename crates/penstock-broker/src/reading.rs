@@ -159,9 +159,15 @@ impl Broker {
             By::Reclaim(slot) => {
                 let base = *self.reading.carrying.get(&slot)?;
                 let entry = self.state.messages.by_slot(slot);
-                if entry.is_none_or(|entry| entry.base() != base) {
+                let entry = entry.filter(|entry| entry.base() == base);
+                let Some(entry) = entry else {
                     self.reading.carrying.remove(&slot);
                     self.state.ledger.popped_stale();
+                    return None;
+                };
+                if entry.is_ended() {
+                    // Only its value is left, which needs no body.
+                    self.reading.carried.push((slot, Bytes::new()));
                     return None;
                 }
                 slot
@@ -277,9 +283,13 @@ impl Broker {
                     return;
                 };
                 let entry = self.state.messages.by_slot(slot);
-                match entry.is_some_and(|entry| entry.base() == base) {
-                    true => self.quarantine(slot, reason),
-                    false => self.state.ledger.popped_stale(),
+                match entry.filter(|entry| entry.base() == base) {
+                    Some(entry) if entry.is_ended() => {
+                        self.reading.carrying.insert(slot, base);
+                        self.reading.carried.push((slot, Bytes::new()));
+                    }
+                    Some(_) => self.quarantine(slot, reason),
+                    None => self.state.ledger.popped_stale(),
                 }
             }
         }

@@ -41,11 +41,14 @@ impl Broker {
                 continue;
             };
             let entity = Entity::Message { slot };
-            if self.state.is_current(base, &entity) {
+            if !self.state.is_current(base, &entity) {
+                self.state.ledger.popped_stale();
+            } else if self.state.messages[slot].is_ended() {
+                // It has ended while its body was being read.
+                self.carry_value(slot);
+            } else {
                 self.carry_before(slot, before);
                 self.carry_message(slot, &body);
-            } else {
-                self.state.ledger.popped_stale();
             }
         }
         let mut read_bytes: usize = 0;

@@ -31,6 +31,10 @@ pub const POINTS: &[(&str, &str)] = &[
         "a connection counts as full though little waits to be sent",
     ),
     (
+        "small-steps",
+        "work that is done in steps is done in steps of a few",
+    ),
+    (
         "say-little",
         "what waits for a client goes out in several portions",
     ),
@@ -115,6 +119,15 @@ pub const PLANTS: &[Plant] = &[
     plant("lose-copy", "a message comes to each of its queues"),
     plant("lose-purge", "what was purged stays away"),
     plant(
+        "check-id-late",
+        "an id appears once in a transaction, whatever becomes of its key",
+    ),
+    plant("purge-at-once", "a purge is done in steps of 1,024"),
+    plant(
+        "expire-at-once",
+        "messages that expire together end in steps of 1,024",
+    ),
+    plant(
         "forget-claim",
         "of two messages with one unless_key the second is skipped",
     ),
@@ -158,7 +171,7 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "lose-dead-letter",
-        "a job that killed its workers is kept among the dead letters",
+        "a job that killed its workers is kept as a failed job",
     ),
     // Joins.
     plant(
@@ -166,6 +179,10 @@ pub const PLANTS: &[Plant] = &[
         "a join releases what it holds exactly once",
     ),
     plant("count-member-twice", "a member of a join counts once"),
+    plant(
+        "lose-member",
+        "a join hears of each member, whatever ended that",
+    ),
     // Order and time.
     plant(
         "return-to-end",
@@ -206,6 +223,10 @@ pub const PLANTS: &[Plant] = &[
     plant(
         "carry-no-session",
         "a session outlives the segment it was opened in",
+    ),
+    plant(
+        "carry-no-mark",
+        "a purge goes on, however old the record in which it began",
     ),
     plant(
         "carry-no-pause",

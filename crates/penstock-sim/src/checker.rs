@@ -450,9 +450,28 @@ impl Checker {
         }
     }
 
+    /// No worker is ever given a failed job, so its failure is only seen by looking. Nothing that the broker
+    /// has decided may be on its way to the disk, or a crash may take back what is seen here.
+    pub fn look_at_failed(&mut self, broker: &Broker) -> Verdict {
+        let unsettled = self
+            .model
+            .live
+            .iter()
+            .map(|index| &self.model.items[*index]);
+        let failed = unsettled.filter(|item| !item.has_failed());
+        let failed = failed
+            .map(|item| item.message.id)
+            .filter(|id| broker.has_failed(id));
+        for id in failed.collect::<BTreeSet<_>>() {
+            self.tell(Event::Failed(id))?;
+        }
+        Ok(())
+    }
+
     /// All is written, synced and told, and nothing is on its way.
     pub fn quiet(&mut self, broker: &Broker) -> Verdict {
         broker.assert_consistent();
+        self.look_at_failed(broker)?;
         self.tell(Event::Quiet)?;
         self.safe_through = self.told;
         self.wall_was_set_by_ms = 0;
@@ -462,7 +481,7 @@ impl Checker {
         let now = self.model.now;
         let items = &self.model.items;
         // A message that may be delivered only once leaves when its grant is on disk, so after others;
-        // and one whose workers may have died once too often may be among the dead letters.
+        // and one whose workers may have died once too often may have failed.
         let is_candidate = |index: &usize| {
             let item = &items[*index];
             item.in_order

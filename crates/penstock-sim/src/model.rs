@@ -7,7 +7,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use penstock_jobs::DEAD_LETTER_QUEUE;
 use penstock_message::{
     Due, JoinId, JoinPolicy, Key, Lease, Message, MessageId, Op, Overflow, QueueLimits, Receipt,
     Refusal, ReleaseReason, SessionId, Tx, ValueStatus,
@@ -26,9 +25,6 @@ use objections::Objection;
 
 /// What is wrong, in words; nothing when all is well.
 pub type Verdict = Result<(), String>;
-
-/// For so long the broker keeps what it has moved to the dead letters by itself.
-const DEAD_LETTERS_KEPT_MS: u64 = 30 * 24 * 3_600_000;
 
 #[derive(Clone, Debug, Default)]
 pub struct Model {
@@ -55,10 +51,6 @@ pub struct Model {
     pub lenient: bool,
     /// Every hand-out that anybody ever saw, whatever crashes have undone since.
     pub seen: BTreeSet<(Lease, SessionId)>,
-    /// Hand-outs of dead letters, each with the transaction that had put the message where it was. What
-    /// a hand-out rests on is on disk, so unless that transaction is lost, the message is dead after a
-    /// crash as it was before.
-    pub found_dead: BTreeMap<Lease, u64>,
 }
 
 impl Model {
@@ -68,7 +60,6 @@ impl Model {
     pub fn advance(&mut self, now: Time) {
         self.now = now;
         let doubtful = self.clock_is_doubtful;
-        let latest = now.steady + self.clock_is_off_by_ms;
         let items = &mut self.items;
         self.live
             .retain(|index| !matches!(items[*index].state, State::Ended(_)));
@@ -78,7 +69,6 @@ impl Model {
             item.expiry_reached |= item
                 .expires
                 .is_some_and(|when| doubtful || when.has_come(now));
-            item.is_long_ago |= item.came_ms + DEAD_LETTERS_KEPT_MS <= latest;
             if let State::Leased { lease, session, .. } = item.state
                 && self
                     .sessions
@@ -341,11 +331,28 @@ impl Model {
             Op::Limit { queue, limits } => {
                 self.limits.insert(queue.clone(), *limits);
             }
-            Op::Fail { .. }
-            | Op::Cancel { .. }
-            | Op::RetryFailed { .. }
-            | Op::DropFailed { .. }
-            | Op::Unnamed => return self.fail(format!("the model does not know {op:?}")),
+            Op::Fail {
+                lease, value, note, ..
+            } => {
+                let Some((index, _)) = self.holder(lease, session) else {
+                    return Ok(());
+                };
+                self.items[index].notes.push(note.clone());
+                self.items[index].state = State::Ended(End::Failed);
+                let item = &self.items[index];
+                if let (Some(body), Some(ttl_ms)) = (value, item.message.result_ttl_ms) {
+                    let stored = Stored {
+                        status: ValueStatus::Failed,
+                        body: Some(body.clone()),
+                        until: Some(self.now.steady + ttl_ms),
+                        tx: Some(number),
+                    };
+                    self.values.insert(Key::Result(lease.message), stored);
+                }
+            }
+            Op::Cancel { .. } | Op::RetryFailed { .. } | Op::DropFailed { .. } | Op::Unnamed => {
+                return self.fail(format!("the model does not know {op:?}"));
+            }
         }
         Ok(())
     }
@@ -384,8 +391,6 @@ impl Model {
             state,
             claim,
             tx,
-            came_ms: now.steady,
-            is_long_ago: false,
         };
         self.by_id
             .entry(message.id)
@@ -421,13 +426,11 @@ impl Model {
     fn end(&mut self, index: usize, end: End) {
         let item = &mut self.items[index];
         item.state = State::Ended(end);
-        if item.queue != DEAD_LETTER_QUEUE {
-            let status = match end {
-                End::Expired => ValueStatus::Expired,
-                _ => ValueStatus::Cancelled,
-            };
-            self.store_end(index, status);
-        }
+        let status = match end {
+            End::Expired => ValueStatus::Expired,
+            _ => ValueStatus::Cancelled,
+        };
+        self.store_end(index, status);
     }
 
     fn store_end(&mut self, index: usize, status: ValueStatus) {
@@ -449,9 +452,6 @@ impl Model {
         let item = &mut self.items[index];
         item.crashes = (item.crashes.0 + 1, item.crashes.1 + 1);
         item.state = State::Waiting;
-        if item.queue == DEAD_LETTER_QUEUE {
-            return;
-        }
         if item.crashes.0 >= item.message.max_deliveries {
             self.bury(index);
         } else if item.crashes.1 >= item.message.max_deliveries {
@@ -459,17 +459,33 @@ impl Model {
         }
     }
 
-    /// The broker has moved it to the dead letters by itself.
+    /// Its workers have died once too often: it has failed.
     fn bury(&mut self, index: usize) {
+        self.items[index].state = State::Ended(End::Crashed);
         self.store_end(index, ValueStatus::Crashed);
-        let (place, now) = (self.next_place(), self.now);
-        let item = &mut self.items[index];
-        item.queue = DEAD_LETTER_QUEUE.to_string();
-        item.state = State::Waiting;
-        item.place = place;
-        item.expires = Some(When::Steady(now.steady + DEAD_LETTERS_KEPT_MS));
-        item.expiry_reached = self.clock_is_doubtful;
-        item.may_have_run = false;
+    }
+
+    /// The broker lists this message among the failed jobs, which may be news.
+    pub fn has_failed(&mut self, id: MessageId) -> Verdict {
+        let copies = self.by_id.get(&id).cloned().unwrap_or_default();
+        let is_known = copies.iter().any(|index| self.items[*index].has_failed());
+        let died = copies
+            .iter()
+            .copied()
+            .filter(|index| self.items[*index].may_be_dead());
+        // Of several copies, the one that is known to have been handed out.
+        let died = died.max_by_key(|index| self.items[*index].leases.len());
+        match died {
+            Some(index) => {
+                self.bury(index);
+                Ok(())
+            }
+            None if is_known => Ok(()),
+            None => {
+                let items: Vec<&Item> = self.with_id(id).collect();
+                self.fail(format!("{id} has failed, and nothing says so: {items:?}"))
+            }
+        }
     }
 
     fn next_place(&mut self) -> u64 {

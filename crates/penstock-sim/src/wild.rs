@@ -5,7 +5,6 @@
 use std::collections::VecDeque;
 
 use bytes::BytesMut;
-use penstock_jobs::DEAD_LETTER_QUEUE;
 use penstock_journal::sim::Rng;
 use penstock_message::{Delivery, Durability, Key, KeyState, Lease, Op, Receipt, SessionId, Tx};
 use penstock_wire::proto::{self, ToClient};
@@ -370,8 +369,7 @@ impl Client for Wild {
         if self.credit == 0 || !self.takes_all {
             self.takes_all = true;
             self.credit += 16;
-            let queues = QUEUES.iter().copied().chain([DEAD_LETTER_QUEUE]);
-            let queues = queues.map(str::to_string).collect();
+            let queues = QUEUES.iter().map(|queue| (*queue).to_string()).collect();
             said.consume = Some(Consume { queues, credit: 16 });
         }
         let room = IN_FLIGHT - self.unconfirmed.len().min(IN_FLIGHT);

@@ -2,11 +2,11 @@
 //! to queues.
 
 use bytes::Bytes;
-use penstock_jobs::{DEAD_LETTER_QUEUE, DeliveryHead, Outcome, settle};
+use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, IdSource, JoinPolicy, Key, Message,
-    MessageId, Op, Overflow, QueueLimits, Tx, Value, ValueStatus,
+    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Failure, IdSource, JoinPolicy, Key,
+    Message, MessageId, Op, Overflow, QueueLimits, Tx, Value, ValueStatus,
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
@@ -63,9 +63,8 @@ impl Author {
         let note = Bytes::from_static(b"an error");
         let cost_us = rng.below(5_000);
         let head = DeliveryHead::from(delivery);
-        let is_dead = delivery.queue == DEAD_LETTER_QUEUE;
         let outcome = match rng.below(12) {
-            0 if !is_dead => {
+            0 => {
                 let delay_ms = if self.habits.delays {
                     rng.below(500)
                 } else {
@@ -77,16 +76,20 @@ impl Author {
                     cost_us,
                 }
             }
-            1 if !is_dead && delivery.message.max_deliveries < u8::MAX => {
-                let value = Some(Bytes::from_static(b"the last error"));
-                let mut tx = settle(
-                    &head,
-                    Outcome::Failed {
-                        value,
-                        note,
-                        cost_us,
+            1 if delivery.message.max_deliveries < u8::MAX => {
+                let fail = Op::Fail {
+                    lease: delivery.lease,
+                    value: Some(Bytes::from_static(b"the last error")),
+                    note,
+                    failure: Failure {
+                        class: "Error".to_string(),
+                        message: "the last error".to_string(),
+                        fingerprint: 7,
+                        preview: Bytes::new(),
                     },
-                );
+                    cost_us,
+                };
+                let mut tx = Tx::from(vec![fail]);
                 tx.ops.extend(join_of(&delivery.message, false));
                 return tx;
             }
@@ -99,7 +102,7 @@ impl Author {
                 if rng.one_in(3) {
                     tx.ops.push(self.publish(rng, wall_ms));
                 }
-                if !is_dead && rng.one_in(3) {
+                if rng.one_in(3) {
                     // A member that says twice that it has ended counts once.
                     tx.ops.extend(join_of(&delivery.message, true));
                 }
@@ -300,9 +303,7 @@ pub fn join_of(message: &Message, succeeded: bool) -> Option<Op> {
 /// A job that went well, with a result of its own for each run.
 pub fn success(delivery: &Delivery) -> Tx {
     let head = DeliveryHead::from(delivery);
-    // What is dead has had its result.
-    let is_dead = delivery.queue == DEAD_LETTER_QUEUE;
-    let value = (!is_dead).then(|| Bytes::copy_from_slice(&delivery.lease.grant.to_le_bytes()));
+    let value = Some(Bytes::copy_from_slice(&delivery.lease.grant.to_le_bytes()));
     let mut tx = settle(
         &head,
         Outcome::Succeeded {
@@ -310,8 +311,6 @@ pub fn success(delivery: &Delivery) -> Tx {
             cost_us: 100,
         },
     );
-    if !is_dead {
-        tx.ops.extend(join_of(&delivery.message, true));
-    }
+    tx.ops.extend(join_of(&delivery.message, true));
     tx
 }

@@ -256,14 +256,9 @@ impl<'a> World<'a> {
         let heartbeat_ms = 300 + rng.below(3_000);
         let all = QUEUES.iter().map(|queue| (*queue).to_string());
         let mut queues: Vec<String> = all.filter(|_| rng.below(3) > 0).collect();
-        let takes_dead = rng.one_in(3);
         let is_wild = seat == 0 || rng.bool();
         if queues.is_empty() {
             queues.push(QUEUES[0].to_string());
-        }
-        // No worker runs dead letters; an operator's hand may.
-        if takes_dead && is_wild {
-            queues.push("dead".to_string());
         }
         let habits = Habits {
             queues,

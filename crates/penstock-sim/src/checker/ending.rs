@@ -4,7 +4,7 @@ use penstock_broker::Broker;
 use penstock_message::{Key, KeyState, ValueStatus};
 
 use super::Checker;
-use crate::model::{End, State, Verdict};
+use crate::model::{State, Verdict};
 
 impl Checker {
     /// After all faults have ended and everybody has had time: nothing may be left, or be missing.
@@ -65,12 +65,10 @@ impl Checker {
     /// What the result of each message must be, once all is over: `None` when nobody can know.
     pub fn result_is_right(&self, key: &Key, state: &KeyState) -> Verdict {
         let Key::Result(id) = key else { return Ok(()) };
-        let is_sure = self.model.with_id(*id).all(|item| {
-            matches!(
-                item.state,
-                State::Ended(End::Acked | End::JoinFailed | End::Expired | End::Purged)
-            )
-        });
+        let is_sure = self
+            .model
+            .with_id(*id)
+            .all(|item| matches!(item.state, State::Ended(_)));
         let expected = self.model.value(key).map(|stored| stored.status);
         let shown: Option<ValueStatus> = match state {
             KeyState::Present(value) => Some(value.status),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use penstock_message::{Delivery, Lease, SessionId};
+use penstock_message::{Delivery, Lease, MessageId, SessionId};
 
 use super::{Checker, Decided};
 use crate::model::{Time, Verdict};
@@ -18,7 +18,12 @@ pub(super) enum Event {
     Delivered(SessionId, Box<Delivery>),
     Hello(SessionId, u64, Vec<Lease>),
     Welcomed(SessionId, Vec<Lease>),
-    Left { session: SessionId, clean: bool },
+    Left {
+        session: SessionId,
+        clean: bool,
+    },
+    /// The broker was seen to keep it as a failed job.
+    Failed(MessageId),
     Quiet,
     Restarted(u64),
 }
@@ -64,7 +69,7 @@ impl Event {
                 Some(format!("client {} was heard to say hello", session.0[0]))
             }
             Self::Quiet => Some("all is quiet".to_string()),
-            Self::Time(_) | Self::Restarted(_) => None,
+            Self::Time(_) | Self::Restarted(_) | Self::Failed(_) => None,
         }
     }
 }
@@ -85,7 +90,6 @@ impl Checker {
         self.model.clock_is_doubtful = before.clock_is_doubtful;
         self.model.clock_is_off_by_ms = before.clock_is_off_by_ms;
         self.model.seen = before.seen;
-        self.model.found_dead = before.found_dead;
         self.model.lenient = true;
         for event in std::mem::take(&mut self.story) {
             self.tell(event)
@@ -126,6 +130,7 @@ impl Checker {
                 self.model.left(*session, *clean);
                 Ok(())
             }
+            Event::Failed(id) => self.model.has_failed(*id),
             Event::Quiet => {
                 self.model.quiet();
                 Ok(())

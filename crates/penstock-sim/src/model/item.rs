@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use penstock_jobs::DEAD_LETTER_QUEUE;
 use penstock_message::{Due, JoinId, JoinPolicy, Key, Lease, Message, SessionId, ValueStatus};
 
 /// True time, and what the wall shows; both in milliseconds since the Unix epoch.
@@ -75,10 +74,6 @@ pub struct Item {
     pub unsure_until: u64,
     /// The transaction that put it where it is.
     pub tx: u64,
-    pub(super) came_ms: u64,
-    /// Had it died when it came, it might have been cleared away from the dead letters since: a broker
-    /// whose clock stepped over a crash may have counted the days that they are kept.
-    pub(super) is_long_ago: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +87,7 @@ pub enum State {
         session: SessionId,
         safe: bool,
     },
-    /// One of these leases may hold; or it is back in its queue, or a dead letter.
+    /// One of these leases may hold; or it is back in its queue, or has failed.
     Adrift {
         maybe: Vec<(Lease, SessionId)>,
     },
@@ -102,6 +97,10 @@ pub enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Acked,
+    /// Its worker said so.
+    Failed,
+    /// Its workers died once too often.
+    Crashed,
     Expired,
     Purged,
     JoinFailed,
@@ -166,12 +165,16 @@ impl Item {
         self.crashes.1 = self.crashes.1.saturating_add(1);
     }
 
+    /// Whether it is kept as a failed job.
+    pub fn has_failed(&self) -> bool {
+        matches!(self.state, State::Ended(End::Failed | End::Crashed))
+    }
+
     /// Whether a worker may have died under it once too often.
     pub fn may_be_dead(&self) -> bool {
         // It is found there at any time after.
         let was_unsure = self.state == State::Waiting && self.unsure_until > 0;
         (was_unsure || matches!(self.state, State::Adrift { .. }))
-            && self.queue != DEAD_LETTER_QUEUE
             && self.crashes.1 >= self.message.max_deliveries
     }
 
@@ -180,8 +183,7 @@ impl Item {
         match self.state {
             State::Leased { .. } | State::Ended(_) => None,
             _ if self.purged => Some(End::Purged),
-            _ => (self.expiry_reached || self.is_long_ago && self.may_be_dead())
-                .then_some(End::Expired),
+            _ => self.expiry_reached.then_some(End::Expired),
         }
     }
 

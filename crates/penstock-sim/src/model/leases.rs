@@ -1,7 +1,6 @@
 //! Who may hold what: hand-outs, sessions that come and go, and what a crash leaves of it. Here is nearly
 //! all of the model's doubt.
 
-use penstock_jobs::DEAD_LETTER_QUEUE;
 use penstock_message::{Delivery, Lease, SessionId};
 
 use super::item::{Attendance, Item, State};
@@ -24,14 +23,7 @@ impl Model {
                 && matches!(item.state, State::Waiting | State::Adrift { .. })
                 && (item.crashes.0..=item.crashes.1).contains(&message.crashes)
         });
-        // Of several copies, the one that is known to have been handed out.
-        let died = copies.iter().copied().filter(|index| {
-            let item = &self.items[*index];
-            let is_certain = || self.found_dead.get(lease) == Some(&item.tx);
-            queue == DEAD_LETTER_QUEUE && item.may_be_dead() && (!self.lenient || is_certain())
-        });
-        let died = died.max_by_key(|index| self.items[*index].leases.len());
-        let Some(index) = here.or(died) else {
+        let Some(index) = here else {
             let states: Vec<String> = copies
                 .iter()
                 .map(|index| {
@@ -63,14 +55,6 @@ impl Model {
                 lease.message, message.crashes
             ));
         };
-        if queue == DEAD_LETTER_QUEUE && !self.lenient {
-            self.found_dead.insert(*lease, self.items[index].tx);
-        }
-        if here.is_none() {
-            self.bury(index);
-            // Nobody saw when that was.
-            self.items[index].place = 0;
-        }
         let id = lease.message;
         let item = &self.items[index];
         if !item.due_reached && !self.clock_is_doubtful {

@@ -22,7 +22,10 @@ impl Model {
         settled: &mut BTreeSet<Lease>,
     ) -> Objection {
         match op {
-            Op::Ack { lease, .. } | Op::Release { lease, .. } | Op::Move { lease, .. } => {
+            Op::Ack { lease, .. }
+            | Op::Release { lease, .. }
+            | Op::Move { lease, .. }
+            | Op::Fail { lease, .. } => {
                 let again = !settled.insert(*lease);
                 match self.holder(lease, session) {
                     Some((_, true)) if !again => Objection::None,

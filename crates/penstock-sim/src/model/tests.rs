@@ -6,12 +6,13 @@ use penstock_message::{
     Tx, Value, ValueStatus,
 };
 
-use super::item::{End, Time};
-use super::{DEAD_LETTERS_KEPT_MS, Model};
+use super::Model;
+use super::item::Time;
 
 const PRODUCER: SessionId = SessionId([1; 16]);
 const WORKER: SessionId = SessionId([2; 16]);
 const HEARTBEAT_MS: u64 = 1_000;
+const MONTH_MS: u64 = 30 * 24 * 3_600_000;
 const BEGINNING_MS: u64 = 1_800_000_000_000;
 
 fn time(ms: u64) -> Time {
@@ -70,51 +71,12 @@ fn delivery(message: Message) -> Delivery {
     }
 }
 
-/// A message that a worker was given, which then was never heard of again; it may crash so often.
-fn lost_under_its_worker(max_deliveries: u8) -> Model {
-    let mut model = Model::default();
-    model.advance(time(0));
-    let message = message(max_deliveries);
-    decided(&mut model, 1, publish(&message));
-    model.hello(WORKER, HEARTBEAT_MS, &[]);
-    model
-        .delivered(WORKER, &delivery(message))
-        .expect("it is its turn");
-    model.left(WORKER, false);
-    model.advance(time(2 * HEARTBEAT_MS));
-    model
-}
-
 /// The wall's clock was set by so much, and the power cut before that was on disk.
 fn clock_steps_over_a_crash(model: &mut Model, by_ms: u64) {
     model.clock_is_doubtful = true;
     model.clock_is_off_by_ms += by_ms;
     model.restarted(HEARTBEAT_MS);
     model.advance(time(10 * HEARTBEAT_MS));
-}
-
-/// Seed 481 of the first simulation with whole sessions: its holder's death was the last that a message
-/// was allowed; among the dead letters its thirty days were over at once. The checker called it lost.
-#[test]
-fn what_died_unseen_may_be_cleared_away_when_the_clock_has_stepped_by_a_month() {
-    let mut model = lost_under_its_worker(1);
-    assert_eq!(model.items[0].ending(), None);
-    clock_steps_over_a_crash(&mut model, DEAD_LETTERS_KEPT_MS);
-    assert_eq!(model.items[0].ending(), Some(End::Expired));
-}
-
-#[test]
-fn what_died_unseen_is_not_cleared_away_when_the_clock_has_stepped_by_less() {
-    let mut model = lost_under_its_worker(1);
-    clock_steps_over_a_crash(&mut model, DEAD_LETTERS_KEPT_MS / 2);
-    assert_eq!(model.items[0].ending(), None);
-}
-
-#[test]
-fn what_cannot_have_died_is_never_cleared_away() {
-    let mut model = lost_under_its_worker(5);
-    clock_steps_over_a_crash(&mut model, 400 * DEAD_LETTERS_KEPT_MS);
-    assert_eq!(model.items[0].ending(), None);
 }
 
 /// Seed 209708 of the soak: a lock whose time was over held again, in a broker whose clock had been set
@@ -135,7 +97,7 @@ fn a_value_whose_time_is_over_may_be_back_when_the_clock_has_stepped_over_a_cras
     model.advance(time(5_000));
     model.quiet();
     assert_eq!(model.key_exists(&key), Some(false));
-    clock_steps_over_a_crash(&mut model, DEAD_LETTERS_KEPT_MS);
+    clock_steps_over_a_crash(&mut model, MONTH_MS);
     assert_eq!(model.key_exists(&key), None);
 }
 

@@ -55,6 +55,9 @@ impl World<'_> {
             }
             let before = self.checker.counts.applied;
             self.pass(101 + pause_ms)?;
+            if let Some(life) = &self.broker {
+                self.checker.look_at_failed(life.engine.broker())?;
+            }
             if self.is_drained() {
                 // What nobody can know may still bring something to light.
                 self.pass(60_000)?;
@@ -114,7 +117,7 @@ impl World<'_> {
     /// Everybody goes, and every time is up: whatever the broker counts is zero again.
     pub(super) fn leave_nothing(&mut self) -> Verdict {
         const TWO_DAYS_MS: u64 = 2 * 24 * 3_600_000;
-        const DEAD_LETTERS_KEPT_MS: u64 = 31 * 24 * 3_600_000;
+        const FAILED_KEPT_MS: u64 = 31 * 24 * 3_600_000;
         for index in 0..self.seats.len() {
             if let Some(conn) = self.seats[index].conn {
                 self.hang_up(index, conn, false);
@@ -127,7 +130,7 @@ impl World<'_> {
                 .count()
         };
         self.pass(TWO_DAYS_MS)?;
-        self.pass(DEAD_LETTERS_KEPT_MS)?;
+        self.pass(FAILED_KEPT_MS)?;
         let held = held(self);
         let Some(life) = &self.broker else {
             return Err("the broker has ended by itself".to_string());
