@@ -1,6 +1,7 @@
 //! How a command ends, as main.rs and docs/cli.md list it.
 
 use std::fmt::Display;
+use std::io::{Write, stderr};
 use std::process::ExitCode;
 
 use penstock_driver::DriverError;
@@ -30,7 +31,8 @@ impl Failure {
     }
 
     pub fn report(&self) -> ExitCode {
-        eprintln!("penstock: {}", self.message);
+        // `eprintln!` panics where nobody can read it, and then the code would be wrong too.
+        let _unread = writeln!(stderr(), "penstock: {}", self.message);
         ExitCode::from(self.code)
     }
 }
