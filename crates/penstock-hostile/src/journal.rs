@@ -51,6 +51,7 @@ fn options() -> JournalOptions {
         batch_bytes: 1024,
         opening_bytes: 4096 + 2048,
         spares: 1,
+        ..JournalOptions::default()
     }
 }
 

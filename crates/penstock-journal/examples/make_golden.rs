@@ -25,6 +25,7 @@ impl Maker {
             batch_bytes: 512,
             opening_bytes: 4096 + 1024,
             spares: 1,
+            ..JournalOptions::default()
         };
         let opened = Journal::open(storage, options, &mut |_, _| Ok(()));
         self.opened = Some(opened.expect("it opens"));

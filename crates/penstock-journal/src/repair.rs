@@ -302,6 +302,7 @@ mod tests {
             batch_bytes: 1024,
             opening_bytes: 4096 + 2048,
             spares: 1,
+            ..JournalOptions::default()
         };
         for steps in 0.. {
             let root = tempfile::tempdir().unwrap();

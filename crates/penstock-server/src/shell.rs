@@ -204,7 +204,10 @@ impl Server {
         };
         let storage = DiskStorage::open(&options.journal).map_err(directory)?;
         let mut journal = JournalOptions::default();
-        journal.suit_disk(storage.disk_bytes().map_err(directory)?);
+        let disk_bytes = storage.disk_bytes().map_err(directory)?;
+        journal.suit_disk(disk_bytes);
+        let in_place = storage.overwrites_in_place().map_err(directory)?;
+        journal.keep_reserve(disk_bytes, in_place);
         getrandom::fill(&mut journal.journal_id)
             .map_err(io::Error::from)
             .map_err(ServerError::system("draw random numbers"))?;

@@ -199,6 +199,7 @@ impl<'a> World<'a> {
             batch_bytes: 1024 << rng.below(5),
             opening_bytes: 4096,
             spares: rng.below(3) as usize,
+            ..JournalOptions::default()
         };
         let broker = BrokerOptions {
             unserved_ms: 2_000,

@@ -16,6 +16,7 @@ pub fn small() -> JournalOptions {
         batch_bytes: 1024,
         opening_bytes: 4096 + 2048,
         spares: 1,
+        ..JournalOptions::default()
     }
 }
 

@@ -37,6 +37,7 @@ impl Desk {
                 batch_bytes: 4_096,
                 opening_bytes: 4_096,
                 spares: 1,
+                ..JournalOptions::default()
             },
             token: None,
             max_connections: 10,
