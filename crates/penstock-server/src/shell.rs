@@ -190,12 +190,7 @@ impl Server {
             listeners.extend(Listener::open(address, has_token)?);
         }
         if let Some(local) = &options.local {
-            let socket = &local.guard.paths().socket;
-            let opened = Listener::open_unix(socket).map_err(|source| ListenError::Io {
-                address: ListenAddress::Unix(socket.clone()),
-                source,
-            });
-            listeners.push(opened?);
+            listeners.push(Listener::open_local(local.guard.paths())?);
         }
 
         let directory = |source| ServerError::Directory {
@@ -629,8 +624,40 @@ impl Server {
                 tracing::info!("the directory was deleted");
                 leave = true;
             }
+            if !leave {
+                self.listen_at_home();
+            }
         }
         leave
+    }
+
+    /// Moves from the spare socket to that in the directory, once the disk has room for it. Who has
+    /// found the spare one may go on to use it.
+    fn listen_at_home(&mut self) {
+        let Some(local) = &self.local else {
+            return;
+        };
+        let home = &local.guard.paths().socket;
+        let is_home = |listener: &Listener| matches!(&listener.address, ListenAddress::Unix(path) if path == home);
+        if self.listeners.iter().any(is_home) {
+            return;
+        }
+        let Ok(listener) = Listener::open_unix(home) else {
+            return;
+        };
+        let token = Token(FIRST_LISTENER + self.listeners.len());
+        let socket = listener.as_fd().as_raw_fd();
+        let registry = self.poll.registry();
+        match registry.register(&mut SourceFd(&socket), token, Interest::READABLE) {
+            Ok(()) => {
+                tracing::info!("listening on {}", listener.address);
+                self.listeners.push(listener);
+            }
+            Err(error) => {
+                tracing::warn!("can't listen on {}: {error}", listener.address);
+                listener.remove_socket();
+            }
+        }
     }
 }
 
