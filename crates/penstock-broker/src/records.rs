@@ -22,9 +22,9 @@ use penstock_message::{
     WallMs,
 };
 
-use crate::Position;
 use crate::clock::When;
 use crate::names::Name;
+use crate::{Boot, Position};
 
 mod read;
 #[cfg(test)]
@@ -68,6 +68,10 @@ pub(crate) enum Event<'a> {
     /// the two differ.
     ClockSet {
         steady: u64,
+    },
+    /// The machine's clock at the same time; follows a `ClockSet`.
+    ClockBoot {
+        boot: Boot,
     },
     /// A session said hello, for the first time or again.
     SessionOpened {
@@ -253,7 +257,8 @@ mod tag {
     pub(super) const PAUSED: u8 = 22;
     pub(super) const CLOCK_SET: u8 = 23;
     pub(super) const LIMITED: u8 = 24;
-    /// The highest there is.
+    pub(super) const CLOCK_BOOT: u8 = 43;
+    /// The highest of those without a gap.
     #[cfg(test)]
     pub(super) const LAST: u8 = LIMITED;
 }

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
-use penstock_broker::{BrokerOptions, ConnId, Now};
+use penstock_broker::{Boot, BrokerOptions, ConnId, Now};
 use penstock_journal::{DiskStorage, JournalOptions, OpenError, RecoveryReport, WriteError};
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::io::Errno;
@@ -155,20 +155,58 @@ struct Socket {
 
 struct Clock {
     zero: Instant,
+    boot_id: Option<[u8; 16]>,
 }
 
 impl Clock {
+    fn start() -> Self {
+        Self {
+            zero: Instant::now(),
+            boot_id: boot_id(),
+        }
+    }
+
     fn now(&self) -> Now {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         Now {
             mono_ms: self.zero.elapsed().as_millis() as u64,
             wall_ms: wall.unwrap_or_default().as_millis() as u64,
+            boot: self.boot_id.map(|id| Boot {
+                id,
+                ms: milliseconds_since_boot(),
+            }),
         }
     }
 
     fn at(&self, mono_ms: u64) -> Instant {
         self.zero + Duration::from_millis(mono_ms)
     }
+}
+
+/// Names this start of the machine.
+#[cfg(target_os = "linux")]
+fn boot_id() -> Option<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits = text.trim().replace('-', "");
+    let number = u128::from_str_radix(&digits, 16).ok()?;
+    Some(number.to_be_bytes())
+}
+
+#[cfg(target_os = "linux")]
+fn milliseconds_since_boot() -> u64 {
+    let since = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    since.tv_sec as u64 * 1000 + since.tv_nsec as u64 / 1_000_000
+}
+
+/// Elsewhere the wall's clock is all that goes on while no broker runs.
+#[cfg(not(target_os = "linux"))]
+fn boot_id() -> Option<[u8; 16]> {
+    None
+}
+
+#[cfg(not(target_os = "linux"))]
+fn milliseconds_since_boot() -> u64 {
+    0
 }
 
 impl Server {
@@ -180,9 +218,7 @@ impl Server {
                 let wanted = options.max_connections.unwrap_or_default();
                 ServerError::TooManyConnections { wanted, room }
             })?;
-        let clock = Clock {
-            zero: Instant::now(),
-        };
+        let clock = Clock::start();
         // Clients may queue while the journal is recovered.
         let has_token = options.token.is_some();
         let mut listeners = Vec::new();

@@ -9,6 +9,7 @@ use penstock_message::{
 use super::{
     Change, Event, Grant, MessageHead, Place, RecordError, VERSION, has, limited, moved, tag,
 };
+use crate::Boot;
 use crate::clock::{Clock, When};
 use crate::names::{Name, Names};
 
@@ -64,6 +65,12 @@ impl<'a> RecordReader<'a> {
             },
             tag::CLOCK_SET => Event::ClockSet {
                 steady: self.difference(self.time)?,
+            },
+            tag::CLOCK_BOOT => Event::ClockBoot {
+                boot: Boot {
+                    id: self.array()?,
+                    ms: self.varint()?,
+                },
             },
             tag::SESSION_OPENED => Event::SessionOpened {
                 number: self.varint()?,

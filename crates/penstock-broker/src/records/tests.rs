@@ -112,6 +112,9 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             }
         }),
         any::<u64>().prop_map(|steady| Event::ClockSet { steady }),
+        any::<([u8; 16], u64)>().prop_map(|(id, ms)| Event::ClockBoot {
+            boot: Boot { id, ms }
+        }),
         (any::<(u64, [u8; 16], u64, u64)>(), text).prop_map(|(plain, name)| {
             let (number, session, heartbeat_ms, applied) = plain;
             Event::SessionOpened {
@@ -320,7 +323,7 @@ fn a_busy_broker_writes_little_beside_the_bodies() {
 #[test]
 fn the_golden_records_have_every_kind_of_event() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/version-1");
-    let mut missing: Vec<u8> = (1..=tag::LAST).collect();
+    let mut missing: Vec<u8> = (1..=tag::LAST).chain([tag::CLOCK_BOOT]).collect();
     for file in std::fs::read_dir(root).unwrap() {
         let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
         let (_, rest) = text.split_once("== records\n").unwrap();

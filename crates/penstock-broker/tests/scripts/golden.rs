@@ -235,6 +235,15 @@ const LIVES: &[(&str, &str)] = &[
         a part more publish two
         a part last publish three",
     ),
+    (
+        "machine-started",
+        "boot
+        a hello
+        a publish soon after=10000
+        wait 1000
+        boot
+        wait 1000",
+    ),
 ];
 
 struct Golden {
