@@ -110,13 +110,22 @@ class Project:
 
     def broker_pid(self) -> int | None:
         """The process that listens for this project, as the kernel tells it to who connects."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            try:
-                connection.connect(str(self.data / "broker.sock"))
-            except (FileNotFoundError, ConnectionRefusedError):
-                return None
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            return int(struct.unpack("3i", credentials)[0])
+        for path in (self.data / "broker.sock", self.spare_socket()):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                try:
+                    connection.connect(str(path))
+                except (FileNotFoundError, ConnectionRefusedError):
+                    continue
+                credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                return int(struct.unpack("3i", credentials)[0])
+        return None
+
+    def spare_socket(self) -> Path:
+        """Where a broker listens that found no room in its directory (crates/penstock-server/src/local.rs)."""
+        fnv1a = 0xCBF29CE484222325
+        for byte in os.fsencode(self.data.resolve()):
+            fnv1a = (fnv1a ^ byte) * 0x100000001B3 % 2**64
+        return Path(f"/dev/shm/penstock-{os.geteuid()}/{fnv1a:016x}.sock")
 
     def kill_broker(self) -> int:
         """kill -9, and wait until the process has gone."""
@@ -150,18 +159,21 @@ class Project:
         finally:
             project.clean_up()
 
-    def clean_up(self) -> None:
+    def end_all(self) -> None:
         # An app that is open would start the broker again.
         for app in self.apps:
             app.close()
-        for name in [path.stem for path in self.directory.glob("*.py")]:
-            sys.modules.pop(name, None)
         for process in reversed(self.started):
             process.end()
         pid = self.broker_pid()
         if pid is not None:
             os.kill(pid, signal.SIGCONT)
             self.kill_broker()
+
+    def clean_up(self) -> None:
+        self.end_all()
+        for name in [path.stem for path in self.directory.glob("*.py")]:
+            sys.modules.pop(name, None)
         # The children of a supervisor that was killed just now are on their way out.
         patience = time.monotonic() + 10
         while (left := self.processes()) and time.monotonic() < patience:

@@ -6,6 +6,7 @@ the supervisor and hears from it stands in crates/penstock-worker/src/zygote.rs.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -200,9 +201,11 @@ class Zygote:
     def _fork(self, slot: int, bells: list[socket.socket]) -> None:
         reply_fd = self._control.take_descriptor()
         zygote_pid = os.getpid()
-        # What is buffered here would be written once by each child.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        # Unflushed output would be written once by each child.
+        for stream in (sys.stdout, sys.stderr):
+            # Output that nobody can read is lost. Jobs run anyway, whatever the app has made of its streams.
+            with contextlib.suppress(Exception):
+                stream.flush()
         try:
             pid = os.fork()
         except OSError as error:

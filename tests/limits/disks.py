@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from project import Project
+
 LARGE = 1 << 20
 
 
@@ -23,19 +26,58 @@ class SmallDisk:
         found = os.statvfs(self.path)
         return found.f_bavail * found.f_frsize
 
+    def bytes(self) -> int:
+        found = os.statvfs(self.path)
+        return found.f_blocks * found.f_frsize
+
     def fill(self) -> None:
         """Leave nothing to anybody."""
-        with self.ballast.open("ab") as file:
+        with self.ballast.open("ab", buffering=0) as file:
             for block in (LARGE, 4096):
                 try:
-                    while True:
-                        file.write(bytes(block))
-                        file.flush()
+                    while file.write(b"\0" * block):
+                        # Some file systems only see then what it takes.
+                        os.fsync(file)
                 except OSError:
                     continue
 
     def make_room(self) -> None:
         self.ballast.unlink()
+
+
+MAKE = {
+    "ext4": ["mkfs.ext4", "-q", "-F", "-m", "0"],
+    "xfs": ["mkfs.xfs", "-q"],
+    "btrfs": ["mkfs.btrfs", "-q", "--mixed"],
+}
+# None can be smaller than 300 MB with XFS.
+MEGABYTES = {"ext4": 64, "xfs": 320, "btrfs": 128}
+
+
+@contextmanager
+def disk_of(kind: str, project: Project) -> Iterator[SmallDisk]:
+    """A real file system of this kind in a file, with the data of the project's local broker on it."""
+    image, at = project.directory / "disk.img", project.directory / "disk"
+    if os.geteuid() != 0:
+        pytest.skip(f"a disk with {kind} can be mounted by root only")
+    if missing := [program for program in (MAKE[kind][0], "mount", "umount") if not shutil.which(program)]:
+        pytest.skip(f"a disk with {kind} needs {missing[0]}")
+    with image.open("wb") as file:
+        file.truncate(MEGABYTES[kind] << 20)
+    subprocess.run([*MAKE[kind], str(image)], check=True, capture_output=True, timeout=30)
+    at.mkdir()
+    mounted = subprocess.run(["mount", "-t", kind, "-o", "loop", str(image), str(at)], capture_output=True, timeout=30)
+    if mounted.returncode:
+        pytest.skip(f"no disk with {kind} can be mounted here: {mounted.stderr.decode().strip()}")
+    project.data = at / "data"
+    project.url = f"local:{project.data}"
+    project.environment["PENSTOCK_URL"] = project.url
+    try:
+        yield SmallDisk(at)
+    finally:
+        project.end_all()
+        subprocess.run(["umount", str(at)], check=True, timeout=30)
+        image.unlink()
 
 
 @contextmanager

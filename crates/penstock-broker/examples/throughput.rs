@@ -44,6 +44,7 @@ impl Bench {
         let now = Now {
             mono_ms: 0,
             wall_ms: 1_700_000_000_000,
+            ..Now::default()
         };
         let mut bench = Self {
             broker: Recovery::new(options()).finish(now, 1),

@@ -192,10 +192,10 @@ impl Broker {
     /// The time that `next_deadline` named has come, or any other.
     pub fn handle_deadline(&mut self, now: Now) {
         self.clocks.advance(now);
-        if let Some(steady) = self.clocks.take_step() {
+        if self.clocks.take_step() {
             // Synced, though nobody waits for it: all that is counted down rests on it after a crash.
             self.begin(Durability::Disk);
-            self.record(&Event::ClockSet { steady });
+            self.record_clocks();
             self.seal(Durability::Disk);
         }
         self.run_timers();
@@ -313,6 +313,15 @@ impl Broker {
 
     pub(crate) fn record(&mut self, event: &Event<'_>) {
         self.writer.push(&self.state.names, event);
+    }
+
+    /// All that the next broker needs to go on with the steady clock.
+    pub(crate) fn record_clocks(&mut self) {
+        let steady = self.clocks.steady();
+        self.record(&Event::ClockSet { steady });
+        if let Some(boot) = self.clocks.boot() {
+            self.record(&Event::ClockBoot { boot });
+        }
     }
 
     /// The record at hand is to be on disk before anybody sees what it changes from here on.

@@ -204,6 +204,7 @@ fn every_table_that_clients_choose_keys_of_has_the_seed_of_the_broker() {
     let now = Now {
         mono_ms: 0,
         wall_ms: 0,
+        boot: None,
     };
     for hash_seed in [0, SEED] {
         let options = BrokerOptions {

@@ -1,13 +1,15 @@
 //! Two clocks. Countdowns and TTLs follow the *steady* one, which starts at the wall's time and never
 //! steps; a time that a person named (an ETA) follows the *wall*, wherever that is set to.
 //!
-//! Only the wall's clock goes on while no broker runs. So the journal is told how far the steady one is
-//! ahead of it, and the next broker takes it up from there.
+//! A steady clock stops with its broker. So the journal is told what it showed, and what the machine's own
+//! clock showed at the same time, which nobody can set. Both go at the same pace, so one such pair is enough
+//! for as long as the machine runs: the next broker adds what has passed since. After a new start of the
+//! machine only the wall's clock has gone on; then the steady one is as far ahead of it as it was.
 
 use penstock_faults::planted;
 use penstock_message::Due;
 
-use crate::Now;
+use crate::{Boot, Now};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Clock {
@@ -46,28 +48,66 @@ pub(crate) struct Clocks {
     steady_zero: u64,
     /// How far the steady clock is ahead of the wall's, as the journal knows it.
     journaled_ahead_ms: i64,
+    /// Which start of the machine the journal knows of.
+    journaled_boot: Option<[u8; 16]>,
+}
+
+/// What the journal knows of the steady clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct KnownClocks {
+    /// How far it is ahead of the wall's.
+    ahead_ms: i64,
+    /// The machine's clock, and the steady one at that time.
+    pair: Option<(Boot, u64)>,
+}
+
+impl KnownClocks {
+    pub(crate) fn set(&mut self, wall: u64, steady: u64) {
+        self.ahead_ms = steady.wrapping_sub(wall) as i64;
+        self.pair = None;
+    }
+
+    /// `wall`: that of the record, in which the steady clock stands before this.
+    pub(crate) fn began(&mut self, boot: Boot, wall: u64) {
+        self.pair = Some((boot, wall.saturating_add_signed(self.ahead_ms)));
+    }
 }
 
 impl Clocks {
-    /// The steady clock goes on from where it was: on the wall's, and as far ahead of it as before.
-    pub(crate) fn resume(now: Now, ahead_ms: i64) -> Self {
-        let steady = now.wall_ms.saturating_add_signed(ahead_ms);
+    /// The steady clock goes on from where it would be if the last broker still ran.
+    pub(crate) fn resume(now: Now, known: &KnownClocks) -> Self {
+        let steady = match (now.boot, known.pair) {
+            (Some(boot), Some((then, steady)))
+                if boot.id == then.id && !planted!("trust-the-wall") =>
+            {
+                steady.saturating_add(boot.ms.saturating_sub(then.ms))
+            }
+            _ => now.wall_ms.saturating_add_signed(known.ahead_ms),
+        };
         Self {
             now,
             steady_zero: steady.saturating_sub(now.mono_ms),
-            journaled_ahead_ms: ahead_ms,
+            journaled_ahead_ms: known.ahead_ms,
+            journaled_boot: known.pair.map(|(boot, _)| boot.id),
         }
     }
 
-    /// The steady clock, when the wall's was set since this was asked last.
-    pub(crate) fn take_step(&mut self) -> Option<u64> {
-        let steady = self.steady();
-        let ahead_ms = steady.wrapping_sub(self.wall()) as i64;
-        if ahead_ms.abs_diff(self.journaled_ahead_ms) < KNOWN_TO_MS {
-            return None;
+    /// Whether the journal must be told anew how the clocks stand: the wall's was set since this was asked
+    /// last, or the machine was started.
+    pub(crate) fn take_step(&mut self) -> bool {
+        let ahead_ms = self.steady().wrapping_sub(self.wall()) as i64;
+        let is_set = ahead_ms.abs_diff(self.journaled_ahead_ms) >= KNOWN_TO_MS;
+        let boot = self.now.boot.map(|boot| boot.id);
+        if !is_set && (boot.is_none() || boot == self.journaled_boot) {
+            return false;
         }
         self.journaled_ahead_ms = ahead_ms;
-        Some(steady)
+        self.journaled_boot = boot;
+        true
+    }
+
+    pub(crate) fn boot(&self) -> Option<Boot> {
+        self.now.boot
     }
 
     /// Time never runs backwards on the monotonic clock, whatever the shell says.
@@ -75,6 +115,7 @@ impl Clocks {
         self.now = Now {
             mono_ms: self.now.mono_ms.max(now.mono_ms),
             wall_ms: now.wall_ms,
+            boot: now.boot,
         };
     }
 

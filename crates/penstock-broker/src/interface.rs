@@ -16,6 +16,17 @@ pub struct Now {
     /// Milliseconds on a clock that never steps; its zero is the start of the process.
     pub mono_ms: u64,
     pub wall_ms: WallMs,
+    /// `None`: the system does not tell.
+    pub boot: Option<Boot>,
+}
+
+/// The machine's own clock: nobody can set it, and it goes on while no broker runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boot {
+    /// Another one each time the machine starts.
+    pub id: [u8; 16],
+    /// Milliseconds since then.
+    pub ms: u64,
 }
 
 /// The place of a record in the journal: records are numbered from 1, without gaps, for the

@@ -33,8 +33,7 @@ impl Broker {
             sessions: self.state.sessions.numbers,
             evicted: self.state.keys.evicted,
         });
-        let steady = self.clocks.steady();
-        self.record(&Event::ClockSet { steady });
+        self.record_clocks();
         // Those first whose bodies have been read.
         for (slot, body) in std::mem::take(&mut self.reading.carried) {
             let Some(base) = self.reading.carrying.remove(&slot) else {

@@ -24,9 +24,9 @@ use penstock_message::{
     ValueStatus, WallMs,
 };
 
-use crate::Position;
 use crate::clock::When;
 use crate::names::Name;
+use crate::{Boot, Position};
 
 mod read;
 #[cfg(test)]
@@ -78,6 +78,10 @@ pub(crate) enum Event<'a> {
     /// the two differ.
     ClockSet {
         steady: u64,
+    },
+    /// The machine's clock at the same time; follows a `ClockSet`.
+    ClockBoot {
+        boot: Boot,
     },
     /// A session said hello, for the first time or again.
     SessionOpened {
@@ -439,6 +443,7 @@ mod tag {
     pub(super) const REVIVED: u8 = 32;
     pub(super) const ENDED_MANY: u8 = 39;
     pub(super) const FAILED: u8 = 40;
+    pub(super) const CLOCK_BOOT: u8 = 43;
     pub(super) const FAILED_DROPPED: u8 = 44;
     pub(super) const MARKED: u8 = 45;
     pub(super) const MARK_OVER: u8 = 46;
@@ -446,41 +451,11 @@ mod tag {
     pub(super) const KEPT_DROPPED: u8 = 48;
     /// All that are in use.
     #[cfg(test)]
-    pub(super) const ALL: [u8; 34] = [
-        1,
-        2,
-        3,
-        4,
-        5,
-        6,
-        7,
-        8,
-        9,
-        10,
-        11,
-        12,
-        13,
-        14,
-        15,
-        16,
-        17,
-        18,
-        19,
-        20,
-        21,
-        22,
-        23,
-        24,
-        JOIN_STATE,
-        JOIN_OVER,
-        REVIVED,
-        ENDED_MANY,
-        FAILED,
-        FAILED_DROPPED,
-        MARKED,
-        MARK_OVER,
-        KEPT_ENDS,
-        KEPT_DROPPED,
+    #[rustfmt::skip]
+    pub(super) const ALL: [u8; 35] = [
+        1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
+        JOIN_STATE, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, CLOCK_BOOT, FAILED_DROPPED, MARKED,
+        MARK_OVER, KEPT_ENDS, KEPT_DROPPED,
     ];
 }
 

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_message::{Failure, SeededState, Value};
 
-use crate::clock::{Clocks, When};
+use crate::clock::{Clocks, KnownClocks, When};
 use crate::connections::cut;
 use crate::endings::CRASHED;
 use crate::messages::{BodyAt, Ended, Entry};
@@ -28,8 +28,7 @@ pub struct Recovery {
     slots: ByNumber,
     last: Position,
     epoch: u32,
-    /// How far the steady clock is ahead of the wall's.
-    ahead_ms: i64,
+    clocks: KnownClocks,
     /// As (epoch, number).
     last_grant: (u32, u64),
     /// No record of a later format than the first has been read yet.
@@ -67,7 +66,7 @@ impl Recovery {
             slots: ByNumber::default(),
             last: Position(0),
             epoch: 0,
-            ahead_ms: 0,
+            clocks: KnownClocks::default(),
             last_grant: (0, 0),
             is_first_format: true,
         }
@@ -92,9 +91,8 @@ impl Recovery {
         while let Some(event) = reader.next(&mut self.state.names).map_err(unreadable)? {
             let mut body_at = BodyAt::new(0, 0);
             match &event {
-                Event::ClockSet { steady } => {
-                    self.ahead_ms = steady.wrapping_sub(reader.time) as i64;
-                }
+                Event::ClockSet { steady } => self.clocks.set(reader.time, *steady),
+                Event::ClockBoot { boot } => self.clocks.began(*boot, reader.time),
                 // It is the last thing of its event.
                 Event::Message { body, .. } if body.len() <= BodyAt::CAP_BYTES => {
                     body_at = BodyAt::new(reader.at() - body.len(), body.len());
@@ -144,7 +142,7 @@ impl Recovery {
         // What it takes is free for what is built next.
         drop(std::mem::take(&mut self.slots));
         self.state.messages.enter_ids_put_off();
-        let clocks = Clocks::resume(now, self.ahead_ms);
+        let clocks = Clocks::resume(now, &self.clocks);
         self.state.release_orphans();
         if epoch > self.epoch {
             // A grant whose record was lost may have run it. Not one of a message that may be
@@ -209,7 +207,7 @@ impl Recovery {
     fn apply(&mut self, event: Event<'_>, body_at: BodyAt) {
         let state = &mut self.state;
         match event {
-            Event::ClockSet { .. } => {}
+            Event::ClockSet { .. } | Event::ClockBoot { .. } => {}
             Event::Counters {
                 numbers,
                 grants,

@@ -1,11 +1,12 @@
 //! How a command ends, as main.rs and docs/cli.md list it.
 
 use std::fmt::Display;
+use std::io::{Write, stderr};
 use std::process::ExitCode;
 
 use penstock_driver::DriverError;
 use penstock_journal::{OpenError, RepairError};
-use penstock_server::ServerError;
+use penstock_server::{ListenError, ServerError};
 
 pub const FAILED: u8 = 1;
 pub const WRONG_CALL: u8 = 2;
@@ -30,7 +31,8 @@ impl Failure {
     }
 
     pub fn report(&self) -> ExitCode {
-        eprintln!("penstock: {}", self.message);
+        // `eprintln!` panics where nobody can read it, and then the code would be wrong too.
+        let _unread = writeln!(stderr(), "penstock: {}", self.message);
         ExitCode::from(self.code)
     }
 }
@@ -77,7 +79,9 @@ impl From<ServerError> for Failure {
     fn from(error: ServerError) -> Self {
         match error {
             ServerError::Journal(error) => error.into(),
-            ServerError::DiskFailed(_) => Self::new(DISK_FAILED, error),
+            ServerError::DiskFailed(_) | ServerError::Listen(ListenError::NoRoom { .. }) => {
+                Self::new(DISK_FAILED, error)
+            }
             ServerError::Directory { ref source, .. } if is_of_the_disk(source) => {
                 Self::new(DISK_FAILED, error)
             }
@@ -87,7 +91,7 @@ impl From<ServerError> for Failure {
 }
 
 /// Not a path or a permission that somebody has got wrong.
-fn is_of_the_disk(error: &std::io::Error) -> bool {
+pub fn is_of_the_disk(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
     let number = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(

@@ -50,7 +50,11 @@ impl LogArguments {
             .with_env_filter(filter)
             .with_writer(writer)
             .with_ansi(colours)
-            .with_target(false);
+            .with_target(false)
+            // A line that can't be written (its reader has ended, the disk is full) is lost, and nothing
+            // else. It would be reported on standard error, which mostly is what has just failed: then the
+            // report panics, and a broker that panics aborts.
+            .log_internal_errors(false);
         match self.log_format {
             LogFormat::Text => log.init(),
             LogFormat::Json => log.json().flatten_event(true).init(),

@@ -37,11 +37,11 @@ impl BrokerArguments {
         let (url, shown) = match self.url.parse()? {
             Address::Local(path) => {
                 let paths = resolve(&path)?;
-                if !runs(&paths) {
+                let Some(socket) = find_socket(&paths) else {
                     return Err(Failure::new(NO_BROKER, not_running(&paths)));
-                }
+                };
                 let shown = format!("local:{}", paths.directory.display());
-                (socket_url(&paths.socket), shown)
+                (socket_url(&socket), shown)
             }
             _ => (self.url.clone(), self.url.clone()),
         };
@@ -118,9 +118,10 @@ pub fn resolve(path: &Path) -> Result<LocalPaths, Failure> {
     })
 }
 
-/// Whether somebody listens there.
-pub fn runs(paths: &LocalPaths) -> bool {
-    paths.secure_socket_directory().is_ok() && UnixStream::connect(&paths.socket).is_ok()
+/// Where a broker of the directory listens, if one does.
+pub fn find_socket(paths: &LocalPaths) -> Option<PathBuf> {
+    let connect = |path: &Path| UnixStream::connect(path).map(|_| path.to_path_buf());
+    paths.connect(connect).ok()
 }
 
 pub fn not_running(paths: &LocalPaths) -> String {

@@ -11,7 +11,7 @@ use penstock_server::{
     ListenAddress, LocalOptions, Server, ServerOptions, Token, detach, let_go_of_stderr,
 };
 
-use crate::exit::{FAILED, Failure, IN_USE, WRONG_CALL};
+use crate::exit::{DISK_FAILED, FAILED, Failure, IN_USE, WRONG_CALL, is_of_the_disk};
 use crate::logging::LogArguments;
 use crate::remote::{resolve, token_from_environment};
 use crate::text::byte_count;
@@ -108,7 +108,11 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     unsafe { detach() }?;
     let cannot_use = |error| {
         let directory = paths.directory.display();
-        Failure::new(FAILED, format!("can't use {directory}: {error}"))
+        let code = match is_of_the_disk(&error) {
+            true => DISK_FAILED,
+            false => FAILED,
+        };
+        Failure::new(code, format!("can't use {directory}: {error}"))
     };
     let Some(guard) = LocalGuard::take(paths.clone()).map_err(cannot_use)? else {
         let in_use = format!("another broker serves {}", paths.directory.display());
@@ -135,12 +139,20 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
 
 fn open_log(paths: &LocalPaths) -> io::Result<File> {
     let long = fs::metadata(&paths.log).is_ok_and(|found| found.len() > LONG_LOG_BYTES);
-    if long {
-        fs::rename(&paths.log, paths.log.with_extension("log.1"))?;
+    if long && let Err(error) = fs::rename(&paths.log, paths.log.with_extension("log.1")) {
+        // It goes on in the long one.
+        if !is_of_the_disk(&error) {
+            return Err(error);
+        }
     }
-    File::options()
+    let opened = File::options()
         .append(true)
         .create(true)
         .mode(0o600)
-        .open(&paths.log)
+        .open(&paths.log);
+    match opened {
+        // A broker that drains the queues is worth more than its log.
+        Err(error) if is_of_the_disk(&error) => File::options().append(true).open("/dev/null"),
+        opened => opened,
+    }
 }

@@ -10,7 +10,7 @@ use penstock_message::{Answer, Query};
 use penstock_server::local::LocalPaths;
 
 use crate::exit::{FAILED, Failure};
-use crate::remote::{BrokerArguments, not_running, resolve, runs, socket_url};
+use crate::remote::{BrokerArguments, find_socket, not_running, resolve, socket_url};
 use crate::text::show;
 
 /// How long a broker may take to put everything on disk and end.
@@ -32,11 +32,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (None, _) => return arguments.broker.find()?.ask(Query::Stop).map(drop),
     };
     let paths = resolve(&path)?;
-    if !runs(&paths) {
+    let Some(socket) = find_socket(&paths) else {
         return show(&format!("{}\n", not_running(&paths)));
-    }
+    };
     let socket = BrokerArguments {
-        url: socket_url(&paths.socket),
+        url: socket_url(&socket),
     };
     let broker = socket.find()?;
     let Answer::Status(status) = broker.ask(Query::Status)? else {

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use penstock_server::EXIT_IN_USE;
-use penstock_server::local::LocalPaths;
+use penstock_server::local::{LocalPaths, is_nobody};
 
 use crate::DriverError;
 use crate::dial::{Dial, DialError, Start, connect_unix};
@@ -93,25 +93,19 @@ impl Local {
 
 impl Dial for Local {
     fn dial(&self, give_up_at: Instant, start: Start) -> Result<OwnedFd, DialError> {
-        self.paths
-            .secure_socket_directory()
-            .map_err(|error| self.hopeless(error))?;
         let mut started: Option<Started> = None;
         let mut look = SHORTEST_LOOK;
         loop {
-            match connect_unix(&self.paths.socket, give_up_at) {
+            match self.paths.connect(|path| connect_unix(path, give_up_at)) {
                 Ok(socket) => {
                     self.known.store(true, Ordering::Relaxed);
                     return Ok(socket);
                 }
-                Err(error) => match error.kind() {
-                    // No socket, one that its broker has left behind, or not even a place for one.
-                    io::ErrorKind::NotFound
-                    | io::ErrorKind::ConnectionRefused
-                    | io::ErrorKind::NotADirectory => {}
-                    io::ErrorKind::PermissionDenied => return Err(self.hopeless(error)),
-                    _ => return Err(DialError::Unreachable(error.to_string())),
-                },
+                Err(error) if is_nobody(&error) => {}
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(self.hopeless(error));
+                }
+                Err(error) => return Err(DialError::Unreachable(error.to_string())),
             }
             if Instant::now() >= give_up_at {
                 return Err(DialError::Unreachable(

@@ -308,6 +308,7 @@ fn now(zero: Instant) -> Now {
     Now {
         mono_ms: zero.elapsed().as_millis() as u64,
         wall_ms: wall.map_or(0, |since| since.as_millis() as u64),
+        ..Now::default()
     }
 }
 

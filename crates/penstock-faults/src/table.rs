@@ -196,6 +196,10 @@ pub const PLANTS: &[Plant] = &[
         "wrong-clock",
         "a time that a person named is judged by the wall's clock",
     ),
+    plant(
+        "trust-the-wall",
+        "a countdown goes on by the machine's clock while no broker runs",
+    ),
     plant("deliver-expired", "no message starts after it has expired"),
     plant("lose-note", "a message keeps the notes of its attempts"),
     plant(

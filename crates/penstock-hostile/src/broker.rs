@@ -80,6 +80,7 @@ impl World {
         let now = Now {
             mono_ms: 1_000,
             wall_ms: 1_700_000_000_000,
+            ..Now::default()
         };
         Self {
             broker: Recovery::new(options.clone()).finish(now, 1),

@@ -31,6 +31,10 @@ pub struct JournalOptions {
     /// Whether opening may upgrade a journal of an earlier format, which earlier programs then refuse.
     /// By default such a journal is refused and left as it is.
     pub upgrades: bool,
+    /// The size of a file that is removed to make room when the disk is full; 0: none is kept.
+    pub reserve_bytes: u64,
+    /// How much of the disk is left free when a spare or the reserve is made.
+    pub margin_bytes: u64,
 }
 
 impl Default for JournalOptions {
@@ -42,6 +46,8 @@ impl Default for JournalOptions {
             opening_bytes: 1 << 20,
             spares: 4,
             upgrades: false,
+            reserve_bytes: 0,
+            margin_bytes: 0,
         }
     }
 }
@@ -52,6 +58,20 @@ impl JournalOptions {
         let share = (disk_bytes / 64).max(2 << 20);
         let share = 1 << (u64::BITS - 1 - share.leading_zeros());
         self.segment_bytes = self.segment_bytes.min(share);
+    }
+
+    /// Keeps a reserve, in a size that the file system can spare: for the first segment of an opening, and
+    /// some names. More where each write takes new blocks (not `in_place`), and as much is left free there.
+    pub fn keep_reserve(&mut self, disk_bytes: u64, in_place: bool) {
+        let opening_bytes = self.opening_bytes + self.opening_bytes / 2;
+        let share = disk_bytes / 32;
+        (self.reserve_bytes, self.margin_bytes) = match in_place {
+            true => (share.min(opening_bytes), 0),
+            false => {
+                let bytes = share.clamp(opening_bytes, 8 << 20);
+                (bytes, bytes)
+            }
+        };
     }
 
     /// A batch must fit into a segment, whatever the sizes asked for.
@@ -423,6 +443,12 @@ impl Journal {
         self.closed_bytes + self.filling.body.len()
     }
 
+    /// What the segment in use still has room for.
+    fn unfilled_bytes(&self) -> u64 {
+        let active = self.segments.back().expect("a journal has a segment");
+        active.bytes.saturating_sub(self.end)
+    }
+
     /// What the journal occupies on disk, but for spares, once what waits is written.
     pub fn total_bytes(&self) -> u64 {
         let segments: u64 = self.segments.iter().map(|segment| segment.bytes).sum();
@@ -446,7 +472,10 @@ impl Journal {
         let is_tight = self.space() != Space::Plenty;
         let total_bytes = self.total_bytes();
         let allowed_bytes = match is_tight {
-            true => live_bytes.saturating_add(live_bytes / 8 + oldest.bytes),
+            // What is free in the newest segment is no waste: to win that would cost a spare.
+            true => {
+                live_bytes.saturating_add(live_bytes / 8 + oldest.bytes + self.unfilled_bytes())
+            }
             false => live_bytes.saturating_mul(2) + 2 * self.segment_bytes,
         };
         match self.reclaim {

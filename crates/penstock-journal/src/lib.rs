@@ -20,6 +20,7 @@ mod read;
 mod reader;
 mod recovery;
 mod repair;
+mod reserve;
 mod salvage;
 pub mod sim;
 mod spares;
@@ -37,6 +38,6 @@ pub use recovery::{
 };
 pub use repair::{RepairError, RepairReport, repair};
 pub use salvage::Lost;
-pub use spares::{Space, Spares};
+pub use spares::{Space, Spares, is_full};
 pub use storage::{DiskStorage, Storage, StoredFile};
 pub use writer::{WriteError, Writer};

@@ -31,6 +31,7 @@ use crate::index::{Index, Mark, Spacing};
 use crate::journal::{Batch, Journal, JournalOptions, Segment};
 use crate::newest::{NEWEST, Newest};
 use crate::read::{SegmentImage, read_header};
+use crate::reserve::{give_up_reserve, making_room};
 use crate::spares::{Shared, Spares, fill, is_full};
 use crate::storage::{Storage, StoredFile};
 use crate::writer::{ActiveSegment, Chain, NewSegment, Writer};
@@ -798,7 +799,7 @@ pub(crate) fn start<S: Storage>(
         false => storage.sync_directory(),
     };
     names_synced
-        .and_then(|()| storage.rename(UNFINISHED, &name))
+        .and_then(|()| making_room(&storage, &mut spares, || storage.rename(UNFINISHED, &name)))
         .and_then(|()| match planted!("open-without-directory-sync") {
             true => Ok(()),
             false => storage.sync_directory(),
@@ -859,6 +860,10 @@ impl<S: Storage> Opening<'_, S> {
                 Err(error) if is_full(&error) => {
                     // It may not have come to be.
                     let _removed = self.storage.remove(UNFINISHED);
+                    if give_up_reserve(self.storage).unwrap_or(false) {
+                        spare = None;
+                        continue;
+                    }
                     spare = spares.pop();
                     if spare.is_none() {
                         let location = self.storage.location();

@@ -542,6 +542,12 @@ impl Storage for SimStorage {
         Disk::outcome(fault)
     }
 
+    fn free_bytes(&self) -> Option<u64> {
+        let disk = self.disk();
+        let quota = disk.quota_bytes?;
+        Some(quota.saturating_sub(disk.used_bytes()))
+    }
+
     fn sync_directory(&self) -> io::Result<()> {
         let mut disk = self.live()?;
         let fault = disk.change();

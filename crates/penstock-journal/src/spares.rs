@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::format::{FIRST_BATCH, segment_name};
 use crate::journal::JournalOptions;
+use crate::reserve;
 use crate::storage::{Storage, StoredFile};
 
 /// What a spare holds at least: the longest part of a record, with all the headers around it.
@@ -47,7 +48,7 @@ impl Space {
 }
 
 /// Whether there is no space, or no more is allowed: what may change at any moment.
-pub(crate) fn is_full(error: &io::Error) -> bool {
+pub fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge
@@ -84,8 +85,13 @@ struct State {
     next_bytes: u64,
     least_bytes: u64,
     most_bytes: u64,
-    /// There was no space for one more, and there are not enough again yet.
+    /// There was no space for one more, or for a batch, and what is to be kept is not all there again yet.
     is_full: bool,
+    /// The size of the file that is removed to make room, and whether it is there. 0: none is kept.
+    reserve_bytes: u64,
+    has_reserve: bool,
+    /// What is left free of the disk.
+    margin_bytes: u64,
     /// Numbers the names of fresh ones.
     fresh: u64,
 }
@@ -98,6 +104,12 @@ struct Ready {
     is_safe: bool,
 }
 
+/// What is removed to make room.
+enum Spent {
+    Reserve,
+    Spare(Ready),
+}
+
 impl State {
     fn new(options: &JournalOptions) -> Self {
         let least_bytes = LEAST_BYTES.min(options.segment_bytes);
@@ -106,6 +118,8 @@ impl State {
             next_bytes: least_bytes,
             least_bytes,
             most_bytes: options.segment_bytes,
+            reserve_bytes: options.reserve_bytes,
+            margin_bytes: options.margin_bytes,
             ..Self::default()
         }
     }
@@ -117,7 +131,8 @@ impl State {
     }
 
     fn space(&self) -> Space {
-        let missing = self.at_most.saturating_sub(self.ready.len());
+        // Without a reserve, or while a batch found no room, new work is refused though no spare is missing.
+        let missing = self.at_most.saturating_sub(self.ready.len()).max(1);
         match self.is_full {
             true => Space::ALL[missing.min(Space::ALL.len() - 1)],
             false => Space::Plenty,
@@ -126,8 +141,26 @@ impl State {
 
     fn add(&mut self, spare: Ready) {
         self.ready.push_back(spare);
-        // Not before there are enough: or new work would be let in and thrown out in turns.
-        self.is_full &= self.ready.len() < self.at_most;
+        self.look_again();
+    }
+
+    /// Not before all is there: or new work would be let in and thrown out in turns.
+    fn look_again(&mut self) {
+        self.is_full &= self.wants_reserve() || self.ready.len() < self.at_most;
+    }
+
+    /// How much must be free for all that is to be kept and is not there.
+    fn missing_bytes(&self) -> u64 {
+        let spares = self.at_most.saturating_sub(self.ready.len()) as u64 * self.next_bytes;
+        match (spares, self.wants_reserve()) {
+            (0, false) => 0,
+            (spares, false) => spares + self.margin_bytes,
+            (spares, true) => spares + self.reserve_bytes + self.margin_bytes,
+        }
+    }
+
+    fn wants_reserve(&self) -> bool {
+        self.reserve_bytes > 0 && !self.has_reserve
     }
 }
 
@@ -234,17 +267,24 @@ impl<S: Storage> Spares<S> {
                     false => spares.storage.remove(&name)?,
                 }
             }
+            if state.reserve_bytes > 0 {
+                state.has_reserve = reserve::is_there(&spares.storage, state.reserve_bytes)?;
+                // Known before anything is taken in: what is left may be needed for what waits.
+                state.is_full =
+                    reserve::check_free(&spares.storage, state.missing_bytes()).is_err();
+            }
             Ok::<_, io::Error>(())
         })?;
         Ok(spares)
     }
 
-    /// Whether a spare should be prepared: there are not as many as are to be kept, and the journal is
+    /// Whether something should be prepared: there is not as much as is to be kept, and the journal is
     /// in use. While the disk is full this stays so: try again every now and then.
     pub fn wanted(&self) -> bool {
         let is_used = self.shared.is_used.load(Ordering::Relaxed);
         let state = self.shared.lock();
-        (is_used || state.is_full) && state.ready.len() < state.at_most
+        let is_short = state.wants_reserve() || state.ready.len() < state.at_most;
+        state.is_full || is_used && is_short
     }
 
     /// Who must stop because the disk is full.
@@ -253,29 +293,85 @@ impl<S: Storage> Spares<S> {
     }
 
     /// Fills a new spare with zeros and syncs it, which takes as long as the disk takes for a whole
-    /// segment: call it from a thread that may wait, when [`Self::wanted`]. An error leaves none; that
-    /// the disk is full is told by [`Self::space`], too.
+    /// segment: call it from a thread that may wait, when [`Self::wanted`]. Before the spares comes the
+    /// reserve, where one is kept. An error leaves none; that the disk is full is told by
+    /// [`Self::space`], too.
     pub fn prepare(&self) -> io::Result<()> {
-        let bytes = self.shared.lock().next_bytes;
-        let made = self.create(bytes).and_then(|spare| {
-            let synced = spare.file.sync();
-            synced.inspect_err(|_| drop(self.storage.remove(&spare.name)))?;
-            Ok(spare.name)
-        });
-        self.shared.change(|state| match made {
-            Ok(name) => {
-                state.add(Ready {
-                    name,
-                    bytes,
-                    is_safe: true,
-                });
-                Ok(())
+        let prepared = self.prepare_next();
+        if let Err(error) = &prepared {
+            self.shared.change(|state| state.is_full |= is_full(error));
+        }
+        prepared
+    }
+
+    fn prepare_next(&self) -> io::Result<()> {
+        let (bytes, reserve_bytes, wants_reserve, margin_bytes) = {
+            let state = self.shared.lock();
+            let wants_reserve = state.wants_reserve();
+            (
+                state.next_bytes,
+                state.reserve_bytes,
+                wants_reserve,
+                state.margin_bytes,
+            )
+        };
+        if reserve_bytes > 0 {
+            let filled = if wants_reserve { reserve_bytes } else { bytes };
+            reserve::check_free(&self.storage, filled + margin_bytes)?;
+        }
+        if wants_reserve {
+            reserve::make(&self.storage, reserve_bytes)?;
+            self.shared.change(|state| {
+                state.has_reserve = true;
+                state.look_again();
+            });
+            return Ok(());
+        }
+        let spare = self.create(bytes)?;
+        let synced = spare.file.sync();
+        synced.inspect_err(|_| drop(self.storage.remove(&spare.name)))?;
+        self.shared.change(|state| {
+            if state.ready.len() >= state.at_most {
+                // It was only to see whether there is room again.
+                self.storage.remove(&spare.name)?;
+                state.look_again();
+                return Ok(());
             }
-            Err(error) => {
-                state.is_full |= is_full(&error);
-                Err(error)
-            }
+            state.add(Ready {
+                name: spare.name,
+                bytes,
+                is_safe: true,
+            });
+            Ok(())
         })
+    }
+
+    /// A batch found no room, although its place is in the file already: what that needs is the file system's
+    /// secret. New work is refused from here on, and the reserve is given up, then spares; returns whether
+    /// that made room.
+    pub fn ran_out(&self) -> bool {
+        let spent = self.shared.change(|state| {
+            state.is_full = true;
+            match std::mem::take(&mut state.has_reserve) {
+                true => Some(Spent::Reserve),
+                // The last one is for the segment that comes next.
+                false if state.reserve_bytes > 0 && state.ready.len() > 1 => {
+                    state.ready.pop_back().map(Spent::Spare)
+                }
+                false => None,
+            }
+        });
+        // What can't be removed makes no room, and is found by the next opening.
+        let made_room = match spent {
+            None => Ok(false),
+            Some(Spent::Reserve) => reserve::give_up_reserve(&self.storage),
+            Some(Spent::Spare(spare)) => self
+                .storage
+                .remove(&spare.name)
+                .and_then(|()| self.storage.sync_directory())
+                .map(|()| true),
+        };
+        made_room.unwrap_or(false)
     }
 
     /// A new file of so many zeros, not synced.
@@ -360,7 +456,11 @@ impl<S: Storage> Spares<S> {
             if state.ready.len() >= state.at_most || !fits {
                 return self.storage.remove(segment);
             }
-            self.storage.rename(segment, &name)?;
+            match self.storage.rename(segment, &name) {
+                // A new name may need a block; to take one away always succeeds, and makes room.
+                Err(error) if is_full(&error) => return self.storage.remove(segment),
+                renamed => renamed?,
+            }
             state.add(Ready {
                 name,
                 bytes,

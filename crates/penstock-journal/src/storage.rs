@@ -31,6 +31,10 @@ pub trait Storage: Clone + Send + 'static {
     fn remove(&self, name: &str) -> io::Result<()>;
     /// Until this returns, what was created, renamed and removed may come undone at a power cut.
     fn sync_directory(&self) -> io::Result<()>;
+    /// How much could be written, as far as the file system can tell.
+    fn free_bytes(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// An open file.
@@ -59,7 +63,9 @@ impl DiskStorage {
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
         make_directory(&path)?;
-        Self::open_existing(path)
+        let storage = Self::open_existing(path)?;
+        overwrite_in_place(&storage.directory);
+        Ok(storage)
     }
 
     /// As [`Self::open`], but `NotFound` when there is no such directory.
@@ -86,6 +92,11 @@ impl DiskStorage {
     pub fn disk_bytes(&self) -> io::Result<u64> {
         let system = rustix::fs::fstatvfs(&*self.directory)?;
         Ok(system.f_blocks.saturating_mul(system.f_frsize))
+    }
+
+    /// Whether a block that was written once can be written again on a disk that is full.
+    pub fn overwrites_in_place(&self) -> io::Result<bool> {
+        writes_blocks_twice(&self.directory)
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -122,6 +133,42 @@ fn network_file_system(directory: &File) -> io::Result<Option<&'static str>> {
         _ => None,
     })
 }
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const BTRFS: u32 = 0x9123_683e;
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn writes_blocks_twice(directory: &File) -> io::Result<bool> {
+    const ZFS: u32 = 0x2fc1_2fc1;
+    const BCACHEFS: u32 = 0xca45_1a4e;
+    const F2FS: u32 = 0xf2f5_2010;
+    const NILFS: u32 = 0x0000_3434;
+    let kind = rustix::fs::fstatfs(directory)?.f_type as u64 as u32;
+    Ok(![BTRFS, ZFS, BCACHEFS, F2FS, NILFS].contains(&kind))
+}
+
+/// APFS copies blocks only of files that were cloned.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn writes_blocks_twice(_: &File) -> io::Result<bool> {
+    Ok(true)
+}
+
+/// Asks Btrfs not to copy the blocks of files that are created here from now on: a segment that is written
+/// over would otherwise occupy up to twice its size, its old extent and the new ones. Their checksums go
+/// with that; the journal has its own. What is not possible is no loss, so errors are not told.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn overwrite_in_place(directory: &File) {
+    use rustix::fs::{IFlags, fstatfs, ioctl_getflags, ioctl_setflags};
+    if fstatfs(directory).is_ok_and(|found| found.f_type as u64 as u32 == BTRFS)
+        && let Ok(flags) = ioctl_getflags(directory)
+        && !flags.contains(IFlags::NOCOW)
+    {
+        let _best_effort = ioctl_setflags(directory, flags | IFlags::NOCOW);
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn overwrite_in_place(_: &File) {}
 
 #[cfg(target_vendor = "apple")]
 fn network_file_system(directory: &File) -> io::Result<Option<&'static str>> {
@@ -218,6 +265,11 @@ impl Storage for DiskStorage {
 
     fn sync_directory(&self) -> io::Result<()> {
         sync_directory(&self.directory)
+    }
+
+    fn free_bytes(&self) -> Option<u64> {
+        let system = rustix::fs::fstatvfs(&*self.directory).ok()?;
+        Some(system.f_bavail.saturating_mul(system.f_frsize))
     }
 }
 

@@ -10,9 +10,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use penstock_journal::is_full;
 use rustix::fs::Mode;
 
 use crate::engine::Peer;
+use crate::local::LocalPaths;
 
 /// So many clients may wait to be accepted, for instance while a journal is recovered.
 #[cfg(target_os = "linux")]
@@ -70,6 +72,24 @@ pub enum ListenError {
     },
     #[error("can't listen on {address}: a server listens there already")]
     InUse { address: ListenAddress },
+    #[error(
+        "can't listen on {address}: {source}. A socket is a file, and its disk is full. Nothing is lost; make \
+         some space (a few MB) or listen on another disk, then start again"
+    )]
+    NoRoom {
+        address: ListenAddress,
+        source: io::Error,
+    },
+}
+
+impl ListenError {
+    fn new(address: &ListenAddress, source: io::Error) -> Self {
+        let address = address.clone();
+        match is_full(&source) {
+            true => Self::NoRoom { address, source },
+            false => Self::Io { address, source },
+        }
+    }
 }
 
 /// A socket that clients connect to.
@@ -88,10 +108,7 @@ enum ListeningSocket {
 impl Listener {
     /// Opens all sockets of an address: a host name may have several.
     pub(crate) fn open(address: &ListenAddress, has_token: bool) -> Result<Vec<Self>, ListenError> {
-        let failed = |source| ListenError::Io {
-            address: address.clone(),
-            source,
-        };
+        let failed = |source| ListenError::new(address, source);
         match address {
             ListenAddress::Tcp(host) => {
                 let resolved: Vec<SocketAddr> = host.to_socket_addrs().map_err(failed)?.collect();
@@ -138,6 +155,37 @@ impl Listener {
             },
             address,
         })
+    }
+
+    /// Opens a local broker's socket; where the disk has no room for one, the spare socket.
+    ///
+    /// ext4 has room for a socket as soon as the dead one is removed. XFS and Btrfs want free blocks for
+    /// any new file, and may have none.
+    pub(crate) fn open_local(paths: &LocalPaths) -> Result<Self, ListenError> {
+        let failed = |path: &Path, source| {
+            ListenError::new(&ListenAddress::Unix(path.to_path_buf()), source)
+        };
+        let opened = paths.secure_socket_directory();
+        let source = match opened.and_then(|()| Self::open_unix(&paths.socket)) {
+            Ok(listener) => {
+                if paths.spare_socket != paths.socket {
+                    // An earlier broker may have left it, which had no room.
+                    let _none = fs::remove_file(&paths.spare_socket);
+                }
+                return Ok(listener);
+            }
+            Err(error) => error,
+        };
+        if is_full(&source) && paths.secure_spare_directory().is_ok() {
+            match Self::open_unix(&paths.spare_socket) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => tracing::warn!(
+                    "can't listen on {} either: {error}",
+                    paths.spare_socket.display()
+                ),
+            }
+        }
+        Err(failed(&paths.socket, source))
     }
 
     /// Only this user may connect, so nobody must show a token. Takes the place of a socket that a

@@ -7,12 +7,19 @@
 //!     PATH/broker.log    its log, for people
 //!     PATH/journal/      what it holds
 //! ```
+//!
+//! A socket is a file: on a disk that is full there may be no room for one, and the dead one of a killed
+//! broker can't be used again. Without a broker nothing is drained, and the disk stays full. So there
+//! is a second place, in memory, where a broker listens that finds no room in PATH, and where clients
+//! look when nobody listens in PATH.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
+
+use penstock_journal::is_full;
 
 /// What marks the top of a project, beside which a relative PATH lies: two working directories of
 /// one project share a broker.
@@ -22,11 +29,23 @@ const PROJECT_MARKS: [&str; 3] = ["pyproject.toml", "manage.py", ".git"];
 /// byte: Linux has room for 107 bytes, macOS for 103.
 const LONGEST_SOCKET_PATH: usize = if cfg!(target_os = "macos") { 103 } else { 107 };
 
+/// Where sockets are whose own path would be too long.
+const SHORT_SOCKETS: &str = "/tmp";
+
+/// Where sockets are for which the disk has no room. /tmp may well be on that disk; this is memory.
+const SPARE_SOCKETS: &str = if cfg!(target_os = "linux") {
+    "/dev/shm"
+} else {
+    "/tmp"
+};
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPaths {
     /// Absolute, without symbolic links.
     pub directory: PathBuf,
     pub socket: PathBuf,
+    /// Where the broker listens while the disk has no room for that socket.
+    pub spare_socket: PathBuf,
     pub lock: PathBuf,
     pub log: PathBuf,
     pub journal: PathBuf,
@@ -44,17 +63,19 @@ impl LocalPaths {
     }
 
     fn new(directory: PathBuf) -> Self {
+        // Not under $XDG_RUNTIME_DIR: a cron job, a login shell and a web server of one user see
+        // different values of it, and must still find the same broker.
+        let hash = fnv1a(directory.as_os_str().as_bytes());
+        let short_name = format!("{hash:016x}.sock");
         let beside = directory.join("broker.sock");
         let socket = if beside.as_os_str().len() <= LONGEST_SOCKET_PATH {
             beside
         } else {
-            // Not under $XDG_RUNTIME_DIR: a cron job, a login shell and a web server of one user see
-            // different values of it, and must still find the same broker.
-            let hash = fnv1a(directory.as_os_str().as_bytes());
-            short_socket_directory().join(format!("{hash:016x}.sock"))
+            shared_directory(SHORT_SOCKETS).join(&short_name)
         };
         Self {
             socket,
+            spare_socket: shared_directory(SPARE_SOCKETS).join(&short_name),
             lock: directory.join("lock"),
             log: directory.join("broker.log"),
             journal: directory.join("journal"),
@@ -76,19 +97,12 @@ impl LocalPaths {
     /// Makes sure that the socket's directory exists and belongs to this user alone, so that a
     /// stranger cannot listen in our place. Both sides call it before they use the socket.
     pub fn secure_socket_directory(&self) -> io::Result<()> {
-        let short = short_socket_directory();
+        let short = shared_directory(SHORT_SOCKETS);
         if self.socket.parent() != Some(short.as_path()) {
             return Ok(());
         }
-        match private_directory_builder().create(&short) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        let found = fs::symlink_metadata(&short)?;
-        let ours = found.is_dir()
-            && found.uid() == rustix::process::geteuid().as_raw()
-            && found.mode() & 0o077 == 0;
-        if ours {
+        make_private_directory(&short)?;
+        if is_private(&short)? {
             return Ok(());
         }
         Err(io::Error::new(
@@ -100,6 +114,51 @@ impl LocalPaths {
             ),
         ))
     }
+
+    /// Makes sure of the same for the spare socket's directory.
+    pub(crate) fn secure_spare_directory(&self) -> io::Result<()> {
+        let spare = shared_directory(SPARE_SOCKETS);
+        make_private_directory(&spare)?;
+        match is_private(&spare)? {
+            true => Ok(()),
+            false => Err(io::ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    /// Connects to whichever socket a broker listens at. An error is that of the one in PATH.
+    pub fn connect<T>(&self, connect: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
+        self.secure_socket_directory()?;
+        let missing = match connect(&self.socket) {
+            Err(error) if is_nobody(&error) => error,
+            outcome => return outcome,
+        };
+        // A directory that is not ours is a stranger's place to listen.
+        match is_private(&shared_directory(SPARE_SOCKETS)) {
+            Ok(true) => connect(&self.spare_socket).map_err(|_| missing),
+            _ => Err(missing),
+        }
+    }
+}
+
+/// No socket, one that its broker has left behind, or not even a place for one.
+pub fn is_nobody(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused | io::ErrorKind::NotADirectory
+    )
+}
+
+fn make_private_directory(path: &Path) -> io::Result<()> {
+    match private_directory_builder().create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn is_private(path: &Path) -> io::Result<bool> {
+    let found = fs::symlink_metadata(path)?;
+    let is_ours = found.uid() == rustix::process::geteuid().as_raw();
+    Ok(found.is_dir() && is_ours && found.mode() & 0o077 == 0)
 }
 
 /// The right to be the broker of a directory. Held by a lock that ends with the process, however
@@ -114,7 +173,11 @@ impl LocalGuard {
     /// Makes the directory if there is none. `None`: another process is its broker.
     pub fn take(paths: LocalPaths) -> io::Result<Option<Self>> {
         paths.create_directory()?;
-        paths.secure_socket_directory()?;
+        match paths.secure_socket_directory() {
+            // There is another place to listen.
+            Err(error) if is_full(&error) => {}
+            outcome => outcome?,
+        }
         let mut options = fs::OpenOptions::new();
         options.create(true).truncate(false).write(true).mode(0o600);
         let lock = options.open(&paths.lock)?;
@@ -163,11 +226,10 @@ fn without_links(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-fn short_socket_directory() -> PathBuf {
-    PathBuf::from(format!(
-        "/tmp/penstock-{}",
-        rustix::process::geteuid().as_raw()
-    ))
+/// This user's own directory where all users have theirs.
+fn shared_directory(place: &str) -> PathBuf {
+    let user = rustix::process::geteuid().as_raw();
+    Path::new(place).join(format!("penstock-{user}"))
 }
 
 fn private_directory_builder() -> fs::DirBuilder {
@@ -220,6 +282,39 @@ mod tests {
             fs::read_to_string(before.directory.join(".gitignore")).unwrap(),
             "*\n"
         );
+    }
+
+    #[test]
+    fn clients_look_at_the_spare_socket_only_where_nobody_listens_and_it_is_theirs() {
+        use std::os::unix::fs::PermissionsExt;
+        use std::os::unix::net::{UnixListener, UnixStream};
+        let top = tempfile::tempdir().unwrap();
+        let mut paths = LocalPaths::new(top.path().join("data"));
+        let spare = shared_directory(SPARE_SOCKETS);
+        assert_eq!(paths.spare_socket.parent(), Some(spare.as_path()));
+        paths.create_directory().unwrap();
+        paths.secure_spare_directory().unwrap();
+        let connect = |paths: &LocalPaths| {
+            let path = |path: &Path| UnixStream::connect(path).map(|_| path.to_path_buf());
+            paths.connect(path).map_err(|error| error.kind())
+        };
+        assert_eq!(connect(&paths), Err(io::ErrorKind::NotFound));
+        let _spare = UnixListener::bind(&paths.spare_socket).unwrap();
+        assert_eq!(connect(&paths), Ok(paths.spare_socket.clone()));
+        let home = UnixListener::bind(&paths.socket).unwrap();
+        assert_eq!(connect(&paths), Ok(paths.socket.clone()));
+        // As a killed broker leaves it.
+        drop(home);
+        assert_eq!(connect(&paths), Ok(paths.spare_socket.clone()));
+        fs::remove_file(&paths.spare_socket).unwrap();
+        assert_eq!(connect(&paths), Err(io::ErrorKind::ConnectionRefused));
+
+        let open = top.path().join("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(!is_private(&open).unwrap(), "strangers may listen there");
+        paths.socket = top.path().join("nowhere/broker.sock");
+        assert_eq!(connect(&paths), Err(io::ErrorKind::NotFound));
     }
 
     #[test]

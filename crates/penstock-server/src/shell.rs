@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
-use penstock_broker::{BrokerOptions, ConnId, Now};
+use penstock_broker::{Boot, BrokerOptions, ConnId, Now};
 use penstock_journal::{
     DiskStorage, FORMAT_VERSION, JournalOptions, OpenError, RecoveryReport, WriteError,
 };
@@ -157,14 +157,26 @@ struct Socket {
 
 struct Clock {
     zero: Instant,
+    boot_id: Option<[u8; 16]>,
 }
 
 impl Clock {
+    fn start() -> Self {
+        Self {
+            zero: Instant::now(),
+            boot_id: boot_id(),
+        }
+    }
+
     fn now(&self) -> Now {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         Now {
             mono_ms: self.zero.elapsed().as_millis() as u64,
             wall_ms: wall.unwrap_or_default().as_millis() as u64,
+            boot: self.boot_id.map(|id| Boot {
+                id,
+                ms: milliseconds_since_boot(),
+            }),
         }
     }
 
@@ -196,6 +208,32 @@ fn suit_machine(
     Ok((broker, journal))
 }
 
+/// Names this start of the machine.
+#[cfg(target_os = "linux")]
+fn boot_id() -> Option<[u8; 16]> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits = text.trim().replace('-', "");
+    let number = u128::from_str_radix(&digits, 16).ok()?;
+    Some(number.to_be_bytes())
+}
+
+#[cfg(target_os = "linux")]
+fn milliseconds_since_boot() -> u64 {
+    let since = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    since.tv_sec as u64 * 1000 + since.tv_nsec as u64 / 1_000_000
+}
+
+/// Elsewhere the wall's clock is all that goes on while no broker runs.
+#[cfg(not(target_os = "linux"))]
+fn boot_id() -> Option<[u8; 16]> {
+    None
+}
+
+#[cfg(not(target_os = "linux"))]
+fn milliseconds_since_boot() -> u64 {
+    0
+}
+
 impl Server {
     pub fn start(options: ServerOptions) -> Result<Self, ServerError> {
         panics::end_with_the_first();
@@ -205,9 +243,7 @@ impl Server {
                 let wanted = options.max_connections.unwrap_or_default();
                 ServerError::TooManyConnections { wanted, room }
             })?;
-        let clock = Clock {
-            zero: Instant::now(),
-        };
+        let clock = Clock::start();
         // Clients may queue while the journal is recovered.
         let has_token = options.token.is_some();
         let mut listeners = Vec::new();
@@ -215,12 +251,7 @@ impl Server {
             listeners.extend(Listener::open(address, has_token)?);
         }
         if let Some(local) = &options.local {
-            let socket = &local.guard.paths().socket;
-            let opened = Listener::open_unix(socket).map_err(|source| ListenError::Io {
-                address: ListenAddress::Unix(socket.clone()),
-                source,
-            });
-            listeners.push(opened?);
+            listeners.push(Listener::open_local(local.guard.paths())?);
         }
 
         let directory = |source| ServerError::Directory {
@@ -234,6 +265,8 @@ impl Server {
             .map_err(ServerError::system("draw random numbers"))?;
         // Nobody else can upgrade the journal of a local broker: its clients start it unasked.
         journal.upgrades = options.local.is_some();
+        let in_place = storage.overwrites_in_place().map_err(directory)?;
+        journal.keep_reserve(disk_bytes, in_place);
         let engine_options = EngineOptions {
             broker,
             journal,
@@ -639,8 +672,40 @@ impl Server {
                 tracing::info!("the directory was deleted");
                 leave = true;
             }
+            if !leave {
+                self.listen_at_home();
+            }
         }
         leave
+    }
+
+    /// Moves from the spare socket to that in the directory, once the disk has room for it. Who has
+    /// found the spare one may go on to use it.
+    fn listen_at_home(&mut self) {
+        let Some(local) = &self.local else {
+            return;
+        };
+        let home = &local.guard.paths().socket;
+        let is_home = |listener: &Listener| matches!(&listener.address, ListenAddress::Unix(path) if path == home);
+        if self.listeners.iter().any(is_home) {
+            return;
+        }
+        let Ok(listener) = Listener::open_unix(home) else {
+            return;
+        };
+        let token = Token(FIRST_LISTENER + self.listeners.len());
+        let socket = listener.as_fd().as_raw_fd();
+        let registry = self.poll.registry();
+        match registry.register(&mut SourceFd(&socket), token, Interest::READABLE) {
+            Ok(()) => {
+                tracing::info!("listening on {}", listener.address);
+                self.listeners.push(listener);
+            }
+            Err(error) => {
+                tracing::warn!("can't listen on {}: {error}", listener.address);
+                listener.remove_socket();
+            }
+        }
     }
 }
 

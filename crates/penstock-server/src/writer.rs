@@ -67,12 +67,21 @@ fn write_until_told<S: Storage>(
     while let Ok(task) = todo.recv() {
         panic_if_told("writer");
         let start = Instant::now();
+        let mut waits = false;
         let outcome = loop {
             let told = |through| tell(Report::Written(through));
             match task.carry_out(&mut writer, told) {
                 Err(error @ WriteError::DiskFull { .. }) => {
-                    tracing::warn!("{error}");
+                    // Once for each batch: the log may be on the same disk.
+                    if !std::mem::replace(&mut waits, true) {
+                        tracing::warn!("{error}");
+                    }
+                    let made_room = spares.ran_out();
                     tell(Report::SpaceChanged);
+                    if made_room {
+                        tracing::warn!("made room by removing a file that was kept for that");
+                        continue;
+                    }
                     // No other task comes while this one is out; but the loop may end.
                     match todo.recv_timeout(FULL_RETRY) {
                         Err(RecvTimeoutError::Timeout) => {}

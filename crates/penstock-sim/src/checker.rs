@@ -63,6 +63,8 @@ pub struct Checker {
     /// Back and forth in all, since the journal last learned of how the wall's clock and the steady one
     /// differ.
     wall_was_set_by_ms: u64,
+    /// The journal knows this start of the machine, whose clock nobody can set.
+    knows_boot: bool,
     pub counts: Counts,
     /// What the model was told, in words, when somebody reads along.
     pub words: Option<Vec<String>>,
@@ -475,6 +477,7 @@ impl Checker {
         self.tell(Event::Quiet)?;
         self.safe_through = self.told;
         self.wall_was_set_by_ms = 0;
+        self.knows_boot = true;
         if self.story.len() > story::IS_LONG {
             self.begin_story();
         }

@@ -131,6 +131,9 @@ struct World<'a> {
     hash: u64,
     /// True time since the beginning.
     now_ms: u64,
+    /// How often the machine was started, and when it was last.
+    boots: u8,
+    booted_ms: u64,
     wall_ahead_ms: i64,
     /// In all, back and forth.
     wall_was_set_by_ms: u64,
@@ -217,6 +220,8 @@ impl<'a> World<'a> {
             steps: 0,
             hash: 0xcbf2_9ce4_8422_2325,
             now_ms: 0,
+            boots: 0,
+            booted_ms: 0,
             wall_ahead_ms: 0,
             wall_was_set_by_ms: 0,
             storage,

@@ -13,6 +13,7 @@ use super::{
     MarkedFor, MessageHead, Place, RecordError, RunHead, VERSION, also, failed, has, limited,
     marked, moved, stored, tag,
 };
+use crate::Boot;
 use crate::clock::{Clock, When};
 use crate::names::{Name, Names};
 
@@ -100,6 +101,12 @@ impl<'a> RecordReader<'a> {
             },
             tag::CLOCK_SET => Event::ClockSet {
                 steady: self.difference(self.time)?,
+            },
+            tag::CLOCK_BOOT => Event::ClockBoot {
+                boot: Boot {
+                    id: self.array()?,
+                    ms: self.varint()?,
+                },
             },
             tag::SESSION_OPENED => Event::SessionOpened {
                 number: self.varint()?,

@@ -117,6 +117,9 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             }
         }),
         any::<u64>().prop_map(|steady| Event::ClockSet { steady }),
+        any::<([u8; 16], u64)>().prop_map(|(id, ms)| Event::ClockBoot {
+            boot: Boot { id, ms }
+        }),
         (any::<(u64, [u8; 16], u64, u64)>(), text).prop_map(|(plain, name)| {
             let (number, session, heartbeat_ms, applied) = plain;
             Event::SessionOpened {

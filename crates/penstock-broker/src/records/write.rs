@@ -70,6 +70,11 @@ impl RecordWriter {
                 self.tag(tag::CLOCK_SET);
                 self.difference(*steady, self.time);
             }
+            Event::ClockBoot { boot } => {
+                self.tag(tag::CLOCK_BOOT);
+                self.bytes.extend_from_slice(&boot.id);
+                self.varint(boot.ms);
+            }
             Event::SessionOpened {
                 number,
                 session,

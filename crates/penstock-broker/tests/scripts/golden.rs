@@ -240,6 +240,15 @@ const LIVES: &[(&str, &str)] = &[
 /// Lives that only brokers of format 2 led.
 const LIVES_2: &[(&str, &str)] = &[
     (
+        "machine-started",
+        "boot
+        a hello
+        a publish soon after=10000
+        wait 1000
+        boot
+        wait 1000",
+    ),
+    (
         "failed",
         "a hello
         a publish one headers=a:b retries=3; publish two; publish three deliveries=1 unless=k

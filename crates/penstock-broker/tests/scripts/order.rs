@@ -167,6 +167,68 @@ fn a_countdown_does_not_care_that_the_wall_clock_was_set_before_a_restart() {
     );
 }
 
+/// Only the wall's clock was known to go on while no broker runs, so a job with a countdown of ten minutes
+/// started at once when that was set forward by an hour meanwhile.
+#[test]
+fn a_countdown_does_not_care_that_the_wall_clock_was_set_while_no_broker_ran() {
+    for set_by in ["3600000", "-3600000"] {
+        check(&format!(
+            "
+            boot                                ->
+            w hello                             -> w welcome 0
+            w publish soon after=10000          -> w confirm 1
+            wait 1000                           ->
+            killed-for 2000 wall {set_by}       ->
+            w hello                             -> w welcome 1
+            w consume default 10                ->
+            wait 3000                           ->
+            killed-for 1000 wall {set_by}       ->
+            w hello                             -> w welcome 1
+            w consume default 10                ->
+            wait 3000                           ->
+            wait 1                              -> w deliver soon!
+            "
+        ));
+    }
+    // Nor when that is known from what was carried forward only.
+    check(
+        "
+        boot                                ->
+        w hello                             -> w welcome 0
+        w publish soon after=10000          -> w confirm 1
+        carry                               ->
+        killed-for 4000 wall 3600000        ->
+        w hello                             -> w welcome 1
+        w consume default 10                ->
+        wait 6000                           ->
+        wait 1                              -> w deliver soon!
+        ",
+    );
+}
+
+/// The wall's clock is then the only one that has gone on.
+#[test]
+fn over_a_new_start_of_the_machine_a_countdown_follows_the_wall_clock() {
+    check(
+        "
+        boot                                ->
+        w hello                             -> w welcome 0
+        w publish soon after=10000          -> w confirm 1
+        wall 3600000                        ->
+        wait 1000                           ->
+        boot                                ->
+        killed-for 4000 wall 0              ->
+        w hello                             -> w welcome 1
+        w consume default 10                ->
+        killed-for 4000 wall -3600000       ->
+        w hello                             -> w welcome 1
+        w consume default 10                ->
+        wait 1000                           ->
+        wait 1                              -> w deliver soon!
+        ",
+    );
+}
+
 #[test]
 fn an_expired_message_is_not_started() {
     check(

@@ -17,8 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use penstock_broker::{
-    Broker, BrokerOptions, Carried, CloseReason, ConnId, Input, Notice, Now, Output, Position,
-    Query, Recovery, Unread,
+    Boot, Broker, BrokerOptions, Carried, CloseReason, ConnId, Input, Notice, Now, Output,
+    Position, Query, Recovery, Unread,
 };
 use penstock_message::{
     Condition, Durability, FailedQuery, Failure, HeaderPatch, Key, Lease, Message, MessageId, Op,
@@ -110,6 +110,7 @@ impl World {
         let now = Now {
             mono_ms: 1_000,
             wall_ms: 1_700_000_000_000,
+            ..Now::default()
         };
         Self {
             broker: Recovery::new(options.clone()).finish(now, 1),
@@ -136,7 +137,7 @@ impl World {
             ["wait", ms] => {
                 let ms = number(ms);
                 self.now.mono_ms += ms;
-                self.now.wall_ms += ms;
+                self.pass(ms);
                 self.broker.handle_deadline(self.now);
             }
             ["wall", ms] => {
@@ -146,6 +147,22 @@ impl World {
                     .checked_add_signed(ms.parse().unwrap())
                     .unwrap();
                 self.broker.handle_deadline(self.now);
+            }
+            // The machine starts, and tells of it from here on.
+            ["boot"] => {
+                let id = self.now.boot.map_or(1, |boot| boot.id[0] + 1);
+                self.now.boot = Some(Boot {
+                    id: [id; 16],
+                    ms: 0,
+                });
+            }
+            // No broker runs for so long, and meanwhile somebody sets the wall's clock.
+            ["killed-for", ms, "wall", set_by] => {
+                self.take_records();
+                self.pass(number(ms));
+                let set_by = set_by.parse().unwrap();
+                self.now.wall_ms = self.now.wall_ms.checked_add_signed(set_by).unwrap();
+                self.restart(self.epoch + 1);
             }
             ["stall"] => self.is_stalled = true,
             ["write"] => {
@@ -602,6 +619,13 @@ impl World {
                 }
             };
             self.broker.handle_read(self.now, read, outcome);
+        }
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now.wall_ms += ms;
+        if let Some(boot) = &mut self.now.boot {
+            boot.ms += ms;
         }
     }
 

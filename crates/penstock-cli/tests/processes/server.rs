@@ -108,6 +108,37 @@ fn sigterm_tells_clients_and_ends_with_0() {
     assert!(good.status.success(), "{}", text(&good));
 }
 
+/// A write to the log that failed was reported on standard error, by a call that panics when that fails,
+/// too. So a server whose log went to `head`, or to a full disk, aborted at its next line.
+#[test]
+fn a_log_that_can_not_be_written_ends_no_server_and_changes_no_exit_code() {
+    for (log, stdio) in broken_logs() {
+        let place = tempfile::tempdir().unwrap();
+        let socket = place.path().join("broker.sock");
+        let mut command = penstock();
+        command
+            .args(["server", "--verbose", "--data"])
+            .arg(place.path().join("data"));
+        command
+            .arg("--listen")
+            .arg(format!("unix:{}", socket.display()));
+        let mut server = Running::start_logging_to(&mut command, stdio);
+        wait_until_it_listens(&socket);
+        let mut client = RawClient::unix(&socket).join(1);
+        client.send(&commit(1, vec![publish_body(1, 100)]));
+        let confirmed = client.hear().expect("an answer").confirm;
+        assert_eq!(confirmed.expect("a confirm").through, 1, "{log}");
+        server.signal(Signal::TERM);
+        assert_eq!(server.ended().code(), Some(0), "{log}");
+    }
+    for (log, stdio) in broken_logs() {
+        let mut command = penstock();
+        command.args(["fsck", "/nowhere"]);
+        let mut fsck = Running::start_logging_to(&mut command, stdio);
+        assert_eq!(fsck.ended().code(), Some(1), "{log}");
+    }
+}
+
 #[test]
 fn fsck_finds_what_is_rotten_and_no_server_starts_from_it() {
     let place = tempfile::tempdir().unwrap();

@@ -51,19 +51,22 @@ pub struct Running {
 
 impl Running {
     pub fn start(command: &mut Command) -> Self {
-        let mut child = command
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the program runs");
-        let errors = child.stderr.take().expect("it is piped");
+        Self::start_logging_to(command, Stdio::piped())
+    }
+
+    /// Only lines that go to a pipe can be waited for.
+    pub fn start_logging_to(command: &mut Command, log: Stdio) -> Self {
+        let mut child = command.stderr(log).spawn().expect("the program runs");
         let (say, said) = channel();
-        thread::spawn(move || {
-            for line in BufReader::new(errors).lines().map_while(Result::ok) {
-                if say.send(line).is_err() {
-                    break;
+        if let Some(errors) = child.stderr.take() {
+            thread::spawn(move || {
+                for line in BufReader::new(errors).lines().map_while(Result::ok) {
+                    if say.send(line).is_err() {
+                        break;
+                    }
                 }
-            }
-        });
+            });
+        }
         Self { child, said }
     }
 
@@ -133,6 +136,25 @@ pub fn wait_for_end(pid: Pid, patience: Duration) -> bool {
             Err(rustix::io::Errno::INTR) => {}
             Err(error) => panic!("{error}"),
         }
+    }
+}
+
+/// Places for a log that take not one line: a pipe whose reader has ended (`| head`), and a full disk.
+pub fn broken_logs() -> [(&'static str, Stdio); 2] {
+    let (_, unread) = std::io::pipe().expect("a pipe");
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    [
+        ("a closed pipe", unread.into()),
+        ("a full disk", full.expect("it is there").into()),
+    ]
+}
+
+/// Waits until a server takes connections there, which it only tells its log.
+pub fn wait_until_it_listens(socket: &Path) {
+    let until = Instant::now() + PATIENCE;
+    while UnixStream::connect(socket).is_err() {
+        assert!(Instant::now() < until, "nobody listens at {socket:?}");
+        thread::sleep(Duration::from_millis(2));
     }
 }
 

@@ -72,6 +72,7 @@ fn publish(queue: &str, number: u8, unless: Option<&'static str>) -> Tx {
             enqueued_at: 0,
             notes: Vec::new(),
             body: Bytes::from_static(b"body"),
+            extras: None,
         },
         due: None,
         unless_key: unless.map(|key| Key::Named(Bytes::from_static(key.as_bytes()))),

@@ -146,6 +146,81 @@ fn a_journal_on_a_full_disk_opens_with_a_spare_and_without_one_says_what_to_do()
     assert_eq!(open(&storage.kill(), small()).unwrap().1, appended);
 }
 
+const RESERVE: &str = "room.reserve";
+
+/// As on a disk where writing to a file that is there may take room.
+fn with_room_to_give() -> JournalOptions {
+    JournalOptions {
+        reserve_bytes: 8192,
+        margin_bytes: 4096,
+        ..with_reserves()
+    }
+}
+
+fn has_reserve(storage: &SimStorage) -> bool {
+    storage.list().unwrap().contains(&RESERVE.to_owned())
+}
+
+#[test]
+fn a_batch_that_finds_no_room_is_given_the_reserve_and_then_spares_and_new_work_is_refused() {
+    let storage = SimStorage::new();
+    let mut user = User::open_with(&storage, with_room_to_give()).unwrap();
+    user.append_and_commit(900);
+    user.append_and_commit(800);
+    assert!(has_reserve(&storage) && user.opened.journal.spares_ready() == 4);
+    fill_the_disk(&storage);
+    let full_bytes = storage.used_bytes();
+    let spares = user.opened.writer.spares();
+    assert!(spares.ran_out(), "the reserve made room");
+    assert!(!has_reserve(&storage) && storage.used_bytes() < full_bytes);
+    assert_eq!(
+        (space(&user), user.opened.journal.spares_ready()),
+        (Space::NoPublishes, 4)
+    );
+    // What it was is not filled at once with the next one: a margin is left.
+    user.prepare_spares();
+    assert!(!has_reserve(&storage) && storage.used_bytes() < full_bytes);
+    for left in (1..4).rev() {
+        assert!(spares.ran_out(), "a spare made room");
+        assert_eq!(user.opened.journal.spares_ready(), left);
+    }
+    assert!(
+        !spares.ran_out(),
+        "the last one is for the segment that comes next"
+    );
+    assert_eq!(space(&user), Space::NoSettlements);
+
+    storage.set_quota(None);
+    user.prepare_spares();
+    assert!(has_reserve(&storage) && user.opened.journal.spares_ready() == 4);
+    assert_eq!(space(&user), Space::Plenty);
+    user.append_and_commit(900);
+    let (_, records) = open(&storage.kill(), small()).unwrap();
+    user.expects(&records);
+}
+
+#[test]
+fn an_opening_on_a_full_disk_takes_the_reserve_before_a_spare_and_refuses_new_work_from_the_start()
+{
+    let storage = SimStorage::new();
+    let mut user = User::open_with(&storage, with_room_to_give()).unwrap();
+    user.append_and_commit(900);
+    user.append_and_commit(800);
+    let appended = user.appended.clone();
+    fill_the_disk(&storage);
+    let storage = storage.kill();
+    let (opened, records) = open(&storage, with_room_to_give()).unwrap();
+    assert_eq!(records, appended);
+    assert_eq!(opened.journal.spares_ready(), 4);
+    assert_eq!(opened.journal.space(), Space::NoPublishes);
+    assert!(!has_reserve(&storage));
+    let storage = storage.kill();
+    let (opened, records) = open(&storage, with_room_to_give()).unwrap();
+    assert_eq!(records, appended);
+    assert_eq!(opened.journal.spares_ready(), 3);
+    assert_eq!(opened.journal.space(), Space::NoPublishes);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Append(usize),

@@ -122,6 +122,8 @@ impl Engine {
         }
         self.disk.closed = task.close && self.disk.appended == through;
         self.disk.idle_due_ms = Some(now.mono_ms + IDLE_MS);
+        // A segment that was dropped is a spare now: who had to stop may go on, and may be silent until then.
+        self.look_at_space();
         self.reclaim();
     }
 

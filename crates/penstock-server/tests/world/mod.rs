@@ -64,6 +64,7 @@ impl World {
         let now = Now {
             mono_ms: 1_000,
             wall_ms: 1_700_000_000_000,
+            ..Now::default()
         };
         let (engine, writer, _) = Engine::open(disk.clone(), options, || now).ok()?;
         Some(Self {

@@ -28,9 +28,12 @@ impl Checker {
         self.current.clear();
         self.deliveries.clear();
         self.ready.clear();
-        // Of that the journal may know nothing: the new broker's steady clock may be off by as much.
-        self.model.clock_is_doubtful |= self.wall_was_set_by_ms > 0;
-        self.model.clock_is_off_by_ms += std::mem::take(&mut self.wall_was_set_by_ms);
+        self.knows_boot &= crash != Crash::PowerCut;
+        if !self.knows_boot {
+            // Of that the journal may know nothing: the new broker's steady clock may be off by as much.
+            self.model.clock_is_doubtful |= self.wall_was_set_by_ms > 0;
+            self.model.clock_is_off_by_ms += std::mem::take(&mut self.wall_was_set_by_ms);
+        }
         let mut first_lost = None;
         // Sessions that have been away for so long may be forgotten, and then nobody can ask.
         let (mut last_seqs, mut unknown) = (BTreeMap::new(), BTreeSet::new());

@@ -47,6 +47,7 @@ impl Desk {
         let now = Now {
             mono_ms: 0,
             wall_ms: BEGINNING_MS,
+            ..Now::default()
         };
         let (engine, writer, _) =
             Engine::open(SimStorage::new(), options, || now).expect("an empty disk");
@@ -66,6 +67,7 @@ impl Desk {
         Now {
             mono_ms: self.now_ms,
             wall_ms: BEGINNING_MS + self.now_ms,
+            ..Now::default()
         }
     }
 

@@ -1,6 +1,6 @@
 //! Time: two clocks, and what goes on while it passes.
 
-use penstock_broker::{ConnId, Now};
+use penstock_broker::{Boot, ConnId, Now};
 
 use super::{BEGINNING_MS, World};
 use crate::model::{Time, Verdict};
@@ -26,7 +26,17 @@ impl World<'_> {
         Now {
             mono_ms: self.now_ms - started_ms,
             wall_ms: self.wall_ms(),
+            boot: Some(Boot {
+                id: [self.boots; 16],
+                ms: self.now_ms - self.booted_ms,
+            }),
         }
+    }
+
+    /// The machine starts, after a power cut.
+    pub(super) fn boot(&mut self) {
+        self.boots = self.boots.wrapping_add(1);
+        self.booted_ms = self.now_ms;
     }
 
     pub(super) fn tick(&mut self) -> Verdict {

@@ -1,6 +1,6 @@
 //! A broker's life: it starts, works with its disk, and dies; the shell's loop around it.
 
-use penstock_broker::{ConnId, Now};
+use penstock_broker::ConnId;
 use penstock_journal::sim::{Fault, SimStorage};
 use penstock_journal::{OpenError, Reader, WriteError, Writer};
 use penstock_server::{Engine, ReadTask, WriterTask};
@@ -36,10 +36,7 @@ impl World<'_> {
                 let call = self.storage.calls() + self.rng.below(12);
                 self.storage.fail_at(call, Fault::PowerOff);
             }
-            let now = Now {
-                mono_ms: 0,
-                wall_ms: self.wall_ms(),
-            };
+            let now = self.now();
             match Engine::open(self.storage.clone(), self.options.clone(), || now) {
                 Ok((engine, writer, report)) => {
                     self.say(|| format!("the broker starts: {report:?}"));
@@ -71,6 +68,7 @@ impl World<'_> {
                     }
                     // The fault that was planned. Once it has met one, the power may as well be off.
                     self.storage = self.storage.crash(&mut self.rng);
+                    self.boot();
                     self.ended = self.ended.map(|_| Crash::PowerCut);
                 }
                 Err(error) => return Err(format!("the journal can't be opened: {error}")),
@@ -89,6 +87,9 @@ impl World<'_> {
             Crash::Killed | Crash::DiskFailed => self.storage.kill(),
             Crash::PowerCut => self.storage.crash(&mut self.rng),
         };
+        if crash == Crash::PowerCut {
+            self.boot();
+        }
         let time = self.time();
         for (conn, mut link) in std::mem::take(&mut self.links) {
             // What had reached the client's side is still read, or a part of it.

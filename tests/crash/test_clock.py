@@ -1,0 +1,58 @@
+"""The wall's clock is set while no broker runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+from project import Process, Project
+
+TASKS = """
+    from penstock import App
+
+    app = App("shop", timeout=30)
+
+    @app.task
+    def greet() -> str:
+        return "hello"
+"""
+
+
+def serve(project: Project, **environment: str) -> Process:
+    server = project.start("penstock", "server", "--listen", project.url, "--data", project.data, **environment)
+    server.wait_for_output("listening")
+    return server
+
+
+def with_wall_set(step: str) -> dict[str, str]:
+    """The environment that ``faketime`` gives: it would itself stay, as a parent."""
+    told = subprocess.run(
+        ["faketime", "-f", step, "printenv", "LD_PRELOAD"], capture_output=True, text=True, check=True
+    )
+    return {"LD_PRELOAD": told.stdout.strip(), "FAKETIME": step}
+
+
+@pytest.mark.skipif(not shutil.which("faketime"), reason="needs faketime, to show a broker another clock on the wall")
+@pytest.mark.skipif(not os.path.exists("/proc/sys/kernel/random/boot_id"), reason="this system names no boot")
+@pytest.mark.parametrize("step", ["+1h", "-1h"])
+def test_a_countdown_goes_on_by_the_machines_clock_while_no_broker_runs(
+    project: Project, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    project.url = f"unix:{project.directory}/socket"
+    project.environment["PENSTOCK_URL"] = project.url
+    monkeypatch.setenv("PENSTOCK_URL", project.url)
+    project.write("tasks.py", TASKS)
+    server = serve(project)
+    tasks = project.tasks()
+    slow = tasks.greet.options(countdown=600).delay()
+    soon = tasks.greet.options(countdown=2).delay()
+    server.signal(signal.SIGKILL)
+    server.wait()
+    serve(project, **with_wall_set(step))
+    project.worker("tasks:app", "-c", "1")
+    # Neither at once, nor an hour late.
+    assert soon.result(timeout=20) == "hello"
+    assert slow.state == "delayed"

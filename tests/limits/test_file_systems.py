@@ -1,0 +1,109 @@
+"""A full disk under a local broker, on real file systems: refused at once, drained, and no kill wedges it.
+
+XFS wants free blocks for each new file, a socket among them, and Btrfs for each block that is written over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from limits.disks import MAKE, SmallDisk, disk_of
+from project import Project, eventually
+
+from penstock import DiskFull, Job
+
+TASKS = """
+    from penstock import App
+
+    app = App("shop", timeout=5)
+
+    @app.task
+    def measure(document: bytes) -> int:
+        return len(document)
+"""
+DOCUMENT = bytes(300_000)
+# Longer than any call takes on a busy machine, and shorter than its deadline.
+SOON_S = 4.0
+
+
+@pytest.fixture(params=list(MAKE))
+def disk(request: pytest.FixtureRequest, project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[SmallDisk]:
+    with disk_of(request.param, project) as disk:
+        monkeypatch.setenv("PENSTOCK_URL", project.url)
+        yield disk
+
+
+class Shop:
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        project.write("tasks.py", TASKS)
+        self.measure = project.tasks().measure
+        self.jobs: list[Job[int]] = []
+
+    def is_accepted(self) -> bool:
+        """Each call ends soon, and in nothing but a job or `DiskFull`."""
+        began = time.monotonic()
+        accepted = False
+        with contextlib.suppress(DiskFull):
+            self.jobs.append(self.measure.delay(DOCUMENT))
+            accepted = True
+        assert time.monotonic() - began < SOON_S
+        return accepted
+
+    def enqueue_until_full(self, at_most: int = 2_000) -> None:
+        before = len(self.jobs)
+        while self.is_accepted():
+            assert len(self.jobs) - before < at_most, "the disk is never full"
+
+    def space(self) -> str:
+        began = time.monotonic()
+        space = self.project.status()["broker"]["space"]
+        assert time.monotonic() - began < SOON_S
+        return str(space)
+
+    def is_killed_and_goes_on(self) -> None:
+        """The next broker starts on the full disk, takes little if anything, and refuses the rest."""
+        self.project.kill_broker()
+        self.enqueue_until_full(at_most=20)
+        assert self.space() != "plenty"
+
+    def is_drained(self) -> None:
+        worker = self.project.worker("tasks:app", "-c", "1")
+        for job in self.jobs:
+            assert job.result(timeout=20) == len(DOCUMENT), worker.output
+        self.jobs.clear()
+        worker.end()
+        assert worker.returncode == 0, worker.output
+
+    def eventually(self, condition: Callable[[], object]) -> None:
+        eventually(condition, 10, (self.project.data / "broker.log").read_text)
+
+
+def test_a_disk_full_of_jobs_refuses_more_survives_a_kill_and_is_drained(project: Project, disk: SmallDisk) -> None:
+    shop = Shop(project)
+    shop.enqueue_until_full()
+    assert len(shop.jobs) * len(DOCUMENT) > disk.bytes() // 2
+    assert shop.space() != "plenty"
+    shop.is_killed_and_goes_on()
+    shop.is_drained()
+    shop.eventually(shop.is_accepted)
+    assert shop.space() == "plenty"
+
+
+def test_a_disk_that_another_file_fills_survives_a_kill_and_is_drained_while_it_is_full(
+    project: Project, disk: SmallDisk
+) -> None:
+    shop = Shop(project)
+    for _ in range(20):
+        assert shop.is_accepted()
+    disk.fill()
+    shop.enqueue_until_full(at_most=20)
+    assert shop.space() != "plenty"
+    shop.is_killed_and_goes_on()
+    shop.is_drained()
+    disk.make_room()
+    shop.eventually(shop.is_accepted)
+    shop.is_drained()
