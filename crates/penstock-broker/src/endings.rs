@@ -98,6 +98,8 @@ impl Broker {
         let Unrun { how, reason } = unrun;
         let messages = &self.state.messages;
         slots.sort_unstable_by_key(|slot| messages[*slot].number());
+        // One that came back to its flow may be listed twice there.
+        slots.dedup();
         let at = self.clocks.steady();
         // While space is short, values without a body go first: these are not kept at all.
         let kept = self.space == Space::Plenty;

@@ -144,6 +144,7 @@ mod tests {
     const NOW: Now = Now {
         mono_ms: 1_000,
         wall_ms: 1_700_000_000_000,
+        boot: None,
     };
 
     fn run(broker: &mut Broker, input: Input) {
