@@ -32,9 +32,9 @@ impl Broker {
         let mut durability = Durability::None;
         self.begin(durability);
         let mut unlucky = 0;
-        let mut overdue = Vec::new();
         while unlucky < self.ring.len() {
-            if self.added + 2 * overdue.len() + 2 > ENDED_AT_ONCE {
+            // An end may end a join, too.
+            if self.added + 2 > ENDED_AT_ONCE {
                 // The record is full; the next one goes on.
                 self.state.has_new_work = true;
                 break;
@@ -44,7 +44,11 @@ impl Broker {
             };
             match self.hand_out_one(conn) {
                 HandOut::Overdue { slot } => {
-                    overdue.push(slot);
+                    // It ends at once, for its flow may list it a second time.
+                    durability = Durability::Disk;
+                    self.must_be_safe();
+                    self.state.queues.push_ready(&self.state.messages, slot);
+                    self.expire(&mut vec![slot]);
                     unlucky = 0;
                     self.ring.push_front(conn);
                 }
@@ -63,14 +67,6 @@ impl Broker {
                 }
                 HandOut::NotWanted => {}
             }
-        }
-        if !overdue.is_empty() {
-            durability = Durability::Disk;
-            self.must_be_safe();
-            for slot in &overdue {
-                self.state.queues.push_ready(&self.state.messages, *slot);
-            }
-            self.expire(&mut overdue);
         }
         self.seal(durability);
     }
@@ -306,7 +302,8 @@ impl Broker {
             lease.expired = true;
             return false;
         }
-        !messages[handle.slot].is_failed()
+        // What has been told how it ended does not end in another way.
+        !self.state.messages[handle.slot].is_failed() && self.state.told_end(handle.slot).is_none()
     }
 
     /// Ends messages whose time is over.

@@ -10,8 +10,10 @@ use penstock_faults::planted;
 use penstock_message::{JoinId, JoinPolicy, Key, Notice, Run, Space, Value, ValueStatus};
 
 use crate::Broker;
+use crate::chores::BLOCKED;
 use crate::ends::ENDED_VALUE_BYTES;
 use crate::joins::Join;
+use crate::marks::PURGED;
 use crate::messages::{Ended, Handle, State as MessagePlace};
 use crate::names::Name;
 use crate::records::{ENDED_AT_ONCE, Event, Failing, How, RunHead};
@@ -90,6 +92,34 @@ impl Broker {
         self.settle_joins();
     }
 
+    /// Ends messages that wait, as [`Broker::end_unrun`] does, but for those of which it was told already how
+    /// they end: they end so.
+    pub(crate) fn end_waiting(&mut self, slots: Vec<u32>, unrun: Unrun) -> usize {
+        let told = |slot: &u32| self.state.told_end(*slot);
+        if !slots.iter().any(|slot| told(slot).is_some()) {
+            return self.end_unrun(slots, unrun);
+        }
+        let of = |how| -> Vec<u32> {
+            let slots = slots.iter().copied();
+            slots.filter(|slot| told(slot) == how).collect()
+        };
+        let all = [None, Some(How::Purged), Some(How::Blocked)].map(|how| (how, of(how)));
+        let ended = all.into_iter().map(|(how, slots)| {
+            let unrun = match how {
+                None => unrun,
+                Some(how) => Unrun {
+                    how,
+                    reason: self.state.names.intern(match how {
+                        How::Purged => PURGED,
+                        _ => BLOCKED,
+                    }),
+                },
+            };
+            self.end_unrun(slots, unrun)
+        });
+        ended.sum()
+    }
+
     /// Ends messages that do not run. Returns how many events of joins came of it.
     pub(crate) fn end_unrun(&mut self, mut slots: Vec<u32>, unrun: Unrun) -> usize {
         if slots.is_empty() {
@@ -98,7 +128,7 @@ impl Broker {
         let Unrun { how, reason } = unrun;
         let messages = &self.state.messages;
         slots.sort_unstable_by_key(|slot| messages[*slot].number());
-        // One that came back to its flow may be listed twice there.
+        // A flow, or the timers, may name one twice.
         slots.dedup();
         let at = self.clocks.steady();
         // While space is short, values without a body go first: these are not kept at all.

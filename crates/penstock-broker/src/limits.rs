@@ -132,7 +132,7 @@ impl Broker {
             let reason = self.state.names.intern(DISPLACED);
             let how = How::Displaced;
             self.added += 1;
-            self.added += self.end_unrun(vec![slot], Unrun { how, reason });
+            self.added += self.end_waiting(vec![slot], Unrun { how, reason });
         }
     }
 

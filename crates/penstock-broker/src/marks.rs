@@ -23,7 +23,7 @@ const REMEMBERED: usize = 1024;
 /// How many messages a step looks at, whether they match or not.
 const LOOKED_AT: usize = 8192;
 
-const PURGED: &str = "its queue was purged";
+pub(crate) const PURGED: &str = "its queue was purged";
 
 /// An operation, and how far it has come.
 #[derive(Debug, Default)]
@@ -156,7 +156,7 @@ impl Broker {
         progress.status.matched += slots.len() as u64;
         progress.status.done += slots.len() as u64;
         self.added += slots.len();
-        self.added += self.end_unrun(slots, unrun);
+        self.added += self.end_waiting(slots, unrun);
     }
 
     fn step_purge(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
@@ -169,8 +169,11 @@ impl Broker {
                 true => usize::MAX,
                 false => self.step_size(),
             };
-            let slots = self.purged_ready(queue, mark.before, most);
+            let mut slots = self.purged_ready(queue, mark.before, most);
             progress.ready_is_done = slots.len() < most;
+            // One that came back to its flow may be listed twice there.
+            slots.sort_unstable();
+            slots.dedup();
             self.end_marked(slots, unrun, progress);
             if !progress.ready_is_done {
                 return false;

@@ -26,7 +26,7 @@ use crate::names::{Name, Names};
 use crate::near::near_at;
 use crate::queues::{Queues, Service};
 use crate::records::{
-    Change, Failing, Grant, KeptEnd, KeptEnds, Mark, MarkedFor, MessageHead, Place, RunHead,
+    Change, Failing, Grant, How, KeptEnd, KeptEnds, Mark, MarkedFor, MessageHead, Place, RunHead,
 };
 use crate::sessions::Sessions;
 use crate::timers::{Timer, Timers};
@@ -742,6 +742,14 @@ impl State {
     pub(crate) fn is_purged(&self, slot: u32) -> bool {
         let entry = &self.messages[slot];
         (entry.is_ready() || entry.is_delayed()) && self.is_behind_mark(slot)
+    }
+
+    /// How the message ends that is only still to be ended: whoever waits for it may have been told.
+    pub(crate) fn told_end(&self, slot: u32) -> Option<How> {
+        if self.is_purged(slot) {
+            return Some(How::Purged);
+        }
+        self.is_blocked(slot).then_some(How::Blocked)
     }
 
     /// Whether the message was published before a purge of its queue that is not over.

@@ -13,6 +13,9 @@ thread_local! {
 /// From now on a panic is kept for [`run_without_panic`] and not printed.
 pub fn keep_panics() {
     std::panic::set_hook(Box::new(|info| {
+        if std::env::var_os("SIM_BACKTRACE").is_some() {
+            eprintln!("{}", std::backtrace::Backtrace::force_capture());
+        }
         let payload = info.payload();
         let text = payload.downcast_ref::<&str>().copied();
         let text = text.or_else(|| Some(payload.downcast_ref::<String>()?.as_str()));

@@ -318,7 +318,7 @@ impl Broker {
             reason => reason,
         });
         let how = How::Cancelled;
-        self.end_unrun(waiting, Unrun { how, reason });
+        self.end_waiting(waiting, Unrun { how, reason });
         found
     }
 

@@ -49,7 +49,7 @@ impl Model {
             item.claim.as_ref() == Some(key) && !matches!(item.state, State::Ended(_))
         });
         let (sure, unsure): (Vec<&Item>, Vec<&Item>) =
-            claims.partition(|item| item.ending().is_none());
+            claims.partition(|item| item.ending().is_none() && !item.may_be_dead());
         match self.value(key) {
             _ if !sure.is_empty() => Some(true),
             Some(stored) if self.may_be_over(stored) => None,
