@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crate::support::*;
 use bytes::Bytes;
 use penstock_message::{
-    Answer, Condition, Due, Durability, HeaderPatch, Key, KeyState, Message, MessageState, Op,
-    Query, Receipt, Refusal, ReleaseReason, ValueStatus,
+    Answer, Applied, Condition, Due, Durability, HeaderPatch, Key, KeyState, Message, MessageState,
+    Op, Query, Receipt, Refusal, ReleaseReason, Run, Value, ValueStatus,
 };
 
 /// Brokers keep time in whole milliseconds, so one that has begun counts.
@@ -79,10 +79,20 @@ fn a_job_is_published_run_and_settled_in_one_step(place: &Place) {
 
     let settlement = vec![ack(&delivery), put(1, "done"), publish(message(2))];
     assert_eq!(worker.settle(&delivery, settlement), applied());
-    assert_eq!(
-        states.recv_timeout(PATIENCE),
-        Ok(KeyState::Present(value("done")))
-    );
+    let end = states.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(plain(end.clone()), KeyState::Present(value("done")));
+    let KeyState::Present(Value { run: Some(run), .. }) = end else {
+        panic!("{end:?} does not say which run it came from");
+    };
+    assert!(run.ended_at >= delivery.message.enqueued_at);
+    let expected = Run {
+        task: "task".into(),
+        queue: "work".into(),
+        attempt: 0,
+        generation: 0,
+        ended_at: run.ended_at,
+    };
+    assert_eq!(*run, expected);
     assert_eq!(worker.take_one().message.id, id(2));
 }
 
@@ -100,7 +110,7 @@ fn a_lease_that_was_lost_changes_nothing(place: &Place) {
     );
     assert_eq!(refusal(second), Refusal::LeaseLost);
     assert_eq!(
-        worker.client.end_of(result(1)),
+        plain(worker.client.end_of(result(1))),
         KeyState::Present(value("first"))
     );
     assert_eq!(worker.client.end_of(result(2)), KeyState::Gone);
@@ -161,7 +171,7 @@ fn guards_decide(place: &Place) {
         Refusal::GuardFailed
     );
     assert_eq!(
-        client.end_of(named("lock")),
+        plain(client.end_of(named("lock"))),
         KeyState::Present(value("mine"))
     );
     assert_eq!(
@@ -190,7 +200,12 @@ fn a_publish_under_a_key_is_skipped_while_the_key_exists(place: &Place) {
     };
     assert_eq!(worker.client.commit(vec![unique(1)]), applied());
     let receipt = worker.client.commit(vec![publish(message(2)), unique(3)]);
-    assert_eq!(receipt, Receipt::skipped(vec![1]));
+    let skipped = Applied {
+        skipped: vec![1],
+        owners: vec![(1, id(1))],
+        ..Applied::default()
+    };
+    assert_eq!(receipt, Receipt::Applied(skipped));
     let taken = worker.take(2);
     for delivery in &taken {
         worker.settle(delivery, vec![ack(delivery)]);
@@ -303,7 +318,7 @@ fn a_retry_keeps_id_and_body_and_counts(place: &Place) {
         applied()
     );
     assert_eq!(
-        worker.client.end_of(result(1)),
+        plain(worker.client.end_of(result(1))),
         KeyState::Present(value("done"))
     );
 }
@@ -378,7 +393,7 @@ fn a_watch_outlives_the_broker(place: &Place) {
     worker.settle(&delivery, vec![ack(&delivery), put(1, "done")]);
     let end = std::iter::from_fn(|| states.recv_timeout(PATIENCE).ok())
         .find(|state| *state != KeyState::Pending);
-    assert_eq!(end, Some(KeyState::Present(value("done"))));
+    assert_eq!(end.map(plain), Some(KeyState::Present(value("done"))));
     assert!(states.try_recv().is_err(), "it is told once");
 }
 
@@ -387,7 +402,10 @@ fn what_was_confirmed_outlives_the_broker(place: &Place) {
     client.commit(vec![publish(message(1)), put(7, "kept")]);
     client.commit(vec![publish_due(message(2), Some(Due::AfterMs(1)))]);
     place.kill();
-    assert_eq!(client.end_of(result(7)), KeyState::Present(value("kept")));
+    assert_eq!(
+        plain(client.end_of(result(7))),
+        KeyState::Present(value("kept"))
+    );
     let taken: BTreeSet<_> = client
         .worker("work", 9)
         .take(2)
@@ -455,7 +473,7 @@ fn running_work_is_not_handed_out_again_after_a_kill(place: &Place) {
         applied()
     );
     assert_eq!(
-        worker.client.end_of(result(1)),
+        plain(worker.client.end_of(result(1))),
         KeyState::Present(value("done"))
     );
     other.client.status();
