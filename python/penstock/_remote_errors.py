@@ -33,8 +33,8 @@ def record_of(
     """Write down an error. ``skip``: the file whose frames lead to the task and tell a reader nothing."""
     kind = type(error)
     return ErrorRecord(
-        module=module_name(kind.__module__),
-        qualname=kind.__qualname__,
+        module=sound(module_name(kind.__module__)),
+        qualname=sound(kind.__qualname__),
         message=_shorten(_message_of(error), _LONGEST_MESSAGE),
         arguments=_encode_arguments(error, codec),
         traceback=_shorten(_traceback_of(error, skip), _LONGEST_TRACEBACK),
@@ -109,7 +109,12 @@ def _message_of(error: BaseException) -> str:
         text = str(error)
     except Exception as broken:
         text = f"<its str() raised {type(broken).__name__}>"
-    return text.encode(errors="backslashreplace").decode()
+    return sound(text)
+
+
+def sound(text: object) -> str:
+    """As text that UTF-8 can carry: a string may hold half of a surrogate pair, and a ``__module__`` is anything."""
+    return str(text).encode(errors="backslashreplace").decode()
 
 
 def _traceback_of(error: BaseException, skip: str) -> str:

@@ -41,6 +41,10 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
+class Odd(Exception):
+    __module__ = "\ud800"
+
+
 class Attempts:
     """Runs a task as a worker would, attempt after attempt, and keeps what came of each."""
 
@@ -142,6 +146,7 @@ async def _cancelled() -> None:
         (lambda: raise_(MemoryError()), "MemoryError", ""),
         (lambda: raise_(Unprintable()), f"{__name__}.Unprintable", "<its str() raised RuntimeError>"),
         (lambda: raise_(ValueError("\ud800")), "ValueError", "\\ud800"),
+        (lambda: raise_(Odd("x")), "\\ud800.Odd", "x"),
         (lambda: raise_(BaseExceptionGroup("g", [KeyboardInterrupt()])), "BaseExceptionGroup", "g (1 sub-exception)"),
         (_cancelled, "asyncio.exceptions.CancelledError", ""),
         (
