@@ -35,7 +35,7 @@ def record_of(
     return ErrorRecord(
         module=sound(module_name(kind.__module__)),
         qualname=sound(kind.__qualname__),
-        message=_shorten(_message_of(error), _LONGEST_MESSAGE),
+        message=_shorten(message_of(error), _LONGEST_MESSAGE),
         arguments=_encode_arguments(error, codec),
         traceback=_shorten(_traceback_of(error, skip), _LONGEST_TRACEBACK),
         attempt=attempt,
@@ -68,7 +68,7 @@ def _rebuild(record: ErrorRecord, codec: Codec) -> Exception | None:
         try:
             error = make()
             vars(error).update(attributes)
-            if error.args == args and _message_of(error) == record.message:
+            if error.args == args and message_of(error) == record.message:
                 return error
         except Exception:
             continue
@@ -104,7 +104,7 @@ def _encode_arguments(error: BaseException, codec: Codec) -> bytes | None:
     return encoded if len(encoded) <= _LARGEST_ARGUMENTS_BYTES else None
 
 
-def _message_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as broken:
