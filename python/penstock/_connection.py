@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from penstock import _core
 from penstock.errors import BrokerUnavailable, Timeout
@@ -29,6 +29,11 @@ logger = logging.getLogger("penstock")
 # A long wait comes back this often to show what the broker wants people to know: that no worker
 # serves the queue is best told to whoever waits for one.
 _WAIT_SLICE_S = 10.0
+
+Run: TypeAlias = tuple[str, str, int, int, int]
+"""(task, queue, attempt, generation, ended_at_ms) of the run that a value came from."""
+Ended: TypeAlias = tuple[int, bytes, Run | None]
+"""(status, body, run): how a job has ended; the run where the broker knows it."""
 
 
 class Connection:
@@ -74,9 +79,9 @@ class Connection:
         end = await self._call(lambda port, token: self._client.watch(job_id, timeout_s, port, token))
         return cast(tuple[int, bytes], end)
 
-    async def peek_async(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes] | None:
+    async def peek_async(self, job_id: bytes, timeout_s: float) -> Ended | None:
         end = await self._call(lambda port, token: self._client.peek_async(job_id, timeout_s, port, token))
-        return cast(tuple[int, bytes] | None, end)
+        return cast(Ended | None, end)
 
     async def message_info_async(self, job_id: bytes, timeout_s: float) -> dict[str, object] | None:
         end = await self._call(lambda port, token: self._client.message_info_async(job_id, timeout_s, port, token))

@@ -74,11 +74,16 @@ class Client:
         """
     def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         """As ``wait`` for each, in order of the ids; a value that has gone is (-1, b"")."""
-    def peek(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes] | None:
-        """Return the value if it is there now; None while it is pending; raises ResultExpired when it has gone."""
+    def peek(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes, tuple[str, str, int, int, int] | None] | None:
+        """Return the value if it is there now; None while it is pending; raises ResultExpired when it has gone.
+
+        It is (status, body, run). The run that it came from, where the broker knows it, is (task, queue, attempt,
+        generation, ended_at_ms).
+        """
     def message_info(self, job_id: bytes, timeout_s: float) -> dict[str, object] | None:
         """What the broker knows of a job it still holds: task, queue, state ("ready", "delayed", "running", "held",
-        "dead"), enqueued_at_ms, started_at_ms, due_at_ms, attempt, crashes, worker, notes (list of bytes)."""
+        "failed", "blocked", "cancelling", "parked"), enqueued_at_ms, started_at_ms, due_at_ms, failed_at_ms, attempt,
+        crashes, generation, worker, notes (list of bytes), failure (text or None)."""
     def status(self, timeout_s: float) -> dict[str, object]: ...
     def purge(self, queue: str, timeout_s: float) -> None: ...
     def take_notices(self) -> list[str]:
@@ -103,13 +108,21 @@ class ChildLink:
     def __new__(cls, work_fd: int, reply_fd: int, pages_fd: int, slot: int, parent_pid: int) -> ChildLink:
         """Own the descriptors from here on. The process ends when its parent does."""
     def __iter__(self) -> ChildLink: ...
-    def __next__(self) -> tuple[str, bytes, int, int, bool, bool, int, bytes, list[bytes]]:
+    def __next__(
+        self,
+    ) -> tuple[str, bytes, int, int, bool, bool, int, bytes, list[bytes], tuple[int, int] | None]:
         """Wait for the next job and claim it.
 
-        It is (task, job id, attempt, crashes, redelivered, wants_result, enqueued_at_ms, body, notes).
-        The end comes when the supervisor wants no more.
+        It is (task, job id, attempt, crashes, redelivered, wants_result, enqueued_at_ms, body, notes, retried). The
+        last is None, or (generation, attempts of earlier generations). The end comes when the supervisor wants no
+        more.
         """
-    def finish(self, kind: int, delay_ms: int, value: bytes | None, note: bytes | None) -> None:
-        """Tell how the job given last has ended, as ``Runner.run`` says it."""
+    def finish(
+        self, kind: int, delay_ms: int, value: bytes | None, note: bytes | None, failure: tuple[str, str, int] | None
+    ) -> None:
+        """Tell how the job given last has ended, as ``Runner.run`` says it.
+
+        ``failure`` of a job that failed, and of no other: the error's class, message and fingerprint.
+        """
     def abandon(self) -> None:
         """This process is a fork of the child's: it has no part in the link."""

@@ -26,10 +26,13 @@ class CurrentJob:
     retries_left: int
     """How many more attempts follow if this one fails."""
     worker: str
+    generation: int = 0
+    """How often it was retried after it had failed for good; its task's retries begin anew each time."""
 
 
-# (job id, attempt from 0, crashes, redelivered, task, worker), as the runner has them: most jobs never ask.
-running: ContextVar[tuple[bytes, int, int, bool, AnyTask[..., Any], str] | None]
+# (job id, attempt from 0, attempts of earlier generations, crashes, generation, redelivered, task, worker), as the
+# runner has them: most jobs never ask.
+running: ContextVar[tuple[bytes, int, int, int, int, bool, AnyTask[..., Any], str] | None]
 running = ContextVar("penstock_current_job", default=None)
 
 
@@ -38,15 +41,16 @@ def current_job() -> CurrentJob | None:
     current = running.get()
     if current is None:
         return None
-    job_id, attempt, crashes, redelivered, task, worker = current
+    job_id, attempt, attempts_before, crashes, generation, redelivered, task, worker = current
     return CurrentJob(
         id=format_id(job_id),
         task=task.name,
         attempt=attempt + 1,
         crashes=crashes,
         redelivered=redelivered,
-        retries_left=max(0, task.retry_policy.retries - attempt),
+        retries_left=max(0, task.retry_policy.retries - (attempt - attempts_before)),
         worker=worker,
+        generation=generation,
     )
 
 

@@ -12,10 +12,11 @@ from penstock import _envelope
 from penstock._current import format_id
 from penstock._envelope import ErrorRecord
 from penstock._remote_errors import rebuild
-from penstock.errors import JobCancelled, JobExpired, ResultExpired, Timeout, WorkerCrashed
+from penstock.errors import JobCancelled, JobExpired, PenstockError, ResultExpired, Timeout, WorkerCrashed
 
 if TYPE_CHECKING:
     from penstock._app import App
+    from penstock._connection import Ended, Run
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -29,10 +30,10 @@ class JobState(enum.StrEnum):
     HELD = "held"
     """Until other jobs, on which it depends, have ended."""
     BLOCKED = "blocked"
-    """A job on which it depends has failed: it goes on when that one is retried with success."""
+    """A job on which it depends has failed."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """Its last attempt raised an error."""
+    """Its last attempt raised an error. The broker keeps it for people to look into."""
     EXPIRED = "expired"
     """It was not started in time."""
     CRASHED = "crashed"
@@ -44,6 +45,7 @@ class JobState(enum.StrEnum):
 
 # By the status that the broker gives a job's end.
 _END_STATES = (JobState.SUCCEEDED, JobState.FAILED, JobState.EXPIRED, JobState.CRASHED, JobState.CANCELLED)
+_CRASHED = "penstock.errors.WorkerCrashed"
 _HELD_STATES = {
     "ready": JobState.WAITING,
     "delayed": JobState.DELAYED,
@@ -86,6 +88,7 @@ class JobInfo:
     attempts: int | None = None
     """How often it was begun, crashes included."""
     crashes: int = 0
+    """Since it was last retried after it had failed for good."""
     enqueued_at: datetime | None = None
     due_at: datetime | None = None
     """When a delayed job is next due."""
@@ -99,6 +102,8 @@ class JobInfo:
     first and the latest are kept."""
     error: str | None = None
     """Why the job failed, or the last attempt did."""
+    generation: int = 0
+    """How often it was retried after it had failed for good."""
 
     @property
     def traceback(self) -> str | None:
@@ -184,13 +189,14 @@ class Job(Generic[R_co]):
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
 
-    def _outcome_now(self, end: tuple[int, bytes] | None) -> R_co:
+    def _outcome_now(self, end: Ended | None) -> R_co:
         if end is None:
             raise Timeout(f"job {self.id} has not ended yet")
-        return self._outcome(*end)
+        status, body, _ = end
+        return self._outcome(status, body)
 
     def _outcome(self, status: int, body: bytes) -> R_co:
-        state = _END_STATES[status]
+        state = _end_state(status)
         if state is JobState.SUCCEEDED:
             success = _envelope.decode_success(body)
             return cast(R_co, self._app._codec_of(success.task).decode(success.result))
@@ -204,8 +210,15 @@ class Job(Generic[R_co]):
             raise JobExpired(f"job {self.id} was not started before it expired")
         raise JobCancelled(f"job {self.id}: {reason or 'it was cancelled'}")
 
-    def _info_of_end(self, status: int, body: bytes) -> JobInfo:
-        state = _END_STATES[status]
+    def _info_of_end(self, status: int, body: bytes, run: Run | None) -> JobInfo:
+        info = self._info_of_value(_end_state(status), body)
+        if run is None:
+            return info
+        task, queue, _, generation, ended_at_ms = run
+        finished_at = info.finished_at or _time(ended_at_ms)
+        return replace(info, task=info.task or task, queue=queue, finished_at=finished_at, generation=generation)
+
+    def _info_of_value(self, state: JobState, body: bytes) -> JobInfo:
         if state is JobState.SUCCEEDED:
             success = _envelope.decode_success(body)
             errors = _errors(success.notes)
@@ -241,15 +254,18 @@ class Job(Generic[R_co]):
         reason = body.decode(errors="replace") or None
         return JobInfo(id=self.id, state=state, enqueued_at=_time_of_id(self._id), error=reason)
 
-    def _info_of_message(self, held: dict[str, Any] | None, end: tuple[int, bytes] | None) -> JobInfo:
+    def _info_of_message(self, held: dict[str, Any] | None, end: Ended | None) -> JobInfo:
         """What the broker holds of a job, with how it has ended if that is known."""
         known = JobInfo(id=self.id, state=JobState.GONE) if end is None else self._info_of_end(*end)
         if held is None:
             return known
         errors = _errors(held["notes"])
         state = _HELD_STATES[held["state"]] if end is None else known.state
-        # Of a job that waits, the attempts that have failed; of one that runs or has failed, one more.
-        begun = state in (JobState.RUNNING, JobState.FAILED)
+        # Of a job that waits, the attempts that have failed; of one that runs or has raised for the last time,
+        # one more.
+        crashed = bool(errors) and errors[-1].type_name == _CRASHED
+        begun = state is JobState.RUNNING or (state is JobState.FAILED and not crashed)
+        failed_at = _time(held["failed_at_ms"])
         return replace(
             known,
             state=state,
@@ -260,16 +276,25 @@ class Job(Generic[R_co]):
             enqueued_at=_time(held["enqueued_at_ms"]),
             due_at=_time(held["due_at_ms"]) if state is JobState.DELAYED else None,
             started_at=_time(held["started_at_ms"]) or (errors[-1].started_at if errors else None),
-            finished_at=errors[-1].finished_at if errors and state is JobState.FAILED else None,
+            finished_at=(errors[-1].finished_at if errors and state is JobState.FAILED else None) or failed_at,
             worker=held["worker"] or (errors[-1].worker if errors else None),
             errors=errors,
-            error=known.error or _summary(errors),
+            error=known.error or _summary(errors) or held["failure"],
+            generation=held["generation"],
         )
 
 
-def _tells_all(end: tuple[int, bytes]) -> bool:
+def _tells_all(end: Ended) -> bool:
     """Whether a job's end says itself what there is to say; of a crash the broker knows more."""
-    return _END_STATES[end[0]] is not JobState.CRASHED
+    return _end_state(end[0]) is not JobState.CRASHED
+
+
+def _end_state(status: int) -> JobState:
+    if status < len(_END_STATES):
+        return _END_STATES[status]
+    raise PenstockError(
+        "the job has ended in a way that this client is too old for: install the broker's penstock here"
+    )
 
 
 def job_id_of(text: str) -> bytes:
@@ -289,7 +314,7 @@ def _errors(notes: list[bytes]) -> tuple[AttemptError, ...]:
     for note in notes:
         found = _envelope.read_note(note)
         if isinstance(found, str):
-            errors.append(AttemptError(attempt, "penstock.errors.WorkerCrashed", found))
+            errors.append(AttemptError(attempt, _CRASHED, found))
         else:
             errors.append(_attempt_error(found))
             attempt = found.attempt + 2

@@ -33,9 +33,9 @@ def record_of(
     """Write down an error. ``skip``: the file whose frames lead to the task and tell a reader nothing."""
     kind = type(error)
     return ErrorRecord(
-        module=module_name(kind.__module__),
-        qualname=kind.__qualname__,
-        message=_shorten(_message_of(error), _LONGEST_MESSAGE),
+        module=sound(module_name(kind.__module__)),
+        qualname=sound(kind.__qualname__),
+        message=_shorten(message_of(error), _LONGEST_MESSAGE),
         arguments=_encode_arguments(error, codec),
         traceback=_shorten(_traceback_of(error, skip), _LONGEST_TRACEBACK),
         attempt=attempt,
@@ -68,7 +68,7 @@ def _rebuild(record: ErrorRecord, codec: Codec) -> Exception | None:
         try:
             error = make()
             vars(error).update(attributes)
-            if error.args == args and _message_of(error) == record.message:
+            if error.args == args and message_of(error) == record.message:
                 return error
         except Exception:
             continue
@@ -104,12 +104,17 @@ def _encode_arguments(error: BaseException, codec: Codec) -> bytes | None:
     return encoded if len(encoded) <= _LARGEST_ARGUMENTS_BYTES else None
 
 
-def _message_of(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     try:
         text = str(error)
     except Exception as broken:
         text = f"<its str() raised {type(broken).__name__}>"
-    return text.encode(errors="backslashreplace").decode()
+    return sound(text)
+
+
+def sound(text: object) -> str:
+    """As text that UTF-8 can carry: a string may hold half of a surrogate pair, and a ``__module__`` is anything."""
+    return str(text).encode(errors="backslashreplace").decode()
 
 
 def _traceback_of(error: BaseException, skip: str) -> str:

@@ -15,6 +15,7 @@ import msgspec
 from penstock import _envelope
 from penstock._current import format_id, running
 from penstock._envelope import ErrorRecord, Failure, Success
+from penstock._failures import Listing, listing_of
 from penstock._remote_errors import below, record_of
 from penstock._retries import Retry
 from penstock.errors import PayloadTooLarge, UnknownTask
@@ -27,8 +28,9 @@ logger = logging.getLogger("penstock.job")
 
 SUCCEEDED, RETRY, FAILED, GIVEN_BACK = range(4)
 
-Outcome: TypeAlias = tuple[int, int, bytes | None, bytes | None]
-"""(kind, delay_ms, value, note): the value is for the result, the note is the record of this attempt's error."""
+Outcome: TypeAlias = tuple[int, int, bytes | None, bytes | None, Listing | None]
+"""(kind, delay_ms, value, note, listing): the value is for the result, the note is the record of this attempt's
+error, and the listing is what a failed job is found by."""
 
 
 class GiveBack(BaseException):
@@ -54,13 +56,27 @@ class Runner:
         enqueued_at_ms: int,
         body: bytes,
         notes: list[bytes],
+        retried: tuple[int, int] | None,
     ) -> Outcome:
         """Run one attempt. Whatever the task does, this returns: nothing that it raises gets out.
 
-        ``attempt`` counts from 0. ``notes``: the records of the attempts before.
+        ``attempt`` counts from 0. ``notes``: the records of the attempts before. ``retried``: how often the job
+        was retried after it had failed for good, and the attempts made until then.
         """
         started_ms = _now_ms()
-        attempt_of_job = _Attempt(self, task, job_id, attempt, crashes, wants_result, enqueued_at_ms, notes, started_ms)
+        generation, attempts_before = retried or (0, 0)
+        attempt_of_job = _Attempt(
+            self,
+            task,
+            job_id,
+            attempt,
+            attempt - attempts_before,
+            crashes,
+            wants_result,
+            enqueued_at_ms,
+            notes,
+            started_ms,
+        )
         known = self._app.tasks.get(task)
         if known is None:
             return attempt_of_job.fail(self._unknown(task))
@@ -71,12 +87,16 @@ class Runner:
         context = contextvars.copy_context()
         try:
             value = context.run(
-                self._call, known, args, kwargs, (job_id, attempt, crashes, redelivered, known, self._worker)
+                self._call,
+                known,
+                args,
+                kwargs,
+                (job_id, attempt, attempts_before, crashes, generation, redelivered, known, self._worker),
             )
             if type(value) is CoroutineType:
                 value = self._event_loop().run(value, context=context)
         except GiveBack:
-            return GIVEN_BACK, 0, None, None
+            return GIVEN_BACK, 0, None, None, None
         except BaseException as error:
             return attempt_of_job.retry_or_fail(error, known)
         try:
@@ -111,7 +131,8 @@ class _Attempt:
     """What is known of the attempt that runs, and the ways it can end."""
 
     __slots__ = (
-        "_attempt", "_crashes", "_enqueued_ms", "_job_id", "_notes", "_runner", "_started_ms", "_task", "_wants_result",
+        "_attempt", "_crashes", "_enqueued_ms", "_job_id", "_notes", "_retries", "_runner", "_started_ms", "_task",
+        "_wants_result",
     )  # fmt: skip
 
     def __init__(
@@ -120,6 +141,7 @@ class _Attempt:
         task: str,
         job_id: bytes,
         attempt: int,
+        retries: int,
         crashes: int,
         wants_result: bool,
         enqueued_ms: int,
@@ -130,6 +152,8 @@ class _Attempt:
         self._task = task
         self._job_id = job_id
         self._attempt = attempt
+        # Of the task's retries, those that were used: a job that was retried after it failed has all of them again.
+        self._retries = retries
         self._crashes = crashes
         self._wants_result = wants_result
         self._enqueued_ms = enqueued_ms
@@ -163,10 +187,10 @@ class _Attempt:
         if logger.isEnabledFor(logging.INFO):
             took_ms = finished_ms - self._started_ms
             logger.info("%s %s succeeded in %d ms", self._task, format_id(self._job_id), took_ms)
-        return SUCCEEDED, 0, encoded, None
+        return SUCCEEDED, 0, encoded, None, None
 
     def retry_or_fail(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome:
-        delay_ms = task.retry_policy.delay_ms(error, self._attempt)
+        delay_ms = task.retry_policy.delay_ms(error, self._retries)
         if isinstance(error, Retry):
             # What made the task ask for another attempt says more than that it asked.
             error = error.__cause__ or error.__context__ or error
@@ -178,11 +202,11 @@ class _Attempt:
             self._task,
             format_id(self._job_id),
             _summary(record),
-            self._attempt + 1,
+            self._retries + 1,
             task.retry_policy.retries,
             delay_ms / 1000,
         )
-        return RETRY, delay_ms, None, _envelope.encode(record)
+        return RETRY, delay_ms, None, _envelope.encode(record), None
 
     def fail(self, error: BaseException) -> Outcome:
         record = self._record(error)
@@ -197,7 +221,7 @@ class _Attempt:
         value = None
         if self._wants_result:
             value = _envelope.encode(Failure(self._task, self._crashes, self._enqueued_ms, [*self._notes, note]))
-        return FAILED, 0, value, note
+        return FAILED, 0, value, note, listing_of(error)
 
     def _record(self, error: BaseException) -> ErrorRecord:
         return record_of(

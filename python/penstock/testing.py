@@ -23,6 +23,7 @@ from typing import Any
 
 from penstock import _core, _run
 from penstock._app import App
+from penstock._connection import Ended
 from penstock.errors import ResultExpired
 
 __all__ = ["Call", "inline"]
@@ -68,8 +69,8 @@ class _InlineConnection:
         self.calls.append(Call(options.task, tuple(args), kwargs, options.queue))
         notes: list[bytes] = []
         while True:
-            kind, _, value, note = self.runner.run(
-                options.task, job_id, len(notes), 0, False, True, enqueued_ms, body, notes
+            kind, _, value, note, _ = self.runner.run(
+                options.task, job_id, len(notes), 0, False, True, enqueued_ms, body, notes, None
             )
             if kind != _run.RETRY:
                 break
@@ -91,8 +92,8 @@ class _InlineConnection:
         except KeyError:
             raise ResultExpired("no job of this id was run inline") from None
 
-    def peek(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes]:
-        return self.wait(job_id, timeout_s)
+    def peek(self, job_id: bytes, timeout_s: float) -> Ended:
+        return *self.wait(job_id, timeout_s), None
 
     def message_info(self, job_id: bytes, timeout_s: float) -> None:
         return None
@@ -104,8 +105,8 @@ class _InlineConnection:
     async def watch(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         return self.wait(job_id, timeout_s)
 
-    async def peek_async(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes]:
-        return self.wait(job_id, timeout_s)
+    async def peek_async(self, job_id: bytes, timeout_s: float) -> Ended:
+        return self.peek(job_id, timeout_s)
 
     async def message_info_async(self, job_id: bytes, timeout_s: float) -> None:
         return None

@@ -6,6 +6,8 @@ import asyncio
 import contextvars
 import dataclasses
 import datetime as dt
+import hashlib
+import json
 import logging
 import os
 import sys
@@ -41,6 +43,10 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
+class Odd(Exception):
+    __module__ = "\ud800"
+
+
 class Attempts:
     """Runs a task as a worker would, attempt after attempt, and keeps what came of each."""
 
@@ -54,28 +60,49 @@ class Attempts:
         self.made.append(self)
 
     def run(
-        self, *args: Any, wants_result: bool = True, crashes: int = 0
-    ) -> tuple[int, int, bytes | None, bytes | None]:
-        body = self.task.arguments.encode(args, {})
+        self,
+        *args: Any,
+        wants_result: bool = True,
+        crashes: int = 0,
+        retried: tuple[int, int] | None = None,
+    ) -> _run.Outcome:
+        return self.run_encoded(
+            self.task.arguments.encode(args, {}), wants_result=wants_result, crashes=crashes, retried=retried
+        )
+
+    def run_encoded(
+        self,
+        body: bytes = b"\x92\x90\x80",
+        *,
+        task: str = "shop.send",
+        attempt: int | None = None,
+        wants_result: bool = True,
+        crashes: int = 0,
+        retried: tuple[int, int] | None = None,
+    ) -> _run.Outcome:
+        if attempt is None:
+            attempt = len(self.notes)
         outcome = self.runner.run(
-            "shop.send", b"i" * 16, len(self.notes), crashes, crashes > 0, wants_result, 1_000, body, self.notes
+            task, b"i" * 16, attempt, crashes, crashes > 0, wants_result, 1_000, body, self.notes, retried
         )
         if outcome[0] == _run.RETRY:
             assert outcome[3] is not None
             self.notes.append(outcome[3])
         return outcome
 
-    def ended(self, outcome: tuple[int, int, bytes | None, bytes | None]) -> penstock.Job[Any]:
-        """The job as its caller sees it after this outcome."""
-        kind, _, value, _ = outcome
+    def ended(self, outcome: _run.Outcome, generation: int | None = None) -> penstock.Job[Any]:
+        """The job as its caller sees it after this outcome. ``generation``: of a broker that tells the run."""
+        kind, _, value, _, _ = outcome
         assert kind in (_run.SUCCEEDED, _run.FAILED)
+        status = 0 if kind == _run.SUCCEEDED else 1
+        run = None if generation is None else ("shop.send", "mail", 0, generation, 9_000)
 
         class Connection:
-            def peek(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes | None]:
-                return (0 if kind == _run.SUCCEEDED else 1), value
+            def peek(self, job_id: bytes, timeout_s: float) -> object:
+                return status, value, run
 
-            def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes | None]:
-                return self.peek(job_id, 0)
+            def wait(self, job_id: bytes, timeout_s: float | None) -> object:
+                return status, value
 
         vars(self.app)["_connected"] = Connection
         return self.app.job("69" * 16)
@@ -108,7 +135,7 @@ def test_a_result_arrives():
 
 def test_a_result_that_nobody_wants_is_not_encoded():
     attempts = Attempts(lambda: object())
-    assert attempts.run(wants_result=False) == (_run.SUCCEEDED, 0, None, None)
+    assert attempts.run(wants_result=False) == (_run.SUCCEEDED, 0, None, None, None)
 
 
 def test_coroutines_run_in_one_loop_that_is_kept_between_jobs():
@@ -142,6 +169,7 @@ async def _cancelled() -> None:
         (lambda: raise_(MemoryError()), "MemoryError", ""),
         (lambda: raise_(Unprintable()), f"{__name__}.Unprintable", "<its str() raised RuntimeError>"),
         (lambda: raise_(ValueError("\ud800")), "ValueError", "\\ud800"),
+        (lambda: raise_(Odd("x")), "\\ud800.Odd", "x"),
         (lambda: raise_(BaseExceptionGroup("g", [KeyboardInterrupt()])), "BaseExceptionGroup", "g (1 sub-exception)"),
         (_cancelled, "asyncio.exceptions.CancelledError", ""),
         (
@@ -184,7 +212,7 @@ def test_endless_recursion_fails_the_job_with_a_readable_traceback():
 
 def test_arguments_of_another_version_fail_without_a_retry():
     attempts = Attempts(lambda: None, retries=5)
-    outcome = attempts.runner.run("shop.send", b"i" * 16, 0, 0, False, True, 0, b"\x92\x91\xc7\x00\x3f\x80", [])
+    outcome = attempts.run_encoded(b"\x92\x91\xc7\x00\x3f\x80")
     assert outcome[0] == _run.FAILED
     with pytest.raises(TypeError, match="do not fit this version of the task: it holds a value of an unknown kind"):
         attempts.ended(outcome).result()
@@ -192,14 +220,14 @@ def test_arguments_of_another_version_fail_without_a_retry():
 
 def test_an_unknown_task_fails_with_close_matches():
     attempts = Attempts(lambda: None)
-    outcome = attempts.runner.run("shop.sent", b"i" * 16, 0, 0, False, True, 0, b"\x92\x90\x80", [])
+    outcome = attempts.run_encoded(task="shop.sent")
     with pytest.raises(UnknownTask, match=r"the app 'shop' has no task 'shop.sent'; did you mean shop.send\?"):
         attempts.ended(outcome).result()
 
 
 def test_a_signal_handler_can_give_the_job_back():
     attempts = Attempts(lambda: raise_(_run.GiveBack()), retries=3)
-    assert attempts.run() == (_run.GIVEN_BACK, 0, None, None)
+    assert attempts.run() == (_run.GIVEN_BACK, 0, None, None, None)
 
 
 class TestTheOriginalError:
@@ -364,10 +392,9 @@ class TestRetries:
     def test_and_crashes_between_them_are_told_in_order(self):
         attempts = Attempts(lambda: 1 / 0, retries=1)
         attempts.notes.append(b"killed by signal 11 (SIGSEGV)")
-        outcome = attempts.runner.run("shop.send", b"i" * 16, 0, 1, True, True, 0, b"\x92\x90\x80", attempts.notes)
-        assert outcome[3] is not None
-        attempts.notes += [outcome[3], "tué".encode()]
-        outcome = attempts.runner.run("shop.send", b"i" * 16, 1, 2, True, True, 0, b"\x92\x90\x80", attempts.notes)
+        attempts.run_encoded(attempt=0, crashes=1)
+        attempts.notes.append("tué".encode())
+        outcome = attempts.run_encoded(attempt=1, crashes=2)
         info = attempts.ended(outcome).info()
         assert [(error.attempt, error.type_name, error.message) for error in info.errors] == [
             (1, "penstock.errors.WorkerCrashed", "killed by signal 11 (SIGSEGV)"),
@@ -376,6 +403,28 @@ class TestRetries:
             (2, "ZeroDivisionError", "division by zero"),
         ]
         assert (info.attempts, info.crashes) == (4, 2)
+
+    def test_begin_anew_when_a_job_is_retried_that_had_failed_for_good(self, caplog):
+        seen = []
+
+        def send() -> None:
+            job = current_job()
+            assert job is not None
+            seen.append((job.generation, job.attempt, job.retries_left))
+            raise ValueError("again")
+
+        attempts = Attempts(send, retries=2, backoff=1, jitter=0)
+        outcomes = [attempts.run() for _ in range(3)]
+        assert outcomes[2][0] == _run.FAILED
+        attempts.notes.append(b"why it had failed")
+        # As the broker counts: the attempt that failed is one of those before.
+        again = [attempts.run_encoded(attempt=attempt, retried=(1, 3)) for attempt in (3, 4, 5)]
+        assert [kind for kind, *_ in again] == [_run.RETRY, _run.RETRY, _run.FAILED]
+        assert [delay_ms for _, delay_ms, *_ in again] == [1000, 2000, 0]
+        assert seen == [(0, 1, 2), (0, 2, 1), (0, 3, 0), (1, 4, 2), (1, 5, 1), (1, 6, 0)]
+        assert "retry 1 of 2 in 1.0 s" in caplog.messages[3]
+        info = attempts.ended(again[-1], generation=1).info()
+        assert (info.generation, info.queue, info.attempts) == (1, "mail", 6)
 
     @pytest.mark.parametrize(
         ("options", "says"),
@@ -430,6 +479,121 @@ class TestInsideATask:
 
         attempts = Attempts(send)
         assert [attempts.ended(attempts.run()).result() for _ in range(2)] == [0, 0]
+
+
+class TestWhatAFailedJobIsListedBy:
+    """The type of its error, the error's first line, and a fingerprint."""
+
+    @pytest.fixture(autouse=True)
+    def no_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        # pytest-xdist cannot carry a log that is not Unicode.
+        caplog.set_level(logging.CRITICAL, "penstock.job")
+
+    def listing(self, function: Any) -> tuple[str, str, int]:
+        outcome = Attempts(function).run()
+        assert outcome[0] == _run.FAILED
+        assert outcome[4] is not None
+        return outcome[4]
+
+    def test_names_the_type_as_people_know_it_and_the_first_line(self):
+        def listed(error: BaseException) -> tuple[str, str]:
+            return self.listing(lambda: raise_(error))[:2]
+
+        assert listed(ValueError("one\ntwo")) == ("ValueError", "one")
+        assert listed(Refused(4, reason="no")) == (f"{__name__}.Refused", "4: no")
+        assert listed(ValueError("\n\n  the second\n")) == ("ValueError", "the second")
+        assert listed(KeyboardInterrupt()) == ("KeyboardInterrupt", "")
+        assert listed(Unprintable()) == (f"{__name__}.Unprintable", "<its str() raised RuntimeError>")
+        assert listed(ValueError("\ud800")) == ("ValueError", "\\ud800")
+        assert listed(Odd("x")) == ("\\ud800.Odd", "x")
+
+    def test_is_cut_to_two_hundred_bytes_between_two_characters(self):
+        kind = type("N" * 300, (Exception,), {"__module__": "shop"})
+        name, message, _ = self.listing(lambda: raise_(kind("é" * 300)))
+        assert name == "shop." + "N" * 195
+        assert message == "é" * 100
+        _, message, _ = self.listing(lambda: raise_(ValueError("x" + "é" * 300)))
+        assert message == "x" + "é" * 99
+
+    def test_is_one_for_all_that_one_function_raises_of_a_type(self):
+        def pay(amount: int) -> None:
+            if amount < 0:
+                raise ValueError(f"{amount} is negative")
+            raise ValueError(f"{amount} is too much")
+
+        prints = {self.listing(lambda amount=amount: pay(amount))[2] for amount in (-1, -2, 3)}
+        assert len(prints) == 1
+
+    def test_differs_by_type_and_by_function(self):
+        def one(kind: type[Exception]) -> None:
+            raise kind("x")
+
+        def other(kind: type[Exception]) -> None:
+            raise kind("x")
+
+        prints = [
+            self.listing(lambda: one(ValueError))[2],
+            self.listing(lambda: one(KeyError))[2],
+            self.listing(lambda: other(ValueError))[2],
+            self.listing(lambda: raise_(ValueError("x")))[2],
+        ]
+        assert len(set(prints)) == 4
+
+    def test_looks_past_python_and_what_is_installed_for_the_users_own_function(self):
+        def send(text: str) -> object:
+            return json.loads(text)
+
+        def parse(text: str) -> object:
+            raise json.JSONDecodeError("odd", text, 0)
+
+        # The same type, raised in Python's own module for `send`.
+        raised_within, raised_here = self.listing(lambda: send("{"))[2], self.listing(lambda: parse("{"))[2]
+        assert raised_within == fingerprint("json.decoder.JSONDecodeError", __name__, send.__qualname__)
+        assert raised_here == fingerprint("json.decoder.JSONDecodeError", __name__, parse.__qualname__)
+
+        installed = compile("def call(function): raise OSError('x')", "/env/lib/site-packages/odd.py", "exec")
+        names: dict[str, Any] = {"__name__": "odd"}
+        exec(installed, names)
+
+        def through() -> None:
+            names["call"](None)
+
+        assert self.listing(through)[2] == fingerprint("OSError", __name__, through.__qualname__)
+
+    def test_is_the_same_in_a_comprehension_whichever_python_runs_it(self):
+        def ratios() -> list[float]:
+            return [1 / number for number in (1, 0)]
+
+        assert self.listing(ratios)[2] == fingerprint("ZeroDivisionError", __name__, ratios.__qualname__)
+
+    def test_has_no_function_where_nothing_of_the_user_ran(self):
+        outcome = Attempts(lambda: None).run_encoded(task="shop.sent")
+        assert outcome[4] is not None
+        name, message, print_ = outcome[4]
+        assert name == "penstock.errors.UnknownTask"
+        assert message.startswith("the app 'shop' has no task 'shop.sent'")
+        assert print_ == fingerprint("penstock.errors.UnknownTask", "", "")
+
+    def test_is_that_of_the_error_behind_a_retry_that_was_asked_for(self):
+        def send() -> None:
+            try:
+                raise ValueError("behind")
+            except ValueError as error:
+                raise Retry("asked") from error
+
+        name, message, _ = self.listing(send)
+        assert (name, message) == ("ValueError", "behind")
+
+    def test_is_given_for_no_other_end(self):
+        attempts = Attempts(lambda number: 1 / number, retries=1)
+        assert attempts.run(1)[4] is None
+        assert attempts.run(0)[4] is None
+        assert attempts.run(0)[4] is not None
+
+
+def fingerprint(type_name: str, module: str, function: str) -> int:
+    text = "\0".join((type_name, module, function)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 def test_success_is_logged_at_info_only(caplog):

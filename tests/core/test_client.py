@@ -53,7 +53,12 @@ def test_one_refused_job_refuses_all_of_its_transaction(client):
 def test_a_wait_ends_with_the_job(client):
     job = client.publish(SHORT_LIVED, b"", 5.0)
     assert client.wait(job, 10.0) == (EXPIRED, b"")
-    assert client.peek(job, 5.0) == (EXPIRED, b"")
+    status, body, run = client.peek(job, 5.0)
+    assert (status, body) == (EXPIRED, b"")
+    assert run is not None
+    task, queue, attempt, generation, ended_at_ms = run
+    assert (task, queue, attempt, generation) == ("task", "default", 0, 0)
+    assert abs(ended_at_ms / 1000 - time.time()) < 60
 
 
 def test_a_wait_for_what_does_not_end_says_that_it_goes_on(client):
@@ -142,7 +147,9 @@ def test_each_durability_is_confirmed(client, durability):
 @pytest.mark.parametrize("url", [None, "memory:replicated"])
 def test_replicated_is_offered_by_no_engine_of_today(client, url):
     client = client if url is None else _core.Client(url)
-    with pytest.raises(errors.NotOffered, match='no engine of today .* "disk" is the safest there is. Nothing was sent'):
+    with pytest.raises(
+        errors.NotOffered, match=r'no engine of today .* "disk" is the safest there is\. Nothing was sent'
+    ):
         client.publish(_core.Options("task", durability="replicated"), b"", 5.0)
     assert client.status(5.0)["queues"] == []
     client.close(1.0)

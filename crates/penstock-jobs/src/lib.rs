@@ -3,8 +3,8 @@
 //! ```text
 //!     succeeded    Ack, Put(result)
 //!     retry        Move(attempt + 1, note, due)
-//!     failed       Put(error), Move(to `dead`, note)
-//!     crashed      Release(crashed): the broker counts it, and dead-letters the job when it was one too many
+//!     failed       Fail(error, note, why): the broker keeps the job, for people to look into
+//!     crashed      Release(crashed): the broker counts it, and fails the job when it was one too many
 //!     returned     Release(returned): nothing is counted
 //! ```
 //!
@@ -13,14 +13,8 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    Delivery, Due, HeaderPatch, Key, Lease, Op, ReleaseReason, Tx, Value, ValueStatus,
+    Delivery, Due, Failure, HeaderPatch, Key, Lease, Op, ReleaseReason, Tx, Value, ValueStatus,
 };
-
-/// Where jobs go whose last attempt failed.
-pub const DEAD_LETTER_QUEUE: &str = "dead";
-
-/// How long a failed job stays in [`DEAD_LETTER_QUEUE`]: 30 days.
-pub const DEAD_LETTERS_KEPT_MS: u64 = 30 * 24 * 60 * 60 * 1000;
 
 /// What settling needs to know of a delivery; kept by a worker in place of the whole message.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,11 +59,12 @@ pub enum Outcome {
         note: Bytes,
         cost_us: u64,
     },
-    /// It raised for the last time. `value`: the encoded error for whoever asks for the result;
-    /// `note`: the same for whoever looks into the dead-letter queue.
+    /// It raised for the last time. `value`: the encoded error for any client that asks for the result;
+    /// `note`: the same for people who look into failed jobs; `failure`: what these are listed by.
     Failed {
         value: Option<Bytes>,
         note: Bytes,
+        failure: Failure,
         cost_us: u64,
     },
     /// The process that ran it died; the text says how, for a person.
@@ -84,7 +79,7 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
     match outcome {
         Outcome::Succeeded { value, cost_us } => {
             let mut ops = vec![Op::Ack { lease, cost_us }];
-            ops.extend(put_result(delivery, ValueStatus::Succeeded, value));
+            ops.extend(put_result(delivery, value));
             ops.into()
         }
         Outcome::Retry {
@@ -106,23 +101,16 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
         Outcome::Failed {
             value,
             note,
+            failure,
             cost_us,
-        } => {
-            let mut ops = Vec::with_capacity(2);
-            ops.extend(put_result(delivery, ValueStatus::Failed, value));
-            ops.push(Op::Move {
-                lease,
-                queue: Some(DEAD_LETTER_QUEUE.to_owned()),
-                due: None,
-                patch: HeaderPatch {
-                    next_attempt: false,
-                    note: Some(note),
-                    expires_at: Some(Due::AfterMs(DEAD_LETTERS_KEPT_MS)),
-                },
-                cost_us,
-            });
-            ops.into()
-        }
+        } => vec![Op::Fail {
+            lease,
+            value: value.filter(|_| delivery.result_ttl_ms.is_some()),
+            note,
+            failure,
+            cost_us,
+        }]
+        .into(),
         Outcome::Crashed { reason } => vec![Op::Release {
             lease,
             reason: ReleaseReason::Crashed(reason),
@@ -136,10 +124,10 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
     }
 }
 
-fn put_result(delivery: &DeliveryHead, status: ValueStatus, body: Option<Bytes>) -> Option<Op> {
+fn put_result(delivery: &DeliveryHead, body: Option<Bytes>) -> Option<Op> {
     Some(Op::Put {
         key: Key::Result(delivery.lease.message),
-        value: Value::new(status, body?),
+        value: Value::new(ValueStatus::Succeeded, body?),
         ttl_ms: Some(delivery.result_ttl_ms?),
         group: delivery.task.clone(),
     })
@@ -191,6 +179,16 @@ mod tests {
                     patch.next_attempt,
                     patch.note,
                     patch.expires_at
+                ),
+                Op::Fail {
+                    lease,
+                    value,
+                    note,
+                    failure,
+                    cost_us,
+                } if *lease == delivery.lease => format!(
+                    "fail with {value:?} and {note:?}: {} {:x}, {cost_us} us",
+                    failure.class, failure.fingerprint
                 ),
                 Op::Release { lease, reason } if *lease == delivery.lease => format!("release {reason:?}"),
                 other => panic!("a settlement has no such operation: {other:?}"),
@@ -248,24 +246,27 @@ mod tests {
             },
             r#"move to its queue, due None, next attempt true, note Some(b"n"), expires None, 9 us"#,
         );
-        let buried = r#"move to dead, due None, next attempt false, note Some(b"n"), expires Some(AfterMs(2592000000)), 9 us"#;
+        let failure = || Failure {
+            class: "ValueError".to_owned(),
+            message: "it is odd".to_owned(),
+            fingerprint: 0xf1,
+            preview: Bytes::new(),
+        };
+        let failed = || Outcome::Failed {
+            value: value(),
+            note: note(),
+            failure: failure(),
+            cost_us: 9,
+        };
         check(
             true,
-            Outcome::Failed {
-                value: value(),
-                note: note(),
-                cost_us: 9,
-            },
-            &format!(r#"put Failed b"v" for 1000 ms in mail.send; {buried}"#),
+            failed(),
+            r#"fail with Some(b"v") and b"n": ValueError f1, 9 us"#,
         );
         check(
             false,
-            Outcome::Failed {
-                value: value(),
-                note: note(),
-                cost_us: 9,
-            },
-            buried,
+            failed(),
+            r#"fail with None and b"n": ValueError f1, 9 us"#,
         );
         check(
             true,

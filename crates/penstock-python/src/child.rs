@@ -2,9 +2,11 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, TryLockError};
 
-use penstock_worker::{Ended, Kind, Link, Pulled, end_with_parent};
+use penstock_message::Failure;
+use penstock_worker::{Ended, FailureView, Kind, Link, Pulled, end_with_parent};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyValueError};
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
 /// A value larger than this goes over a socket that may have to be waited for.
@@ -90,6 +92,8 @@ impl ChildLink {
                         job.enqueued_at_ms,
                         PyBytes::new(py, job.body),
                         notes,
+                        job.retried
+                            .map(|retried| (retried.generation, retried.attempts_before)),
                     )
                         .into_pyobject(py)
                         .map(Some);
@@ -103,7 +107,9 @@ impl ChildLink {
         })
     }
 
-    /// Tell how the job given last has ended, as `Runner.run` says it.
+    /// Tell how the job given last has ended, as `Runner.run` says it. `failure`: the error's class, its
+    /// message and its fingerprint.
+    #[pyo3(signature = (kind, delay_ms, value, note, failure))]
     fn finish(
         &self,
         py: Python<'_>,
@@ -111,14 +117,33 @@ impl ChildLink {
         delay_ms: u64,
         value: Option<&[u8]>,
         note: Option<&[u8]>,
+        failure: Option<(PyBackedStr, PyBackedStr, u64)>,
     ) -> PyResult<()> {
         let kind = Kind::from_number(kind)
             .ok_or_else(|| PyValueError::new_err("a job ends in one of four ways"))?;
+        let failure = failure
+            .as_ref()
+            .map(|(class, message, fingerprint)| FailureView {
+                class,
+                message,
+                fingerprint: *fingerprint,
+            });
+        let is_listable = |failure: &FailureView<'_>| {
+            [failure.class, failure.message]
+                .iter()
+                .all(|text| text.len() <= Failure::TEXT_CAP_BYTES)
+        };
+        if failure.is_some() != (kind == Kind::Failed) || !failure.iter().all(is_listable) {
+            return Err(PyValueError::new_err(
+                "a job that failed, and no other, has an error's class and message of at most 200 bytes",
+            ));
+        }
         let note = note.unwrap_or_default();
         let ended = Ended {
             kind,
             delay_ms,
             value,
+            failure,
             note,
         };
         let may_wait = value.map_or(0, <[u8]>::len) + note.len() > MAY_WAIT_BYTES;

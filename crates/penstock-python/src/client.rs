@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
-    Answer, Durability, KeyState, MessageId, MessageInfo, Op, Query, QueueStatus, Receipt, Status,
-    Tx, WorkerStatus,
+    Answer, Durability, KeyState, MessageId, MessageInfo, Op, Query, QueueStatus, Receipt, Run,
+    Status, Tx, WorkerStatus,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
@@ -482,12 +482,25 @@ pub(crate) fn ended(py: Python<'_>, state: KeyState) -> PyResult<Bound<'_, PyTup
     }
 }
 
-/// As [`ended`], with `None` for a job that has not.
+/// As [`ended`], with the run that it came from, and `None` for a job that has not.
 pub(crate) fn state_now(py: Python<'_>, state: KeyState) -> PyResult<Option<Bound<'_, PyTuple>>> {
-    match state {
-        KeyState::Pending => Ok(None),
-        state => ended(py, state).map(Some),
-    }
+    let value = match state {
+        KeyState::Pending => return Ok(None),
+        KeyState::Gone => return Err(Failure::result_expired().to_error(py)),
+        KeyState::Present(value) => value,
+    };
+    let run = value.run.map(|run| {
+        let Run {
+            task,
+            queue,
+            attempt,
+            generation,
+            ended_at,
+        } = *run;
+        (task, queue, attempt, generation, ended_at)
+    });
+    let end = (value.status as u8, PyBytes::new(py, &value.body), run);
+    end.into_pyobject(py).map(Some)
 }
 
 fn message_info(answer: Answer) -> Result<Option<MessageInfo>, Failure> {
@@ -516,6 +529,11 @@ pub(crate) fn info_dict(
         .iter()
         .map(|note| PyBytes::new(py, note))
         .collect();
+    let (failed_at, failure) = info.failed.map(|failed| *failed).unzip();
+    let failure = failure.map(|failure| match failure.message.is_empty() {
+        true => failure.class,
+        false => format!("{}: {}", failure.class, failure.message),
+    });
     let dict = PyDict::new(py);
     dict.set_item("task", info.task)?;
     dict.set_item("queue", info.queue)?;
@@ -528,6 +546,8 @@ pub(crate) fn info_dict(
     dict.set_item("worker", info.worker)?;
     dict.set_item("notes", notes)?;
     dict.set_item("generation", info.generation)?;
+    dict.set_item("failed_at_ms", failed_at)?;
+    dict.set_item("failure", failure)?;
     Ok(Some(dict))
 }
 

@@ -3,7 +3,7 @@
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Applied, Condition, Delivery, Due, Durability, Extras, FailedJob, FailedPage,
+    Answer, Applied, Condition, Counts, Delivery, Due, Durability, Extras, FailedJob, FailedPage,
     FailedQuery, Failure, Filter, HeaderPatch, InputShape, Inputs, JoinPolicy, Key, KeyState,
     Lease, Member, Message, MessageId, MessageInfo, MessageState, Notice, Op, OperationStatus,
     Overflow, Query, QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, Retries, Run,
@@ -338,12 +338,14 @@ prop_compose! {
 prop_compose! {
     fn any_status()(
         [failed, failed_bytes, failed_dropped, results, unreadable]: [u64; 5],
-        queues in vec((".{0,8}", any::<[u64; 4]>()), 0..3),
+        queues in vec((".{0,8}", any::<[u64; 4]>()), 0..3), counts: [u64; 3],
     ) -> Status {
+        let [published, cancelled, failed_for_good] = counts;
+        let counts = Counts { published, cancelled, failed: failed_for_good, ..Counts::default() };
         let queues = queues.into_iter().map(|(name, [ready, running, ending, failed])| QueueStatus {
             name, ready, running, ending, failed, ..QueueStatus::default()
         }).collect();
-        Status { queues, failed, failed_bytes, failed_dropped, results, unreadable, ..Status::default() }
+        Status { queues, counts, failed, failed_bytes, failed_dropped, results, unreadable, ..Status::default() }
     }
 }
 

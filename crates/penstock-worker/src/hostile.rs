@@ -8,7 +8,7 @@ use bytes::Bytes;
 use penstock_message::{Delivery, Lease, Message, MessageId};
 
 use crate::outstanding::Outstanding;
-use crate::packet::{Kind, OutcomeFrame, Reader};
+use crate::packet::{FailureView, Kind, OutcomeFrame, Reader};
 use crate::policy::{HandOut, PacketEnd, Policy};
 
 const SLOTS: u32 = 2;
@@ -75,14 +75,23 @@ pub fn child_out_of_its_mind(data: &[u8]) {
             }
             6 => {
                 let mut bytes = Vec::new();
+                let sequence = (data.number() % 8) as u32;
+                let place = (data.number() % 8) as u16;
+                let index = (data.number() % 8) as u16;
+                let kind = Kind::from_number((data.number() % 4) as u8).expect("it is known");
                 OutcomeFrame {
-                    sequence: (data.number() % 8) as u32,
-                    place: (data.number() % 8) as u16,
-                    index: (data.number() % 8) as u16,
-                    kind: Kind::from_number((data.number() % 4) as u8).expect("it is known"),
+                    sequence,
+                    place,
+                    index,
+                    kind,
                     cost_ns: data.number(),
                     delay_ms: data.number(),
                     value: None,
+                    failure: (kind == Kind::Failed).then_some(FailureView {
+                        class: "Error",
+                        message: "",
+                        fingerprint: 1,
+                    }),
                     note: b"",
                 }
                 .encode_into(&mut bytes);

@@ -38,7 +38,7 @@ pub use config::{ChildLog, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
 pub use link::{Ended, Link, Pulled};
 #[doc(hidden)]
 pub use packet::job_bytes;
-pub use packet::{JobView, Kind};
+pub use packet::{FailureView, JobView, Kind, Retried};
 pub use zygote::end_with_parent;
 
 use std::process::ExitCode;

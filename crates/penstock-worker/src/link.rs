@@ -8,7 +8,9 @@ use std::time::Instant;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
-use crate::packet::{BELL, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader};
+use crate::packet::{
+    BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader,
+};
 use crate::page::ChildPages;
 
 /// What a task's code made of a job.
@@ -17,6 +19,8 @@ pub struct Ended<'a> {
     pub kind: Kind,
     pub delay_ms: u64,
     pub value: Option<&'a [u8]>,
+    /// Of a job that failed for good, and of no other.
+    pub failure: Option<FailureView<'a>>,
     pub note: &'a [u8],
 }
 
@@ -194,6 +198,7 @@ impl Link {
             cost_ns: running.since.elapsed().as_nanos() as u64,
             delay_ms: ended.delay_ms,
             value: ended.value,
+            failure: ended.failure,
             note: ended.note,
         }
         .encode_into(&mut self.frame);

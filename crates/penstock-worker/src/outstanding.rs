@@ -420,6 +420,7 @@ mod tests {
         kind: Kind::Succeeded,
         delay_ms: 0,
         value: None,
+        failure: None,
         note: b"",
     };
 

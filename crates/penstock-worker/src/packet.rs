@@ -2,17 +2,19 @@
 //!
 //! ```text
 //!     packet    sequence u32, place u16, jobs u16, payload u32, in_file u8, task u16 + bytes, payload
-//!     payload   a job each: id 16, attempt u32, crashes u8, redelivered u8, wants_result u8, enqueued_at u64,
+//!     payload   a job each: id 16, attempt u32, crashes u8, redelivered u8, wants_result u8, retried u8,
+//!               enqueued_at u64, if it was retried: generation u32, attempts_before u32;
 //!               notes u16, each u32 + bytes; body u32 + bytes
 //!     frame     length u32 (of what follows), then nothing: the bell; or an outcome:
 //!               sequence u32, place u16, index u16, kind u8, has_value u8, cost_ns u64, delay_ms u64,
-//!               value u32 + bytes, note (the rest)
+//!               value u32 + bytes, if it failed: fingerprint u64, class u8 + text, message u8 + text;
+//!               note (the rest)
 //! ```
 //!
 //! All numbers are little-endian. A packet is one message on the shared socket; where its payload is
 //! too large for that it is in a file whose descriptor comes with the message.
 
-use penstock_message::{Delivery, Message};
+use penstock_message::{Delivery, Extras, Failure, Message};
 
 /// Payloads up to this size go through the socket itself, whose buffer holds about 200 KB.
 pub const INLINE_PAYLOAD_BYTES: usize = 48 * 1024;
@@ -48,7 +50,14 @@ impl PacketHeader<'_> {
 /// How many bytes a job takes in a payload.
 pub fn job_bytes(message: &Message) -> usize {
     let notes: usize = message.notes.iter().map(|note| 4 + note.len()).sum();
-    16 + 4 + 1 + 1 + 1 + 8 + 2 + notes + 4 + message.body.len()
+    let retried = 8 * usize::from(retried(message).is_some());
+    16 + 4 + 1 + 1 + 1 + 1 + 8 + retried + 2 + notes + 4 + message.body.len()
+}
+
+/// `None`: it has not failed for good before.
+fn retried(message: &Message) -> Option<&Extras> {
+    let extras = message.extras.as_deref();
+    extras.filter(|extras| extras.generation > 0 || extras.attempts_before > 0)
 }
 
 /// Appends a job to a payload.
@@ -59,7 +68,13 @@ pub fn encode_job(delivery: &Delivery, out: &mut Vec<u8>) {
     out.push(message.crashes);
     out.push(delivery.redelivered.into());
     out.push(message.result_ttl_ms.is_some().into());
+    let retried = retried(message);
+    out.push(retried.is_some().into());
     out.extend_from_slice(&message.enqueued_at.to_le_bytes());
+    if let Some(extras) = retried {
+        out.extend_from_slice(&extras.generation.to_le_bytes());
+        out.extend_from_slice(&extras.attempts_before.to_le_bytes());
+    }
     out.extend_from_slice(&(message.notes.len() as u16).to_le_bytes());
     for note in &message.notes {
         out.extend_from_slice(&(note.len() as u32).to_le_bytes());
@@ -78,8 +93,19 @@ pub struct JobView<'a> {
     pub redelivered: bool,
     pub wants_result: bool,
     pub enqueued_at_ms: u64,
+    /// `None`: it has not failed for good before.
+    pub retried: Option<Retried>,
     pub notes: Vec<&'a [u8]>,
     pub body: &'a [u8],
+}
+
+/// That a job was retried after it had failed for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retried {
+    /// How often.
+    pub generation: u32,
+    /// Attempts up to then; its task's retries are counted from there.
+    pub attempts_before: u32,
 }
 
 /// How a job ended, in a child's words.
@@ -112,7 +138,43 @@ pub struct OutcomeFrame<'a> {
     /// Before the next attempt, for a retry.
     pub delay_ms: u64,
     pub value: Option<&'a [u8]>,
+    /// Of a job that failed for good, and of no other.
+    pub failure: Option<FailureView<'a>>,
     pub note: &'a [u8],
+}
+
+/// Why a job failed for good. Each text takes at most [`Failure::TEXT_CAP_BYTES`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FailureView<'a> {
+    pub class: &'a str,
+    pub message: &'a str,
+    pub fingerprint: u64,
+}
+
+impl FailureView<'_> {
+    fn encoded_len(&self) -> usize {
+        8 + 1 + self.class.len() + 1 + self.message.len()
+    }
+
+    fn encode_into(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.fingerprint.to_le_bytes());
+        for text in [self.class, self.message] {
+            debug_assert!(text.len() <= Failure::TEXT_CAP_BYTES);
+            out.push(text.len() as u8);
+            out.extend_from_slice(text.as_bytes());
+        }
+    }
+}
+
+impl From<FailureView<'_>> for Failure {
+    fn from(view: FailureView<'_>) -> Self {
+        Self {
+            class: view.class.to_owned(),
+            message: view.message.to_owned(),
+            fingerprint: view.fingerprint,
+            ..Self::default()
+        }
+    }
 }
 
 /// The bell: outcomes are in the ring.
@@ -121,7 +183,9 @@ pub const BELL: [u8; 4] = [0; 4];
 impl OutcomeFrame<'_> {
     pub fn encode_into(&self, out: &mut Vec<u8>) {
         let value = self.value.unwrap_or_default();
-        let len = 30 + value.len() + self.note.len();
+        debug_assert_eq!(self.failure.is_some(), self.kind == Kind::Failed);
+        let failure = self.failure.map_or(0, |failure| failure.encoded_len());
+        let len = 30 + value.len() + failure + self.note.len();
         out.extend_from_slice(&(len as u32).to_le_bytes());
         out.extend_from_slice(&self.sequence.to_le_bytes());
         out.extend_from_slice(&self.place.to_le_bytes());
@@ -132,6 +196,9 @@ impl OutcomeFrame<'_> {
         out.extend_from_slice(&self.delay_ms.to_le_bytes());
         out.extend_from_slice(&(value.len() as u32).to_le_bytes());
         out.extend_from_slice(value);
+        if let Some(failure) = &self.failure {
+            failure.encode_into(out);
+        }
         out.extend_from_slice(self.note);
     }
 }
@@ -177,6 +244,24 @@ impl<'a> Reader<'a> {
         self.bytes(len)
     }
 
+    /// A text that a failed job is listed by.
+    fn listed(&mut self) -> Result<&'a str, Malformed> {
+        let len = usize::from(self.u8()?);
+        if len > Failure::TEXT_CAP_BYTES {
+            return Err(Malformed);
+        }
+        std::str::from_utf8(self.bytes(len)?).map_err(|_| Malformed)
+    }
+
+    fn failure(&mut self) -> Result<FailureView<'a>, Malformed> {
+        let fingerprint = self.u64()?;
+        Ok(FailureView {
+            class: self.listed()?,
+            message: self.listed()?,
+            fingerprint,
+        })
+    }
+
     /// The header of a packet; what is left is the payload, unless that is in a file.
     pub fn packet_header(&mut self) -> Result<PacketHeader<'a>, Malformed> {
         Ok(PacketHeader {
@@ -193,13 +278,26 @@ impl<'a> Reader<'a> {
     }
 
     pub fn job(&mut self) -> Result<JobView<'a>, Malformed> {
+        let id = self.array()?;
+        let attempt = self.u32()?;
+        let crashes = self.u8()?;
+        let redelivered = self.u8()? != 0;
+        let wants_result = self.u8()? != 0;
+        let was_retried = self.u8()? != 0;
         Ok(JobView {
-            id: self.array()?,
-            attempt: self.u32()?,
-            crashes: self.u8()?,
-            redelivered: self.u8()? != 0,
-            wants_result: self.u8()? != 0,
+            id,
+            attempt,
+            crashes,
+            redelivered,
+            wants_result,
             enqueued_at_ms: self.u64()?,
+            retried: match was_retried {
+                false => None,
+                true => Some(Retried {
+                    generation: self.u32()?,
+                    attempts_before: self.u32()?,
+                }),
+            },
             notes: {
                 let count = self.u16()?;
                 (0..count).map(|_| self.sized()).collect::<Result<_, _>>()?
@@ -233,6 +331,10 @@ impl<'a> Reader<'a> {
         let cost_ns = fields.u64()?;
         let delay_ms = fields.u64()?;
         let value = fields.sized()?;
+        let failure = match kind {
+            Kind::Failed => Some(fields.failure()?),
+            _ => None,
+        };
         Ok(Some(Some(OutcomeFrame {
             sequence,
             place,
@@ -241,6 +343,7 @@ impl<'a> Reader<'a> {
             cost_ns,
             delay_ms,
             value: has_value.then_some(value),
+            failure,
             note: fields.0,
         })))
     }
@@ -252,6 +355,12 @@ mod tests {
     use penstock_message::{Lease, MessageId};
 
     use super::*;
+
+    fn retried(extras: Extras) -> Delivery {
+        let mut delivery = delivery(&[], b"again", false);
+        delivery.message.extras = extras.boxed();
+        delivery
+    }
 
     fn delivery(notes: &[&'static [u8]], body: &'static [u8], wanted: bool) -> Delivery {
         let message = Message {
@@ -285,6 +394,16 @@ mod tests {
         let jobs = [
             delivery(&[], b"", false),
             delivery(&[b"first", b""], b"\x92\x90\x80", true),
+            retried(Extras {
+                generation: 2,
+                attempts_before: 7,
+                ..Extras::default()
+            }),
+            // Nothing of this is for the child.
+            retried(Extras {
+                key: Some(Bytes::from_static(b"tenant")),
+                ..Extras::default()
+            }),
         ];
         let mut payload = Vec::new();
         for job in &jobs {
@@ -303,6 +422,12 @@ mod tests {
             assert_eq!(view.enqueued_at_ms, job.enqueued_at);
             assert_eq!(view.body, job.body);
             assert_eq!(view.notes, job.notes);
+            let retried = view
+                .retried
+                .map(|retried| (retried.generation, retried.attempts_before));
+            let expected = (job.body == "again" && job.extras.as_ref().unwrap().generation > 0)
+                .then_some((2, 7));
+            assert_eq!(retried, expected);
         }
         assert_eq!(reader.job(), Err(Malformed));
     }
@@ -335,6 +460,7 @@ mod tests {
             cost_ns: 1_234,
             delay_ms: 60_000,
             value: None,
+            failure: None,
             note: b"note",
         };
         let with_empty_value = OutcomeFrame {
@@ -342,16 +468,27 @@ mod tests {
             note: b"",
             ..outcome
         };
+        let failed = OutcomeFrame {
+            kind: Kind::Failed,
+            failure: Some(FailureView {
+                class: "shop.Gone",
+                message: "größer",
+                fingerprint: u64::MAX - 1,
+            }),
+            ..outcome
+        };
         let mut bytes = Vec::new();
         outcome.encode_into(&mut bytes);
         let first = bytes.len();
         bytes.extend_from_slice(&BELL);
         with_empty_value.encode_into(&mut bytes);
+        failed.encode_into(&mut bytes);
 
         let mut reader = Reader(&bytes);
         assert_eq!(reader.frame(), Ok(Some(Some(outcome))));
         assert_eq!(reader.frame(), Ok(Some(None)));
         assert_eq!(reader.frame(), Ok(Some(Some(with_empty_value))));
+        assert_eq!(reader.frame(), Ok(Some(Some(failed))));
         assert_eq!(reader.frame(), Ok(None));
         for len in 0..first {
             assert_eq!(Reader(&bytes[..len]).frame(), Ok(None));
@@ -368,14 +505,33 @@ mod tests {
             sequence: 0,
             place: 0,
             index: 0,
-            kind: Kind::Failed,
+            kind: Kind::Succeeded,
             cost_ns: 0,
             delay_ms: 0,
             value: None,
+            failure: None,
             note: b"",
         }
         .encode_into(&mut unknown_kind);
+        let mut failed_without_a_reason = unknown_kind.clone();
         unknown_kind[12] = 9;
         refused(&unknown_kind);
+        failed_without_a_reason[12] = Kind::Failed as u8;
+        refused(&failed_without_a_reason);
+
+        let failed = |class_bytes: u8, class: &[u8]| {
+            let mut frame = failed_without_a_reason.clone();
+            frame.extend_from_slice(&[0; 8]);
+            frame.push(class_bytes);
+            frame.extend_from_slice(class);
+            frame.push(0);
+            let len = (frame.len() - 4) as u32;
+            frame[..4].copy_from_slice(&len.to_le_bytes());
+            frame
+        };
+        assert!(Reader(&failed(200, &[b'x'; 200])).frame().is_ok());
+        refused(&failed(201, &[b'x'; 201]));
+        refused(&failed(2, &[0xff, 0xff]));
+        refused(&failed(100, b"short"));
     }
 }

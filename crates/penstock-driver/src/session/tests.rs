@@ -850,6 +850,8 @@ fn keys_are_hashed_with_the_seed_of_the_session() {
         heartbeat: Duration::from_millis(HEARTBEAT_MS),
         broker: "unix:test".into(),
         hash_seed: 7,
+        versions: Versions::TODAY,
+        takes_over: false,
     };
     let session = Session::new(config, Instant::now());
     let seeded = SeededState::new(7);

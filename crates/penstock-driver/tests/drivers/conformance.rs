@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use crate::support::*;
 use bytes::Bytes;
 use penstock_message::{
-    Answer, Condition, Due, Durability, HeaderPatch, Key, KeyState, Message, MessageState, Op,
-    Query, Receipt, Refusal, ReleaseReason, ValueStatus,
+    Answer, Applied, Condition, Delivery, Due, Durability, FailedQuery, Failure, Filter,
+    HeaderPatch, Key, KeyState, Message, MessageState, Op, Query, Receipt, Refusal, ReleaseReason,
+    Run, Target, Value, ValueStatus,
 };
 
 /// Brokers keep time in whole milliseconds, so one that has begun counts.
@@ -56,6 +57,8 @@ scenarios! {
     every_durability_is_confirmed
     a_goodbye_hands_leases_to_others_at_once
     a_purge_cancels
+    a_failed_job_is_kept_listed_retried_and_dropped
+    a_job_is_cancelled_or_it_is_said_why_not
     questions_are_answered
     what_a_driver_declares_is_true
 }
@@ -79,10 +82,20 @@ fn a_job_is_published_run_and_settled_in_one_step(place: &Place) {
 
     let settlement = vec![ack(&delivery), put(1, "done"), publish(message(2))];
     assert_eq!(worker.settle(&delivery, settlement), applied());
-    assert_eq!(
-        states.recv_timeout(PATIENCE),
-        Ok(KeyState::Present(value("done")))
-    );
+    let end = states.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(plain(end.clone()), KeyState::Present(value("done")));
+    let KeyState::Present(Value { run: Some(run), .. }) = end else {
+        panic!("{end:?} does not say which run it came from");
+    };
+    assert!(run.ended_at >= delivery.message.enqueued_at);
+    let expected = Run {
+        task: "task".into(),
+        queue: "work".into(),
+        attempt: 0,
+        generation: 0,
+        ended_at: run.ended_at,
+    };
+    assert_eq!(*run, expected);
     assert_eq!(worker.take_one().message.id, id(2));
 }
 
@@ -100,7 +113,7 @@ fn a_lease_that_was_lost_changes_nothing(place: &Place) {
     );
     assert_eq!(refusal(second), Refusal::LeaseLost);
     assert_eq!(
-        worker.client.end_of(result(1)),
+        plain(worker.client.end_of(result(1))),
         KeyState::Present(value("first"))
     );
     assert_eq!(worker.client.end_of(result(2)), KeyState::Gone);
@@ -161,7 +174,7 @@ fn guards_decide(place: &Place) {
         Refusal::GuardFailed
     );
     assert_eq!(
-        client.end_of(named("lock")),
+        plain(client.end_of(named("lock"))),
         KeyState::Present(value("mine"))
     );
     assert_eq!(
@@ -190,7 +203,12 @@ fn a_publish_under_a_key_is_skipped_while_the_key_exists(place: &Place) {
     };
     assert_eq!(worker.client.commit(vec![unique(1)]), applied());
     let receipt = worker.client.commit(vec![publish(message(2)), unique(3)]);
-    assert_eq!(receipt, Receipt::skipped(vec![1]));
+    let skipped = Applied {
+        skipped: vec![1],
+        owners: vec![(1, id(1))],
+        ..Applied::default()
+    };
+    assert_eq!(receipt, Receipt::Applied(skipped));
     let taken = worker.take(2);
     for delivery in &taken {
         worker.settle(delivery, vec![ack(delivery)]);
@@ -303,7 +321,7 @@ fn a_retry_keeps_id_and_body_and_counts(place: &Place) {
         applied()
     );
     assert_eq!(
-        worker.client.end_of(result(1)),
+        plain(worker.client.end_of(result(1))),
         KeyState::Present(value("done"))
     );
 }
@@ -378,7 +396,7 @@ fn a_watch_outlives_the_broker(place: &Place) {
     worker.settle(&delivery, vec![ack(&delivery), put(1, "done")]);
     let end = std::iter::from_fn(|| states.recv_timeout(PATIENCE).ok())
         .find(|state| *state != KeyState::Pending);
-    assert_eq!(end, Some(KeyState::Present(value("done"))));
+    assert_eq!(end.map(plain), Some(KeyState::Present(value("done"))));
     assert!(states.try_recv().is_err(), "it is told once");
 }
 
@@ -387,7 +405,10 @@ fn what_was_confirmed_outlives_the_broker(place: &Place) {
     client.commit(vec![publish(message(1)), put(7, "kept")]);
     client.commit(vec![publish_due(message(2), Some(Due::AfterMs(1)))]);
     place.kill();
-    assert_eq!(client.end_of(result(7)), KeyState::Present(value("kept")));
+    assert_eq!(
+        plain(client.end_of(result(7))),
+        KeyState::Present(value("kept"))
+    );
     let taken: BTreeSet<_> = client
         .worker("work", 9)
         .take(2)
@@ -455,7 +476,7 @@ fn running_work_is_not_handed_out_again_after_a_kill(place: &Place) {
         applied()
     );
     assert_eq!(
-        worker.client.end_of(result(1)),
+        plain(worker.client.end_of(result(1))),
         KeyState::Present(value("done"))
     );
     other.client.status();
@@ -576,6 +597,154 @@ fn a_purge_cancels(place: &Place) {
         Some(KeyState::Present(value)) => assert_eq!(value.status, ValueStatus::Cancelled),
         other => panic!("{other:?}"),
     }
+}
+
+fn a_failed_job_is_kept_listed_retried_and_dropped(place: &Place) {
+    let worker = place.client().worker("work", 10);
+    let client = place.client();
+    client.commit(vec![publish(message(1)), publish(message(2))]);
+    let [first, second] = <[_; 2]>::try_from(worker.take(2)).unwrap();
+    let failure = |class: &str| Failure {
+        class: class.into(),
+        message: "it is odd".into(),
+        fingerprint: u64::MAX - 7,
+        preview: Bytes::from_static(b"(1)"),
+    };
+    let fail = |delivery: &Delivery, class: &str| Op::Fail {
+        lease: delivery.lease,
+        value: Some(Bytes::from_static(b"the error")),
+        note: Bytes::from_static(b"the note"),
+        failure: failure(class),
+        cost_us: 5,
+    };
+    worker.settle(&first, vec![fail(&first, "ValueError")]);
+    worker.settle(&second, vec![fail(&second, "KeyError")]);
+    let again = client.commit(vec![fail(&first, "ValueError")]);
+    assert_eq!(refusal(again), Refusal::LeaseLost, "it is a guard");
+
+    // Its result is the error, and the broker tells what it knows of it.
+    let error = Value::new(ValueStatus::Failed, Bytes::from_static(b"the error"));
+    assert_eq!(plain(client.end_of(result(1))), KeyState::Present(error));
+    let info = |number| match client.query(Query::Message(id(number))).unwrap() {
+        Answer::Message(info) => info,
+        other => panic!("{other:?}"),
+    };
+    let failed = info(1).unwrap();
+    assert_eq!(
+        (failed.state, failed.queue.as_str(), failed.generation),
+        (MessageState::Failed, "work", 0)
+    );
+    assert_eq!(failed.notes, ["the note"]);
+    let (failed_at, why) = *failed.failed.unwrap();
+    assert!(failed_at >= failed.enqueued_at);
+    assert_eq!(why, failure("ValueError"));
+    assert_eq!(client.status().failed, 2);
+
+    // A page at a time, and by its class.
+    let list = |filter, after, limit| {
+        let query = FailedQuery {
+            filter,
+            after,
+            limit,
+        };
+        match client.query(Query::Failed(query)).unwrap() {
+            Answer::Failed(page) => page,
+            other => panic!("{other:?}"),
+        }
+    };
+    let page = list(Filter::default(), 0, 1);
+    assert_eq!(page.jobs.len(), 1);
+    assert_eq!(
+        (page.jobs[0].id, page.jobs[0].failed_at),
+        (id(1), failed_at)
+    );
+    assert_eq!(page.jobs[0].failure, failure("ValueError"));
+    let rest = list(Filter::default(), page.next.expect("there are more"), 10);
+    assert_eq!(rest.jobs.len(), 1);
+    assert_eq!(rest.jobs[0].id, id(2));
+    let key_errors = Filter {
+        class: Some("KeyError".into()),
+        ..Filter::default()
+    };
+    assert_eq!(list(key_errors.clone(), 0, 10).jobs, rest.jobs);
+
+    // Retried, it is another generation, whose retries are counted from here.
+    let retry = Op::RetryFailed {
+        target: Target::Job(id(1)),
+        queue: None,
+    };
+    let Receipt::Applied(applied) = client.commit(vec![retry]) else {
+        panic!("it is there");
+    };
+    assert_eq!(applied.found, Some(MessageState::Failed));
+    let again = worker.take_one();
+    assert_eq!(
+        (again.message.id, again.message.body.as_ref()),
+        (id(1), &b"1"[..])
+    );
+    let extras = again.message.extras.clone().unwrap();
+    assert_eq!(
+        (extras.generation, extras.attempts_before),
+        (1, again.message.attempt)
+    );
+    assert_eq!(again.message.notes, ["the note"]);
+    worker.settle(&again, vec![ack(&again), put(1, "done")]);
+    let KeyState::Present(Value { run: Some(run), .. }) = client.end_of(result(1)) else {
+        panic!("it was done, by a run that the broker knows");
+    };
+    assert_eq!(run.generation, 1);
+
+    // What a filter means is dropped step by step, and it can be asked how far that has come.
+    let drop = Op::DropFailed {
+        target: Target::Filter(key_errors),
+    };
+    let Receipt::Applied(applied) = client.commit(vec![drop]) else {
+        panic!("a filter always applies");
+    };
+    let name = applied.operation.expect("it has a name");
+    let over = loop {
+        match client.query(Query::Operation(name)).unwrap() {
+            Answer::Operation(Some(status)) if status.is_over => break status,
+            Answer::Operation(Some(_)) => std::thread::yield_now(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((over.matched, over.done, over.spared), (1, 1, 0));
+    assert_eq!(info(2), None);
+    assert_eq!(
+        client.query(Query::Operation(name + 1)).unwrap(),
+        Answer::Operation(None)
+    );
+}
+
+fn a_job_is_cancelled_or_it_is_said_why_not(place: &Place) {
+    let client = place.client();
+    let worker = place.client().worker("work", 1);
+    client.commit(vec![publish(message(1))]);
+    let running = worker.take_one();
+    client.commit(vec![publish(message(2))]);
+    let cancel = |number| Op::Cancel {
+        target: Target::Job(id(number)),
+        reason: "not wanted".into(),
+    };
+    let Receipt::Applied(applied) = client.commit(vec![cancel(2)]) else {
+        panic!("it waits");
+    };
+    assert_eq!(applied.found, Some(MessageState::Ready));
+    let KeyState::Present(value) = client.end_of(result(2)) else {
+        panic!("whoever waits for it is told");
+    };
+    assert_eq!(value.status, ValueStatus::Cancelled);
+    assert_eq!(value.body, "not wanted");
+    assert_eq!(
+        refusal(client.commit(vec![cancel(1)])),
+        Refusal::TooLate(MessageState::Running)
+    );
+    assert_eq!(refusal(client.commit(vec![cancel(3)])), Refusal::NoSuchJob);
+    assert_eq!(
+        worker.settle(&running, vec![ack(&running)]),
+        Receipt::applied()
+    );
 }
 
 fn questions_are_answered(place: &Place) {

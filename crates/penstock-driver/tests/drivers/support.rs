@@ -401,6 +401,14 @@ pub fn value(body: &'static str) -> Value {
     Value::new(ValueStatus::Succeeded, Bytes::from_static(body.as_bytes()))
 }
 
+/// Without the run that a value came from.
+pub fn plain(state: KeyState) -> KeyState {
+    match state {
+        KeyState::Present(value) => KeyState::Present(Value { run: None, ..value }),
+        other => other,
+    }
+}
+
 pub fn applied() -> Receipt {
     Receipt::applied()
 }

@@ -124,7 +124,7 @@ fn a_local_broker_that_is_older_gives_way_and_the_worker_keeps_its_lease() {
     let ops = vec![ack(&delivery), put(1, "done")];
     assert_eq!(worker.settle(&delivery, ops), applied());
     assert_eq!(
-        first.end_of(result(1)),
+        plain(first.end_of(result(1))),
         KeyState::Present(value("done")),
         "and whoever was there before finds the new one"
     );

@@ -386,6 +386,7 @@ impl Supervisor {
             Kind::Failed => Outcome::Failed {
                 value,
                 note: note(),
+                failure: frame.failure.map(Into::into).unwrap_or_default(),
                 cost_us,
             },
             Kind::GivenBack => Outcome::Returned,

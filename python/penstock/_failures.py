@@ -1,0 +1,84 @@
+"""What failed jobs are listed, filtered and grouped by: the error's type, its first line, and a fingerprint."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import site
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TypeAlias
+
+from penstock._remote_errors import message_of, sound
+from penstock._shapes import module_name
+
+Listing: TypeAlias = tuple[str, str, int]
+"""(class, message, fingerprint), as the broker keeps it."""
+
+# What the broker allows for each text.
+_LONGEST_TEXT_BYTES = 200
+
+_PACKAGES = {"site-packages", "dist-packages"}
+# Python 3.12 has no frames of their own for these.
+_COMPREHENSION = re.compile(r"\.<locals>\.<(list|dict|set)comp>")
+
+
+def listing_of(error: BaseException) -> Listing:
+    """Say by what people find this error again among others."""
+    type_name = type_name_of(type(error))
+    lines = (line.strip() for line in message_of(error).splitlines())
+    first = next((line for line in lines if line), "")
+    return _cut(type_name), _cut(first), _fingerprint(type_name, error)
+
+
+def type_name_of(kind: type[BaseException]) -> str:
+    """Name a type as people know it: in full, but for the built-in ones."""
+    module = module_name(kind.__module__)
+    return sound(kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}")
+
+
+def _fingerprint(type_name: str, error: BaseException) -> int:
+    """Hash the error's type and where in the user's own code it was raised or passed through last.
+
+    Neither line numbers nor the message count: both change when nothing else does.
+    """
+    module = function = ""
+    for frame in _frames(error):
+        if _is_users_own(frame.f_code.co_filename):
+            module = module_name(str(frame.f_globals.get("__name__", "")))
+            function = _COMPREHENSION.sub("", frame.f_code.co_qualname)
+    text = sound("\0".join((type_name, module, function)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """From the outermost to the one that raised."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_users_own(filename: str) -> bool:
+    """Tell the user's code from Python's, from what is installed, and from ours."""
+    if filename.startswith("<frozen "):
+        return False
+    path = Path(filename)
+    return _PACKAGES.isdisjoint(path.parts) and not any(path.is_relative_to(place) for place in _not_users_own())
+
+
+@functools.cache
+def _not_users_own() -> tuple[Path, ...]:
+    python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    # `os` is imported from where Python's own modules are, whatever links lead there.
+    places = (*python, os.path.dirname(os.__file__), site.getusersitepackages(), os.path.dirname(__file__))
+    return tuple(Path(place) for place in places if place)
+
+
+def _cut(text: str) -> str:
+    return text.encode()[:_LONGEST_TEXT_BYTES].decode(errors="ignore")
