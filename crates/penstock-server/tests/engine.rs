@@ -846,6 +846,7 @@ fn a_record_of_a_newer_program_is_told_from_a_damaged_one() {
     let now = Now {
         mono_ms: 1_000,
         wall_ms: 1_700_000_000_000,
+        boot: None,
     };
     for (record, is_newer) in [(&[0xff_u8, 1, 2, 3][..], true), (&[][..], false)] {
         let disk = SimStorage::new();
