@@ -77,19 +77,22 @@ impl Author {
                 }
             }
             1 if delivery.message.max_deliveries < u8::MAX => {
-                let fail = Op::Fail {
-                    lease: delivery.lease,
-                    value: Some(Bytes::from_static(b"the last error")),
-                    note,
-                    failure: Failure {
-                        class: "Error".to_string(),
-                        message: "the last error".to_string(),
-                        fingerprint: 7,
-                        preview: Bytes::new(),
-                    },
-                    cost_us,
+                let failure = Failure {
+                    class: "Error".to_string(),
+                    message: "the last error".to_string(),
+                    fingerprint: 7,
+                    preview: Bytes::new(),
                 };
-                let mut tx = Tx::from(vec![fail]);
+                let value = Some(Bytes::from_static(b"the last error"));
+                let mut tx = settle(
+                    &head,
+                    Outcome::Failed {
+                        value,
+                        note,
+                        failure,
+                        cost_us,
+                    },
+                );
                 tx.ops.extend(join_of(&delivery.message, false));
                 return tx;
             }
