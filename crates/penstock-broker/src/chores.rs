@@ -36,6 +36,8 @@ struct LeasesEnd {
 #[derive(Debug, Default)]
 pub(crate) struct Chores {
     leases: VecDeque<LeasesEnd>,
+    /// Sessions that are forgotten once their leases have ended, with their generations.
+    forgotten: Vec<(u32, u64)>,
     /// Joins that have failed, and up to where in their lists those that they hold have been told.
     blocked: VecDeque<(JoinId, usize)>,
     /// Groups of results that are over their cap.
@@ -57,6 +59,10 @@ impl Chores {
         self.queues.insert(queue);
     }
 
+    pub(crate) fn forget(&mut self, session: u32, generation: u64) {
+        self.forgotten.push((session, generation));
+    }
+
     /// The session is here again, and says which leases it holds.
     pub(crate) fn forget_leases(&mut self, session: u32) {
         self.leases.retain(|end| end.session != session);
@@ -64,6 +70,7 @@ impl Chores {
 
     fn is_empty(&self) -> bool {
         self.leases.is_empty()
+            && self.forgotten.is_empty()
             && self.blocked.is_empty()
             && self.groups.is_empty()
             && self.queues.is_empty()
@@ -113,6 +120,7 @@ impl Broker {
         }
         self.begin(Durability::Disk);
         self.step_leases();
+        self.forget_sessions();
         self.step_marks();
         self.step_blocked();
         self.step_limits();
@@ -175,6 +183,27 @@ impl Broker {
                 }
             }
         }
+    }
+
+    /// No message is leased to nobody: a session is forgotten after its leases have ended.
+    fn forget_sessions(&mut self) {
+        let mut later = Vec::new();
+        for (index, generation) in std::mem::take(&mut self.chores.forgotten) {
+            let session = self.state.sessions.get(index);
+            let Some(session) = session.filter(|session| session.generation == generation) else {
+                continue;
+            };
+            if !session.leases.is_empty() || self.step_size() == 0 {
+                later.push((index, generation));
+                continue;
+            }
+            let number = session.number;
+            self.added += 1;
+            self.record(&Event::SessionForgotten { number });
+            self.state.keys.watchers.unwatch_all(index);
+            self.state.forget_session(index);
+        }
+        self.chores.forgotten = later;
     }
 
     /// What a failed join holds reports to joins of its own, and whoever watches it is told.

@@ -4,7 +4,6 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{Delivery, Due, Durability, Extras, Failure, Message, Notice, Space};
 
-use crate::clock::When;
 use crate::connections::cut;
 use crate::effects::{Effect, Rests};
 use crate::endings::{CRASHED, End, Unrun};
@@ -14,9 +13,6 @@ use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How};
 use crate::state::State;
 use crate::timers::Timer;
 use crate::{Broker, ConnId};
-
-/// A session whose leases are still ending is looked at again after this long.
-const FORGET_AGAIN_MS: u64 = 100;
 
 impl Broker {
     /// Gives ready messages to the connections that want work, one each in turn.
@@ -258,21 +254,10 @@ impl Broker {
                 if session.generation != generation {
                     return;
                 }
-                let number = session.number;
                 if !session.leases.is_empty() {
-                    // It is forgotten once they have ended, so that no message is leased to nobody.
                     self.lose_leases(index);
-                    let again = When::steady(self.clocks.steady() + FORGET_AGAIN_MS);
-                    let session = index;
-                    let timer = Timer::Forget {
-                        session,
-                        generation,
-                    };
-                    return self.state.timers.set(again, timer);
                 }
-                self.record(&Event::SessionForgotten { number });
-                self.state.keys.watchers.unwatch_all(index);
-                self.state.forget_session(index);
+                self.chores.forget(index, generation);
             }
             Timer::Unserved {
                 queue: index,

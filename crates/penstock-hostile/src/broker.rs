@@ -437,7 +437,9 @@ impl World {
                 }
             }
             quiet &= !self.read_back();
-            if quiet {
+            // Work that is done in steps goes on at once.
+            let due_ms = self.broker.next_deadline();
+            if quiet && due_ms.is_none_or(|due_ms| due_ms > self.now.mono_ms) {
                 return;
             }
         }

@@ -595,7 +595,10 @@ impl World {
                 self.describe(output, &mut outputs);
             }
             self.read_back();
-            if before == (self.journal.len(), outputs.len()) {
+            // Work that is done in steps goes on at once.
+            let due_ms = self.broker.next_deadline();
+            let is_idle = due_ms.is_none_or(|due_ms| due_ms > self.now.mono_ms);
+            if is_idle && before == (self.journal.len(), outputs.len()) {
                 self.broker.assert_consistent();
                 return outputs;
             }
