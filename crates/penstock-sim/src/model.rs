@@ -21,7 +21,7 @@ mod tests;
 
 use item::{Attendance, JoinModel, When};
 pub use item::{End, Item, State, Stored, Time};
-use objections::Objection;
+use objections::{Named, Objection};
 
 /// What is wrong, in words; nothing when all is well.
 pub type Verdict = Result<(), String>;
@@ -110,8 +110,8 @@ impl Model {
         tx: &Tx,
         receipt: &Receipt,
     ) -> Verdict {
-        let mut settled = BTreeSet::new();
-        let objection = |op| match self.objection(session, op, &mut settled) {
+        let mut named = Named::default();
+        let objection = |op| match self.objection(session, op, &mut named) {
             Objection::None => self.room_objection(tx, op),
             other => other,
         };

@@ -11,6 +11,8 @@ use penstock_message::{
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
 const TASKS: [&str; 3] = ["shop.send", "shop.count", "shop.merge"];
+/// More than a step of the broker takes.
+const CROWD: usize = 1_100;
 const LOCKS: [&str; 3] = ["lock-a", "lock-b", "lock-c"];
 
 /// What it does, and how; drawn once.
@@ -24,6 +26,8 @@ pub struct Habits {
     pub groups: bool,
     pub locks: bool,
     pub purges: bool,
+    /// Publishes more jobs at once, one time, than a step of the broker takes.
+    pub crowds: bool,
 }
 
 impl Habits {
@@ -33,6 +37,7 @@ impl Habits {
             "groups" => self.groups = false,
             "locks" => self.locks = false,
             "purges" => self.purges = false,
+            "crowds" => self.crowds = false,
             _ => {}
         }
     }
@@ -43,6 +48,8 @@ pub struct Author {
     pub habits: Habits,
     /// Results that it would like to know.
     pub wanted: Vec<Key>,
+    /// A queue that it has filled, and empties next.
+    to_purge: Option<String>,
 }
 
 impl Author {
@@ -50,6 +57,7 @@ impl Author {
         Self {
             habits,
             wanted: Vec::new(),
+            to_purge: None,
         }
     }
 
@@ -119,8 +127,32 @@ impl Author {
     pub fn new_work(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
         let key =
             |rng: &mut Rng| Key::Named(Bytes::from_static(LOCKS[rng.below(3) as usize].as_bytes()));
+        if let Some(queue) = self.to_purge.take() {
+            return vec![Op::Purge { queue }].into();
+        }
+        if self.habits.crowds && rng.one_in(12) {
+            self.habits.crowds = false;
+            return self.crowd(rng, wall_ms);
+        }
         match rng.below(12) {
             0 if self.habits.groups => return self.group(rng, wall_ms),
+            // A key goes, and one id comes twice for it.
+            1 if self.habits.locks && rng.one_in(3) => {
+                let key = key(rng);
+                let mut first = self.publish(rng, wall_ms);
+                if let Op::Publish {
+                    unless_key, queues, ..
+                } = &mut first
+                {
+                    queues.truncate(1);
+                    *unless_key = Some(key.clone());
+                }
+                let mut second = first.clone();
+                if let Op::Publish { unless_key, .. } = &mut second {
+                    *unless_key = None;
+                }
+                return vec![Op::Delete { key }, first, second].into();
+            }
             1 | 2 if self.habits.locks => {
                 let condition = if rng.bool() {
                     Condition::Absent
@@ -208,6 +240,28 @@ impl Author {
                 unless_key: None,
             });
         }
+        ops.into()
+    }
+
+    /// So many jobs at once that what is done with all of them takes several steps.
+    fn crowd(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
+        let queue = QUEUES[rng.below(3) as usize].to_string();
+        let expires_at = rng.bool().then(|| Due::AfterMs(20 + rng.below(400)));
+        if expires_at.is_none() {
+            self.to_purge = Some(queue.clone());
+        }
+        let publish = |_| {
+            let mut message = self.message(rng, wall_ms, Bytes::new());
+            message.expires_at = expires_at;
+            message.result_ttl_ms = None;
+            Op::Publish {
+                queues: vec![queue.clone()],
+                message,
+                due: None,
+                unless_key: None,
+            }
+        };
+        let ops: Vec<Op> = (0..CROWD).map(publish).collect();
         ops.into()
     }
 

@@ -54,7 +54,7 @@ pub struct Without {
 pub const FAULT_POINTS: &str = "fault points";
 
 /// What a run can do without.
-pub const NAMES: [&str; 14] = [
+pub const NAMES: [&str; 15] = [
     FAULT_POINTS,
     "kills",
     "power cuts",
@@ -69,6 +69,7 @@ pub const NAMES: [&str; 14] = [
     "groups",
     "locks",
     "purges",
+    "crowds",
 ];
 
 /// Runs one seed. `trace` is shown each step, for a person.
@@ -195,6 +196,7 @@ impl<'a> World<'a> {
             groups: likes(&mut rng),
             locks: likes(&mut rng),
             purges: rng.one_in(4),
+            crowds: rng.one_in(60),
         };
         let journal = JournalOptions {
             journal_id: [5; 16],

@@ -63,7 +63,7 @@ impl Checker {
     }
 
     /// What the result of each message must be, once all is over: `None` when nobody can know.
-    pub fn result_is_right(&self, key: &Key, state: &KeyState) -> Verdict {
+    pub fn result_is_right(&self, key: &Key, state: &KeyState, has_evicted: bool) -> Verdict {
         let Key::Result(id) = key else { return Ok(()) };
         let is_sure = self
             .model
@@ -74,7 +74,12 @@ impl Checker {
             KeyState::Present(value) => Some(value.status),
             KeyState::Pending | KeyState::Gone => None,
         };
-        match !is_sure || expected == shown || self.model.clock_is_doubtful {
+        let has_no_body = self
+            .model
+            .value(key)
+            .is_some_and(|stored| stored.body.is_none());
+        let is_evicted = has_evicted && has_no_body && shown.is_none();
+        match !is_sure || expected == shown || is_evicted || self.model.clock_is_doubtful {
             true => Ok(()),
             false => Err(format!(
                 "the result of {id} is {shown:?}, and should be {expected:?}"

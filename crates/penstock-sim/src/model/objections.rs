@@ -14,24 +14,29 @@ pub(super) enum Objection {
     Surely(Refusal),
 }
 
+/// What a transaction has named so far: it names each once.
+#[derive(Default)]
+pub(super) struct Named {
+    leases: BTreeSet<Lease>,
+    ids: BTreeSet<MessageId>,
+}
+
 impl Model {
-    pub(super) fn objection(
-        &self,
-        session: SessionId,
-        op: &Op,
-        settled: &mut BTreeSet<Lease>,
-    ) -> Objection {
+    pub(super) fn objection(&self, session: SessionId, op: &Op, named: &mut Named) -> Objection {
         match op {
             Op::Ack { lease, .. }
             | Op::Release { lease, .. }
             | Op::Move { lease, .. }
             | Op::Fail { lease, .. } => {
-                let again = !settled.insert(*lease);
+                let again = !named.leases.insert(*lease);
                 match self.holder(lease, session) {
                     Some((_, true)) if !again => Objection::None,
                     Some((_, false)) if !again => Objection::Perhaps(Refusal::LeaseLost),
                     _ => Objection::Surely(Refusal::LeaseLost),
                 }
+            }
+            Op::Publish { message, .. } if !named.ids.insert(message.id) => {
+                Objection::Surely(Refusal::AlreadyExists)
             }
             Op::Publish { message, .. } => self.id_objection(message.id),
             Op::Hold { join, messages, .. } => {
@@ -76,9 +81,10 @@ impl Model {
     fn id_objection(&self, id: MessageId) -> Objection {
         let held = self
             .with_id(id)
-            .filter(|item| !matches!(item.state, State::Ended(_)));
+            .filter(|item| !matches!(item.state, State::Ended(_)) || item.has_failed());
+        // A failed job may have been dropped.
         let (sure, unsure): (Vec<&Item>, Vec<&Item>) =
-            held.partition(|item| item.ending().is_none());
+            held.partition(|item| item.ending().is_none() && !item.has_failed());
         match (sure.is_empty(), unsure.is_empty()) {
             (false, _) => Objection::Surely(Refusal::AlreadyExists),
             (true, false) => Objection::Perhaps(Refusal::AlreadyExists),
