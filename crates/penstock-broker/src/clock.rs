@@ -127,6 +127,12 @@ impl Clocks {
         self.now.wall_ms
     }
 
+    /// A time on the steady clock as the wall's clock shows it, by what the journal knows of how far the
+    /// two are apart: so the same time is shown alike each time, whatever roundings say.
+    pub(crate) fn wall_at(&self, steady: u64) -> u64 {
+        steady.wrapping_sub(self.journaled_ahead_ms as u64)
+    }
+
     pub(crate) fn steady(&self) -> u64 {
         self.steady_zero.saturating_add(self.now.mono_ms)
     }

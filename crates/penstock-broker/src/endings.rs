@@ -280,8 +280,7 @@ impl Broker {
     pub(crate) fn ended_value(&self, slot: u32) -> Value {
         let ended = self.state.messages.ended(slot);
         let mut value = self.unrun_value(ended.how, ended.reason);
-        let wall_ahead = self.clocks.wall().wrapping_sub(self.clocks.steady());
-        let run = self.state.run_of(slot, ended.at.wrapping_add(wall_ahead));
+        let run = self.state.run_of(slot, self.clocks.wall_at(ended.at));
         value.run = Some(self.describe_run(self.state.messages.kind(slot).task, &run));
         value
     }

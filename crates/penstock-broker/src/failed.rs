@@ -102,7 +102,7 @@ impl Broker {
         };
         let kind = messages.kind(slot);
         let queue = (!failure.is_displaced).then_some(queues[kind.queue].name);
-        let failed_at = self.wall_of(failure.at);
+        let failed_at = self.clocks.wall_at(failure.at);
         wanted.queue.is_none_or(|wanted| queue == Some(wanted))
             && wanted.task.is_none_or(|wanted| kind.task == wanted)
             && wanted.class.is_none_or(|wanted| failure.class == wanted)
@@ -111,12 +111,6 @@ impl Broker {
                 .is_none_or(|wanted| failure.fingerprint == wanted)
             && wanted.failed_from.is_none_or(|from| failed_at >= from)
             && wanted.failed_before.is_none_or(|before| failed_at < before)
-    }
-
-    /// A time on the steady clock as the wall's clock would show it now.
-    pub(crate) fn wall_of(&self, steady: u64) -> u64 {
-        let ahead = self.clocks.wall().wrapping_sub(self.clocks.steady());
-        steady.wrapping_add(ahead)
     }
 
     /// Puts one failed job back into a queue; tells where it was.
@@ -315,7 +309,7 @@ impl Broker {
             fingerprint: failure.fingerprint,
             preview: Bytes::copy_from_slice(&failure.preview),
         };
-        Some((self.wall_of(failure.at), described))
+        Some((self.clocks.wall_at(failure.at), described))
     }
 }
 
