@@ -234,7 +234,8 @@ pub enum Notice {
     Space(Space),
     /// The broker has come to its memory limit, or has room again.
     Memory { is_full: bool, limit_bytes: u64 },
-    /// The oldest failed jobs are dropped because there are more than are kept. Once a process.
+    /// The oldest failed jobs are dropped because there are more than are kept, or because space on the
+    /// disk is short. Once a process.
     FailedDropped { kept: u64, kept_bytes: u64 },
     /// A job has failed because its body can't be read back.
     Unreadable {
@@ -290,8 +291,8 @@ impl fmt::Display for Notice {
             ),
             Self::FailedDropped { kept, kept_bytes } => write!(
                 out,
-                "the oldest failed jobs are dropped: {kept} of {} MiB are kept at most; nothing that waits or \
-                 runs is lost",
+                "the oldest failed jobs are dropped: at most {kept} of them and {} MiB are kept, and fewer while \
+                 the disk is short of space; no waiting or running job is lost",
                 kept_bytes >> 20
             ),
             Self::Unreadable { id, queue, reason } => write!(

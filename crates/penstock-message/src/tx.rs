@@ -28,7 +28,7 @@ pub enum Op {
         lease: Lease,
         reason: ReleaseReason,
     },
-    /// Same message, same body, new place: a retry or a dead letter. A guard, as `Ack` is.
+    /// Same message, same body, new place: a retry, for one. A guard, as `Ack` is.
     Move {
         lease: Lease,
         /// `None`: the queue it came from.
@@ -43,7 +43,7 @@ pub enum Op {
         message: Message,
         due: Option<Due>,
         /// Skipped, and reported in the receipt, when this key exists; otherwise the key belongs to
-        /// the message until it is settled for good.
+        /// the message until it ends or fails for good.
         unless_key: Option<Key>,
     },
     Put {
