@@ -90,7 +90,8 @@ pub struct Status {
     pub evicted: u64,
     /// Messages whose body could not be read back from the journal, since the process began.
     pub unreadable: u64,
-    /// Failed jobs, what they take in the journal, and how many were dropped to keep to their limits.
+    /// Failed jobs, what they take in the journal, and how many were dropped to keep to their
+    /// limits or for want of space.
     pub failed: u64,
     pub failed_bytes: u64,
     pub failed_dropped: u64,
@@ -227,8 +228,8 @@ pub enum Notice {
         waiting: u64,
         for_ms: u64,
     },
-    /// Results of this group are evicted before their time because the group is over its size cap.
-    /// Once a group and process.
+    /// Results of this group are evicted before their time because the group is over its size cap, or
+    /// because space on the disk is short. Once a group and process.
     Evicting { group: String, cap_bytes: u64 },
     /// How much space there is on the disk has changed.
     Space(Space),
@@ -285,8 +286,8 @@ impl fmt::Display for Notice {
             }
             Self::Evicting { group, cap_bytes } => write!(
                 out,
-                "results of task {group:?} are evicted before their time, because they take more than {} MiB; \
-                 shorten its result_ttl, or set store_result=False if nobody reads them",
+                "results of task {group:?} are evicted before their time, because they take more than {} MiB or \
+                 the disk is short of space; shorten its result_ttl, or set store_result=False if nobody reads them",
                 cap_bytes >> 20
             ),
             Self::FailedDropped { kept, kept_bytes } => write!(
