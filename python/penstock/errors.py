@@ -143,7 +143,7 @@ class JobExpired(JobError):
 
 
 class JobCancelled(JobError):
-    """The job was purged or cancelled before it ran."""
+    """The job was purged or cancelled, newer jobs took its place in a full queue, or a job it depends on failed."""
 
 
 class RemoteTraceback(Exception):

@@ -67,7 +67,7 @@ impl Broker {
                     false => ValueStatus::Failed,
                 };
                 self.put_result(slot, status, value);
-                if planted!("lose-dead-letter") && failing.crashed {
+                if planted!("lose-failed-job") && failing.crashed {
                     self.record(&Event::Settled { number });
                     self.state.end(slot, Ending::Acked { cost_us });
                     return;

@@ -24,7 +24,7 @@ pub(crate) struct FailedJobs {
     by_number: BTreeMap<u64, (u32, u64)>,
     /// What they take in the journal.
     pub(crate) bytes: u64,
-    /// How many were dropped to keep to the limits, since the process began.
+    /// How many were dropped to keep to the limits or for want of space, since the process began.
     pub(crate) dropped: u64,
     pub(crate) was_told: bool,
     /// A timer is set for the oldest, or for one that was older.

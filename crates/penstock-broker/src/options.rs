@@ -3,7 +3,8 @@
 pub struct BrokerOptions {
     /// The largest body of a message or value. Default 16 MiB.
     pub max_body_bytes: usize,
-    /// How many bytes of results each group (task) may keep. Default 64 MiB.
+    /// How many bytes of results each group (task) may keep, and how many the derived values of all groups
+    /// together. Default 64 MiB.
     pub results_cap_bytes: u64,
     /// For how long a session is remembered after its connection ended. Default 10 minutes.
     pub session_memory_ms: u64,

@@ -77,7 +77,7 @@ pub(crate) struct Queue {
     pub(crate) purge_before: u64,
     /// How many of those that wait were purged.
     pub(crate) ending: u64,
-    /// Failed jobs that came from here.
+    /// Failed jobs of this queue.
     pub(crate) failed: u64,
 }
 

@@ -167,7 +167,7 @@ pub(crate) enum Event<'a> {
     Evicted {
         key: Key,
     },
-    /// The key belongs to the message until that is settled.
+    /// The key belongs to the message until that ends or fails for good.
     Claimed {
         number: u64,
         key: Key,
@@ -181,7 +181,7 @@ pub(crate) enum Event<'a> {
         join: JoinId,
         index: u32,
     },
-    /// The join is over; what it held is ready, or is settled by events of its own.
+    /// The join is over; what it held is ready, or has ended by events of its own.
     JoinEnded {
         join: JoinId,
         released: bool,

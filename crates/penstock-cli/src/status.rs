@@ -136,7 +136,7 @@ fn for_people(shown: &str, status: &Status) -> String {
     let unreadable = match status.unreadable {
         0 => String::new(),
         count => {
-            format!("damaged  {count} jobs went to the dead letters: their bodies can't be read\n")
+            format!("damaged  {count} jobs failed because their bodies can't be read\n")
         }
     };
     let mut text = format!(

@@ -167,10 +167,10 @@ pub const PLANTS: &[Plant] = &[
     ),
     plant(
         "miscount-crashes",
-        "a job that kills its workers is buried in time",
+        "a job that kills its workers fails in time",
     ),
     plant(
-        "lose-dead-letter",
+        "lose-failed-job",
         "a job that killed its workers is kept as a failed job",
     ),
     // Joins.

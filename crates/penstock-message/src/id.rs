@@ -4,8 +4,8 @@ use std::str::FromStr;
 
 use crate::JoinId;
 
-/// Sixteen bytes that name a message (and the job in it) for its whole life: retries, moves and
-/// dead-lettering keep it.
+/// Sixteen bytes that name a message (and the job in it) for its whole life: retries and moves
+/// keep it, and so does a failure.
 ///
 /// The layout is UUID version 7 (RFC 9562), so ids sort roughly by age. Clients make ids, in Rust, from
 /// one random seed a process.

@@ -18,7 +18,7 @@ pub struct Message {
     pub expires_at: Option<Due>,
     /// How long the result is kept once there is one; `None`: nobody reads it, so none is stored.
     pub result_ttl_ms: Option<u64>,
-    /// How many deliveries may end in a crash before it is dead-lettered; at least 1.
+    /// How many deliveries may end in a crash; the last of them fails it for good. At least 1.
     pub max_deliveries: u8,
     /// Attempts that ended in an error and were followed by a retry; 0 at first.
     pub attempt: u32,

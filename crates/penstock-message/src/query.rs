@@ -90,7 +90,8 @@ pub struct Status {
     pub evicted: u64,
     /// Messages whose body could not be read back from the journal, since the process began.
     pub unreadable: u64,
-    /// Failed jobs, what they take in the journal, and how many were dropped to keep to their limits.
+    /// Failed jobs, what they take in the journal, and how many were dropped to keep to their
+    /// limits or for want of space.
     pub failed: u64,
     pub failed_bytes: u64,
     pub failed_dropped: u64,
@@ -227,14 +228,15 @@ pub enum Notice {
         waiting: u64,
         for_ms: u64,
     },
-    /// Results of this group are evicted before their time because the group is over its size cap.
-    /// Once a group and process.
+    /// Results of this group are evicted before their time because the group is over its size cap, or
+    /// because space on the disk is short. Once a group and process.
     Evicting { group: String, cap_bytes: u64 },
     /// How much space there is on the disk has changed.
     Space(Space),
     /// The broker has come to its memory limit, or has room again.
     Memory { is_full: bool, limit_bytes: u64 },
-    /// The oldest failed jobs are dropped because there are more than are kept. Once a process.
+    /// The oldest failed jobs are dropped because there are more than are kept, or because space on the
+    /// disk is short. Once a process.
     FailedDropped { kept: u64, kept_bytes: u64 },
     /// A job has failed because its body can't be read back.
     Unreadable {
@@ -284,14 +286,14 @@ impl fmt::Display for Notice {
             }
             Self::Evicting { group, cap_bytes } => write!(
                 out,
-                "results of task {group:?} are evicted before their time, because they take more than {} MiB; \
-                 shorten its result_ttl, or set store_result=False if nobody reads them",
+                "results of task {group:?} are evicted before their time, because they take more than {} MiB or \
+                 the disk is short of space; shorten its result_ttl, or set store_result=False if nobody reads them",
                 cap_bytes >> 20
             ),
             Self::FailedDropped { kept, kept_bytes } => write!(
                 out,
-                "the oldest failed jobs are dropped: {kept} of {} MiB are kept at most; nothing that waits or \
-                 runs is lost",
+                "the oldest failed jobs are dropped: at most {kept} of them and {} MiB are kept, and fewer while \
+                 the disk is short of space; no waiting or running job is lost",
                 kept_bytes >> 20
             ),
             Self::Unreadable { id, queue, reason } => write!(

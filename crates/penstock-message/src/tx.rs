@@ -28,7 +28,7 @@ pub enum Op {
         lease: Lease,
         reason: ReleaseReason,
     },
-    /// Same message, same body, new place: a retry or a dead letter. A guard, as `Ack` is.
+    /// Same message, same body, new place: a retry, for one. A guard, as `Ack` is.
     Move {
         lease: Lease,
         /// `None`: the queue it came from.
@@ -43,7 +43,7 @@ pub enum Op {
         message: Message,
         due: Option<Due>,
         /// Skipped, and reported in the receipt, when this key exists; otherwise the key belongs to
-        /// the message until it is settled for good.
+        /// the message until it ends or fails for good.
         unless_key: Option<Key>,
     },
     Put {
@@ -68,7 +68,8 @@ pub enum Op {
         messages: Vec<(String, Message)>,
         policy: JoinPolicy,
     },
-    /// One member has arrived. Idempotent by `index`.
+    /// One member has arrived. Idempotent by `index`. A message that names its join needs none: it reports
+    /// when it ends.
     Join {
         join: JoinId,
         index: u32,
@@ -180,9 +181,10 @@ pub type JoinId = MessageId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum JoinPolicy {
-    /// Release the held messages only if every member succeeded; otherwise drop them as cancelled.
+    /// Releases the held messages only if every member succeeded. Otherwise they are blocked: kept like
+    /// failed jobs, while their results read as cancelled.
     AllSucceeded = 0,
-    /// Release them once every member has ended, however it ended.
+    /// Releases them once every member has ended, however it ended.
     AllEnded = 1,
 }
 

@@ -5,7 +5,8 @@ use crate::{MessageId, WallMs};
 /// Names a value that a broker keeps beside its queues: a result, a lock, a marker.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
-    /// The result of the job with this id. It is *pending* for as long as the message is held.
+    /// The result of the job with this id. It is *pending* until the job ends or fails for good, and again
+    /// once a failed job is retried.
     Result(MessageId),
     /// A key of an application's own choosing.
     Named(Bytes),
@@ -19,11 +20,12 @@ pub enum ValueStatus {
     Succeeded = 0,
     /// The job's last attempt raised; the body is its encoded error.
     Failed = 1,
-    /// It was not started in time. Written by the broker; the body is empty.
+    /// It was not started in time. Derived by the broker; the body is empty.
     Expired = 2,
     /// Its worker crashed once too often. Written by the broker; the body is the last reason, in UTF-8.
     Crashed = 3,
-    /// It was purged or cancelled. Written by the broker; the body is the reason, in UTF-8.
+    /// It was purged, cancelled or displaced, or the join that held it has failed. Derived by the broker; the
+    /// body is the reason, in UTF-8.
     Cancelled = 4,
     /// A job that it waited for has failed. Reserved for workflows.
     Upstream = 5,
