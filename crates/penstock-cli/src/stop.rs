@@ -1,7 +1,9 @@
 use std::io;
 #[cfg(target_os = "linux")]
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+#[cfg(target_os = "linux")]
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -35,17 +37,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let Some(socket) = find_socket(&paths) else {
         return show(&format!("{}\n", not_running(&paths)));
     };
-    let socket = BrokerArguments {
-        url: socket_url(&socket),
-    };
-    let broker = socket.find()?;
-    let Answer::Status(status) = broker.ask(Query::Status)? else {
-        return Err(Failure::new(
-            FAILED,
-            "the broker gave another answer than its status",
-        ));
-    };
-    let end = End::watch(&paths, status.process.pid)?;
+    let broker = arguments_of(&socket).find()?;
+    // Only to tell of its workers: a broker that is older than this program is ended without.
+    let status = broker.ask(Query::Status);
+    let end = End::watch(&paths, &socket)?;
     broker.ask(Query::Stop)?;
     if !end.wait()? {
         return Err(Failure::new(
@@ -56,11 +51,13 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             ),
         ));
     }
-    let workers = status
-        .workers
-        .iter()
-        .filter(|worker| worker.connected)
-        .count();
+    let workers = match &status {
+        Ok(Answer::Status(status)) => {
+            let connected = status.workers.iter().filter(|worker| worker.connected);
+            connected.count()
+        }
+        _ => 0,
+    };
     let waiting = match workers {
         0 => String::new(),
         1 => "; a worker waits until a client starts it again".to_owned(),
@@ -72,17 +69,23 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     ))
 }
 
+fn arguments_of(socket: &Path) -> BrokerArguments {
+    BrokerArguments {
+        url: socket_url(socket),
+    }
+}
+
 /// The end of a broker's process, watched from before it is told to end.
 #[cfg(target_os = "linux")]
 struct End(Option<OwnedFd>);
 
 #[cfg(target_os = "linux")]
 impl End {
-    fn watch(_: &LocalPaths, pid: u64) -> io::Result<Self> {
-        use rustix::process::{Pid, PidfdFlags, pidfd_open};
-        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let pid = pid.ok_or_else(|| io::Error::other("the broker named no process"))?;
-        match pidfd_open(pid, PidfdFlags::empty()) {
+    fn watch(_: &LocalPaths, socket: &Path) -> io::Result<Self> {
+        use rustix::process::{PidfdFlags, pidfd_open};
+        // The kernel says which process listens there, whatever version of the protocol that speaks.
+        let broker = rustix::net::sockopt::socket_peercred(UnixStream::connect(socket)?)?;
+        match pidfd_open(broker.pid, PidfdFlags::empty()) {
             Ok(process) => Ok(Self(Some(process))),
             Err(rustix::io::Errno::SRCH) => Ok(Self(None)),
             Err(error) => Err(error.into()),
@@ -110,7 +113,7 @@ struct End(Option<std::fs::File>);
 
 #[cfg(not(target_os = "linux"))]
 impl End {
-    fn watch(paths: &LocalPaths, _: u64) -> io::Result<Self> {
+    fn watch(paths: &LocalPaths, _: &Path) -> io::Result<Self> {
         match std::fs::File::open(&paths.lock) {
             Ok(lock) => Ok(Self(Some(lock))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self(None)),

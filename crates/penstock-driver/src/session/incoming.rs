@@ -65,13 +65,28 @@ impl Session {
         }
     }
 
+    /// A question that every version knows, so that the commands of a newer penstock can end any broker.
+    fn asks_only_to_stop(&self) -> bool {
+        let is_stop = |call: &Call| {
+            matches!(
+                call.done,
+                CallDone::Query {
+                    query: Query::Stop,
+                    ..
+                }
+            )
+        };
+        let has_no_other_wish = self.watches.is_empty() && self.consumer.is_none();
+        has_no_other_wish && !self.calls.is_empty() && self.calls.values().all(is_stop)
+    }
+
     fn no_common_version(&self, welcome: &proto::Welcome) -> LinkEnd {
         let theirs = &welcome.broker_version;
         let advice = match welcome.protocol_version > self.config.versions.highest {
             true => format!("install penstock {theirs} for this client"),
             false => format!(
-                "install penstock {OUR_VERSION} where the broker runs, and start it again; it keeps \
-                 everything that was confirmed"
+                "end that broker (`penstock stop` does, for a local one) and start penstock {OUR_VERSION} in \
+                 its place; everything that was confirmed is kept"
             ),
         };
         LinkEnd::Hopeless(
@@ -85,7 +100,8 @@ impl Session {
     }
 
     fn open(&mut self, welcome: proto::Welcome) -> Result<(), LinkEnd> {
-        if welcome.protocol_version < self.config.versions.lowest {
+        let is_too_old = welcome.protocol_version < self.config.versions.lowest;
+        if is_too_old && !self.asks_only_to_stop() {
             return Err(self.no_common_version(&welcome));
         }
         self.link = Link::Up;

@@ -13,7 +13,7 @@ use std::thread;
 use crate::support::*;
 use bytes::BytesMut;
 use penstock_driver::{DriverConfig, DriverError};
-use penstock_message::{Durability, KeyState, Query};
+use penstock_message::{Answer, Durability, KeyState, Query};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, encode_frame, proto};
 
 /// Stands before a broker's socket and carries its frames.
@@ -146,16 +146,13 @@ fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
     };
     assert!(
         reason.contains("speaks version 1 of the protocol and this client")
-            && reason.contains("where the broker runs"),
+            && reason.contains("end that broker"),
         "{reason}"
     );
     assert_eq!(direct.broker_pid(), pid);
-    // So that the place can end it.
-    fs::rename(
-        socket_of(&place).with_file_name("real.sock"),
-        socket_of(&place),
-    )
-    .unwrap();
+    // As `penstock stop` does, which ends a broker of any version.
+    let answer = client.query(Query::Stop).unwrap();
+    assert_eq!(answer, Answer::Stopping);
 }
 
 #[test]

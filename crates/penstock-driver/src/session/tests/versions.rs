@@ -234,8 +234,8 @@ fn without_a_common_version_both_are_named_and_what_to_install() {
         1,
         format!(
             "the broker at unix:test (penstock 9.9.9) speaks version 1 of the protocol and this client (penstock {ours}) \
-             version 2: install penstock {ours} where the broker runs, and start it again; it keeps everything that \
-             was confirmed"
+             version 2: end that broker (`penstock stop` does, for a local one) and start penstock {ours} in its \
+             place; everything that was confirmed is kept"
         ),
     );
     check(
@@ -245,6 +245,21 @@ fn without_a_common_version_both_are_named_and_what_to_install() {
              version 2: install penstock 9.9.9 for this client"
         ),
     );
+}
+
+/// So that the commands of a newer penstock can end it.
+#[test]
+fn a_broker_of_any_version_is_asked_to_stop_and_nothing_else() {
+    let mut bench = Bench::new();
+    bench.ask(Query::Stop);
+    bench.meet(1, proto::Welcome::default()).unwrap();
+    assert_eq!(bench.sent(), "query 1");
+
+    let mut bench = Bench::new();
+    bench.ask(Query::Stop);
+    bench.ask(Query::Status);
+    let end = bench.meet(1, proto::Welcome::default());
+    assert!(matches!(end, Err(LinkEnd::Hopeless(..))), "{end:?}");
 }
 
 fn answer(answer: Answer) -> proto::ToClient {
