@@ -164,6 +164,8 @@ impl Broker {
             return true;
         };
         let unrun = self.unrun(How::Purged, mark.reason);
+        // What stands behind the purged messages was in nobody's reach until now.
+        self.state.has_new_work = true;
         if !progress.ready_is_done {
             let most = match planted!("purge-at-once") {
                 true => usize::MAX,

@@ -426,6 +426,20 @@ fn a_purge_holds_from_its_mark_on_across_kills() {
 }
 
 #[test]
+fn what_came_after_a_purge_is_handed_out_as_soon_as_the_purge_is_over() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        w consume default 9                 ->
+        a pause default                     -> a confirm 1
+        a publish one|publish two           -> a confirm 3
+        a purge default|publish three|resume default  -> a confirm 6 4:operation-1, w deliver three
+        ",
+    );
+}
+
+#[test]
 fn while_space_is_short_values_without_a_body_go_and_then_failed_jobs() {
     check(
         "
