@@ -35,6 +35,9 @@ pub struct JournalOptions {
     pub reserve_bytes: u64,
     /// How much of the disk is left free when a spare or the reserve is made.
     pub margin_bytes: u64,
+    /// How much beyond the live data a journal may keep, where that is less than the live data again: what
+    /// is dead must not take a small disk from the living.
+    pub dead_bytes: u64,
 }
 
 impl Default for JournalOptions {
@@ -48,13 +51,16 @@ impl Default for JournalOptions {
             upgrades: false,
             reserve_bytes: 0,
             margin_bytes: 0,
+            dead_bytes: u64::MAX,
         }
     }
 }
 
 impl JournalOptions {
-    /// On a small file system segments are smaller, or the reserves would take too much of it.
+    /// On a small file system segments are smaller, or the reserves would take too much of it; and so is
+    /// what the journal keeps beyond the live data.
     pub fn suit_disk(&mut self, disk_bytes: u64) {
+        self.dead_bytes = self.dead_bytes.min(disk_bytes / 16);
         let share = (disk_bytes / 64).max(2 << 20);
         let share = 1 << (u64::BITS - 1 - share.leading_zeros());
         self.segment_bytes = self.segment_bytes.min(share);
@@ -104,6 +110,7 @@ pub struct Journal {
     longest_body: usize,
     longest_part: usize,
     segment_bytes: u64,
+    dead_bytes: u64,
     epoch: u32,
     /// Oldest first; the last is the one that is written to.
     segments: VecDeque<Segment>,
@@ -220,6 +227,7 @@ impl Journal {
             longest_body: options.longest_body(),
             longest_part: options.longest_part(),
             segment_bytes: options.segment_bytes,
+            dead_bytes: options.dead_bytes,
             epoch,
             segments,
             end: FIRST_BATCH,
@@ -456,14 +464,14 @@ impl Journal {
     }
 
     /// Whether so little of the journal is live that its oldest segment should go: it may be as
-    /// large as twice the live data, and two segments; while the disk is full, hardly larger than
-    /// the live data.
+    /// large as twice the live data, on a small disk less, and two segments; while the disk is full, hardly
+    /// larger than the live data.
     ///
     /// Once begun, it goes on to an eighth below that, but at most once through all segments: what is
     /// live may take more than is said here, and then going on would write the same for ever. It
-    /// begins anew when new records have come that are an eighth of the journal, or half of what was
-    /// live is gone; while the disk is full, when that makes half a segment. So what is carried
-    /// forward is never much more than what is new.
+    /// begins anew when what is new and what is gone since make an eighth of the journal; while the disk
+    /// is full, half a segment. So what is carried forward is never much more than what is new: whatever is
+    /// gone was new once.
     pub fn reclaim_due(&mut self, live_bytes: u64) -> bool {
         let (oldest, newest) = match (self.segments.front(), self.segments.back()) {
             (Some(oldest), Some(newest)) => (*oldest, newest.number),
@@ -476,7 +484,11 @@ impl Journal {
             true => {
                 live_bytes.saturating_add(live_bytes / 8 + oldest.bytes + self.unfilled_bytes())
             }
-            false => live_bytes.saturating_mul(2) + 2 * self.segment_bytes,
+            // Never less than while the disk is full, or that would end and begin in turns.
+            false => {
+                let dead_bytes = live_bytes.min(self.dead_bytes.max(live_bytes / 8));
+                live_bytes.saturating_add(dead_bytes + 2 * self.segment_bytes)
+            }
         };
         match self.reclaim {
             Reclaim::Through(last) => {
@@ -498,7 +510,7 @@ impl Journal {
                 let gone_bytes = were_live_bytes.saturating_sub(live_bytes);
                 let is_worth_it = match is_tight {
                     true => !was_tight || new_bytes.max(gone_bytes) >= oldest.bytes / 2,
-                    false => new_bytes >= total_bytes / 8 || live_bytes <= were_live_bytes / 2,
+                    false => new_bytes.saturating_add(gone_bytes) >= total_bytes / 8,
                 };
                 if total_bytes > allowed_bytes && oldest.number < newest && is_worth_it {
                     self.reclaim = Reclaim::Through(newest);

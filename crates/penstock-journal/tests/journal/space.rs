@@ -91,6 +91,54 @@ fn reclaiming_what_is_all_live_ends_after_one_pass() {
     assert!(user.opened.journal.reclaim_due(10), "until enough is new");
 }
 
+/// Drops the oldest segments for as long as that is due.
+fn reclaim(user: &mut User<SimStorage>, live_bytes: u64) {
+    while user.opened.journal.reclaim_due(live_bytes) {
+        user.drop_oldest();
+        user.append_and_commit(10);
+    }
+}
+
+#[test]
+fn what_goes_little_by_little_while_nothing_is_new_is_reclaimed_all_the_same() {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    for _ in 0..100 {
+        user.append_and_commit(900);
+    }
+    let mut live_bytes = user.opened.journal.total_bytes();
+    while live_bytes > 10_000 {
+        reclaim(&mut user, live_bytes);
+        let total = user.opened.journal.total_bytes();
+        let allowed = 2 * live_bytes + 2 * small().segment_bytes;
+        assert!(total <= allowed + allowed / 4, "{total} of {allowed} bytes");
+        // Never half of it at a time.
+        live_bytes -= live_bytes / 16;
+    }
+}
+
+#[test]
+fn on_a_small_disk_less_that_is_dead_stays() {
+    for dead_bytes in [4 * small().segment_bytes, u64::MAX] {
+        let storage = SimStorage::new();
+        let options = JournalOptions {
+            dead_bytes,
+            ..small()
+        };
+        let mut user = User::open_with(&storage, options).unwrap();
+        for _ in 0..150 {
+            user.append_and_commit(900);
+        }
+        let live_bytes = user.opened.journal.total_bytes() * 6 / 10;
+        let is_due = user.opened.journal.reclaim_due(live_bytes);
+        assert_eq!(is_due, dead_bytes < u64::MAX);
+        reclaim(&mut user, live_bytes);
+        let dead = user.opened.journal.total_bytes().saturating_sub(live_bytes);
+        let most = dead_bytes.saturating_add(2 * small().segment_bytes);
+        assert!(dead <= most, "{dead} bytes of {live_bytes}");
+    }
+}
+
 #[test]
 fn a_long_record_whose_beginning_was_dropped_is_not_half_shown() {
     let storage = SimStorage::new();
