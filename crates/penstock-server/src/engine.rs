@@ -68,6 +68,7 @@ pub struct Engine {
     options: EngineOptions,
     broker: Broker,
     journal: Journal,
+    journal_format: u32,
     connections: FxHashMap<ConnId, Connection>,
     now: Now,
 
@@ -156,9 +157,9 @@ impl Engine {
             journal,
             writer,
             report,
+            format,
             epoch,
             next_position,
-            ..
         } = Journal::open(storage, options.journal.clone(), &mut |record| {
             let replayed = recovery.replay(Position(record.position), record.bytes);
             replayed.map_err(not_replayed)
@@ -167,6 +168,7 @@ impl Engine {
         let mut engine = Self {
             broker: recovery.finish(now, epoch),
             journal,
+            journal_format: format,
             connections: FxHashMap::default(),
             now,
             to_transmit: VecDeque::new(),

@@ -117,6 +117,7 @@ fn a_newer_client_is_answered_in_our_version() {
         world.settle();
         let welcome = world.hear(client)[0].welcome.clone().expect("a welcome");
         assert_eq!(welcome.protocol_version, 2);
+        assert_eq!(welcome.journal_format, penstock_journal::FORMAT_VERSION);
         assert_eq!(welcome.heartbeat_ms, HEARTBEAT_MS);
     }
 }

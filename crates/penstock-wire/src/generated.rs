@@ -95,6 +95,9 @@ pub struct Welcome {
     /// of those presented, the ones that still hold
     #[prost(message, repeated, tag = "8")]
     pub leases: ::prost::alloc::vec::Vec<Lease>,
+    /// the format that the broker's journal is written in
+    #[prost(uint32, tag = "10")]
+    pub journal_format: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Lease {

@@ -40,6 +40,7 @@ impl Engine {
                     applied_through,
                     forgotten,
                     leases: leases.into_iter().map(Into::into).collect(),
+                    journal_format: self.journal_format,
                 };
                 let frame = ToClient {
                     welcome: Some(welcome),

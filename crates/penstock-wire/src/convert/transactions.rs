@@ -2,7 +2,7 @@
 
 use penstock_message::{
     Applied, Condition, HeaderPatch, JoinPolicy, Key, MessageState, Op, Overflow, QueueLimits,
-    Receipt, Refusal, ReleaseReason, Target, Tx, Value,
+    Receipt, Refusal, ReleaseReason, Target, Tx, Value, ValueStatus,
 };
 
 use super::messages::due;
@@ -200,10 +200,10 @@ impl TryFrom<proto::Op> for Op {
             },
             Wire::Put(put) => Self::Put {
                 key: key(put.key)?,
-                value: Value {
-                    // Only the broker knows what ran.
-                    run: None,
-                    ..wanted(put.value, "a put has no value")?.try_into()?
+                value: {
+                    let value = wanted(put.value, "a put has no value")?;
+                    // Without a run: only the broker knows what ran.
+                    Value::new(ValueStatus::from_number(value.status)?, value.body)
                 },
                 ttl_ms: put.ttl_ms,
                 group: put.group,
