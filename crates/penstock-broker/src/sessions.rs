@@ -290,7 +290,10 @@ impl Sessions {
 
     pub(crate) fn remove(&mut self, index: u32) -> Session {
         let session = self.sessions.remove(index);
-        self.by_id.remove(&session.id);
+        // A journal that was repaired may have lost that an older session of this id was forgotten.
+        if self.by_id.get(&session.id) == Some(&index) {
+            self.by_id.remove(&session.id);
+        }
         self.by_number.remove(&session.number);
         session
     }

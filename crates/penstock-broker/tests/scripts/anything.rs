@@ -173,3 +173,45 @@ fn run(
     }
     (world, outputs)
 }
+
+/// The record that a session was forgotten is gone with a part of the journal, so two of one id are
+/// recovered. When the older one was forgotten, its client's next hello did not find the other.
+#[test]
+fn a_session_is_found_though_an_older_one_of_its_id_is_forgotten() {
+    let lines: Vec<String> = [
+        "a consume default+default 1",
+        "a publish m1 expires=60",
+        "power-cut",
+        "wait 16000",
+        "disk no-publishes",
+        "wait 100000",
+        "b hello",
+        "b hello",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    let more = [
+        "b hello",
+        "w hello",
+        "wait 100000",
+        "restart",
+        "b hello",
+        "w hello",
+        "wait 100000",
+        "b hello",
+    ];
+    let holes = [177usize, 8];
+    let width = 2;
+    let (mut world, _) = run(&lines, None, 0);
+    world.lose_records(|index| {
+        holes
+            .iter()
+            .any(|hole| (*hole..hole + width).contains(&index))
+    });
+    for line in more {
+        if world.is_possible(line) {
+            world.run(line);
+        }
+    }
+    world.check_recovery();
+}
