@@ -133,6 +133,14 @@ impl Joins {
         }
     }
 
+    /// What the join holds, or will when the journal comes to it.
+    pub(crate) fn held_by(&self, id: &JoinId) -> &[Handle] {
+        match self.find(id) {
+            Some(slot) => &self.joins[slot].held,
+            None => self.early.get(id).map_or(&[], Vec::as_slice),
+        }
+    }
+
     /// Messages of a join that ended before it was told of anew.
     pub(crate) fn take_early(&mut self, id: &JoinId) -> Vec<Handle> {
         self.early.remove(id).unwrap_or_default()

@@ -456,10 +456,21 @@ impl Recovery {
                     state.arrive(slot, index, true);
                 }
             }
-            Event::JoinEnded { join, released } => match state.joins.find(&join) {
-                Some(slot) => state.end_join(slot, released),
-                None => state.end_unknown_join(join, released),
-            },
+            Event::JoinEnded { join, released } => {
+                if !released {
+                    // What it held has ended before that; in a journal that was repaired, those records
+                    // may be gone.
+                    for number in state.still_held(&join) {
+                        if let Some(slot) = self.slots.take(number) {
+                            state.forget_message(slot, None);
+                        }
+                    }
+                }
+                match state.joins.find(&join) {
+                    Some(slot) => state.end_join(slot, released),
+                    None => state.end_unknown_join(join, released),
+                }
+            }
             Event::Paused { queue, paused } => {
                 let queue = state.queues.find_or_create(queue);
                 state.pause(queue, paused);

@@ -1070,6 +1070,16 @@ impl State {
         }
     }
 
+    /// Numbers of the messages that the join holds.
+    pub(crate) fn still_held(&self, join: &JoinId) -> Vec<u64> {
+        let held = self.joins.held_by(join).iter();
+        let held = held.filter(|handle| {
+            self.messages.get(**handle).is_some()
+                && self.messages.state(handle.slot) == MessagePlace::Held(*join)
+        });
+        held.map(|handle| handle.number).collect()
+    }
+
     /// The journal tells of the end of a join that it no longer tells of itself.
     pub(crate) fn end_unknown_join(&mut self, id: JoinId, released: bool) {
         let held = self.joins.take_early(&id);

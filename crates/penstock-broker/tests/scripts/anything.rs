@@ -7,6 +7,53 @@ use proptest::prelude::*;
 
 /// One line of a script. Most are possible at any time; those that are not are refused.
 fn line() -> impl Strategy<Value = String> {
+    prop_oneof![3 => basic_line(), 1 => newer_line()]
+}
+
+/// Failures, operations on many messages, members of joins, and levels of space.
+fn newer_line() -> impl Strategy<Value = String> {
+    let message = prop_oneof!["m1", "m2", "m3", "m4", "m5", "m6"];
+    let queue = prop_oneof![4 => "default", 1 => "other", 1 => "dead"];
+    let extra = prop_oneof![
+        1 => Just("bytes=400 no-result"),
+        2 => Just("member=join:0"),
+        1 => Just("member=join:1 expires=60"),
+        1 => Just("member=outer:0 unless=k2"),
+        1 => Just("headers=a:b retries=3"),
+    ];
+    let op = (message, queue, extra).prop_flat_map(|(message, queue, extra)| {
+        prop_oneof![
+            4 => Just(format!("publish {message} {extra}")),
+            3 => Just(format!("fail {message}")),
+            1 => Just(format!("fail {message} class=Other no-value")),
+            2 => Just(format!("cancel {message}")),
+            2 => Just(format!("retry {message}")),
+            1 => Just(format!("retry {message} to={queue}")),
+            1 => Just(format!("drop {message}")),
+            1 => Just(format!("cancel all queue={queue}")),
+            1 => Just("cancel all task=task reason=why".to_owned()),
+            1 => Just(format!("retry all queue={queue}")),
+            1 => Just("retry all class=Error".to_owned()),
+            1 => Just("drop all".to_owned()),
+            2 => Just("hold outer count=1 messages=o1".to_owned()),
+            2 => Just("hold join count=2 messages=h3 member=outer:0".to_owned()),
+        ]
+    });
+    let client = prop_oneof!["a", "b", "w"];
+    let commit = prop::collection::vec(op, 1..4)
+        .prop_flat_map(|ops| prop_oneof![" | ", "; "].prop_map(move |between| ops.join(&between)));
+    prop_oneof![
+        12 => (client, commit).prop_map(|(client, commit)| format!("{client} {commit}")),
+        1 => Just("wait 100000".to_owned()),
+        1 => Just("disk no-publishes".to_owned()),
+        1 => Just("disk no-leases".to_owned()),
+        1 => Just("disk no-settlements".to_owned()),
+        3 => Just("disk plenty".to_owned()),
+    ]
+}
+
+/// One line of what there was from the beginning.
+fn basic_line() -> impl Strategy<Value = String> {
     let client = prop_oneof!["a", "b", "w"];
     let message = prop_oneof!["m1", "m2", "m3", "m4", "m5", "m6"];
     let queue = prop_oneof![4 => "default", 1 => "other", 1 => "dead"];
@@ -21,11 +68,6 @@ fn line() -> impl Strategy<Value = String> {
         1 => Just("task=other priority=7"),
         1 => Just("queue=default+other"),
         1 => Just("bytes=400"),
-        1 => Just("bytes=400 no-result"),
-        2 => Just("member=join:0"),
-        1 => Just("member=join:1 expires=60"),
-        1 => Just("member=outer:0 unless=k2"),
-        1 => Just("headers=a:b retries=3"),
     ];
     let op = (message.clone(), queue.clone(), key, extra, 0..3_u32).prop_flat_map(
         |(message, queue, key, extra, index)| {
@@ -37,19 +79,6 @@ fn line() -> impl Strategy<Value = String> {
                 1 => Just(format!("put {message} x bytes=300")),
                 2 => Just(format!("move {message} next note=again {extra}")),
                 1 => Just(format!("move {message} queue=dead note=boom expires=100")),
-                3 => Just(format!("fail {message}")),
-                1 => Just(format!("fail {message} class=Other no-value")),
-                2 => Just(format!("cancel {message}")),
-                2 => Just(format!("retry {message}")),
-                1 => Just(format!("retry {message} to={queue}")),
-                1 => Just(format!("drop {message}")),
-                1 => Just(format!("cancel all queue={queue}")),
-                1 => Just("cancel all task=task reason=why".to_owned()),
-                1 => Just(format!("retry all queue={queue}")),
-                1 => Just("retry all class=Error".to_owned()),
-                1 => Just("drop all".to_owned()),
-                2 => Just("hold outer count=1 messages=o1".to_owned()),
-                2 => Just("hold join count=2 messages=h3 member=outer:0".to_owned()),
                 2 => Just(format!("return {message}")),
                 2 => Just(format!("crash {message}")),
                 2 => Just(format!("put {key} value ttl=70")),
@@ -94,11 +123,6 @@ fn line() -> impl Strategy<Value = String> {
         16 => (client, client_line).prop_map(|(client, line)| format!("{client} {line}")),
         1 => (1..100_u32).prop_map(|ms| format!("wait {ms}")),
         1 => Just("wait 16000".to_owned()),
-        1 => Just("wait 100000".to_owned()),
-        1 => Just("disk no-publishes".to_owned()),
-        1 => Just("disk no-leases".to_owned()),
-        1 => Just("disk no-settlements".to_owned()),
-        3 => Just("disk plenty".to_owned()),
         1 => Just("stall".to_owned()),
         1 => Just("write".to_owned()),
         2 => Just("sync".to_owned()),
@@ -131,8 +155,8 @@ proptest! {
 
     #[test]
     fn a_broker_works_on_with_whatever_a_repair_of_its_journal_has_left(
-        lines in prop::collection::vec(line(), 1..80),
-        more in prop::collection::vec(line(), 0..40),
+        lines in prop::collection::vec(basic_line(), 1..80),
+        more in prop::collection::vec(basic_line(), 0..40),
         holes in prop::collection::vec(0..200_usize, 1..8),
         width in 1..4_usize,
     ) {
