@@ -151,6 +151,11 @@ impl Broker {
         reads
     }
 
+    /// Whether a message that is carried forward still lacks its body.
+    pub fn awaits_carried(&self) -> bool {
+        self.reading.carried.len() < self.reading.carrying.len()
+    }
+
     /// Where something stands that is wanted, if it still is.
     fn locate(&mut self, wanted: Wanted) -> Option<Part> {
         let slot = match wanted.by {

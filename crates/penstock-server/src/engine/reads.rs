@@ -46,6 +46,11 @@ impl Engine {
             })
             .collect();
         self.reading = !reads.is_empty();
+        if !self.reading && self.reclaim_reads && !self.broker.awaits_carried() {
+            // All that reclaim waited for has ended meanwhile, so no read will have it go on.
+            self.reclaim_reads = false;
+            self.reclaim();
+        }
         self.reading.then_some(ReadTask {
             reads,
             outcomes: Vec::new(),
