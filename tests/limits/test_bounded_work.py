@@ -1,0 +1,338 @@
+"""Work on very many jobs is bounded: it ends on a full disk, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from project import SCRIPTS, Process, Project, eventually
+
+from penstock import DiskFull
+
+# The full matrix of sizes and shapes takes some minutes.
+IS_LONG = bool(os.environ.get("PENSTOCK_LONG"))
+DISK_MEGABYTES = 40 if IS_LONG else 24
+ARGUMENTS_BYTES = [0, 300] if IS_LONG else [0]
+SPREAD_S = 30.0 if IS_LONG else 3.0
+# Time to fill the disk, before the first job expires.
+FILLED_S = 15.0 if IS_LONG else 6.0
+EXPIRING = 1_000_000 if IS_LONG else 200_000
+ROUNDS = 3
+
+# A call's own deadline, in Python and of the commands.
+DEADLINE_S = 5.0
+WORKS_AGAIN_S = 5.0
+# `status` answers from memory; most of this is the start of a process on a busy machine.
+STATUS_S = 1.0
+JOURNAL_BYTES = 10 << 20
+KEPT_VALUE_BYTES = 24
+# How much later others are answered, at p99.
+DELAYED_MS = 50.0
+
+TASKS = """
+    from penstock import App
+
+    app = App("shop")
+
+    @app.task
+    def nothing() -> None: ...
+
+    @app.task(queue="other")
+    def quick() -> None: ...
+
+    @app.task
+    def read(document: bytes) -> int:
+        return len(document)
+"""
+
+
+class Shop:
+    """A server whose data is on a small disk, and what is measured of it."""
+
+    def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.project = project
+        project.data = project.directory / "disk" / "data"
+        project.url = f"unix:{project.directory / 'socket'}"
+        project.environment["PENSTOCK_URL"] = project.url
+        monkeypatch.setenv("PENSTOCK_URL", project.url)
+        project.write("tasks.py", TASKS)
+        self.server = self.serve()
+        self.tasks = project.tasks()
+        self.status_took: list[float] = []
+
+    def serve(self) -> Process:
+        server = self.project.start("penstock", "server", "--listen", self.project.url, "--data", self.project.data)
+        server.wait_for_output("listening")
+        return server
+
+    def publish(self, count: int, arguments_bytes: int, expires: datetime | None) -> None:
+        if arguments_bytes:
+            self.tasks.read.options(expires=expires).map([bytes(arguments_bytes)] * count)
+        else:
+            self.tasks.nothing.options(expires=expires).starmap([()] * count)
+
+    def fill(self, arguments_bytes: int, expires: Callable[[int], datetime | None] = lambda _batch: None) -> int:
+        """Enqueue until not one more is taken; how many were."""
+        accepted = 0
+        batch = 0
+        for count in (2_000, 1):
+            while True:
+                try:
+                    self.publish(count, arguments_bytes, expires(batch))
+                except DiskFull:
+                    break
+                accepted += count
+                batch += 1
+        return accepted
+
+    def status(self) -> dict[str, Any]:
+        """Ask the program, as people do, from any thread."""
+        began = time.monotonic()
+        command = [str(SCRIPTS / "penstock"), "status", "--json"]
+        run = subprocess.run(command, env=self.project.environment, capture_output=True, text=True, timeout=30)
+        self.status_took.append(time.monotonic() - began)
+        assert run.returncode == 0, run.stderr
+        return dict(json.loads(run.stdout))
+
+    def left(self) -> int:
+        queues = self.status()["queues"]
+        return sum(queue["ready"] + queue["delayed"] + queue.get("ending", 0) for queue in queues)
+
+    def is_accepted(self) -> bool:
+        try:
+            self.tasks.nothing.delay()
+        except DiskFull:
+            return False
+        return True
+
+    def works_again(self) -> float:
+        """How long it takes until a job is taken."""
+        began = time.monotonic()
+        eventually(self.is_accepted, WORKS_AGAIN_S, self.explain)
+        return time.monotonic() - began
+
+    def journal_excess(self) -> int:
+        status = self.status()
+        return int(status["broker"]["journal_bytes"] - KEPT_VALUE_BYTES * status["results"])
+
+    def explain(self) -> str:
+        return f"{self.project.penstock('status', '--json').output}\n{self.server.output}"
+
+    def is_over(self) -> bool:
+        # What was enqueued to see whether it works waits.
+        return self.left() < 100 and self.journal_excess() <= JOURNAL_BYTES
+
+    def check_the_end(self) -> None:
+        eventually(self.is_over, 30, self.explain)
+        assert self.server.returncode is None
+        assert max(self.status_took) < STATUS_S, sorted(self.status_took)[-5:]
+        note(
+            status_n=len(self.status_took),
+            status_median_ms=statistics.median(self.status_took) * 1000,
+            status_max_ms=max(self.status_took) * 1000,
+            journal_mb=self.status()["broker"]["journal_bytes"] / 1e6,
+            excess_mb=self.journal_excess() / 1e6,
+            results=self.status()["results"],
+        )
+
+
+def note(**figures: object) -> None:
+    """Print figures for people who run this by hand with `-s`."""
+    print(
+        json.dumps(
+            {name: round(figure, 2) if isinstance(figure, float) else figure for name, figure in figures.items()}
+        )
+    )
+
+
+@contextmanager
+def small_disk(project: Project) -> Iterator[None]:
+    """Mount a disk in memory, which takes no time of its own."""
+    at = project.directory / "disk"
+    at.mkdir()
+    if os.geteuid() != 0 or not shutil.which("mount"):
+        pytest.skip("a small disk can be mounted by root only")
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MEGABYTES}m", "none", str(at)]
+    mounted = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    if mounted.returncode:
+        assert not os.environ.get("CI"), f"no small disk can be mounted: {mounted.stderr}"
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield
+    finally:
+        project.end_all()
+        subprocess.run(["umount", "--lazy", str(at)], check=True, timeout=30)
+
+
+@pytest.fixture
+def shop(project: Project, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    with small_disk(project):
+        yield Shop(project, monkeypatch)
+
+
+class Watch:
+    """Asks for the status all the time."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+        self.failed: list[str] = []
+        self.is_over = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        while not self.is_over.wait(0.05):
+            try:
+                self.shop.status()
+            except Exception as error:
+                self.failed.append(str(error))
+
+    def __enter__(self) -> None:
+        self.thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.is_over.set()
+        self.thread.join()
+        assert not self.failed
+
+
+def at(moment: float) -> datetime:
+    return datetime.fromtimestamp(moment, UTC)
+
+
+def wait_until(moment: float) -> None:
+    assert time.time() < moment, "filling the disk took longer than the jobs had"
+    time.sleep(max(0.0, moment - time.time()))
+
+
+@pytest.mark.parametrize("arguments_bytes", ARGUMENTS_BYTES)
+def test_a_purge_on_a_full_disk_is_answered_and_makes_room(shop: Shop, arguments_bytes: int) -> None:
+    accepted = shop.fill(arguments_bytes)
+    with Watch(shop):
+        began = time.monotonic()
+        purged = shop.project.penstock("purge", "default", "--yes")
+        answered = time.monotonic() - began
+        assert purged.returncode == 0, purged.output
+        assert answered < DEADLINE_S
+        note(jobs=accepted, answered_s=answered, works_again_s=shop.works_again())
+        shop.check_the_end()
+
+
+@pytest.mark.parametrize("arguments_bytes", ARGUMENTS_BYTES)
+def test_jobs_that_all_expire_at_once_on_a_full_disk_make_room(shop: Shop, arguments_bytes: int) -> None:
+    moment = time.time() + FILLED_S
+    accepted = shop.fill(arguments_bytes, lambda _batch: at(moment))
+    with Watch(shop):
+        wait_until(moment)
+        note(jobs=accepted, works_again_s=shop.works_again())
+        shop.check_the_end()
+
+
+@pytest.mark.parametrize("arguments_bytes", ARGUMENTS_BYTES)
+def test_jobs_that_expire_one_after_the_other_on_a_full_disk_make_room(shop: Shop, arguments_bytes: int) -> None:
+    first = time.time() + FILLED_S
+    # No order of theirs is that in which they came.
+    accepted = shop.fill(arguments_bytes, lambda batch: at(first + batch * 0.618 % 1 * SPREAD_S))
+    with Watch(shop):
+        wait_until(first + SPREAD_S)
+        note(jobs=accepted, works_again_s=shop.works_again())
+        shop.check_the_end()
+
+
+class Crowd:
+    """A server on the disk of this machine, with very many jobs that expire in one instant."""
+
+    def __init__(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+        project.url = f"unix:{project.directory / 'socket'}"
+        project.environment["PENSTOCK_URL"] = project.url
+        monkeypatch.setenv("PENSTOCK_URL", project.url)
+        project.write("tasks.py", TASKS)
+        self.project = project
+        self.server = self.serve()
+        self.tasks = project.tasks()
+        self.tasks.app.timeout = 30
+
+    def serve(self) -> Process:
+        data = self.project.directory / "data"
+        server = self.project.start("penstock", "server", "--listen", self.project.url, "--data", data)
+        server.wait_for_output("listening")
+        return server
+
+    def restart(self) -> None:
+        self.server.popen.kill()
+        self.server.wait()
+        self.server = self.serve()
+
+    def enqueue(self, moment: float) -> None:
+        for _ in range(EXPIRING // 10_000):
+            self.tasks.nothing.options(expires=at(moment)).starmap([()] * 10_000)
+
+    def p99_ms(self, for_s: float) -> float:
+        """How long a call takes, at the 99th percentile, when somebody calls each millisecond."""
+        until = time.monotonic() + for_s
+        took: list[float] = []
+        while (began := time.monotonic()) < until:
+            self.tasks.quick.delay()
+            last_ms = (time.monotonic() - began) * 1000
+            # One caller alone meets each delay once; those who call meanwhile wait for the rest of it.
+            took += [last_ms - later_ms for later_ms in range(int(last_ms) + 1)]
+        took.sort()
+        return took[len(took) * 99 // 100]
+
+    def expired(self) -> int:
+        return int(self.project.status()["counts"]["expired"])
+
+
+@pytest.fixture
+def crowd(project: Project, monkeypatch: pytest.MonkeyPatch) -> Crowd:
+    return Crowd(project, monkeypatch)
+
+
+# Enqueuing takes some seconds; and within the second after their end all have expired.
+ENQUEUED_S = EXPIRING / 50_000
+MEASURED_S = EXPIRING / 1_000_000
+
+
+def test_very_many_jobs_that_expire_at_once_delay_nobody(crowd: Crowd) -> None:
+    delayed = []
+    crowd.tasks.quick.delay()
+    for round in range(1, ROUNDS + 1):
+        moment = time.time() + ENQUEUED_S
+        crowd.enqueue(moment)
+        wait_until(moment - 2 * MEASURED_S)
+        without = crowd.p99_ms(MEASURED_S)
+        wait_until(moment)
+        beside = crowd.p99_ms(MEASURED_S)
+        eventually(lambda count=round * EXPIRING: crowd.expired() == count, 30)
+        note(without_ms=without, beside_ms=beside)
+        delayed.append(beside - without)
+    assert statistics.median(delayed) < DELAYED_MS, delayed
+
+
+def test_very_many_jobs_that_expired_while_the_broker_was_down_delay_nobody(crowd: Crowd) -> None:
+    delayed = []
+    for _ in range(ROUNDS):
+        moment = time.time() + ENQUEUED_S
+        crowd.enqueue(moment)
+        # The same restart, while none of them has expired.
+        crowd.restart()
+        without = crowd.p99_ms(MEASURED_S)
+        assert time.time() < moment, "a restart took longer than the jobs had"
+        crowd.server.popen.kill()
+        crowd.server.wait()
+        wait_until(moment)
+        crowd.server = crowd.serve()
+        beside = crowd.p99_ms(MEASURED_S)
+        eventually(lambda: crowd.expired() == EXPIRING, 30)
+        note(without_ms=without, beside_ms=beside)
+        delayed.append(beside - without)
+    assert statistics.median(delayed) < DELAYED_MS, delayed
