@@ -142,8 +142,8 @@ pub struct Journal {
 /// How far reclaiming has come.
 #[derive(Clone, Copy, Debug)]
 enum Reclaim {
-    /// Segments up to this one are to go, if that is what it takes.
-    Through(u64),
+    /// Segments up to this one are to go, if that is what it takes; so much was live when it began.
+    Through { last: u64, live_bytes: u64 },
     /// It ended when so much had been appended and so much was live.
     Rested {
         since_bytes: u64,
@@ -490,34 +490,41 @@ impl Journal {
                 live_bytes.saturating_add(dead_bytes + 2 * self.segment_bytes)
             }
         };
-        match self.reclaim {
-            Reclaim::Through(last) => {
-                let is_enough = total_bytes <= allowed_bytes - allowed_bytes / 8;
-                if is_enough || oldest.number > last || oldest.number == newest {
-                    self.reclaim = Reclaim::Rested {
-                        since_bytes: self.appended_bytes,
-                        live_bytes,
-                        was_tight: is_tight,
-                    };
-                }
-            }
-            Reclaim::Rested {
-                since_bytes,
-                live_bytes: were_live_bytes,
-                was_tight,
-            } => {
-                let new_bytes = self.appended_bytes - since_bytes;
-                let gone_bytes = were_live_bytes.saturating_sub(live_bytes);
-                let is_worth_it = match is_tight {
-                    true => !was_tight || new_bytes.max(gone_bytes) >= oldest.bytes / 2,
-                    false => new_bytes.saturating_add(gone_bytes) >= total_bytes / 8,
+        if let Reclaim::Through {
+            last,
+            live_bytes: were_live_bytes,
+        } = self.reclaim
+        {
+            let is_enough = total_bytes <= allowed_bytes - allowed_bytes / 8;
+            if is_enough || oldest.number > last || oldest.number == newest {
+                // What is gone since it began may have been carried forward before.
+                self.reclaim = Reclaim::Rested {
+                    since_bytes: self.appended_bytes,
+                    live_bytes: live_bytes.max(were_live_bytes),
+                    was_tight: is_tight,
                 };
-                if total_bytes > allowed_bytes && oldest.number < newest && is_worth_it {
-                    self.reclaim = Reclaim::Through(newest);
-                }
             }
         }
-        matches!(self.reclaim, Reclaim::Through(_))
+        if let Reclaim::Rested {
+            since_bytes,
+            live_bytes: were_live_bytes,
+            was_tight,
+        } = self.reclaim
+        {
+            let new_bytes = self.appended_bytes - since_bytes;
+            let gone_bytes = were_live_bytes.saturating_sub(live_bytes);
+            let is_worth_it = match is_tight {
+                true => !was_tight || new_bytes.max(gone_bytes) >= oldest.bytes / 2,
+                false => new_bytes.saturating_add(gone_bytes) >= total_bytes / 8,
+            };
+            if total_bytes > allowed_bytes && oldest.number < newest && is_worth_it {
+                self.reclaim = Reclaim::Through {
+                    last: newest,
+                    live_bytes,
+                };
+            }
+        }
+        matches!(self.reclaim, Reclaim::Through { .. })
     }
 
     /// The oldest segment that can be dropped, and the first position after it. Everything live

@@ -189,7 +189,7 @@ fn fail_all(body: &Bytes) {
         }
     }
     assert!(held > 10_000, "only {held} fitted");
-    assert_eq!(client.status().space, Space::NoPublishes);
+    assert_ne!(client.status().space, Space::Plenty);
 
     let is_over = AtomicBool::new(false);
     let (answered, again, slowest) = thread::scope(|scope| {

@@ -118,6 +118,31 @@ fn what_goes_little_by_little_while_nothing_is_new_is_reclaimed_all_the_same() {
 }
 
 #[test]
+fn what_was_carried_forward_and_goes_before_the_pass_is_over_is_reclaimed() {
+    let storage = SimStorage::new();
+    let mut user = User::open(&storage).unwrap();
+    for _ in 0..100 {
+        user.append_and_commit(900);
+    }
+    // All is carried forward, though but a third is said to be live; then it goes, with the last segment.
+    let live_bytes = user.opened.journal.total_bytes() / 3;
+    let through = user.opened.next_position;
+    while user.opened.journal.reclaim_due(live_bytes) {
+        let (_, after) = user.opened.journal.oldest_segment().unwrap();
+        user.append(900);
+        user.append(900);
+        user.drop_oldest();
+        user.commit().unwrap();
+        if after >= through {
+            break;
+        }
+    }
+    reclaim(&mut user, 100);
+    let total = user.opened.journal.total_bytes();
+    assert!(total <= 5 * small().segment_bytes, "{total} bytes");
+}
+
+#[test]
 fn on_a_small_disk_less_that_is_dead_stays() {
     for dead_bytes in [4 * small().segment_bytes, u64::MAX] {
         let storage = SimStorage::new();
