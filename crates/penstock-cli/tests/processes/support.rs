@@ -1,6 +1,6 @@
 //! Real processes of the real program, each in a directory of its own, ended when a test ends.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -252,13 +252,12 @@ impl<S: Read + Write> RawClient<S> {
             {
                 return Some(frame);
             }
-            match self
-                .socket
-                .read(&mut buffer)
-                .expect("the connection ends in order")
-            {
-                0 => return None,
-                count => self.decoder.extend(&buffer[..count]),
+            match self.socket.read(&mut buffer) {
+                // A signal, such as that of a child that has ended.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Ok(0) => return None,
+                Ok(count) => self.decoder.extend(&buffer[..count]),
+                Err(error) => panic!("the connection ends in order, not by {error}"),
             }
         }
     }
