@@ -206,7 +206,7 @@ impl Broker {
         self.chores.forgotten = later;
     }
 
-    /// What a failed join holds reports to joins of its own, and whoever watches it is told.
+    /// Reports what a failed join holds to joins of its own, and tells its watchers.
     fn step_blocked(&mut self) {
         while let Some((id, told)) = self.chores.blocked.pop_front() {
             let Some(slot) = self.state.joins.find(&id) else {
@@ -303,5 +303,5 @@ impl Broker {
     }
 }
 
-/// What is said of a job whose join has failed.
+/// Reason of a job whose join has failed.
 pub(crate) const BLOCKED: &str = "a member of the group it waited for has failed";

@@ -26,7 +26,7 @@ pub(crate) struct Checked {
     leased: Vec<u32>,
 }
 
-/// What is noted while a transaction is checked; kept between transactions for its memory.
+/// Notes taken while a transaction is checked; kept between transactions for its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Checking {
     /// Ids of messages and joins that the transaction brings.
@@ -34,13 +34,13 @@ pub(crate) struct Checking {
     /// Joins that it opens, and how many members they have.
     new_joins: Vec<(MessageId, u32)>,
     leased: Vec<u32>,
-    /// What it brings for queues with limits.
+    /// Messages that it brings for queues with limits.
     arrivals: Vec<Arrivals>,
     /// Whether it may be refused for want of room.
     may_find_no_room: bool,
     /// Some of the messages that it brings may be held already.
     names_held: bool,
-    /// It has one operation only.
+    /// The transaction has one operation only.
     is_alone: bool,
 }
 

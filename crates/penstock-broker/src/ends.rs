@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::line::Line;
 use crate::messages::Messages;
 
-/// What such a value counts as, of the bytes that results may take: an entry and its places.
+/// Bytes that such a value counts as, of those that results may take: an entry and its places.
 pub(crate) const ENDED_VALUE_BYTES: u64 = 64;
 
 #[derive(Debug, Default)]

@@ -22,7 +22,7 @@ const LOOKED_AT: usize = 10_000;
 pub(crate) struct FailedJobs {
     /// Slots, and bytes in the journal, by number; a message gets a new number when it fails.
     by_number: BTreeMap<u64, (u32, u64)>,
-    /// What they take in the journal.
+    /// Bytes that they take in the journal.
     pub(crate) bytes: u64,
     /// How many were dropped to keep to the limits or for want of space, since the process began.
     pub(crate) dropped: u64,
@@ -43,7 +43,7 @@ impl FailedJobs {
         }
     }
 
-    /// One of them takes another number of bytes now.
+    /// Notes that one of them takes another number of bytes now.
     pub(crate) fn set_bytes(&mut self, number: u64, bytes: u64) {
         if let Some((_, had)) = self.by_number.get_mut(&number) {
             self.bytes += bytes;
@@ -60,7 +60,7 @@ impl FailedJobs {
         first.map(|(number, (slot, _))| (*number, *slot))
     }
 
-    /// Those behind this number, oldest first.
+    /// Lists those behind this number, oldest first.
     pub(crate) fn after(&self, number: u64) -> impl Iterator<Item = (u64, u32)> {
         let from = number.saturating_add(1);
         let range = self.by_number.range(from..);

@@ -9,7 +9,7 @@ use crate::Position;
 use crate::messages::Handle;
 use crate::slab::Slab;
 
-/// What the arrivals of 64 neighbours take in the journal.
+/// Bytes of the journal for the arrivals of 64 neighbours.
 const ARRIVED_WORD_BYTES: u64 = 10;
 
 #[derive(Debug)]
@@ -133,7 +133,7 @@ impl Joins {
         }
     }
 
-    /// What the join holds, or will when the journal comes to it.
+    /// Lists what the join holds, or will when the journal comes to it.
     pub(crate) fn held_by(&self, id: &JoinId) -> &[Handle] {
         match self.find(id) {
             Some(slot) => &self.joins[slot].held,

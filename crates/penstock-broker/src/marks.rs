@@ -299,7 +299,7 @@ impl Broker {
         cursor.is_none()
     }
 
-    /// What people are told of where a message is.
+    /// Names the state of a message, for people.
     pub(crate) fn state_of(&self, slot: u32) -> MessageState {
         match self.state.messages.state(slot) {
             MessagePlace::Ready => MessageState::Ready,

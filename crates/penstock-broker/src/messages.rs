@@ -280,7 +280,7 @@ pub(crate) struct Messages {
     dues: Times,
     expiries: Times,
     by_id: Index,
-    /// Those that have ended, one for each id.
+    /// Messages that have ended, one for each id.
     ended: Index,
     /// Messages are entered in `by_id` all at once later.
     puts_off_ids: bool,
@@ -292,11 +292,11 @@ pub(crate) struct Messages {
 /// the hot ones.
 const RESIDENT_BYTES: u64 = 192;
 
-/// What the value of a message that has ended takes in the journal, once that was carried forward.
+/// Bytes of the journal for the value of a message that has ended, once it was carried forward.
 const ENDED_BYTES: u64 = 24;
 
 impl Extra {
-    /// What it takes in the journal, roughly.
+    /// Bytes that it takes in the journal, roughly.
     fn journal_bytes(&self) -> u64 {
         let notes: usize = self.notes.iter().map(|note| note.len() + 8).sum();
         let extras = self.extras.as_ref().map_or(0, |extras| {

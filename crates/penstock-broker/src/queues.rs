@@ -247,7 +247,7 @@ impl Queues {
         next.map(|handle| handle.number)
     }
 
-    /// What the message was charged when it was popped goes back to its flow.
+    /// Gives its flow back what the message was charged when it was popped.
     pub(crate) fn refund(&mut self, messages: &Messages, slot: u32, estimate_us: u32) {
         let kind = messages.kind(slot);
         let level = &mut self.all[kind.queue as usize].levels[usize::from(kind.priority)];

@@ -514,7 +514,7 @@ mod marked {
     pub(super) const KNOWN: u8 = 127;
 }
 
-/// What stands beside the status of a `Stored`.
+/// Flags beside the status of a `Stored`.
 mod stored {
     pub(super) const EXPIRY: u8 = 128;
     pub(super) const RUN: u8 = 64;

@@ -81,7 +81,7 @@ pub(crate) struct State {
 const SHORT_QUEUE: u64 = 1024;
 /// How many bytes of notes a message keeps: a delivery must fit into a frame beside its body.
 const NOTES_CAP_BYTES: usize = 256 << 10;
-/// What an operation on many messages takes in the journal.
+/// Bytes of the journal for an operation on many messages.
 pub(crate) const MARK_BYTES: u64 = 64;
 
 /// How a message ends.
@@ -326,7 +326,7 @@ impl State {
         self.recount_failed(slot);
     }
 
-    /// What the message takes in the journal has changed.
+    /// Counts anew what a failed job takes in the journal.
     pub(crate) fn recount_failed(&mut self, slot: u32) {
         let entry = &self.messages[slot];
         if entry.is_failed() {
@@ -664,7 +664,7 @@ impl State {
         }
     }
 
-    /// What failures that the broker finds by itself are grouped by: their class and the task. FNV-1a, from
+    /// Hashes class and task, by which failures that the broker finds by itself are grouped. FNV-1a, from
     /// the authors' page, because the journal keeps it.
     pub(crate) fn fingerprint(&self, slot: u32, class: &str) -> u64 {
         let task = self.names.text(self.messages.kind(slot).task);
@@ -674,7 +674,7 @@ impl State {
         })
     }
 
-    /// What the journal says of how a message failed.
+    /// Describes how a message failed, for the journal.
     pub(crate) fn failing(&self, slot: u32) -> Option<Failing<'_>> {
         let failure = self.messages.failure(slot)?;
         Some(Failing {

@@ -95,7 +95,7 @@ pub struct Inputs {
     pub shape: InputShape,
 }
 
-/// What a job is given of a join's values.
+/// Shape in which a job is given a join's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum InputShape {

@@ -38,7 +38,7 @@ pub enum Answer {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FailedQuery {
     pub filter: Filter,
-    /// Those behind this one only: [`FailedPage::next`] of the page before.
+    /// Lists jobs behind this one only: [`FailedPage::next`] of the page before.
     pub after: u64,
     /// How many to list at most; 0: the broker's own limit, which is 1,000.
     pub limit: u32,
@@ -73,9 +73,9 @@ pub struct FailedJob {
 pub struct OperationStatus {
     /// Jobs that it has come to so far and that match.
     pub matched: u64,
-    /// Of these, what it was to do is done.
+    /// Matching jobs for which the operation is done.
     pub done: u64,
-    /// Of these, it could not be done: they run, or their unique key belongs to another job by now.
+    /// Matching jobs that it could not be done to: they run, or their unique key is another job's by now.
     pub spared: u64,
     pub is_over: bool,
 }
@@ -197,7 +197,7 @@ pub struct MessageInfo {
     pub worker: Option<String>,
     pub notes: Vec<Bytes>,
     pub generation: u32,
-    /// Of a failed job, when it failed and why.
+    /// Time and reason of the failure of a failed job.
     pub failed: Option<Box<(WallMs, Failure)>>,
 }
 
@@ -208,11 +208,11 @@ pub enum MessageState {
     Running,
     /// Held until a join releases it.
     Held,
-    /// It failed for good, and is kept for people to look into, retry or drop.
+    /// Failed for good, and kept for people to look into, retry or drop.
     Failed,
-    /// What it waited for has failed.
+    /// Held by a join that has failed.
     Blocked,
-    /// It runs, and was asked to end. Reserved.
+    /// Runs, and was asked to end. Reserved.
     Cancelling,
     /// Its run waits for other jobs. Reserved.
     Parked,

@@ -33,7 +33,7 @@ pub enum ValueStatus {
     Replaced = 6,
     /// The values of a join, by reference. Reserved for workflows.
     Gathered = 7,
-    /// It ran for longer than it may. Reserved for time limits.
+    /// Ran for longer than it may. Reserved for time limits.
     TimedOut = 8,
 }
 

@@ -243,7 +243,7 @@ impl Author {
         ops.into()
     }
 
-    /// So many jobs at once that what is done with all of them takes several steps.
+    /// Publishes enough jobs at once that work on all of them takes several steps.
     fn crowd(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
         let queue = QUEUES[rng.below(3) as usize].to_string();
         let expires_at = rng.bool().then(|| Due::AfterMs(20 + rng.below(400)));

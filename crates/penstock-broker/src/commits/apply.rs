@@ -1,4 +1,4 @@
-//! What the operations of a checked transaction do.
+//! Applies the operations of a checked transaction.
 
 use bytes::Bytes;
 use penstock_faults::planted;

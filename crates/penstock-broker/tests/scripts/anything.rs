@@ -52,7 +52,7 @@ fn newer_line() -> impl Strategy<Value = String> {
     ]
 }
 
-/// One line of what there was from the beginning.
+/// Draws a line of the operations that there were from the beginning.
 fn basic_line() -> impl Strategy<Value = String> {
     let client = prop_oneof!["a", "b", "w"];
     let message = prop_oneof!["m1", "m2", "m3", "m4", "m5", "m6"];

@@ -14,7 +14,7 @@ pub(super) enum Objection {
     Surely(Refusal),
 }
 
-/// What a transaction has named so far: it names each once.
+/// Ids and leases that a transaction has named so far: it names each once.
 #[derive(Default)]
 pub(super) struct Named {
     leases: BTreeSet<Lease>,
