@@ -84,18 +84,9 @@ impl Client {
 
     fn message(&mut self, body: &Bytes) -> Message {
         Message {
-            id: MessageId::new(self.source()),
-            task: "shop.print".to_owned(),
-            priority: 4,
-            expires_at: None,
             result_ttl_ms: Some(86_400_000),
-            max_deliveries: 3,
-            attempt: 0,
-            crashes: 0,
-            enqueued_at: 0,
-            notes: Vec::new(),
-            body: body.clone(),
-            extras: None,
+            task: "shop.print".to_owned(),
+            ..message(MessageId::new(self.source()), body.clone())
         }
     }
 

@@ -11,7 +11,7 @@ use crate::strangers::{Said, commit, framed, hello_of, stranger};
 use crate::support::*;
 use bytes::Bytes;
 use penstock_driver::{DeliverySink, DriverConfig, DriverError, connect};
-use penstock_message::{Delivery, Durability, Lease, Message, MessageId, Op, Receipt, Tx};
+use penstock_message::{Delivery, Durability, Lease, MessageId, Op, Receipt, Tx};
 use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES};
 use rustix::process::Signal;
@@ -367,20 +367,7 @@ fn publish_body(number: u64, bytes: usize) -> Tx {
     id[8..].copy_from_slice(&number.to_be_bytes());
     Tx::from(vec![Op::Publish {
         queues: vec!["jobs".to_owned()],
-        message: Message {
-            id: MessageId(id),
-            task: "shop.send".to_owned(),
-            priority: 4,
-            expires_at: None,
-            result_ttl_ms: None,
-            max_deliveries: 3,
-            attempt: 0,
-            crashes: 0,
-            enqueued_at: 0,
-            notes: Vec::new(),
-            body: Bytes::from(vec![7; bytes]),
-            extras: None,
-        },
+        message: message(MessageId(id), Bytes::from(vec![7; bytes])),
         due: None,
         unless_key: None,
     }])

@@ -11,9 +11,11 @@ use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use penstock_message::{Durability, Key, Message, MessageId, Op, Tx, Value, ValueStatus};
+use penstock_message::{Durability, Key, MessageId, Op, Tx, Value, ValueStatus};
 use penstock_wire::proto::{self, ToBroker, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, encode_frame};
+
+use crate::support::message;
 
 /// How many strangers come in each test; so many in `make test`.
 pub fn strangers(few: usize) -> usize {
@@ -56,20 +58,7 @@ pub fn publish(number: u64) -> Tx {
     id[..8].copy_from_slice(&number.to_le_bytes());
     Tx::from(vec![Op::Publish {
         queues: vec!["default".to_owned()],
-        message: Message {
-            id: MessageId(id),
-            task: "shop.send".to_owned(),
-            priority: 4,
-            expires_at: None,
-            result_ttl_ms: None,
-            max_deliveries: 3,
-            attempt: 0,
-            crashes: 0,
-            enqueued_at: 0,
-            notes: Vec::new(),
-            body: Bytes::from_static(b"body"),
-            extras: None,
-        },
+        message: message(MessageId(id), Bytes::from_static(b"body")),
         due: None,
         unless_key: None,
     }])

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
+use penstock_message::{Message, MessageId};
 use penstock_wire::proto::{self, ToBroker, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, encode_frame};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -26,6 +27,24 @@ pub fn penstock() -> Command {
         .env_remove("PENSTOCK_TOKEN");
     command.stdin(Stdio::null());
     command
+}
+
+/// A job as a client publishes it, with nothing that is rare.
+pub fn message(id: MessageId, body: Bytes) -> Message {
+    Message {
+        id,
+        task: "shop.send".to_owned(),
+        priority: 4,
+        expires_at: None,
+        result_ttl_ms: None,
+        max_deliveries: 3,
+        attempt: 0,
+        crashes: 0,
+        enqueued_at: 0,
+        notes: Vec::new(),
+        body,
+        extras: None,
+    }
 }
 
 pub fn run(arguments: &[&str]) -> Output {

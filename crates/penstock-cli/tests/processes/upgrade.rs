@@ -61,18 +61,8 @@ fn publish(queue: &str, number: u8, unless: Option<&'static str>) -> Tx {
     Tx::from(vec![Op::Publish {
         queues: vec![queue.to_owned()],
         message: Message {
-            id: id(number),
             task: "shop.special".to_owned(),
-            priority: 4,
-            expires_at: None,
-            result_ttl_ms: None,
-            max_deliveries: 3,
-            attempt: 0,
-            crashes: 0,
-            enqueued_at: 0,
-            notes: Vec::new(),
-            body: Bytes::from_static(b"body"),
-            extras: None,
+            ..message(id(number), Bytes::from_static(b"body"))
         },
         due: None,
         unless_key: unless.map(|key| Key::Named(Bytes::from_static(key.as_bytes()))),
