@@ -26,6 +26,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 SCRIPTS = Path(sys.executable).parent
 MARK = "PENSTOCK_TEST_PROJECT"
 
@@ -261,6 +263,13 @@ class pidfd:
 
     def wait(self, timeout: float) -> None:
         assert select.select([self.fd], [], [], timeout)[0], f"the process still runs after {timeout} s"
+
+
+def needs(found: object, what: str) -> None:
+    """Skip the test where this machine lacks something. Fail it in CI, which has everything."""
+    if not found:
+        assert os.environ.get("CI") != "true", f"CI must have what this test needs: {what}"
+        pytest.skip(f"needs {what}")
 
 
 def eventually(condition: Callable[[], object], timeout: float = 60, explain: Callable[[], str] = str) -> None:

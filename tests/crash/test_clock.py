@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 import pytest
-from project import Process, Project
+from project import Process, Project, needs
 
 TASKS = """
     from penstock import App
@@ -35,12 +35,12 @@ def with_wall_set(step: str) -> dict[str, str]:
     return {"LD_PRELOAD": told.stdout.strip(), "FAKETIME": step}
 
 
-@pytest.mark.skipif(not shutil.which("faketime"), reason="needs faketime, to show a broker another clock on the wall")
-@pytest.mark.skipif(not os.path.exists("/proc/sys/kernel/random/boot_id"), reason="this system names no boot")
 @pytest.mark.parametrize("step", ["+1h", "-1h"])
 def test_a_countdown_goes_on_by_the_machines_clock_while_no_broker_runs(
     project: Project, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
+    needs(shutil.which("faketime"), "faketime (Debian: apt-get install faketime)")
+    needs(os.path.exists("/proc/sys/kernel/random/boot_id"), "a system that names its boot")
     project.url = f"unix:{project.directory}/socket"
     project.environment["PENSTOCK_URL"] = project.url
     monkeypatch.setenv("PENSTOCK_URL", project.url)

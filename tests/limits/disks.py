@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-from project import Project
+from project import Project, needs
 
 LARGE = 1 << 20
 
@@ -58,17 +57,15 @@ MEGABYTES = {"ext4": 64, "xfs": 320, "btrfs": 128}
 def disk_of(kind: str, project: Project) -> Iterator[SmallDisk]:
     """A real file system of this kind in a file, with the data of the project's local broker on it."""
     image, at = project.directory / "disk.img", project.directory / "disk"
-    if os.geteuid() != 0:
-        pytest.skip(f"a disk with {kind} can be mounted by root only")
-    if missing := [program for program in (MAKE[kind][0], "mount", "umount") if not shutil.which(program)]:
-        pytest.skip(f"a disk with {kind} needs {missing[0]}")
+    needs(os.geteuid() == 0, f"root, to mount a disk with {kind}")
+    for program in (MAKE[kind][0], "mount", "umount"):
+        needs(shutil.which(program), program)
     with image.open("wb") as file:
         file.truncate(MEGABYTES[kind] << 20)
     subprocess.run([*MAKE[kind], str(image)], check=True, capture_output=True, timeout=30)
     at.mkdir()
     mounted = subprocess.run(["mount", "-t", kind, "-o", "loop", str(image), str(at)], capture_output=True, timeout=30)
-    if mounted.returncode:
-        pytest.skip(f"no disk with {kind} can be mounted here: {mounted.stderr.decode().strip()}")
+    needs(mounted.returncode == 0, f"a system that mounts {kind} ({mounted.stderr.decode().strip()})")
     project.data = at / "data"
     project.url = f"local:{project.data}"
     project.environment["PENSTOCK_URL"] = project.url

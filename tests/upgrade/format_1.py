@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
+from project import needs
 
 FIXTURE = Path(__file__).with_name("format-1")
 # Results, failed jobs and sessions age, so it is opened five minutes after it was made.
@@ -51,10 +50,7 @@ def unpack(data: Path) -> None:
 
 def at_the_time() -> dict[str, str]:
     """The environment of a process that runs when the journal was young."""
-    program = shutil.which("faketime")
-    if program is None:
-        assert os.environ.get("CI") != "true", "this needs faketime, which .ci/run installs"
-        pytest.skip("needs faketime (Debian: apt-get install faketime)")
+    needs(shutil.which("faketime"), "faketime (Debian: apt-get install faketime)")
     # Not the program itself: it stays between us and the process that it starts.
-    preload = subprocess.run([program, "now", "printenv", "LD_PRELOAD"], check=True, capture_output=True, text=True)
+    preload = subprocess.run(["faketime", "now", "printenv", "LD_PRELOAD"], check=True, capture_output=True, text=True)
     return {"LD_PRELOAD": preload.stdout.strip(), "FAKETIME": OPENED, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "TZ": "UTC"}
