@@ -64,7 +64,7 @@ def place_of_bound(count: int, confidence: float) -> int | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """One part, over all pairs."""
+    """The medians and ratios of a part, over all pairs."""
 
     name: str
     old: float  # medians
@@ -124,7 +124,7 @@ def build_core(directory: Path, target: str | None) -> Path:
 
 
 def versions_of(build: Build) -> str:
-    """Of the interpreter: two different ones would be compared instead of two builds."""
+    """Ask for the interpreter's version: two different ones would be compared instead of two builds."""
     command = [build.python, "-c", "import sys; print(sys.version)"]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_S).stdout.strip()
 

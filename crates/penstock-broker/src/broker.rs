@@ -294,7 +294,7 @@ impl Broker {
         messages.copies(id).any(|slot| messages[slot].is_leased())
     }
 
-    /// Whether a message with this id is kept as a failed job. For whoever watches from beside.
+    /// Whether a message with this id is kept as a failed job. Tests and the simulator ask.
     pub fn has_failed(&self, id: &MessageId) -> bool {
         let messages = &self.state.messages;
         messages.copies(id).any(|slot| messages[slot].is_failed())

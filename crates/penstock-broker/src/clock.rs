@@ -52,7 +52,7 @@ pub(crate) struct Clocks {
     journaled_boot: Option<[u8; 16]>,
 }
 
-/// What the journal knows of the steady clock.
+/// The steady clock, as far as the journal knows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KnownClocks {
     /// How far it is ahead of the wall's.

@@ -2,8 +2,8 @@
 //! of room), it ends here: its value is stored or left to be derived, and [`State::end`] frees the key that
 //! it owns, counts, and reports to the join that it is a member of.
 //!
-//! What the broker ends by itself has no value of its own in the journal. How and when it ended says what
-//! its value is, so that a million messages end in a thousand small records.
+//! A message that the broker ends by itself has no value of its own in the journal. How and when it ended
+//! gives the value, so that a million messages end in a thousand small records.
 
 use bytes::Bytes;
 use penstock_faults::planted;

@@ -140,7 +140,7 @@ impl Watchers {
         watchers.iter().map(|watcher| watcher.session).collect()
     }
 
-    /// One half of a pair: the caller removes the other, or has.
+    /// Removes one half of a pair: the caller removes the other, or has.
     fn remove_watcher(&mut self, slot: u32, place: usize) {
         let watchers = &mut self.keys[slot].watchers;
         watchers.swap_remove(place);

@@ -20,7 +20,7 @@ pub const KNOWN_FEATURES: u64 = if cfg!(test) { FEATURE_OF_TESTS } else { 0 };
 /// There is none yet, so the unit tests of this crate have one of their own.
 pub(crate) const FEATURE_OF_TESTS: u64 = 1 << 63;
 
-/// What a segment is written in.
+/// The format that a segment is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Format {
     pub version: u32,
@@ -40,7 +40,7 @@ pub(crate) const MAGIC: [u8; 8] = *b"PENSTOCK";
 /// Where the first batch of a segment begins.
 pub(crate) const FIRST_BATCH: u64 = SegmentHeader::BYTES as u64;
 pub(crate) const BATCH_ALIGN: u64 = 64;
-/// What goes bad at once.
+/// The unit in which a disk goes bad.
 pub(crate) const PAGE: u64 = 4096;
 /// Longer records are split into parts of at most this many bytes.
 pub(crate) const LONGEST_PART: usize = 1 << 20;

@@ -12,7 +12,7 @@ use crate::spares::is_full;
 use crate::storage::{Storage, StoredFile};
 
 const RESERVE: &str = "room.reserve";
-/// What is written at a time.
+/// The bytes that are written at a time.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Removes the reserve, if there is one; returns whether that made room.

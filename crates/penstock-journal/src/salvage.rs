@@ -37,7 +37,7 @@ pub(crate) struct Salvage {
     pub torn_batches: u64,
     /// No batch was written under a later one.
     pub epoch: u32,
-    /// Of the newest segment whose header can be read.
+    /// The format of the newest segment whose header can be read.
     pub format: Format,
 }
 
@@ -211,7 +211,7 @@ struct Salvager<'a> {
     parts: Option<(u64, Vec<u8>)>,
     /// Damage since the last sound record.
     damage: Option<Lost>,
-    /// Of the segment that is read; one whose header is lost has that of the segment before.
+    /// The format of the segment that is read; one whose header is lost has that of the segment before.
     format: u32,
 }
 

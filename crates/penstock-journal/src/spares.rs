@@ -20,7 +20,7 @@ use crate::storage::{Storage, StoredFile};
 const LEAST_BYTES: u64 = 2 << 20;
 /// So much of a segment is used before spares are prepared.
 const HARDLY_USED_BYTES: u64 = 64 << 10;
-/// What is written at a time to fill a file.
+/// The bytes that are written at a time to fill a file.
 const FILL_BYTES: u64 = 1 << 20;
 
 /// Who must stop because the disk is full. Each level comes when one more of the reserves is used up,
@@ -90,7 +90,7 @@ struct State {
     /// The size of the file that is removed to make room, and whether it is there. 0: none is kept.
     reserve_bytes: u64,
     has_reserve: bool,
-    /// What is left free of the disk.
+    /// The part of the disk that is left free.
     margin_bytes: u64,
     /// Numbers the names of fresh ones.
     fresh: u64,
@@ -104,7 +104,7 @@ struct Ready {
     is_safe: bool,
 }
 
-/// What is removed to make room.
+/// A file that was removed to make room.
 enum Spent {
     Reserve,
     Spare(Ready),

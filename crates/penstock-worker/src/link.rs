@@ -19,7 +19,7 @@ pub struct Ended<'a> {
     pub kind: Kind,
     pub delay_ms: u64,
     pub value: Option<&'a [u8]>,
-    /// Of a job that failed for good, and of no other.
+    /// Present for a job that failed for good, and for no other.
     pub failure: Option<FailureView<'a>>,
     pub note: &'a [u8],
 }

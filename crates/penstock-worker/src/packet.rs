@@ -138,7 +138,7 @@ pub struct OutcomeFrame<'a> {
     /// Before the next attempt, for a retry.
     pub delay_ms: u64,
     pub value: Option<&'a [u8]>,
-    /// Of a job that failed for good, and of no other.
+    /// Present for a job that failed for good, and for no other.
     pub failure: Option<FailureView<'a>>,
     pub note: &'a [u8],
 }

@@ -389,7 +389,7 @@ impl Broker {
         Ok(())
     }
 
-    /// What holds of a message wherever it is to go.
+    /// Checks the limits that every message has, wherever it is to go.
     fn check_shape(&self, message: &Message) -> Result<(), Refusal> {
         check_name("a task's name", &message.task)?;
         let notes: usize = message.notes.iter().map(Bytes::len).sum();

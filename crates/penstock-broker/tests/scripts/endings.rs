@@ -402,8 +402,8 @@ fn failed_jobs_are_dropped_one_or_all_and_the_oldest_when_they_are_too_many() {
     );
 }
 
-/// What was purged is handed out to nobody from the moment that the purge is on disk, however far its steps
-/// have come; what ran meanwhile and comes back was not purged.
+/// Purged jobs are handed out to nobody from the moment that the purge is on disk, however far its steps
+/// have come. A job that ran meanwhile and comes back was not purged.
 #[test]
 fn a_purge_holds_from_its_mark_on_across_kills() {
     check(

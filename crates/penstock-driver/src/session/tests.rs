@@ -257,7 +257,7 @@ impl Bench {
     }
 }
 
-/// Of a broker that goes on in this version.
+/// The welcome of a broker that goes on in this version.
 fn welcome_of(protocol_version: u32, welcome: proto::Welcome) -> proto::Welcome {
     proto::Welcome {
         protocol_version,

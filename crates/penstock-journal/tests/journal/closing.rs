@@ -60,7 +60,7 @@ fn outcome(storage: &SimStorage, options: &JournalOptions) -> Option<(RecoveryRe
     }
 }
 
-/// What the last process has written: much, little, nothing.
+/// The records that the last process has written: many, few, none.
 const LAST: [&[usize]; 4] = [&[100, 200, 300], &[2000, 1900, 50], &[10], &[]];
 
 #[test]
