@@ -99,7 +99,10 @@ pub struct RecoveryReport {
 /// Why a journal was not opened. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    #[error("{location} is in use by another process")]
+    #[error(
+        "{location} is in use by another process, and nothing was changed; end its broker first \
+         (`penstock stop` for a local one)"
+    )]
     Locked { location: String },
     #[error(
         "{location}/{file} is damaged at byte {offset}: {what}. Work that was confirmed may be in \

@@ -191,3 +191,16 @@ fn claims_joins_values_and_refusals_of_format_1_hold() {
     server.signal(Signal::TERM);
     assert!(server.ended().success());
 }
+
+#[test]
+fn a_journal_in_use_is_not_upgraded_and_it_is_said_how_to_end_its_broker() {
+    let local = Local::start("60");
+    let data = local.data();
+    for command in ["upgrade", "fsck"] {
+        let refused = run(&[command, data.to_str().unwrap()]);
+        assert!(!refused.status.success());
+        let said = text(&refused);
+        assert!(said.contains("in use by another process"), "{said}");
+        assert!(said.contains("penstock stop"), "{said}");
+    }
+}
