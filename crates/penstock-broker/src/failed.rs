@@ -93,6 +93,13 @@ impl From<&Mark> for Wanted {
 }
 
 impl Broker {
+    /// When the job failed, by the wall's clock. How the clocks stand is journaled to a tenth of a second,
+    /// so without a bound a job could seem to have failed before it was enqueued.
+    fn failed_at(&self, slot: u32, steady: u64) -> WallMs {
+        let enqueued_at = self.state.messages[slot].enqueued_at();
+        self.clocks.wall_at(steady).max(enqueued_at)
+    }
+
     pub(crate) fn failed_matches(&self, slot: u32, wanted: &Wanted) -> bool {
         let State {
             messages, queues, ..
@@ -102,7 +109,7 @@ impl Broker {
         };
         let kind = messages.kind(slot);
         let queue = (!failure.is_displaced).then_some(queues[kind.queue].name);
-        let failed_at = self.clocks.wall_at(failure.at);
+        let failed_at = self.failed_at(slot, failure.at);
         wanted.queue.is_none_or(|wanted| queue == Some(wanted))
             && wanted.task.is_none_or(|wanted| kind.task == wanted)
             && wanted.class.is_none_or(|wanted| failure.class == wanted)
@@ -309,7 +316,7 @@ impl Broker {
             fingerprint: failure.fingerprint,
             preview: Bytes::copy_from_slice(&failure.preview),
         };
-        Some((self.clocks.wall_at(failure.at), described))
+        Some((self.failed_at(slot, failure.at), described))
     }
 }
 
