@@ -293,9 +293,10 @@ impl Broker {
             self.record(&Event::JoinEnded {
                 join: id,
                 released: false,
+                renumbered: None,
             });
             self.added += 1;
-            self.state.end_join(slot, false);
+            self.state.end_join(slot, false, None);
             if self.space == Space::Plenty {
                 return;
             }

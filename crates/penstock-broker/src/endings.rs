@@ -16,7 +16,7 @@ use crate::joins::Join;
 use crate::marks::PURGED;
 use crate::messages::{Ended, Handle, State as MessagePlace};
 use crate::names::Name;
-use crate::records::{ENDED_AT_ONCE, Event, Failing, How, RunHead};
+use crate::records::{ENDED_AT_ONCE, Event, Failing, How, Renumbered, RunHead};
 use crate::state::Ending;
 #[cfg(doc)]
 use crate::state::State;
@@ -325,11 +325,13 @@ impl Broker {
                 self.state.block_join(slot, at);
                 self.chores.tell_blocked(id);
             } else if join.arrivals == join.count {
+                let renumbered = self.state.renumber_behind_marks(slot);
                 self.record(&Event::JoinEnded {
                     join: id,
                     released: true,
+                    renumbered,
                 });
-                self.release_join(slot);
+                self.release_join(slot, renumbered);
             } else {
                 continue;
             }
@@ -338,15 +340,16 @@ impl Broker {
         settled
     }
 
-    fn release_join(&mut self, slot: u32) {
+    fn release_join(&mut self, slot: u32, renumbered: Option<Renumbered>) {
         let held = match planted!("release-twice") {
             true => self.state.joins[slot].held.clone(),
             false => Vec::new(),
         };
-        self.state.end_join(slot, true);
+        self.state.end_join(slot, true, renumbered);
         for handle in held {
             let queue = self.state.queues[self.state.messages.kind(handle.slot).queue].name;
-            let (source, number) = (handle.number, self.state.numbers + 1);
+            let source = self.state.messages[handle.slot].number();
+            let number = self.state.numbers + 1;
             self.record(&Event::Copied {
                 number,
                 source,

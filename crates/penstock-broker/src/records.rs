@@ -185,6 +185,8 @@ pub(crate) enum Event<'a> {
     JoinEnded {
         join: JoinId,
         released: bool,
+        /// What it held has other numbers from now on.
+        renumbered: Option<Renumbered>,
     },
     /// The state of a join: a new one, or one that is carried forward.
     JoinState {
@@ -387,6 +389,21 @@ pub(crate) enum Place {
 }
 
 /// A hand-out.
+/// Numbers that follow each other, and the first of those that take their place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Renumbered {
+    pub(crate) first: u64,
+    pub(crate) to: u64,
+    pub(crate) count: u64,
+}
+
+impl Renumbered {
+    pub(crate) fn of(self, number: u64) -> Option<u64> {
+        let place = number.checked_sub(self.first)?;
+        (place < self.count).then(|| self.to.saturating_add(place))
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) epoch: u32,

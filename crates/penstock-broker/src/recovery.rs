@@ -456,7 +456,20 @@ impl Recovery {
                     state.arrive(slot, index, true);
                 }
             }
-            Event::JoinEnded { join, released } => {
+            Event::JoinEnded {
+                join,
+                released,
+                renumbered,
+            } => {
+                if let Some(renumbered) = renumbered {
+                    for number in state.still_held(&join) {
+                        if let Some(to) = renumbered.of(number)
+                            && let Some(slot) = self.slots.take(number)
+                        {
+                            self.slots.put(to, slot);
+                        }
+                    }
+                }
                 if !released {
                     // What it held has ended before that; in a journal that was repaired, those records
                     // may be gone.
@@ -467,8 +480,8 @@ impl Recovery {
                     }
                 }
                 match state.joins.find(&join) {
-                    Some(slot) => state.end_join(slot, released),
-                    None => state.end_unknown_join(join, released),
+                    Some(slot) => state.end_join(slot, released, renumbered),
+                    None => state.end_unknown_join(join, released, renumbered),
                 }
             }
             Event::Paused { queue, paused } => {

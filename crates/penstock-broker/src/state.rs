@@ -26,7 +26,8 @@ use crate::names::{Name, Names};
 use crate::near::near_at;
 use crate::queues::{Queues, Service};
 use crate::records::{
-    Change, Failing, Grant, How, KeptEnd, KeptEnds, Mark, MarkedFor, MessageHead, Place, RunHead,
+    Change, Failing, Grant, How, KeptEnd, KeptEnds, Mark, MarkedFor, MessageHead, Place,
+    Renumbered, RunHead,
 };
 use crate::sessions::Sessions;
 use crate::timers::{Timer, Timers};
@@ -1045,29 +1046,61 @@ impl State {
     }
 
     /// The join is over. What it held is ready now, or the caller settles it.
-    pub(crate) fn end_join(&mut self, slot: u32, released: bool) {
+    pub(crate) fn end_join(&mut self, slot: u32, released: bool, renumbered: Option<Renumbered>) {
         let join = self.joins.close(slot);
         self.live_bytes -= join.journal_bytes();
         self.ledger.abandon();
         if released {
-            self.release(join.id, join.held);
+            self.release(join.id, join.held, renumbered);
         }
     }
 
     /// What the join held, as far as it has not ended since, is ready.
-    fn release(&mut self, join: JoinId, held: Vec<Handle>) {
+    fn release(&mut self, join: JoinId, held: Vec<Handle>, renumbered: Option<Renumbered>) {
         for handle in held {
             let state = MessagePlace::Held(join);
             if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == state {
-                self.make_ready(handle.slot);
-                if self.is_purged(handle.slot) {
-                    self.queues[self.messages.queue(handle.slot)].ending += 1;
+                if let Some(to) = renumbered.and_then(|renumbered| renumbered.of(handle.number)) {
+                    self.renumber_held(handle, to);
                 }
+                self.make_ready(handle.slot);
                 let rests = self.messages.rests(handle.slot).and(self.rests);
                 self.messages.set_rests(handle.slot, rests);
                 self.cool_when_safe(handle.slot);
             }
         }
+    }
+
+    fn renumber_held(&mut self, handle: Handle, to: u64) {
+        let Handle { number, slot } = handle;
+        self.abandon_expiry(slot);
+        self.numbers = self.numbers.max(to);
+        self.messages.set_number(slot, to);
+        self.renumber_claim(slot, number);
+        self.set_expiry(slot);
+    }
+
+    /// New numbers for what the join holds, if a purge of one of its queues is under way: what was purged
+    /// is what waited, and this did not.
+    pub(crate) fn renumber_behind_marks(&self, slot: u32) -> Option<Renumbered> {
+        if self.marks.is_empty() || planted!("purge-released") {
+            return None;
+        }
+        let join = &self.joins[slot];
+        let held = join.held.iter().filter(|handle| {
+            self.messages.get(**handle).is_some()
+                && self.messages.state(handle.slot) == MessagePlace::Held(join.id)
+        });
+        if !held.clone().any(|handle| self.is_behind_mark(handle.slot)) {
+            return None;
+        }
+        let first = held.clone().map(|handle| handle.number).min()?;
+        let last = held.map(|handle| handle.number).max()?;
+        Some(Renumbered {
+            first,
+            to: self.numbers + 1,
+            count: last - first + 1,
+        })
     }
 
     /// Numbers of the messages that the join holds.
@@ -1081,17 +1114,22 @@ impl State {
     }
 
     /// The journal tells of the end of a join that it no longer tells of itself.
-    pub(crate) fn end_unknown_join(&mut self, id: JoinId, released: bool) {
+    pub(crate) fn end_unknown_join(
+        &mut self,
+        id: JoinId,
+        released: bool,
+        renumbered: Option<Renumbered>,
+    ) {
         let held = self.joins.take_early(&id);
         if released {
-            self.release(id, held);
+            self.release(id, held, renumbered);
         }
     }
 
     /// Only a journal that lost the join could have left these; they must not wait for ever.
     pub(crate) fn release_orphans(&mut self) {
         for (join, held) in self.joins.take_all_early() {
-            self.release(join, held);
+            self.release(join, held, None);
         }
     }
 

@@ -119,6 +119,10 @@ pub const PLANTS: &[Plant] = &[
     plant("lose-copy", "a message comes to each of its queues"),
     plant("lose-purge", "what was purged stays away"),
     plant(
+        "purge-released",
+        "what a group releases is not purged with what waited",
+    ),
+    plant(
         "check-id-late",
         "an id appears once in a transaction, whatever becomes of its key",
     ),

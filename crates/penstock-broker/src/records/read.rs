@@ -10,8 +10,8 @@ use penstock_message::{
 
 use super::{
     Change, ENDED_AT_ONCE, Event, FIRST_VERSION, Failing, Grant, How, KeptEnd, KeptEnds, Mark,
-    MarkedFor, MessageHead, Place, RecordError, RunHead, VERSION, also, failed, has, limited,
-    marked, moved, stored, tag,
+    MarkedFor, MessageHead, Place, RecordError, Renumbered, RunHead, VERSION, also, failed, has,
+    limited, marked, moved, stored, tag,
 };
 use crate::Boot;
 use crate::clock::{Clock, When};
@@ -216,10 +216,29 @@ impl<'a> RecordReader<'a> {
                 join: MessageId(self.array()?),
                 index: self.small("index")?,
             },
-            tag::JOIN_ENDED => Event::JoinEnded {
-                join: MessageId(self.array()?),
-                released: self.flag()?,
-            },
+            tag::JOIN_ENDED => {
+                let join = MessageId(self.array()?);
+                let at = self.at;
+                let flags = self.byte()?;
+                if flags > 3 {
+                    return Err(RecordError::UnknownField {
+                        what: "end of a join",
+                        at,
+                    });
+                }
+                Event::JoinEnded {
+                    join,
+                    released: flags & 1 != 0,
+                    renumbered: match flags & 2 {
+                        0 => None,
+                        _ => Some(Renumbered {
+                            first: self.number()?,
+                            to: self.number()?,
+                            count: self.varint()?,
+                        }),
+                    },
+                }
+            }
             tag::JOIN_STATE => self.join_state()?,
             tag::JOIN_OVER => Event::JoinOver {
                 join: MessageId(self.array()?),

@@ -193,7 +193,13 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             policy
         }),
         (id.clone(), any::<u32>()).prop_map(|(join, index)| Event::Joined { join, index }),
-        (id, any::<bool>()).prop_map(|(join, released)| Event::JoinEnded { join, released }),
+        (id, any::<bool>(), any::<Option<(u64, u64, u64)>>()).prop_map(
+            |(join, released, renumbered)| Event::JoinEnded {
+                join,
+                released,
+                renumbered: renumbered.map(|(first, to, count)| Renumbered { first, to, count }),
+            }
+        ),
         (name.clone(), any::<bool>()).prop_map(|(queue, paused)| Event::Paused { queue, paused }),
         (name, any::<(Option<u64>, Option<u64>)>(), any::<bool>()).prop_map(
             |(queue, (max_length, max_bytes), drops)| Event::Limited {

@@ -3,8 +3,8 @@
 use penstock_message::{Extras, Key, Overflow, Receipt, Refusal, Retries, WallMs};
 
 use super::{
-    Change, ENDED_AT_ONCE, Event, Failing, Grant, Mark, MessageHead, Place, VERSION, also, failed,
-    has, limited, marked, moved, stored, tag,
+    Change, ENDED_AT_ONCE, Event, Failing, Grant, Mark, MessageHead, Place, Renumbered, VERSION,
+    also, failed, has, limited, marked, moved, stored, tag,
 };
 use crate::clock::When;
 use crate::names::{Name, Names};
@@ -228,10 +228,19 @@ impl RecordWriter {
                 self.bytes.extend_from_slice(&join.0);
                 self.varint(u64::from(*index));
             }
-            Event::JoinEnded { join, released } => {
+            Event::JoinEnded {
+                join,
+                released,
+                renumbered,
+            } => {
                 self.tag(tag::JOIN_ENDED);
                 self.bytes.extend_from_slice(&join.0);
-                self.tag(u8::from(*released));
+                self.tag(u8::from(*released) | u8::from(renumbered.is_some()) << 1);
+                if let Some(Renumbered { first, to, count }) = renumbered {
+                    self.number(*first);
+                    self.number(*to);
+                    self.varint(*count);
+                }
             }
             Event::JoinState {
                 join,

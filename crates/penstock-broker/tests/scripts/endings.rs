@@ -425,6 +425,26 @@ fn a_purge_holds_from_its_mark_on_across_kills() {
     );
 }
 
+/// What a group holds does not wait in its queue yet, so it is not purged, however soon it is released.
+#[test]
+fn a_group_that_is_released_while_its_queue_is_purged_goes_on() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a hold join count=1 messages=next+after|publish one  -> a confirm 2
+        a purge default|join join index=0   -> a confirm 4 3:operation-1
+        kill                                ->
+        carry                               ->
+        kill                                ->
+        a hello                             -> a welcome 2, a confirm 4 3:operation-1
+        a watch one                         -> a sees one Cancelled its queue was purged
+        w hello                             -> w welcome 0
+        w consume default 9                 -> w deliver next! after!
+        w ack next|ack after                -> w confirm 2
+        ",
+    );
+}
+
 #[test]
 fn what_came_after_a_purge_is_handed_out_as_soon_as_the_purge_is_over() {
     check(
