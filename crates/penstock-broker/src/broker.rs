@@ -300,6 +300,12 @@ impl Broker {
         messages.copies(id).any(|slot| messages[slot].is_failed())
     }
 
+    /// Whether failed jobs were dropped since the broker started: for want of space, for their age, or because
+    /// there were too many. The simulator asks.
+    pub fn has_dropped_failed(&self) -> bool {
+        self.state.failed.dropped > 0
+    }
+
     // --- records
 
     /// What follows, until `seal`, stands in one record.

@@ -65,6 +65,8 @@ pub struct Checker {
     wall_was_set_by_ms: u64,
     /// The journal knows this start of the machine, whose clock nobody can set.
     knows_boot: bool,
+    /// A broker of this run has dropped failed jobs.
+    has_dropped_failed: bool,
     pub counts: Counts,
     /// What the model was told, in words, when somebody reads along.
     pub words: Option<Vec<String>>,
@@ -399,6 +401,7 @@ impl Checker {
 
     /// The broker has said all that it had to say for now.
     pub fn end_of_call(&mut self, broker: Option<&Broker>) -> Verdict {
+        self.has_dropped_failed |= broker.is_some_and(Broker::has_dropped_failed);
         let mut deliveries = std::mem::take(&mut self.deliveries);
         deliveries.sort_by_key(|(_, delivery)| (delivery.lease.epoch, delivery.lease.grant));
         for (session, delivery) in deliveries {

@@ -2,6 +2,7 @@
 
 use penstock_broker::{Boot, ConnId, Now};
 
+use super::life::Life;
 use super::{BEGINNING_MS, World};
 use crate::model::{Time, Verdict};
 use crate::network::Link;
@@ -115,6 +116,15 @@ impl World<'_> {
             {
                 is_still = false;
                 self.disk_works()?;
+            }
+            // A batch may be due that a fault point has kept back.
+            let is_due = |life: &mut Life| {
+                let deadline_ms = life.engine.next_deadline_ms();
+                deadline_ms.is_some_and(|at_ms| life.started_ms + at_ms <= self.now_ms)
+            };
+            if self.broker.as_mut().is_some_and(is_due) {
+                is_still = false;
+                self.tick()?;
             }
             if is_still {
                 break;
