@@ -407,7 +407,7 @@ impl Broker {
                     connection.values.push_back((key, state));
                 }
             }
-            Effect::Answer { id, answer, .. } => connection.answers.push_back((id, answer)),
+            Effect::Answer { id, answer, .. } => connection.answers.push_back((id, *answer)),
         }
         self.stand_in_line(conn);
     }
@@ -547,6 +547,7 @@ impl Broker {
             Query::Status | Query::Operation(_) => Rests::default(),
             _ => self.staged,
         };
+        let answer = Box::new(answer);
         self.effect(rests, Effect::Answer { conn, id, answer });
     }
 

@@ -7,6 +7,7 @@ use penstock_message::{Delivery, Due, Durability, Extras, Failure, Message, Noti
 use crate::connections::cut;
 use crate::effects::{Effect, Rests};
 use crate::endings::{CRASHED, End, Unrun};
+use crate::kinds::Kind;
 use crate::messages::{Handle, State as MessagePlace};
 use crate::queues::Service;
 use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How};
@@ -414,9 +415,7 @@ impl State {
         body.unwrap_or_default()
     }
 
-    fn extras_to_send(&self, slot: u32) -> Option<Box<Extras>> {
-        let kind = self.messages.kind(slot);
-        let extras = self.messages.extras(slot);
+    fn extras_to_send(kind: &Kind, extras: Option<&Extras>) -> Option<Box<Extras>> {
         if extras.is_none() && kind.generation == 0 {
             return None;
         }
@@ -443,6 +442,7 @@ impl State {
         let entry = &self.messages[slot];
         let kind = self.messages.kind(slot);
         let expires_at = self.messages.expires_at(slot);
+        let (notes, extras) = self.messages.notes_and_extras(slot);
         Some(Delivery {
             lease,
             queue: self.names.text(self.queues[kind.queue].name).to_owned(),
@@ -457,9 +457,9 @@ impl State {
                 attempt: kind.attempt,
                 crashes: kind.crashes,
                 enqueued_at: entry.enqueued_at(),
-                notes: self.messages.notes(slot).to_vec(),
+                notes: notes.to_vec(),
                 body,
-                extras: self.extras_to_send(slot),
+                extras: Self::extras_to_send(kind, extras),
             },
         })
     }

@@ -53,7 +53,8 @@ pub(crate) enum Effect {
     Answer {
         conn: ConnId,
         id: u64,
-        answer: Answer,
+        /// Large and rare.
+        answer: Box<Answer>,
     },
 }
 

@@ -19,14 +19,17 @@ pub(crate) struct Stored {
     pub(crate) status: ValueStatus,
     pub(crate) body: Bytes,
     pub(crate) group: Name,
-    /// On the steady clock.
-    pub(crate) expires_at: Option<u64>,
+    /// On the steady clock; [`NEVER`] when it is kept for good. (An option would take eight bytes more.)
+    pub(crate) expires_at: u64,
     pub(crate) run: Option<StoredRun>,
     /// Tells it from a later one in the same slot.
     pub(crate) number: u64,
     pub(crate) base: Position,
     pub(crate) rests: Rests,
 }
+
+/// The end of all days.
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// A [`RunHead`] in 16 bytes, for there may be millions.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +64,10 @@ impl StoredRun {
 }
 
 impl Stored {
+    pub(crate) fn expires_at(&self) -> Option<u64> {
+        (self.expires_at != NEVER).then_some(self.expires_at)
+    }
+
     pub(crate) fn value(&self) -> Value {
         Value::new(self.status, self.body.clone())
     }

@@ -537,28 +537,22 @@ impl Messages {
         let id = self.entries[slot].id;
         let hash = self.by_id.hash(id);
         let next = self.next_copy(slot);
-        let Self { entries, by_id, .. } = self;
-        let found = by_id.find(hash, |other| entries[other].id == id);
-        let first = found.expect("a message is found by its id");
-        match (first == slot, next) {
-            (true, None) => {
-                by_id.remove(hash, |other| other == slot);
-                true
-            }
-            (true, Some(next)) => {
-                by_id.replace(hash, next, |other| other == slot);
-                false
-            }
-            (false, next) => {
-                let mut before = first;
-                while self.next_copy(before) != Some(slot) {
-                    let next = self.next_copy(before);
-                    before = next.expect("a copy is linked from its first");
-                }
-                self.hot_mut(before).next_copy = next;
-                false
-            }
+        let is_it = |other: u32| other == slot;
+        // Nearly every message is the only copy of itself, and so the first.
+        let found = match next {
+            None => self.by_id.remove(hash, is_it),
+            Some(next) => self.by_id.replace(hash, next, is_it),
+        };
+        if found.is_some() {
+            return next.is_none();
         }
+        let mut before = self.first_copy(&id).expect("a message is found by its id");
+        while self.next_copy(before) != Some(slot) {
+            let next = self.next_copy(before);
+            before = next.expect("a copy is linked from its first");
+        }
+        self.hot_mut(before).next_copy = next;
+        false
     }
 
     fn next_copy(&self, slot: u32) -> Option<u32> {
@@ -586,10 +580,29 @@ impl Messages {
     }
 
     pub(crate) fn find_lease(&self, lease: &Lease) -> Option<u32> {
-        self.copies(&lease.message).find(|slot| {
-            let held = self.lease(*slot);
-            held == Some(*lease) || held.is_some() && planted!("settle-by-any-lease")
-        })
+        let mut slot = self.first_copy(&lease.message)?;
+        loop {
+            if let Some(LeaseState { grant, .. }) = self.lease_state(slot)
+                && ((grant.epoch, grant.number) == (lease.epoch, lease.grant)
+                    || planted!("settle-by-any-lease"))
+            {
+                return Some(slot);
+            }
+            slot = self.next_copy(slot)?;
+        }
+    }
+
+    /// Finds a lease of this session for a check that settles it; each finds it once.
+    pub(crate) fn check_lease(&mut self, lease: &Lease, session: u32, check: u64) -> Option<u32> {
+        let slot = self.find_lease(lease)?;
+        let hot = self.hot_mut(slot);
+        match hot.waits_for {
+            WaitsFor::Worker(held) if held.session == session && hot.checked_by != check => {
+                hot.checked_by = check;
+                Some(slot)
+            }
+            _ => None,
+        }
     }
 
     pub(crate) fn get(&self, handle: Handle) -> Option<&Entry> {
@@ -713,13 +726,14 @@ impl Messages {
         self.hot(slot)?.extra.as_ref()?.claim.as_ref()
     }
 
-    pub(crate) fn extras(&self, slot: u32) -> Option<&Extras> {
-        self.hot(slot)?.extra.as_ref()?.extras.as_deref()
+    /// Notes and extras: most have neither.
+    pub(crate) fn notes_and_extras(&self, slot: u32) -> (&[Bytes], Option<&Extras>) {
+        let extra = self.hot(slot).and_then(|hot| hot.extra.as_ref());
+        extra.map_or((&[], None), |extra| (&extra.notes, extra.extras.as_deref()))
     }
 
-    /// Whether it has anything of what most hot messages do without: notes, a key, extras, a failure.
-    pub(crate) fn has_extra(&self, slot: u32) -> bool {
-        self.hot(slot).is_some_and(|hot| hot.extra.is_some())
+    pub(crate) fn extras(&self, slot: u32) -> Option<&Extras> {
+        self.hot(slot)?.extra.as_ref()?.extras.as_deref()
     }
 
     pub(crate) fn member(&self, slot: u32) -> Option<Member> {
@@ -751,9 +765,16 @@ impl Messages {
         if self.entries[slot].is_ended() {
             return ENDED_BYTES;
         }
-        let extra = self.hot(slot).and_then(|hot| hot.extra.as_ref());
+        let entry = &self.entries[slot];
+        let (body_at, extra) = match entry.is_hot() {
+            true => {
+                let hot = &self.hot[entry.place as u32];
+                (hot.body_at, hot.extra.as_ref())
+            }
+            false => (BodyAt(entry.place), None),
+        };
         let extra = extra.map_or(0, |extra| extra.journal_bytes());
-        (64 + self.body_at(slot).length()) as u64 + extra
+        64 + body_at.length() as u64 + extra
     }
 
     pub(crate) fn resident_bytes(&self) -> u64 {

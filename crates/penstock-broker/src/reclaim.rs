@@ -102,7 +102,7 @@ impl Broker {
                     status: stored.status,
                     body: &stored.body,
                     group: stored.group,
-                    expires_at: stored.expires_at,
+                    expires_at: stored.expires_at(),
                     run: stored.run.map(StoredRun::head),
                 };
                 if !planted!("carry-no-value") {

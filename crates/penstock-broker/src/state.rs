@@ -17,7 +17,7 @@ use crate::effects::Rests;
 use crate::ends::Ends;
 use crate::failed::FailedJobs;
 use crate::joins::Joins;
-use crate::keys::{Keys, Stored, StoredRun};
+use crate::keys::{Keys, NEVER, Stored, StoredRun};
 use crate::ledger::{Entity, Ledger};
 use crate::messages::{
     BodyAt, Ended, Failure, Handle, LeaseState, Messages, State as MessagePlace,
@@ -447,11 +447,7 @@ impl State {
     /// what is to be kept.
     pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
         let id = self.messages[slot].id;
-        // Most have none of what is looked for here.
-        let member = match self.messages.has_extra(slot) {
-            true => self.messages.member(slot),
-            false => None,
-        };
+        let member = self.messages.member(slot);
         let mut is_last = true;
         match ending {
             Ending::Acked { cost_us } => {
@@ -644,9 +640,6 @@ impl State {
 
     /// The key that the message owns goes to another copy of it, or to nobody.
     fn free_claim(&mut self, slot: u32) {
-        if !self.messages.has_extra(slot) {
-            return;
-        }
         let Some(claim) = self.messages.claim(slot).cloned() else {
             return;
         };
@@ -908,7 +901,7 @@ impl State {
             status: value.status,
             body: value.body,
             group,
-            expires_at,
+            expires_at: expires_at.unwrap_or(NEVER),
             run: run.map(StoredRun::new),
             number: 0,
             base: self.position,
@@ -918,7 +911,7 @@ impl State {
         let (slot, number) = self.keys.insert(stored);
         self.ledger
             .add(self.position, Entity::Value { slot, number });
-        if let Some(at) = expires_at {
+        if let Some(at) = expires_at.filter(|at| *at != NEVER) {
             self.timers
                 .set(When::steady(at), Timer::ValueExpiry { slot, number });
         }
@@ -941,11 +934,12 @@ impl State {
         if let Some(stored) = self.keys.remove(key) {
             self.live_bytes -= stored.bytes();
             self.ledger.abandon();
-            if stored.expires_at.is_some() {
+            if stored.expires_at().is_some() {
                 self.timers.abandon(Clock::Steady);
             }
         }
         if let Key::Result(id) = key
+            && self.ends.len > 0
             && let Some(slot) = self.messages.find_ended(id)
         {
             self.live_bytes -= self.messages.remove_ended(slot);

@@ -23,7 +23,7 @@ impl Broker {
         for key in keys {
             let (state, rests) = self.key_state(&key);
             if state == KeyState::Pending {
-                let key = own_key(key.clone());
+                let key = own_key(&mut key.clone());
                 self.state.keys.watchers.watch(key, session);
             }
             self.effect(rests, Effect::Value { conn, key, state });

@@ -16,22 +16,26 @@ use crate::records::{Change, Event, Failing, How, MarkedFor, MessageHead, Place,
 impl Broker {
     /// Applies operations that were checked, and says what there is to say of it.
     pub(super) fn apply(&mut self, checked: Checked) -> Applied {
-        let Checked { ops, leased } = checked;
+        let Checked { mut ops, leased } = checked;
         let mut applied = Applied::default();
         let mut slots = leased.iter().copied();
         let mut next_lease = || slots.next().expect("each lease was checked");
         // The run whose outcome follows in this transaction.
         let mut run: Option<(MessageId, RunHead)> = None;
-        for (index, op) in ops.into_iter().enumerate() {
+        // By reference: an operation is large, and most of it stays where it is.
+        for (index, op) in ops.iter_mut().enumerate() {
             match op {
                 Op::Ack { lease, cost_us } => {
                     let slot = next_lease();
                     run = Some((lease.message, self.state.run_of(slot, self.writer.time())));
+                    let cost_us = *cost_us;
                     self.end(slot, End::Acked { cost_us });
                 }
                 Op::Release { reason, .. } => match reason {
                     ReleaseReason::Returned => self.return_message(next_lease()),
-                    ReleaseReason::Crashed(reason) => self.crash(next_lease(), reason.into()),
+                    ReleaseReason::Crashed(reason) => {
+                        self.crash(next_lease(), std::mem::take(reason).into());
+                    }
                 },
                 Op::Fail {
                     value,
@@ -49,13 +53,13 @@ impl Broker {
                         message: &failure.message,
                         fingerprint: failure.fingerprint,
                         preview: &failure.preview,
-                        note: Some(&note),
+                        note: Some(note),
                         at: self.clocks.steady(),
                     };
                     let end = End::Failed {
                         failing,
-                        value: value.map(own),
-                        cost_us: Some(cost_us),
+                        value: value.as_mut().map(own),
+                        cost_us: Some(*cost_us),
                     };
                     self.end(next_lease(), end);
                 }
@@ -72,7 +76,7 @@ impl Broker {
                     let change = Change {
                         to: self.state.numbers + 1,
                         queue: match queue {
-                            Some(queue) => self.state.names.intern(&queue),
+                            Some(queue) => self.state.names.intern(queue),
                             None => self.state.queues[self.state.messages.queue(slot)].name,
                         },
                         due: due.map(|due| self.clocks.resolve_start(due)),
@@ -84,8 +88,8 @@ impl Broker {
                         expires_at: patch.expires_at.map(|due| self.clocks.resolve(due)),
                     };
                     self.record(&Event::Moved { number, change });
-                    let note = patch.note.clone().map(own);
-                    self.state.move_message(slot, &change, note, Some(cost_us));
+                    let note = patch.note.clone().as_mut().map(own);
+                    self.state.move_message(slot, &change, note, Some(*cost_us));
                     let queue = self.state.messages.queue(slot);
                     self.make_room(queue);
                 }
@@ -101,14 +105,14 @@ impl Broker {
                         self.key_exists(key) || self.state.messages.holds(&message.id)
                     });
                     if is_skipped {
-                        let owner = unless_key.and_then(|key| self.owner_of(&key));
+                        let owner = unless_key.as_ref().and_then(|key| self.owner_of(key));
                         applied.skipped.push(index as u32);
                         applied
                             .owners
                             .extend(owner.map(|owner| (index as u32, owner)));
                         continue;
                     }
-                    self.publish(&queues, message, due, unless_key);
+                    self.publish(queues, message, *due, unless_key.take());
                 }
                 Op::Put {
                     key,
@@ -116,15 +120,15 @@ impl Broker {
                     ttl_ms,
                     group,
                 } => {
-                    let group = self.state.names.intern(&group);
-                    let value = Value::new(value.status, own(value.body));
-                    let run = run.filter(|(id, _)| key == Key::Result(*id));
+                    let group = self.state.names.intern(group);
+                    let value = Value::new(value.status, own(&mut value.body));
+                    let run = run.filter(|(id, _)| *key == Key::Result(*id));
                     let run = run.map(|(_, run)| run);
-                    self.put(own_key(key), value, ttl_ms, group, run);
+                    self.put(own_key(key), value, *ttl_ms, group, run);
                 }
                 Op::Delete { key } => {
                     self.record(&Event::Removed { key: key.clone() });
-                    self.state.remove_key(&key);
+                    self.state.remove_key(key);
                 }
                 Op::Guard { .. } => {}
                 Op::Hold {
@@ -133,6 +137,7 @@ impl Broker {
                     messages,
                     policy,
                 } => {
+                    let (join, count, policy) = (*join, *count, *policy);
                     self.record(&Event::JoinState {
                         join,
                         count,
@@ -142,40 +147,40 @@ impl Broker {
                     });
                     self.state.open_join(join, count, policy);
                     for (queue, message) in messages {
-                        self.insert(&queue, message, Place::Held(join));
+                        self.insert(queue, message, Place::Held(join));
                     }
                 }
                 Op::Join {
                     join,
                     index,
                     succeeded,
-                } => self.join(join, index, succeeded),
+                } => self.join(*join, *index, *succeeded),
                 Op::Cancel { target, reason } => match target {
-                    Target::Job(id) => applied.found = self.cancel(&id, &reason),
+                    Target::Job(id) => applied.found = self.cancel(id, reason),
                     Target::Filter(filter) => {
-                        let mark = self.new_mark(MarkedFor::Cancel, &filter, &reason, None);
+                        let mark = self.new_mark(MarkedFor::Cancel, filter, reason, None);
                         applied.operation = Some(self.begin_mark(mark));
                     }
                 },
                 Op::RetryFailed { target, queue } => match target {
-                    Target::Job(id) => applied.found = self.retry(&id, queue.as_deref()),
+                    Target::Job(id) => applied.found = self.retry(id, queue.as_deref()),
                     Target::Filter(filter) => {
                         let queue = queue.as_deref();
-                        let mark = self.new_mark(MarkedFor::Retry, &filter, "", queue);
+                        let mark = self.new_mark(MarkedFor::Retry, filter, "", queue);
                         applied.operation = Some(self.begin_mark(mark));
                     }
                 },
                 Op::DropFailed { target } => match target {
-                    Target::Job(id) => applied.found = self.drop_failed(&id),
+                    Target::Job(id) => applied.found = self.drop_failed(id),
                     Target::Filter(filter) => {
-                        let mark = self.new_mark(MarkedFor::Drop, &filter, "", None);
+                        let mark = self.new_mark(MarkedFor::Drop, filter, "", None);
                         applied.operation = Some(self.begin_mark(mark));
                     }
                 },
-                Op::Purge { queue } => applied.operation = self.purge(&queue),
-                Op::Pause { queue } => self.pause(&queue, true),
-                Op::Resume { queue } => self.pause(&queue, false),
-                Op::Limit { queue, limits } => self.limit(&queue, limits),
+                Op::Purge { queue } => applied.operation = self.purge(queue),
+                Op::Pause { queue } => self.pause(queue, true),
+                Op::Resume { queue } => self.pause(queue, false),
+                Op::Limit { queue, limits } => self.limit(queue, *limits),
                 Op::Unnamed => unreachable!("it was refused"),
             }
         }
@@ -192,7 +197,7 @@ impl Broker {
     fn publish(
         &mut self,
         queues: &[String],
-        message: Message,
+        message: &mut Message,
         due: Option<Due>,
         unless_key: Option<Key>,
     ) {
@@ -202,14 +207,14 @@ impl Broker {
         };
         let slot = self.insert(&queues[0], message, place);
         let source = self.state.messages[slot].number();
-        if let Some(key) = unless_key
+        if let Some(mut key) = unless_key
             && !planted!("forget-claim")
         {
             self.record(&Event::Claimed {
                 number: source,
                 key: key.clone(),
             });
-            self.state.claim(slot, own_key(key));
+            self.state.claim(slot, own_key(&mut key));
         }
         let copies = queues.len() - usize::from(queues.len() > 1 && planted!("lose-copy"));
         for queue in &queues[1..copies] {
@@ -231,11 +236,11 @@ impl Broker {
         }
     }
 
-    fn insert(&mut self, queue: &str, message: Message, place: Place) -> u32 {
+    fn insert(&mut self, queue: &str, message: &mut Message, place: Place) -> u32 {
         self.counts.published += 1;
         let (mut generation, mut attempts_before) = (0, 0);
         // What many messages have in common stands with their kind.
-        let extras = message.extras.and_then(|mut extras| {
+        let extras = message.extras.take().and_then(|mut extras| {
             generation = std::mem::take(&mut extras.generation);
             attempts_before = std::mem::take(&mut extras.attempts_before);
             own_extras(&mut extras);
@@ -261,14 +266,14 @@ impl Broker {
         };
         let body_at = self.record_message(&head, extras.as_deref(), &message.body);
         let kept = self.state.keeps_body(head.queue, place);
-        let body = kept.then(|| own(message.body));
+        let body = kept.then(|| own(&mut message.body));
         let slot = self
             .state
             .insert_message(&head, extras, None, body_at, body);
-        for note in message.notes {
+        for note in &mut message.notes {
             self.record(&Event::Noted {
                 number: head.number,
-                note: &note,
+                note,
             });
             self.state.add_note(slot, own(note));
         }
@@ -335,24 +340,24 @@ impl Broker {
 
 /// Bytes that came in a frame share its memory, which may be much larger and would then live for as
 /// long as they do. A part of a frame that is large itself may as well share it.
-fn own(bytes: Bytes) -> Bytes {
+fn own(bytes: &mut Bytes) -> Bytes {
     const SHARED_FROM_BYTES: usize = 256 << 10;
     match bytes.len() {
-        0..SHARED_FROM_BYTES => Bytes::copy_from_slice(&bytes),
-        _ => bytes,
+        0..SHARED_FROM_BYTES => Bytes::copy_from_slice(bytes),
+        _ => std::mem::take(bytes),
     }
 }
 
 fn own_extras(extras: &mut Extras) {
-    extras.key = extras.key.take().map(own);
+    extras.key = extras.key.as_mut().map(own);
     for (_, value) in &mut extras.headers {
-        *value = own(std::mem::take(value));
+        *value = own(value);
     }
 }
 
-pub(crate) fn own_key(key: Key) -> Key {
+pub(crate) fn own_key(key: &mut Key) -> Key {
     match key {
-        Key::Result(id) => Key::Result(id),
+        Key::Result(id) => Key::Result(*id),
         Key::Named(name) => Key::Named(own(name)),
     }
 }

@@ -371,20 +371,10 @@ impl Broker {
         lease: &Lease,
         checking: &mut Checking,
     ) -> Result<(), Refusal> {
-        let slot = self
-            .state
-            .messages
-            .find_lease(lease)
-            .ok_or(Refusal::LeaseLost)?;
-        let messages = &mut self.state.messages;
-        let held = messages.lease_state(slot);
         // One transaction settles a lease once.
-        if held.is_none_or(|held| held.session != session)
-            || messages.checked_by(slot) == self.checks
-        {
-            return Err(Refusal::LeaseLost);
-        }
-        messages.set_checked_by(slot, self.checks);
+        let messages = &mut self.state.messages;
+        let found = messages.check_lease(lease, session, self.checks);
+        let slot = found.ok_or(Refusal::LeaseLost)?;
         checking.leased.push(slot);
         Ok(())
     }

@@ -666,12 +666,24 @@ impl RecordWriter {
         self.bytes.push(byte);
     }
 
-    fn varint(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.bytes.push(value as u8 | 0x80);
-            value >>= 7;
+    /// Most are small.
+    #[inline]
+    fn varint(&mut self, value: u64) {
+        match value {
+            0..0x80 => self.bytes.push(value as u8),
+            _ => self.long_varint(value),
         }
-        self.bytes.push(value as u8);
+    }
+
+    fn long_varint(&mut self, mut value: u64) {
+        let (mut bytes, mut length) = ([0; 10], 0);
+        while value >= 0x80 {
+            bytes[length] = value as u8 | 0x80;
+            value >>= 7;
+            length += 1;
+        }
+        bytes[length] = value as u8;
+        self.bytes.extend_from_slice(&bytes[..=length]);
     }
 
     fn difference(&mut self, value: u64, from: u64) {
