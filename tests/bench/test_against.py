@@ -76,9 +76,17 @@ def test_the_two_builds_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
         order.append(build.name)
         return {"broker": 2.0 if build is old else 3.0}
 
-    assert against.run_pairs(old, new, 3, [measure]) == {"broker": [(2.0, 3.0)] * 3}
-    assert order == ["old", "new", "new", "old", "old", "new"]
+    assert against.run_pairs(old, new, 2, [measure]) == {"broker": [(2.0, 3.0)] * 2}
+    assert order == ["old", "new", "new", "old", "new", "old", "old", "new"]
     assert "broker 1.500" in capsys.readouterr().out
+
+
+def test_whoever_begins_has_no_advantage() -> None:
+    old, new = (against.Build(name, Path(name), Path(name)) for name in ("old", "new"))
+    costs = iter([1.4, 1.0, 1.0, 1.0, 1.4, 1.0, 1.0, 1.0])
+    pairs = against.run_pairs(old, new, 2, [lambda build: {"broker": next(costs)}])
+    ratios = [after / before for before, after in pairs["broker"]]
+    assert ratios[0] * ratios[1] == pytest.approx(1)
 
 
 def test_the_parts_of_this_build(tmp_path: Path) -> None:
