@@ -63,6 +63,10 @@ pub struct Broker {
     /// How many events of the record at hand the broker has added by itself.
     pub(crate) added: usize,
     pub(crate) space: Space,
+    /// Operations may go on even on the last reserve of the disk.
+    pub(crate) steps_fit: bool,
+    /// How many bytes of records fit on the disk, where somebody has looked.
+    pub(crate) room_bytes: u64,
     /// The memory limit, while the process is at it.
     pub(crate) memory_is_full: Option<u64>,
     pub(crate) counts: Counts,
@@ -106,6 +110,8 @@ impl Broker {
             budget: ENDED_AT_ONCE,
             added: 0,
             space: Space::Plenty,
+            steps_fit: false,
+            room_bytes: u64::MAX,
             memory_is_full: None,
             counts: Counts::default(),
             must_be_safe: false,
@@ -174,6 +180,8 @@ impl Broker {
                 }
             }
             Input::Space(space) => self.space_changed(space),
+            Input::StepsFit(fit) => self.steps_fit = fit,
+            Input::Room { bytes } => self.room_bytes = bytes,
             Input::Memory {
                 is_full,
                 limit_bytes,
@@ -258,12 +266,12 @@ impl Broker {
 
     /// When `handle_deadline` wants to be called, on the monotonic clock. It changes with every call.
     pub fn next_deadline(&self) -> Option<u64> {
+        if self.has_chores() {
+            return Some(self.clocks.mono());
+        }
         if self.space == Space::NoSettlements {
             // What a timer does may want space. It is looked at again once there is some.
             return None;
-        }
-        if self.has_chores() {
-            return Some(self.clocks.mono());
         }
         self.state.timers.next_deadline(&self.clocks)
     }

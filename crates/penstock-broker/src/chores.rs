@@ -6,7 +6,8 @@
 //! [`ENDED_AT_ONCE`] events to its record. What a crash cuts short goes on after it: a [`Mark`] stands in
 //! the journal until it is over, and all else follows from the state.
 //!
-//! On the last reserve of the disk nothing is done, for that is left to reclaim.
+//! On the last reserve of the disk nothing is done that needs another segment, for that is left to reclaim;
+//! what frees space goes on while there is room in the segment in use.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -80,13 +81,17 @@ impl Chores {
 impl Broker {
     /// Whether a step would do anything.
     pub(crate) fn has_chores(&self) -> bool {
-        let is_short = self.space != Space::Plenty;
-        self.space != Space::NoSettlements
-            && (!self.chores.is_empty()
-                || !self.state.marks.is_empty()
-                || self.ended_values_over() > 0
-                || self.failed_over() > 0
-                || is_short && self.can_give_way())
+        let gives_way = self.space != Space::Plenty && self.can_give_way();
+        match self.space {
+            Space::NoSettlements => self.steps_fit && (gives_way || self.next_mark().is_some()),
+            _ => {
+                gives_way
+                    || !self.chores.is_empty()
+                    || !self.state.marks.is_empty()
+                    || self.ended_values_over() > 0
+                    || self.failed_over() > 0
+            }
+        }
     }
 
     /// Whether there is anything that is kept only for as long as there is space.
@@ -119,11 +124,16 @@ impl Broker {
             return;
         }
         self.begin(Durability::Disk);
-        self.step_leases();
-        self.forget_sessions();
-        self.step_marks();
-        self.step_blocked();
-        self.step_limits();
+        match self.space {
+            Space::NoSettlements => self.step_marks(),
+            _ => {
+                self.step_leases();
+                self.forget_sessions();
+                self.step_marks();
+                self.step_blocked();
+                self.step_limits();
+            }
+        }
         self.give_way();
         self.budget = 0;
         self.seal(Durability::Disk);

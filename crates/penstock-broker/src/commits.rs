@@ -187,6 +187,8 @@ impl Broker {
                 exceptions.push((first_seq + index as u64, receipt));
             }
         }
+        // It was looked at for these.
+        self.room_bytes = u64::MAX;
         self.decide(
             session,
             first_seq + resent,

@@ -112,6 +112,14 @@ pub enum Input {
     /// How much space there is on the disk. The settlements that `Space::NoSettlements` forbids are for the
     /// shell to keep back: here they can only be refused or applied.
     Space(Space),
+    /// Whether there is room in the segment in use for steps of operations that end messages: then they may go on
+    /// even where `Space::NoSettlements` stops all else, for they free more than they take.
+    StepsFit(bool),
+    /// So many bytes of records fit on the disk, for the transactions of the next `Commit` or last part: said
+    /// before those that are large. What is new and larger is refused, though there is plenty.
+    Room {
+        bytes: u64,
+    },
     /// Whether the process holds as much memory as it may, so that no new work is taken.
     Memory {
         is_full: bool,

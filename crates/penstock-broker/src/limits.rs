@@ -4,7 +4,8 @@
 //! holds back: both come to the queue when they must, full or not. So only a publish that is no part of a
 //! run's outcome is refused, and a queue may be somewhat longer than its limit.
 
-use penstock_message::{Notice, Overflow, QueueLimits, Refusal, Space};
+use bytes::Bytes;
+use penstock_message::{Key, Message, Notice, Op, Overflow, QueueLimits, Refusal, Space};
 
 use crate::Broker;
 use crate::endings::Unrun;
@@ -43,6 +44,22 @@ impl Broker {
         self.state.queues.limited > 0
             || self.space != Space::Plenty
             || self.memory_is_full.is_some()
+    }
+
+    /// Whether these operations, and what has come before them in the record at hand, fit on the disk; if not,
+    /// which of them is refused. Only half of the room is for them: the ends of segments may stay empty, and
+    /// what frees space later has to be written, too.
+    pub(crate) fn check_size(&self, ops: &[Op]) -> Result<(), u32> {
+        if self.room_bytes == u64::MAX || ops.iter().any(Op::is_settlement) {
+            return Ok(());
+        }
+        let bytes: usize = ops.iter().map(journal_bytes).sum();
+        let bytes = (bytes + self.writer.len()) as u64;
+        let is_new = |op: &Op| matches!(op, Op::Publish { .. } | Op::Hold { .. });
+        match ops.iter().position(is_new) {
+            Some(op) if bytes > self.room_bytes / 2 => Err(op as u32),
+            _ => Ok(()),
+        }
     }
 
     /// Whether the broker takes new work at all.
@@ -151,6 +168,37 @@ impl Broker {
             limits,
         });
         self.state.limit(queue, limits);
+    }
+}
+
+/// What an operation takes in the journal, roughly.
+fn journal_bytes(op: &Op) -> usize {
+    let message_bytes = |message: &Message| {
+        let notes: usize = message.notes.iter().map(|note| note.len() + 8).sum();
+        let extras = message.extras.as_ref().map_or(0, |extras| {
+            48 + extras.headers_bytes() + extras.key.as_ref().map_or(0, Bytes::len)
+        });
+        48 + message.body.len() + notes + extras
+    };
+    match op {
+        Op::Publish {
+            queues,
+            message,
+            unless_key,
+            ..
+        } => {
+            let key = match unless_key {
+                Some(Key::Named(name)) => name.len(),
+                _ => 0,
+            };
+            message_bytes(message) + key + 16 * queues.len()
+        }
+        Op::Hold { messages, .. } => {
+            let messages = messages.iter().map(|(_, message)| message_bytes(message));
+            48 + messages.sum::<usize>()
+        }
+        Op::Put { value, .. } => 64 + value.body.len(),
+        _ => 64,
     }
 }
 

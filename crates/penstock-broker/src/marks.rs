@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use penstock_faults::planted;
-use penstock_message::{Filter, MessageState, OperationStatus};
+use penstock_message::{Filter, MessageState, OperationStatus, Space};
 
 use crate::Broker;
 use crate::endings::Unrun;
@@ -110,12 +110,19 @@ impl Broker {
         found.map(|(_, status, _)| *status)
     }
 
-    /// Goes on with the oldest operation that is not over, and with the next ones if there is room.
+    /// The oldest operation that is not over. On the last reserve of the disk one that frees no space waits.
+    pub(crate) fn next_mark(&self) -> Option<Mark> {
+        let (_, (mark, _)) = self.state.marks.first_key_value()?;
+        let waits = self.space == Space::NoSettlements && mark.what == MarkedFor::Retry;
+        (!waits).then_some(*mark)
+    }
+
+    /// Goes on with the oldest operation, and with the next ones if there is room.
     pub(crate) fn step_marks(&mut self) {
-        while let Some((number, (mark, _))) = self.state.marks.first_key_value()
+        while let Some(mark) = self.next_mark()
             && self.step_size() > 0
         {
-            let (number, mark) = (*number, *mark);
+            let number = mark.number;
             let mut progress = self
                 .operations
                 .under_way

@@ -133,11 +133,15 @@ pub struct Journal {
     appended_bytes: u64,
     reclaim: Reclaim,
     shared: Arc<Shared>,
+    free_bytes: FreeBytes,
     /// All goes into one segment, however much it is.
     rolls: bool,
     index: Index,
     spacing: Spacing,
 }
+
+/// Asks the file system how much could be written; `None`: it does not tell.
+pub(crate) type FreeBytes = Box<dyn Fn() -> Option<u64> + Send>;
 
 /// How far reclaiming has come.
 #[derive(Clone, Copy, Debug)]
@@ -247,6 +251,7 @@ impl Journal {
                 was_tight: false,
             },
             shared,
+            free_bytes: Box::new(|| None),
             rolls: true,
             index,
             spacing: Spacing::default(),
@@ -444,6 +449,24 @@ impl Journal {
     pub fn batch_synced(&mut self, through: u64) {
         debug_assert!(through <= self.taken_through);
         self.synced_through = self.synced_through.max(through);
+    }
+
+    /// How many bytes of records fit in besides what waits and what is kept for a full disk; `None`: the file
+    /// system does not tell. Asks it each time, so ask before something large.
+    pub fn room_bytes(&self) -> Option<u64> {
+        let free_bytes = (self.free_bytes)()?.saturating_sub(self.shared.reserved_bytes());
+        let room_bytes = free_bytes + self.unfilled_bytes();
+        Some(room_bytes.saturating_sub(self.waiting_bytes() as u64))
+    }
+
+    /// What fits into the segment in use, besides what waits.
+    pub fn segment_room_bytes(&self) -> u64 {
+        self.unfilled_bytes()
+            .saturating_sub(self.waiting_bytes() as u64)
+    }
+
+    pub(crate) fn ask_for_free_bytes(&mut self, free_bytes: FreeBytes) {
+        self.free_bytes = free_bytes;
     }
 
     /// Bytes that were appended and wait to be taken.

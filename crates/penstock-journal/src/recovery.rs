@@ -778,6 +778,8 @@ pub(crate) fn start<S: Storage>(
     });
     let next_position = base_position + recovered.unproven.len() as u64;
     journal.rewritten(next_position - 1);
+    let asked = storage.clone();
+    journal.ask_for_free_bytes(Box::new(move || asked.free_bytes()));
 
     let name = segment_name(number);
     let opening = Opening {

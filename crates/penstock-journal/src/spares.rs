@@ -176,6 +176,12 @@ impl Shared {
         Space::ALL[usize::from(self.space.load(Ordering::Acquire))]
     }
 
+    /// How much of what is free is spoken for.
+    pub fn reserved_bytes(&self) -> u64 {
+        let state = self.lock();
+        state.missing_bytes().max(state.margin_bytes)
+    }
+
     pub fn ready(&self) -> u64 {
         self.ready.load(Ordering::Relaxed)
     }

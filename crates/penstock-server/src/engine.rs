@@ -93,6 +93,8 @@ pub struct Engine {
     syncs: Histogram,
     batches: Batches,
     space: Space,
+    /// What the core was told with [`Input::StepsFit`].
+    steps_fit: bool,
     /// Settlements that wait for space, in the order in which they came.
     blocked: VecDeque<(ConnId, Input)>,
     memory: Memory,
@@ -183,6 +185,7 @@ impl Engine {
             syncs: Histogram::default(),
             batches: Batches::default(),
             space: Space::Plenty,
+            steps_fit: false,
             blocked: VecDeque::new(),
             memory: Memory::default(),
             worked_ns: 0,
@@ -438,6 +441,9 @@ impl Engine {
     fn pump(&mut self) {
         if matches!(self.end, End::Failed { .. }) {
             return;
+        }
+        if self.space == Space::NoSettlements {
+            self.look_at_space();
         }
         self.append_records();
         while let Some(output) = self.broker.poll_output() {

@@ -57,9 +57,12 @@ impl Broker {
                 Op::Hold { .. } => true,
                 _ => false,
             });
-        let checked = ops.iter().enumerate().try_for_each(|(index, op)| {
-            let checked = self.check_op(session, op, &mut checking);
-            checked.map_err(|why| (index as u32, why))
+        let fits = self.check_size(&ops).map_err(|op| (op, Refusal::DiskFull));
+        let checked = fits.and_then(|()| {
+            ops.iter().enumerate().try_for_each(|(index, op)| {
+                let checked = self.check_op(session, op, &mut checking);
+                checked.map_err(|why| (index as u32, why))
+            })
         });
         let mut leased = std::mem::take(&mut self.spare_leased);
         leased.clear();

@@ -48,6 +48,8 @@ fn newer_line() -> impl Strategy<Value = String> {
         1 => Just("disk no-publishes".to_owned()),
         1 => Just("disk no-leases".to_owned()),
         1 => Just("disk no-settlements".to_owned()),
+        1 => Just("disk steps-fit".to_owned()),
+        1 => Just("room 200".to_owned()),
         3 => Just("disk plenty".to_owned()),
     ]
 }

@@ -200,3 +200,44 @@ fn a_client_that_asks_for_everything_is_on_its_way_to_only_so_much() {
         ["a status default:0/0/20000 w=0/0/20000 clients 1 results 0 evicted 0"]
     );
 }
+
+/// One transaction may bring more than the disk takes, though there is plenty for all that come one by one:
+/// taken, it would use up what is kept for a full disk, and nothing could free any.
+#[test]
+fn what_is_larger_than_the_disk_has_room_for_is_refused_whole() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        room 800                            ->
+        a publish one; publish two; publish three; publish four; publish five; publish six; publish seven  -> a confirm 1 1:refused 0 DiskFull
+        # It was looked at for that one.
+        a publish one; publish two; publish three; publish four; publish five; publish six; publish seven  -> a confirm 2
+        room 500                            ->
+        a put key value; publish eight|publish nine; publish ten; publish eleven; publish twelve  -> a confirm 4 4:refused 0 DiskFull
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        room 0                              ->
+        w ack one; publish after            -> w confirm 1
+        room 0                              ->
+        a purge default                     -> a confirm 5 5:operation-1
+        ",
+    );
+}
+
+/// A purge frees space, so it goes on while its steps fit into the segment in use; what takes space waits.
+#[test]
+fn a_purge_goes_on_where_the_disk_stops_all_else() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one|publish two           -> a confirm 2
+        a publish bad deliveries=1          -> a confirm 3
+        disk no-settlements                 -> notice: NoSettlements
+        a watch one                         -> a sees one pending
+        a purge default                     -> a confirm 4 4:operation-1
+        a status                            -> a status default:3/0/0-ending3 clients 1 results 0 evicted 0
+        disk steps-fit                      -> a sees one Cancelled its queue was purged
+        a status                            -> a status default:0/0/0 clients 1 results 0 evicted 3
+        ",
+    );
+}

@@ -184,6 +184,7 @@ impl World {
                 self.restart(self.epoch);
             }
             ["rot"] => self.damaged.extend(0..self.journal.len()),
+            ["disk", "steps-fit"] => self.input(Input::StepsFit(true)),
             ["disk", level] => {
                 let space = match level {
                     "plenty" => Space::Plenty,
@@ -193,6 +194,10 @@ impl World {
                     other => panic!("no such level: {other}"),
                 };
                 self.input(Input::Space(space));
+            }
+            ["room", bytes] => {
+                let bytes = bytes.parse().expect("a number");
+                self.input(Input::Room { bytes });
             }
             ["memory", state] => self.input(Input::Memory {
                 is_full: state == "full",

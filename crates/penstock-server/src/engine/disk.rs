@@ -13,6 +13,12 @@ use super::{End, Engine};
 const LAZY_MS: u64 = 20;
 /// ... or once so many bytes of them have gathered.
 const LAZY_BYTES: usize = 1 << 20;
+/// Whether transactions of so many bytes fit on the disk is looked at before they are taken: what is kept
+/// for a full disk holds several times as much.
+const LARGE_BYTES: usize = 256 << 10;
+/// On the last reserve of the disk, steps of operations go on while so much of the segment in use is free. One
+/// that ends 1,024 messages takes 20 KiB at most.
+const ROOM_FOR_STEPS_BYTES: u64 = 256 << 10;
 /// After so long without a record the journal gets a watermark that covers the last one.
 const IDLE_MS: u64 = 100;
 /// How much at least is carried forward out of the oldest segment at a time.
@@ -146,6 +152,12 @@ impl Engine {
             self.space = space;
             self.input(Input::Space(space));
         }
+        let fit = space == Space::NoSettlements
+            && self.journal.segment_room_bytes() >= ROOM_FOR_STEPS_BYTES;
+        if fit != self.steps_fit {
+            self.steps_fit = fit;
+            self.input(Input::StepsFit(fit));
+        }
         if self.space < Space::NoSettlements && !self.blocked.is_empty() {
             for (conn, input) in std::mem::take(&mut self.blocked) {
                 if let Some(connection) = self.connections.get_mut(&conn) {
@@ -174,9 +186,14 @@ impl Engine {
         if must_wait || connection.blocked_bytes > 0 {
             connection.blocked_bytes += bytes.max(1);
             self.blocked.push_back((conn, input));
-        } else {
-            self.input(input);
+            return;
         }
+        let is_large =
+            bytes >= LARGE_BYTES || matches!(input, Input::CommitPart { last: true, .. });
+        if is_large && let Some(bytes) = self.journal.room_bytes() {
+            self.input(Input::Room { bytes });
+        }
+        self.input(input);
     }
 
     /// Its client will send them again, on its next connection.
