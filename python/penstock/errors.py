@@ -80,7 +80,7 @@ class QueueFull(PenstockError):
 
 
 class DiskFull(PenstockError):
-    """The broker's disk is nearly full, so it takes no new jobs. The job was not accepted."""
+    """The broker's disk is nearly full, or has no room for so large a call. Nothing of the call was accepted."""
 
 
 class NotOffered(PenstockError):

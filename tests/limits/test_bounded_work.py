@@ -225,6 +225,18 @@ def test_a_purge_on_a_full_disk_is_answered_and_makes_room(shop: Shop, arguments
         shop.check_the_end()
 
 
+def test_one_call_that_is_larger_than_the_disk_has_room_for_is_refused_whole(shop: Shop) -> None:
+    """Taken, it would use up what is kept for a full disk, and no purge could free any."""
+    shop.publish(100, 0, None)
+    with pytest.raises(DiskFull, match="Nothing of this call was accepted"):
+        shop.publish(DISK_MEGABYTES << 14, 0, None)
+    assert shop.left() == 100
+    assert shop.is_accepted()
+    assert shop.project.penstock("purge", "default", "--yes").returncode == 0
+    shop.works_again()
+    shop.check_the_end()
+
+
 @pytest.mark.parametrize("arguments_bytes", ARGUMENTS_BYTES)
 def test_jobs_that_all_expire_at_once_on_a_full_disk_make_room(shop: Shop, arguments_bytes: int) -> None:
     moment = time.time() + FILLED_S

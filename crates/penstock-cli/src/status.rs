@@ -36,6 +36,8 @@ fn as_json(status: &Status) -> serde_json::Value {
             "ready": queue.ready,
             "delayed": queue.delayed,
             "running": queue.running,
+            "failed": queue.failed,
+            "ending": queue.ending,
             "oldest_ready_ms": queue.oldest_ready_ms,
             "paused": queue.paused,
             "consumers": queue.consumers,
@@ -68,6 +70,9 @@ fn as_json(status: &Status) -> serde_json::Value {
         "results_bytes": status.results_bytes,
         "evicted": status.evicted,
         "unreadable": status.unreadable,
+        "failed": status.failed,
+        "failed_bytes": status.failed_bytes,
+        "failed_dropped": status.failed_dropped,
         "broker": {
             "version": status.process.version,
             "pid": status.process.pid,
@@ -96,6 +101,8 @@ fn as_json(status: &Status) -> serde_json::Value {
             "expired": status.counts.expired,
             "dropped": status.counts.dropped,
             "refused": status.counts.refused,
+            "failed": status.counts.failed,
+            "cancelled": status.counts.cancelled,
         },
     })
 }
@@ -139,12 +146,25 @@ fn for_people(shown: &str, status: &Status) -> String {
             format!("damaged  {count} jobs failed because their bodies can't be read\n")
         }
     };
+    let failed = match (status.failed, status.failed_dropped) {
+        (0, 0) => String::new(),
+        (count, dropped) => {
+            let dropped = match dropped {
+                0 => String::new(),
+                _ => format!(", {dropped} dropped before their time"),
+            };
+            format!(
+                "failed   {count} ({}){dropped}\n",
+                bytes(status.failed_bytes)
+            )
+        }
+    };
     let mut text = format!(
         "broker   {shown} (pid {}, up {}, penstock {})\n\
          journal  {}, a sync takes {} (p99 {})\n\
          memory   {} of {}\n\
          results  {} ({}){evicted}\n\
-         {unreadable}clients  {}\n",
+         {failed}{unreadable}clients  {}\n",
         process.pid,
         duration_ms(process.uptime_ms),
         process.version,
@@ -164,7 +184,7 @@ fn for_people(shown: &str, status: &Status) -> String {
     text.push_str(&troubles(status));
 
     let mut queues = Table::new(&[
-        "QUEUE", ">READY", ">DELAYED", ">RUNNING", ">OLDEST", ">WORKERS", "",
+        "QUEUE", ">READY", ">DELAYED", ">RUNNING", ">FAILED", ">OLDEST", ">WORKERS", "",
     ]);
     for queue in &status.queues {
         queues.row(vec![
@@ -172,6 +192,7 @@ fn for_people(shown: &str, status: &Status) -> String {
             queue.ready.to_string(),
             queue.delayed.to_string(),
             queue.running.to_string(),
+            queue.failed.to_string(),
             match queue.ready {
                 0 => "-".to_owned(),
                 _ => duration_ms(queue.oldest_ready_ms),
@@ -216,6 +237,9 @@ fn remarks(queue: &QueueStatus) -> String {
     if !queue.limits.is_none() {
         remarks.push(limits(&queue.limits));
     }
+    if queue.ending > 0 {
+        remarks.push(format!("{} still to be purged", queue.ending));
+    }
     if queue.refused > 0 {
         remarks.push(format!("{} refused", queue.refused));
     }
@@ -237,6 +261,8 @@ mod tests {
             queues: vec![QueueStatus {
                 name: "mail".to_owned(),
                 ready: 3,
+                failed: 2,
+                ending: 1,
                 oldest_ready_ms: 61_000,
                 paused: true,
                 limits: QueueLimits {
@@ -259,6 +285,9 @@ mod tests {
             results_bytes: 2048,
             evicted: 1,
             unreadable: 0,
+            failed: 2,
+            failed_bytes: 600,
+            failed_dropped: 4,
             process: Box::new(ProcessStatus {
                 version: "0.1.0".to_owned(),
                 pid: 42,
@@ -278,12 +307,13 @@ broker   local:/data (pid 42, up 5.0 s, penstock 0.1.0)
 journal  1.0 MiB, a sync takes 110 µs (p99 300 µs)
 memory   8.0 MiB of 1.0 GiB
 results  10 (2.0 KiB), 1 evicted before their time
+failed   2 (600 B), 4 dropped before their time
 clients  2
 trouble  the broker's disk is nearly full: it takes no new jobs until there is space; workers go on, \
          and draining the queues or freeing space on its machine helps
 
-QUEUE  READY  DELAYED  RUNNING     OLDEST  WORKERS
-mail       3        0        0  1 min 1 s        0  paused; at most 5 jobs; 7 refused
+QUEUE  READY  DELAYED  RUNNING  FAILED     OLDEST  WORKERS
+mail       3        0        0       2  1 min 1 s        0  paused; at most 5 jobs; 1 still to be purged; 7 refused
 
 WORKER         SLOTS  BUSY  LEASES  QUEUES
 worker@host:7      4     1       2  default, mail  out of reach
