@@ -25,6 +25,16 @@ pub(crate) struct Names {
     /// As bytes, which take a step less to hash than a text does.
     by_text: SeededMap<Box<[u8]>, Name>,
     texts: Vec<Box<str>>,
+    /// Names that were asked for last, by [`recent_place`]: a burst of jobs is of a few names, and to compare one
+    /// costs less than to hash it.
+    recent: [Option<Name>; RECENT],
+}
+
+const RECENT: usize = 16;
+
+fn recent_place(text: &str) -> usize {
+    let last = text.as_bytes().last().copied().unwrap_or(0);
+    (text.len() + usize::from(last)) % RECENT
 }
 
 impl Names {
@@ -32,6 +42,7 @@ impl Names {
         Self {
             by_text: SeededMap::with_hasher(hashing),
             texts: Vec::new(),
+            recent: [None; RECENT],
         }
     }
 
@@ -41,9 +52,21 @@ impl Names {
     }
 
     pub(crate) fn intern(&mut self, text: &str) -> Name {
-        if let Some(name) = self.by_text.get(text.as_bytes()) {
-            return *name;
+        let place = recent_place(text);
+        if let Some(name) = self.recent[place]
+            && self.text(name) == text
+        {
+            return name;
         }
+        let name = match self.by_text.get(text.as_bytes()) {
+            Some(name) => *name,
+            None => self.add(text),
+        };
+        self.recent[place] = Some(name);
+        name
+    }
+
+    fn add(&mut self, text: &str) -> Name {
         let name = Name::at(self.texts.len());
         self.texts.push(text.into());
         self.by_text.insert(text.as_bytes().into(), name);
