@@ -6,7 +6,7 @@ use penstock_message::{Failure, SeededState, Value};
 use crate::clock::{Clocks, KnownClocks, When};
 use crate::connections::cut;
 use crate::endings::CRASHED;
-use crate::messages::{BodyAt, Ended, Entry};
+use crate::messages::{BodyAt, Ended};
 use crate::numbers::ByNumber;
 use crate::records::{Event, FIRST_VERSION, Failing, RecordError, RecordReader};
 use crate::state::{Ending, State};
@@ -375,10 +375,12 @@ impl Recovery {
             }
             Event::Revived { number, to, queue } => {
                 state.numbers = state.numbers.max(to);
-                if let Some(slot) = self.slots.take(number) {
-                    if state.messages[slot].is_failed() {
-                        state.revive(slot, to, queue);
-                    }
+                // In a journal that was repaired, it may not have failed.
+                if let Some(slot) = self.slots.of(number)
+                    && state.messages[slot].is_failed()
+                {
+                    self.slots.take(number);
+                    state.revive(slot, to, queue);
                     self.slots.put(to, slot);
                 }
             }
@@ -398,9 +400,11 @@ impl Recovery {
             }
             Event::KeptDropped { numbers } => {
                 for number in numbers.iter() {
-                    if let Some(slot) = self.slots.take(*number)
-                        && state.messages.by_slot(slot).is_some_and(Entry::is_ended)
+                    // In a journal that was repaired, its end may be missing.
+                    if let Some(slot) = self.slots.of(*number)
+                        && state.messages[slot].is_ended()
                     {
+                        self.slots.take(*number);
                         state.drop_ended(slot);
                         state.keys.evicted += 1;
                     }
