@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use penstock_faults::perhaps;
 use penstock_message::{
-    Answer, Counts, Durability, KeyState, MessageId, Notice, Query, Receipt, SeededState,
+    Answer, Counts, Durability, JoinId, KeyState, MessageId, Notice, Query, Receipt, SeededState,
     SessionId, Space,
 };
 use rustc_hash::FxHashMap;
@@ -306,6 +306,18 @@ impl Broker {
     pub fn has_failed(&self, id: &MessageId) -> bool {
         let messages = &self.state.messages;
         messages.copies(id).any(|slot| messages[slot].is_failed())
+    }
+
+    /// The members of a join that have reported their ends, and whether one of them has failed it; `None`: it is
+    /// not there, or not any more. The simulator asks.
+    pub fn join_members(&self, id: &JoinId) -> Option<(Vec<u32>, bool)> {
+        let join = &self.state.joins[self.state.joins.find(id)?];
+        let words = join.arrived().into_iter();
+        let arrived = words.flat_map(|(word, bits)| {
+            let bits = (0..64).filter(move |bit| bits >> bit & 1 == 1);
+            bits.map(move |bit| word * 64 + bit)
+        });
+        Some((arrived.collect(), join.is_over))
     }
 
     /// Whether failed jobs were dropped since the broker started: for want of space, for their age, or because

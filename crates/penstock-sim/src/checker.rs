@@ -477,6 +477,9 @@ impl Checker {
     pub fn quiet(&mut self, broker: &Broker) -> Verdict {
         broker.assert_consistent();
         self.look_at_failed(broker)?;
+        for join in self.model.open_joins() {
+            self.tell(Event::Join(join, broker.join_members(&join)))?;
+        }
         self.tell(Event::Quiet)?;
         self.safe_through = self.told;
         self.wall_was_set_by_ms = 0;

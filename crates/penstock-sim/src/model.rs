@@ -8,8 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_message::{
-    Due, JoinId, JoinPolicy, Key, Lease, Message, MessageId, Op, Overflow, QueueLimits, Receipt,
-    Refusal, ReleaseReason, SessionId, Tx, ValueStatus,
+    Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Overflow, QueueLimits,
+    Receipt, Refusal, ReleaseReason, SessionId, Tx, ValueStatus,
 };
 
 mod item;
@@ -32,6 +32,7 @@ pub struct Model {
     /// Places of those that have not ended, and of some that have.
     pub live: Vec<usize>,
     by_id: BTreeMap<MessageId, Vec<usize>>,
+    by_member: BTreeMap<(JoinId, u32), Vec<usize>>,
     values: BTreeMap<Key, Stored>,
     /// Values whose time was over by then are gone.
     quiet_ms: u64,
@@ -172,12 +173,25 @@ impl Model {
         if !self.limits.get(queue).is_some_and(drops) || !self.may_overflow(queue, 0) {
             return;
         }
-        for index in &self.live {
-            let item = &mut self.items[*index];
-            if item.queue == queue && matches!(item.state, State::Waiting | State::Adrift { .. }) {
-                item.purged = true;
-                item.end_is_unsure = true;
+        // One that is dropped may be the last member of a group, which releases others, which may be dropped.
+        let mut goes_on = true;
+        while std::mem::take(&mut goes_on) {
+            for index in self.live.clone() {
+                if self.items[index].queue == queue && self.may_wait(index) {
+                    let item = &mut self.items[index];
+                    goes_on |= !std::mem::replace(&mut item.purged, true);
+                    item.end_is_unsure = true;
+                }
             }
+        }
+    }
+
+    /// Whether it may be in its queue, and run by nobody.
+    fn may_wait(&self, index: usize) -> bool {
+        match self.items[index].state {
+            State::Waiting | State::Adrift { .. } => true,
+            State::Held(join) => self.may_be_released(join),
+            State::Leased { .. } | State::Ended(_) => false,
         }
     }
 
@@ -185,7 +199,7 @@ impl Model {
         match op {
             Op::Ack { lease, .. } => {
                 if let Some((index, _)) = self.holder(lease, session) {
-                    self.items[index].state = State::Ended(End::Acked);
+                    self.finish(index, End::Acked);
                 }
             }
             Op::Release { lease, reason } => {
@@ -311,13 +325,14 @@ impl Model {
                 succeeded,
             } => self.arrive(*join, *index, *succeeded),
             Op::Purge { queue } => {
-                for index in &self.live {
-                    let item = &mut self.items[*index];
-                    if item.queue == *queue
-                        && matches!(item.state, State::Waiting | State::Adrift { .. })
-                    {
+                for index in self.live.clone() {
+                    if self.items[index].queue == *queue && self.may_wait(index) {
+                        let now = self.now;
+                        let item = &mut self.items[index];
                         item.purged = true;
-                        item.end_is_unsure = item.expiry_reached || item.is_unsure(self.now);
+                        item.end_is_unsure = item.expiry_reached
+                            || item.is_unsure(now)
+                            || matches!(item.state, State::Held(_));
                     }
                 }
             }
@@ -338,7 +353,7 @@ impl Model {
                     return Ok(());
                 };
                 self.items[index].notes.push(note.clone());
-                self.items[index].state = State::Ended(End::Failed);
+                self.finish(index, End::Failed);
                 let item = &self.items[index];
                 if let (Some(body), Some(ttl_ms)) = (value, item.message.result_ttl_ms) {
                     let stored = Stored {
@@ -392,6 +407,10 @@ impl Model {
             claim,
             tx,
         };
+        if let Some(Member { join, index }) = item.member() {
+            let places = self.by_member.entry((join, index)).or_default();
+            places.push(self.items.len());
+        }
         self.by_id
             .entry(message.id)
             .or_default()
@@ -415,7 +434,12 @@ impl Model {
         for index in self.live.clone() {
             if self.items[index].state == State::Held(id) {
                 match (failed, self.items[index].ending()) {
-                    (true, end) => self.end(index, end.unwrap_or(End::JoinFailed)),
+                    (true, None) => self.end(index, End::JoinFailed),
+                    (true, Some(_)) => {
+                        // It may have ended before that, or been blocked and so not end in another way.
+                        self.items[index].purged = true;
+                        self.items[index].end_is_unsure = true;
+                    }
                     (false, _) => self.items[index].state = State::Waiting,
                 }
             }
@@ -424,13 +448,125 @@ impl Model {
 
     /// It ended without a word of its own, so the broker stores one for whoever asks.
     fn end(&mut self, index: usize, end: End) {
-        let item = &mut self.items[index];
-        item.state = State::Ended(end);
         let status = match end {
             End::Expired => ValueStatus::Expired,
             _ => ValueStatus::Cancelled,
         };
         self.store_end(index, status);
+        self.finish(index, end);
+    }
+
+    /// However it ended, the join that it is a member of hears of it.
+    fn finish(&mut self, index: usize, end: End) {
+        self.items[index].state = State::Ended(end);
+        if let Some(Member { join, index }) = self.items[index].member() {
+            self.arrive(join, index, end == End::Acked);
+        }
+    }
+
+    /// Whether the members of a join that have not been seen to end may all have ended.
+    fn may_be_released(&self, id: JoinId) -> bool {
+        let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
+            return false;
+        };
+        let mut missing = (0..join.count).filter(|index| !join.arrived.contains(index));
+        join.policy == JoinPolicy::AllEnded && missing.all(|index| self.may_have_ended(id, index))
+    }
+
+    /// Whether a member of a join may have ended badly, so that what the join holds is blocked.
+    fn may_have_failed(&self, id: JoinId) -> bool {
+        let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
+            return false;
+        };
+        let mut missing = (0..join.count).filter(|index| !join.arrived.contains(index));
+        join.policy == JoinPolicy::AllSucceeded
+            && missing.any(|index| self.may_have_ended(id, index))
+    }
+
+    fn may_have_ended(&self, join: JoinId, index: u32) -> bool {
+        let places = self.by_member.get(&(join, index));
+        let mut items = places.into_iter().flatten().map(|place| &self.items[*place]);
+        items.any(|item| {
+            item.ending().is_some()
+                || item.may_be_dead()
+                || matches!(item.state, State::Held(other) if self.may_have_failed(other)
+                    || self.may_be_released(other) && item.may_have_died_unseen())
+        })
+    }
+
+    /// Joins that nobody has seen to be over.
+    pub fn open_joins(&self) -> Vec<JoinId> {
+        let open = self.joins.iter().filter(|(_, join)| !join.over);
+        open.map(|(id, _)| *id).collect()
+    }
+
+    /// All is quiet, and the broker says which members of the join have reported, and whether it has failed. Each
+    /// end that is certain must be among them, and none that cannot be.
+    pub fn saw_join(&mut self, id: JoinId, seen: Option<&(Vec<u32>, bool)>) -> Verdict {
+        let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
+            return Ok(());
+        };
+        let (arrived, count) = (join.arrived.clone(), join.count);
+        let Some((seen, has_failed)) = seen else {
+            if self.may_be_released(id) {
+                self.was_released(id);
+            } else if self.may_have_failed(id) {
+                self.was_dropped(id);
+            } else {
+                self.fail(format!(
+                    "group {id} is over, and only {arrived:?} of its {count} members have ended"
+                ))?;
+            }
+            return Ok(());
+        };
+        if let Some(unreported) = arrived.iter().find(|index| !seen.contains(index)) {
+            self.fail(format!(
+                "member {unreported} of group {id} has ended, and the group has not heard of it"
+            ))?;
+        }
+        if seen.len() == count as usize && !has_failed {
+            self.fail(format!("group {id} has all its members, and is not over"))?;
+        }
+        for index in seen.iter().filter(|index| !arrived.contains(index)) {
+            if !self.may_have_ended(id, *index) {
+                self.fail(format!(
+                    "group {id} has heard of member {index}, which has not ended"
+                ))?;
+            }
+            // It was not seen to end, so it has not ended well.
+            self.arrive(id, *index, false);
+        }
+        let is_over = self.joins.get(&id).is_some_and(|join| join.over);
+        match *has_failed == is_over {
+            true => Ok(()),
+            false => self.fail(format!("group {id} has failed: {has_failed}")),
+        }
+    }
+
+    /// A join that may have failed is there no more, and what it held has ended, or is waiting to be told so.
+    fn was_dropped(&mut self, id: JoinId) {
+        if let Some(join) = self.joins.get_mut(&id) {
+            join.over = true;
+        }
+        for index in self.live.clone() {
+            let item = &mut self.items[index];
+            if item.state == State::Held(id) {
+                item.purged = true;
+                item.end_is_unsure = true;
+            }
+        }
+    }
+
+    /// Nobody saw the last member of the join end, but what the join held is there.
+    fn was_released(&mut self, id: JoinId) {
+        if let Some(join) = self.joins.get_mut(&id) {
+            join.over = true;
+        }
+        for index in self.live.clone() {
+            if self.items[index].state == State::Held(id) {
+                self.items[index].state = State::Waiting;
+            }
+        }
     }
 
     fn store_end(&mut self, index: usize, status: ValueStatus) {
@@ -461,8 +597,8 @@ impl Model {
 
     /// Its workers have died once too often: it has failed.
     fn bury(&mut self, index: usize) {
-        self.items[index].state = State::Ended(End::Crashed);
         self.store_end(index, ValueStatus::Crashed);
+        self.finish(index, End::Crashed);
     }
 
     /// The broker lists this message among the failed jobs, which may be news.

@@ -5,8 +5,8 @@ use bytes::Bytes;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Failure, IdSource, JoinPolicy, Key,
-    Message, MessageId, Op, Overflow, QueueLimits, Tx, Value, ValueStatus,
+    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, IdSource, JoinPolicy,
+    Key, Member, Message, MessageId, Op, Overflow, QueueLimits, Tx, Value, ValueStatus,
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
@@ -220,22 +220,52 @@ impl Author {
         } else {
             JoinPolicy::AllEnded
         };
-        let held = (0..=rng.below(2)).map(|_| {
+        let mut ops = Vec::new();
+        // What it holds may be a member of another join.
+        let outer = rng.one_in(3).then(|| {
+            let outer = MessageId::new_join(id_source(rng, wall_ms));
             let queue = QUEUES[rng.below(3) as usize].to_string();
-            (queue, self.message(rng, wall_ms, Bytes::new()))
+            ops.push(Op::Hold {
+                join: outer,
+                count: 1,
+                messages: vec![(queue, self.message(rng, wall_ms, Bytes::new()))],
+                policy: match rng.bool() {
+                    true => JoinPolicy::AllSucceeded,
+                    false => JoinPolicy::AllEnded,
+                },
+            });
+            outer
         });
-        let mut ops = vec![Op::Hold {
+        let held = (0..=rng.below(2)).map(|index| {
+            let queue = QUEUES[rng.below(3) as usize].to_string();
+            let mut message = self.message(rng, wall_ms, Bytes::new());
+            message.extras = outer
+                .filter(|_| index == 0)
+                .and_then(|outer| member(outer, 0));
+            (queue, message)
+        });
+        ops.push(Op::Hold {
             join,
             count,
             messages: held.collect(),
             policy,
-        }];
+        });
+        // Members that the broker knows as such, or that say by themselves how they have ended.
+        let is_known = rng.one_in(3) || outer.is_some();
         for index in 0..count {
             let mut body = join.0.to_vec();
             body.extend_from_slice(&index.to_le_bytes());
+            let body = if is_known { Bytes::new() } else { body.into() };
+            let mut message = self.message(rng, wall_ms, body);
+            if is_known {
+                message.extras = member(join, index);
+            }
+            if message.result_ttl_ms.is_some() {
+                self.wanted.push(Key::Result(message.id));
+            }
             ops.push(Op::Publish {
                 queues: vec![QUEUES[rng.below(3) as usize].to_string()],
-                message: self.message(rng, wall_ms, body.into()),
+                message,
                 due: None,
                 unless_key: None,
             });
@@ -345,7 +375,16 @@ fn id_source(rng: &mut Rng, unix_ms: u64) -> IdSource {
     IdSource { unix_ms, random }
 }
 
-/// A member of a join says so in its body.
+/// A place in a join, for the broker to know.
+fn member(join: MessageId, index: u32) -> Option<Box<Extras>> {
+    let extras = Extras {
+        member: Some(Member { join, index }),
+        ..Extras::default()
+    };
+    extras.boxed()
+}
+
+/// A member of a join that the broker does not know as one says so in its body.
 pub fn join_of(message: &Message, succeeded: bool) -> Option<Op> {
     let (join, index) = message.body.split_at_checked(16)?;
     let index = u32::from_le_bytes(index.try_into().ok()?);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use penstock_message::{Delivery, Lease, MessageId, SessionId};
+use penstock_message::{Delivery, JoinId, Lease, MessageId, SessionId};
 
 use super::{Checker, Decided};
 use crate::model::{Time, Verdict};
@@ -24,6 +24,8 @@ pub(super) enum Event {
     },
     /// The broker was seen to keep it as a failed job.
     Failed(MessageId),
+    /// Members of a join that were seen to have reported, and whether it has failed; `None`: it is over.
+    Join(JoinId, Option<(Vec<u32>, bool)>),
     Quiet,
     Restarted(u64),
 }
@@ -69,7 +71,7 @@ impl Event {
                 Some(format!("client {} was heard to say hello", session.0[0]))
             }
             Self::Quiet => Some("all is quiet".to_string()),
-            Self::Time(_) | Self::Restarted(_) | Self::Failed(_) => None,
+            Self::Time(_) | Self::Restarted(_) | Self::Failed(_) | Self::Join(..) => None,
         }
     }
 }
@@ -131,6 +133,7 @@ impl Checker {
                 Ok(())
             }
             Event::Failed(id) => self.model.has_failed(*id),
+            Event::Join(id, members) => self.model.saw_join(*id, members.as_ref()),
             Event::Quiet => {
                 self.model.quiet();
                 Ok(())

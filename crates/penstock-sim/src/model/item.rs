@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use penstock_message::{Due, JoinId, JoinPolicy, Key, Lease, Message, SessionId, ValueStatus};
+use penstock_message::{
+    Due, JoinId, JoinPolicy, Key, Lease, Member, Message, SessionId, ValueStatus,
+};
 
 /// True time, and what the wall shows; both in milliseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,6 +167,11 @@ impl Item {
         self.crashes.1 = self.crashes.1.saturating_add(1);
     }
 
+    /// Its place in a join.
+    pub fn member(&self) -> Option<Member> {
+        self.message.extras.as_ref()?.member
+    }
+
     /// Whether it is kept as a failed job.
     pub fn has_failed(&self) -> bool {
         matches!(self.state, State::Ended(End::Failed | End::Crashed))
@@ -176,6 +183,11 @@ impl Item {
         let was_unsure = self.state == State::Waiting && self.unsure_until > 0;
         (was_unsure || matches!(self.state, State::Adrift { .. }))
             && self.crashes.1 >= self.message.max_deliveries
+    }
+
+    /// Whether it would have failed if it had been ready since, with nobody seeing who it was given to.
+    pub(super) fn may_have_died_unseen(&self) -> bool {
+        self.unsure_until > 0 && self.crashes.1 >= self.message.max_deliveries
     }
 
     /// How it may have ended; at the next quiet moment it has.

@@ -87,7 +87,10 @@ impl Model {
         };
         let may_be = self.with_id(*id).any(|item| match status {
             ValueStatus::Expired => item.may_have_ended_as(End::Expired, self.clock_is_doubtful),
-            ValueStatus::Cancelled => item.may_have_ended_as(End::Purged, self.clock_is_doubtful),
+            ValueStatus::Cancelled => {
+                item.may_have_ended_as(End::Purged, self.clock_is_doubtful)
+                    || matches!(item.state, State::Held(join) if self.may_have_failed(join))
+            }
             ValueStatus::Crashed => item.may_be_dead(),
             _ => false,
         });

@@ -17,6 +17,13 @@ impl Model {
         } = delivery;
         self.seen.insert((*lease, session));
         let copies = self.by_id.get(&lease.message).cloned().unwrap_or_default();
+        for index in &copies {
+            if let State::Held(join) = self.items[*index].state
+                && self.may_be_released(join)
+            {
+                self.was_released(join);
+            }
+        }
         let here = copies.iter().copied().find(|index| {
             let item = &self.items[*index];
             item.queue == *queue
