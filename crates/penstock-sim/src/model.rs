@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_message::{
     Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Overflow, QueueLimits,
-    Receipt, Refusal, ReleaseReason, SessionId, Tx, ValueStatus,
+    Receipt, Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus,
 };
 
 mod item;
@@ -151,6 +151,17 @@ impl Model {
                         is_new && !tx.ops.iter().any(Op::is_settlement)
                     }
                     Objection::None => false,
+                    // Where nobody can tell whether it has failed, nobody can tell why it can't be retried.
+                    Objection::Perhaps(Refusal::NoSuchJob)
+                    | Objection::Surely(Refusal::NoSuchJob) => {
+                        matches!(
+                            why,
+                            Refusal::NoSuchJob
+                                | Refusal::TooLate(_)
+                                | Refusal::NotOffered(_)
+                                | Refusal::Invalid(_)
+                        )
+                    }
                     Objection::Perhaps(expected) | Objection::Surely(expected) => {
                         std::mem::discriminant(expected) == std::mem::discriminant(why)
                     }
@@ -365,6 +376,21 @@ impl Model {
                     self.values.insert(Key::Result(lease.message), stored);
                 }
             }
+            Op::Cancel {
+                target: Target::Job(id),
+                ..
+            } => self.cancel(*id),
+            Op::RetryFailed {
+                target: Target::Job(id),
+                queue,
+            } => self.retry(number, *id, queue.as_deref()),
+            Op::DropFailed {
+                target: Target::Job(id),
+            } => {
+                if let Some(index) = self.failed_copy(*id) {
+                    self.items[index].state = State::Ended(End::Acked);
+                }
+            }
             Op::Cancel { .. } | Op::RetryFailed { .. } | Op::DropFailed { .. } | Op::Unnamed => {
                 return self.fail(format!("the model does not know {op:?}"));
             }
@@ -417,6 +443,77 @@ impl Model {
             .push(self.items.len());
         self.live.push(self.items.len());
         self.items.push(item);
+    }
+
+    /// What waits of it ends, wherever it waits.
+    fn cancel(&mut self, id: MessageId) {
+        let copies = self.by_id.get(&id).cloned().unwrap_or_default();
+        let is_alone = copies.len() == 1;
+        for index in copies {
+            if is_alone && self.surely_waits(index) {
+                self.end(index, End::Purged);
+            } else if self.may_wait(index) || matches!(self.items[index].state, State::Held(_)) {
+                self.items[index].purged = true;
+                self.items[index].end_is_unsure = true;
+            }
+        }
+    }
+
+    /// Whether it is in its queue or held, and certainly has not ended. (It may have been handed out, though.)
+    fn surely_waits(&self, index: usize) -> bool {
+        let item = &self.items[index];
+        let is_there = match item.state {
+            State::Waiting => !item.is_unsure(self.now) && !item.may_be_dead(),
+            State::Held(join) => !self.may_be_released(join) && !self.may_have_failed(join),
+            _ => false,
+        };
+        is_there && item.ending().is_none() && !self.clock_is_doubtful
+    }
+
+    /// A copy that has failed, or that has if this was applied.
+    fn failed_copy(&mut self, id: MessageId) -> Option<usize> {
+        let copies = self.by_id.get(&id)?.clone();
+        let failed = copies.iter().find(|index| self.items[**index].has_failed());
+        let unseen = || {
+            copies
+                .iter()
+                .find(|index| self.items[**index].may_be_dead())
+        };
+        let index = *failed.or_else(unseen)?;
+        if !self.items[index].has_failed() {
+            self.bury(index);
+        }
+        Some(index)
+    }
+
+    /// It waits once more, at the end of its queue, with its attempts and notes.
+    fn retry(&mut self, number: u64, id: MessageId, queue: Option<&str>) {
+        let Some(index) = self.failed_copy(id) else {
+            return;
+        };
+        self.values.remove(&Key::Result(id));
+        let place = self.next_place();
+        let item = &mut self.items[index];
+        item.state = State::Waiting;
+        item.tx = number;
+        item.place = place;
+        item.in_order = true;
+        item.due = None;
+        item.due_reached = true;
+        item.expires = None;
+        item.expiry_reached = false;
+        item.purged = false;
+        item.end_is_unsure = false;
+        item.unsure_until = 0;
+        item.crashes = (0, 0);
+        item.may_have_run = false;
+        item.message.attempt += 1;
+        if let Some(queue) = queue {
+            queue.clone_into(&mut item.queue);
+        }
+        if !self.live.contains(&index) {
+            self.live.push(index);
+        }
     }
 
     fn arrive(&mut self, id: JoinId, index: u32, succeeded: bool) {
@@ -485,7 +582,10 @@ impl Model {
 
     fn may_have_ended(&self, join: JoinId, index: u32) -> bool {
         let places = self.by_member.get(&(join, index));
-        let mut items = places.into_iter().flatten().map(|place| &self.items[*place]);
+        let mut items = places
+            .into_iter()
+            .flatten()
+            .map(|place| &self.items[*place]);
         items.any(|item| {
             item.ending().is_some()
                 || item.may_be_dead()

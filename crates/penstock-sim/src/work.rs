@@ -1,12 +1,14 @@
 //! What is published: plain messages, groups behind a join, locks; how jobs end; and what operators do
 //! to queues.
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
     Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, IdSource, JoinPolicy,
-    Key, Member, Message, MessageId, Op, Overflow, QueueLimits, Tx, Value, ValueStatus,
+    Key, Member, Message, MessageId, Op, Overflow, QueueLimits, Target, Tx, Value, ValueStatus,
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
@@ -50,7 +52,11 @@ pub struct Author {
     pub wanted: Vec<Key>,
     /// A queue that it has filled, and empties next.
     to_purge: Option<String>,
+    /// Messages that it has published, latest last: some are cancelled, retried or dropped.
+    recent: VecDeque<MessageId>,
 }
+
+const RECENT: usize = 30;
 
 impl Author {
     pub fn new(habits: Habits) -> Self {
@@ -58,6 +64,7 @@ impl Author {
             habits,
             wanted: Vec::new(),
             to_purge: None,
+            recent: VecDeque::new(),
         }
     }
 
@@ -204,6 +211,24 @@ impl Author {
                 };
                 return vec![op].into();
             }
+            5 if self.habits.purges && !self.recent.is_empty() => {
+                let recent = self.recent[rng.below(self.recent.len() as u64) as usize];
+                let target = Target::Job(recent);
+                let op = match rng.below(4) {
+                    0 | 1 => Op::Cancel {
+                        target,
+                        reason: String::new(),
+                    },
+                    2 => Op::RetryFailed {
+                        target,
+                        queue: rng
+                            .bool()
+                            .then(|| QUEUES[rng.below(3) as usize].to_string()),
+                    },
+                    _ => Op::DropFailed { target },
+                };
+                return vec![op].into();
+            }
             _ => {}
         }
         let count = if rng.one_in(6) { 20 } else { 1 + rng.below(3) };
@@ -319,6 +344,10 @@ impl Author {
         if message.result_ttl_ms.is_some() {
             self.wanted.push(Key::Result(message.id));
         }
+        if self.recent.len() == RECENT {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(message.id);
         Op::Publish {
             queues,
             message,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use penstock_message::{Condition, Lease, MessageId, Op, Refusal, SessionId, Tx};
+use penstock_message::{Condition, Lease, MessageId, Op, Refusal, SessionId, Target, Tx};
 
 use super::Model;
 use super::item::{Item, State};
@@ -74,6 +74,31 @@ impl Model {
                 }
                 _ => Objection::None,
             },
+            Op::Cancel {
+                target: Target::Job(id),
+                ..
+            } => {
+                let may_wait =
+                    |item: &Item| !matches!(item.state, State::Leased { .. } | State::Ended(_));
+                match self.with_id(*id).any(may_wait) {
+                    true => Objection::Perhaps(Refusal::NoSuchJob),
+                    false => Objection::Surely(Refusal::NoSuchJob),
+                }
+            }
+            Op::RetryFailed {
+                target: Target::Job(id),
+                ..
+            }
+            | Op::DropFailed {
+                target: Target::Job(id),
+            } => {
+                // A failed job may have been dropped, and its key may belong to another.
+                let may_have_failed = |item: &Item| item.has_failed() || item.may_be_dead();
+                match self.with_id(*id).any(may_have_failed) {
+                    true => Objection::Perhaps(Refusal::NoSuchJob),
+                    false => Objection::Surely(Refusal::NoSuchJob),
+                }
+            }
             _ => Objection::None,
         }
     }
