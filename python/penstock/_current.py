@@ -30,9 +30,9 @@ class CurrentJob:
     """How often it was retried after it had failed for good; its task's retries begin anew each time."""
 
 
-# (job id, attempt from 0, attempts of earlier generations, crashes, generation, redelivered, task, worker), as the
+# (job id, attempt from 0, (generation, attempts of earlier ones) or None, crashes, redelivered, task, worker), as the
 # runner has them: most jobs never ask.
-running: ContextVar[tuple[bytes, int, int, int, int, bool, AnyTask[..., Any], str] | None]
+running: ContextVar[tuple[bytes, int, tuple[int, int] | None, int, bool, AnyTask[..., Any], str] | None]
 running = ContextVar("penstock_current_job", default=None)
 
 
@@ -41,7 +41,8 @@ def current_job() -> CurrentJob | None:
     current = running.get()
     if current is None:
         return None
-    job_id, attempt, attempts_before, crashes, generation, redelivered, task, worker = current
+    job_id, attempt, retried, crashes, redelivered, task, worker = current
+    generation, attempts_before = retried or (0, 0)
     return CurrentJob(
         id=format_id(job_id),
         task=task.name,

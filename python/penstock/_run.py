@@ -64,18 +64,8 @@ class Runner:
         was retried after it had failed for good, and the attempts made until then.
         """
         started_ms = _now_ms()
-        generation, attempts_before = retried or (0, 0)
         attempt_of_job = _Attempt(
-            self,
-            task,
-            job_id,
-            attempt,
-            attempt - attempts_before,
-            crashes,
-            wants_result,
-            enqueued_at_ms,
-            notes,
-            started_ms,
+            self, task, job_id, attempt, retried, crashes, wants_result, enqueued_at_ms, notes, started_ms
         )
         known = self._app.tasks.get(task)
         if known is None:
@@ -91,7 +81,7 @@ class Runner:
                 known,
                 args,
                 kwargs,
-                (job_id, attempt, attempts_before, crashes, generation, redelivered, known, self._worker),
+                (job_id, attempt, retried, crashes, redelivered, known, self._worker),
             )
             if type(value) is CoroutineType:
                 value = self._event_loop().run(value, context=context)
@@ -131,7 +121,7 @@ class _Attempt:
     """What is known of the attempt that runs, and the ways it can end."""
 
     __slots__ = (
-        "_attempt", "_crashes", "_enqueued_ms", "_job_id", "_notes", "_retries", "_runner", "_started_ms", "_task",
+        "_attempt", "_crashes", "_enqueued_ms", "_job_id", "_notes", "_retried", "_runner", "_started_ms", "_task",
         "_wants_result",
     )  # fmt: skip
 
@@ -141,7 +131,7 @@ class _Attempt:
         task: str,
         job_id: bytes,
         attempt: int,
-        retries: int,
+        retried: tuple[int, int] | None,
         crashes: int,
         wants_result: bool,
         enqueued_ms: int,
@@ -152,8 +142,7 @@ class _Attempt:
         self._task = task
         self._job_id = job_id
         self._attempt = attempt
-        # Of the task's retries, those that were used: a job that was retried after it failed has all of them again.
-        self._retries = retries
+        self._retried = retried
         self._crashes = crashes
         self._wants_result = wants_result
         self._enqueued_ms = enqueued_ms
@@ -190,7 +179,9 @@ class _Attempt:
         return SUCCEEDED, 0, encoded, None, None
 
     def retry_or_fail(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome:
-        delay_ms = task.retry_policy.delay_ms(error, self._retries)
+        # A job that was retried after it had failed for good has all of its task's retries again.
+        retries = self._attempt - (self._retried[1] if self._retried else 0)
+        delay_ms = task.retry_policy.delay_ms(error, retries)
         if isinstance(error, Retry):
             # What made the task ask for another attempt says more than that it asked.
             error = error.__cause__ or error.__context__ or error
@@ -202,7 +193,7 @@ class _Attempt:
             self._task,
             format_id(self._job_id),
             _summary(record),
-            self._retries + 1,
+            retries + 1,
             task.retry_policy.retries,
             delay_ms / 1000,
         )
