@@ -34,6 +34,8 @@ pub struct Model {
     by_id: BTreeMap<MessageId, Vec<usize>>,
     by_member: BTreeMap<(JoinId, u32), Vec<usize>>,
     values: BTreeMap<Key, Stored>,
+    /// Results of jobs that were retried since all was quiet last: somebody may still be told of them.
+    on_their_way: BTreeMap<Key, Stored>,
     /// Values whose time was over by then are gone.
     quiet_ms: u64,
     joins: BTreeMap<JoinId, JoinModel>,
@@ -86,6 +88,7 @@ impl Model {
         let now = self.now.steady;
         self.still.clone_from(&self.paused);
         self.quiet_ms = now;
+        self.on_their_way.clear();
         for index in self.live.clone() {
             let item = &mut self.items[index];
             if let State::Leased { safe, .. } = &mut item.state {
@@ -491,7 +494,9 @@ impl Model {
         let Some(index) = self.failed_copy(id) else {
             return;
         };
-        self.values.remove(&Key::Result(id));
+        if let Some(stored) = self.values.remove(&Key::Result(id)) {
+            self.on_their_way.insert(Key::Result(id), stored);
+        }
         let place = self.next_place();
         let item = &mut self.items[index];
         item.state = State::Waiting;

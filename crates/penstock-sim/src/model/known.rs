@@ -67,6 +67,12 @@ impl Model {
 
     /// Whether a value that was shown is what it must be.
     pub fn shown(&self, key: &Key, status: ValueStatus, body: &Bytes) -> Verdict {
+        let is_same = |stored: &Stored| {
+            stored.status == status && stored.body.as_ref().is_none_or(|is| is == body)
+        };
+        if self.on_their_way.get(key).is_some_and(is_same) {
+            return Ok(());
+        }
         if let Some(stored) = self.value(key) {
             let same = match &stored.body {
                 Some(stored_body) => stored.status == status && stored_body == body,
