@@ -2,7 +2,7 @@
 //! encoded, in CPU time. Batches of 64, as a busy connection sends them.
 //!
 //! ```text
-//!     cargo run --release -p penstock-broker --example throughput [jobs] [waiting]
+//!     cargo run --release -p penstock-broker --example throughput [jobs] [waiting] [idle consumers]
 //! ```
 
 use std::time::Duration;
@@ -10,8 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use penstock_broker::{Broker, BrokerOptions, ConnId, Input, Now, Output, Position, Recovery};
 use penstock_message::{
-    DEFAULT_PRIORITY, Delivery, Due, Durability, IdSource, Key, Message, MessageId, Op, SessionId,
-    Tx, Value, ValueStatus,
+    Consume, DEFAULT_PRIORITY, Delivery, Due, Durability, IdSource, Key, Message, MessageId, Op,
+    SessionId, Tasks, Tx, Value, ValueStatus,
 };
 
 const BATCH: u64 = 64;
@@ -67,6 +67,27 @@ impl Bench {
             });
         }
         bench
+    }
+
+    /// A worker of a queue of its own, for which there never is anything.
+    fn stand_idle(&mut self, number: u64) {
+        let conn = ConnId(WORKER.0 + 1 + number);
+        let mut session = [9; 16];
+        session[..8].copy_from_slice(&number.to_le_bytes());
+        self.turn(Input::Connected {
+            conn,
+            session: SessionId(session),
+            name: format!("idle {number}"),
+            heartbeat_ms: 15_000,
+            last_seq: 0,
+            leases: Vec::new(),
+        });
+        let consume = Consume {
+            queues: vec![format!("idle-{number}")],
+            add_credit: 1,
+            ..Consume::default()
+        };
+        self.turn(Input::Consume { conn, consume });
     }
 
     /// One input, its records to the journal, a sync, and what the broker then sends; on the clock.
@@ -166,10 +187,15 @@ impl Bench {
     }
 
     fn consume(&mut self, add_credit: u32) -> Vec<Delivery> {
+        let consume = Consume {
+            queues: vec!["default".to_owned()],
+            tasks: Tasks::Named(vec!["shop.mail.send".to_owned()]),
+            add_credit,
+            ..Consume::default()
+        };
         let outputs = self.turn(Input::Consume {
             conn: WORKER,
-            queues: vec!["default".to_owned()],
-            add_credit,
+            consume,
         });
         deliveries(outputs)
     }
@@ -194,8 +220,11 @@ fn main() {
             .next()
             .map_or(default, |number| number.expect("a number"))
     };
-    let (jobs, waiting) = (next(1_000_000), next(0));
+    let (jobs, waiting, idle) = (next(1_000_000), next(0), next(0));
     let mut bench = Bench::new();
+    for number in 0..idle {
+        bench.stand_idle(number);
+    }
     for _ in 0..waiting / BATCH {
         bench.publish(BATCH);
     }

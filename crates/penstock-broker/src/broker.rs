@@ -13,6 +13,7 @@ use crate::chores::Chores;
 use crate::clock::{Clocks, When};
 use crate::commits::Checking;
 use crate::connections::{Connection, Waiting, Welcome};
+use crate::consumers::Consumers;
 use crate::effects::{Effect, Effects, Rests};
 use crate::marks::Operations;
 use crate::queues::Service;
@@ -43,8 +44,7 @@ pub struct Broker {
     pub(crate) staged: Rests,
     /// Sessions with decisions that are not safe yet.
     unconfirmed: Vec<u32>,
-    /// Connections that want work, in turn.
-    pub(crate) ring: VecDeque<ConnId>,
+    pub(crate) consumers: Consumers,
     /// Connections that have something to be sent, in turn.
     line: VecDeque<ConnId>,
     /// Outputs that wait for nothing and belong before the others.
@@ -97,7 +97,7 @@ impl Broker {
             next_position: Position(last.0 + 1),
             staged: Rests::default(),
             unconfirmed: Vec::new(),
-            ring: VecDeque::new(),
+            consumers: Consumers::default(),
             line: VecDeque::new(),
             outbox: VecDeque::new(),
             reading: Reading::default(),
@@ -153,16 +153,8 @@ impl Broker {
             } => {
                 self.commit_part(conn, seq, durability, tx, last);
             }
-            Input::Consume {
-                conn,
-                queues,
-                add_credit,
-            } => self.consume(conn, &queues, add_credit),
-            Input::StopConsuming { conn } => {
-                if let Some(connection) = self.connections.get_mut(&conn) {
-                    connection.credit = 0;
-                }
-            }
+            Input::Consume { conn, consume } => self.consume(conn, &consume),
+            Input::StopConsuming { conn, consumer } => self.stop_consuming(conn, consumer),
             Input::Watch { conn, keys } => self.watch(conn, keys),
             Input::Unwatch { conn, keys } => {
                 if let Some(connection) = self.connections.get(&conn) {
@@ -175,7 +167,7 @@ impl Broker {
             Input::Writable { conn, writable } => {
                 if let Some(connection) = self.connections.get_mut(&conn) {
                     connection.writable = writable;
-                    self.seek_work(conn);
+                    self.seek_work_of(conn);
                     self.stand_in_line(conn);
                 }
             }
@@ -390,6 +382,13 @@ impl Broker {
                     .set(When::steady(at), Timer::Unserved { queue, generation });
             }
         }
+        for queue in std::mem::take(&mut self.state.newly_unknown) {
+            if let Some(generation) = self.state.queues[queue].unknown_timer {
+                let at = When::steady(self.clocks.steady() + self.options.unknown_ms);
+                let timer = Timer::Unknown { queue, generation };
+                self.state.timers.set(at, timer);
+            }
+        }
     }
 
     // --- effects
@@ -411,8 +410,14 @@ impl Broker {
             return;
         };
         match effect {
-            Effect::Deliver { message, grant, .. } => {
+            Effect::Deliver {
+                consumer,
+                message,
+                grant,
+                ..
+            } => {
                 connection.deliveries.push_back(Waiting {
+                    consumer,
                     message,
                     grant,
                     bytes: 0,
@@ -534,14 +539,14 @@ impl Broker {
             connection.ahead_bytes -= first.bytes;
             connection.unsent -= 1;
             // The lease may have ended before the delivery could leave.
-            if let Some(delivery) = self.state.delivery(first.message, first.grant) {
+            if let Some(delivery) = self.state.delivery(&first) {
                 bytes += delivery.message.body.len();
                 deliveries.push(delivery);
             }
         }
         self.read_ahead(conn);
         if was_laden {
-            self.seek_work(conn);
+            self.seek_work_of(conn);
         }
         (!deliveries.is_empty()).then_some(Output::Deliver { conn, deliveries })
     }

@@ -12,8 +12,6 @@ use crate::{Broker, CloseReason, ConnId, Output};
 
 /// No client gets there by counting; one that says it did would make numbers overflow.
 const LAST_SEQ: u64 = 1 << 62;
-/// A worker serves a few queues. The list is compared with itself, so it must not be long.
-const QUEUES_CAP: usize = 1024;
 /// However much a client asks for, no more is on its way to it: the rest is for others, who may be quicker.
 const UNSENT_CAP: u32 = 1 << 14;
 /// Names of clients are shown to people; longer ones are cut.
@@ -25,14 +23,9 @@ pub(crate) const NAME_CAP_BYTES: usize = 255;
 pub(crate) struct Connection {
     pub(crate) session: u32,
     pub(crate) writable: bool,
-    pub(crate) credit: u64,
+    pub(crate) consumers: Vec<u32>,
     /// How many messages were handed to it and have not left the broker.
     pub(crate) unsent: u32,
-    pub(crate) queues: Vec<u32>,
-    /// The queue that is asked first next time.
-    pub(crate) next_queue: usize,
-    /// Whether it stands in the ring of those that want work.
-    pub(crate) in_ring: bool,
     /// Whether it stands in line for `poll_output`.
     pub(crate) in_line: bool,
     /// It has asked for work or reported on it.
@@ -51,6 +44,7 @@ pub(crate) struct Connection {
 /// A delivery that waits to be sent.
 #[derive(Debug)]
 pub(crate) struct Waiting {
+    pub(crate) consumer: u32,
     pub(crate) message: Handle,
     pub(crate) grant: u64,
     /// Of its body, if that was asked for.
@@ -69,11 +63,8 @@ impl Connection {
         Self {
             session,
             writable: true,
-            credit: 0,
+            consumers: Vec::new(),
             unsent: 0,
-            queues: Vec::new(),
-            next_queue: 0,
-            in_ring: false,
             in_line: false,
             is_worker: false,
             slots: 0,
@@ -92,8 +83,9 @@ impl Connection {
         self.unsent >= UNSENT_CAP
     }
 
-    pub(crate) fn wants_work(&self) -> bool {
-        self.writable && self.credit > 0 && !self.is_laden() && !self.queues.is_empty()
+    /// Whether its consumers may be given work.
+    pub(crate) fn takes_work(&self) -> bool {
+        self.writable && !self.is_laden()
     }
 }
 
@@ -267,10 +259,7 @@ impl Broker {
     /// Forgets the connection. Deliveries that never left return at once: nobody can have begun them.
     fn drop_connection(&mut self, conn: ConnId) -> Option<u32> {
         let connection = self.connections.remove(&conn)?;
-        for queue in connection.queues {
-            self.state.queues[queue].consumers -= 1;
-            self.state.review_service(queue);
-        }
+        self.drop_consumers(connection.consumers);
         let index = connection.session;
         let session = &mut self.state.sessions[index];
         session.conn = None;
@@ -299,76 +288,6 @@ impl Broker {
             redelivered,
         });
         self.state.return_message(slot, redelivered);
-    }
-
-    pub(crate) fn consume(&mut self, conn: ConnId, queues: &[String], add_credit: u32) {
-        if let Err(reason) = check_queues(queues) {
-            return self.close(conn, CloseReason::Protocol(reason));
-        }
-        let Some(connection) = self.connections.get_mut(&conn) else {
-            return;
-        };
-        connection.is_worker = true;
-        connection.credit += u64::from(add_credit);
-        let state = &mut self.state;
-        let is_same = connection.queues.len() == queues.len()
-            && connection
-                .queues
-                .iter()
-                .zip(queues)
-                .all(|(index, name)| state.names.text(state.queues[*index].name) == name);
-        if !is_same && !queues.is_empty() {
-            let mut chosen = Vec::with_capacity(queues.len());
-            for queue in queues {
-                let name = state.names.intern(queue);
-                let index = state.queues.find_or_create(name);
-                if !chosen.contains(&index) {
-                    chosen.push(index);
-                    state.queues[index].consumers += 1;
-                }
-            }
-            for index in std::mem::replace(&mut connection.queues, chosen) {
-                state.queues[index].consumers -= 1;
-                state.review_service(index);
-            }
-            for index in connection.queues.clone() {
-                state.review_service(index);
-            }
-            connection.next_queue = 0;
-        }
-        self.seek_work(conn);
-    }
-
-    /// Puts the connection into the ring if it wants work.
-    pub(crate) fn seek_work(&mut self, conn: ConnId) {
-        let Some(connection) = self.connections.get_mut(&conn) else {
-            return;
-        };
-        if connection.wants_work() {
-            self.state.has_new_work = true;
-            if !std::mem::replace(&mut connection.in_ring, true) {
-                self.ring.push_back(conn);
-            }
-        }
-    }
-}
-
-fn check_queues(queues: &[String]) -> Result<(), String> {
-    if queues.len() > QUEUES_CAP {
-        let asked = queues.len();
-        return Err(format!(
-            "a connection takes from {asked} queues; the limit is {QUEUES_CAP}"
-        ));
-    }
-    match queues
-        .iter()
-        .find(|queue| queue.is_empty() || queue.len() > NAME_CAP_BYTES)
-    {
-        Some(queue) => Err(format!(
-            "a queue's name has from 1 to {NAME_CAP_BYTES} bytes, not {}",
-            queue.len()
-        )),
-        None => Ok(()),
     }
 }
 

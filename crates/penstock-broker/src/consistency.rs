@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use penstock_message::Key;
 
 use crate::Broker;
+use crate::consumers::Seat;
 use crate::messages::State as MessagePlace;
 
 impl Broker {
@@ -139,9 +140,13 @@ impl Broker {
             assert_eq!(queue.failed, failed_here, "failed jobs of a queue");
             let ending = ending.get(&index).copied().unwrap_or(0);
             assert_eq!(queue.ending, ending, "purged messages of a queue");
-            let takes =
-                |connection: &&crate::connections::Connection| connection.queues.contains(&index);
-            let consumers = self.connections.values().filter(takes).count();
+            let all = self.connections.values();
+            let slots = all.flat_map(|connection| &connection.consumers);
+            let consumers = slots.filter_map(|slot| self.consumers.get(*slot));
+            let takes = |seat: &Seat| seat.queue == index;
+            let consumers = consumers
+                .filter(|consumer| consumer.seats.iter().any(takes))
+                .count();
             assert_eq!(
                 queue.consumers as usize, consumers,
                 "the consumers of a queue"

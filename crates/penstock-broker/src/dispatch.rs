@@ -4,16 +4,17 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{Delivery, Due, Durability, Extras, Failure, Message, Notice, Space};
 
-use crate::connections::cut;
+use crate::Broker;
+use crate::connections::{Waiting, cut};
 use crate::effects::{Effect, Rests};
 use crate::endings::{CRASHED, End, Unrun};
 use crate::kinds::Kind;
 use crate::messages::{Handle, State as MessagePlace};
+use crate::names::Name;
 use crate::queues::Service;
 use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How};
 use crate::state::State;
 use crate::timers::Timer;
-use crate::{Broker, ConnId};
 
 impl Broker {
     /// Gives ready messages to the connections that want work, one each in turn.
@@ -28,80 +29,59 @@ impl Broker {
         // lost in a crash; so its delivery waits for the grant. All other grants ride along for free.
         let mut durability = Durability::None;
         self.begin(durability);
-        let mut unlucky = 0;
-        while unlucky < self.ring.len() {
+        while let Some(queue) = self.state.queues.next_in_ring() {
             // An end may end a join, too.
             if self.added + 2 > ENDED_AT_ONCE {
                 // The record is full; the next one goes on.
+                self.state.queues.activate_first(queue);
                 self.state.has_new_work = true;
                 break;
             }
-            let Some(conn) = self.ring.pop_front() else {
-                break;
-            };
-            match self.hand_out_one(conn) {
+            match self.hand_out_one(queue) {
                 HandOut::Overdue { slot } => {
                     // It ends at once, for its flow may list it a second time.
                     durability = Durability::Disk;
                     self.must_be_safe();
                     self.state.queues.push_ready(&self.state.messages, slot);
                     self.expire(&mut vec![slot]);
-                    unlucky = 0;
-                    self.ring.push_front(conn);
+                    self.state.queues.activate_first(queue);
                 }
                 HandOut::Done { must_be_safe } => {
                     self.counts.delivered += 1;
                     self.added += 1;
-                    unlucky = 0;
-                    self.ring.push_back(conn);
+                    self.state.queues.activate(queue);
                     if must_be_safe {
                         durability = Durability::Disk;
                     }
                 }
-                HandOut::NothingReady => {
-                    unlucky += 1;
-                    self.ring.push_back(conn);
-                }
-                HandOut::NotWanted => {}
+                HandOut::NothingReady => {}
             }
         }
         self.seal(durability);
     }
 
-    fn hand_out_one(&mut self, conn: ConnId) -> HandOut {
-        let Some(connection) = self.connections.get_mut(&conn) else {
-            return HandOut::NotWanted;
-        };
-        if !connection.wants_work() {
-            connection.in_ring = false;
-            return HandOut::NotWanted;
-        }
+    fn hand_out_one(&mut self, queue: u32) -> HandOut {
         let State {
             queues,
             messages,
             sessions,
             ..
         } = &mut self.state;
-        let mut taken = None;
-        for _ in 0..connection.queues.len() {
-            let queue = connection.queues[connection.next_queue];
-            connection.next_queue = (connection.next_queue + 1) % connection.queues.len();
-            let purge_before = queues[queue].purge_before;
-            if purge_before > 0
-                && !planted!("lose-purge")
-                && queues
-                    .next_number(queue, messages)
-                    .is_some_and(|next| next < purge_before)
-            {
-                // What was purged ends first, step by step.
-                continue;
-            }
-            taken = queues.pop_ready(queue, messages);
-            if taken.is_some() {
-                break;
-            }
+        let purge_before = queues[queue].purge_before;
+        if purge_before > 0
+            && !planted!("lose-purge")
+            && queues
+                .next_number(queue, messages)
+                .is_some_and(|next| next < purge_before)
+        {
+            // What was purged ends first, step by step.
+            return HandOut::NothingReady;
         }
-        let Some((slot, estimate_us)) = taken else {
+        let (consumers, connections) = (&mut self.consumers, &mut self.connections);
+        let taken = queues.take_next(queue, messages, |waiter| {
+            consumers.wants(waiter, queue, connections)
+        });
+        let Some((waiter, slot, estimate_us)) = taken else {
             return HandOut::NothingReady;
         };
         if let Some(when) = messages.expires_at(slot)
@@ -110,10 +90,15 @@ impl Broker {
         {
             // Its timer has not had its turn among many.
             queues.refund(messages, slot, estimate_us);
+            queues.enroll_first(queue, consumers.tasks_of(waiter), waiter);
             return HandOut::Overdue { slot };
         }
-        connection.credit -= 1;
+        let (conn, consumer) = consumers.who(waiter);
+        let connection = connections.get_mut(&conn).expect("it takes work");
         connection.unsent += 1;
+        if consumers.was_served(waiter, queue, connection) {
+            queues.enroll(queue, consumers.tasks_of(waiter), waiter);
+        }
         let session = connection.session;
         let session_number = sessions[session].number;
         let number = messages[slot].number();
@@ -141,6 +126,7 @@ impl Broker {
             rests,
             Effect::Deliver {
                 conn,
+                consumer,
                 message,
                 grant: grant.number,
             },
@@ -260,6 +246,14 @@ impl Broker {
                 }
                 self.chores.forget(index, generation);
             }
+            Timer::Unknown {
+                queue: index,
+                generation,
+            } => {
+                if self.state.queues[index].unknown_timer == Some(generation) {
+                    self.tell_unknown(index);
+                }
+            }
             Timer::Unserved {
                 queue: index,
                 generation,
@@ -276,6 +270,27 @@ impl Broker {
                 }
             }
         }
+    }
+
+    /// Says once of each task that work of it waits, and that no worker of the queue knows it.
+    fn tell_unknown(&mut self, index: u32) {
+        let unknown: Vec<(Name, usize)> = self.state.queues.unknown_tasks(index).collect();
+        let queue = &mut self.state.queues[index];
+        queue.unknown_timer = None;
+        let new = unknown
+            .iter()
+            .filter(|(task, _)| !queue.told_unknown.contains(task));
+        let Some((task, _)) = new.clone().next().copied() else {
+            return;
+        };
+        let notice = Notice::UnknownTask {
+            queue: self.state.names.text(queue.name).to_owned(),
+            task: self.state.names.text(task).to_owned(),
+            others: new.clone().count() as u64 - 1,
+            waiting: new.map(|(_, ready)| *ready as u64).sum(),
+        };
+        queue.told_unknown = unknown.into_iter().map(|(task, _)| task).collect();
+        self.notice(notice);
     }
 
     /// A message that is no longer worth starting ends, unless it runs.
@@ -387,7 +402,6 @@ enum HandOut {
         must_be_safe: bool,
     },
     NothingReady,
-    NotWanted,
 }
 
 impl State {
@@ -428,11 +442,11 @@ impl State {
     }
 
     /// What is sent for a hand-out that still holds; from here on the job may have begun.
-    pub(crate) fn delivery(&mut self, message: Handle, grant: u64) -> Option<Delivery> {
-        self.messages.get(message)?;
-        let slot = message.slot;
+    pub(crate) fn delivery(&mut self, waiting: &Waiting) -> Option<Delivery> {
+        self.messages.get(waiting.message)?;
+        let slot = waiting.message.slot;
         let lease = self.messages.lease(slot)?;
-        if lease.grant != grant {
+        if lease.grant != waiting.grant {
             return None;
         }
         let body = self.body_to_send(slot);
@@ -445,6 +459,7 @@ impl State {
         let (notes, extras) = self.messages.notes_and_extras(slot);
         Some(Delivery {
             lease,
+            consumer: waiting.consumer,
             queue: self.names.text(self.queues[kind.queue].name).to_owned(),
             redelivered: entry.redelivered(),
             message: Message {

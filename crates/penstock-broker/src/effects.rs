@@ -42,6 +42,7 @@ impl Rests {
 pub(crate) enum Effect {
     Deliver {
         conn: ConnId,
+        consumer: u32,
         message: Handle,
         grant: u64,
     },

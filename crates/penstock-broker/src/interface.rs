@@ -1,7 +1,7 @@
 //! What goes into the core and what comes out of it.
 
 use penstock_message::{
-    Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Space, Tx, WallMs,
+    Consume, Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Space, Tx, WallMs,
 };
 
 // What travels between a client and the core stands with the nouns.
@@ -77,16 +77,15 @@ pub enum Input {
         tx: Tx,
         last: bool,
     },
-    /// Sets the queues this connection takes from and adds to the deliveries it will take. No queues:
-    /// those it had.
+    /// Sets what a consumer takes.
     Consume {
         conn: ConnId,
-        queues: Vec<String>,
-        add_credit: u32,
+        consume: Consume,
     },
-    /// Takes nothing more: credit becomes 0.
+    /// The consumer takes nothing more: its credit becomes 0.
     StopConsuming {
         conn: ConnId,
+        consumer: u32,
     },
     /// Each key is answered by one `Values` entry when it is not pending, at once or later; a key
     /// that is pending now is answered `Pending` once first.

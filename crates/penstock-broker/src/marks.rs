@@ -173,6 +173,7 @@ impl Broker {
         let unrun = self.unrun(How::Purged, mark.reason);
         // What stands behind the purged messages was in nobody's reach until now.
         self.state.has_new_work = true;
+        self.state.queues.activate(queue);
         if !progress.ready_is_done {
             let most = match planted!("purge-at-once") {
                 true => usize::MAX,

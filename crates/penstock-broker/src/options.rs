@@ -12,6 +12,8 @@ pub struct BrokerOptions {
     pub default_heartbeat_ms: u64,
     /// After how long ready messages without any consumer are warned of. Default 30 s.
     pub unserved_ms: u64,
+    /// Likewise when none of a queue's consumers can run the task of a job that waits there.
+    pub unknown_ms: u64,
     /// How many bytes of unfinished large transactions may be staged in all. Default 512 MiB.
     pub staged_parts_cap_bytes: usize,
     /// For how long failed jobs are kept. Default 30 days.
@@ -39,6 +41,7 @@ impl Default for BrokerOptions {
             session_memory_ms: 600_000,
             default_heartbeat_ms: 15_000,
             unserved_ms: 30_000,
+            unknown_ms: 3_000,
             staged_parts_cap_bytes: 512 << 20,
             failed_kept_ms: 30 * 24 * 60 * 60 * 1000,
             failed_kept: 1_000_000,

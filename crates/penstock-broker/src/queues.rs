@@ -1,20 +1,21 @@
-//! Ready work: queue → priority → flow (the task) → first in, first out.
+//! Ready work: queue → priority → flow (the task) → first in, first out; and who waits for it.
 //!
 //! Flows of one priority share by measured cost. Each has a virtual time, which a hand-out moves on by
 //! what the run is expected to cost, and a settlement corrects to what it did cost; the flow that is
 //! furthest behind goes next. A flow that was idle rejoins at the present, so that it can't claim the
 //! time it did not use.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use penstock_faults::planted;
-use penstock_message::QueueLimits;
-use rustc_hash::FxHashMap;
+use penstock_message::{QueueLimits, SeededState};
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Position;
 use crate::line::Line;
 use crate::messages::{Entry, Handle, Messages, State};
 use crate::names::Name;
+use crate::task_sets::TaskSets;
 
 /// What a run is expected to cost before any has been measured.
 const UNKNOWN_COST_US: u32 = 1_000;
@@ -48,6 +49,26 @@ pub(crate) struct Queues {
     costs: Vec<Cost>,
     /// How many queues have limits.
     pub(crate) limited: u32,
+    pub(crate) sets: TaskSets,
+    /// Queues that have work and somebody who may take it, in turn. Some may have lost either since.
+    ring: VecDeque<u32>,
+}
+
+/// An entry in the ring of a queue: a consumer, and the serial number by which it is seen to be stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    pub(crate) consumer: u32,
+    pub(crate) serial: u64,
+}
+
+/// The consumers of a queue that can run the same tasks.
+#[derive(Debug)]
+struct Served {
+    /// `None`: any task.
+    tasks: Option<u32>,
+    consumers: u32,
+    /// Those that want work, in turn. Some may be stale.
+    waiting: VecDeque<Waiter>,
 }
 
 #[derive(Debug)]
@@ -63,6 +84,14 @@ pub(crate) struct Queue {
     pub(crate) delayed_bytes: u64,
     pub(crate) running: u64,
     pub(crate) consumers: u32,
+    served: Vec<Served>,
+    /// Of those, the ones that are asked first next time.
+    next_served: usize,
+    in_ring: bool,
+    /// A timer waits to tell of tasks that none of the consumers can run; its generation.
+    pub(crate) unknown_timer: Option<u64>,
+    /// Tasks that were told of so, and still wait.
+    pub(crate) told_unknown: FxHashSet<Name>,
     pub(crate) paused: bool,
     pub(crate) service: Service,
     /// Where the journal says that it is paused.
@@ -93,6 +122,13 @@ pub(crate) enum Service {
 }
 
 impl Queues {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            sets: TaskSets::new(hashing),
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn find(&self, name: Name) -> Option<u32> {
         self.by_name.get(name.index()).copied().flatten()
     }
@@ -119,34 +155,154 @@ impl Queues {
         had
     }
 
-    pub(crate) fn push_ready(&mut self, messages: &Messages, slot: u32) {
+    /// Returns whether it is the first of a flow that none of the consumers can run.
+    pub(crate) fn push_ready(&mut self, messages: &Messages, slot: u32) -> bool {
         let kind = messages.kind(slot);
         let queue = &mut self.all[kind.queue as usize];
         queue.ready += 1;
         queue.ready_bytes += messages.body_bytes(slot);
-        queue.ready_levels |= 1 << kind.priority;
-        queue.levels[usize::from(kind.priority)].push(kind.task, messages.handle(slot));
+        let (served, sets) = (&queue.served, &self.sets);
+        let level = &mut queue.levels[usize::from(kind.priority)];
+        let is_unknown = level.push(kind.task, messages.handle(slot), || {
+            is_wanted(served, sets, kind.task)
+        });
+        if !level.active.is_empty() {
+            queue.ready_levels |= 1 << kind.priority;
+        }
+        self.activate(kind.queue);
+        is_unknown
     }
 
-    /// Takes the message that is next, unless there is none or the queue is paused. What its run is
-    /// expected to cost is charged to its flow.
-    pub(crate) fn pop_ready(&mut self, queue: u32, messages: &Messages) -> Option<(u32, u32)> {
-        let queue = &mut self.all[queue as usize];
-        if queue.ready == 0 || queue.paused && !planted!("serve-paused") {
+    /// The queue has a turn, if it has work and anybody waits for it.
+    pub(crate) fn activate(&mut self, index: u32) {
+        let queue = &mut self.all[index as usize];
+        let waits = |served: &Served| !served.waiting.is_empty();
+        if queue.ready_levels > 0 && !queue.in_ring && queue.served.iter().any(waits) {
+            queue.in_ring = true;
+            self.ring.push_back(index);
+        }
+    }
+
+    /// The queue whose turn it is. It has another one once it is given back to the ring.
+    pub(crate) fn next_in_ring(&mut self) -> Option<u32> {
+        let index = self.ring.pop_front()?;
+        self.all[index as usize].in_ring = false;
+        Some(index)
+    }
+
+    /// The queue is to go on at once.
+    pub(crate) fn activate_first(&mut self, index: u32) {
+        let queue = &mut self.all[index as usize];
+        if !std::mem::replace(&mut queue.in_ring, true) {
+            self.ring.push_front(index);
+        }
+    }
+
+    /// A consumer takes from the queue from now on. `tasks`: those that it can run.
+    pub(crate) fn subscribe(&mut self, index: u32, tasks: Option<u32>) {
+        let queue = &mut self.all[index as usize];
+        queue.consumers += 1;
+        let same = queue.served.iter_mut().find(|served| served.tasks == tasks);
+        match same {
+            Some(served) => served.consumers += 1,
+            None => {
+                queue.served.push(Served {
+                    tasks,
+                    consumers: 1,
+                    waiting: VecDeque::new(),
+                });
+                self.review_flows(index);
+            }
+        }
+    }
+
+    /// A consumer that could run these tasks does not take from the queue any more. Its entry in the ring is
+    /// stale by now.
+    pub(crate) fn unsubscribe(&mut self, index: u32, tasks: Option<u32>) {
+        let queue = &mut self.all[index as usize];
+        queue.consumers -= 1;
+        let served = queue.served.iter_mut();
+        let place = served
+            .into_iter()
+            .position(|served| served.tasks == tasks)
+            .expect("it has subscribed");
+        queue.served[place].consumers -= 1;
+        if queue.served[place].consumers == 0 {
+            queue.served.remove(place);
+            self.review_flows(index);
+        }
+    }
+
+    /// A consumer waits for work of the queue.
+    pub(crate) fn enroll(&mut self, index: u32, tasks: Option<u32>, waiter: Waiter) {
+        let queue = &mut self.all[index as usize];
+        let mut served = queue.served.iter_mut();
+        let served = served
+            .find(|served| served.tasks == tasks)
+            .expect("it has subscribed");
+        served.waiting.push_back(waiter);
+        self.activate(index);
+    }
+
+    /// A consumer waits for work of the queue, before all others.
+    pub(crate) fn enroll_first(&mut self, index: u32, tasks: Option<u32>, waiter: Waiter) {
+        let mut served = self.all[index as usize].served.iter_mut();
+        let served = served
+            .find(|served| served.tasks == tasks)
+            .expect("it has subscribed");
+        served.waiting.push_front(waiter);
+    }
+
+    /// Finds out anew which flows anybody can run.
+    fn review_flows(&mut self, index: u32) {
+        let queue = &mut self.all[index as usize];
+        let (served, sets) = (&queue.served, &self.sets);
+        queue.ready_levels = 0;
+        for (priority, level) in queue.levels.iter_mut().enumerate() {
+            level.review(|task| is_wanted(served, sets, task));
+            queue.ready_levels |= u16::from(!level.active.is_empty()) << priority;
+        }
+        self.activate(index);
+    }
+
+    /// Takes the message that is next, for one of those who wait and can run it, in turn. What its run is
+    /// expected to cost is charged to its flow. `None`: there is nothing for any of them, or the queue is
+    /// paused. Whoever is not found to want work any more leaves the ring.
+    pub(crate) fn take_next(
+        &mut self,
+        index: u32,
+        messages: &Messages,
+        mut wants: impl FnMut(Waiter) -> bool,
+    ) -> Option<(Waiter, u32, u32)> {
+        let queue = &mut self.all[index as usize];
+        if queue.ready_levels == 0 || queue.paused && !planted!("serve-paused") {
             return None;
         }
-        let priority = match planted!("ignore-priority") {
-            true => queue.ready_levels.trailing_zeros(),
-            false => queue.ready_levels.ilog2(),
-        } as usize;
-        let level = &mut queue.levels[priority];
-        let taken = level.pop(messages, &self.costs);
-        if level.active.is_empty() {
-            queue.ready_levels &= !(1 << priority);
+        let count = queue.served.len();
+        for turn in 0..count {
+            let place = (queue.next_served + turn) % count;
+            let served = &mut queue.served[place];
+            while served.waiting.front().is_some_and(|waiter| !wants(*waiter)) {
+                served.waiting.pop_front();
+            }
+            let Some(waiter) = served.waiting.front().copied() else {
+                continue;
+            };
+            let Some((priority, active)) = queue.find_active(place, &self.sets) else {
+                continue;
+            };
+            queue.served[place].waiting.pop_front();
+            queue.next_served = (place + 1) % count;
+            let level = &mut queue.levels[priority];
+            let (slot, estimate_us) = level.pop(active, messages, &self.costs);
+            if level.active.is_empty() {
+                queue.ready_levels &= !(1 << priority);
+            }
+            queue.ready -= 1;
+            queue.ready_bytes -= messages.body_bytes(slot);
+            return Some((waiter, slot, estimate_us));
         }
-        queue.ready -= 1;
-        queue.ready_bytes -= messages.body_bytes(taken.0);
-        Some(taken)
+        None
     }
 
     /// A ready message goes another way than by being handed out.
@@ -198,6 +354,14 @@ impl Queues {
         estimate_us(&self.costs, task)
     }
 
+    /// Flows with work that none of the queue's consumers can run, as (task, ready messages).
+    pub(crate) fn unknown_tasks(&self, index: u32) -> impl Iterator<Item = (Name, usize)> {
+        let levels = self.all[index as usize].levels.iter();
+        let flows = levels.flat_map(|level| &level.flows);
+        let unknown = flows.filter(|flow| flow.ready > 0 && !flow.is_wanted);
+        unknown.map(|flow| (flow.task, flow.ready))
+    }
+
     /// Panics unless the flows count these ready messages, and no others.
     pub(crate) fn assert_flows_hold(&self, expected: &BTreeMap<(u32, u8, Name), usize>) {
         let mut flows = BTreeMap::new();
@@ -211,10 +375,12 @@ impl Queues {
                 );
                 for (place, flow) in level.flows.iter().enumerate() {
                     let is_active = level.active.contains(&(flow.virtual_time, place as u32));
+                    let is_wanted = is_wanted(&queue.served, &self.sets, flow.task);
+                    assert_eq!(flow.is_wanted, is_wanted, "whether anybody can run a flow");
                     assert_eq!(
                         is_active,
-                        flow.ready > 0,
-                        "a flow takes part while it has messages"
+                        flow.ready > 0 && is_wanted,
+                        "a flow takes part while it has messages that somebody can run"
                     );
                     if flow.ready > 0 {
                         flows.insert((index as u32, priority as u8, flow.task), flow.ready);
@@ -231,13 +397,14 @@ impl Queues {
         if queue.ready == 0 {
             return None;
         }
-        let lowest = queue.ready_levels.trailing_zeros() as usize;
-        let flows = queue.levels[lowest].flows.iter_mut();
-        let oldest = flows.filter_map(|flow| flow.next(messages)).min();
-        oldest.map(|handle| handle.slot)
+        queue.levels.iter_mut().find_map(|level| {
+            let flows = level.flows.iter_mut();
+            let oldest = flows.filter_map(|flow| flow.next(messages)).min();
+            oldest.map(|handle| handle.slot)
+        })
     }
 
-    /// The number of the message that `pop_ready` would take, or one near it.
+    /// The number of the message that is next, or one near it.
     pub(crate) fn next_number(&mut self, queue: u32, messages: &Messages) -> Option<u64> {
         let queue = &mut self.all[queue as usize];
         let priority = queue.ready_levels.checked_ilog2()? as usize;
@@ -313,6 +480,11 @@ impl Queue {
             delayed: 0,
             running: 0,
             consumers: 0,
+            served: Vec::new(),
+            next_served: 0,
+            in_ring: false,
+            unknown_timer: None,
+            told_unknown: FxHashSet::default(),
             paused: false,
             service: Service::Well,
             base: Position(0),
@@ -331,6 +503,33 @@ impl Queue {
     pub(crate) fn waiting_bytes(&self) -> u64 {
         self.ready_bytes + self.delayed_bytes
     }
+
+    /// The priority and the flow of the next message for these consumers, if there is any.
+    fn find_active(&self, served: usize, sets: &TaskSets) -> Option<(usize, (u64, u32))> {
+        let tasks = self.served[served].tasks;
+        let mut left = self.ready_levels;
+        while left != 0 {
+            let priority = match planted!("ignore-priority") {
+                true => left.trailing_zeros(),
+                false => left.ilog2(),
+            } as usize;
+            left &= !(1 << priority);
+            let level = &self.levels[priority];
+            let mut active = level.active.iter();
+            let found = active.find(|(_, flow)| {
+                sets.has(tasks, level.flows[*flow as usize].task) || planted!("send-any-task")
+            });
+            if let Some(active) = found {
+                return Some((priority, *active));
+            }
+        }
+        None
+    }
+}
+
+/// Whether any of the consumers of a queue can run the task, or it has none.
+fn is_wanted(served: &[Served], sets: &TaskSets, task: Name) -> bool {
+    served.is_empty() || served.iter().any(|served| sets.has(served.tasks, task))
 }
 
 fn estimate_us(costs: &[Cost], task: Name) -> u32 {
@@ -346,7 +545,7 @@ fn estimate_us(costs: &[Cost], task: Name) -> u32 {
 struct Level {
     flows: Vec<Flow>,
     by_task: FxHashMap<Name, u32>,
-    /// Flows that have ready messages, by virtual time.
+    /// Flows that have ready messages which somebody can run, by virtual time.
     active: BTreeSet<(u64, u32)>,
     /// The virtual time at which the last message was taken: the present.
     present: u64,
@@ -357,6 +556,8 @@ struct Flow {
     task: Name,
     virtual_time: u64,
     ready: usize,
+    /// Some consumer of the queue can run its task, or the queue has none.
+    is_wanted: bool,
     /// In order of number; some may be stale.
     run: Line<InRun>,
     /// The number of the last in the run.
@@ -366,16 +567,17 @@ struct Flow {
 }
 
 impl Level {
-    fn push(&mut self, task: Name, handle: Handle) {
+    fn push(&mut self, task: Name, handle: Handle, is_wanted: impl FnOnce() -> bool) -> bool {
         let index = *self.by_task.entry(task).or_insert_with(|| {
-            self.flows.push(Flow::new(task));
+            self.flows.push(Flow::new(task, is_wanted()));
             (self.flows.len() - 1) as u32
         });
         let flow = &mut self.flows[index as usize];
-        if flow.ready == 0 {
+        if flow.ready == 0 && flow.is_wanted {
             flow.virtual_time = flow.virtual_time.max(self.present);
             self.active.insert((flow.virtual_time, index));
         }
+        let is_unknown = flow.ready == 0 && !flow.is_wanted;
         flow.ready += 1;
         let is_late = !flow.run.is_empty() && flow.last_number > handle.number;
         if is_late && !planted!("return-to-end") {
@@ -384,21 +586,36 @@ impl Level {
             flow.run.push_back(InRun::new(handle));
             flow.last_number = handle.number;
         }
+        is_unknown
     }
 
-    fn pop(&mut self, messages: &Messages, costs: &[Cost]) -> (u32, u32) {
-        let (virtual_time, index) = *self
-            .active
-            .first()
-            .expect("a level that is marked ready has an active flow");
-        self.present = virtual_time;
+    /// The consumers of the queue can run other tasks than before.
+    fn review(&mut self, is_wanted: impl Fn(Name) -> bool) {
+        for (index, flow) in self.flows.iter_mut().enumerate() {
+            let was_wanted = std::mem::replace(&mut flow.is_wanted, is_wanted(flow.task));
+            if flow.ready == 0 || was_wanted == flow.is_wanted {
+                continue;
+            }
+            if was_wanted {
+                self.active.remove(&(flow.virtual_time, index as u32));
+            } else {
+                flow.virtual_time = flow.virtual_time.max(self.present);
+                self.active.insert((flow.virtual_time, index as u32));
+            }
+        }
+    }
+
+    /// Takes the next message of an active flow.
+    fn pop(&mut self, active: (u64, u32), messages: &Messages, costs: &[Cost]) -> (u32, u32) {
+        let (virtual_time, index) = active;
+        // Others may be behind that wait for consumers of their own.
+        self.present = self.present.max(virtual_time);
         let flow = &mut self.flows[index as usize];
         let slot = flow.pop(messages);
         let estimate_us = estimate_us(costs, flow.task);
         flow.ready -= 1;
         flow.virtual_time += u64::from(estimate_us);
-        // One busy flow is the common case, and needs no sorting until another joins it.
-        self.active.pop_first();
+        self.active.remove(&active);
         if flow.ready > 0 {
             self.active.insert((flow.virtual_time, index));
         } else {
@@ -434,7 +651,7 @@ impl Level {
             return;
         }
         let corrected = flow.virtual_time.saturating_add_signed(by_us);
-        if flow.ready > 0 {
+        if flow.ready > 0 && flow.is_wanted {
             self.active.remove(&(flow.virtual_time, index));
             self.active.insert((corrected, index));
         }
@@ -443,11 +660,12 @@ impl Level {
 }
 
 impl Flow {
-    fn new(task: Name) -> Self {
+    fn new(task: Name, is_wanted: bool) -> Self {
         Self {
             task,
             virtual_time: 0,
             ready: 0,
+            is_wanted,
             run: Line::default(),
             last_number: 0,
             returned: BTreeSet::new(),

@@ -65,6 +65,8 @@ pub(crate) struct State {
     pub(crate) has_new_work: bool,
     /// Queues for which a timer shall be set, and the count of such timers so far.
     pub(crate) newly_unserved: Vec<u32>,
+    /// Likewise for tasks that none of a queue's consumers can run.
+    pub(crate) newly_unknown: Vec<u32>,
     generations: u64,
     /// The last record that is safe on disk, so that what stands in it can be read back.
     pub(crate) durable: Position,
@@ -118,7 +120,7 @@ impl State {
         Self {
             names: Names::new(hashing),
             messages: Messages::new(hashing),
-            queues: Queues::default(),
+            queues: Queues::new(hashing),
             keys: Keys::new(hashing),
             joins: Joins::new(hashing),
             sessions: Sessions::new(hashing),
@@ -138,6 +140,7 @@ impl State {
             touched: Vec::new(),
             has_new_work: false,
             newly_unserved: Vec::new(),
+            newly_unknown: Vec::new(),
             generations: 0,
             durable: Position(0),
             resident_limit: None,
@@ -729,6 +732,7 @@ impl State {
         {
             self.queues[queue].purge_before = 0;
             self.queues[queue].ending = 0;
+            self.queues.activate(queue);
         }
     }
 
@@ -770,9 +774,36 @@ impl State {
 
     pub(crate) fn make_ready(&mut self, slot: u32) {
         self.messages.set_state(slot, MessagePlace::Ready);
-        self.queues.push_ready(&self.messages, slot);
+        let is_unknown = self.queues.push_ready(&self.messages, slot);
         self.has_new_work = true;
-        self.review_service(self.messages.queue(slot));
+        let kind = self.messages.kind(slot);
+        let (queue, task) = (kind.queue, kind.task);
+        if is_unknown && !self.queues[queue].told_unknown.contains(&task) {
+            self.wait_for_unknown(queue);
+        }
+        self.review_service(queue);
+    }
+
+    /// The consumers of the queue can run other tasks than before: notes whether work waits that none of them
+    /// can run.
+    pub(crate) fn note_unknown(&mut self, index: u32) {
+        let unknown = self.queues.unknown_tasks(index);
+        let unknown: Vec<Name> = unknown.map(|(task, _)| task).collect();
+        let queue = &mut self.queues[index];
+        queue.told_unknown.retain(|task| unknown.contains(task));
+        match unknown.iter().all(|task| queue.told_unknown.contains(task)) {
+            true => queue.unknown_timer = None,
+            false => self.wait_for_unknown(index),
+        }
+    }
+
+    fn wait_for_unknown(&mut self, index: u32) {
+        let queue = &mut self.queues[index];
+        if queue.unknown_timer.is_none() {
+            self.generations += 1;
+            queue.unknown_timer = Some(self.generations);
+            self.newly_unknown.push(index);
+        }
     }
 
     /// Notes queues that have work and nobody who takes it.
@@ -1141,6 +1172,7 @@ impl State {
             _ => {}
         }
         self.has_new_work = true;
+        self.queues.activate(queue);
         self.review_service(queue);
     }
 
@@ -1233,6 +1265,9 @@ impl State {
             }
             Timer::Unserved { queue, generation } => {
                 self.queues[queue].service == Service::Missing { generation }
+            }
+            Timer::Unknown { queue, generation } => {
+                self.queues[queue].unknown_timer == Some(generation)
             }
         }
     }

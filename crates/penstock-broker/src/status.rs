@@ -25,7 +25,17 @@ impl Broker {
                 clients += u32::from(connection.is_some());
                 continue;
             }
-            let served = connection.map_or(&[][..], |connection| &connection.queues);
+            let consumers = connection.map_or(&[][..], |connection| &connection.consumers);
+            let consumers = consumers
+                .iter()
+                .filter_map(|slot| self.consumers.get(*slot));
+            let seats = consumers.flat_map(|consumer| &consumer.seats);
+            let mut served: Vec<u32> = Vec::new();
+            for seat in seats {
+                if !served.contains(&seat.queue) {
+                    served.push(seat.queue);
+                }
+            }
             let name_of = |queue: &u32| state.names.text(state.queues[*queue].name).to_owned();
             workers.push(WorkerStatus {
                 name: session.name.clone(),

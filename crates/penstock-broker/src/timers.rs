@@ -28,6 +28,8 @@ pub(crate) enum Timer {
     Forget { session: u32, generation: u64 },
     /// A queue has had ready messages and no consumer for a while.
     Unserved { queue: u32, generation: u64 },
+    /// A queue has had work for a while that none of its consumers can run.
+    Unknown { queue: u32, generation: u64 },
 }
 
 #[derive(Debug, Default)]

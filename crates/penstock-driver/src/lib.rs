@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_message::{
-    Answer, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, Tx,
+    Answer, Consume, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, Tx,
 };
 
 pub use address::{Address, DEFAULT_PORT};
@@ -54,11 +54,11 @@ pub trait Driver: Send + Sync {
         done: Done<Vec<Receipt>>,
     );
 
-    /// Takes deliveries from these queues; they arrive at the sink. Credit adds up, and is restored by
-    /// the driver after a reconnect.
-    fn consume(&self, queues: &[String], add_credit: u32, sink: Arc<dyn DeliverySink>);
+    /// Has a consumer take deliveries, which arrive at the sink. There may be several, by their numbers, and queues
+    /// and tasks of each may change. Credit adds up, and is restored by the driver after a reconnect.
+    fn consume(&self, consume: Consume, sink: Arc<dyn DeliverySink>);
 
-    /// No more deliveries; those held stay leased until settled.
+    /// No more deliveries for any consumer; those held stay leased until settled.
     fn stop_consuming(&self);
 
     /// Tells the sink of each key once it is not pending any more, through any number of reconnects,

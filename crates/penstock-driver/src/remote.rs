@@ -13,7 +13,9 @@ use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
-use penstock_message::{Answer, Durability, Key, Lease, Notice, Query, Receipt, SessionId, Tx};
+use penstock_message::{
+    Answer, Consume, Durability, Key, Lease, Notice, Query, Receipt, SessionId, Tx,
+};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions, proto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -265,9 +267,9 @@ impl Driver for Remote {
         }
     }
 
-    fn consume(&self, queues: &[String], add_credit: u32, sink: Arc<dyn DeliverySink>) {
+    fn consume(&self, consume: Consume, sink: Arc<dyn DeliverySink>) {
         // A driver that was closed delivers nothing, which is all there is to say.
-        let _ = self.with_session(|session| session.consume(queues, add_credit, sink));
+        let _ = self.with_session(|session| session.consume(consume, sink));
     }
 
     fn stop_consuming(&self) {
@@ -651,9 +653,9 @@ impl IoLoop {
         match &state.phase {
             Phase::Dialed(Ok(_)) => {
                 // Asked without the lock: whoever holds leases may be in a call to this driver.
-                let sink = state.session.delivery_sink();
+                let sinks = state.session.delivery_sinks();
                 drop(state);
-                let leases = sink.map_or(Vec::new(), |sink| sink.held_leases());
+                let leases = sinks.iter().flat_map(|sink| sink.held_leases()).collect();
                 state = shared.lock();
                 self.greet(&mut state, now, leases);
             }

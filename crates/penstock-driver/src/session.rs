@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Applied, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, SeededMap,
-    SeededSet, SeededState, SessionId,
+    Answer, Applied, Consume, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt,
+    SeededMap, SeededSet, SeededState, SessionId,
 };
 use penstock_wire::{
     HELLO_LEASES, MAX_FRAME_BYTES, Versions, WireError, convert, encode_frame, proto,
@@ -30,8 +30,11 @@ use crate::dial::Start;
 use crate::encoded::Encoded;
 use crate::{DeliverySink, Done, DriverError, ValueSink, WatchId};
 
+mod consumers;
 mod incoming;
 mod outgoing;
+
+use consumers::Consumers;
 
 const APPLIED: Receipt = Receipt::Applied(Applied {
     skipped: Vec::new(),
@@ -142,17 +145,6 @@ struct Watch {
     untold: usize,
 }
 
-struct Consumer {
-    sink: Arc<dyn DeliverySink>,
-    queues: Vec<String>,
-    /// Deliveries that the broker may still send.
-    credit: u32,
-    /// The part of it that the broker was not told of.
-    unsent_credit: u32,
-    stopped: bool,
-    changed: bool,
-}
-
 #[derive(Clone, PartialEq)]
 enum Link {
     Down,
@@ -212,7 +204,7 @@ pub struct Session {
     unsent_unwatched: SeededSet<Key>,
 
     unsent_queries: VecDeque<CallId>,
-    consumer: Option<Consumer>,
+    consumers: Consumers,
     report: Option<proto::Report>,
     report_changed: bool,
     notices: VecDeque<Notice>,
@@ -247,7 +239,7 @@ impl Session {
             unsent_keys: VecDeque::new(),
             unsent_unwatched: SeededSet::with_hasher(hashing),
             unsent_queries: VecDeque::new(),
-            consumer: None,
+            consumers: Consumers::default(),
             report: None,
             report_changed: false,
             notices: VecDeque::new(),
@@ -362,30 +354,12 @@ impl Session {
         }
     }
 
-    pub fn consume(&mut self, queues: &[String], add_credit: u32, sink: Arc<dyn DeliverySink>) {
-        let consumer = self.consumer.get_or_insert_with(|| Consumer {
-            sink: Arc::clone(&sink),
-            queues: Vec::new(),
-            credit: 0,
-            unsent_credit: 0,
-            stopped: false,
-            changed: false,
-        });
-        consumer.sink = sink;
-        consumer.queues = queues.to_vec();
-        consumer.credit += add_credit;
-        consumer.unsent_credit += add_credit;
-        consumer.stopped = false;
-        consumer.changed = true;
+    pub fn consume(&mut self, consume: Consume, sink: Arc<dyn DeliverySink>) {
+        self.consumers.consume(consume, sink);
     }
 
     pub fn stop_consuming(&mut self) {
-        if let Some(consumer) = &mut self.consumer {
-            consumer.credit = 0;
-            consumer.unsent_credit = 0;
-            consumer.changed |= !consumer.stopped;
-            consumer.stopped = true;
-        }
+        self.consumers.stop();
     }
 
     pub fn report(&mut self, slots: u32, busy: u32) {
@@ -412,7 +386,7 @@ impl Session {
 
     /// Whether there is anything to do that needs a broker.
     pub fn wants_link(&self) -> bool {
-        !self.calls.is_empty() || !self.watches.is_empty() || self.consumer.is_some()
+        !self.calls.is_empty() || !self.watches.is_empty() || !self.consumers.is_empty()
     }
 
     /// Whether the next connection may begin with a start of the broker. One that was stopped stays so
@@ -420,10 +394,10 @@ impl Session {
     /// wait for that, unless it is about to end.
     pub(crate) fn start(&self, closing: bool) -> Start {
         let asked = !self.deadlines.is_empty() || !self.watches.is_empty();
-        match self.consumer {
+        match self.consumers.is_empty() {
             _ if self.stopped && !asked && !closing => Start::No,
-            Some(_) => Start::WhereItWas,
-            None => Start::Anywhere,
+            false => Start::WhereItWas,
+            true => Start::Anywhere,
         }
     }
 
@@ -441,10 +415,8 @@ impl Session {
         !self.events.is_empty()
     }
 
-    pub fn delivery_sink(&self) -> Option<Arc<dyn DeliverySink>> {
-        self.consumer
-            .as_ref()
-            .map(|consumer| Arc::clone(&consumer.sink))
+    pub fn delivery_sinks(&self) -> Vec<Arc<dyn DeliverySink>> {
+        self.consumers.sinks()
     }
 
     pub fn poll_event(&mut self) -> Option<Event> {
@@ -508,10 +480,8 @@ impl Session {
                 self.events
                     .push_back(Event::Reachable(Arc::clone(&watch.sink), false));
             }
-            if let Some(consumer) = &self.consumer {
-                self.events
-                    .push_back(Event::OutOfReach(Arc::clone(&consumer.sink)));
-            }
+            let sinks = self.consumers.sinks().into_iter();
+            self.events.extend(sinks.map(Event::OutOfReach));
         }
         self.link = Link::Down;
         self.down_because = Some(why.to_owned());
@@ -529,8 +499,7 @@ impl Session {
             self.events
                 .push_back(Event::Failed(Arc::clone(&watch.sink), error.clone()));
         }
-        if let Some(consumer) = &self.consumer {
-            let sink = Arc::clone(&consumer.sink);
+        for sink in self.consumers.sinks() {
             self.events
                 .push_back(Event::ConsumerFailed(sink, error.clone()));
         }

@@ -8,8 +8,8 @@ use penstock_broker::{
     Broker, BrokerOptions, Carried, ConnId, Input, Now, Output, Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    Condition, Due, Durability, HeaderPatch, JoinPolicy, Key, Lease, Message, MessageId, Op,
-    ReleaseReason, SessionId, Tx, Value, ValueStatus,
+    Condition, Consume, Due, Durability, HeaderPatch, JoinPolicy, Key, Lease, Message, MessageId,
+    Op, ReleaseReason, SessionId, Tasks, Tx, Value, ValueStatus,
 };
 
 const CLIENTS: usize = 3;
@@ -212,14 +212,28 @@ impl World {
                 for _ in 0..data.int_in_range(0..=3)? {
                     queues.push(any_name(data)?);
                 }
-                Input::Consume {
-                    conn,
-                    queues,
-                    add_credit: any_number(data)? as u32,
+                let mut tasks = Vec::new();
+                for _ in 0..data.int_in_range(0..=3)? {
+                    tasks.push(any_name(data)?);
                 }
+                let consume = Consume {
+                    consumer: data.int_in_range(0..=2)?,
+                    app: any_name(data)?,
+                    queues,
+                    tasks: match data.int_in_range(0..=2)? {
+                        0 => Tasks::Same,
+                        1 => Tasks::Any,
+                        _ => Tasks::Named(tasks),
+                    },
+                    add_credit: any_number(data)? as u32,
+                };
+                Input::Consume { conn, consume }
             }
             8 => match data.int_in_range(0..=5)? {
-                0 => Input::StopConsuming { conn },
+                0 => Input::StopConsuming {
+                    conn,
+                    consumer: data.int_in_range(0..=2)?,
+                },
                 1 => Input::Writable {
                     conn,
                     writable: data.arbitrary()?,

@@ -15,6 +15,8 @@ pub struct Lease {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     pub lease: Lease,
+    /// The consumer that it is for.
+    pub consumer: u32,
     pub queue: String,
     /// Whether an earlier hand-out of this message may have run.
     pub redelivered: bool,

@@ -3,6 +3,7 @@
 //! A *message* is what a broker holds; a job travels in one. Everything that changes a broker's
 //! state is a [`Tx`]: operations that are applied all together or not at all.
 
+mod consumer;
 mod hashing;
 mod id;
 mod lease;
@@ -12,6 +13,7 @@ mod query;
 mod tx;
 mod value;
 
+pub use consumer::{Consume, Tasks};
 pub use hashing::{SeededHasher, SeededMap, SeededSet, SeededState};
 pub use id::{IdSource, JOIN_CAP, MessageId, SessionId};
 pub use lease::{Delivery, Lease, ReleaseReason};

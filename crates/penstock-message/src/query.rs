@@ -228,6 +228,14 @@ pub enum Notice {
         waiting: u64,
         for_ms: u64,
     },
+    /// `waiting` jobs of this task, and of so many `others`, are in a queue whose workers know none of these
+    /// tasks. Once a task and queue, until a worker knows it.
+    UnknownTask {
+        queue: String,
+        task: String,
+        others: u64,
+        waiting: u64,
+    },
     /// Results of this group are evicted before their time because the group is over its size cap, or
     /// because space on the disk is short. Once a group and process.
     Evicting { group: String, cap_bytes: u64 },
@@ -258,6 +266,22 @@ impl fmt::Display for Notice {
                 "{waiting} jobs wait in queue {queue:?}, which no worker has served for {} s; start one with -Q {queue}",
                 for_ms / 1000
             ),
+            Self::UnknownTask {
+                queue,
+                task,
+                others,
+                waiting,
+            } => {
+                let others = match others {
+                    0 => String::new(),
+                    _ => format!(" and of {others} other tasks"),
+                };
+                write!(
+                    out,
+                    "{waiting} jobs of task {task:?}{others} wait in queue {queue:?}, and none of its workers knows them; \
+                     start a worker whose app has them, or deploy it"
+                )
+            }
             Self::Space(space) => out.write_str(match space {
                 Space::Plenty => "the broker's disk has room again: everything goes on",
                 Space::NoPublishes => {

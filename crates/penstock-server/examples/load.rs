@@ -258,11 +258,11 @@ fn commit(first_seq: u64, txs: Vec<Tx>) -> ToBroker {
 
 fn consume(add_credit: u32) -> ToBroker {
     ToBroker {
-        consume: Some(proto::Consume {
+        consumers: vec![proto::Consumer {
             queues: vec!["jobs".to_owned()],
             add_credit,
-            stop: false,
-        }),
+            ..proto::Consumer::default()
+        }],
         ..ToBroker::default()
     }
 }

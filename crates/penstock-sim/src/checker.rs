@@ -67,6 +67,8 @@ pub struct Checker {
     knows_boot: bool,
     /// A broker of this run has dropped failed jobs.
     has_dropped_failed: bool,
+    /// Sessions that came back after so long that the broker may have forgotten them.
+    maybe_forgotten: BTreeSet<SessionId>,
     pub counts: Counts,
     /// What the model was told, in words, when somebody reads along.
     pub words: Option<Vec<String>>,
@@ -119,6 +121,8 @@ struct View {
     /// What it has asked for and has not been given yet.
     credit: u64,
     queues: BTreeSet<String>,
+    /// The tasks that it can run; `None`: any.
+    tasks: Option<Vec<String>>,
 }
 
 impl Checker {
@@ -165,6 +169,9 @@ impl Checker {
     fn heard_frame(&mut self, conn: ConnId, said: &Said, broker: &Broker) -> Verdict {
         if let Some(hello) = &said.hello {
             let session = hello.session;
+            if self.model.may_be_forgotten(&session, self.model.now) {
+                self.maybe_forgotten.insert(session);
+            }
             self.longest_heartbeat_ms = self.longest_heartbeat_ms.max(hello.heartbeat_ms);
             if let Some(older) = self.current.insert(session, conn) {
                 self.takes_back(older);
@@ -177,6 +184,7 @@ impl Checker {
                     decoder,
                     credit: 0,
                     queues: BTreeSet::new(),
+                    tasks: None,
                 },
             );
             self.tell(Event::Hello(
@@ -200,6 +208,7 @@ impl Checker {
             && let Some(view) = self.views.get_mut(&conn)
         {
             view.credit += u64::from(consume.credit);
+            view.tasks = consume.tasks.clone();
             view.queues.extend(consume.queues.iter().cloned());
         }
         if said.goodbye {
@@ -225,9 +234,15 @@ impl Checker {
             return Ok(());
         };
         if let Some(number) = self.by_seq.get(&(session, seq)) {
-            self.counts.resent += 1;
             let before = &self.txs[number].receipt;
-            return match *before == receipt {
+            let is_same = *before == receipt;
+            // One that was away for too long is new, and so is what it sends again.
+            if !is_same && self.maybe_forgotten.contains(&session) {
+                self.by_seq.remove(&(session, seq));
+                return self.decided(session, seq, durability, tx, broker);
+            }
+            self.counts.resent += 1;
+            return match is_same {
                 true => Ok(()),
                 false => Err(format!(
                     "{seq} was {before:?}, and resent it is {receipt:?}"
@@ -331,6 +346,17 @@ impl Checker {
                 return Err(format!("{:?} was delivered without credit", delivery.lease));
             }
             view.credit -= 1;
+            let task = &delivery.message.task;
+            if view
+                .tasks
+                .as_ref()
+                .is_some_and(|tasks| !tasks.contains(task))
+            {
+                return Err(format!(
+                    "{:?} of {task} was sent to a consumer that can't run it",
+                    delivery.lease
+                ));
+            }
             self.deliveries.push((session, delivery));
         }
         for value in frame.values {
@@ -415,7 +441,7 @@ impl Checker {
             for number in brought_by {
                 self.publish(number);
             }
-            self.in_turn(id, &queue, broker)?;
+            self.in_turn(session, id, &queue, broker)?;
         }
         Ok(())
     }
@@ -425,6 +451,7 @@ impl Checker {
     /// its body to be read.
     fn in_turn(
         &mut self,
+        session: SessionId,
         id: penstock_message::MessageId,
         queue: &str,
         broker: Option<&Broker>,
@@ -437,9 +464,12 @@ impl Checker {
             return Ok(());
         };
         self.counts.order_checks += self.ready.len() as u64;
+        let conn = self.current.get(&session);
+        let tasks = conn.and_then(|conn| self.views.get(conn)?.tasks.as_ref());
         let skipped = self.ready.iter().map(|index| &items[*index]).find(|item| {
             let level = (item.message.priority, given.message.priority);
             item.queue == queue
+                && tasks.is_none_or(|tasks| tasks.contains(&item.message.task))
                 && (level.0 > level.1
                     || level.0 == level.1
                         && item.message.task == given.message.task

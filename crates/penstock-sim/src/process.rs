@@ -366,7 +366,12 @@ impl Worker {
             && let Credit::Add(credit) = self.policy.grant()
         {
             let sink: Arc<Inbox> = Arc::clone(&self.inbox);
-            session.consume(&self.queues, credit, sink);
+            let consume = penstock_message::Consume {
+                queues: self.queues.clone(),
+                add_credit: credit,
+                ..penstock_message::Consume::default()
+            };
+            session.consume(consume, sink);
         }
         session.report(self.children.len() as u32, self.policy.busy() as u32);
     }

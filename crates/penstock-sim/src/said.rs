@@ -1,7 +1,7 @@
 //! What a client says, in the nouns of the broker; and its bytes, both ways.
 
 use bytes::{Bytes, BytesMut};
-use penstock_message::{Durability, Key, Lease, Op, SessionId, Tx};
+use penstock_message::{Durability, Key, Lease, Op, SessionId, Tasks, Tx};
 use penstock_wire::proto::{self, ToBroker};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, WireError, convert, encode_frame};
 
@@ -41,7 +41,38 @@ pub struct Commit {
 #[derive(Clone, Debug)]
 pub struct Consume {
     pub queues: Vec<String>,
+    /// The tasks that it can run; `None`: any.
+    pub tasks: Option<Vec<String>>,
     pub credit: u32,
+}
+
+impl From<Consume> for proto::Consumer {
+    fn from(consume: Consume) -> Self {
+        penstock_message::Consume {
+            queues: consume.queues,
+            tasks: match consume.tasks {
+                None => Tasks::Any,
+                Some(tasks) => Tasks::Named(tasks),
+            },
+            add_credit: consume.credit,
+            ..penstock_message::Consume::default()
+        }
+        .into()
+    }
+}
+
+impl From<proto::Consumer> for Consume {
+    fn from(wire: proto::Consumer) -> Self {
+        let consume = penstock_message::Consume::from(wire);
+        Self {
+            queues: consume.queues,
+            tasks: match consume.tasks {
+                Tasks::Named(tasks) => Some(tasks),
+                Tasks::Any | Tasks::Same => None,
+            },
+            credit: consume.add_credit,
+        }
+    }
 }
 
 impl Said {
@@ -113,11 +144,7 @@ impl Said {
                 ..proto::Hello::default()
             }),
             commits: parts.chain(commits).collect(),
-            consume: self.consume.as_ref().map(|consume| proto::Consume {
-                queues: consume.queues.clone(),
-                add_credit: consume.credit,
-                stop: false,
-            }),
+            consumers: self.consume.iter().cloned().map(Into::into).collect(),
             watch: (!self.watch.is_empty()).then(|| proto::Watch {
                 keys: self.watch.iter().cloned().map(Into::into).collect(),
                 unwatch: Vec::new(),
@@ -212,10 +239,8 @@ impl Hearing {
                 last_part,
             });
         }
-        said.consume = frame.consume.map(|consume| Consume {
-            queues: consume.queues,
-            credit: consume.add_credit,
-        });
+        // The clients here have one consumer each.
+        said.consume = frame.consumers.into_iter().next().map(Consume::from);
         if let Some(watch) = frame.watch {
             said.watch = convert::all(watch.keys)?;
         }

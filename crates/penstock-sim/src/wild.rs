@@ -314,6 +314,7 @@ impl Client for Wild {
             self.credit += credit;
             said.consume = Some(Consume {
                 queues: habits.queues.clone(),
+                tasks: habits.tasks.clone(),
                 credit,
             });
         }
@@ -370,7 +371,11 @@ impl Client for Wild {
             self.takes_all = true;
             self.credit += 16;
             let queues = QUEUES.iter().map(|queue| (*queue).to_string()).collect();
-            said.consume = Some(Consume { queues, credit: 16 });
+            said.consume = Some(Consume {
+                queues,
+                tasks: None,
+                credit: 16,
+            });
         }
         let room = IN_FLIGHT - self.unconfirmed.len().min(IN_FLIGHT);
         let later = self.work.split_off(self.work.len().min(room));

@@ -12,7 +12,7 @@ use penstock_message::{
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
-const TASKS: [&str; 3] = ["shop.send", "shop.count", "shop.merge"];
+pub const TASKS: [&str; 3] = ["shop.send", "shop.count", "shop.merge"];
 /// More than a step of the broker takes.
 const CROWD: usize = 1_100;
 const LOCKS: [&str; 3] = ["lock-a", "lock-b", "lock-c"];
@@ -24,6 +24,8 @@ pub struct Habits {
     pub durabilities: Vec<Durability>,
     pub publishes: bool,
     pub consumes: bool,
+    /// The tasks that it can run; `None`: any.
+    pub tasks: Option<Vec<String>>,
     pub delays: bool,
     pub groups: bool,
     pub locks: bool,

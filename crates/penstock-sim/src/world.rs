@@ -17,7 +17,7 @@ use crate::model::Verdict;
 use crate::network::Link;
 use crate::process::Process;
 use crate::wild::Wild;
-use crate::work::{Habits, QUEUES};
+use crate::work::{Habits, QUEUES, TASKS};
 
 mod clocks;
 mod ending;
@@ -192,6 +192,7 @@ impl<'a> World<'a> {
             durabilities,
             publishes: true,
             consumes: true,
+            tasks: None,
             delays: likes(&mut rng),
             groups: likes(&mut rng),
             locks: likes(&mut rng),
@@ -267,8 +268,15 @@ impl<'a> World<'a> {
         if queues.is_empty() {
             queues.push(QUEUES[0].to_string());
         }
+        // A worker may not know all tasks. One seat knows them all, and in the end everybody does.
+        let knows_few = is_wild && seat != 1 && rng.one_in(4);
+        let tasks = knows_few.then(|| {
+            let known = TASKS.iter().filter(|_| rng.bool());
+            known.map(|task| (*task).to_string()).collect()
+        });
         let habits = Habits {
             queues,
+            tasks,
             publishes: seat == 0 || rng.below(3) > 0,
             consumes: seat == 1 || rng.below(3) > 0,
             ..self.habits.clone()

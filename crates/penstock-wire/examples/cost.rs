@@ -63,6 +63,7 @@ fn settle() -> Tx {
 
 fn delivery() -> Delivery {
     Delivery {
+        consumer: 0,
         lease: lease(),
         queue: "default".to_owned(),
         redelivered: false,

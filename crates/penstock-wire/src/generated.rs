@@ -7,8 +7,6 @@ pub struct ToBroker {
     pub hello: ::core::option::Option<Hello>,
     #[prost(message, repeated, tag = "2")]
     pub commits: ::prost::alloc::vec::Vec<Commit>,
-    #[prost(message, optional, tag = "3")]
-    pub consume: ::core::option::Option<Consume>,
     #[prost(message, optional, tag = "4")]
     pub watch: ::core::option::Option<Watch>,
     #[prost(message, repeated, tag = "5")]
@@ -22,6 +20,8 @@ pub struct ToBroker {
     /// everything else in its frame.
     #[prost(bool, tag = "8")]
     pub goodbye: bool,
+    #[prost(message, repeated, tag = "12")]
+    pub consumers: ::prost::alloc::vec::Vec<Consumer>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ToClient {
@@ -713,15 +713,46 @@ pub mod receipt {
         }
     }
 }
-/// Replaced in a later version by a list of consumers on one connection, each with its own credit.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Consume {
-    #[prost(string, repeated, tag = "1")]
+/// What one consumer of the connection takes. It keeps its credit when its queues or tasks change.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Consumer {
+    /// A number that the client chooses; deliveries carry it.
+    #[prost(uint32, tag = "1")]
+    pub consumer: u32,
+    /// For people; empty: as before.
+    #[prost(string, tag = "2")]
+    pub app: ::prost::alloc::string::String,
+    /// None: as before.
+    #[prost(string, repeated, tag = "3")]
     pub queues: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    #[prost(uint32, tag = "2")]
+    /// Absent: as before; of a new consumer: any.
+    #[prost(message, optional, tag = "4")]
+    pub tasks: ::core::option::Option<consumer::Tasks>,
+    #[prost(uint32, tag = "5")]
     pub add_credit: u32,
-    #[prost(bool, tag = "3")]
+    /// It takes nothing more: its credit becomes 0.
+    #[prost(bool, tag = "6")]
     pub stop: bool,
+}
+/// Nested message and enum types in `Consumer`.
+pub mod consumer {
+    /// The tasks that it can run. A job of any other is never sent to it.
+    #[derive(Clone, PartialEq, ::prost::Message)]
+    pub struct Tasks {
+        #[prost(message, repeated, tag = "1")]
+        pub tasks: ::prost::alloc::vec::Vec<tasks::Task>,
+        /// All tasks, whatever is named.
+        #[prost(bool, tag = "2")]
+        pub any: bool,
+    }
+    /// Nested message and enum types in `Tasks`.
+    pub mod tasks {
+        #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+        pub struct Task {
+            #[prost(string, tag = "1")]
+            pub name: ::prost::alloc::string::String,
+        }
+    }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Delivery {
@@ -735,6 +766,8 @@ pub struct Delivery {
     pub redelivered: bool,
     #[prost(message, optional, tag = "5")]
     pub message: ::core::option::Option<crate::message::Message>,
+    #[prost(uint32, tag = "6")]
+    pub consumer: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Watch {
@@ -1158,7 +1191,7 @@ pub struct Report {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {
-    #[prost(oneof = "notice::Notice", tags = "1, 2, 3, 4, 5, 6")]
+    #[prost(oneof = "notice::Notice", tags = "1, 2, 3, 4, 5, 6, 7")]
     pub notice: ::core::option::Option<notice::Notice>,
 }
 /// Nested message and enum types in `Notice`.
@@ -1195,6 +1228,17 @@ pub mod notice {
         #[prost(uint64, tag = "2")]
         pub limit_bytes: u64,
     }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct UnknownTask {
+        #[prost(string, tag = "1")]
+        pub queue: ::prost::alloc::string::String,
+        #[prost(string, tag = "2")]
+        pub task: ::prost::alloc::string::String,
+        #[prost(uint64, tag = "3")]
+        pub others: u64,
+        #[prost(uint64, tag = "4")]
+        pub waiting: u64,
+    }
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct FailedDropped {
         #[prost(uint64, tag = "1")]
@@ -1216,6 +1260,8 @@ pub mod notice {
         Memory(Memory),
         #[prost(message, tag = "6")]
         FailedDropped(FailedDropped),
+        #[prost(message, tag = "7")]
+        UnknownTask(UnknownTask),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1420,11 +1466,19 @@ pub(crate) mod shapes {
     pub(crate) const TO_BROKER: Shape = Shape::new(&[
         (1, Field::One(&HELLO)),
         (2, Field::Many(&COMMIT, size_of::<super::Commit>())),
-        (3, Field::One(&CONSUME)),
         (4, Field::One(&WATCH)),
         (5, Field::Many(&QUERY, size_of::<super::Query>())),
         (6, Field::One(&REPORT)),
+        (12, Field::Many(&CONSUMER, size_of::<super::Consumer>())),
     ]);
+    pub(crate) const CONSUMER: Shape = Shape::new(&[
+        (3, Field::ManyPlain(size_of::<String>())),
+        (4, Field::One(&CONSUMER_TASKS)),
+    ]);
+    pub(crate) const CONSUMER_TASKS: Shape = Shape::new(&[
+        (1, Field::Many(&CONSUMER_TASKS_TASK, size_of::<super::consumer::tasks::Task>())),
+    ]);
+    pub(crate) const CONSUMER_TASKS_TASK: Shape = Shape::new(&[]);
     pub(crate) const REPORT: Shape = Shape::new(&[]);
     pub(crate) const QUERY: Shape = Shape::new(&[
         (7, Field::One(&FAILED_QUERY)),
@@ -1438,9 +1492,6 @@ pub(crate) mod shapes {
         (2, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
     ]);
     pub(crate) const KEY_REF: Shape = Shape::new(&[]);
-    pub(crate) const CONSUME: Shape = Shape::new(&[
-        (1, Field::ManyPlain(size_of::<String>())),
-    ]);
     pub(crate) const COMMIT: Shape = Shape::new(&[
         (3, Field::Many(&TX, size_of::<super::Tx>())),
     ]);
@@ -1535,12 +1586,14 @@ pub(crate) mod shapes {
         size_of::<::prost::bytes::Bytes>(),
         size_of::<String>(),
         size_of::<super::Commit>(),
+        size_of::<super::Consumer>(),
         size_of::<super::Header>(),
         size_of::<super::KeyRef>(),
         size_of::<super::Lease>(),
         size_of::<super::Op>(),
         size_of::<super::Query>(),
         size_of::<super::Tx>(),
+        size_of::<super::consumer::tasks::Task>(),
         size_of::<super::hold::Held>(),
         size_of::<u64>(),
     ];

@@ -450,7 +450,7 @@ proptest! {
         receipts in vec((any::<u64>(), any_receipt()), 0..4),
         cuts in vec(1_usize..200, 0..8),
     ) {
-        let deliveries: Vec<_> = deliveries.into_iter().map(|(epoch, grant, queue, redelivered, message)| Delivery {
+        let deliveries: Vec<_> = deliveries.into_iter().map(|(epoch, grant, queue, redelivered, message)| Delivery { consumer: epoch % 5,
             lease: Lease { message: message.id, epoch, grant }, queue, redelivered, message,
         }).collect();
         let values: Vec<_> = values.into_iter().map(|(key, state)| (key, match state {

@@ -149,6 +149,7 @@ fn delivery(number: u64) -> Delivery {
     id[..8].copy_from_slice(&number.to_le_bytes());
     let id = MessageId(id);
     Delivery {
+        consumer: 0,
         lease: Lease {
             message: id,
             epoch: 1,

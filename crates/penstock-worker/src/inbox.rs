@@ -251,6 +251,7 @@ mod tests {
 
     fn delivery(number: u64) -> Delivery {
         Delivery {
+            consumer: 0,
             lease: lease(number),
             queue: "default".into(),
             redelivered: false,

@@ -354,6 +354,7 @@ mod tests {
         let mut id = [0; 16];
         id[..8].copy_from_slice(&number.to_le_bytes());
         Delivery {
+            consumer: 0,
             lease: Lease {
                 message: MessageId(id),
                 epoch: 1,

@@ -378,6 +378,7 @@ mod tests {
             extras: None,
         };
         Delivery {
+            consumer: 0,
             lease: Lease {
                 message: message.id,
                 epoch: 1,

@@ -108,13 +108,23 @@ fn basic_line() -> impl Strategy<Value = String> {
         (durability, between)
             .prop_map(move |(durability, between)| format!("{durability}{}", ops.join(between)))
     });
+    let tasks = prop_oneof![
+        6 => Just(""),
+        1 => Just(" tasks=other"),
+        1 => Just(" tasks=task+other"),
+        1 => Just(" tasks=any"),
+        1 => Just(" as=1"),
+        1 => Just(" as=1 tasks=task"),
+    ];
     let client_line = prop_oneof![
         12 => commit,
         3 => Just("hello".to_owned()),
         2 => message.clone().prop_map(|message| format!("hello {message}")),
         1 => Just("lost".to_owned()),
         1 => Just("bye".to_owned()),
-        3 => (queue, 0..4_u32).prop_map(|(queue, credit)| format!("consume {queue}+default {credit}")),
+        3 => (queue, 0..4_u32, tasks).prop_map(|(queue, credit, tasks)| {
+            format!("consume {queue}+default {credit}{tasks}")
+        }),
         1 => Just("stop-consuming".to_owned()),
         2 => message.prop_map(|message| format!("watch {message} k1 m1 h1 o1")),
         1 => Just("writable no".to_owned()),

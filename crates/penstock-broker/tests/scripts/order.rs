@@ -256,3 +256,70 @@ fn an_expired_message_is_not_started() {
         ",
     );
 }
+
+/// A worker is never sent a job that it can't run; the job waits, and others behind it do not.
+#[test]
+fn a_job_is_sent_only_to_a_consumer_that_can_run_its_task() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish old task=old|publish one task=new|publish two task=new  -> a confirm 3
+        v hello                             -> v welcome 0
+        w hello                             -> w welcome 0
+        w consume default 9 tasks=new       -> w deliver one two
+        v consume default 9 tasks=other     ->
+        a status                            -> a status default:1/0/2 v=0/0/0 w=0/0/2 clients 1 results 0 evicted 0
+        # Nobody knows it, which is said once.
+        wait 2999                           ->
+        wait 1                              -> notice: 1 of old and 0 others unknown in default
+        a publish old-too task=old          -> a confirm 4
+        wait 60000                          ->
+        # Those of a consumer change in place, and its credit stays.
+        v consume default 0 tasks=other+old -> v deliver old old-too
+        a publish three task=other          -> a confirm 5, v deliver three
+        v consume default 0 tasks=new       ->
+        a publish four task=old             -> a confirm 6
+        # Whoever names none can run all.
+        w consume - 0 tasks=any             -> w deliver four
+        ",
+    );
+}
+
+/// A connection may have several consumers, each with its own queues, tasks and credit.
+#[test]
+fn consumers_of_one_connection_do_not_wait_behind_each_other() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        w consume default 1 as=1 tasks=slow ->
+        w consume default+mail 2 as=2 tasks=quick  ->
+        a publish one task=slow|publish two task=slow|publish three task=quick|publish four queue=mail task=quick  -> a confirm 4, w deliver one/1 four/2@mail three/2
+        w ack one                           -> w confirm 1
+        w consume default 1 as=1            -> w deliver two/1
+        w consume default 1 as=2            ->
+        a publish five task=quick|publish six task=quick  -> a confirm 6, w deliver five/2
+        w bye                               ->
+        v hello                             -> v welcome 0
+        v consume default 9 tasks=quick+slow  -> v deliver three! two! five! six
+        ",
+    );
+}
+
+/// Priorities hold among the tasks that a consumer knows.
+#[test]
+fn what_nobody_knows_is_in_nobodys_way() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish high task=unknown priority=9|publish low task=known priority=1|publish middle task=known  -> a confirm 3
+        w hello                             -> w welcome 0
+        w consume default 9 tasks=known     -> w deliver middle low
+        # While nobody takes from the queue at all, no task of it is unknown.
+        w bye                               ->
+        wait 20000                          ->
+        a purge default                     -> a confirm 4 4:operation-1
+        a status                            -> a status default:0/0/0 clients 1 results 3 evicted 0
+        ",
+    );
+}

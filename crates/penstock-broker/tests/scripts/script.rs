@@ -21,8 +21,9 @@ use penstock_broker::{
     Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    Condition, Durability, FailedQuery, Failure, HeaderPatch, Key, Lease, Message, MessageId, Op,
-    Overflow, QueueLimits, ReleaseReason, SessionId, Space, Tx, Value, ValueStatus,
+    Condition, Consume, Durability, FailedQuery, Failure, HeaderPatch, Key, Lease, Message,
+    MessageId, Op, Overflow, QueueLimits, ReleaseReason, SessionId, Space, Tasks, Tx, Value,
+    ValueStatus,
 };
 
 mod words;
@@ -262,17 +263,34 @@ impl World {
                 let conn = self.conn(name);
                 self.input(Input::Disconnected { conn, clean: false });
             }
-            ["consume", queues, credit] => {
+            // As in `w consume default 2 as=1 tasks=one+two`; no queues: `-`.
+            ["consume", queues, credit, ref options @ ..] => {
                 let conn = self.conn(name);
-                self.input(Input::Consume {
-                    conn,
-                    queues: queues.split('+').map(str::to_owned).collect(),
+                let mut consume = Consume {
+                    queues: match queues {
+                        "-" => Vec::new(),
+                        queues => queues.split('+').map(str::to_owned).collect(),
+                    },
                     add_credit: number(credit) as u32,
-                });
+                    ..Consume::default()
+                };
+                for option in options {
+                    match option.split_once('=').expect("as=... or tasks=...") {
+                        ("as", consumer) => consume.consumer = number(consumer) as u32,
+                        ("tasks", "any") => consume.tasks = Tasks::Any,
+                        ("tasks", tasks) => {
+                            let tasks = tasks.split('+').map(str::to_owned);
+                            consume.tasks = Tasks::Named(tasks.collect());
+                        }
+                        (other, _) => panic!("a consumer has no {other}"),
+                    }
+                }
+                self.input(Input::Consume { conn, consume });
             }
             ["stop-consuming"] => {
                 let conn = self.conn(name);
-                self.input(Input::StopConsuming { conn });
+                let consumer = 0;
+                self.input(Input::StopConsuming { conn, consumer });
             }
             ["writable", writable] => {
                 let conn = self.conn(name);
@@ -771,6 +789,9 @@ impl World {
                 for delivery in deliveries {
                     let name = name_of_message(&delivery.lease.message);
                     line += &format!(" {name}");
+                    if delivery.consumer > 0 {
+                        line += &format!("/{}", delivery.consumer);
+                    }
                     if delivery.queue != "default" {
                         line += &format!("@{}", delivery.queue);
                     }
@@ -805,6 +826,16 @@ impl World {
             }) => {
                 lines.push(format!(
                     "notice: {waiting} unserved in {queue} for {for_ms}"
+                ));
+            }
+            Output::Notice(Notice::UnknownTask {
+                queue,
+                task,
+                others,
+                waiting,
+            }) => {
+                lines.push(format!(
+                    "notice: {waiting} of {task} and {others} others unknown in {queue}"
                 ));
             }
             Output::Notice(Notice::Space(space)) => lines.push(format!("notice: {space:?}")),

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use penstock_driver::{DeliverySink, Driver, DriverConfig, connect};
 use penstock_message::{
-    Answer, Delivery, Due, Durability, IdSource, Key, Lease, Message, MessageId, Op, Query,
-    Receipt, Status, Tx, Value, ValueStatus,
+    Answer, Consume, Delivery, Due, Durability, IdSource, Key, Lease, Message, MessageId, Op,
+    Query, Receipt, Status, Tx, Value, ValueStatus,
 };
 use tempfile::TempDir;
 
@@ -248,11 +248,12 @@ impl Client {
             taken: AtomicU64::new(0),
         });
         let as_sink: Arc<dyn DeliverySink> = sink.clone();
-        self.driver.consume(
-            &[QUEUE.to_owned()],
-            CREDIT.min(jobs as u32),
-            Arc::clone(&as_sink),
-        );
+        let consume = Consume {
+            queues: vec![QUEUE.to_owned()],
+            add_credit: CREDIT.min(jobs as u32),
+            ..Consume::default()
+        };
+        self.driver.consume(consume, Arc::clone(&as_sink));
         let mut given = u64::from(CREDIT).min(jobs);
         let (done, ended) = channel();
         let mut taken = 0;
@@ -269,7 +270,11 @@ impl Client {
             });
             self.commit(acks.collect(), &done);
             if more > 0 {
-                self.driver.consume(&[], more as u32, Arc::clone(&as_sink));
+                let consume = Consume {
+                    add_credit: more as u32,
+                    ..Consume::default()
+                };
+                self.driver.consume(consume, Arc::clone(&as_sink));
             }
         }
         let mut settled = 0;

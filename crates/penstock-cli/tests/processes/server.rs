@@ -11,7 +11,7 @@ use crate::strangers::{Said, commit, framed, hello_of, stranger};
 use crate::support::*;
 use bytes::Bytes;
 use penstock_driver::{DeliverySink, DriverConfig, DriverError, connect};
-use penstock_message::{Delivery, Durability, Lease, MessageId, Op, Receipt, Tx};
+use penstock_message::{Consume, Delivery, Durability, Lease, MessageId, Op, Receipt, Tx};
 use penstock_wire::proto::{self, ToBroker, ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES};
 use rustix::process::Signal;
@@ -314,7 +314,12 @@ fn a_kill_with_commits_in_flight_loses_nothing_that_was_confirmed() {
     let (deliver, delivered) = channel();
     let sink = Arc::new(Sink(Mutex::new(deliver)));
     let worker = connect(DriverConfig::new(format!("unix:{}", socket.display()))).unwrap();
-    worker.consume(&["jobs".to_owned()], (2 * rounds * EACH) as u32, sink);
+    let consume = Consume {
+        queues: vec!["jobs".to_owned()],
+        add_credit: (2 * rounds * EACH) as u32,
+        ..Consume::default()
+    };
+    worker.consume(consume, sink);
     let mut seen = BTreeSet::new();
     while seen.len() < (rounds * EACH) as usize {
         for number in next(&delivered) {
@@ -349,11 +354,11 @@ fn next(delivered: &Receiver<Vec<u64>>) -> Vec<u64> {
 
 fn consume(queue: &str, add_credit: u32) -> ToBroker {
     ToBroker {
-        consume: Some(proto::Consume {
+        consumers: vec![proto::Consumer {
             queues: vec![queue.to_owned()],
             add_credit,
-            stop: false,
-        }),
+            ..proto::Consumer::default()
+        }],
         ..ToBroker::default()
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use penstock_message::{Answer, Delivery, Key, KeyState, Query, Receipt};
+use penstock_message::{Answer, Delivery, Key, KeyState, Lease, Query, Receipt};
 use penstock_wire::{convert, encode_frame, proto};
 
 use super::{
@@ -76,7 +76,7 @@ impl Session {
                 }
             )
         };
-        let has_no_other_wish = self.watches.is_empty() && self.consumer.is_none();
+        let has_no_other_wish = self.watches.is_empty() && self.consumers.is_empty();
         has_no_other_wish && !self.calls.is_empty() && self.calls.values().all(is_stop)
     }
 
@@ -161,12 +161,10 @@ impl Session {
             .map(|(id, _)| *id)
             .collect();
         self.report_changed = self.report.is_some();
-        if let Some(consumer) = &mut self.consumer {
-            consumer.unsent_credit = consumer.credit;
-            consumer.changed = true;
-            let kept = convert::all(welcome.leases)?;
-            self.events
-                .push_back(Event::LeasesKept(Arc::clone(&consumer.sink), kept));
+        self.consumers.begin_connection();
+        let kept: Vec<Lease> = convert::all(welcome.leases)?;
+        for sink in self.consumers.sinks() {
+            self.events.push_back(Event::LeasesKept(sink, kept.clone()));
         }
         Ok(())
     }
@@ -250,10 +248,8 @@ impl Session {
     }
 
     pub(super) fn delivered(&mut self, deliveries: Vec<Delivery>) {
-        if let Some(consumer) = &mut self.consumer {
-            consumer.credit = consumer.credit.saturating_sub(deliveries.len() as u32);
-            self.events
-                .push_back(Event::Deliver(Arc::clone(&consumer.sink), deliveries));
+        for (sink, deliveries) in self.consumers.deliver(deliveries) {
+            self.events.push_back(Event::Deliver(sink, deliveries));
         }
     }
 

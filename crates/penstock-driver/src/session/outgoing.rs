@@ -162,16 +162,7 @@ impl Session {
                 Some(reason) => self.end_call(id, DriverError::NotOffered { reason }),
             }
         }
-        if let Some(consumer) = &mut self.consumer
-            && consumer.changed
-        {
-            consumer.changed = false;
-            frame.consume = Some(proto::Consume {
-                queues: consumer.queues.clone(),
-                add_credit: std::mem::take(&mut consumer.unsent_credit),
-                stop: consumer.stopped,
-            });
-        }
+        frame.consumers = self.consumers.take_changes();
         if std::mem::take(&mut self.report_changed) {
             frame.report = self.report;
         }

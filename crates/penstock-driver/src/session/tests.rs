@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use penstock_message::{MessageId, Op, Refusal, Tx, Value, ValueStatus};
+use penstock_message::{MessageId, Op, Refusal, Tasks, Tx, Value, ValueStatus};
 use penstock_wire::{Decoder, PROTOCOL_VERSION};
 
 use super::outgoing::MAX_IN_FLIGHT;
@@ -226,13 +226,21 @@ impl Bench {
                 .iter()
                 .map(|query| format!("query {}", query.id)),
         );
-        if let Some(consume) = frame.consume {
-            said.push(match consume.stop {
-                true => "consume stop".into(),
+        for consumer in frame.consumers {
+            let number = match consumer.consumer {
+                0 => String::new(),
+                number => format!("/{number}"),
+            };
+            let tasks = consumer.tasks.map_or(String::new(), |tasks| {
+                let names: Vec<String> = tasks.tasks.into_iter().map(|task| task.name).collect();
+                format!(" tasks {}", names.join(","))
+            });
+            said.push(match consumer.stop {
+                true => format!("consume{number} stop"),
                 false => format!(
-                    "consume {} +{}",
-                    consume.queues.join(","),
-                    consume.add_credit
+                    "consume{number} {}{tasks} +{}",
+                    consumer.queues.join(","),
+                    consumer.add_credit
                 ),
             });
         }
@@ -620,7 +628,7 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
     });
     let consume = |bench: &mut Bench, credit| {
         let sink = Arc::clone(&sink) as Arc<dyn DeliverySink>;
-        bench.session.consume(&["mail".into()], credit, sink);
+        bench.session.consume(takes("mail", credit), sink);
     };
     consume(&mut bench, 3);
     consume(&mut bench, 2);
@@ -641,6 +649,7 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
         extras: None,
     };
     let delivery = Delivery {
+        consumer: 0,
         lease: Lease {
             message: message.id,
             epoch: 1,
@@ -782,7 +791,7 @@ fn a_broker_that_was_stopped_is_started_for_who_asks_and_not_for_who_only_works(
 
     let mut worker = Bench::connected();
     let hands = sink(&worker);
-    worker.session.consume(&["mail".to_owned()], 5, hands);
+    worker.session.consume(takes("mail", 5), hands);
     assert_eq!(
         worker.session.start(false),
         Start::WhereItWas,
@@ -826,7 +835,7 @@ fn a_worker_is_told_that_no_broker_can_be_had() {
         keys: HashMap::new(),
         log: Arc::clone(&bench.log),
     });
-    bench.session.consume(&["mail".to_owned()], 5, hands);
+    bench.session.consume(takes("mail", 5), hands);
     bench.session.fail_all(&DriverError::Closed);
     assert_eq!(bench.heard(), "worker: this client was closed");
 }
@@ -857,4 +866,47 @@ fn keys_are_hashed_with_the_seed_of_the_session() {
     let seeded = SeededState::new(7);
     assert_eq!(*session.watchers.hasher(), seeded);
     assert_eq!(*session.unsent_unwatched.hasher(), seeded);
+}
+
+/// Each of a worker's consumers has its own tasks and credit, which the next connection is told anew.
+#[test]
+fn several_consumers_are_told_of_apart_and_again_after_a_reconnect() {
+    let mut bench = Bench::connected();
+    let hands: Arc<dyn DeliverySink> = Arc::new(LoggingSink {
+        name: "worker",
+        keys: HashMap::new(),
+        log: Arc::clone(&bench.log),
+    });
+    for (consumer, task, credit) in [(0, "quick", 4), (1, "slow", 1)] {
+        let consume = Consume {
+            consumer,
+            tasks: Tasks::Named(vec![task.to_owned()]),
+            ..takes("mail", credit)
+        };
+        bench.session.consume(consume, Arc::clone(&hands));
+    }
+    assert_eq!(
+        bench.sent(),
+        "consume mail tasks quick +4; consume/1 mail tasks slow +1"
+    );
+    let more = Consume {
+        consumer: 1,
+        ..takes("mail", 2)
+    };
+    bench.session.consume(more, Arc::clone(&hands));
+    assert_eq!(bench.sent(), "consume/1 mail +2");
+    bench.session.disconnected("gone");
+    bench.connect(0);
+    assert_eq!(
+        bench.sent(),
+        "consume mail tasks quick +4; consume/1 mail tasks slow +3"
+    );
+}
+
+fn takes(queue: &str, add_credit: u32) -> Consume {
+    Consume {
+        queues: vec![queue.to_owned()],
+        add_credit,
+        ..Consume::default()
+    }
 }

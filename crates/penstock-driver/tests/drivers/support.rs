@@ -12,8 +12,8 @@ use penstock_driver::{
     DeliverySink, Done, Driver, DriverConfig, DriverError, Lead, ValueSink, connect,
 };
 use penstock_message::{
-    Answer, Delivery, Due, Durability, Key, KeyState, Lease, Message, MessageId, Op, Query,
-    Receipt, Status, Tx, Value, ValueStatus,
+    Answer, Consume, Delivery, Due, Durability, Key, KeyState, Lease, Message, MessageId, Op,
+    Query, Receipt, Status, Tx, Value, ValueStatus,
 };
 use tempfile::TempDir;
 
@@ -305,9 +305,12 @@ impl DeliverySink for Hands {
 impl Worker {
     pub fn want(&self, credit: u32) {
         let sink = Arc::clone(&self.sink) as Arc<dyn DeliverySink>;
-        self.client
-            .driver
-            .consume(std::slice::from_ref(&self.queue), credit, sink);
+        let consume = Consume {
+            queues: vec![self.queue.clone()],
+            add_credit: credit,
+            ..Consume::default()
+        };
+        self.client.driver.consume(consume, sink);
     }
 
     /// The next so many deliveries.

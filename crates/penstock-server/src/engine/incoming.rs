@@ -33,13 +33,15 @@ impl Engine {
         for commit in frame.commits {
             self.commit(conn, commit)?;
         }
-        if let Some(consume) = frame.consume {
-            self.input(match consume.stop {
-                true => Input::StopConsuming { conn },
+        for consumer in frame.consumers {
+            self.input(match consumer.stop {
+                true => Input::StopConsuming {
+                    conn,
+                    consumer: consumer.consumer,
+                },
                 false => Input::Consume {
                     conn,
-                    queues: consume.queues,
-                    add_credit: consume.add_credit,
+                    consume: consumer.into(),
                 },
             });
         }

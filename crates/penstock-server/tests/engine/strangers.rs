@@ -365,11 +365,11 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
     };
     let tx = || proto::Tx::from(publish(9));
     let consuming = |queues: Vec<String>, add_credit| ToBroker {
-        consume: Some(proto::Consume {
+        consumers: vec![proto::Consumer {
             queues,
             add_credit,
-            stop: false,
-        }),
+            ..proto::Consumer::default()
+        }],
         ..ToBroker::default()
     };
     let cases: Vec<Case> = vec![

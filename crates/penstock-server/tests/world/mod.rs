@@ -344,11 +344,11 @@ pub fn commit(first_seq: u64, durability: Durability, txs: Vec<Tx>) -> ToBroker 
 
 pub fn consume(add_credit: u32) -> ToBroker {
     ToBroker {
-        consume: Some(proto::Consume {
+        consumers: vec![proto::Consumer {
             queues: vec!["default".to_owned()],
             add_credit,
-            stop: false,
-        }),
+            ..proto::Consumer::default()
+        }],
         ..ToBroker::default()
     }
 }

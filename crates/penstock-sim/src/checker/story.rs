@@ -50,6 +50,7 @@ impl Event {
                 let Delivery {
                     lease,
                     queue,
+                    consumer: _,
                     redelivered,
                     message,
                 } = &**delivery;

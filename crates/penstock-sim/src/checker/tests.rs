@@ -153,13 +153,18 @@ impl Desk {
             unix_ms: BEGINNING_MS,
             random: [2; 10],
         });
-        self.checker
-            .in_turn(later, "default", Some(self.engine.broker()))
+        self.checker.in_turn(
+            SessionId([1; 16]),
+            later,
+            "default",
+            Some(self.engine.broker()),
+        )
     }
 
     fn take_one(&mut self, conn: ConnId) -> Verdict {
         let consume = Consume {
             queues: vec!["default".to_string()],
+            tasks: None,
             credit: 1,
         };
         self.say(

@@ -12,6 +12,7 @@ impl Model {
         let Delivery {
             lease,
             queue,
+            consumer: _,
             message,
             redelivered,
         } = delivery;

@@ -60,6 +60,7 @@ fn publish(message: &Message) -> Op {
 /// The first hand-out of this message.
 fn delivery(message: Message) -> Delivery {
     Delivery {
+        consumer: 0,
         lease: Lease {
             message: message.id,
             epoch: 1,

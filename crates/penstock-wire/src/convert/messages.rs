@@ -204,6 +204,7 @@ impl From<Delivery> for proto::Delivery {
         Self {
             epoch: delivery.lease.epoch,
             grant: delivery.lease.grant,
+            consumer: delivery.consumer,
             queue: delivery.queue,
             redelivered: delivery.redelivered,
             message: Some(delivery.message.into()),
@@ -222,6 +223,7 @@ impl TryFrom<proto::Delivery> for Delivery {
                 epoch: wire.epoch,
                 grant: wire.grant,
             },
+            consumer: wire.consumer,
             queue: wire.queue,
             redelivered: wire.redelivered,
             message,

@@ -309,6 +309,17 @@ impl From<Notice> for proto::Notice {
                 Notice::FailedDropped { kept, kept_bytes } => {
                     notice::Notice::FailedDropped(notice::FailedDropped { kept, kept_bytes })
                 }
+                Notice::UnknownTask {
+                    queue,
+                    task,
+                    others,
+                    waiting,
+                } => notice::Notice::UnknownTask(notice::UnknownTask {
+                    queue,
+                    task,
+                    others,
+                    waiting,
+                }),
                 Notice::Unreadable { id, queue, reason } => {
                     notice::Notice::Unreadable(notice::Unreadable {
                         id: id_bytes(id),
@@ -331,6 +342,12 @@ impl TryFrom<proto::Notice> for Notice {
                 queue: unserved.queue,
                 waiting: unserved.waiting,
                 for_ms: unserved.for_ms,
+            },
+            Wire::UnknownTask(unknown) => Self::UnknownTask {
+                queue: unknown.queue,
+                task: unknown.task,
+                others: unknown.others,
+                waiting: unknown.waiting,
             },
             Wire::Space(space) => Self::Space(Space::from_number(space)?),
             Wire::Memory(memory) => Self::Memory {

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use penstock_driver::DriverError;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
-use penstock_message::{Answer, Delivery, Durability, Lease, Op, Query, ReleaseReason, Tx};
+use penstock_message::{
+    Answer, Consume, Delivery, Durability, Lease, Op, Query, ReleaseReason, Tx,
+};
 
 use super::{End, Phase, Supervisor, TICK};
 use crate::inbox::News;
@@ -196,7 +198,12 @@ impl Supervisor {
         }
         if let Credit::Add(credit) = self.policy.grant() {
             let inbox = Arc::clone(&self.inbox);
-            self.driver.consume(&self.queues, credit, inbox);
+            let consume = Consume {
+                queues: self.queues.clone(),
+                add_credit: credit,
+                ..Consume::default()
+            };
+            self.driver.consume(consume, inbox);
         }
     }
 

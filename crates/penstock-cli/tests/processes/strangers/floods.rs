@@ -225,11 +225,11 @@ fn a_consumer_that_reads_nothing_of_what_it_asked_for_disturbs_nobody_and_takes_
     idle.send(&hello_of(1, b""));
     assert!(idle.hear().expect("a frame").welcome.is_some());
     idle.send(&ToBroker {
-        consume: Some(proto::Consume {
+        consumers: vec![proto::Consumer {
             queues: vec!["unread".to_owned()],
             add_credit: u32::MAX,
-            stop: false,
-        }),
+            ..proto::Consumer::default()
+        }],
         ..ToBroker::default()
     });
     let before = usage(server.pid());

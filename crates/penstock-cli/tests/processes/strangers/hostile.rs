@@ -43,7 +43,7 @@ fn hostile_pieces(number: usize, random: &mut Random) -> (Vec<Vec<u8>>, Option<W
     let before_hello = [
         commit(1, vec![publish(1)]),
         ToBroker {
-            consume: Some(proto::Consume::default()),
+            consumers: vec![proto::Consumer::default()],
             ..ToBroker::default()
         },
         ToBroker {
@@ -128,13 +128,13 @@ fn hostile_pieces(number: usize, random: &mut Random) -> (Vec<Vec<u8>>, Option<W
             (vec![greeting, framed(&frame)], Some(Why::Protocol))
         }
         11 => {
-            let empty = proto::Consume {
+            let empty = proto::Consumer {
                 queues: vec![String::new()],
                 add_credit: u32::MAX,
-                stop: false,
+                ..proto::Consumer::default()
             };
             let frame = ToBroker {
-                consume: Some(empty),
+                consumers: vec![empty],
                 ..ToBroker::default()
             };
             (vec![greeting, framed(&frame)], Some(Why::Protocol))

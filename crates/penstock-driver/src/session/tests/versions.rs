@@ -279,7 +279,7 @@ fn a_local_client_ends_an_older_broker_and_begins_one_of_its_own() {
                 keys: HashMap::new(),
                 log: Arc::clone(&bench.log),
             };
-            bench.session.consume(&["mail".into()], 3, Arc::new(sink));
+            bench.session.consume(takes("mail", 3), Arc::new(sink));
         }
         bench.meet(1, proto::Welcome::default()).unwrap();
         bench.commit("c", None);

@@ -1,0 +1,308 @@
+//! Consumers: who takes jobs from which queues, of which tasks, and how many.
+//!
+//! A connection has any number of consumers. One that wants work stands in the ring of each of its queues,
+//! among those that can run the same tasks; a queue that has work and somebody in such a ring stands in the
+//! ring of queues. So a job costs the same beside any number of consumers of other queues, and a job that
+//! none of its queue's consumers can run is sent to nobody.
+
+use penstock_message::{Consume, Tasks};
+use rustc_hash::FxHashMap;
+
+use crate::connections::{Connection, NAME_CAP_BYTES};
+use crate::queues::Waiter;
+use crate::slab::Slab;
+use crate::{Broker, CloseReason, ConnId};
+
+/// A worker serves a few queues. The list is compared with itself, so it must not be long.
+const QUEUES_CAP: usize = 1024;
+/// How many tasks a consumer may name.
+const TASKS_CAP: usize = 1 << 16;
+/// A worker has one for each kind of slot.
+const CONSUMERS_CAP: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Consumer {
+    pub(crate) conn: ConnId,
+    /// Its number in its connection, which the client chooses.
+    pub(crate) number: u32,
+    /// The app whose tasks it runs, for people.
+    pub(crate) app: String,
+    pub(crate) credit: u64,
+    pub(crate) seats: Vec<Seat>,
+    /// The seat that is asked first next time, so that its queues take turns.
+    next_seat: usize,
+    /// The tasks that it can run, as a set of [`TaskSets`](crate::queues::TaskSets); `None`: any.
+    pub(crate) tasks: Option<u32>,
+    /// Tells its entries in rings from those that it left behind when it changed.
+    serial: u64,
+}
+
+/// A queue that a consumer takes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seat {
+    pub(crate) queue: u32,
+    /// It stands in the ring of the queue.
+    is_waiting: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Consumers {
+    all: Slab<Consumer>,
+    serials: u64,
+}
+
+impl Consumers {
+    pub(crate) fn get(&self, slot: u32) -> Option<&Consumer> {
+        self.all.get(slot)
+    }
+
+    /// Whom it stands for: a connection, and the consumer's number there.
+    pub(crate) fn who(&self, waiter: Waiter) -> (ConnId, u32) {
+        let consumer = &self.all[waiter.consumer];
+        (consumer.conn, consumer.number)
+    }
+
+    pub(crate) fn tasks_of(&self, waiter: Waiter) -> Option<u32> {
+        self.all[waiter.consumer].tasks
+    }
+
+    /// Whether whoever stands in the ring of this queue is to be given work; if not, it leaves the ring.
+    pub(crate) fn wants(
+        &mut self,
+        waiter: Waiter,
+        queue: u32,
+        connections: &FxHashMap<ConnId, Connection>,
+    ) -> bool {
+        let consumer = self.all.get_mut(waiter.consumer);
+        let Some(consumer) = consumer.filter(|consumer| consumer.serial == waiter.serial) else {
+            return false;
+        };
+        let connection = connections.get(&consumer.conn);
+        let wants = consumer.credit > 0 && connection.is_some_and(Connection::takes_work);
+        if !wants {
+            consumer.sit(queue, false);
+        }
+        wants
+    }
+
+    /// The consumer has been given a message of this queue; true when it stays in the ring.
+    pub(crate) fn was_served(
+        &mut self,
+        waiter: Waiter,
+        queue: u32,
+        connection: &Connection,
+    ) -> bool {
+        let consumer = &mut self.all[waiter.consumer];
+        consumer.credit -= 1;
+        let stays = consumer.credit > 0 && connection.takes_work();
+        let mut seats = consumer.seats.iter();
+        if let Some(place) = seats.position(|seat| seat.queue == queue) {
+            consumer.seats[place].is_waiting = stays;
+            consumer.next_seat = (place + 1) % consumer.seats.len();
+        }
+        stays
+    }
+}
+
+impl Consumer {
+    fn sit(&mut self, queue: u32, is_waiting: bool) {
+        if let Some(seat) = self.seats.iter_mut().find(|seat| seat.queue == queue) {
+            seat.is_waiting = is_waiting;
+        }
+    }
+}
+
+impl Broker {
+    pub(crate) fn consume(&mut self, conn: ConnId, consume: &Consume) {
+        let Consume {
+            consumer: number,
+            app,
+            queues,
+            tasks,
+            add_credit,
+        } = consume;
+        let number = *number;
+        let Some(connection) = self.connections.get_mut(&conn) else {
+            return;
+        };
+        let consumers = &self.consumers.all;
+        let known = connection.consumers.iter().copied();
+        let known = known
+            .into_iter()
+            .find(|slot| consumers[*slot].number == number);
+        let checked = check(queues, tasks, known.is_none(), connection.consumers.len());
+        if let Err(reason) = checked {
+            return self.close(conn, CloseReason::Protocol(reason));
+        }
+        connection.is_worker = true;
+        let slot = known.unwrap_or_else(|| {
+            let slot = self.consumers.all.insert(Consumer {
+                conn,
+                number,
+                app: String::new(),
+                credit: 0,
+                seats: Vec::new(),
+                next_seat: 0,
+                tasks: None,
+                serial: 0,
+            });
+            connection.consumers.push(slot);
+            slot
+        });
+        let consumer = &mut self.consumers.all[slot];
+        consumer.credit += u64::from(*add_credit);
+        if consumer.app != *app && !app.is_empty() {
+            consumer.app.clone_from(app);
+        }
+        self.change_consumer(slot, queues, tasks);
+        self.seek_work(slot);
+    }
+
+    /// Has it take from other queues, or run other tasks. An empty list of queues, or [`Tasks::Same`], leaves
+    /// these as they are.
+    fn change_consumer(&mut self, slot: u32, queues: &[String], tasks: &Tasks) {
+        let state = &mut self.state;
+        let consumer = &self.consumers.all[slot];
+        let mut chosen: Vec<u32> = Vec::with_capacity(queues.len());
+        for queue in queues {
+            let name = state.names.intern(queue);
+            let index = state.queues.find_or_create(name);
+            if !chosen.contains(&index) {
+                chosen.push(index);
+            }
+        }
+        let seats = consumer.seats.iter().map(|seat| seat.queue);
+        let seats: Vec<u32> = seats.collect();
+        if chosen.is_empty() {
+            chosen.clone_from(&seats);
+        }
+        // The new set is taken before the old one is given back, so that an equal one stays.
+        let was = consumer.tasks;
+        let set = match tasks {
+            Tasks::Same => None,
+            Tasks::Any => Some(None),
+            Tasks::Named(tasks) => {
+                let names = tasks.iter().map(|task| state.names.intern(task));
+                Some(Some(state.queues.sets.take(names.collect())))
+            }
+        };
+        let is_same = chosen == seats && set.is_none_or(|set| set == was);
+        if !is_same {
+            let now = set.unwrap_or(was);
+            for queue in &chosen {
+                state.queues.subscribe(*queue, now);
+            }
+            for queue in seats {
+                state.queues.unsubscribe(queue, was);
+            }
+            self.consumers.serials += 1;
+            let serial = self.consumers.serials;
+            let consumer = &mut self.consumers.all[slot];
+            let sit = |queue: &u32| Seat {
+                queue: *queue,
+                is_waiting: false,
+            };
+            consumer.seats = chosen.iter().map(sit).collect();
+            consumer.next_seat = 0;
+            consumer.tasks = now;
+            consumer.serial = serial;
+        }
+        if let Some(set) = set {
+            // Its users are consumers, and it has one more only if it had another set.
+            let given_back = if is_same { set } else { was };
+            self.state.queues.sets.give(given_back);
+        }
+        for queue in chosen {
+            self.state.review_service(queue);
+            self.state.note_unknown(queue);
+        }
+    }
+
+    /// Takes nothing more: credit becomes 0.
+    pub(crate) fn stop_consuming(&mut self, conn: ConnId, number: u32) {
+        if let Some(connection) = self.connections.get(&conn) {
+            for slot in &connection.consumers {
+                let consumer = &mut self.consumers.all[*slot];
+                if consumer.number == number {
+                    consumer.credit = 0;
+                }
+            }
+        }
+    }
+
+    /// The consumers of a connection that has ended.
+    pub(crate) fn drop_consumers(&mut self, slots: Vec<u32>) {
+        for slot in slots {
+            let consumer = self.consumers.all.remove(slot);
+            for seat in &consumer.seats {
+                self.state.queues.unsubscribe(seat.queue, consumer.tasks);
+                self.state.review_service(seat.queue);
+                self.state.note_unknown(seat.queue);
+            }
+            self.state.queues.sets.give(consumer.tasks);
+        }
+    }
+
+    /// Puts the consumers of a connection into the rings of their queues, as far as they want work.
+    pub(crate) fn seek_work_of(&mut self, conn: ConnId) {
+        let Some(connection) = self.connections.get(&conn) else {
+            return;
+        };
+        for slot in connection.consumers.clone() {
+            self.seek_work(slot);
+        }
+    }
+
+    fn seek_work(&mut self, slot: u32) {
+        let consumer = &mut self.consumers.all[slot];
+        let connection = &self.connections[&consumer.conn];
+        if consumer.credit == 0 || !connection.takes_work() {
+            return;
+        }
+        let waiter = Waiter {
+            consumer: slot,
+            serial: consumer.serial,
+        };
+        let (before, first) = consumer.seats.split_at_mut(consumer.next_seat);
+        for seat in first.iter_mut().chain(before) {
+            if !std::mem::replace(&mut seat.is_waiting, true) {
+                self.state.queues.enroll(seat.queue, consumer.tasks, waiter);
+            }
+        }
+        self.state.has_new_work = true;
+    }
+}
+
+fn check(queues: &[String], tasks: &Tasks, is_new: bool, consumers: usize) -> Result<(), String> {
+    if is_new && consumers == CONSUMERS_CAP {
+        return Err(format!(
+            "a connection has one consumer more than the limit of {CONSUMERS_CAP}"
+        ));
+    }
+    if queues.len() > QUEUES_CAP {
+        let asked = queues.len();
+        return Err(format!(
+            "a consumer takes from {asked} queues; the limit is {QUEUES_CAP}"
+        ));
+    }
+    let named: &[String] = match tasks {
+        Tasks::Named(tasks) => tasks,
+        Tasks::Same | Tasks::Any => &[],
+    };
+    if named.len() > TASKS_CAP {
+        let named = named.len();
+        return Err(format!(
+            "a consumer names {named} tasks; the limit is {TASKS_CAP}"
+        ));
+    }
+    for (what, names) in [("queue", queues), ("task", named)] {
+        let mut names = names.iter();
+        if let Some(name) = names.find(|name| name.is_empty() || name.len() > NAME_CAP_BYTES) {
+            return Err(format!(
+                "a {what}'s name has from 1 to {NAME_CAP_BYTES} bytes, not {}",
+                name.len()
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! What this client takes: its consumers, and how the broker is told of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use penstock_message::{Consume, Delivery, Tasks};
+use penstock_wire::proto;
+
+use crate::DeliverySink;
+
+#[derive(Default)]
+pub(super) struct Consumers {
+    by_number: BTreeMap<u32, Consumer>,
+}
+
+struct Consumer {
+    sink: Arc<dyn DeliverySink>,
+    /// All that the next connection must be told.
+    wish: Consume,
+    /// As far as the broker has not delivered for it.
+    credit: u32,
+    /// The part of the credit that the broker was not told of.
+    unsent_credit: u32,
+    tasks_changed: bool,
+    stopped: bool,
+    changed: bool,
+}
+
+impl Consumers {
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_number.is_empty()
+    }
+
+    pub(super) fn consume(&mut self, consume: Consume, sink: Arc<dyn DeliverySink>) {
+        let add_credit = consume.add_credit;
+        let consumer = self
+            .by_number
+            .entry(consume.consumer)
+            .or_insert_with(|| Consumer {
+                sink: Arc::clone(&sink),
+                wish: Consume {
+                    consumer: consume.consumer,
+                    ..Consume::default()
+                },
+                credit: 0,
+                unsent_credit: 0,
+                tasks_changed: false,
+                stopped: false,
+                changed: false,
+            });
+        consumer.sink = sink;
+        if !consume.app.is_empty() {
+            consumer.wish.app = consume.app;
+        }
+        if !consume.queues.is_empty() {
+            consumer.wish.queues = consume.queues;
+        }
+        if consume.tasks != Tasks::Same && consume.tasks != consumer.wish.tasks {
+            consumer.wish.tasks = consume.tasks;
+            consumer.tasks_changed = true;
+        }
+        consumer.credit += add_credit;
+        consumer.unsent_credit += add_credit;
+        consumer.stopped = false;
+        consumer.changed = true;
+    }
+
+    pub(super) fn stop(&mut self) {
+        for consumer in self.by_number.values_mut() {
+            consumer.credit = 0;
+            consumer.unsent_credit = 0;
+            consumer.changed |= !consumer.stopped;
+            consumer.stopped = true;
+        }
+    }
+
+    /// A new connection knows of none of them.
+    pub(super) fn begin_connection(&mut self) {
+        for consumer in self.by_number.values_mut() {
+            consumer.unsent_credit = consumer.credit;
+            consumer.tasks_changed = true;
+            consumer.changed = true;
+        }
+    }
+
+    /// What has changed since the broker was told.
+    pub(super) fn take_changes(&mut self) -> Vec<proto::Consumer> {
+        let changed = self.by_number.values_mut();
+        let changed = changed.filter(|consumer| consumer.changed);
+        let told = changed.map(|consumer| {
+            consumer.changed = false;
+            let tasks = match std::mem::take(&mut consumer.tasks_changed) {
+                true => consumer.wish.tasks.clone(),
+                false => Tasks::Same,
+            };
+            proto::Consumer {
+                stop: consumer.stopped,
+                ..Consume {
+                    tasks,
+                    add_credit: std::mem::take(&mut consumer.unsent_credit),
+                    ..consumer.wish.clone()
+                }
+                .into()
+            }
+        });
+        told.collect()
+    }
+
+    /// The sink of each run of deliveries for one consumer. Those for none are nobody's.
+    pub(super) fn deliver(
+        &mut self,
+        deliveries: Vec<Delivery>,
+    ) -> Vec<(Arc<dyn DeliverySink>, Vec<Delivery>)> {
+        let mut runs: Vec<(u32, Vec<Delivery>)> = Vec::new();
+        for delivery in deliveries {
+            match runs.last_mut() {
+                Some((consumer, run)) if *consumer == delivery.consumer => run.push(delivery),
+                _ => runs.push((delivery.consumer, vec![delivery])),
+            }
+        }
+        let runs = runs.into_iter().filter_map(|(number, run)| {
+            let consumer = self.by_number.get_mut(&number)?;
+            consumer.credit = consumer.credit.saturating_sub(run.len() as u32);
+            Some((Arc::clone(&consumer.sink), run))
+        });
+        runs.collect()
+    }
+
+    /// Each sink once, however many consumers share it.
+    pub(super) fn sinks(&self) -> Vec<Arc<dyn DeliverySink>> {
+        let mut sinks: Vec<Arc<dyn DeliverySink>> = Vec::new();
+        for consumer in self.by_number.values() {
+            if !sinks.iter().any(|sink| Arc::ptr_eq(sink, &consumer.sink)) {
+                sinks.push(Arc::clone(&consumer.sink));
+            }
+        }
+        sinks
+    }
+}

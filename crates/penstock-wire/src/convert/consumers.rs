@@ -1,0 +1,49 @@
+//! What consumers take.
+
+use penstock_message::{Consume, Tasks};
+
+use crate::proto;
+use crate::proto::consumer::tasks::Task;
+
+impl From<Consume> for proto::Consumer {
+    fn from(consume: Consume) -> Self {
+        Self {
+            consumer: consume.consumer,
+            app: consume.app,
+            queues: consume.queues,
+            tasks: match consume.tasks {
+                Tasks::Same => None,
+                Tasks::Any => Some(proto::consumer::Tasks {
+                    any: true,
+                    ..proto::consumer::Tasks::default()
+                }),
+                Tasks::Named(names) => Some(proto::consumer::Tasks {
+                    tasks: names.into_iter().map(|name| Task { name }).collect(),
+                    any: false,
+                }),
+            },
+            add_credit: consume.add_credit,
+            stop: false,
+        }
+    }
+}
+
+/// What it says unless it stops.
+impl From<proto::Consumer> for Consume {
+    fn from(wire: proto::Consumer) -> Self {
+        Self {
+            consumer: wire.consumer,
+            app: wire.app,
+            queues: wire.queues,
+            tasks: match wire.tasks {
+                None => Tasks::Same,
+                Some(tasks) if tasks.any => Tasks::Any,
+                Some(tasks) => {
+                    let names = tasks.tasks.into_iter().map(|task| task.name);
+                    Tasks::Named(names.collect())
+                }
+            },
+            add_credit: wire.add_credit,
+        }
+    }
+}
