@@ -594,9 +594,17 @@ impl Model {
         items.any(|item| {
             item.ending().is_some()
                 || item.may_be_dead()
-                || matches!(item.state, State::Held(other) if self.may_have_failed(other)
-                    || self.may_be_released(other) && item.may_have_died_unseen())
+                || self.may_have_died_when_released(item)
+                || matches!(item.state, State::Held(other) if self.may_have_failed(other))
         })
+    }
+
+    /// Whether its group may have released it, and nobody have seen that, nor how its workers died.
+    fn may_have_died_when_released(&self, item: &Item) -> bool {
+        match item.state {
+            State::Held(join) => item.may_have_died_unseen() && self.may_be_released(join),
+            _ => false,
+        }
     }
 
     /// Joins that nobody has seen to be over.
@@ -710,14 +718,17 @@ impl Model {
     pub fn has_failed(&mut self, id: MessageId) -> Verdict {
         let copies = self.by_id.get(&id).cloned().unwrap_or_default();
         let is_known = copies.iter().any(|index| self.items[*index].has_failed());
-        let died = copies
-            .iter()
-            .copied()
-            .filter(|index| self.items[*index].may_be_dead());
+        let died = copies.iter().copied().filter(|index| {
+            let item = &self.items[*index];
+            item.may_be_dead() || self.may_have_died_when_released(item)
+        });
         // Of several copies, the one that is known to have been handed out.
         let died = died.max_by_key(|index| self.items[*index].leases.len());
         match died {
             Some(index) => {
+                if let State::Held(join) = self.items[index].state {
+                    self.was_released(join);
+                }
                 self.bury(index);
                 Ok(())
             }
