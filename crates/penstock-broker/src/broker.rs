@@ -9,6 +9,7 @@ use penstock_message::{
 };
 use rustc_hash::FxHashMap;
 
+use crate::charges::Charges;
 use crate::chores::Chores;
 use crate::clock::{Clocks, When};
 use crate::commits::Checking;
@@ -45,6 +46,7 @@ pub struct Broker {
     /// Sessions with decisions that are not safe yet.
     unconfirmed: Vec<u32>,
     pub(crate) consumers: Consumers,
+    pub(crate) charges: Charges,
     /// Connections that have something to be sent, in turn.
     line: VecDeque<ConnId>,
     /// Outputs that wait for nothing and belong before the others.
@@ -98,6 +100,7 @@ impl Broker {
             staged: Rests::default(),
             unconfirmed: Vec::new(),
             consumers: Consumers::default(),
+            charges: Charges::default(),
             line: VecDeque::new(),
             outbox: VecDeque::new(),
             reading: Reading::default(),
@@ -117,6 +120,7 @@ impl Broker {
             must_be_safe: false,
         };
         broker.resume_chores();
+        broker.resume_charges();
         broker.watch_unserved();
         broker
     }
@@ -199,6 +203,7 @@ impl Broker {
             self.seal(Durability::Disk);
         }
         self.run_timers();
+        self.charge_what_runs();
     }
 
     /// The journal has written all records up to this one to the operating system.

@@ -19,6 +19,7 @@
 //! At the start, [`Recovery`] takes the journal's records in order and becomes the [`Broker`].
 
 mod broker;
+mod charges;
 mod chores;
 #[cfg(test)]
 mod chosen;

@@ -12,6 +12,7 @@ use penstock_message::{QueueLimits, SeededState};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Position;
+use crate::kinds::Kind;
 use crate::line::Line;
 use crate::messages::{Entry, Handle, Messages, State};
 use crate::names::Name;
@@ -348,6 +349,12 @@ impl Queues {
         });
         let level = &mut self.all[queue as usize].levels[usize::from(priority)];
         level.correct(task, i64::from(cost_us) - i64::from(estimate_us));
+    }
+
+    /// A run of this kind has cost more by now than its flow was charged.
+    pub(crate) fn charge(&mut self, kind: &Kind, more_us: u32) {
+        let level = &mut self.all[kind.queue as usize].levels[usize::from(kind.priority)];
+        level.correct(kind.task, i64::from(more_us));
     }
 
     pub(crate) fn estimate_us(&self, task: Name) -> u32 {

@@ -1,6 +1,7 @@
 //! Which message is next, and when: order, shares, delays, expiry.
 
-use crate::script::check;
+use crate::script::{World, check};
+use penstock_broker::BrokerOptions;
 
 #[test]
 fn order_is_that_of_publishing_within_a_priority() {
@@ -322,4 +323,47 @@ fn what_nobody_knows_is_in_nobodys_way() {
         a status                            -> a status default:0/0/0 clients 1 results 3 evicted 0
         ",
     );
+}
+
+/// Eight slots, jobs that never end, and jobs of a millisecond. Charged at their hand-out alone, those that
+/// never end cost nothing more, and took one slot after the other: all eight after seven short jobs.
+#[test]
+fn a_task_whose_jobs_never_end_does_not_take_every_slot() {
+    let mut world = World::new(BrokerOptions::default());
+    for line in ["a hello", "w hello"] {
+        world.run(line);
+    }
+    for number in 0..8 {
+        world.run(&format!("a publish long{number} task=long"));
+    }
+    for number in 0..1_000 {
+        world.run(&format!("a publish short{number} task=short"));
+    }
+    let mut running = Vec::new();
+    let mut ended = 0;
+    let mut given = world.run("w consume default 8");
+    loop {
+        for line in std::mem::take(&mut given) {
+            if let Some(names) = line.strip_prefix("w deliver ") {
+                running.extend(names.split(' ').map(str::to_owned));
+            }
+        }
+        let is_short = |name: &String| name.starts_with("short");
+        let Some(place) = running.iter().position(is_short) else {
+            break;
+        };
+        let short = running.remove(place);
+        ended += 1;
+        // Four run at a time, a millisecond each.
+        if ended % 4 == 0 {
+            world.run("wait 1");
+        }
+        given = world.run(&format!("w ack {short} cost=1000"));
+        given.extend(world.run("w consume default 1"));
+        if ended % 100 == 0 {
+            // All long ones have run for longer than all short ones together by now.
+            given.extend(world.run("wait 500"));
+        }
+    }
+    assert_eq!(ended, 1_000, "short jobs that ran, beside {running:?}");
 }
