@@ -34,7 +34,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (None, _) => return arguments.broker.find()?.ask(Query::Stop).map(drop),
     };
     let paths = resolve(&path)?;
-    let Some(socket) = find_socket(&paths) else {
+    let Some(socket) = find_socket(&paths)? else {
         return show(&format!("{}\n", not_running(&paths)));
     };
     let broker = arguments_of(&socket).find()?;

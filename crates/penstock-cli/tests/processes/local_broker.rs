@@ -228,3 +228,39 @@ fn a_directory_that_can_not_be_used_is_one_clear_line() {
         "{said}"
     );
 }
+
+#[test]
+fn a_directory_that_others_can_write_is_refused_by_every_command_with_the_remedy() {
+    let place = tempfile::tempdir().unwrap();
+    let data = place.path().join("data");
+    fs::create_dir(&data).unwrap();
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).unwrap();
+    let precious = place.path().join("precious");
+    fs::write(&precious, "precious").unwrap();
+    for link in ["lock", "broker.log"] {
+        std::os::unix::fs::symlink(&precious, data.join(link)).unwrap();
+    }
+    let path = data.to_str().unwrap();
+    let url = format!("local:{path}");
+    let refused = |arguments: &[&str], remedy: &str| {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains(remedy), "{}", text(&output));
+    };
+    let chmod = format!("chmod go-w {path}");
+    refused(&["server", "--local", path], &chmod);
+    refused(&["status", "--url", &url], &chmod);
+    refused(&["purge", "mail", "--url", &url], &chmod);
+    refused(&["stop", path], &chmod);
+
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).unwrap();
+    refused(&["server", "--local", path], "data/lock is a symbolic link");
+    fs::remove_file(data.join("lock")).unwrap();
+    refused(
+        &["server", "--local", path],
+        "data/broker.log is a symbolic link",
+    );
+    assert_eq!(fs::read_to_string(precious).unwrap(), "precious");
+    fs::remove_file(data.join("broker.log")).unwrap();
+    Local::start_in(place.path(), "60");
+}
