@@ -6,7 +6,7 @@ use penstock_broker::published_in;
 use penstock_journal::{DiskStorage, FsckReport, JournalOptions, Lost, RepairReport, fsck, repair};
 
 use crate::exit::{DAMAGED, FAILED, Failure};
-use crate::text::{Table, bytes, show};
+use crate::text::{Table, bytes, printable, show};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -148,7 +148,9 @@ fn described(lost: &Lost) -> String {
     {
         text.push_str(&format!(
             "  with job {} of {} in queue {}, if what is left can be trusted\n",
-            job.id, job.task, job.queue
+            job.id,
+            printable(&job.task),
+            printable(&job.queue)
         ));
     }
     text
