@@ -13,7 +13,7 @@ use crate::{Broker, CloseReason, ConnId, Output};
 /// No client gets there by counting; one that says it did would make numbers overflow.
 const LAST_SEQ: u64 = 1 << 62;
 /// A worker serves a few queues. The list is compared with itself, so it must not be long.
-const QUEUES_CAP: usize = 1024;
+pub(crate) const QUEUES_CAP: usize = 1024;
 /// However much a client asks for, no more is on its way to it: the rest is for others, who may be quicker.
 const UNSENT_CAP: u32 = 1 << 14;
 /// Names of clients are shown to people; longer ones are cut.

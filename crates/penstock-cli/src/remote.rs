@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, connect};
-use penstock_message::{Answer, Durability, Query, Receipt, Tx};
+use penstock_message::{Answer, Durability, Query, Receipt, StatusPage, StatusQuery, Tx};
 use penstock_server::local::{LocalPaths, is_nobody};
 
 use crate::exit::{FAILED, Failure, NO_BROKER};
@@ -63,6 +63,17 @@ impl Broker {
         match answer {
             Answer::Refused(why) => Err(Failure::new(FAILED, why)),
             answer => Ok(answer),
+        }
+    }
+
+    /// One page of the status.
+    pub fn status_page(&self, query: StatusQuery) -> Result<StatusPage, Failure> {
+        match self.ask(Query::Status(query))? {
+            Answer::Status(page) => Ok(page),
+            _ => Err(Failure::new(
+                FAILED,
+                "the broker gave another answer than its status",
+            )),
         }
     }
 

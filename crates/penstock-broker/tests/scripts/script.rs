@@ -22,7 +22,7 @@ use penstock_broker::{
 };
 use penstock_message::{
     Condition, Durability, FailedQuery, Failure, HeaderPatch, Key, Lease, Message, MessageId, Op,
-    Overflow, QueueLimits, ReleaseReason, SessionId, Space, Tx, Value, ValueStatus,
+    Overflow, QueueLimits, ReleaseReason, SessionId, Space, StatusQuery, Tx, Value, ValueStatus,
 };
 
 mod words;
@@ -299,7 +299,7 @@ impl World {
                     busy: number(busy) as u32,
                 });
             }
-            ["status"] => self.query(name, Query::Status),
+            ["status"] => self.query(name, Query::Status(StatusQuery::default())),
             ["failed", ref arguments @ ..] => {
                 let options = Options::new(arguments);
                 let query = FailedQuery {

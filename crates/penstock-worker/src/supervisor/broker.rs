@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use penstock_driver::DriverError;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
-use penstock_message::{Answer, Delivery, Durability, Lease, Op, Query, ReleaseReason, Tx};
+use penstock_message::{
+    Answer, Delivery, Durability, Lease, Op, Query, ReleaseReason, StatusPage, StatusQuery, Tx,
+};
 
 use super::{End, Phase, Supervisor, TICK};
 use crate::inbox::News;
@@ -98,6 +100,17 @@ impl Burst {
             deliveries: 0,
         }
     }
+}
+
+/// Whether there is nothing for a worker that is idle and serves these queues.
+fn nothing_is_left(page: &StatusPage, served: &[String]) -> bool {
+    let nothing_ready = page
+        .status
+        .queues
+        .iter()
+        .filter(|queue| !queue.paused && served.contains(&queue.name))
+        .all(|queue| queue.ready == 0);
+    nothing_ready && page.next.is_none()
 }
 
 impl Supervisor {
@@ -230,25 +243,29 @@ impl Supervisor {
         self.burst.deliveries = self.deliveries;
         let inbox = Arc::clone(&self.inbox);
         self.driver.query(
-            Query::Status,
+            Query::Status(self.status_query()),
             Instant::now() + ANSWER_WITHIN,
             Box::new(move |answer| inbox.answered(answer)),
         );
+    }
+
+    /// What a burst is about; before the app is loaded, its queues are not known.
+    fn status_query(&self) -> StatusQuery {
+        match self.queues.is_empty() {
+            true => StatusQuery::first(1),
+            false => StatusQuery::of_queues(self.queues.clone()),
+        }
     }
 
     fn hear_answer(&mut self, answer: Result<Answer, DriverError>, now: Instant) {
         self.burst.asked = false;
         self.burst.ask_from = now + BURST_ASKS_EVERY;
         match answer {
-            Ok(Answer::Status(status)) => {
-                let nothing_ready = status
-                    .queues
-                    .iter()
-                    .filter(|queue| !queue.paused && self.queues.contains(&queue.name))
-                    .all(|queue| queue.ready == 0);
+            Ok(Answer::Status(page)) => {
                 let is_current = self.burst.deliveries == self.deliveries;
                 let serving = self.phase == Phase::Serving && self.alive > 0;
-                if self.config.burst && serving && nothing_ready && is_current && self.is_idle() {
+                let idle = serving && is_current && self.is_idle();
+                if self.config.burst && idle && nothing_is_left(&page, &self.queues) {
                     tracing::info!("the queues are empty: the burst is over");
                     self.begin_draining(None);
                 }
