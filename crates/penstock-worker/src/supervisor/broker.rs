@@ -102,7 +102,8 @@ impl Burst {
     }
 }
 
-/// Whether there is nothing for a worker that is idle and serves these queues.
+/// Whether there is nothing for a worker that is idle and serves these queues. A lease that the broker
+/// counts is then of a job that is still on its way: its body may be read back slowly.
 fn nothing_is_left(page: &StatusPage, served: &[String]) -> bool {
     let nothing_ready = page
         .status
@@ -110,7 +111,7 @@ fn nothing_is_left(page: &StatusPage, served: &[String]) -> bool {
         .iter()
         .filter(|queue| !queue.paused && served.contains(&queue.name))
         .all(|queue| queue.ready == 0);
-    nothing_ready && page.next.is_none()
+    nothing_ready && page.own_leases == 0 && page.next.is_none()
 }
 
 impl Supervisor {
@@ -301,5 +302,40 @@ impl Supervisor {
         if self.next_question().is_some_and(|at| at <= now) {
             self.ask_status();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_message::{QueueStatus, Status};
+
+    use super::*;
+
+    /// The queue of a burst may be empty while its jobs are on their way to the worker, whose goodbye would
+    /// put them back.
+    #[test]
+    fn a_burst_is_over_when_nothing_is_ready_and_nothing_is_on_its_way() {
+        let check = |ready, paused, own_leases, expected| {
+            let queue = |name: &str, ready| QueueStatus {
+                name: name.to_owned(),
+                ready,
+                paused,
+                ..QueueStatus::default()
+            };
+            let page = StatusPage {
+                status: Status {
+                    queues: vec![queue("mail", ready), queue("of others", 1)],
+                    ..Status::default()
+                },
+                own_leases,
+                next: None,
+            };
+            let served = ["mail".to_owned()];
+            assert_eq!(nothing_is_left(&page, &served), expected, "{page:?}");
+        };
+        check(0, false, 0, true);
+        check(1, false, 0, false);
+        check(1, true, 0, true);
+        check(0, false, 365, false);
     }
 }
