@@ -560,7 +560,7 @@ impl Broker {
 
     fn query(&mut self, conn: ConnId, id: u64, query: &Query) {
         let answer = match query {
-            Query::Status => Answer::Status(self.status()),
+            Query::Status(query) => Answer::Status(self.status_page(conn, query)),
             Query::Message(id) => Answer::Message(self.message_info(id)),
             Query::Failed(query) => Answer::Failed(self.failed_page(query)),
             Query::Operation(operation) => Answer::Operation(self.operation_status(*operation)),
@@ -574,7 +574,7 @@ impl Broker {
         };
         // How the broker is must be told also while its disk is full, or slow. Nothing rests on it.
         let rests = match query {
-            Query::Status | Query::Operation(_) => Rests::default(),
+            Query::Status(_) | Query::Operation(_) => Rests::default(),
             _ => self.staged,
         };
         let answer = Box::new(answer);

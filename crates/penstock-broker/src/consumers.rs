@@ -14,7 +14,7 @@ use crate::slab::Slab;
 use crate::{Broker, CloseReason, ConnId};
 
 /// A worker serves a few queues. The list is compared with itself, so it must not be long.
-const QUEUES_CAP: usize = 1024;
+pub(crate) const QUEUES_CAP: usize = 1024;
 /// How many tasks a consumer may name.
 const TASKS_CAP: usize = 1 << 16;
 /// A worker has one for each kind of slot.

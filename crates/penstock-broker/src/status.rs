@@ -1,30 +1,123 @@
 //! What a broker tells of itself.
 
-use penstock_message::{MessageId, MessageInfo, QueueStatus, Status, WorkerStatus};
+use penstock_message::{
+    MessageId, MessageInfo, QueueStatus, Status, StatusCursor, StatusPage, StatusQuery,
+    WorkerStatus,
+};
 
-use crate::Broker;
+use crate::consumers::QUEUES_CAP;
 use crate::ends::ENDED_VALUE_BYTES;
 use crate::messages::State as MessagePlace;
+use crate::{Broker, ConnId};
+
+/// Queues and workers on a page of the status: as many as a worker may serve queues.
+pub(crate) const STATUS_PAGE: usize = QUEUES_CAP;
+/// A page ends when its queues and workers take so much, so that it fits into a frame whatever their names are.
+const STATUS_PAGE_BYTES: usize = 1 << 20;
+/// Takes in a frame, beside the names: more than all numbers of a queue or a worker do.
+const ENTRY_BYTES: usize = 160;
 
 impl Broker {
+    /// All that there is to tell, for tests: clients ask for pages.
     pub fn status(&self) -> Status {
-        let state = &self.state;
-        let mut queues: Vec<QueueStatus> = (0..state.queues.len())
-            .map(|index| self.queue_status(index))
+        let names = self.names_behind(&[], None);
+        let mut workers: Vec<WorkerStatus> = self.workers().map(|(_, worker)| worker).collect();
+        workers.sort_by(|one, other| one.name.cmp(&other.name));
+        let mut queues: Vec<QueueStatus> = names
+            .into_iter()
+            .map(|(_, index)| self.queue_status(index))
             .collect();
         queues.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-        let mut workers = Vec::new();
-        let mut clients = 0;
-        for (_, session) in state.sessions.iter() {
+        Status {
+            queues,
+            workers,
+            ..self.totals()
+        }
+    }
+
+    pub(crate) fn status_page(&self, conn: ConnId, query: &StatusQuery) -> StatusPage {
+        let mut page = Page::new(query.limit);
+        if !matches!(query.after, Some(StatusCursor::Worker(_))) {
+            let after = match &query.after {
+                Some(StatusCursor::Queue(name)) => Some(name.as_str()),
+                _ => None,
+            };
+            let mut names = self.names_behind(&query.queues, after);
+            // Only the first ones need an order.
+            if names.len() > page.limit {
+                names.select_nth_unstable(page.limit);
+                names.truncate(page.limit + 1);
+            }
+            names.sort_unstable();
+            for (name, index) in names {
+                let place = || StatusCursor::Queue(name.to_owned());
+                let Some(queues) = page.take(name.len(), place) else {
+                    break;
+                };
+                queues.queues.push(self.queue_status(index));
+            }
+        }
+        if query.queues.is_empty() && !page.is_cut_off {
+            let after = match query.after {
+                Some(StatusCursor::Worker(number)) => Some(number),
+                _ => None,
+            };
+            for (number, worker) in self.workers() {
+                if after.is_some_and(|after| number <= after) {
+                    continue;
+                }
+                let queues: usize = worker.queues.iter().map(|name| name.len() + 8).sum();
+                let place = || StatusCursor::Worker(number);
+                let Some(workers) = page.take(worker.name.len() + queues, place) else {
+                    break;
+                };
+                workers.workers.push(worker);
+            }
+        }
+        let session = self.connections.get(&conn);
+        let leases = session.map_or(0, |conn| self.state.sessions[conn.session].leases.len());
+        StatusPage {
+            next: page.next(),
+            status: Status {
+                queues: page.queues,
+                workers: page.workers,
+                ..self.totals()
+            },
+            own_leases: leases as u32,
+        }
+    }
+
+    /// Queues, all or some, whose names come after one; each once, in no particular order.
+    fn names_behind(&self, some: &[String], after: Option<&str>) -> Vec<(&str, u32)> {
+        let state = &self.state;
+        let is_behind = |(name, _): &(&str, u32)| after.is_none_or(|after| *name > after);
+        if some.is_empty() {
+            let all = (0..state.queues.len())
+                .map(|index| (state.names.text(state.queues[index].name), index));
+            return all.filter(is_behind).collect();
+        }
+        let found = some.iter().filter_map(|name| {
+            let index = state.queues.find(state.names.find(name)?)?;
+            Some((state.names.text(state.queues[index].name), index))
+        });
+        let mut found: Vec<(&str, u32)> = found.filter(is_behind).collect();
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+
+    /// Sessions that work, connected or expected back, each with its number.
+    fn workers(&self) -> impl Iterator<Item = (u64, WorkerStatus)> {
+        let state = &self.state;
+        let workers = state.sessions.iter().filter_map(|(index, session)| {
             let connection = session.conn.and_then(|conn| self.connections.get(&conn));
             let is_worker = match connection {
                 Some(connection) => connection.is_worker,
                 None => !session.leases.is_empty(),
             };
-            if !is_worker {
-                clients += u32::from(connection.is_some());
-                continue;
-            }
+            is_worker.then_some((index, session, connection))
+        });
+        workers.map(|(index, session, connection)| {
             let consumers = connection.map_or(&[][..], |connection| &connection.consumers);
             let consumers = consumers
                 .iter()
@@ -37,7 +130,7 @@ impl Broker {
                 }
             }
             let name_of = |queue: &u32| state.names.text(state.queues[*queue].name).to_owned();
-            workers.push(WorkerStatus {
+            let worker = WorkerStatus {
                 name: session.name.clone(),
                 queues: served.iter().map(name_of).collect(),
                 slots: connection.map_or(0, |connection| connection.slots),
@@ -47,12 +140,23 @@ impl Broker {
                     .min(session.leases.len() as u32),
                 leases: session.leases.len() as u32,
                 connected: connection.is_some(),
-            });
+            };
+            (u64::from(index), worker)
+        })
+    }
+
+    /// The status without its queues and workers.
+    fn totals(&self) -> Status {
+        let state = &self.state;
+        let (mut clients, mut connected_workers) = (0, 0);
+        for connection in self.connections.values() {
+            match connection.is_worker {
+                true => connected_workers += 1,
+                false => clients += 1,
+            }
         }
-        workers.sort_by(|one, other| one.name.cmp(&other.name));
         Status {
-            queues,
-            workers,
+            connected_workers,
             clients,
             results: state.keys.results() + state.ends.len,
             results_bytes: state.keys.results_bytes + state.ends.len * ENDED_VALUE_BYTES,
@@ -118,5 +222,58 @@ impl Broker {
             generation: kind.generation,
             failed: self.describe_failure(slot).map(Box::new),
         })
+    }
+}
+
+/// A page as it fills.
+struct Page {
+    queues: Vec<QueueStatus>,
+    workers: Vec<WorkerStatus>,
+    limit: usize,
+    bytes: usize,
+    last: Option<StatusCursor>,
+    /// Something more had no room.
+    is_cut_off: bool,
+}
+
+impl Page {
+    fn new(limit: u32) -> Self {
+        let limit = match limit as usize {
+            0 => STATUS_PAGE,
+            limit => limit.min(STATUS_PAGE),
+        };
+        Self {
+            queues: Vec::new(),
+            workers: Vec::new(),
+            limit,
+            bytes: 0,
+            last: None,
+            is_cut_off: false,
+        }
+    }
+
+    /// Makes room for one more. The first always has it.
+    fn take(
+        &mut self,
+        name_bytes: usize,
+        place: impl FnOnce() -> StatusCursor,
+    ) -> Option<&mut Self> {
+        let bytes = self.bytes + name_bytes + ENTRY_BYTES;
+        let has_room = self.last.is_none() || self.len() < self.limit && bytes <= STATUS_PAGE_BYTES;
+        if !has_room {
+            self.is_cut_off = true;
+            return None;
+        }
+        self.bytes = bytes;
+        self.last = Some(place());
+        Some(self)
+    }
+
+    fn len(&self) -> usize {
+        self.queues.len() + self.workers.len()
+    }
+
+    fn next(&mut self) -> Option<StatusCursor> {
+        self.is_cut_off.then(|| self.last.take()).flatten()
     }
 }

@@ -8,6 +8,8 @@ use penstock_driver::DriverError;
 use penstock_journal::{OpenError, RepairError};
 use penstock_server::{ListenError, ServerError};
 
+use crate::text::printable_lines;
+
 pub const FAILED: u8 = 1;
 pub const WRONG_CALL: u8 = 2;
 pub const IN_USE: u8 = penstock_server::EXIT_IN_USE;
@@ -32,7 +34,8 @@ impl Failure {
 
     pub fn report(&self) -> ExitCode {
         // `eprintln!` panics where nobody can read it, and then the code would be wrong too.
-        let _unread = writeln!(stderr(), "penstock: {}", self.message);
+        let message = printable_lines(&self.message);
+        let _unread = writeln!(stderr(), "penstock: {message}");
         ExitCode::from(self.code)
     }
 }

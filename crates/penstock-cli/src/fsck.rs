@@ -6,7 +6,7 @@ use penstock_broker::published_in;
 use penstock_journal::{DiskStorage, FsckReport, JournalOptions, Lost, RepairReport, fsck, repair};
 
 use crate::exit::{DAMAGED, FAILED, Failure};
-use crate::text::{Table, bytes, show};
+use crate::text::{Table, bytes, printable, show};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -96,10 +96,17 @@ No worker can settle a job with a lease of before.
 ";
 
 fn repaired(report: &RepairReport) -> String {
-    let Some(aside) = &report.damaged_files else {
-        return "the journal is sound: nothing was changed\n".to_owned();
+    let mut text = match report.put_back {
+        0 => String::new(),
+        count => format!("{count} segments had each other's names, and have their own again\n"),
     };
-    let mut text = String::new();
+    let Some(aside) = &report.damaged_files else {
+        text.push_str(match report.put_back {
+            0 => "the journal is sound: nothing was changed\n",
+            _ => "nothing else was damaged: no record is gone\n",
+        });
+        return text;
+    };
     for lost in &report.lost {
         text.push_str(&described(lost));
     }
@@ -148,7 +155,9 @@ fn described(lost: &Lost) -> String {
     {
         text.push_str(&format!(
             "  with job {} of {} in queue {}, if what is left can be trusted\n",
-            job.id, job.task, job.queue
+            job.id,
+            printable(&job.task),
+            printable(&job.queue)
         ));
     }
     text

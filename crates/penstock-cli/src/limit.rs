@@ -1,9 +1,9 @@
 use clap::{Args, ValueEnum};
-use penstock_message::{Answer, Op, Overflow, Query, QueueLimits, Receipt, Tx};
+use penstock_message::{Op, Overflow, QueueLimits, Receipt, StatusQuery, Tx};
 
 use crate::exit::{FAILED, Failure, WRONG_CALL};
 use crate::remote::{Broker, BrokerArguments};
-use crate::text::{byte_count, limits, show};
+use crate::text::{byte_count, limits, printable, show};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -48,14 +48,18 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let queue = &arguments.queue;
     if wanted.is_none() && !arguments.none {
         let found = limits_of(&broker, queue)?;
-        return show(&format!("{queue}: {}\n", limits(&found)));
+        return show(&format!("{}: {}\n", printable(queue), limits(&found)));
     }
     let limit = Op::Limit {
         queue: queue.clone(),
         limits: wanted,
     };
     match broker.commit(Tx::from(vec![limit]))? {
-        Receipt::Applied { .. } => show(&format!("{queue}: {} from now on\n", limits(&wanted))),
+        Receipt::Applied { .. } => show(&format!(
+            "{}: {} from now on\n",
+            printable(queue),
+            limits(&wanted)
+        )),
         other => Err(Failure::new(
             FAILED,
             format!("the broker refused: {other:?}"),
@@ -64,12 +68,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 fn limits_of(broker: &Broker, queue: &str) -> Result<QueueLimits, Failure> {
-    let Answer::Status(status) = broker.ask(Query::Status)? else {
-        return Err(Failure::new(
-            FAILED,
-            "the broker gave another answer than its status",
-        ));
-    };
-    let found = status.queues.iter().find(|found| found.name == queue);
+    let page = broker.status_page(StatusQuery::of_queues(vec![queue.to_owned()]))?;
+    let found = page.status.queues.first();
     Ok(found.map_or(QueueLimits::NONE, |found| found.limits))
 }

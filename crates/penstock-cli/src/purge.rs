@@ -1,11 +1,14 @@
 use std::io::{IsTerminal, stdin};
 
 use clap::Args;
-use penstock_message::{Answer, Op, Query, Receipt, Tx};
+use penstock_message::{Op, Receipt, StatusQuery, Tx};
 
 use crate::exit::{FAILED, Failure};
 use crate::remote::{Broker, BrokerArguments};
-use crate::text::show;
+use crate::text::{printable, show};
+
+/// Queues that are named when the one asked for is not there.
+const KNOWN: u32 = 20;
 
 #[derive(Args)]
 pub struct Arguments {
@@ -30,7 +33,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     match broker.commit(Tx::from(vec![purge]))? {
         Receipt::Applied { .. } => show(&format!(
-            "dropped what waited in {queue} ({waiting} jobs when asked)\n"
+            "dropped what waited in {} ({waiting} jobs when asked)\n",
+            printable(queue)
         )),
         other => Err(Failure::new(
             FAILED,
@@ -40,36 +44,35 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 fn waiting_in(broker: &Broker, queue: &str) -> Result<u64, Failure> {
-    let Answer::Status(status) = broker.ask(Query::Status)? else {
-        return Err(Failure::new(
-            FAILED,
-            "the broker gave another answer than its status",
-        ));
-    };
-    let found = status.queues.iter().find(|found| found.name == queue);
-    match found {
-        Some(found) => Ok(found.ready + found.delayed),
-        None => {
-            let known: Vec<&str> = status
-                .queues
-                .iter()
-                .map(|found| found.name.as_str())
-                .collect();
-            let known = match known.is_empty() {
-                true => "it has none yet".to_owned(),
-                false => format!("there are {}", known.join(", ")),
-            };
-            Err(Failure::new(
-                FAILED,
-                format!("this broker has no queue {queue:?}; {known}"),
-            ))
-        }
+    let page = broker.status_page(StatusQuery::of_queues(vec![queue.to_owned()]))?;
+    if let Some(found) = page.status.queues.first() {
+        return Ok(found.ready + found.delayed);
     }
+    let mut queues = broker
+        .status_page(StatusQuery::first(KNOWN + 1))?
+        .status
+        .queues;
+    let more = match queues.len() > KNOWN as usize {
+        true => " and more",
+        false => "",
+    };
+    queues.truncate(KNOWN as usize);
+    let names: Vec<String> = queues.iter().map(|queue| printable(&queue.name)).collect();
+    let known = match names.is_empty() {
+        true => "it has none yet".to_owned(),
+        false => format!("there are {}{more}", names.join(", ")),
+    };
+    let queue = printable(queue);
+    Err(Failure::new(
+        FAILED,
+        format!("this broker has no queue \"{queue}\"; {known}"),
+    ))
 }
 
 fn agreed(waiting: u64, queue: &str) -> Result<bool, Failure> {
     show(&format!(
-        "Drop the {waiting} jobs that wait in {queue}? [y/N] "
+        "Drop the {waiting} jobs that wait in {}? [y/N] ",
+        printable(queue)
     ))?;
     let mut answer = String::new();
     stdin().read_line(&mut answer)?;

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, connect};
-use penstock_message::{Answer, Durability, Query, Receipt, Tx};
-use penstock_server::local::LocalPaths;
+use penstock_message::{Answer, Durability, Query, Receipt, StatusPage, StatusQuery, Tx};
+use penstock_server::local::{LocalPaths, is_nobody};
 
 use crate::exit::{FAILED, Failure, NO_BROKER};
 
@@ -37,7 +37,7 @@ impl BrokerArguments {
         let (url, shown) = match self.url.parse()? {
             Address::Local(path) => {
                 let paths = resolve(&path)?;
-                let Some(socket) = find_socket(&paths) else {
+                let Some(socket) = find_socket(&paths)? else {
                     return Err(Failure::new(NO_BROKER, not_running(&paths)));
                 };
                 let shown = format!("local:{}", paths.directory.display());
@@ -63,6 +63,17 @@ impl Broker {
         match answer {
             Answer::Refused(why) => Err(Failure::new(FAILED, why)),
             answer => Ok(answer),
+        }
+    }
+
+    /// One page of the status.
+    pub fn status_page(&self, query: StatusQuery) -> Result<StatusPage, Failure> {
+        match self.ask(Query::Status(query))? {
+            Answer::Status(page) => Ok(page),
+            _ => Err(Failure::new(
+                FAILED,
+                "the broker gave another answer than its status",
+            )),
         }
     }
 
@@ -119,9 +130,18 @@ pub fn resolve(path: &Path) -> Result<LocalPaths, Failure> {
 }
 
 /// Where a broker of the directory listens, if one does.
-pub fn find_socket(paths: &LocalPaths) -> Option<PathBuf> {
-    let connect = |path: &Path| UnixStream::connect(path).map(|_| path.to_path_buf());
-    paths.connect(connect).ok()
+pub fn find_socket(paths: &LocalPaths) -> Result<Option<PathBuf>, Failure> {
+    match paths.connect(|path| UnixStream::connect(path)) {
+        Ok((_, socket)) => Ok(Some(socket.to_path_buf())),
+        Err(error) if is_nobody(&error) => Ok(None),
+        Err(error) => {
+            let directory = paths.directory.display();
+            Err(Failure::new(
+                FAILED,
+                format!("can't use {directory}: {error}"),
+            ))
+        }
+    }
 }
 
 pub fn not_running(paths: &LocalPaths) -> String {

@@ -1,6 +1,5 @@
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -145,12 +144,7 @@ fn open_log(paths: &LocalPaths) -> io::Result<File> {
             return Err(error);
         }
     }
-    let opened = File::options()
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(&paths.log);
-    match opened {
+    match paths.open_log() {
         // A broker that drains the queues is worth more than its log.
         Err(error) if is_of_the_disk(&error) => File::options().append(true).open("/dev/null"),
         opened => opened,

@@ -1,10 +1,10 @@
 use clap::Args;
-use penstock_message::{Answer, Notice, Overflow, Query, QueueStatus, Space, Status};
+use penstock_message::{Notice, Overflow, QueueStatus, Space, Status};
 use serde_json::json;
 
-use crate::exit::{FAILED, Failure};
+use crate::exit::Failure;
 use crate::remote::BrokerArguments;
-use crate::text::{Table, bytes, duration_ms, limits, show, sync_us};
+use crate::text::{Table, bytes, duration_ms, limits, printable, show, sync_us};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -17,12 +17,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let broker = arguments.broker.find()?;
-    let Answer::Status(status) = broker.ask(Query::Status)? else {
-        return Err(Failure::new(
-            FAILED,
-            "the broker gave another answer than its status",
-        ));
-    };
+    let status = Status::collect(|page| broker.status_page(page))?;
     show(&match arguments.json {
         true => format!("{}\n", as_json(&status)),
         false => for_people(&broker.shown, &status),
@@ -159,6 +154,7 @@ fn for_people(shown: &str, status: &Status) -> String {
             )
         }
     };
+    let shown = printable(shown);
     let mut text = format!(
         "broker   {shown} (pid {}, up {}, penstock {})\n\
          journal  {}, a sync takes {} (p99 {})\n\
@@ -167,7 +163,7 @@ fn for_people(shown: &str, status: &Status) -> String {
          {failed}{unreadable}clients  {}\n",
         process.pid,
         duration_ms(process.uptime_ms),
-        process.version,
+        printable(&process.version),
         bytes(process.journal_bytes),
         sync_us(process.sync_p50_us),
         sync_us(process.sync_p99_us),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use penstock_driver::Address;
-use penstock_message::{Answer, Query};
+use penstock_message::{Query, StatusQuery};
 use penstock_server::local::LocalPaths;
 
 use crate::exit::{FAILED, Failure};
@@ -34,12 +34,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (None, _) => return arguments.broker.find()?.ask(Query::Stop).map(drop),
     };
     let paths = resolve(&path)?;
-    let Some(socket) = find_socket(&paths) else {
+    let Some(socket) = find_socket(&paths)? else {
         return show(&format!("{}\n", not_running(&paths)));
     };
     let broker = arguments_of(&socket).find()?;
     // Only to tell of its workers: a broker that is older than this program is ended without.
-    let status = broker.ask(Query::Status);
+    let status = broker.status_page(StatusQuery::first(1));
     let end = End::watch(&paths, &socket)?;
     broker.ask(Query::Stop)?;
     if !end.wait()? {
@@ -51,13 +51,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             ),
         ));
     }
-    let workers = match &status {
-        Ok(Answer::Status(status)) => {
-            let connected = status.workers.iter().filter(|worker| worker.connected);
-            connected.count()
-        }
-        _ => 0,
-    };
+    let workers = status.map_or(0, |page| page.status.connected_workers);
     let waiting = match workers {
         0 => String::new(),
         1 => "; a worker waits until a client starts it again".to_owned(),

@@ -15,6 +15,30 @@ pub fn show(text: &str) -> Result<(), Failure> {
     }
 }
 
+/// A text from outside, such as the name of a queue or an error, as it may stand in a line for people. Names
+/// may have any character, so those are escaped that a terminal obeys, that begin a line or that change the order
+/// of what follows. Doing it twice changes nothing more.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for letter in text.chars() {
+        let is_invisible_order = matches!(
+            letter,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        );
+        match letter.is_control() || is_invisible_order {
+            true => shown.extend(letter.escape_default()),
+            false => shown.push(letter),
+        }
+    }
+    shown
+}
+
+/// As [`printable`], for a text that has lines of its own.
+pub fn printable_lines(text: &str) -> String {
+    let lines: Vec<String> = text.split('\n').map(printable).collect();
+    lines.join("\n")
+}
+
 /// A table whose columns are as wide as they must be; numbers stand to the right.
 pub struct Table {
     rows: Vec<Vec<String>>,
@@ -38,8 +62,10 @@ impl Table {
         }
     }
 
+    /// Cells may have any text in them.
     pub fn row(&mut self, cells: Vec<String>) {
-        self.rows.push(cells);
+        let cells = cells.iter().map(|cell| printable(cell));
+        self.rows.push(cells.collect());
     }
 }
 
@@ -145,6 +171,21 @@ mod tests {
             table.to_string(),
             "QUEUE       READY\nmail            3\nthumbnails  12000\n"
         );
+    }
+
+    #[test]
+    fn nothing_from_outside_gives_orders_to_a_terminal() {
+        let check = |text: &str, expected: &str| {
+            assert_eq!(printable(text), expected);
+            assert_eq!(printable(&printable(text)), expected, "twice");
+        };
+        check("mail", "mail");
+        check("grüße 手紙 \u{1f4e8}", "grüße 手紙 \u{1f4e8}");
+        check("a\nforged  9", "a\\nforged  9");
+        check("\u{1b}[2J\r\0\t", "\\u{1b}[2J\\r\\u{0}\\t");
+        check("\u{7f}\u{9b}31m", "\\u{7f}\\u{9b}31m");
+        check("\u{202e}liam\u{2028}", "\\u{202e}liam\\u{2028}");
+        assert_eq!(printable_lines("one\ntwo\u{1b}"), "one\ntwo\\u{1b}");
     }
 
     #[test]

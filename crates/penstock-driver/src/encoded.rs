@@ -50,6 +50,10 @@ impl Encoded {
         }
     }
 
+    pub fn bytes(&self) -> usize {
+        self.parts().iter().map(Bytes::len).sum()
+    }
+
     pub fn largest_part_bytes(&self) -> usize {
         self.parts().iter().map(Bytes::len).max().unwrap_or(0)
     }

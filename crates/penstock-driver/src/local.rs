@@ -97,7 +97,7 @@ impl Dial for Local {
         let mut look = SHORTEST_LOOK;
         loop {
             match self.paths.connect(|path| connect_unix(path, give_up_at)) {
-                Ok(socket) => {
+                Ok((socket, _)) => {
                     self.known.store(true, Ordering::Relaxed);
                     return Ok(socket);
                 }

@@ -9,7 +9,7 @@ use penstock_broker::{
 };
 use penstock_message::{
     Condition, Consume, Due, Durability, HeaderPatch, JoinPolicy, Key, Lease, Message, MessageId,
-    Op, ReleaseReason, SessionId, Tasks, Tx, Value, ValueStatus,
+    Op, ReleaseReason, SessionId, StatusQuery, Tasks, Tx, Value, ValueStatus,
 };
 
 const CLIENTS: usize = 3;
@@ -247,7 +247,7 @@ impl World {
                     conn,
                     id: data.arbitrary()?,
                     query: match data.arbitrary()? {
-                        true => Query::Status,
+                        true => Query::Status(StatusQuery::default()),
                         false => Query::Message(any_id(data)?),
                     },
                 },
@@ -529,7 +529,7 @@ fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
         Input::Query {
             conn,
             id: 1,
-            query: Query::Status,
+            query: Query::Status(StatusQuery::default()),
         },
     ];
     inputs.extend(ids().map(|id| Input::Query {
@@ -547,9 +547,10 @@ fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
                     said.extend(values.iter().map(|value| format!("{value:?}")));
                 }
                 Output::Answer {
-                    answer: penstock_broker::Answer::Status(mut status),
+                    answer: penstock_broker::Answer::Status(page),
                     ..
                 } => {
+                    let mut status = page.status;
                     // Queues that hold nothing are not remembered, nor what workers reported.
                     status.queues.retain(|queue| {
                         queue.ready + queue.delayed + queue.running > 0 || queue.paused

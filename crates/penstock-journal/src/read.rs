@@ -73,6 +73,19 @@ pub(crate) fn read_header<S: Storage>(
     }
 }
 
+/// The header as it stands there, whatever the name of its file; `None`: it can't be read.
+pub(crate) fn stated_header<S: Storage>(
+    storage: &S,
+    number: u64,
+) -> Result<Option<SegmentHeader>, OpenError> {
+    let name = segment_name(number);
+    let mut page = vec![0; SegmentHeader::BYTES];
+    let file = storage.open(&name).map_err(OpenError::io("open", &name))?;
+    file.read_at(0, &mut page)
+        .map_err(OpenError::io("read", &name))?;
+    Ok(SegmentHeader::decode(&page).filter(SegmentHeader::is_plausible))
+}
+
 /// What is wrong, and at which byte.
 pub(crate) type Flaw = (u64, String);
 

@@ -152,6 +152,8 @@ pub enum OpenError {
         "record {position} can't be replayed: {why}. Use a newer penstock. Nothing was changed"
     )]
     NewerRecord { position: u64, why: String },
+    #[error("{0}. Nothing is lost and nothing was changed")]
+    NotAFile(String),
     #[error(
         "could not {action} {file}: {source}. What was confirmed is kept. Check the disk (space, quota, kernel \
          log), then start again"
@@ -166,10 +168,14 @@ pub enum OpenError {
 impl OpenError {
     pub(crate) fn io(action: &'static str, file: &str) -> impl FnOnce(io::Error) -> Self {
         let file = file.to_string();
-        move |source| Self::Io {
-            action,
-            file,
-            source,
+        // The system's own errors have a number.
+        move |source| match (source.kind(), source.raw_os_error()) {
+            (io::ErrorKind::InvalidInput, None) => Self::NotAFile(source.to_string()),
+            _ => Self::Io {
+                action,
+                file,
+                source,
+            },
         }
     }
 

@@ -10,7 +10,10 @@
 //! 4. the rest of the sound segments, the oldest one last.
 //!
 //! Whenever this is interrupted, the next repair goes on with it.
+//!
+//! Segments that have each other's names are no damage: before anything else they get their own back.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,7 +21,7 @@ use std::path::{Path, PathBuf};
 use crate::format::{Format, segment_name, segment_number};
 use crate::journal::JournalOptions;
 use crate::newest::NEWEST;
-use crate::read::read_header;
+use crate::read::{read_header, stated_header};
 use crate::recovery::{
     Found, OpenError, Opened, Recovered, begin_format, check_nothing, recover, resume, start,
 };
@@ -32,7 +35,9 @@ const FINISHED: &str = "repaired";
 /// What was done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepairReport {
-    /// Where the damaged files are now; `None`: the journal is sound, and nothing was changed.
+    /// Segments that had each other's names and have their own again.
+    pub put_back: u64,
+    /// Where the damaged files are now; `None`: none was damaged, and nothing was written.
     pub damaged_files: Option<PathBuf>,
     /// An earlier repair was interrupted, and only had to be finished. It said what was lost.
     pub resumed: bool,
@@ -94,6 +99,17 @@ pub fn repair(
         Err(OpenError::Damaged { .. }) => {}
         Err(error) => return Err(error.into()),
     }
+    let put_back = put_names_back(&storage, path, &found)?;
+    if put_back > 0
+        && let Ok(recovered) = recover(&storage, &found, &mut |_| Ok(()))
+    {
+        return Ok(RepairReport {
+            put_back,
+            records: recovered.report.records,
+            torn_batches: recovered.report.torn_batches,
+            ..RepairReport::default()
+        });
+    }
 
     let unfinished = path.join(UNFINISHED);
     if unfinished.is_dir() {
@@ -111,12 +127,57 @@ pub fn repair(
     sync(path)?;
     move_files(path, &damaged_files, &mut |_| Ok(()))?;
     Ok(RepairReport {
+        put_back,
         damaged_files: Some(damaged_files),
         resumed: false,
         records: salvage.records,
         torn_batches: salvage.torn_batches,
         lost: salvage.lost,
     })
+}
+
+/// Gives segments of one journal that have each other's names their own, as their headers say. Two files change
+/// places at once, so whenever this is interrupted each has one of their names, and the next repair goes on.
+fn put_names_back(storage: &DiskStorage, path: &Path, found: &Found) -> Result<u64, RepairError> {
+    let mut journals = BTreeSet::new();
+    // The segment that each file holds, where that is another than its name says.
+    let mut holds = BTreeMap::new();
+    for number in &found.segments {
+        if let Some(header) = stated_header(storage, *number)? {
+            journals.insert(header.journal_id);
+            if header.segment != *number {
+                holds.insert(*number, header.segment);
+            }
+        }
+    }
+    let names: BTreeSet<u64> = holds.keys().copied().collect();
+    let segments: BTreeSet<u64> = holds.values().copied().collect();
+    if journals.len() > 1 || names != segments {
+        return Ok(0);
+    }
+    let wrong = |holds: &BTreeMap<u64, u64>| {
+        let mut all = holds.iter().map(|(place, segment)| (*place, *segment));
+        all.find(|(place, segment)| place != segment)
+    };
+    while let Some((place, segment)) = wrong(&holds) {
+        let file = path.join(segment_name(place));
+        let exchanged = exchange(&file, &path.join(segment_name(segment)));
+        match exchanged {
+            Ok(()) => {}
+            // This file system can't. Then their batches are copied like those of damaged segments.
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Ok(0),
+            Err(error) => return Err(failed_to("move", &file)(error)),
+        }
+        let other = holds.insert(segment, segment).unwrap_or(segment);
+        holds.insert(place, other);
+    }
+    sync(path)?;
+    Ok(names.len() as u64)
+}
+
+fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    Ok(renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)?)
 }
 
 /// Writes all sound records of a journal to a new one, and reads them back.

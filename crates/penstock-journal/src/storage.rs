@@ -237,6 +237,18 @@ impl Storage for DiskStorage {
     }
 
     fn open(&self, name: &str) -> io::Result<File> {
+        let kind = std::fs::metadata(self.file(name))?.file_type();
+        if !kind.is_file() {
+            let what = match kind.is_dir() {
+                true => "a directory",
+                false => "no ordinary file",
+            };
+            let text = format!(
+                "{name} is {what}, which Penstock did not make: move it out of {}",
+                self.path.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
         match OpenOptions::new()
             .read(true)
             .write(true)

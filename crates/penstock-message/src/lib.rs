@@ -23,7 +23,8 @@ pub use message::{
 };
 pub use query::{
     Answer, Counts, FailedJob, FailedPage, FailedQuery, MessageInfo, MessageState, Notice,
-    OperationStatus, ProcessStatus, Query, QueueStatus, Status, WorkerStatus,
+    OperationStatus, ProcessStatus, Query, QueueStatus, Status, StatusCursor, StatusPage,
+    StatusQuery, WorkerStatus,
 };
 pub use tx::{
     Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, JoinId, JoinPolicy, Op,

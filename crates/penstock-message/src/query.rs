@@ -7,7 +7,8 @@ use crate::{Failure, Filter, MessageId, QueueLimits, Space, WallMs};
 /// What a client may ask a broker. Nothing of it changes what the broker holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Query {
-    Status,
+    /// The status of the broker, with a page of its queues and workers.
+    Status(StatusQuery),
     /// What is known of a message that is held.
     Message(MessageId),
     /// A page of failed jobs.
@@ -22,7 +23,7 @@ pub enum Query {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    Status(Status),
+    Status(StatusPage),
     /// `None`: no such message is held.
     Message(Option<MessageInfo>),
     Failed(FailedPage),
@@ -32,6 +33,52 @@ pub enum Answer {
     Stopping,
     /// The text says why, for people.
     Refused(String),
+}
+
+/// Asks for one page: the answer must fit into a frame, however many queues there are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatusQuery {
+    /// Lists these queues only, and no worker; empty: all.
+    pub queues: Vec<String>,
+    /// Lists what comes behind this only: [`StatusPage::next`] of the page before.
+    pub after: Option<StatusCursor>,
+    /// How many queues and workers to list at most; 0: the broker's own limit, which is 1,024.
+    pub limit: u32,
+}
+
+impl StatusQuery {
+    /// One answer is enough: a worker serves at most as many queues as a page has.
+    pub fn of_queues(queues: Vec<String>) -> Self {
+        Self {
+            queues,
+            ..Self::default()
+        }
+    }
+
+    /// For the status of the broker, more than for its queues and workers: lists the first few.
+    pub fn first(limit: u32) -> Self {
+        Self {
+            limit,
+            ..Self::default()
+        }
+    }
+}
+
+/// Queues are listed in the order of their names, then workers in an order of the broker's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StatusCursor {
+    Queue(String),
+    Worker(u64),
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatusPage {
+    /// Has the queues and workers of this page. Everything else is of the whole broker.
+    pub status: Status,
+    /// Where to go on; `None`: there are no more.
+    pub next: Option<StatusCursor>,
+    /// Leases of the session that asks. Deliveries that have not reached it yet are among them.
+    pub own_leases: u32,
 }
 
 /// Failed jobs, in the order in which they failed.
@@ -84,6 +131,8 @@ pub struct OperationStatus {
 pub struct Status {
     pub queues: Vec<QueueStatus>,
     pub workers: Vec<WorkerStatus>,
+    /// Workers that are connected, listed or not.
+    pub connected_workers: u32,
     pub clients: u32,
     pub results: u64,
     pub results_bytes: u64,
@@ -100,6 +149,35 @@ pub struct Status {
     pub memory_is_full: bool,
     /// Of the process around the broker, which fills it in. Boxed, since few answers are a status.
     pub process: Box<ProcessStatus>,
+}
+
+impl Status {
+    /// Collects the status from its pages; workers are sorted by name, too. Queues and workers that come or go
+    /// meanwhile may be in it or not; all others are in it once.
+    pub fn collect<E>(
+        mut ask: impl FnMut(StatusQuery) -> Result<StatusPage, E>,
+    ) -> Result<Self, E> {
+        let (mut queues, mut workers) = (Vec::new(), Vec::new());
+        let mut after = None;
+        loop {
+            let page = ask(StatusQuery {
+                after,
+                ..StatusQuery::default()
+            })?;
+            let mut status = page.status;
+            queues.append(&mut status.queues);
+            workers.append(&mut status.workers);
+            after = page.next;
+            if after.is_none() {
+                workers.sort_by(|one, other| one.name.cmp(&other.name));
+                return Ok(Self {
+                    queues,
+                    workers,
+                    ..status
+                });
+            }
+        }
+    }
 }
 
 /// What a broker has done since it started.

@@ -85,7 +85,10 @@ impl Client {
     }
 
     fn ask(&self, py: Python<'_>, query: Query, timeout_s: f64) -> PyResult<Answer> {
-        let deadline = question_deadline(timeout_s)?;
+        self.ask_by(py, query, question_deadline(timeout_s)?)
+    }
+
+    fn ask_by(&self, py: Python<'_>, query: Query, deadline: Instant) -> PyResult<Answer> {
         let driver = self.driver()?;
         let answer = wait_for_end(py, &*driver, |done| driver.query(query, deadline, done))?;
         Ok(answer.map_err(Failure::of_question)?)
@@ -259,10 +262,15 @@ impl Client {
     }
 
     fn status<'py>(&self, py: Python<'py>, timeout_s: f64) -> PyResult<Bound<'py, PyDict>> {
-        match self.ask(py, Query::Status, timeout_s)? {
-            Answer::Status(status) => status_dict(py, &status),
-            other => Err(odd_answer(&other).into()),
-        }
+        let deadline = question_deadline(timeout_s)?;
+        let status =
+            Status::collect(
+                |page| match self.ask_by(py, Query::Status(page), deadline)? {
+                    Answer::Status(page) => PyResult::Ok(page),
+                    other => Err(odd_answer(&other).into()),
+                },
+            )?;
+        status_dict(py, &status)
     }
 
     fn purge(&self, py: Python<'_>, queue: String, timeout_s: f64) -> PyResult<()> {

@@ -14,6 +14,7 @@ mod panics;
 mod reader;
 mod shell;
 mod token;
+mod trust;
 mod writer;
 
 pub use detach::{detach, let_go_of_stderr};

@@ -14,12 +14,16 @@
 //! look when nobody listens in PATH.
 
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use penstock_journal::is_full;
+use rustix::fs::OFlags;
+
+use crate::trust::{check_directory, check_peer};
 
 /// What marks the top of a project, beside which a relative PATH lies: two working directories of
 /// one project share a broker.
@@ -88,10 +92,27 @@ impl LocalPaths {
         if self.directory.is_dir() {
             return Ok(());
         }
-        private_directory_builder()
-            .recursive(true)
-            .create(&self.directory)?;
-        fs::write(self.directory.join(".gitignore"), "*\n")
+        let mut builder = private_directory_builder();
+        if let Some(parent) = self.directory.parent() {
+            builder.recursive(true).create(parent)?;
+        }
+        match builder.recursive(false).create(&self.directory) {
+            // Another process was first, perhaps a stranger's: nothing is written there unseen.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => fs::write(self.directory.join(".gitignore"), "*\n"),
+        }
+    }
+
+    /// Refuses PATH, with what to do, where another user owns it or can change what is in it. Both sides
+    /// call it before they use anything in PATH.
+    pub fn check_owner(&self) -> io::Result<()> {
+        check_directory(&self.directory)?;
+        // It may have come there while others could write in PATH, or be a link to another place.
+        match self.journal.exists() {
+            true => check_directory(&fs::canonicalize(&self.journal)?),
+            false => Ok(()),
+        }
     }
 
     /// Makes sure that the socket's directory exists and belongs to this user alone, so that a
@@ -125,18 +146,35 @@ impl LocalPaths {
         }
     }
 
-    /// Connects to whichever socket a broker listens at. An error is that of the one in PATH.
-    pub fn connect<T>(&self, connect: impl Fn(&Path) -> io::Result<T>) -> io::Result<T> {
+    /// Connects to whichever socket a broker of this user listens at, and says which it was. An error is
+    /// that of the one in PATH.
+    pub fn connect<T: AsFd>(
+        &self,
+        connect: impl Fn(&Path) -> io::Result<T>,
+    ) -> io::Result<(T, &Path)> {
+        self.check_owner()?;
         self.secure_socket_directory()?;
-        let missing = match connect(&self.socket) {
+        let connect = |path| {
+            let socket = connect(path)?;
+            check_peer(&socket, path)?;
+            Ok((socket, path))
+        };
+        let missing = match connect(self.socket.as_path()) {
             Err(error) if is_nobody(&error) => error,
             outcome => return outcome,
         };
         // A directory that is not ours is a stranger's place to listen.
         match is_private(&shared_directory(SPARE_SOCKETS)) {
-            Ok(true) => connect(&self.spare_socket).map_err(|_| missing),
+            Ok(true) => connect(self.spare_socket.as_path()).map_err(|_| missing),
             _ => Err(missing),
         }
+    }
+
+    /// Opens the log for more lines. A link in its place is refused.
+    pub fn open_log(&self) -> io::Result<fs::File> {
+        let mut options = fs::OpenOptions::new();
+        options.create(true).append(true);
+        open_own(options, &self.log)
     }
 }
 
@@ -172,15 +210,18 @@ pub struct LocalGuard {
 impl LocalGuard {
     /// Makes the directory if there is none. `None`: another process is its broker.
     pub fn take(paths: LocalPaths) -> io::Result<Option<Self>> {
+        // Before anything is made, and again for what another process has made meanwhile.
+        paths.check_owner()?;
         paths.create_directory()?;
+        paths.check_owner()?;
         match paths.secure_socket_directory() {
             // There is another place to listen.
             Err(error) if is_full(&error) => {}
             outcome => outcome?,
         }
         let mut options = fs::OpenOptions::new();
-        options.create(true).truncate(false).write(true).mode(0o600);
-        let lock = options.open(&paths.lock)?;
+        options.create(true).truncate(false).write(true);
+        let lock = open_own(options, &paths.lock)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(fs::TryLockError::WouldBlock) => return Ok(None),
@@ -204,6 +245,24 @@ impl LocalGuard {
             _ => false,
         }
     }
+}
+
+/// Opens a file in PATH, for this user alone, and follows no link to another.
+fn open_own(mut options: fs::OpenOptions, path: &Path) -> io::Result<fs::File> {
+    use rustix::io::Errno;
+    let no_links = OFlags::NOFOLLOW.bits() as i32;
+    let opened = options.mode(0o600).custom_flags(no_links).open(path);
+    opened.map_err(|error| match Errno::from_io_error(&error) {
+        Some(Errno::LOOP) => io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!(
+                "{} is a symbolic link, which is not followed, since another user may have put it there; nothing \
+                 was changed. Remove the link",
+                path.display()
+            ),
+        ),
+        _ => error,
+    })
 }
 
 fn project_directory(from: &Path) -> &Path {
@@ -295,8 +354,10 @@ mod tests {
         paths.create_directory().unwrap();
         paths.secure_spare_directory().unwrap();
         let connect = |paths: &LocalPaths| {
-            let path = |path: &Path| UnixStream::connect(path).map(|_| path.to_path_buf());
-            paths.connect(path).map_err(|error| error.kind())
+            let found = paths.connect(|path| UnixStream::connect(path));
+            found
+                .map(|(_, path)| path.to_path_buf())
+                .map_err(|error| error.kind())
         };
         assert_eq!(connect(&paths), Err(io::ErrorKind::NotFound));
         let _spare = UnixListener::bind(&paths.spare_socket).unwrap();
@@ -315,6 +376,46 @@ mod tests {
         assert!(!is_private(&open).unwrap(), "strangers may listen there");
         paths.socket = top.path().join("nowhere/broker.sock");
         assert_eq!(connect(&paths), Err(io::ErrorKind::NotFound));
+    }
+
+    #[test]
+    fn a_log_or_a_lock_that_is_a_link_is_not_followed() {
+        let top = tempfile::tempdir().unwrap();
+        let precious = top.path().join("precious");
+        fs::write(&precious, "precious").unwrap();
+        let paths = LocalPaths::new(top.path().join("data"));
+        paths.create_directory().unwrap();
+        for link in [&paths.log, &paths.lock] {
+            std::os::unix::fs::symlink(&precious, link).unwrap();
+        }
+        let refused = |error: io::Error| {
+            assert!(error.to_string().contains("Remove the link"), "{error}");
+        };
+        refused(paths.open_log().unwrap_err());
+        refused(LocalGuard::take(paths.clone()).unwrap_err());
+        assert_eq!(fs::read_to_string(precious).unwrap(), "precious");
+
+        for link in [&paths.log, &paths.lock] {
+            fs::remove_file(link).unwrap();
+        }
+        paths.open_log().unwrap();
+        assert!(LocalGuard::take(paths).unwrap().is_some());
+    }
+
+    #[test]
+    fn a_journal_that_others_can_write_is_refused_wherever_it_is() {
+        use std::os::unix::fs::PermissionsExt;
+        let top = tempfile::tempdir().unwrap();
+        let paths = LocalPaths::new(top.path().join("data"));
+        paths.create_directory().unwrap();
+        let elsewhere = top.path().join("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        std::os::unix::fs::symlink(&elsewhere, &paths.journal).unwrap();
+        fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = LocalGuard::take(paths.clone()).unwrap_err().to_string();
+        assert!(refused.contains(elsewhere.to_str().unwrap()), "{refused}");
+        fs::set_permissions(&elsewhere, fs::Permissions::from_mode(0o700)).unwrap();
+        assert!(LocalGuard::take(paths).unwrap().is_some());
     }
 
     #[test]

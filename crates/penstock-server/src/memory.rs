@@ -13,6 +13,9 @@ const AFTER: Duration = Duration::from_millis(250);
 /// what the broker must take in even when it takes no new work.
 const SHARE: (u64, u64) = (6, 10);
 
+/// With less than this to use, a broker was killed by the kernel while it drained what it had taken.
+pub(crate) const SMALLEST_BYTES: u64 = 64 << 20;
+
 /// Watches what the process holds.
 #[derive(Debug)]
 pub(crate) struct Gauge {
@@ -149,11 +152,26 @@ fn kilobytes(file: &str, name: &str) -> Option<u64> {
 /// The limit unless another is asked for: a share of what this machine has, or this process may use.
 /// 0 where that is not known.
 pub(crate) fn default_limit() -> u64 {
-    let least = kilobytes("/proc/meminfo", "MemTotal:")
+    usable_bytes().unwrap_or(0) / SHARE.1 * SHARE.0
+}
+
+/// What this machine has, or this process may use of it.
+pub(crate) fn usable_bytes() -> Option<u64> {
+    kilobytes("/proc/meminfo", "MemTotal:")
         .into_iter()
         .chain(group_bytes())
-        .min();
-    least.unwrap_or(0) / SHARE.1 * SHARE.0
+        .min()
+}
+
+/// Why so much memory is too little for a broker; `None`: it is enough.
+pub(crate) fn warning(usable_bytes: Option<u64>) -> Option<String> {
+    let usable = usable_bytes.filter(|usable| *usable < SMALLEST_BYTES)?;
+    Some(format!(
+        "this machine or container has {} MiB of memory, and a broker needs at least {} MiB: the system may kill it \
+         while it drains a backlog. What was confirmed is kept; give it more memory",
+        usable >> 20,
+        SMALLEST_BYTES >> 20
+    ))
 }
 
 /// The smallest limit of the control groups that this process is in.
@@ -216,6 +234,15 @@ mod tests {
             (false, false),
             "a little is kept"
         );
+    }
+
+    #[test]
+    fn too_little_memory_is_told_with_how_much_is_needed() {
+        assert_eq!(warning(None), None, "not known");
+        assert_eq!(warning(Some(64 << 20)), None);
+        let told = warning(Some(48 << 20)).unwrap();
+        assert!(told.contains("has 48 MiB"), "{told}");
+        assert!(told.contains("at least 64 MiB"), "{told}");
     }
 
     #[test]

@@ -36,7 +36,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::files::{self, MOST_LEAVING};
 use crate::listen::{ListenAddress, ListenError, Listener};
 use crate::local::LocalGuard;
-use crate::memory::{Gauge, default_limit, give_back};
+use crate::memory::{self, Gauge, default_limit, give_back};
 use crate::panics;
 use crate::reader::ReaderThread;
 use crate::token::Token as Secret;
@@ -261,6 +261,9 @@ impl Server {
         let storage = DiskStorage::open(&options.journal).map_err(directory)?;
         let disk_bytes = storage.disk_bytes().map_err(directory)?;
         let memory_limit_bytes = options.memory_limit_bytes.unwrap_or_else(default_limit);
+        if let Some(warning) = memory::warning(memory::usable_bytes()) {
+            tracing::warn!("{warning}");
+        }
         let (broker, mut journal) = suit_machine(options.broker, memory_limit_bytes, disk_bytes)
             .map_err(ServerError::system("draw random numbers"))?;
         // Nobody else can upgrade the journal of a local broker: its clients start it unasked.

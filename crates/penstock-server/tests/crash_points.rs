@@ -13,7 +13,7 @@ use bytes::Bytes;
 use penstock_journal::sim::{Fault, Rng, SimStorage};
 use penstock_message::{
     Answer, Condition, Due, Durability, HeaderPatch, JoinPolicy, Key, KeyState, Lease, MessageId,
-    MessageState, Op, Query, Receipt, SessionId, Tx, Value, ValueStatus,
+    MessageState, Op, Query, Receipt, SessionId, StatusQuery, Tx, Value, ValueStatus,
 };
 use penstock_server::EngineOptions;
 use world::{Client, World, commit, consume, hello, message, say_hello};
@@ -293,7 +293,7 @@ fn move_to(lease: Lease, queue: Option<&str>, due: Option<Due>) -> Op {
 /// What anybody could see of a broker, but for leases: grants are not confirmed to anybody.
 fn picture(world: &mut World) -> Vec<String> {
     let looker = world.join(99);
-    let mut queries: Vec<(u64, Query)> = vec![(0, Query::Status)];
+    let mut queries: Vec<(u64, Query)> = vec![(0, Query::Status(StatusQuery::default()))];
     queries.extend((51..=120).map(|id| (id, Query::Message(MessageId([id as u8; 16])))));
     let mut keys: Vec<Key> = (51..=120)
         .map(|id| Key::Result(MessageId([id; 16])))
@@ -322,8 +322,8 @@ fn picture(world: &mut World) -> Vec<String> {
                     info.id, info.due_at
                 ));
             }
-            (_, Answer::Status(status)) => {
-                for queue in status.queues {
+            (_, Answer::Status(page)) => {
+                for queue in page.status.queues {
                     let waiting = queue.ready + queue.running;
                     let (name, delayed, paused) = (queue.name, queue.delayed, queue.paused);
                     if waiting + delayed > 0 || paused {

@@ -1,5 +1,7 @@
 //! What a client may rely on, shown on the engine alone: a simulated disk, no sockets, no clock.
 
+#[path = "engine/status.rs"]
+mod status;
 #[path = "engine/strangers.rs"]
 mod strangers;
 mod world;
@@ -9,7 +11,7 @@ use penstock_broker::{BrokerOptions, Now};
 use penstock_journal::sim::{Fault, SimStorage};
 use penstock_journal::{Journal, JournalOptions, OpenError};
 use penstock_message::{
-    Answer, Durability, Key, Lease, MessageId, Op, Query, Receipt, Refusal, Tx,
+    Answer, Durability, Key, Lease, MessageId, Op, Query, Receipt, Refusal, StatusQuery, Tx,
 };
 use penstock_server::{Engine, EngineOptions, Peer, Token};
 use penstock_wire::proto::{self, ToBroker, close::Why};
@@ -766,12 +768,13 @@ fn a_journal_stays_small_however_much_goes_through_it() {
         world.ask(client, &commit(seq, Durability::Disk, vec![settle]));
     }
     let status = world
-        .ask(client, &query(1, Query::Status))
+        .ask(client, &query(1, Query::Status(StatusQuery::default())))
         .answers
         .remove(0);
-    let Some(proto::answer::Answer::Status(status)) = status.answer else {
+    let Some(proto::answer::Answer::Status(page)) = status.answer else {
         panic!("a status");
     };
+    let status = page.status.expect("a page of it");
     assert!(
         status.journal_bytes <= 5 * SEGMENT,
         "{} bytes",

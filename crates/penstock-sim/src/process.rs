@@ -16,7 +16,7 @@ use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
     Delivery, Durability, Key, KeyState, Lease, Op, Query, ReleaseReason, SeededState, SessionId,
-    Tx,
+    StatusQuery, Tx,
 };
 use penstock_wire::proto::ToClient;
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions};
@@ -203,7 +203,11 @@ impl Client for Process {
             }
             1 => {
                 let deadline = now + Duration::from_millis(CALL_MS);
-                self.session.query(Query::Status, deadline, Box::new(drop));
+                self.session.query(
+                    Query::Status(StatusQuery::default()),
+                    deadline,
+                    Box::new(drop),
+                );
             }
             2 if self.author.habits.consumes && rng.one_in(20) => self.worker.begin_draining(),
             _ => {}

@@ -803,24 +803,53 @@ pub mod key_value {
 pub struct Query {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "query::Query", tags = "2, 3, 4, 7, 8")]
+    #[prost(oneof = "query::Query", tags = "3, 4, 6, 7, 8")]
     pub query: ::core::option::Option<query::Query>,
 }
 /// Nested message and enum types in `Query`.
 pub mod query {
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
     pub enum Query {
-        #[prost(bool, tag = "2")]
-        Status(bool),
         #[prost(bytes, tag = "3")]
         Message(::prost::bytes::Bytes),
         /// end this broker; local brokers only
         #[prost(bool, tag = "4")]
         Stop(bool),
+        #[prost(message, tag = "6")]
+        Status(super::StatusQuery),
         #[prost(message, tag = "7")]
         Failed(super::FailedQuery),
         #[prost(uint64, tag = "8")]
         Operation(u64),
+    }
+}
+/// The status of the broker, with a page of its queues and workers.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StatusQuery {
+    /// only these queues, and no worker; left out: all
+    #[prost(string, repeated, tag = "1")]
+    pub queues: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// `next` of the page before
+    #[prost(message, optional, tag = "2")]
+    pub after: ::core::option::Option<StatusCursor>,
+    /// queues and workers on a page; 0: the broker's own, which is 1,024
+    #[prost(uint32, tag = "3")]
+    pub limit: u32,
+}
+/// Queues come first, in the order of their names; then workers, in the broker's own order.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StatusCursor {
+    #[prost(oneof = "status_cursor::Place", tags = "1, 2")]
+    pub place: ::core::option::Option<status_cursor::Place>,
+}
+/// Nested message and enum types in `StatusCursor`.
+pub mod status_cursor {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Place {
+        #[prost(string, tag = "1")]
+        Queue(::prost::alloc::string::String),
+        #[prost(uint64, tag = "2")]
+        Worker(u64),
     }
 }
 /// Failed jobs, in the order in which they failed.
@@ -839,15 +868,13 @@ pub struct FailedQuery {
 pub struct Answer {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "answer::Answer", tags = "2, 3, 4, 5, 6, 9, 10, 14")]
+    #[prost(oneof = "answer::Answer", tags = "3, 4, 5, 6, 8, 9, 10, 14")]
     pub answer: ::core::option::Option<answer::Answer>,
 }
 /// Nested message and enum types in `Answer`.
 pub mod answer {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Answer {
-        #[prost(message, tag = "2")]
-        Status(super::Status),
         #[prost(message, tag = "3")]
         Message(super::MessageInfo),
         #[prost(bool, tag = "4")]
@@ -857,6 +884,8 @@ pub mod answer {
         /// also for a query that the broker can't name
         #[prost(string, tag = "6")]
         Refused(::prost::alloc::string::String),
+        #[prost(message, tag = "8")]
+        Status(super::StatusPage),
         #[prost(message, tag = "9")]
         Failed(super::FailedPage),
         #[prost(message, tag = "10")]
@@ -864,6 +893,19 @@ pub mod answer {
         #[prost(bool, tag = "14")]
         UnknownOperation(bool),
     }
+}
+/// Near 1 MiB at most, whatever names there are.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StatusPage {
+    /// whole but for its queues and workers, which are those of this page
+    #[prost(message, optional, tag = "1")]
+    pub status: ::core::option::Option<Status>,
+    /// left out: there are no more
+    #[prost(message, optional, tag = "2")]
+    pub next: ::core::option::Option<StatusCursor>,
+    /// held by the session that asks, also those that are still on their way to it
+    #[prost(uint32, tag = "3")]
+    pub own_leases: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FailedPage {
@@ -949,6 +991,9 @@ pub struct Status {
     pub failed_bytes: u64,
     #[prost(uint64, tag = "17")]
     pub failed_dropped: u64,
+    /// all of them, on whatever page
+    #[prost(uint32, tag = "18")]
+    pub connected_workers: u32,
 }
 /// Nested message and enum types in `Status`.
 pub mod status {
@@ -1481,12 +1526,18 @@ pub(crate) mod shapes {
     pub(crate) const CONSUMER_TASKS_TASK: Shape = Shape::new(&[]);
     pub(crate) const REPORT: Shape = Shape::new(&[]);
     pub(crate) const QUERY: Shape = Shape::new(&[
+        (6, Field::One(&STATUS_QUERY)),
         (7, Field::One(&FAILED_QUERY)),
     ]);
     pub(crate) const FAILED_QUERY: Shape = Shape::new(&[
         (1, Field::One(&FILTER)),
     ]);
     pub(crate) const FILTER: Shape = Shape::new(&[]);
+    pub(crate) const STATUS_QUERY: Shape = Shape::new(&[
+        (1, Field::ManyPlain(size_of::<String>())),
+        (2, Field::One(&STATUS_CURSOR)),
+    ]);
+    pub(crate) const STATUS_CURSOR: Shape = Shape::new(&[]);
     pub(crate) const WATCH: Shape = Shape::new(&[
         (1, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
         (2, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),

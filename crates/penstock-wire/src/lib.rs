@@ -40,3 +40,5 @@ pub const MAX_PRESENTED_LEASES: usize = 256 << 10;
 pub const MAX_QUERIES_A_FRAME: usize = 1024;
 /// Every other frame, unless the broker's Welcome says otherwise: a body of 16 MiB and what is around it.
 pub const MAX_FRAME_BYTES: usize = 17 << 20;
+/// A transaction in parts. A broker may take less, by its memory limit, and never takes more.
+pub const MAX_TRANSACTION_BYTES: usize = 512 << 20;

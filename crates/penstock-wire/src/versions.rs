@@ -59,6 +59,7 @@ pub const LATER: &[Later] = &[
     operation(2, 17, "dropping failed jobs"),
     message_fields(2, (12, 24), &[OPS, PUBLISH, 2]),
     message_fields(2, (12, 24), &[OPS, HOLD, 3, 2]),
+    query(2, 6, "asking for the status in pages"),
     query(2, 7, "listing failed jobs"),
     query(2, 8, "asking about an operation on many jobs"),
 ];
@@ -160,7 +161,8 @@ fn find(
 #[cfg(test)]
 mod tests {
     use penstock_message::{
-        Extras, FailedQuery, Filter, JoinPolicy, Message, MessageId, Op, Query, Target, Tx,
+        Extras, FailedQuery, Filter, JoinPolicy, Message, MessageId, Op, Query, StatusQuery,
+        Target, Tx,
     };
     use prost::Message as _;
 
@@ -253,8 +255,12 @@ mod tests {
             let later = BEFORE.too_new(1, Within::Query, &encoded);
             assert_eq!(later.map(|later| later.what), expected);
         };
-        check(Query::Status, None);
+        check(Query::Message(MessageId([1; 16])), None);
         check(Query::Stop, None);
+        check(
+            Query::Status(StatusQuery::default()),
+            Some("asking for the status in pages"),
+        );
         let failed = FailedQuery {
             filter: Filter::default(),
             after: 0,

@@ -7,7 +7,7 @@ use penstock_message::{
     FailedQuery, Failure, Filter, HeaderPatch, InputShape, Inputs, JoinPolicy, Key, KeyState,
     Lease, Member, Message, MessageId, MessageInfo, MessageState, Notice, Op, OperationStatus,
     Overflow, Query, QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, Retries, Run,
-    Status, Target, Tx, Value, ValueStatus,
+    Status, StatusCursor, StatusPage, StatusQuery, Target, Tx, Value, ValueStatus,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -297,9 +297,22 @@ fn any_durability() -> impl Strategy<Value = Durability> {
     ]
 }
 
+fn any_cursor() -> impl Strategy<Value = StatusCursor> {
+    prop_oneof![
+        ".{0,8}".prop_map(StatusCursor::Queue),
+        any::<u64>().prop_map(StatusCursor::Worker),
+    ]
+}
+
 fn any_query() -> impl Strategy<Value = Query> {
     prop_oneof![
-        Just(Query::Status),
+        (vec(".{0,8}", 0..3), option(any_cursor()), any::<u32>()).prop_map(
+            |(queues, after, limit)| Query::Status(StatusQuery {
+                queues,
+                after,
+                limit,
+            })
+        ),
         any_id().prop_map(Query::Message),
         (any_filter(), any::<u64>(), any::<u32>()).prop_map(|(filter, after, limit)| {
             Query::Failed(FailedQuery {
@@ -338,14 +351,14 @@ prop_compose! {
 prop_compose! {
     fn any_status()(
         [failed, failed_bytes, failed_dropped, results, unreadable]: [u64; 5],
-        queues in vec((".{0,8}", any::<[u64; 4]>()), 0..3), counts: [u64; 3],
+        queues in vec((".{0,8}", any::<[u64; 4]>()), 0..3), counts: [u64; 3], connected_workers: u32,
     ) -> Status {
         let [published, cancelled, failed_for_good] = counts;
         let counts = Counts { published, cancelled, failed: failed_for_good, ..Counts::default() };
         let queues = queues.into_iter().map(|(name, [ready, running, ending, failed])| QueueStatus {
             name, ready, running, ending, failed, ..QueueStatus::default()
         }).collect();
-        Status { queues, counts, failed, failed_bytes, failed_dropped, results, unreadable, ..Status::default() }
+        Status { queues, counts, failed, failed_bytes, failed_dropped, results, unreadable, connected_workers, ..Status::default() }
     }
 }
 
@@ -360,7 +373,13 @@ fn any_answer() -> impl Strategy<Value = Answer> {
             }
         });
     prop_oneof![
-        any_status().prop_map(Answer::Status),
+        (any_status(), option(any_cursor()), any::<u32>()).prop_map(
+            |(status, next, own_leases)| Answer::Status(StatusPage {
+                status,
+                next,
+                own_leases,
+            })
+        ),
         option(any_info()).prop_map(Answer::Message),
         (vec(any_failed_job(), 0..3), any::<Option<u64>>())
             .prop_map(|(jobs, next)| Answer::Failed(FailedPage { jobs, next })),

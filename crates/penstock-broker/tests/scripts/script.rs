@@ -22,8 +22,8 @@ use penstock_broker::{
 };
 use penstock_message::{
     Condition, Consume, Durability, FailedQuery, Failure, HeaderPatch, Key, Lease, Message,
-    MessageId, Op, Overflow, QueueLimits, ReleaseReason, SessionId, Space, Tasks, Tx, Value,
-    ValueStatus,
+    MessageId, Op, Overflow, QueueLimits, ReleaseReason, SessionId, Space, StatusQuery, Tasks, Tx,
+    Value, ValueStatus,
 };
 
 mod words;
@@ -317,7 +317,7 @@ impl World {
                     busy: number(busy) as u32,
                 });
             }
-            ["status"] => self.query(name, Query::Status),
+            ["status"] => self.query(name, Query::Status(StatusQuery::default())),
             ["failed", ref arguments @ ..] => {
                 let options = Options::new(arguments);
                 let query = FailedQuery {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use penstock_driver::{DeliverySink, Driver, DriverConfig, connect};
 use penstock_message::{
     Answer, Consume, Delivery, Due, Durability, IdSource, Key, Lease, Message, MessageId, Op,
-    Query, Receipt, Status, Tx, Value, ValueStatus,
+    Query, Receipt, Status, StatusQuery, Tx, Value, ValueStatus,
 };
 use tempfile::TempDir;
 
@@ -289,9 +289,10 @@ impl Client {
         let (done, answered) = channel();
         let deadline = Instant::now() + PATIENCE;
         let told = Box::new(move |answer| done.send(answer).expect("somebody waits"));
-        self.driver.query(Query::Status, deadline, told);
+        self.driver
+            .query(Query::Status(StatusQuery::default()), deadline, told);
         match answered.recv_timeout(PATIENCE).expect("an answer") {
-            Ok(Answer::Status(status)) => status,
+            Ok(Answer::Status(page)) => page.status,
             other => panic!("{other:?}"),
         }
     }

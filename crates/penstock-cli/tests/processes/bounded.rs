@@ -12,7 +12,7 @@ use bytes::Bytes;
 use penstock_driver::{Driver, DriverConfig, connect};
 use penstock_message::{
     Answer, Durability, Filter, IdSource, JoinId, JoinPolicy, Message, MessageId, Op, Query,
-    Receipt, Refusal, Space, Status, Target, Tx,
+    Receipt, Refusal, Space, Status, StatusQuery, Target, Tx,
 };
 
 use crate::support::*;
@@ -136,9 +136,10 @@ impl Client {
         let (told, answer) = channel();
         let done = Box::new(move |answer| told.send(answer).expect("somebody waits"));
         let deadline = Instant::now() + DEADLINE;
-        self.driver.query(Query::Status, deadline, done);
+        self.driver
+            .query(Query::Status(StatusQuery::default()), deadline, done);
         match answer.recv_timeout(2 * DEADLINE).expect("the call ends") {
-            Ok(Answer::Status(status)) => status,
+            Ok(Answer::Status(page)) => page.status,
             other => panic!("{other:?}"),
         }
     }

@@ -7,6 +7,8 @@ use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
 use crate::support::*;
+use penstock_message::{Op, Tx};
+use penstock_wire::proto::{self, ToBroker};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::Signal;
 
@@ -227,4 +229,156 @@ fn a_directory_that_can_not_be_used_is_one_clear_line() {
         said.starts_with("penstock: ") && said.contains("file/data"),
         "{said}"
     );
+}
+
+#[test]
+fn a_directory_that_others_can_write_is_refused_by_every_command_with_the_remedy() {
+    let place = tempfile::tempdir().unwrap();
+    let data = place.path().join("data");
+    fs::create_dir(&data).unwrap();
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).unwrap();
+    let precious = place.path().join("precious");
+    fs::write(&precious, "precious").unwrap();
+    for link in ["lock", "broker.log"] {
+        std::os::unix::fs::symlink(&precious, data.join(link)).unwrap();
+    }
+    let path = data.to_str().unwrap();
+    let url = format!("local:{path}");
+    let refused = |arguments: &[&str], remedy: &str| {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+        assert!(text(&output).contains(remedy), "{}", text(&output));
+    };
+    let chmod = format!("chmod go-w {path}");
+    refused(&["server", "--local", path], &chmod);
+    refused(&["status", "--url", &url], &chmod);
+    refused(&["purge", "mail", "--url", &url], &chmod);
+    refused(&["stop", path], &chmod);
+
+    fs::set_permissions(&data, fs::Permissions::from_mode(0o755)).unwrap();
+    refused(&["server", "--local", path], "data/lock is a symbolic link");
+    fs::remove_file(data.join("lock")).unwrap();
+    refused(
+        &["server", "--local", path],
+        "data/broker.log is a symbolic link",
+    );
+    assert_eq!(fs::read_to_string(precious).unwrap(), "precious");
+    fs::remove_file(data.join("broker.log")).unwrap();
+    Local::start_in(place.path(), "60");
+}
+
+/// Creates queues, and keeps them, for a paused queue is one to remember.
+fn make_queues(broker: &Local, names: &[String]) {
+    let mut client = RawClient::unix(&broker.socket()).join(1);
+    for (index, names) in names.chunks(1_000).enumerate() {
+        let pause = |name: &String| Op::Pause {
+            queue: name.clone(),
+        };
+        let tx = Tx::from(names.iter().map(pause).collect::<Vec<_>>());
+        let seq = index as u64 + 1;
+        client.send(&ToBroker {
+            commits: vec![proto::Commit {
+                first_seq: seq,
+                txs: vec![tx.into()],
+                ..proto::Commit::default()
+            }],
+            ..ToBroker::default()
+        });
+        let through = |frame: proto::ToClient| frame.confirm.map(|confirm| confirm.through);
+        while client.hear().map(through) != Some(Some(seq)) {}
+    }
+}
+
+#[test]
+fn status_purge_limit_and_stop_work_beside_more_names_than_a_frame_holds() {
+    let mut broker = Local::start("60");
+    let names: Vec<String> = (0..90_000)
+        .map(|number| format!("{number:z>249}"))
+        .collect();
+    make_queues(&broker, &names);
+    let url = format!("local:{}", broker.data().display());
+    let command = |arguments: &[&str]| run(&[arguments, &["--url", &url]].concat());
+
+    let status = command(&["status", "--json"]);
+    assert!(status.status.success(), "{}", text(&status));
+    let status: serde_json::Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["queues"].as_array().unwrap().len(), names.len());
+    let status = command(&["status"]);
+    assert!(status.status.success());
+    let status = text(&status);
+    assert!(
+        [&names[0], &names[89_999]]
+            .iter()
+            .all(|name| status.contains(*name))
+    );
+
+    let purged = command(&["purge", "--yes", &names[7]]);
+    assert!(purged.status.success(), "{}", text(&purged));
+    assert!(text(&purged).starts_with("dropped what waited in zzz"));
+    let unknown = command(&["purge", "--yes", "mail"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    let said = text(&unknown);
+    assert!(said.contains("no queue \"mail\"; there are zzz"), "{said}");
+    assert!(
+        said.ends_with(" and more\n") && said.len() < 6_000,
+        "{said}"
+    );
+    let limit = command(&["limit", &names[8]]);
+    assert!(text(&limit).ends_with(": no limit\n"), "{}", text(&limit));
+
+    let stopped = command(&["stop"]);
+    assert!(stopped.status.success(), "{}", text(&stopped));
+    assert!(broker.process.ended().success());
+}
+
+#[test]
+fn names_from_outside_do_not_reach_a_terminal_as_they_are() {
+    let broker = Local::start("60");
+    let name = "mail\u{1b}[2J\0\nforged  9".to_owned();
+    let shown = "mail\\u{1b}[2J\\u{0}\\nforged  9";
+    make_queues(&broker, std::slice::from_ref(&name));
+    let mut worker = RawClient::unix(&broker.socket());
+    let mut hello = hello(2, "");
+    hello.hello.as_mut().unwrap().name = "worker\u{1b}]0;title\u{7}\nforged".to_owned();
+    worker.send(&hello);
+    worker.send(&ToBroker {
+        consumers: vec![proto::Consumer {
+            queues: vec![name.clone()],
+            add_credit: 1,
+            ..proto::Consumer::default()
+        }],
+        ping: true,
+        ..ToBroker::default()
+    });
+    while !worker.hear().expect("it is welcome").pong {}
+
+    let url = format!("local:{}", broker.data().display());
+    let check = |arguments: &[&str], expected: &[&str]| {
+        let said = text(&run(&[arguments, &["--url", &url]].concat()));
+        let is_order = |letter: char| letter.is_control() && letter != '\n';
+        assert!(!said.contains(is_order), "{said:?}");
+        assert!(
+            !said.lines().any(|line| line.starts_with("forged")),
+            "{said:?}"
+        );
+        for part in expected {
+            assert!(said.contains(part), "{part}: {said:?}");
+        }
+    };
+    check(
+        &["status"],
+        &[shown, "worker\\u{1b}]0;title\\u{7}\\nforged"],
+    );
+    check(
+        &["purge", "--yes", "a\u{1b}[1m\nforged"],
+        &["a\\u{1b}[1m\\nforged", shown],
+    );
+    check(
+        &["limit", "a\u{1b}[1m\nforged"],
+        &["a\\u{1b}[1m\\nforged: no limit"],
+    );
+    // Programs read what it is, in JSON's own escapes.
+    let json = run(&["status", "--json", "--url", &url]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["queues"][0]["name"], name);
 }

@@ -423,14 +423,15 @@ fn a_panic_in_any_thread_ends_the_broker_before_it_writes() {
         client.send(&ToBroker {
             queries: vec![proto::Query {
                 id: 1,
-                query: Some(proto::query::Query::Status(true)),
+                query: Some(proto::query::Query::Status(proto::StatusQuery::default())),
             }],
             ..ToBroker::default()
         });
         let answer = client.hear().unwrap();
-        let Some(proto::answer::Answer::Status(status)) = &answer.answers[0].answer else {
+        let Some(proto::answer::Answer::Status(page)) = &answer.answers[0].answer else {
             panic!("{answer:?}");
         };
+        let status = page.status.as_ref().expect("a page of it");
         assert!(status.queues.iter().all(|queue| queue.ready == 0));
     }
 }

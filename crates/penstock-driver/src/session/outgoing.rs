@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use penstock_message::{Query, Receipt, Refusal};
-use penstock_wire::{Later, Within, encode_frame, proto};
+use penstock_wire::{Later, MAX_TRANSACTION_BYTES, Within, encode_frame, proto};
 use prost::Message as _;
 
 use super::{CallDone, Session};
@@ -108,6 +108,18 @@ impl Session {
                     self.max_frame_bytes
                 );
                 self.end_call(pending.call, DriverError::TooLarge { reason });
+                continue;
+            }
+            // The broker would find that out only when all of it has been sent.
+            let bytes = pending.tx.bytes();
+            if bytes > MAX_TRANSACTION_BYTES {
+                let reason = format!(
+                    "this call has {bytes} bytes, and one call may have {MAX_TRANSACTION_BYTES} at most. Nothing of \
+                     it was sent: split it into several"
+                );
+                let why = Refusal::TooLarge(reason);
+                let refused = Receipt::Refused { op: 0, why };
+                self.settle(pending.call, pending.index, refused);
                 continue;
             }
             if let Some(refused) = self.too_new_for_broker(&pending.tx) {

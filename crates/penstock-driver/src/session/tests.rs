@@ -910,3 +910,20 @@ fn takes(queue: &str, add_credit: u32) -> Consume {
         ..Consume::default()
     }
 }
+
+#[test]
+fn a_call_that_no_broker_takes_is_refused_before_anything_of_it_is_sent() {
+    let mut bench = Bench::connected();
+    let mib = Bytes::from(vec![0; 1 << 20]);
+    let call = |mib_count| vec![Encoded::Parts(vec![mib.clone(); mib_count])];
+    bench.commit_encoded("large", call(513), Durability::Disk, None);
+    assert_eq!(bench.sent(), "");
+    assert_eq!(
+        bench.heard(),
+        "large: TooLarge(\"this call has 537919488 bytes, and one call may have 536870912 at most. Nothing of it \
+         was sent: split it into several\")"
+    );
+    assert_eq!(bench.session.window.len(), 0);
+    bench.commit_encoded("just", call(512), Durability::Disk, None);
+    assert!(!bench.session.take_out(bench.now).is_empty(), "it goes out");
+}

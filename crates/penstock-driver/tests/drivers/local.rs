@@ -184,3 +184,54 @@ fn a_directory_that_this_user_cannot_write_is_named() {
         other => panic!("{other:?}"),
     }
 }
+
+/// A user who makes `.penstock` first in a directory that all may write, such as /tmp, and listens there.
+#[test]
+fn a_directory_that_another_user_has_made_gets_no_job_and_no_broker() {
+    let place = Place::local();
+    let shared = place.directory.path();
+    fs::set_permissions(shared, fs::Permissions::from_mode(0o1777)).unwrap();
+    let data = shared.join("data");
+    fs::create_dir(&data).unwrap();
+    let precious = shared.join("precious");
+    fs::write(&precious, "precious").unwrap();
+    std::os::unix::fs::symlink(&precious, data.join("broker.log")).unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(data.join("broker.sock")).unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let remedy = match rustix::process::geteuid().is_root() {
+        true => {
+            std::os::unix::fs::chown(&data, Some(65_534), Some(65_534)).unwrap();
+            "belongs to user 65534"
+        }
+        // Only root can give a directory away; one that others may write is the next best.
+        false => {
+            fs::set_permissions(&data, fs::Permissions::from_mode(0o777)).unwrap();
+            "chmod go-w"
+        }
+    };
+    let refused = |listens: bool| {
+        let outcome =
+            place
+                .client()
+                .try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE);
+        match outcome {
+            Err(DriverError::Invalid { reason }) => {
+                assert!(reason.contains(remedy), "{reason}");
+                assert!(reason.contains("Nothing was sent"), "{reason}");
+                assert!(reason.contains(data.to_str().unwrap()), "{reason}");
+            }
+            other => panic!("{other:?} (somebody listens there: {listens})"),
+        }
+    };
+    refused(true);
+    let nobody = listener.accept().unwrap_err();
+    assert_eq!(nobody.kind(), std::io::ErrorKind::WouldBlock);
+    drop(listener);
+    refused(false);
+    assert_eq!(fs::read_to_string(precious).unwrap(), "precious");
+    let kept: BTreeSet<_> = fs::read_dir(&data)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(kept, ["broker.log", "broker.sock"].map(Into::into).into());
+}

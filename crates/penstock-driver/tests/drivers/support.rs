@@ -186,10 +186,11 @@ impl Client {
     }
 
     pub fn status(&self) -> Status {
-        match self.query(Query::Status).unwrap() {
-            Answer::Status(status) => status,
+        let page = |query| match self.query(Query::Status(query))? {
+            Answer::Status(page) => Ok::<_, DriverError>(page),
             other => panic!("{other:?} is no status"),
-        }
+        };
+        Status::collect(page).unwrap()
     }
 
     pub fn broker_pid(&self) -> u64 {

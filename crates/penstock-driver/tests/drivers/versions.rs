@@ -13,7 +13,7 @@ use std::thread;
 use crate::support::*;
 use bytes::BytesMut;
 use penstock_driver::{DriverConfig, DriverError};
-use penstock_message::{Answer, Durability, KeyState, Query};
+use penstock_message::{Answer, Durability, KeyState, Query, StatusQuery};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, encode_frame, proto};
 
 /// Stands before a broker's socket and carries its frames.
@@ -141,7 +141,8 @@ fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
     aged.grow_old();
     let url = format!("unix:{}", socket_of(&place).display());
     let client = Client::new(DriverConfig::new(url));
-    let Err(DriverError::Invalid { reason }) = client.query(Query::Status) else {
+    let Err(DriverError::Invalid { reason }) = client.query(Query::Status(StatusQuery::default()))
+    else {
         panic!("a broker of version 1 is spoken to");
     };
     assert!(

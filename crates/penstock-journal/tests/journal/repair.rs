@@ -300,3 +300,85 @@ fn a_sound_journal_is_not_touched_by_a_repair() {
     let names = storage(&root).list().unwrap();
     assert!(names.iter().all(|name| !name.starts_with("damaged")));
 }
+
+/// By a restored backup, or by hand. Nothing in them is damaged.
+#[test]
+fn segments_that_have_each_others_names_get_their_own_back_and_nothing_is_lost() {
+    let (_, original, appended) = golden();
+    let names = segment_names(&original);
+    assert!(names.len() >= 3, "{names:?}");
+    let moved = |files: &mut Files, order: &[usize]| {
+        for (place, from) in order.iter().enumerate() {
+            files.insert(names[place].clone(), original[&names[*from]].clone());
+        }
+    };
+    for order in [&[1, 0][..], &[0, 2, 1], &[1, 2, 0], &[2, 0, 1]] {
+        let mut files_then = original.clone();
+        moved(&mut files_then, order);
+        let root = put(&files_then);
+        let refused = recovered(&storage(&root));
+        assert!(
+            matches!(refused, Err(OpenError::Damaged { .. })),
+            "{order:?}"
+        );
+        let report = repair(root.path(), &small(), "1").unwrap();
+        let misplaced = order.iter().enumerate().filter(|(at, from)| at != *from);
+        assert_eq!(report.put_back, misplaced.count() as u64, "{order:?}");
+        assert_eq!((report.damaged_files, report.lost), (None, Vec::new()));
+        assert_eq!(files(root.path()), original, "{order:?}");
+        assert_eq!(recovered(&storage(&root)).unwrap().1, appended);
+    }
+
+    // Beside real damage they are put back first, and only what is damaged is lost.
+    let mut files_then = original.clone();
+    moved(&mut files_then, &[1, 0]);
+    let last = files_then.get_mut(names.last().unwrap()).unwrap();
+    last.truncate(last.len() / 2);
+    let root = put(&files_then);
+    let report = repair(root.path(), &small(), "1").unwrap();
+    assert_eq!(report.put_back, 2);
+    let mut only_damaged = files_then.clone();
+    moved(&mut only_damaged, &[0, 1]);
+    let (without, _) = check(&only_damaged, &appended).expect("it is damaged");
+    assert_eq!(report.records, without.records);
+
+    // A copy under another's name is not put back: it would take the place of one that is missing.
+    let mut files_then = original.clone();
+    moved(&mut files_then, &[1, 1]);
+    let (report, _) = check(&files_then, &appended).expect("a segment is missing");
+    assert_eq!(report.put_back, 0);
+}
+
+#[test]
+fn what_is_no_file_is_named_with_what_to_do() {
+    let (root, files_then, _) = golden();
+    let name = segment_names(&files_then).pop().unwrap();
+    let check = |name: &str, what: &str, opened: &dyn Fn() -> String| {
+        let said = opened();
+        assert!(said.contains(name) && said.contains(what), "{said}");
+        assert!(said.contains("move it out of"), "{said}");
+    };
+    let place = root.path().join(&name);
+    fs::remove_file(&place).unwrap();
+    fs::create_dir(&place).unwrap();
+    let opened = || recovered(&storage(&root)).unwrap_err().to_string();
+    check(&name, "a directory", &opened);
+    fs::remove_dir(&place).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &place,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .unwrap();
+    check(&name, "no ordinary file", &opened);
+    fs::remove_file(&place).unwrap();
+    fs::write(&place, &files_then[&name]).unwrap();
+    fs::create_dir(root.path().join("7.spare")).unwrap();
+    let opened = || {
+        let opened = User::open(&storage(&root));
+        opened.err().expect("it is not opened").to_string()
+    };
+    check("7.spare", "a directory", &opened);
+}

@@ -99,7 +99,8 @@ impl Engine {
     }
 
     pub(super) fn answer(&mut self, conn: ConnId, id: u64, mut answer: Answer) {
-        if let Answer::Status(status) = &mut answer {
+        if let Answer::Status(page) = &mut answer {
+            let status = &mut page.status;
             *status.process = ProcessStatus {
                 version: env!("CARGO_PKG_VERSION").to_owned(),
                 pid: self.options.pid,

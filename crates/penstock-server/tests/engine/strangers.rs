@@ -3,7 +3,7 @@
 
 use bytes::{Bytes, BytesMut};
 use penstock_journal::sim::SimStorage;
-use penstock_message::{Durability, Lease, MessageId, Query};
+use penstock_message::{Durability, Lease, MessageId, Query, StatusQuery};
 use penstock_server::{Peer, Token};
 use penstock_wire::proto::{self, ToBroker, close::Why};
 use penstock_wire::{
@@ -86,7 +86,7 @@ fn every_kind_of_frame_is_refused_before_the_hello() {
         commit(1, Durability::Disk, vec![publish(1)]),
         commit(1, Durability::None, Vec::new()),
         consume(10),
-        queries(1, &Query::Status),
+        queries(1, &Query::Status(StatusQuery::default())),
         queries(1, &Query::Stop),
         queries(1, &Query::Message(MessageId([1; 16]))),
         ToBroker {
@@ -228,7 +228,7 @@ fn a_client_that_asks_and_never_listens_is_not_heard_any_further_and_then_let_go
     world.stuff(asker, true);
     let mut most = 0;
     for _ in 0..10 {
-        world.send(asker, &queries(50, &Query::Status));
+        world.send(asker, &queries(50, &Query::Status(StatusQuery::default())));
         world.settle();
         most = most.max(world.engine.outgoing(asker.conn).len());
     }
@@ -245,7 +245,7 @@ fn a_client_that_asks_and_never_listens_is_not_heard_any_further_and_then_let_go
     // One that never does is let go, as one of which nothing is heard.
     world.stuff(asker, true);
     for _ in 0..3 {
-        world.send(asker, &queries(50, &Query::Status));
+        world.send(asker, &queries(50, &Query::Status(StatusQuery::default())));
     }
     for _ in 0..5 {
         world.live(HEARTBEAT_MS / 5);
@@ -277,7 +277,7 @@ fn a_client_that_listens_slowly_is_kept_however_long_it_takes() {
         world.send(publisher, &commit(seq, Durability::Disk, vec![pause]));
     }
     for _ in 0..3 {
-        world.send(asker, &queries(50, &Query::Status));
+        world.send(asker, &queries(50, &Query::Status(StatusQuery::default())));
         world.settle();
     }
     assert!(!world.engine.hears(asker.conn));
@@ -296,10 +296,19 @@ fn a_client_that_listens_slowly_is_kept_however_long_it_takes() {
 fn a_frame_asks_only_so_much() {
     let mut world = World::new();
     let client = world.join(1);
-    world.send(client, &queries(MAX_QUERIES_A_FRAME, &Query::Status));
+    world.send(
+        client,
+        &queries(MAX_QUERIES_A_FRAME, &Query::Status(StatusQuery::default())),
+    );
     world.settle();
     assert_eq!(world.confirmed(client).answers.len(), MAX_QUERIES_A_FRAME);
-    world.send(client, &queries(MAX_QUERIES_A_FRAME + 1, &Query::Status));
+    world.send(
+        client,
+        &queries(
+            MAX_QUERIES_A_FRAME + 1,
+            &Query::Status(StatusQuery::default()),
+        ),
+    );
     assert_eq!(
         world.farewell(client).1,
         "more than 1,024 questions in one frame"

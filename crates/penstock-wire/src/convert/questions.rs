@@ -2,7 +2,7 @@
 
 use penstock_message::{
     Answer, Counts, Failure, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueLimits,
-    QueueStatus, Space, Status, WorkerStatus,
+    QueueStatus, Space, Status, StatusCursor, StatusPage, StatusQuery, WorkerStatus,
 };
 
 use super::{FromNumber, id_bytes, message_id, small, wanted};
@@ -14,7 +14,7 @@ impl From<(u64, Query)> for proto::Query {
         Self {
             id,
             query: match query {
-                Query::Status => Some(Wire::Status(true)),
+                Query::Status(query) => Some(Wire::Status(query.into())),
                 Query::Message(message) => Some(Wire::Message(id_bytes(message))),
                 Query::Failed(query) => Some(Wire::Failed(query.into())),
                 Query::Operation(name) => Some(Wire::Operation(name)),
@@ -33,7 +33,7 @@ impl TryFrom<proto::Query> for (u64, Query) {
         let query = match wire.query {
             // A newer protocol has more of them.
             None => Query::Unnamed,
-            Some(Wire::Status(_)) => Query::Status,
+            Some(Wire::Status(query)) => Query::Status(query.try_into()?),
             Some(Wire::Message(id)) => Query::Message(message_id(&id)?),
             Some(Wire::Failed(query)) => Query::Failed(query.into()),
             Some(Wire::Operation(name)) => Query::Operation(name),
@@ -49,7 +49,7 @@ impl From<(u64, Answer)> for proto::Answer {
         Self {
             id,
             answer: Some(match answer {
-                Answer::Status(status) => Wire::Status(status.into()),
+                Answer::Status(page) => Wire::Status(page.into()),
                 Answer::Message(Some(info)) => Wire::Message(info.into()),
                 Answer::Message(None) => Wire::UnknownMessage(true),
                 Answer::Failed(page) => Wire::Failed(page.into()),
@@ -68,7 +68,7 @@ impl TryFrom<proto::Answer> for (u64, Answer) {
     fn try_from(wire: proto::Answer) -> Result<Self, WireError> {
         use proto::answer::Answer as Wire;
         let answer = match wanted(wire.answer, "an answer is empty or unknown")? {
-            Wire::Status(status) => Answer::Status(status.try_into()?),
+            Wire::Status(page) => Answer::Status(page.try_into()?),
             Wire::Message(info) => Answer::Message(Some(info.try_into()?)),
             Wire::UnknownMessage(_) => Answer::Message(None),
             Wire::Failed(page) => Answer::Failed(page.try_into()?),
@@ -78,6 +78,74 @@ impl TryFrom<proto::Answer> for (u64, Answer) {
             Wire::Refused(why) => Answer::Refused(why),
         };
         Ok((wire.id, answer))
+    }
+}
+
+impl From<StatusQuery> for proto::StatusQuery {
+    fn from(query: StatusQuery) -> Self {
+        Self {
+            queues: query.queues,
+            after: query.after.map(Into::into),
+            limit: query.limit,
+        }
+    }
+}
+
+impl TryFrom<proto::StatusQuery> for StatusQuery {
+    type Error = WireError;
+
+    fn try_from(wire: proto::StatusQuery) -> Result<Self, WireError> {
+        Ok(Self {
+            queues: wire.queues,
+            after: wire.after.map(TryInto::try_into).transpose()?,
+            limit: wire.limit,
+        })
+    }
+}
+
+impl From<StatusCursor> for proto::StatusCursor {
+    fn from(cursor: StatusCursor) -> Self {
+        use proto::status_cursor::Place;
+        Self {
+            place: Some(match cursor {
+                StatusCursor::Queue(name) => Place::Queue(name),
+                StatusCursor::Worker(number) => Place::Worker(number),
+            }),
+        }
+    }
+}
+
+impl TryFrom<proto::StatusCursor> for StatusCursor {
+    type Error = WireError;
+
+    fn try_from(wire: proto::StatusCursor) -> Result<Self, WireError> {
+        use proto::status_cursor::Place;
+        Ok(match wanted(wire.place, "a cursor is empty or unknown")? {
+            Place::Queue(name) => Self::Queue(name),
+            Place::Worker(number) => Self::Worker(number),
+        })
+    }
+}
+
+impl From<StatusPage> for proto::StatusPage {
+    fn from(page: StatusPage) -> Self {
+        Self {
+            status: Some(page.status.into()),
+            next: page.next.map(Into::into),
+            own_leases: page.own_leases,
+        }
+    }
+}
+
+impl TryFrom<proto::StatusPage> for StatusPage {
+    type Error = WireError;
+
+    fn try_from(wire: proto::StatusPage) -> Result<Self, WireError> {
+        Ok(Self {
+            status: wanted(wire.status, "a page of the status has none")?.try_into()?,
+            next: wire.next.map(TryInto::try_into).transpose()?,
+            own_leases: wire.own_leases,
+        })
     }
 }
 
@@ -110,6 +178,7 @@ impl From<Status> for proto::Status {
             queues: status.queues.into_iter().map(queue).collect(),
             workers: status.workers.into_iter().map(worker).collect(),
             clients: status.clients,
+            connected_workers: status.connected_workers,
             results: status.results,
             results_bytes: status.results_bytes,
             evicted: status.evicted,
@@ -190,6 +259,7 @@ impl TryFrom<proto::Status> for Status {
                 .collect::<Result<_, WireError>>()?,
             workers: wire.workers.into_iter().map(worker).collect(),
             clients: wire.clients,
+            connected_workers: wire.connected_workers,
             results: wire.results,
             results_bytes: wire.results_bytes,
             evicted: wire.evicted,

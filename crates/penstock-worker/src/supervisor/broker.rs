@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use penstock_driver::DriverError;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_message::{
-    Answer, Consume, Delivery, Durability, Lease, Op, Query, ReleaseReason, Tx,
+    Answer, Consume, Delivery, Durability, Lease, Op, Query, ReleaseReason, StatusPage,
+    StatusQuery, Tx,
 };
 
 use super::{End, Phase, Supervisor, TICK};
@@ -100,6 +101,18 @@ impl Burst {
             deliveries: 0,
         }
     }
+}
+
+/// Whether there is nothing for a worker that is idle and serves these queues. A lease that the broker
+/// counts is then of a job that is still on its way: its body may be read back slowly.
+fn nothing_is_left(page: &StatusPage, served: &[String]) -> bool {
+    let nothing_ready = page
+        .status
+        .queues
+        .iter()
+        .filter(|queue| !queue.paused && served.contains(&queue.name))
+        .all(|queue| queue.ready == 0);
+    nothing_ready && page.own_leases == 0 && page.next.is_none()
 }
 
 impl Supervisor {
@@ -237,25 +250,29 @@ impl Supervisor {
         self.burst.deliveries = self.deliveries;
         let inbox = Arc::clone(&self.inbox);
         self.driver.query(
-            Query::Status,
+            Query::Status(self.status_query()),
             Instant::now() + ANSWER_WITHIN,
             Box::new(move |answer| inbox.answered(answer)),
         );
+    }
+
+    /// What a burst is about; before the app is loaded, its queues are not known.
+    fn status_query(&self) -> StatusQuery {
+        match self.queues.is_empty() {
+            true => StatusQuery::first(1),
+            false => StatusQuery::of_queues(self.queues.clone()),
+        }
     }
 
     fn hear_answer(&mut self, answer: Result<Answer, DriverError>, now: Instant) {
         self.burst.asked = false;
         self.burst.ask_from = now + BURST_ASKS_EVERY;
         match answer {
-            Ok(Answer::Status(status)) => {
-                let nothing_ready = status
-                    .queues
-                    .iter()
-                    .filter(|queue| !queue.paused && self.queues.contains(&queue.name))
-                    .all(|queue| queue.ready == 0);
+            Ok(Answer::Status(page)) => {
                 let is_current = self.burst.deliveries == self.deliveries;
                 let serving = self.phase == Phase::Serving && self.alive > 0;
-                if self.config.burst && serving && nothing_ready && is_current && self.is_idle() {
+                let idle = serving && is_current && self.is_idle();
+                if self.config.burst && idle && nothing_is_left(&page, &self.queues) {
                     tracing::info!("the queues are empty: the burst is over");
                     self.begin_draining(None);
                 }
@@ -291,5 +308,40 @@ impl Supervisor {
         if self.next_question().is_some_and(|at| at <= now) {
             self.ask_status();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_message::{QueueStatus, Status};
+
+    use super::*;
+
+    /// The queue of a burst may be empty while its jobs are on their way to the worker, whose goodbye would
+    /// put them back.
+    #[test]
+    fn a_burst_is_over_when_nothing_is_ready_and_nothing_is_on_its_way() {
+        let check = |ready, paused, own_leases, expected| {
+            let queue = |name: &str, ready| QueueStatus {
+                name: name.to_owned(),
+                ready,
+                paused,
+                ..QueueStatus::default()
+            };
+            let page = StatusPage {
+                status: Status {
+                    queues: vec![queue("mail", ready), queue("of others", 1)],
+                    ..Status::default()
+                },
+                own_leases,
+                next: None,
+            };
+            let served = ["mail".to_owned()];
+            assert_eq!(nothing_is_left(&page, &served), expected, "{page:?}");
+        };
+        check(0, false, 0, true);
+        check(1, false, 0, false);
+        check(1, true, 0, true);
+        check(0, false, 365, false);
     }
 }

@@ -3,7 +3,7 @@
 use penstock_broker::{Answer, Broker, ConnId, Input, Now, Output, Position, Query};
 use penstock_message::{
     Counts, Due, Extras, Filter, Key, KeyState, Member, MessageId, Receipt, Refusal, Retries,
-    SessionId, Space, Target,
+    SessionId, Space, StatusQuery, Target,
 };
 
 pub(super) struct Options<'a>(Vec<(&'a str, &'a str)>);
@@ -211,7 +211,8 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
             operation.spared,
             if operation.is_over { " over" } else { "" }
         ),
-        Answer::Status(status) => {
+        Answer::Status(page) => {
+            let status = &page.status;
             let mut line = "status".to_owned();
             for queue in &status.queues {
                 line += &format!(
@@ -243,7 +244,10 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
                     line += &format!("-{}ms", queue.oldest_ready_ms);
                 }
             }
-            for worker in &status.workers {
+            // Pages have them in an order of the broker's own.
+            let mut workers: Vec<_> = status.workers.iter().collect();
+            workers.sort_by(|one, other| one.name.cmp(&other.name));
+            for worker in workers {
                 let away = if worker.connected { "" } else { "-away" };
                 line += &format!(
                     " {}={}/{}/{}{away}",
@@ -286,7 +290,7 @@ pub(super) fn describe_whole(
         Input::Query {
             conn,
             id: 1,
-            query: Query::Status,
+            query: Query::Status(StatusQuery::default()),
         },
     ];
     let queries = ids.iter().map(|id| Input::Query {
@@ -306,9 +310,14 @@ pub(super) fn describe_whole(
                 }
                 // Queues that hold nothing are not remembered.
                 Output::Answer {
-                    answer: Answer::Status(mut status),
+                    answer: Answer::Status(page),
                     ..
                 } => {
+                    assert_eq!(page.next, None, "a page has room for it");
+                    let mut status = page.status;
+                    status
+                        .workers
+                        .sort_by(|one, other| one.name.cmp(&other.name));
                     status.queues.retain(|queue| {
                         queue.ready + queue.delayed + queue.running + queue.failed > 0
                             || queue.paused

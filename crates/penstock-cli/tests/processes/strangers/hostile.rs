@@ -292,15 +292,16 @@ fn nobody_gets_in_without_the_token_and_it_is_never_shown() {
     friend.send(&ToBroker {
         queries: vec![proto::Query {
             id: 1,
-            query: Some(proto::query::Query::Status(true)),
+            query: Some(proto::query::Query::Status(proto::StatusQuery::default())),
         }],
         ..ToBroker::default()
     });
     let status = friend.hear().unwrap();
     assert!(!format!("{status:?}").contains(TOKEN));
-    let Some(proto::answer::Answer::Status(status)) = &status.answers[0].answer else {
+    let Some(proto::answer::Answer::Status(page)) = &status.answers[0].answer else {
         panic!("{status:?}");
     };
+    let status = page.status.as_ref().expect("a page of it");
     assert!(status.queues.is_empty(), "something was enqueued");
     server.signal(rustix::process::Signal::TERM);
     for line in server.everything_said() {

@@ -1,6 +1,6 @@
 //! Clients and brokers of different versions of the protocol.
 
-use penstock_message::{Filter, Query, Target};
+use penstock_message::{Filter, MessageId, Query, Target};
 use penstock_wire::{LATER, Later, Within};
 use prost::Message as _;
 
@@ -188,7 +188,7 @@ fn an_operation_and_a_question_of_2_are_not_sent_to_a_broker_of_1() {
     };
     bench.commit_txs("c", vec![Tx::from(vec![cancel])], Durability::Disk, None);
     bench.ask(Query::Operation(7));
-    bench.ask(Query::Status);
+    bench.ask(Query::Message(MessageId([1; 16])));
     assert_eq!(bench.sent(), "query 3");
     assert_eq!(
         bench.heard(),
@@ -257,7 +257,7 @@ fn a_broker_of_any_version_is_asked_to_stop_and_nothing_else() {
 
     let mut bench = Bench::new();
     bench.ask(Query::Stop);
-    bench.ask(Query::Status);
+    bench.ask(Query::Message(MessageId([1; 16])));
     let end = bench.meet(1, proto::Welcome::default());
     assert!(matches!(end, Err(LinkEnd::Hopeless(..))), "{end:?}");
 }
