@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io::{Write, stderr};
 use std::process::ExitCode;
 
-use penstock_driver::DriverError;
+use penstock_driver::{DriverError, ErrorKind};
 use penstock_journal::{OpenError, RepairError};
 use penstock_server::{ListenError, ServerError};
 
@@ -45,9 +45,9 @@ impl From<std::io::Error> for Failure {
 
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Self {
-        let code = match &error {
-            DriverError::Unavailable { .. } => NO_BROKER,
-            DriverError::Invalid { .. } => WRONG_CALL,
+        let code = match error.kind {
+            ErrorKind::Unavailable => NO_BROKER,
+            ErrorKind::Invalid => WRONG_CALL,
             _ => FAILED,
         };
         Self::new(code, error)

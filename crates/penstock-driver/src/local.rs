@@ -38,11 +38,11 @@ pub(crate) struct Local {
 
 impl Local {
     pub(crate) fn new(path: &Path, program: Option<PathBuf>) -> Result<Self, DriverError> {
-        let paths = LocalPaths::resolve(path).map_err(|error| DriverError::Invalid {
-            reason: format!(
+        let paths = LocalPaths::resolve(path).map_err(|error| {
+            DriverError::invalid(format!(
                 "local:{} names no usable directory: {error}",
                 path.display()
-            ),
+            ))
         })?;
         let known = AtomicBool::new(false);
         Ok(Self {

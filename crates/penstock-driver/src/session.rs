@@ -28,7 +28,7 @@ use rustc_hash::FxHashMap;
 
 use crate::dial::Start;
 use crate::encoded::Encoded;
-use crate::{DeliverySink, Done, DriverError, ValueSink, WatchId};
+use crate::{DeliverySink, Done, DriverError, ErrorKind, ValueSink, WatchId};
 
 mod incoming;
 mod outgoing;
@@ -82,13 +82,7 @@ pub enum LinkEnd {
     /// Worth another try.
     Lost(String),
     /// No try will help until somebody mends something.
-    Hopeless(HopelessEnd, String),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HopelessEnd {
-    Unauthorized,
-    Invalid,
+    Hopeless(ErrorKind, String),
 }
 
 impl From<WireError> for LinkEnd {
@@ -592,18 +586,11 @@ impl Session {
                 self.events
                     .push_back(Event::TimedOut(Arc::clone(&watch.sink)));
                 self.unwatch(WatchId(id));
-            } else if let Some(call) = self.calls.get(&id) {
-                let maybe_accepted = call.sent;
+            } else if self.calls.contains_key(&id) {
                 let reason = self.trouble().unwrap_or_else(|| {
                     format!("the broker at {} did not answer", self.config.broker)
                 });
-                self.end_call(
-                    id,
-                    DriverError::Unavailable {
-                        reason,
-                        maybe_accepted,
-                    },
-                );
+                self.end_call(id, DriverError::unavailable(reason));
             }
         }
         if self.link == Link::Down {
@@ -671,12 +658,12 @@ impl Session {
 
     // How calls and watches end.
 
-    fn remove_call(&mut self, id: CallId) -> Option<CallDone> {
+    fn remove_call(&mut self, id: CallId) -> Option<Call> {
         let call = self.calls.remove(&id)?;
         if let Some(deadline) = call.deadline {
             self.deadlines.remove(&(deadline, id));
         }
-        Some(call.done)
+        Some(call)
     }
 
     fn remove_watch(&mut self, id: WatchId) -> Option<Watch> {
@@ -687,16 +674,16 @@ impl Session {
         Some(watch)
     }
 
-    fn end_call(&mut self, id: CallId, error: DriverError) {
-        match self.remove_call(id) {
-            Some(CallDone::Commit { done, .. }) => {
-                self.events.push_back(Event::Committed(done, Err(error)));
-            }
-            Some(CallDone::Query { done, .. }) => {
-                self.events.push_back(Event::Answered(done, Err(error)));
-            }
-            None => {}
-        }
+    /// However a call ends without an answer, it ends here, where it is known whether it was sent.
+    fn end_call(&mut self, id: CallId, mut error: DriverError) {
+        let Some(call) = self.remove_call(id) else {
+            return;
+        };
+        error.maybe_accepted = call.sent;
+        self.events.push_back(match call.done {
+            CallDone::Commit { done, .. } => Event::Committed(done, Err(error)),
+            CallDone::Query { done, .. } => Event::Answered(done, Err(error)),
+        });
     }
 }
 

@@ -411,7 +411,7 @@ fn wait_for_end<T: Send + 'static>(
     let done = Box::new(move |outcome| filled.fill(outcome));
     let (_, ended) = slot.wait_for(py, driver, None, || call(done));
     // Without a deadline nothing but an end ends the wait.
-    Ok(ended?.unwrap_or(Err(DriverError::Closed)))
+    Ok(ended?.unwrap_or(Err(DriverError::closed())))
 }
 
 // From Python.

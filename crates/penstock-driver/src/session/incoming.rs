@@ -7,9 +7,8 @@ use bytes::Bytes;
 use penstock_message::{Answer, Delivery, Key, KeyState, Query, Receipt};
 use penstock_wire::{convert, encode_frame, proto};
 
-use super::{
-    APPLIED, Call, CallDone, CallId, Event, HopelessEnd, Link, LinkEnd, PendingTx, Session,
-};
+use super::{APPLIED, Call, CallDone, CallId, Event, Link, LinkEnd, PendingTx, Session};
+use crate::ErrorKind;
 use crate::encoded::Encoded;
 
 /// The version of this client, for people.
@@ -90,7 +89,7 @@ impl Session {
             ),
         };
         LinkEnd::Hopeless(
-            HopelessEnd::Invalid,
+            ErrorKind::Invalid,
             format!(
                 "the broker at {} (penstock {theirs}) speaks version {} of the protocol and this client \
                  (penstock {OUR_VERSION}) {}: {advice}",
@@ -230,7 +229,8 @@ impl Session {
         receipts[index] = receipt;
         *unconfirmed -= 1;
         if *unconfirmed == 0
-            && let Some(CallDone::Commit { done, receipts, .. }) = self.remove_call(id)
+            && let Some(call) = self.remove_call(id)
+            && let CallDone::Commit { done, receipts, .. } = call.done
         {
             self.events.push_back(Event::Committed(done, Ok(receipts)));
         }
@@ -244,7 +244,9 @@ impl Session {
             }) => {}
             _ => return,
         }
-        if let Some(CallDone::Query { done, .. }) = self.remove_call(id) {
+        if let Some(call) = self.remove_call(id)
+            && let CallDone::Query { done, .. } = call.done
+        {
             self.events.push_back(Event::Answered(done, Ok(answer)));
         }
     }
@@ -293,11 +295,11 @@ impl Session {
         let text = close.text;
         match Why::try_from(close.why) {
             Ok(Why::Unauthorized) => LinkEnd::Hopeless(
-                HopelessEnd::Unauthorized,
+                ErrorKind::Unauthorized,
                 format!("the broker at {broker} refused this client's token: {text}"),
             ),
             Ok(Why::Version) => LinkEnd::Hopeless(
-                HopelessEnd::Invalid,
+                ErrorKind::Invalid,
                 format!("the broker at {broker} speaks another version of the protocol: {text}"),
             ),
             Ok(Why::Protocol) => LinkEnd::Lost(format!("the broker refused a frame: {text}")),

@@ -98,12 +98,7 @@ impl Bench {
         let log = Arc::clone(&self.log);
         let done = Box::new(move |outcome: Result<Vec<Receipt>, DriverError>| {
             let text = match outcome {
-                Err(DriverError::Unavailable {
-                    maybe_accepted: true,
-                    ..
-                }) => "maybe".to_owned(),
-                Err(DriverError::Unavailable { .. }) => "not accepted".to_owned(),
-                Err(error) => error.to_string(),
+                Err(error) => outcome_text(&error),
                 Ok(receipts) => receipts
                     .iter()
                     .map(receipt_text)
@@ -744,7 +739,7 @@ fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
     let mut bench = Bench::new();
     bench.commit("a", Some(1_000));
     bench.watch("w", &["k"], Some(1_000));
-    bench.session.fail_all(&DriverError::Closed);
+    bench.session.fail_all(&DriverError::closed());
     assert_eq!(
         bench.heard(),
         "a: this client was closed; w: this client was closed"
@@ -755,6 +750,23 @@ fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
         "w: timed out",
         "a watch that goes on keeps its deadline"
     );
+}
+
+/// A client that was closed, or refused, used to say nothing of calls that the broker had in its socket.
+#[test]
+fn every_error_that_ends_a_call_says_whether_it_was_sent() {
+    for kind in [
+        ErrorKind::Closed,
+        ErrorKind::Unauthorized,
+        ErrorKind::Invalid,
+    ] {
+        let mut bench = Bench::connected();
+        bench.commit("sent", Some(1_000));
+        bench.session.take_out(bench.now);
+        bench.commit("waiting", Some(1_000));
+        bench.session.fail_all(&DriverError::new(kind, "over"));
+        assert_eq!(bench.heard(), "sent: over (maybe accepted); waiting: over");
+    }
 }
 
 /// `penstock stop` used to be undone in the same instant by whichever worker was connected.
@@ -827,8 +839,18 @@ fn a_worker_is_told_that_no_broker_can_be_had() {
         log: Arc::clone(&bench.log),
     });
     bench.session.consume(&["mail".to_owned()], 5, hands);
-    bench.session.fail_all(&DriverError::Closed);
+    bench.session.fail_all(&DriverError::closed());
     assert_eq!(bench.heard(), "worker: this client was closed");
+}
+
+/// What a caller goes by.
+fn outcome_text(error: &DriverError) -> String {
+    match (error.kind, error.maybe_accepted) {
+        (ErrorKind::Unavailable, true) => "maybe".to_owned(),
+        (ErrorKind::Unavailable, false) => "not accepted".to_owned(),
+        (_, true) => format!("{error} (maybe accepted)"),
+        (_, false) => error.to_string(),
+    }
 }
 
 trait IntoTx {

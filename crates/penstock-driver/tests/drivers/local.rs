@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-use penstock_driver::{DriverConfig, DriverError};
+use penstock_driver::{DriverConfig, DriverError, ErrorKind};
 use penstock_message::Durability;
 use rustix::process::Signal;
 
@@ -126,7 +126,11 @@ fn a_start_that_cannot_succeed_says_what_to_do() {
         let client = Client::new(prepare(&place));
         let start = Instant::now();
         match client.try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE) {
-            Err(DriverError::Invalid { reason }) => {
+            Err(DriverError {
+                kind: ErrorKind::Invalid,
+                reason,
+                ..
+            }) => {
                 assert!(reason.contains("no broker can be started"), "{reason}");
                 assert!(reason.contains(expected), "{reason}");
             }
@@ -177,7 +181,11 @@ fn a_directory_that_this_user_cannot_write_is_named() {
         .client()
         .try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE)
     {
-        Err(DriverError::Invalid { reason }) => {
+        Err(DriverError {
+            kind: ErrorKind::Invalid,
+            reason,
+            ..
+        }) => {
             assert!(reason.contains("Permission denied"), "{reason}");
             assert!(reason.contains(data.to_str().unwrap()), "{reason}");
         }
