@@ -184,6 +184,11 @@ pub struct Session {
     takes_over: bool,
     /// The version of the protocol that is spoken with this broker.
     version: u32,
+    /// Why the broker closed a connection, if nothing was confirmed since: the same once more would repeat
+    /// for ever.
+    refused: Option<String>,
+    /// When the link came up.
+    up_since: Instant,
     /// Why there is no link, when there was one or one was tried.
     down_because: Option<String>,
     out: BytesMut,
@@ -226,6 +231,8 @@ impl Session {
             stopped: false,
             takes_over: false,
             version: 0,
+            refused: None,
+            up_since: now,
             down_because: None,
             out: BytesMut::new(),
             next_id: 1,
@@ -601,6 +608,9 @@ impl Session {
                 "the broker was silent for {} s",
                 self.heartbeat.as_secs_f32()
             )));
+        }
+        if self.link == Link::Up && now >= self.up_since + self.heartbeat {
+            self.refused = None;
         }
         if self.link == Link::Up && now >= self.ping_due() {
             let ping = proto::ToBroker {

@@ -734,6 +734,63 @@ fn each_way_to_be_turned_away_says_what_to_do() {
     );
 }
 
+/// A worker with a queue name that no broker takes used to connect for ever, and told nobody.
+#[test]
+fn a_refusal_that_would_repeat_for_ever_ends_the_client() {
+    let refused = |bench: &mut Bench, why: proto::close::Why, text: &str| {
+        let close = proto::Close {
+            why: why.into(),
+            text: text.into(),
+        };
+        let frame = proto::ToClient {
+            close: Some(close),
+            ..Default::default()
+        };
+        let end = bench.session.handle(bench.now, frame).unwrap_err();
+        bench.session.disconnected("refused");
+        match end {
+            LinkEnd::Lost(_) => "lost".to_owned(),
+            LinkEnd::Hopeless(ErrorKind::Invalid, why) => why,
+            other => panic!("{other:?}"),
+        }
+    };
+    use proto::close::Why::{Fenced, Protocol};
+
+    for (why, expected) in [
+        (
+            Protocol,
+            "the broker at unix:test refused what this client sent: too long",
+        ),
+        (Fenced, "took over at unix:test"),
+    ] {
+        let mut bench = Bench::connected();
+        assert_eq!(refused(&mut bench, why, "too long"), "lost");
+        bench.connect(0);
+        let end = refused(&mut bench, why, "too long");
+        assert!(end.contains(expected), "{end}");
+    }
+
+    let mut bench = Bench::connected();
+    assert_eq!(refused(&mut bench, Protocol, "too long"), "lost");
+    bench.connect(0);
+    assert_eq!(refused(&mut bench, Protocol, "too short"), "lost");
+    bench.connect(0);
+    bench.commit("a", None);
+    bench.sent();
+    bench.confirm(1, vec![], vec![]);
+    let after_a_confirm = refused(&mut bench, Protocol, "too short");
+    assert_eq!(after_a_confirm, "lost");
+    bench.connect(1);
+    bench.at(HEARTBEAT_MS / 2).unwrap();
+    bench.hear(proto::ToClient {
+        pong: true,
+        ..Default::default()
+    });
+    bench.at(HEARTBEAT_MS).unwrap();
+    let after_a_while = refused(&mut bench, Protocol, "too short");
+    assert_eq!(after_a_while, "lost");
+}
+
 #[test]
 fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
     let mut bench = Bench::new();
