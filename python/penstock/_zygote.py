@@ -7,6 +7,7 @@ the supervisor and hears from it stands in crates/penstock-worker/src/zygote.rs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -149,7 +150,10 @@ class Control:
             del self._incoming[:end]
         return commands
 
-    def take_descriptor(self) -> int:
+    def take_descriptor(self) -> int | None:
+        """Give the descriptor that came with a command; the system drops it where this process may open no more."""
+        if not self._descriptors:
+            return None
         descriptor = self._descriptors.pop(0)
         os.set_inheritable(descriptor, False)
         return descriptor
@@ -200,6 +204,9 @@ class Zygote:
 
     def _fork(self, slot: int, bells: list[socket.socket]) -> None:
         reply_fd = self._control.take_descriptor()
+        if reply_fd is None:
+            self._control.say(f"unforked {slot} {os.strerror(errno.EMFILE)}")
+            return
         zygote_pid = os.getpid()
         # Unflushed output would be written once by each child.
         for stream in (sys.stdout, sys.stderr):

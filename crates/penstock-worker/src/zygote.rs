@@ -26,7 +26,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
 
 use crate::ChildLog;
 
@@ -40,6 +40,8 @@ pub struct Start<'a> {
     pub work: BorrowedFd<'a>,
     pub pages: BorrowedFd<'a>,
     pub log: ChildLog,
+    /// The limit of open files for the app.
+    pub open_files: Rlimit,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,12 +82,15 @@ impl Zygote {
             // what becomes of running jobs and of what they have started.
             .process_group(0);
         let supervisor = rustix::process::getpid();
+        let open_files = start.open_files;
         // SAFETY: only async-signal-safe system calls, no allocation, between fork and exec.
         unsafe {
             command.pre_exec(move || {
                 for fd in inherited {
                     fcntl_setfd(BorrowedFd::borrow_raw(fd), FdFlags::empty())?;
                 }
+                // It may keep the supervisor's, where the system will not have it otherwise.
+                let _ = setrlimit(Resource::Nofile, open_files);
                 end_with_parent(supervisor)
             });
         }
