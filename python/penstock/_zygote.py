@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock._app import App
 
 EXIT_APP = 3
+EXIT_LOOP = 1
 LENGTH_BYTES = 4
 
 
@@ -234,10 +235,18 @@ class Zygote:
     def _run(self, reply_fd: int, slot: int, zygote_pid: int) -> NoReturn:
         try:
             link = ChildLink(self._work_fd, reply_fd, self._pages_fd, slot, zygote_pid)
+            run_jobs(self._app, self._worker, link)
         except ChildProcessError:
             # The zygote died before this child could ask to die with it.
             os._exit(0)
-        run_jobs(self._app, self._worker, link)
+        except BaseException:
+            # A signal handler that a task left, perhaps. Nothing here can be relied on any more; and threads that
+            # tasks left may never end, so they are not waited for.
+            try:
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(EXIT_LOOP)
         # In order: exit handlers run, and threads that the user's code left are waited for.
         sys.exit(0)
 

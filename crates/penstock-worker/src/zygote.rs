@@ -258,6 +258,10 @@ pub fn describe_status(status: i32) -> String {
             Some(name) => format!("killed by signal {signal} ({name})"),
             None => format!("killed by signal {signal}"),
         },
+        (None, Some(1)) => {
+            "exited with status 1 (os._exit, or an exception between two jobs, whose traceback is in the log)"
+                .to_owned()
+        }
         (None, Some(code)) => {
             format!("exited with status {code} (os._exit or sys.exit in C code?)")
         }
