@@ -198,7 +198,7 @@ class Zygote:
                         if command[0] == "fork":
                             self._fork(int(command[1]), [bell, ringer])
                         elif command[0] == "kill":
-                            self._kill()
+                            self._kill(*map(int, command[1:]))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             # The supervisor is gone: its jobs are already somebody else's.
             self._kill()
@@ -258,9 +258,11 @@ class Zygote:
                 del self._slots[pid]
                 self._control.say(f"died {slot} {pid} {status}")
 
-    def _kill(self) -> None:
-        for pid in self._slots:
-            os.kill(pid, signal.SIGKILL)
+    def _kill(self, only: int | None = None) -> None:
+        for pid, slot in self._slots.items():
+            if only in (None, slot):
+                # Not another's number: it is waited for only where it leaves this list.
+                os.kill(pid, signal.SIGKILL)
 
 
 def _received(bell: socket.socket) -> bool:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 
 import pytest
 from project import pidfd
 from worker.odd_shop import Shop
 
+from penstock import App
+from penstock._zygote import Control, Zygote
 from penstock.errors import JobError, WorkerCrashed
 
 
@@ -92,3 +96,25 @@ def test_a_task_that_breaks_the_interpreter_under_its_process_has_crashed(shop: 
     with pytest.raises(WorkerCrashed, match="exited with status 1"):
         shop.tasks.breaks_the_interpreter.delay().result(timeout=30)
     assert shop.tasks.tiny.delay(7).result(timeout=30) == 7
+
+
+def test_only_the_process_of_a_slot_is_killed_and_only_while_it_is_there() -> None:
+    """What reads a slot's outcomes knows no process, and its number may be another's by then."""
+    ours, theirs = socket.socketpair()
+    control = Control(ours)
+    zygote = Zygote(App("shop", url="memory:"), "test", control, (-1, -1))
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+        zygote._slots = {process.pid: slot for slot, process in enumerate(processes)}
+        zygote._kill(1)
+        assert processes[1].wait(30) == -signal.SIGKILL
+        del zygote._slots[processes[1].pid]
+        zygote._kill(1)
+        assert processes[0].poll() is None
+        zygote._kill()
+        assert processes[0].wait(30) == -signal.SIGKILL
+    finally:
+        for process in processes:
+            process.kill()
+        control.close()
+        theirs.close()

@@ -6,6 +6,7 @@
 //! ```text
 //!     to the zygote      fork SLOT          with the child's socket as a descriptor
 //!                        kill               SIGKILL to all children
+//!                        kill SLOT          SIGKILL to this one, if it is still there
 //!     from the zygote    ready\nQUEUE\n…    the app is loaded; the queues its tasks name
 //!                        failed TEXT        the app can't be loaded; it ends
 //!                        warning TEXT       for the log
@@ -109,6 +110,11 @@ impl Zygote {
 
     pub fn kill_children(&mut self) -> io::Result<()> {
         self.say("kill", &[])
+    }
+
+    /// The zygote knows which numbers of processes are still its children's: it has not waited for them.
+    pub fn kill_child(&mut self, slot: u32) -> io::Result<()> {
+        self.say(&format!("kill {slot}"), &[])
     }
 
     fn say(&mut self, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -435,15 +435,17 @@ impl Supervisor {
 
     /// A child that has damaged its outcomes is not to be trusted with more.
     fn kill_child(&mut self, number: u32) {
-        let slot = &mut self.slots[number as usize];
+        let slot = &self.slots[number as usize];
         if let Life::Alive { pid } = slot.life
-            && let Some(pid) = rustix::process::Pid::from_raw(pid)
+            && let Some(zygote) = &mut self.zygote
         {
             tracing::error!(
+                pid,
                 slot = number,
                 "the memory in which a child reports its outcomes is damaged, by C code perhaps: it is killed"
             );
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            // A zygote that can't be told is dead, and its children with it.
+            let _ = zygote.kill_child(number);
         }
     }
 }
