@@ -25,5 +25,5 @@ def run_jobs(app: App, worker: str, link: ChildLink) -> None:
     except (BrokenPipeError, ConnectionResetError):
         # The supervisor is gone, and this process with it.
         pass
-    finally:
-        runner.close()
+    # After another exception nothing is closed: that could wait for threads which never end.
+    runner.close()

@@ -108,6 +108,10 @@ class Connection:
             for notice in self._client.take_notices():
                 logger.warning("%s", notice)
 
+    def rest(self, timeout_s: float) -> None:
+        """Say goodbye for now; the next call opens a new connection."""
+        self._client.rest(timeout_s)
+
     def close(self, timeout_s: float) -> None:
         self._client.close(timeout_s)
         self._ports.close()
@@ -210,8 +214,6 @@ def connect(url: str, name: str) -> Connection:
     with _lock:
         connection = _connections.get((url, token))
         if connection is None:
-            if not _connections:
-                atexit.register(_close_all)
             connection = _connections[url, token] = Connection(url, token, name)
         return connection
 
@@ -227,18 +229,21 @@ def disconnect(connection: Connection, timeout_s: float) -> None:
     connection.close(timeout_s)
 
 
-def _close_all() -> None:
-    # What was sent with durability="none" may still be on its way.
+def _rest_all() -> None:
+    # What was sent with durability="none" may still be on its way. Not closed: exit handlers that run after
+    # this one, and daemon threads, may still enqueue.
     for connection in list(_connections.values()):
-        connection.close(1.0)
-    _connections.clear()
+        connection.rest(1.0)
+
+
+# At import, so that exit handlers that are registered later run before.
+atexit.register(_rest_all)
 
 
 def _start_anew_after_fork() -> None:
     global _lock, _connections, _generation
     _inherited.append(_connections)
     _lock, _connections, _generation = threading.Lock(), {}, _generation + 1
-    atexit.unregister(_close_all)
 
 
 os.register_at_fork(after_in_child=_start_anew_after_fork)

@@ -89,6 +89,8 @@ class Client:
     def take_notices(self) -> list[str]:
         """Warnings of the broker that nobody has seen yet, each once: for the log."""
     def close(self, timeout_s: float) -> None: ...
+    def rest(self, timeout_s: float) -> None:
+        """Say goodbye for now: the next call opens a new connection. Calls of other threads go on."""
 
     # For an event loop: return at once, end at the port under the token.
     def submit(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float, port: Port, token: int) -> list[bytes]:

@@ -7,6 +7,7 @@ the supervisor and hears from it stands in crates/penstock-worker/src/zygote.rs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from penstock._app import App
 
 EXIT_APP = 3
+EXIT_LOOP = 1
 LENGTH_BYTES = 4
 
 
@@ -149,7 +151,10 @@ class Control:
             del self._incoming[:end]
         return commands
 
-    def take_descriptor(self) -> int:
+    def take_descriptor(self) -> int | None:
+        """Give the descriptor that came with a command; the system drops it where this process may open no more."""
+        if not self._descriptors:
+            return None
         descriptor = self._descriptors.pop(0)
         os.set_inheritable(descriptor, False)
         return descriptor
@@ -193,13 +198,16 @@ class Zygote:
                         if command[0] == "fork":
                             self._fork(int(command[1]), [bell, ringer])
                         elif command[0] == "kill":
-                            self._kill()
+                            self._kill(*map(int, command[1:]))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             # The supervisor is gone: its jobs are already somebody else's.
             self._kill()
 
     def _fork(self, slot: int, bells: list[socket.socket]) -> None:
         reply_fd = self._control.take_descriptor()
+        if reply_fd is None:
+            self._control.say(f"unforked {slot} {os.strerror(errno.EMFILE)}")
+            return
         zygote_pid = os.getpid()
         # Unflushed output would be written once by each child.
         for stream in (sys.stdout, sys.stderr):
@@ -227,10 +235,18 @@ class Zygote:
     def _run(self, reply_fd: int, slot: int, zygote_pid: int) -> NoReturn:
         try:
             link = ChildLink(self._work_fd, reply_fd, self._pages_fd, slot, zygote_pid)
+            run_jobs(self._app, self._worker, link)
         except ChildProcessError:
             # The zygote died before this child could ask to die with it.
             os._exit(0)
-        run_jobs(self._app, self._worker, link)
+        except BaseException:
+            # A signal handler that a task left, perhaps. Nothing here can be relied on any more; and threads that
+            # tasks left may never end, so they are not waited for.
+            try:
+                traceback.print_exc()
+                sys.stderr.flush()
+            finally:
+                os._exit(EXIT_LOOP)
         # In order: exit handlers run, and threads that the user's code left are waited for.
         sys.exit(0)
 
@@ -242,9 +258,11 @@ class Zygote:
                 del self._slots[pid]
                 self._control.say(f"died {slot} {pid} {status}")
 
-    def _kill(self) -> None:
-        for pid in self._slots:
-            os.kill(pid, signal.SIGKILL)
+    def _kill(self, only: int | None = None) -> None:
+        for pid, slot in self._slots.items():
+            if only in (None, slot):
+                # Not another's number: it is waited for only where it leaves this list.
+                os.kill(pid, signal.SIGKILL)
 
 
 def _received(bell: socket.socket) -> bool:

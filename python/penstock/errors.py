@@ -2,7 +2,7 @@
 
 Two questions decide what a caller does next, and the types answer them: did the job fail
 (`JobError` and below), or could Penstock not tell or take it (everything else)? And may the work
-have been accepted all the same (`BrokerUnavailable.maybe_accepted`, `Timeout.maybe_accepted`)?
+have been accepted all the same (`maybe_accepted`, which all of them have)?
 """
 
 __all__ = [
@@ -30,17 +30,19 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """The base of all errors in this module."""
+    """The base of all errors in this module.
 
-
-class BrokerUnavailable(PenstockError):
-    """No broker answered within the deadline.
-
-    ``maybe_accepted`` is True when the request had been sent, so a broker may have carried it out
-    or may still do so: enqueueing again could then run the job twice.
+    ``maybe_accepted`` is True when the call was sent and ended without an answer: a broker may have
+    carried it out or may still do so, and enqueueing again could then run the job twice.
     """
 
-    def __init__(self, message: str, maybe_accepted: bool = False) -> None:
+    maybe_accepted: bool = False
+
+
+class _CallError(PenstockError):
+    """A call ended without a broker's answer."""
+
+    def __init__(self, message: str = "", maybe_accepted: bool = False) -> None:
         super().__init__(message, maybe_accepted)
         self.maybe_accepted = maybe_accepted
 
@@ -48,31 +50,28 @@ class BrokerUnavailable(PenstockError):
         return str(self.args[0])
 
 
-class Timeout(PenstockError, TimeoutError):
+class BrokerUnavailable(_CallError):
+    """No broker answered within the deadline. ``maybe_accepted`` is True when the request had been sent."""
+
+
+class Timeout(_CallError, TimeoutError):
     """The broker is within reach, but what was waited for did not happen in time.
 
     From ``result()``: the job goes on. From any other call ``maybe_accepted`` says whether the
     broker may have carried out the request.
     """
 
-    def __init__(self, message: str, maybe_accepted: bool = False) -> None:
-        super().__init__(message, maybe_accepted)
-        self.maybe_accepted = maybe_accepted
 
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class Unauthorized(PenstockError):
+class Unauthorized(_CallError):
     """The server wants a token: set ``PENSTOCK_TOKEN`` to the one it was started with."""
 
 
-class InvalidConfiguration(PenstockError, ValueError):
+class InvalidConfiguration(_CallError, ValueError):
     """A URL, a directory or an option is wrong; the text says what and how to mend it."""
 
 
-class ClientClosed(PenstockError):
-    """The call came after ``app.close()``, or was cut off by it."""
+class ClientClosed(_CallError):
+    """The call came after ``app.close()``, or was cut off by it; ``maybe_accepted`` is True if it had been sent."""
 
 
 class QueueFull(PenstockError):
@@ -83,7 +82,7 @@ class DiskFull(PenstockError):
     """The broker's disk is nearly full, or has no room for so large a call. Nothing of the call was accepted."""
 
 
-class NotOffered(PenstockError):
+class NotOffered(_CallError):
     """The broker does not offer this: it is older than this client, or its engine has no such thing.
 
     Nothing was changed. The text says what to install, or which option to change.
@@ -98,7 +97,7 @@ class TooLate(PenstockError):
     """The job is past the point where this could be done to it. Nothing was changed."""
 
 
-class PayloadTooLarge(PenstockError, ValueError):
+class PayloadTooLarge(_CallError, ValueError):
     """Arguments or a result are larger than the limit (16 MiB by default). Nothing was sent."""
 
 

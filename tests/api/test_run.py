@@ -248,6 +248,8 @@ class TestTheOriginalError:
             StopIteration(3),
             PayloadTooLarge("x"),
             penstock.BrokerUnavailable("x", maybe_accepted=True),
+            penstock.ClientClosed("x", maybe_accepted=True),
+            penstock.InvalidConfiguration("x"),
             TaskError("a.B", "c"),
         ],
     )

@@ -79,6 +79,22 @@ def test_a_stopped_broker_ends_them_at_their_deadline(client, stopped_broker):
         assert not got[2].maybe_accepted
 
 
+def test_a_call_that_a_close_cuts_off_says_whether_it_was_sent(client, stopped_broker):
+    """It used to say nothing, and the job was accepted when the broker went on."""
+    port = _core.Port()
+    client.publish(JOB, b"", 5.0)
+    with stopped_broker():
+        client.submit([(JOB, b"")], 30.0, port, 1)
+        client.close(0.1)
+        end = ends(port, 1)[1]
+        assert isinstance(end, errors.ClientClosed)
+        assert end.maybe_accepted
+        assert "may have been accepted" in str(end)
+    with pytest.raises(errors.ClientClosed) as caught:
+        client.publish(JOB, b"", 5.0)
+    assert not caught.value.maybe_accepted
+
+
 async def test_a_loop_awaits_a_thousand_jobs_at_once(client):
     port = _core.Port()
     loop = asyncio.get_running_loop()

@@ -87,6 +87,26 @@ def test_a_worker_that_ends_after_the_stop_stores_its_outcomes_first(project: Pr
     assert job.result(timeout=30) == 1
 
 
+def test_a_worker_waits_out_what_keeps_the_next_broker_from_its_start(project: Project) -> None:
+    """It used to end, with the job that ran, as soon as one start had failed."""
+    worker = worker_of(project)
+    job = begun_job(project)
+    # No broker can make its lock where the link points to.
+    lock = project.data / "lock"
+    lock.unlink()
+    lock.symlink_to(project.data / "nowhere" / "lock")
+    project.kill_broker()
+    worker.wait_for_output("no broker can be started")
+    (project.directory / "release").touch()
+    worker.wait_for_output("succeeded")
+    lock.unlink()
+    worker.wait_for_output("serves")
+    assert job.result(timeout=30) == 1
+    assert (job.info().attempts, job.info().crashes) == (1, 0)
+    assert worker.output.count("it is tried again") == 1
+    assert worker.returncode is None
+
+
 def test_a_worker_whose_directory_is_deleted_ends_and_says_why(project: Project) -> None:
     worker = worker_of(project)
     broker = project.broker_pid()

@@ -8,12 +8,14 @@ from types import ModuleType
 from project import Process, Project, eventually
 
 TASKS = """
+    import builtins
     import ctypes
     import os
     import resource
     import signal
     import subprocess
     import sys
+    import threading
     import time
     from pathlib import Path
 
@@ -138,6 +140,27 @@ TASKS = """
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.01)
         return "still here"
+
+    @app.task
+    def leaves_an_alarm(label: str) -> int:
+        # Its own timeout, forgotten, and a thread that never ends.
+
+        def ring(number, frame):
+            raise TimeoutError("the forgotten alarm")
+
+        def ring_once_told():
+            wait_for(label)
+            os.kill(os.getpid(), signal.SIGALRM)
+            threading.Event().wait()
+
+        signal.signal(signal.SIGALRM, ring)
+        threading.Thread(target=ring_once_told).start()
+        return os.getpid()
+
+    @app.task(max_deliveries=1)
+    def breaks_the_interpreter() -> None:
+        threading.Thread(target=threading.Event().wait).start()
+        builtins.len = None
 
     @app.task
     def attempts() -> tuple[int, int]:

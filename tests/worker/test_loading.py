@@ -169,3 +169,11 @@ def test_logging_of_the_app_is_left_alone(project: Project) -> None:
     assert worker.wait(30) == 0
     lines = [line for line in worker.output.splitlines() if "succeeded in" in line]
     assert len(lines) == 1 and lines[0].startswith("mine: INFO thing.work")
+
+
+def test_a_worker_that_the_broker_refuses_ends_and_says_why(project: Project) -> None:
+    """It used to connect again and again, and to say that it was running."""
+    project.write("thing.py", "from penstock import App\napp = App('x')")
+    worker = project.worker("thing:app", "-c", "1", "-Q", "q" * 300)
+    assert worker.wait(30) == 1, worker.output
+    assert "refused what this client sent" in worker.output

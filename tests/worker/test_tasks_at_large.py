@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 
 import pytest
+from project import pidfd
 from worker.odd_shop import Shop
 
-from penstock.errors import JobError
+from penstock import App
+from penstock._zygote import Control, Zygote
+from penstock.errors import JobError, WorkerCrashed
 
 
 @pytest.mark.parametrize("size", [0, 1, 40_000, 70_000, 300_000, 16 * 1024 * 1024 - 100])
@@ -71,3 +76,45 @@ def test_what_gets_out_of_a_task_fails_the_job_and_not_the_process(shop: Shop, n
     with pytest.raises((JobError, RecursionError, SystemExit)):
         getattr(shop.tasks, name).delay(*arguments).result(timeout=30)
     assert shop.tasks.pid.delay().result(timeout=30) == before
+
+
+def test_a_process_that_a_forgotten_alarm_ends_is_replaced_and_named(shop: Shop) -> None:
+    """It used to wait for the thread that the task had left, for ever, and its slot ran nothing more."""
+    worker = shop.worker("-c", "1")
+    child = shop.tasks.leaves_an_alarm.delay("ring").result(timeout=30)
+    with pidfd(child) as ended:
+        shop.release("ring")
+        ended.wait(30)
+    assert shop.tasks.pid.delay().result(timeout=30) != child
+    worker.wait_for_output(f"pid={child} slot=0")
+    assert "TimeoutError: the forgotten alarm" in worker.output
+    assert "an idle process was lost: exited with status 1" in worker.output
+
+
+def test_a_task_that_breaks_the_interpreter_under_its_process_has_crashed(shop: Shop) -> None:
+    shop.worker("-c", "1")
+    with pytest.raises(WorkerCrashed, match="exited with status 1"):
+        shop.tasks.breaks_the_interpreter.delay().result(timeout=30)
+    assert shop.tasks.tiny.delay(7).result(timeout=30) == 7
+
+
+def test_only_the_process_of_a_slot_is_killed_and_only_while_it_is_there() -> None:
+    """What reads a slot's outcomes knows no process, and its number may be another's by then."""
+    ours, theirs = socket.socketpair()
+    control = Control(ours)
+    zygote = Zygote(App("shop", url="memory:"), "test", control, (-1, -1))
+    processes = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    try:
+        zygote._slots = {process.pid: slot for slot, process in enumerate(processes)}
+        zygote._kill(1)
+        assert processes[1].wait(30) == -signal.SIGKILL
+        del zygote._slots[processes[1].pid]
+        zygote._kill(1)
+        assert processes[0].poll() is None
+        zygote._kill()
+        assert processes[0].wait(30) == -signal.SIGKILL
+    finally:
+        for process in processes:
+            process.kill()
+        control.close()
+        theirs.close()

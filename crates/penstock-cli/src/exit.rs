@@ -4,18 +4,19 @@ use std::fmt::Display;
 use std::io::{Write, stderr};
 use std::process::ExitCode;
 
-use penstock_driver::DriverError;
+use penstock_driver::{DriverError, ErrorKind};
 use penstock_journal::{OpenError, RepairError};
 use penstock_server::{ListenError, ServerError};
 
 use crate::text::printable_lines;
 
 pub const FAILED: u8 = 1;
-pub const WRONG_CALL: u8 = 2;
+pub const WRONG_CALL: u8 = penstock_server::EXIT_WRONG_CALL;
 pub const IN_USE: u8 = penstock_server::EXIT_IN_USE;
-pub const DAMAGED: u8 = 65;
+pub const DAMAGED: u8 = penstock_server::EXIT_DAMAGED;
 pub const NO_BROKER: u8 = 69;
 pub const DISK_FAILED: u8 = 74;
+pub const UNUSABLE: u8 = penstock_server::EXIT_UNUSABLE;
 
 /// One clear message, and the code that a program goes by.
 #[derive(Debug)]
@@ -48,9 +49,9 @@ impl From<std::io::Error> for Failure {
 
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Self {
-        let code = match &error {
-            DriverError::Unavailable { .. } => NO_BROKER,
-            DriverError::Invalid { .. } => WRONG_CALL,
+        let code = match error.kind {
+            ErrorKind::Unavailable => NO_BROKER,
+            ErrorKind::Invalid => WRONG_CALL,
             _ => FAILED,
         };
         Self::new(code, error)
@@ -62,8 +63,13 @@ impl From<OpenError> for Failure {
         let code = match &error {
             OpenError::Locked { .. } => IN_USE,
             OpenError::Damaged { .. } | OpenError::Replay { .. } => DAMAGED,
+            OpenError::Io { source, .. } if is_wrong_place(source) => UNUSABLE,
             OpenError::Io { .. } | OpenError::DiskFull { .. } => DISK_FAILED,
-            _ => FAILED,
+            OpenError::NewerFormat { .. }
+            | OpenError::OlderFormat { .. }
+            | OpenError::UnknownFeatures { .. }
+            | OpenError::NewerRecord { .. }
+            | OpenError::NotAFile(_) => UNUSABLE,
         };
         Self::new(code, error)
     }
@@ -85,12 +91,31 @@ impl From<ServerError> for Failure {
             ServerError::DiskFailed(_) | ServerError::Listen(ListenError::NoRoom { .. }) => {
                 Self::new(DISK_FAILED, error)
             }
-            ServerError::Directory { ref source, .. } if is_of_the_disk(source) => {
-                Self::new(DISK_FAILED, error)
+            ServerError::Directory { ref source, .. }
+            | ServerError::Listen(ListenError::Io { ref source, .. }) => {
+                Self::new(code_of_path(source), error)
             }
             error => Self::new(FAILED, error),
         }
     }
+}
+
+/// The code for what the system says of a path.
+pub fn code_of_path(error: &std::io::Error) -> u8 {
+    match error {
+        error if is_of_the_disk(error) => DISK_FAILED,
+        error if is_wrong_place(error) => UNUSABLE,
+        _ => FAILED,
+    }
+}
+
+/// A path or a permission that stays wrong until somebody changes it.
+fn is_wrong_place(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind as Kind;
+    matches!(
+        error.kind(),
+        Kind::PermissionDenied | Kind::NotADirectory | Kind::IsADirectory | Kind::AlreadyExists
+    )
 }
 
 /// Not a path or a permission that somebody has got wrong.
@@ -99,6 +124,6 @@ pub fn is_of_the_disk(error: &std::io::Error) -> bool {
     let number = error.raw_os_error().map(Errno::from_raw_os_error);
     matches!(
         number,
-        Some(Errno::IO | Errno::NXIO | Errno::NOSPC | Errno::DQUOT)
+        Some(Errno::IO | Errno::NXIO | Errno::NOSPC | Errno::DQUOT | Errno::ROFS)
     )
 }

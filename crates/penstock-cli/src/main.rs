@@ -29,6 +29,7 @@ Exit codes:
   65  the journal is damaged
   69  no broker is running or can be reached
   74  server: the disk failed; what was confirmed is kept
+  78  a path, a permission or the format of the journal is wrong
 ";
 
 /// A task queue for Python: durable by default, and fast all the same.

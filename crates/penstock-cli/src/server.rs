@@ -10,7 +10,7 @@ use penstock_server::{
     ListenAddress, LocalOptions, Server, ServerOptions, Token, detach, let_go_of_stderr,
 };
 
-use crate::exit::{DISK_FAILED, FAILED, Failure, IN_USE, WRONG_CALL, is_of_the_disk};
+use crate::exit::{Failure, IN_USE, WRONG_CALL, code_of_path, is_of_the_disk};
 use crate::logging::LogArguments;
 use crate::remote::{resolve, token_from_environment};
 use crate::text::byte_count;
@@ -107,10 +107,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     unsafe { detach() }?;
     let cannot_use = |error| {
         let directory = paths.directory.display();
-        let code = match is_of_the_disk(&error) {
-            true => DISK_FAILED,
-            false => FAILED,
-        };
+        let code = code_of_path(&error);
         Failure::new(code, format!("can't use {directory}: {error}"))
     };
     let Some(guard) = LocalGuard::take(paths.clone()).map_err(cannot_use)? else {

@@ -24,10 +24,10 @@ impl FromStr for Address {
     type Err = DriverError;
 
     fn from_str(url: &str) -> Result<Self, DriverError> {
-        let wrong = |why: &str| DriverError::Invalid {
-            reason: format!(
+        let wrong = |why: &str| {
+            DriverError::invalid(format!(
                 "the broker URL {url:?} {why}; give local:PATH, unix:PATH, tcp://HOST:PORT or memory:"
-            ),
+            ))
         };
         let (scheme, rest) = url
             .split_once(':')

@@ -22,11 +22,13 @@ use penstock_message::{
 };
 
 pub use address::{Address, DEFAULT_PORT};
+pub use error::{DriverError, ErrorKind};
 
 mod address;
 mod dial;
 #[doc(hidden)]
 pub mod encoded;
+mod error;
 mod local;
 mod memory;
 mod remote;
@@ -38,7 +40,7 @@ use penstock_wire::MAX_TOKEN_BYTES;
 use remote::Remote;
 pub use waker::Waker;
 
-/// Called once with how a call ended. Runs on the driver's thread: it must not block.
+/// Called once with how a call ended; an error says whether it may have been accepted. Runs on the driver's thread: it must not block.
 pub type Done<T> = Box<dyn FnOnce(Result<T, DriverError>) + Send>;
 
 pub trait Driver: Send + Sync {
@@ -176,28 +178,6 @@ pub struct Capabilities {
     pub highest_durability: Durability,
 }
 
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum DriverError {
-    /// No broker could be reached in time. `maybe_accepted`: the request had been sent.
-    #[error("{reason}")]
-    Unavailable {
-        reason: String,
-        maybe_accepted: bool,
-    },
-    #[error("{reason}")]
-    Unauthorized { reason: String },
-    #[error("{reason}")]
-    TooLarge { reason: String },
-    /// The URL, the directory or an option is wrong; the text says what and how to mend it.
-    #[error("{reason}")]
-    Invalid { reason: String },
-    /// The broker is too old for this, or its engine has no such thing. Nothing was sent.
-    #[error("{reason}")]
-    NotOffered { reason: String },
-    #[error("this client was closed")]
-    Closed,
-}
-
 /// So long a client or its broker may be silent before the other takes it for dead.
 pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(15);
 
@@ -239,9 +219,9 @@ impl DriverConfig {
 pub fn connect(config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {
     let token_bytes = config.token.as_ref().map_or(0, String::len);
     if token_bytes > MAX_TOKEN_BYTES {
-        return Err(DriverError::Invalid {
-            reason: format!("the token has {token_bytes} bytes; the limit is {MAX_TOKEN_BYTES}"),
-        });
+        return Err(DriverError::invalid(format!(
+            "the token has {token_bytes} bytes; the limit is {MAX_TOKEN_BYTES}"
+        )));
     }
     let mut highest_durability = Durability::Disk;
     // Only a local broker is ended by whoever needs a newer one: it belongs to its clients.

@@ -15,8 +15,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_server::EXIT_IN_USE;
 use penstock_server::local::{LocalPaths, is_nobody};
+use penstock_server::{EXIT_IN_USE, EXITS_UNTIL_FIXED};
 
 use crate::DriverError;
 use crate::dial::{Dial, DialError, Start, connect_unix};
@@ -34,27 +34,53 @@ pub(crate) struct Local {
     program: Option<PathBuf>,
     /// A broker was there before.
     known: AtomicBool,
+    /// Why none can be started, as the log says already; `None` once one serves.
+    logged: Mutex<Option<String>>,
 }
 
 impl Local {
     pub(crate) fn new(path: &Path, program: Option<PathBuf>) -> Result<Self, DriverError> {
-        let paths = LocalPaths::resolve(path).map_err(|error| DriverError::Invalid {
-            reason: format!(
+        let paths = LocalPaths::resolve(path).map_err(|error| {
+            DriverError::invalid(format!(
                 "local:{} names no usable directory: {error}",
                 path.display()
-            ),
+            ))
         })?;
-        let known = AtomicBool::new(false);
         Ok(Self {
             paths,
             program,
-            known,
+            known: AtomicBool::new(false),
+            logged: Mutex::new(None),
         })
     }
 
-    fn hopeless(&self, error: impl std::fmt::Display) -> DialError {
+    fn cannot_start(&self, error: impl std::fmt::Display) -> String {
         let directory = self.paths.directory.display();
-        DialError::Hopeless(format!("no broker can be started for {directory}: {error}"))
+        format!("no broker can be started for {directory}: {error}")
+    }
+
+    /// Somebody must fix what the error says.
+    fn hopeless(&self, error: impl std::fmt::Display) -> DialError {
+        DialError::Hopeless(self.cannot_start(error))
+    }
+
+    /// A full disk, a system short of processes and the like pass, so it is tried again. Logged once for
+    /// each reason: a worker may have to wait for long.
+    fn for_now(&self, error: impl std::fmt::Display) -> DialError {
+        let reason = self.cannot_start(error);
+        let mut logged = self.logged.lock().unwrap();
+        if logged.as_ref() != Some(&reason) {
+            tracing::warn!("{reason}; it is tried again until one starts, and nothing is lost");
+            *logged = Some(reason.clone());
+        }
+        DialError::Unreachable(reason)
+    }
+
+    fn connected(&self) {
+        self.known.store(true, Ordering::Relaxed);
+        if self.logged.lock().unwrap().take().is_some() {
+            tracing::warn!("a broker serves {} again", self.paths.directory.display());
+        }
     }
 
     /// Whether one may be started now; if not, why.
@@ -85,9 +111,19 @@ impl Local {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| self.hopeless(format!("{}: {error}", program.display())))?;
+            .map_err(|error| {
+                let reason = format!("{}: {error}", program.display());
+                // An installer may be about to replace a program that worked before.
+                let worked = self.known.load(Ordering::Relaxed);
+                match error.kind() {
+                    io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied if !worked => {
+                        self.hopeless(reason)
+                    }
+                    _ => self.for_now(reason),
+                }
+            })?;
         tracing::debug!(pid = child.id(), directory = ?self.paths.directory, "started a broker");
-        Started::follow(child).map_err(|error| self.hopeless(error))
+        Started::follow(child).map_err(|error| self.for_now(error))
     }
 }
 
@@ -98,7 +134,7 @@ impl Dial for Local {
         loop {
             match self.paths.connect(|path| connect_unix(path, give_up_at)) {
                 Ok((socket, _)) => {
-                    self.known.store(true, Ordering::Relaxed);
+                    self.connected();
                     return Ok(socket);
                 }
                 Err(error) if is_nobody(&error) => {}
@@ -129,14 +165,13 @@ impl Dial for Local {
                 }
             };
             match (ended, &started) {
-                // Somebody has killed it, the system for want of memory perhaps: no reason to give up.
-                (Some(End::With(status)), _) if was_killed(status) => {
-                    let why = format!("the broker was killed while it started ({status})");
-                    return Err(DialError::Unreachable(why));
-                }
-                (Some(End::With(status)), _) if status.code() != Some(i32::from(EXIT_IN_USE)) => {
+                (Some(End::With(status)), _) if !is_exit(status, &[EXIT_IN_USE]) => {
                     let said = started.and_then(|ours| ours.spoken(give_up_at));
-                    return Err(self.hopeless(last_words(said.unwrap_or_default(), status)));
+                    let why = last_words(said.unwrap_or_default(), status);
+                    return Err(match is_exit(status, &EXITS_UNTIL_FIXED) {
+                        true => self.hopeless(why),
+                        false => self.for_now(why),
+                    });
                 }
                 // Another one was first. But it may be about to leave.
                 (Some(_), Some(ours)) if ours.since.elapsed() > OTHER_PATIENCE => started = None,
@@ -146,20 +181,19 @@ impl Dial for Local {
     }
 }
 
-/// A signal that comes from outside, and not of a bug.
-fn was_killed(status: ExitStatus) -> bool {
-    use rustix::process::Signal;
-    let from_outside = [Signal::KILL, Signal::TERM, Signal::INT, Signal::HUP];
-    status
-        .signal()
-        .is_some_and(|number| from_outside.iter().any(|signal| signal.as_raw() == number))
+fn is_exit(status: ExitStatus, codes: &[u8]) -> bool {
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    code.is_some_and(|code| codes.contains(&code))
 }
 
 /// Why a broker ended, in its own words where it left any.
 fn last_words(said: String, status: ExitStatus) -> String {
-    match said.trim() {
+    let words = said.trim();
+    match words.strip_prefix("penstock: ").unwrap_or(words) {
+        // By the system for want of memory, perhaps.
+        "" if status.signal().is_some() => format!("it was killed while it started ({status})"),
         "" => format!("it ended at once ({status})"),
-        words => words.strip_prefix("penstock: ").unwrap_or(words).to_owned(),
+        words => words.to_owned(),
     }
 }
 

@@ -40,8 +40,8 @@ impl Memory {
         let broker = match brokers.get(&key).and_then(Weak::upgrade) {
             Some(broker) => broker,
             None => {
-                let started = MemoryBroker::new().map_err(|error| DriverError::Invalid {
-                    reason: format!("no broker can be made in this process: {error}"),
+                let started = MemoryBroker::new().map_err(|error| {
+                    DriverError::invalid(format!("no broker can be made in this process: {error}"))
                 })?;
                 brokers.insert(key, Arc::downgrade(&started));
                 started

@@ -22,11 +22,11 @@ use rustix::io::Errno;
 
 use crate::dial::{Dial, DialError, Start};
 use crate::encoded::Encoded;
-use crate::session::{HopelessEnd, LinkEnd, Session, SessionConfig};
+use crate::session::{LinkEnd, Session, SessionConfig};
 use crate::waker::Waker;
 use crate::{
-    Capabilities, DeliverySink, Done, Driver, DriverConfig, DriverError, LeadToken, ValueSink,
-    WatchId,
+    Capabilities, DeliverySink, Done, Driver, DriverConfig, DriverError, ErrorKind, LeadToken,
+    ValueSink, WatchId,
 };
 
 /// How long one attempt to connect may take before the next begins.
@@ -120,9 +120,8 @@ impl Remote {
         highest_durability: Durability,
         takes_over: bool,
     ) -> Result<Self, DriverError> {
-        let no_chance = |error| DriverError::Invalid {
-            reason: format!("this system gives no random bytes: {error}"),
-        };
+        let no_chance =
+            |error| DriverError::invalid(format!("this system gives no random bytes: {error}"));
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(no_chance)?;
         let hash_seed = getrandom::u64().map_err(no_chance)?;
@@ -177,15 +176,12 @@ impl Remote {
         match state.thread {
             IoThread::Running if state.closing.is_none() => {}
             IoThread::NotStarted if state.closing.is_none() => {
-                self.shared
-                    .start_thread()
-                    .map_err(|error| DriverError::Unavailable {
-                        reason: format!("this process cannot start a thread: {error}"),
-                        maybe_accepted: false,
-                    })?;
+                self.shared.start_thread().map_err(|error| {
+                    DriverError::unavailable(format!("this process cannot start a thread: {error}"))
+                })?;
                 state.thread = IoThread::Running;
             }
-            _ => return Err(DriverError::Closed),
+            _ => return Err(DriverError::closed()),
         }
         let told = tell(&mut state.session);
         if state.read_by == ReadBy::Nobody {
@@ -253,7 +249,7 @@ impl Driver for Remote {
                  one machine; \"disk\" is the safest there is",
                 self.shared.broker
             );
-            return done(Err(DriverError::NotOffered { reason }));
+            return done(Err(DriverError::new(ErrorKind::NotOffered, reason)));
         }
         let txs = txs.into_iter().map(Encoded::new).collect();
         let mut done = Some(done);
@@ -418,10 +414,9 @@ impl Shared {
     fn lock_in_same_process(&self) -> Result<MutexGuard<'_, State>, DriverError> {
         match std::process::id() == self.pid {
             true => Ok(self.lock()),
-            false => Err(DriverError::Invalid {
-                reason: "this client belongs to the process that forked this one; make a new one"
-                    .into(),
-            }),
+            false => Err(DriverError::invalid(
+                "this client belongs to the process that forked this one; make a new one",
+            )),
         }
     }
 
@@ -646,7 +641,7 @@ impl IoLoop {
             .closing
             .is_some_and(|deadline| now >= deadline || state.session.is_settled());
         if closes {
-            state.session.fail_all(&DriverError::Closed);
+            state.session.fail_all(&DriverError::closed());
             state.session.say_goodbye();
             state = shared.flush(state);
         }
@@ -662,7 +657,7 @@ impl IoLoop {
             Phase::Dialed(Err(error)) => {
                 let end = match error.clone() {
                     DialError::Unreachable(why) => LinkEnd::Lost(why),
-                    DialError::Hopeless(why) => LinkEnd::Hopeless(HopelessEnd::Invalid, why),
+                    DialError::Hopeless(why) => LinkEnd::Hopeless(ErrorKind::Invalid, why),
                 };
                 self.lose_link(&mut state, end);
             }
@@ -754,10 +749,7 @@ impl IoLoop {
             }
             LinkEnd::Hopeless(kind, reason) => {
                 state.session.disconnected(&reason);
-                state.session.fail_all(&match kind {
-                    HopelessEnd::Unauthorized => DriverError::Unauthorized { reason },
-                    HopelessEnd::Invalid => DriverError::Invalid { reason },
-                });
+                state.session.fail_all(&DriverError::new(kind, reason));
             }
         }
     }

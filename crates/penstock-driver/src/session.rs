@@ -28,7 +28,7 @@ use rustc_hash::FxHashMap;
 
 use crate::dial::Start;
 use crate::encoded::Encoded;
-use crate::{DeliverySink, Done, DriverError, ValueSink, WatchId};
+use crate::{DeliverySink, Done, DriverError, ErrorKind, ValueSink, WatchId};
 
 mod consumers;
 mod incoming;
@@ -85,13 +85,7 @@ pub enum LinkEnd {
     /// Worth another try.
     Lost(String),
     /// No try will help until somebody mends something.
-    Hopeless(HopelessEnd, String),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HopelessEnd {
-    Unauthorized,
-    Invalid,
+    Hopeless(ErrorKind, String),
 }
 
 impl From<WireError> for LinkEnd {
@@ -182,6 +176,11 @@ pub struct Session {
     takes_over: bool,
     /// The version of the protocol that is spoken with this broker.
     version: u32,
+    /// Why the broker closed a connection, if nothing was confirmed since: the same once more would repeat
+    /// for ever.
+    refused: Option<String>,
+    /// When the link came up.
+    up_since: Instant,
     /// Why there is no link, when there was one or one was tried.
     down_because: Option<String>,
     out: BytesMut,
@@ -224,6 +223,8 @@ impl Session {
             stopped: false,
             takes_over: false,
             version: 0,
+            refused: None,
+            up_since: now,
             down_because: None,
             out: BytesMut::new(),
             next_id: 1,
@@ -561,18 +562,11 @@ impl Session {
                 self.events
                     .push_back(Event::TimedOut(Arc::clone(&watch.sink)));
                 self.unwatch(WatchId(id));
-            } else if let Some(call) = self.calls.get(&id) {
-                let maybe_accepted = call.sent;
+            } else if self.calls.contains_key(&id) {
                 let reason = self.trouble().unwrap_or_else(|| {
                     format!("the broker at {} did not answer", self.config.broker)
                 });
-                self.end_call(
-                    id,
-                    DriverError::Unavailable {
-                        reason,
-                        maybe_accepted,
-                    },
-                );
+                self.end_call(id, DriverError::unavailable(reason));
             }
         }
         if self.link == Link::Down {
@@ -583,6 +577,9 @@ impl Session {
                 "the broker was silent for {} s",
                 self.heartbeat.as_secs_f32()
             )));
+        }
+        if self.link == Link::Up && now >= self.up_since + self.heartbeat {
+            self.refused = None;
         }
         if self.link == Link::Up && now >= self.ping_due() {
             let ping = proto::ToBroker {
@@ -640,12 +637,12 @@ impl Session {
 
     // How calls and watches end.
 
-    fn remove_call(&mut self, id: CallId) -> Option<CallDone> {
+    fn remove_call(&mut self, id: CallId) -> Option<Call> {
         let call = self.calls.remove(&id)?;
         if let Some(deadline) = call.deadline {
             self.deadlines.remove(&(deadline, id));
         }
-        Some(call.done)
+        Some(call)
     }
 
     fn remove_watch(&mut self, id: WatchId) -> Option<Watch> {
@@ -656,16 +653,16 @@ impl Session {
         Some(watch)
     }
 
-    fn end_call(&mut self, id: CallId, error: DriverError) {
-        match self.remove_call(id) {
-            Some(CallDone::Commit { done, .. }) => {
-                self.events.push_back(Event::Committed(done, Err(error)));
-            }
-            Some(CallDone::Query { done, .. }) => {
-                self.events.push_back(Event::Answered(done, Err(error)));
-            }
-            None => {}
-        }
+    /// However a call ends without an answer, it ends here, where it is known whether it was sent.
+    fn end_call(&mut self, id: CallId, mut error: DriverError) {
+        let Some(call) = self.remove_call(id) else {
+            return;
+        };
+        error.maybe_accepted = call.sent;
+        self.events.push_back(match call.done {
+            CallDone::Commit { done, .. } => Event::Committed(done, Err(error)),
+            CallDone::Query { done, .. } => Event::Answered(done, Err(error)),
+        });
     }
 }
 

@@ -21,6 +21,9 @@ use crate::wait::{Slot, deadline};
 /// For so long the broker keeps the leases of a silent client.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
+/// How long a goodbye waits until no other thread is in a call.
+const OTHERS_PATIENCE: Duration = Duration::from_millis(250);
+
 /// One process's connection to a broker. Making one opens, starts and connects nothing.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Client {
@@ -306,6 +309,28 @@ impl Client {
         Ok(())
     }
 
+    fn rest(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
+        let deadline = question_deadline(timeout_s)?;
+        let until = deadline.min(Instant::now() + OTHERS_PATIENCE);
+        loop {
+            let mut state = self.state.lock().unwrap();
+            let unused = match &state.driver {
+                Some(driver) if state.pid == std::process::id() => Arc::strong_count(driver) == 1,
+                _ => return Ok(()),
+            };
+            let driver = state.driver.take_if(|_| unused);
+            drop(state);
+            if let Some(driver) = driver {
+                py.detach(move || driver.close(deadline));
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                return Ok(());
+            }
+            py.detach(|| std::thread::sleep(Duration::from_millis(1)));
+        }
+    }
+
     fn submit<'py>(
         &self,
         py: Python<'py>,
@@ -419,7 +444,7 @@ fn wait_for_end<T: Send + 'static>(
     let done = Box::new(move |outcome| filled.fill(outcome));
     let (_, ended) = slot.wait_for(py, driver, None, || call(done));
     // Without a deadline nothing but an end ends the wait.
-    Ok(ended?.unwrap_or(Err(DriverError::Closed)))
+    Ok(ended?.unwrap_or(Err(DriverError::closed())))
 }
 
 // From Python.

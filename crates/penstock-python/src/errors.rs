@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use penstock_driver::DriverError;
+use penstock_driver::{DriverError, ErrorKind};
 use penstock_message::{MessageState, Receipt, Refusal};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -13,13 +13,13 @@ use pyo3::types::PyType;
 pub(crate) struct Failure {
     kind: Kind,
     text: String,
+    /// The call had been sent, so a broker may have carried it out.
+    maybe_accepted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    BrokerUnavailable {
-        maybe_accepted: bool,
-    },
+    BrokerUnavailable,
     Timeout,
     Unauthorized,
     InvalidConfiguration,
@@ -37,8 +37,11 @@ enum Kind {
 
 impl Failure {
     fn new(kind: Kind, text: impl Into<String>) -> Self {
-        let text = text.into();
-        Self { kind, text }
+        Self {
+            kind,
+            text: text.into(),
+            maybe_accepted: false,
+        }
     }
 
     pub(crate) fn invalid(text: impl Into<String>) -> Self {
@@ -46,10 +49,7 @@ impl Failure {
     }
 
     pub(crate) fn closed() -> Self {
-        Self::new(
-            Kind::ClientClosed,
-            "this client was closed; make a new App, or a new Client",
-        )
+        Self::of_commit(DriverError::closed())
     }
 
     pub(crate) fn result_expired() -> Self {
@@ -72,53 +72,61 @@ impl Failure {
     pub(crate) fn unanswered(trouble: Option<String>) -> Self {
         let trouble = trouble.unwrap_or_else(|| "the broker did not answer in time".to_owned());
         Self::new(
-            Kind::BrokerUnavailable {
-                maybe_accepted: false,
-            },
+            Kind::BrokerUnavailable,
             format!("{trouble}. Nothing was changed; try again once a broker is within reach."),
         )
     }
 
     /// What a driver says of a question, or of a wait: nothing that could have been accepted.
     pub(crate) fn of_question(error: DriverError) -> Self {
-        match error {
-            DriverError::Unavailable { reason, .. } => Self::unanswered(Some(reason)),
-            other => Self::of_commit(other),
+        match error.kind {
+            ErrorKind::Unavailable => Self::unanswered(Some(error.reason)),
+            _ => Self::of_commit(DriverError {
+                maybe_accepted: false,
+                ..error
+            }),
         }
     }
 
     /// What a driver says of a transaction that publishes.
     pub(crate) fn of_commit(error: DriverError) -> Self {
-        match error {
-            DriverError::Unavailable {
+        let DriverError {
+            kind,
+            reason,
+            maybe_accepted,
+        } = error;
+        const MAYBE: &str =
+            "The job may have been accepted all the same: enqueueing it again could run it twice.";
+        let (kind, reason, advice) = match kind {
+            ErrorKind::Unavailable => (
+                Kind::BrokerUnavailable,
                 reason,
-                maybe_accepted,
-            } => {
-                let advice = match maybe_accepted {
-                    true => {
-                        "The job may have been accepted all the same: enqueueing it again could run it twice."
-                    }
-                    false => {
-                        "The job was not accepted; enqueue it again once a broker is within reach."
-                    }
-                };
-                Self::new(
-                    Kind::BrokerUnavailable { maybe_accepted },
-                    format!("{reason}. {advice}"),
-                )
-            }
-            DriverError::Unauthorized { reason } => Self::new(
+                ". The job was not accepted; enqueue it again once a broker is within reach.",
+            ),
+            ErrorKind::Unauthorized => (
                 Kind::Unauthorized,
                 format!(
                     "{reason}; set PENSTOCK_TOKEN to the token that the server was started with"
                 ),
+                "",
             ),
-            DriverError::TooLarge { reason } => Self::new(Kind::PayloadTooLarge, reason),
-            DriverError::Invalid { reason } => Self::invalid(reason),
-            DriverError::NotOffered { reason } => {
-                Self::new(Kind::NotOffered, format!("{reason}. Nothing was sent"))
-            }
-            DriverError::Closed => Self::closed(),
+            ErrorKind::TooLarge => (Kind::PayloadTooLarge, reason, ""),
+            ErrorKind::Invalid => (Kind::InvalidConfiguration, reason, ""),
+            ErrorKind::NotOffered => (Kind::NotOffered, reason, ". Nothing was sent"),
+            ErrorKind::Closed => (
+                Kind::ClientClosed,
+                reason,
+                "; make a new App, or a new Client",
+            ),
+        };
+        let text = match maybe_accepted {
+            true => format!("{reason}. {MAYBE}"),
+            false => format!("{reason}{advice}"),
+        };
+        Self {
+            kind,
+            text,
+            maybe_accepted,
         }
     }
 
@@ -127,7 +135,8 @@ impl Failure {
         let (op, why) = match receipt {
             Receipt::Applied { .. } | Receipt::Duplicate => return Ok(()),
             Receipt::Unknown => {
-                return Err(Self::of_commit(DriverError::Unavailable {
+                return Err(Self::of_commit(DriverError {
+                    kind: ErrorKind::Unavailable,
                     reason: "the broker was away for so long that it no longer knows this client"
                         .into(),
                     maybe_accepted: true,
@@ -185,12 +194,10 @@ impl Failure {
     pub(crate) fn to_error(&self, py: Python<'_>) -> PyErr {
         match self.kind.class(py) {
             Err(error) => error,
-            Ok(class) => match self.kind {
-                Kind::BrokerUnavailable { maybe_accepted } => {
-                    PyErr::from_type(class.clone(), (self.text.clone(), maybe_accepted))
-                }
-                _ => PyErr::from_type(class.clone(), (self.text.clone(),)),
-            },
+            Ok(class) if self.kind.ends_calls() => {
+                PyErr::from_type(class.clone(), (self.text.clone(), self.maybe_accepted))
+            }
+            Ok(class) => PyErr::from_type(class.clone(), (self.text.clone(),)),
         }
     }
 }
@@ -222,6 +229,20 @@ impl From<Failure> for PyErr {
 }
 
 impl Kind {
+    /// Its class takes `maybe_accepted`: others come from an answer, which says what was done.
+    fn ends_calls(self) -> bool {
+        matches!(
+            self,
+            Self::BrokerUnavailable
+                | Self::Timeout
+                | Self::Unauthorized
+                | Self::InvalidConfiguration
+                | Self::ClientClosed
+                | Self::PayloadTooLarge
+                | Self::NotOffered
+        )
+    }
+
     fn class(self, py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
         macro_rules! class {
             ($name:literal) => {{
@@ -230,7 +251,7 @@ impl Kind {
             }};
         }
         match self {
-            Self::BrokerUnavailable { .. } => class!("BrokerUnavailable"),
+            Self::BrokerUnavailable => class!("BrokerUnavailable"),
             Self::Timeout => class!("Timeout"),
             Self::Unauthorized => class!("Unauthorized"),
             Self::InvalidConfiguration => class!("InvalidConfiguration"),

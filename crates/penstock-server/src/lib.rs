@@ -25,3 +25,11 @@ pub use token::{Token, TokenError};
 
 /// How a local broker ends that found another one in its place.
 pub const EXIT_IN_USE: u8 = 3;
+/// The command line, or a file that it names, is wrong.
+pub const EXIT_WRONG_CALL: u8 = 2;
+/// The journal is damaged.
+pub const EXIT_DAMAGED: u8 = 65;
+/// A path, a permission or the format of the journal is wrong.
+pub const EXIT_UNUSABLE: u8 = 78;
+/// With these a start fails until somebody fixes something. Whatever other reason a broker exits for may pass.
+pub const EXITS_UNTIL_FIXED: [u8; 3] = [EXIT_WRONG_CALL, EXIT_DAMAGED, EXIT_UNUSABLE];

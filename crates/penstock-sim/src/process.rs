@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use penstock_driver::encoded::Encoded;
 use penstock_driver::session::{Session, SessionConfig};
-use penstock_driver::{DeliverySink, DriverError, ValueSink};
+use penstock_driver::{DeliverySink, DriverError, ErrorKind, ValueSink};
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
@@ -113,8 +113,8 @@ impl Process {
             let mut calls = lock(&calls);
             calls.open -= 1;
             match receipts {
-                Ok(_) | Err(DriverError::Unavailable { .. }) => {}
-                Err(error) => calls.hopeless = Some(error),
+                Err(error) if error.kind != ErrorKind::Unavailable => calls.hopeless = Some(error),
+                Ok(_) | Err(_) => {}
             }
         });
         let encoded = txs.into_iter().map(Encoded::new).collect();

@@ -381,12 +381,10 @@ mod tests {
     fn a_driver_that_can_not_go_on_is_told() {
         let mut desk = Desk::new();
         desk.inbox.committing(1);
-        desk.inbox.confirmed(&[lease(1)], Err(DriverError::Closed));
+        desk.inbox
+            .confirmed(&[lease(1)], Err(DriverError::closed()));
         assert!(desk.was_woken());
-        assert!(matches!(
-            desk.inbox.take().failed,
-            Some(DriverError::Closed)
-        ));
+        assert_eq!(desk.inbox.take().failed, Some(DriverError::closed()));
         assert_eq!(desk.inbox.unconfirmed(), 0);
     }
 

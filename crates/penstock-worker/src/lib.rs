@@ -15,12 +15,14 @@
 //! | link.rs | a child's side, wrapped by the Python extension |
 //! | outstanding.rs | the packets that are out, and what of them can be had back |
 //! | zygote.rs | the process that forks |
+//! | files.rs | the limit of open files, and what passes |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
 //! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
 //!
 //! `policy` and `inbox` are public for the simulator alone, whose workers decide by them.
 
 mod config;
+mod files;
 #[cfg(feature = "hostile")]
 pub mod hostile;
 #[doc(hidden)]

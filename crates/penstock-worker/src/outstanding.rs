@@ -42,6 +42,14 @@ struct Unsent {
     file: Option<OwnedFd>,
 }
 
+/// A packet could not be sent now.
+#[derive(Debug)]
+pub struct NotSent {
+    pub error: io::Error,
+    /// Its jobs; `None` where the packet was kept, for [`Outstanding::send_unsent`].
+    pub hand_out: Option<HandOut<Delivery>>,
+}
+
 /// Jobs that left a packet, and how that ended if they were its last.
 #[derive(Debug)]
 pub struct Left<J> {
@@ -127,11 +135,55 @@ impl Outstanding {
     }
 
     /// Sends a packet, or keeps it until the socket has room. Only after [`Outstanding::has_room`].
-    pub fn send(&mut self, task: &str, hand_out: HandOut<Delivery>) -> io::Result<()> {
-        let place = self.free_places.pop().ok_or(io::ErrorKind::OutOfMemory)?;
-        self.last_sequence = self.last_sequence.wrapping_add(1);
-        let sequence = self.last_sequence;
-        let jobs = &hand_out.jobs;
+    pub fn send(&mut self, task: &str, hand_out: HandOut<Delivery>) -> Result<(), NotSent> {
+        let sequence = self.last_sequence.wrapping_add(1);
+        let place = match self.free_places.last() {
+            Some(place) => *place,
+            None => {
+                return Err(NotSent {
+                    error: io::ErrorKind::OutOfMemory.into(),
+                    hand_out: Some(hand_out),
+                });
+            }
+        };
+        let unsent = match self.encode(place, sequence, task, &hand_out.jobs) {
+            Ok(unsent) => unsent,
+            Err(error) => {
+                return Err(NotSent {
+                    error,
+                    hand_out: Some(hand_out),
+                });
+            }
+        };
+        self.free_places.pop();
+        self.last_sequence = sequence;
+        let jobs = hand_out.jobs.len();
+        self.pages.claim(place).offer(sequence, jobs);
+        self.large += usize::from(jobs > 1);
+        self.packets[place] = Some(Packet {
+            sequence,
+            task: hand_out.task,
+            open: jobs,
+            end: PacketEnd::Ran { jobs },
+            jobs: hand_out.jobs.into_iter().map(Some).collect(),
+            begun_at_tick: None,
+            still_ticks: 0,
+            is_stuck: false,
+        });
+        self.unsent = Some(unsent);
+        self.send_unsent().map_err(|error| NotSent {
+            error,
+            hand_out: None,
+        })
+    }
+
+    fn encode(
+        &mut self,
+        place: usize,
+        sequence: u32,
+        task: &str,
+        jobs: &[Delivery],
+    ) -> io::Result<Unsent> {
         let payload_bytes: usize = jobs.iter().map(|job| job_bytes(&job.message)).sum();
         let header = PacketHeader {
             sequence,
@@ -158,31 +210,23 @@ impl Outstanding {
             }
             None
         };
-        self.pages.claim(place).offer(sequence, jobs.len());
-        self.large += usize::from(jobs.len() > 1);
-        self.packets[place] = Some(Packet {
-            sequence,
-            task: hand_out.task,
-            open: jobs.len(),
-            end: PacketEnd::Ran { jobs: jobs.len() },
-            jobs: hand_out.jobs.into_iter().map(Some).collect(),
-            begun_at_tick: None,
-            still_ticks: 0,
-            is_stuck: false,
-        });
-        self.unsent = Some(Unsent { bytes, file });
-        self.send_unsent()
+        Ok(Unsent { bytes, file })
     }
 
-    /// Sends what did not fit: to be called when the socket has room.
+    /// Sends what did not fit: to be called when the socket has room, or a while after an error, which
+    /// drops nothing.
     pub fn send_unsent(&mut self) -> io::Result<()> {
         let (Some(unsent), Some(socket)) = (self.unsent.take(), &self.socket) else {
             return Ok(());
         };
         match send_message(socket.as_fd(), &unsent) {
             Ok(()) => self.buffer = unsent.bytes,
-            Err(Errno::AGAIN | Errno::NOBUFS) => self.unsent = Some(unsent),
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                self.unsent = Some(unsent);
+                if error != Errno::AGAIN {
+                    return Err(error.into());
+                }
+            }
         }
         Ok(())
     }

@@ -296,13 +296,16 @@ impl RingReader {
         let first = len.min(RING_BYTES - from);
         let data = self.offset + 2 * LINE_BYTES;
         for (start, len) in [(from, first), (0, len - first)] {
-            // SAFETY: within the slot's part of the mapping. The child writes only beyond `head`, and
-            // not over what lies between `tail` and `head`; a child that does all the same changes
-            // bytes that are copied here once and checked by whoever parses them.
-            let bytes = unsafe {
-                std::slice::from_raw_parts(pages.all.start.add(data + start).as_ptr(), len)
-            };
-            out.extend_from_slice(bytes);
+            out.reserve(len);
+            let old = out.len();
+            // SAFETY: the source is within the slot's part of the mapping, the target in what was just
+            // reserved. No reference is made to shared memory: the child writes only beyond `head`, and one
+            // that writes elsewhere changes bytes that are copied once and checked by whoever parses them.
+            unsafe {
+                let source = pages.all.start.add(data + start).as_ptr();
+                std::ptr::copy_nonoverlapping(source, out.as_mut_ptr().add(old), len);
+                out.set_len(old + len);
+            }
         }
         self.tail = head;
         pages

@@ -15,13 +15,15 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use penstock_driver::Driver;
 use penstock_message::{Delivery, SeededState};
 use rustix::net::{RecvFlags, recv};
+use rustix::process::Rlimit;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::WorkerConfig;
+use crate::files::raise_limit;
 use crate::inbox::Inbox;
-use crate::outstanding::{Left, Outstanding};
+use crate::outstanding::{Left, NotSent, Outstanding};
 use crate::packet::job_bytes;
-use crate::policy::{Credit, PacketEnd, Policy};
+use crate::policy::{Credit, HandOut, PacketEnd, Policy, TaskIndex};
 use crate::zygote::Zygote;
 
 use broker::{Burst, Settlements};
@@ -41,6 +43,8 @@ const FIRST_SLOT: usize = 16;
 const COLLECT_EVERY: Duration = Duration::from_millis(2);
 /// How often packets are looked at. What waits behind a job that takes longer than this is taken back.
 const TICK: Duration = Duration::from_millis(10);
+/// How often the log says, at most, that the system is short of something.
+const SHORTAGE_EVERY: Duration = Duration::from_secs(60);
 /// Children that have nothing to do get at least this long to end by themselves.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
 /// So long the broker may take to confirm the last settlements.
@@ -110,6 +114,13 @@ pub struct Supervisor {
     /// Whether the broker can be told of what ends, and what it has given us is surely still ours.
     in_reach: bool,
 
+    /// Nothing is sent to children before: the system was short of something.
+    send_from: Option<Instant>,
+    /// When the log last said so.
+    shortage_logged: Option<Instant>,
+    /// The limit of open files that the processes which run jobs have.
+    open_files: Rlimit,
+
     collect_at: Option<Instant>,
     tick_at: Option<Instant>,
     burst: Burst,
@@ -132,6 +143,7 @@ fn is_ignored(signal: i32) -> bool {
 
 impl Supervisor {
     pub fn new(config: WorkerConfig) -> io::Result<Self> {
+        let open_files = raise_limit();
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), INBOX)?;
         let hashing = SeededState::new(getrandom::u64().map_err(io::Error::other)?);
@@ -174,6 +186,9 @@ impl Supervisor {
             queues: Vec::new(),
             deliveries: 0,
             in_reach: true,
+            send_from: None,
+            shortage_logged: None,
+            open_files,
             collect_at: None,
             tick_at: None,
             burst: Burst::new(now),
@@ -217,7 +232,8 @@ impl Supervisor {
             for event in &events {
                 match event.token() {
                     INBOX => {}
-                    WORK => self.outstanding.send_unsent()?,
+                    // Sent with the packets below.
+                    WORK => self.send_from = Some(Instant::now()),
                     STOP_SIGNALS => self.hear_signals(),
                     ZYGOTE => self.hear_zygote(),
                     Token(number) => self.collect((number - FIRST_SLOT) as u32),
@@ -226,8 +242,8 @@ impl Supervisor {
             let now = Instant::now();
             self.read_news(now);
             self.keep_time(now)?;
-            self.fork_wanted(now)?;
-            self.send_packets(now)?;
+            self.fork_wanted(now);
+            self.send_packets(now);
             self.commit();
             self.grant();
             if self.phase == Phase::Serving {
@@ -258,6 +274,7 @@ impl Supervisor {
             self.next_fork(),
             self.next_question(),
             self.zygote_from,
+            self.send_from,
             self.collect_at,
             self.tick_at,
         ]
@@ -297,7 +314,17 @@ impl Supervisor {
         Ok(())
     }
 
-    fn send_packets(&mut self, now: Instant) -> io::Result<()> {
+    fn send_packets(&mut self, now: Instant) {
+        match self.send_from {
+            Some(from) if from > now => return,
+            Some(_) => {
+                self.send_from = None;
+                if let Err(error) = self.outstanding.send_unsent() {
+                    return self.send_later(now, &error);
+                }
+            }
+            None => {}
+        }
         while self.in_reach
             && self.outstanding.has_room()
             && let Some(hand_out) = self.policy.next_packet()
@@ -307,9 +334,39 @@ impl Supervisor {
             }
             self.tick_at.get_or_insert(now + TICK);
             let task = self.policy.task_name(hand_out.task);
-            self.outstanding.send(task, hand_out)?;
+            if let Err(NotSent { error, hand_out }) = self.outstanding.send(task, hand_out) {
+                if let Some(HandOut { task, jobs }) = hand_out {
+                    self.put_back(task, jobs);
+                    self.policy.packet_ended(task, PacketEnd::TakenBack);
+                }
+                return self.send_later(now, &error);
+            }
         }
-        Ok(())
+    }
+
+    /// A job that can't be sent for the moment waits; those that run go on.
+    fn send_later(&mut self, now: Instant, error: &io::Error) {
+        self.send_from = Some(now + TICK);
+        self.tell_of_shortage(now, "send jobs to the processes that run them", error);
+    }
+
+    fn tell_of_shortage(&mut self, now: Instant, what: &str, error: &io::Error) {
+        let logged = self.shortage_logged;
+        if logged.is_none_or(|logged| logged + SHORTAGE_EVERY <= now) {
+            self.shortage_logged = Some(now);
+            tracing::warn!(
+                "the worker can't {what} for the moment: {error}; it tries again until it can, nothing is lost, and \
+                 running jobs go on"
+            );
+        }
+    }
+
+    fn put_back(&mut self, task: TaskIndex, jobs: Vec<Delivery>) {
+        let with_bytes = jobs.into_iter().map(|job| {
+            let bytes = job_bytes(&job.message);
+            (job, bytes)
+        });
+        self.policy.put_back(task, with_bytes);
     }
 
     /// Takes back what has not begun of a packet: to be sent again, or handed back at the end.
@@ -318,11 +375,7 @@ impl Supervisor {
             return;
         };
         if matches!(self.phase, Phase::Loading | Phase::Serving) {
-            let with_bytes = jobs.into_iter().map(|job| {
-                let bytes = job_bytes(&job.message);
-                (job, bytes)
-            });
-            self.policy.put_back(task, with_bytes);
+            self.put_back(task, jobs);
         } else {
             self.settlements.give_back(jobs);
         }

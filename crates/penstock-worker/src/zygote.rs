@@ -6,6 +6,7 @@
 //! ```text
 //!     to the zygote      fork SLOT          with the child's socket as a descriptor
 //!                        kill               SIGKILL to all children
+//!                        kill SLOT          SIGKILL to this one, if it is still there
 //!     from the zygote    ready\nQUEUE\n…    the app is loaded; the queues its tasks name
 //!                        failed TEXT        the app can't be loaded; it ends
 //!                        warning TEXT       for the log
@@ -26,7 +27,7 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
 
 use crate::ChildLog;
 
@@ -40,6 +41,8 @@ pub struct Start<'a> {
     pub work: BorrowedFd<'a>,
     pub pages: BorrowedFd<'a>,
     pub log: ChildLog,
+    /// The limit of open files for the app.
+    pub open_files: Rlimit,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,12 +83,15 @@ impl Zygote {
             // what becomes of running jobs and of what they have started.
             .process_group(0);
         let supervisor = rustix::process::getpid();
+        let open_files = start.open_files;
         // SAFETY: only async-signal-safe system calls, no allocation, between fork and exec.
         unsafe {
             command.pre_exec(move || {
                 for fd in inherited {
                     fcntl_setfd(BorrowedFd::borrow_raw(fd), FdFlags::empty())?;
                 }
+                // It may keep the supervisor's, where the system will not have it otherwise.
+                let _ = setrlimit(Resource::Nofile, open_files);
                 end_with_parent(supervisor)
             });
         }
@@ -104,6 +110,11 @@ impl Zygote {
 
     pub fn kill_children(&mut self) -> io::Result<()> {
         self.say("kill", &[])
+    }
+
+    /// The zygote knows which numbers of processes are still its children's: it has not waited for them.
+    pub fn kill_child(&mut self, slot: u32) -> io::Result<()> {
+        self.say(&format!("kill {slot}"), &[])
     }
 
     fn say(&mut self, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -253,6 +264,10 @@ pub fn describe_status(status: i32) -> String {
             Some(name) => format!("killed by signal {signal} ({name})"),
             None => format!("killed by signal {signal}"),
         },
+        (None, Some(1)) => {
+            "exited with status 1 (os._exit, or an exception between two jobs, whose traceback is in the log)"
+                .to_owned()
+        }
         (None, Some(code)) => {
             format!("exited with status {code} (os._exit or sys.exit in C code?)")
         }

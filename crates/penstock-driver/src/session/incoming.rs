@@ -7,9 +7,8 @@ use bytes::Bytes;
 use penstock_message::{Answer, Delivery, Key, KeyState, Lease, Query, Receipt};
 use penstock_wire::{convert, encode_frame, proto};
 
-use super::{
-    APPLIED, Call, CallDone, CallId, Event, HopelessEnd, Link, LinkEnd, PendingTx, Session,
-};
+use super::{APPLIED, Call, CallDone, CallId, Event, Link, LinkEnd, PendingTx, Session};
+use crate::ErrorKind;
 use crate::encoded::Encoded;
 
 /// The version of this client, for people.
@@ -90,7 +89,7 @@ impl Session {
             ),
         };
         LinkEnd::Hopeless(
-            HopelessEnd::Invalid,
+            ErrorKind::Invalid,
             format!(
                 "the broker at {} (penstock {theirs}) speaks version {} of the protocol and this client \
                  (penstock {OUR_VERSION}) {}: {advice}",
@@ -105,6 +104,7 @@ impl Session {
             return Err(self.no_common_version(&welcome));
         }
         self.link = Link::Up;
+        self.up_since = self.last_received;
         self.stopped = false;
         self.takes_over = false;
         self.down_because = None;
@@ -188,6 +188,7 @@ impl Session {
         }
         while self.window_first_seq <= confirm.through && !self.window.is_empty() {
             self.pop_confirmed(APPLIED);
+            self.refused = None;
         }
         Ok(())
     }
@@ -228,7 +229,8 @@ impl Session {
         receipts[index] = receipt;
         *unconfirmed -= 1;
         if *unconfirmed == 0
-            && let Some(CallDone::Commit { done, receipts, .. }) = self.remove_call(id)
+            && let Some(call) = self.remove_call(id)
+            && let CallDone::Commit { done, receipts, .. } = call.done
         {
             self.events.push_back(Event::Committed(done, Ok(receipts)));
         }
@@ -242,7 +244,9 @@ impl Session {
             }) => {}
             _ => return,
         }
-        if let Some(CallDone::Query { done, .. }) = self.remove_call(id) {
+        if let Some(call) = self.remove_call(id)
+            && let CallDone::Query { done, .. } = call.done
+        {
             self.events.push_back(Event::Answered(done, Ok(answer)));
         }
     }
@@ -283,25 +287,42 @@ impl Session {
         }
     }
 
-    pub(super) fn link_end(&self, close: proto::Close) -> LinkEnd {
+    pub(super) fn link_end(&mut self, close: proto::Close) -> LinkEnd {
         use proto::close::Why;
-        let broker = &self.config.broker;
+        let broker = self.config.broker.clone();
         let text = close.text;
         match Why::try_from(close.why) {
             Ok(Why::Unauthorized) => LinkEnd::Hopeless(
-                HopelessEnd::Unauthorized,
+                ErrorKind::Unauthorized,
                 format!("the broker at {broker} refused this client's token: {text}"),
             ),
             Ok(Why::Version) => LinkEnd::Hopeless(
-                HopelessEnd::Invalid,
+                ErrorKind::Invalid,
                 format!("the broker at {broker} speaks another version of the protocol: {text}"),
             ),
-            Ok(Why::Protocol) => LinkEnd::Lost(format!("the broker refused a frame: {text}")),
-            Ok(Why::Fenced) => LinkEnd::Lost("a newer connection of this session took over".into()),
+            Ok(Why::Protocol) => self.refused(format!(
+                "the broker at {broker} refused what this client sent: {text}"
+            )),
+            Ok(Why::Fenced) => self.refused(format!(
+                "a newer connection of this client's session took over at {broker}: two processes use one session, \
+                 as copies of one virtual machine do; start this one anew"
+            )),
             Ok(Why::Stopping) => LinkEnd::Lost("the broker was stopped".into()),
             Ok(Why::TooManyClients) => LinkEnd::Lost(text),
             Ok(Why::Failed) => LinkEnd::Lost(format!("the broker's disk failed: {text}")),
             Err(_) => LinkEnd::Lost(text),
+        }
+    }
+
+    /// What was sent is sent again with the next connection. Refused once more, with nothing confirmed in
+    /// between, it would be refused for ever.
+    fn refused(&mut self, why: String) -> LinkEnd {
+        match self.refused.take() {
+            Some(before) if before == why => LinkEnd::Hopeless(ErrorKind::Invalid, why),
+            _ => {
+                self.refused = Some(why.clone());
+                LinkEnd::Lost(why)
+            }
         }
     }
 }

@@ -6,8 +6,8 @@ use penstock_wire::{Later, MAX_TRANSACTION_BYTES, Within, encode_frame, proto};
 use prost::Message as _;
 
 use super::{CallDone, Session};
-use crate::DriverError;
 use crate::encoded::{Encoded, EncodedCommit, EncodedCommits, FRAME_TARGET_BYTES};
+use crate::{DriverError, ErrorKind};
 
 /// Transactions that are sent and not confirmed; the rest wait here, in order.
 pub(super) const MAX_IN_FLIGHT: usize = 1024;
@@ -107,7 +107,7 @@ impl Session {
                     "one operation of {bytes} bytes is over the broker's limit of {} for a frame",
                     self.max_frame_bytes
                 );
-                self.end_call(pending.call, DriverError::TooLarge { reason });
+                self.end_call(pending.call, DriverError::new(ErrorKind::TooLarge, reason));
                 continue;
             }
             // The broker would find that out only when all of it has been sent.
@@ -159,19 +159,21 @@ impl Session {
 
         let mut frame = proto::ToBroker::default();
         while let Some(id) = self.unsent_queries.pop_front() {
-            let Some(call) = self.calls.get_mut(&id) else {
+            let Some(call) = self.calls.get(&id) else {
                 continue;
             };
             let CallDone::Query { query, .. } = &call.done else {
                 continue;
             };
-            let query = Query::clone(query);
-            call.sent = true;
-            let query: proto::Query = (id, query).into();
+            let query: proto::Query = (id, Query::clone(query)).into();
             let encoded = || query.encode_to_vec().into();
-            match self.not_offered(Within::Query, encoded) {
-                None => frame.queries.push(query),
-                Some(reason) => self.end_call(id, DriverError::NotOffered { reason }),
+            if let Some(reason) = self.not_offered(Within::Query, encoded) {
+                self.end_call(id, DriverError::new(ErrorKind::NotOffered, reason));
+                continue;
+            }
+            frame.queries.push(query);
+            if let Some(call) = self.calls.get_mut(&id) {
+                call.sent = true;
             }
         }
         frame.consumers = self.consumers.take_changes();

@@ -98,12 +98,7 @@ impl Bench {
         let log = Arc::clone(&self.log);
         let done = Box::new(move |outcome: Result<Vec<Receipt>, DriverError>| {
             let text = match outcome {
-                Err(DriverError::Unavailable {
-                    maybe_accepted: true,
-                    ..
-                }) => "maybe".to_owned(),
-                Err(DriverError::Unavailable { .. }) => "not accepted".to_owned(),
-                Err(error) => error.to_string(),
+                Err(error) => outcome_text(&error),
                 Ok(receipts) => receipts
                     .iter()
                     .map(receipt_text)
@@ -748,12 +743,69 @@ fn each_way_to_be_turned_away_says_what_to_do() {
     );
 }
 
+/// A worker with a queue name that no broker takes used to connect for ever, and told nobody.
+#[test]
+fn a_refusal_that_would_repeat_for_ever_ends_the_client() {
+    let refused = |bench: &mut Bench, why: proto::close::Why, text: &str| {
+        let close = proto::Close {
+            why: why.into(),
+            text: text.into(),
+        };
+        let frame = proto::ToClient {
+            close: Some(close),
+            ..Default::default()
+        };
+        let end = bench.session.handle(bench.now, frame).unwrap_err();
+        bench.session.disconnected("refused");
+        match end {
+            LinkEnd::Lost(_) => "lost".to_owned(),
+            LinkEnd::Hopeless(ErrorKind::Invalid, why) => why,
+            other => panic!("{other:?}"),
+        }
+    };
+    use proto::close::Why::{Fenced, Protocol};
+
+    for (why, expected) in [
+        (
+            Protocol,
+            "the broker at unix:test refused what this client sent: too long",
+        ),
+        (Fenced, "took over at unix:test"),
+    ] {
+        let mut bench = Bench::connected();
+        assert_eq!(refused(&mut bench, why, "too long"), "lost");
+        bench.connect(0);
+        let end = refused(&mut bench, why, "too long");
+        assert!(end.contains(expected), "{end}");
+    }
+
+    let mut bench = Bench::connected();
+    assert_eq!(refused(&mut bench, Protocol, "too long"), "lost");
+    bench.connect(0);
+    assert_eq!(refused(&mut bench, Protocol, "too short"), "lost");
+    bench.connect(0);
+    bench.commit("a", None);
+    bench.sent();
+    bench.confirm(1, vec![], vec![]);
+    let after_a_confirm = refused(&mut bench, Protocol, "too short");
+    assert_eq!(after_a_confirm, "lost");
+    bench.connect(1);
+    bench.at(HEARTBEAT_MS / 2).unwrap();
+    bench.hear(proto::ToClient {
+        pong: true,
+        ..Default::default()
+    });
+    bench.at(HEARTBEAT_MS).unwrap();
+    let after_a_while = refused(&mut bench, Protocol, "too short");
+    assert_eq!(after_a_while, "lost");
+}
+
 #[test]
 fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
     let mut bench = Bench::new();
     bench.commit("a", Some(1_000));
     bench.watch("w", &["k"], Some(1_000));
-    bench.session.fail_all(&DriverError::Closed);
+    bench.session.fail_all(&DriverError::closed());
     assert_eq!(
         bench.heard(),
         "a: this client was closed; w: this client was closed"
@@ -764,6 +816,23 @@ fn a_hopeless_broker_ends_all_calls_at_once_and_tells_watchers() {
         "w: timed out",
         "a watch that goes on keeps its deadline"
     );
+}
+
+/// A client that was closed, or refused, used to say nothing of calls that the broker had in its socket.
+#[test]
+fn every_error_that_ends_a_call_says_whether_it_was_sent() {
+    for kind in [
+        ErrorKind::Closed,
+        ErrorKind::Unauthorized,
+        ErrorKind::Invalid,
+    ] {
+        let mut bench = Bench::connected();
+        bench.commit("sent", Some(1_000));
+        bench.session.take_out(bench.now);
+        bench.commit("waiting", Some(1_000));
+        bench.session.fail_all(&DriverError::new(kind, "over"));
+        assert_eq!(bench.heard(), "sent: over (maybe accepted); waiting: over");
+    }
 }
 
 /// `penstock stop` used to be undone in the same instant by whichever worker was connected.
@@ -836,8 +905,18 @@ fn a_worker_is_told_that_no_broker_can_be_had() {
         log: Arc::clone(&bench.log),
     });
     bench.session.consume(takes("mail", 5), hands);
-    bench.session.fail_all(&DriverError::Closed);
+    bench.session.fail_all(&DriverError::closed());
     assert_eq!(bench.heard(), "worker: this client was closed");
+}
+
+/// What a caller goes by.
+fn outcome_text(error: &DriverError) -> String {
+    match (error.kind, error.maybe_accepted) {
+        (ErrorKind::Unavailable, true) => "maybe".to_owned(),
+        (ErrorKind::Unavailable, false) => "not accepted".to_owned(),
+        (_, true) => format!("{error} (maybe accepted)"),
+        (_, false) => error.to_string(),
+    }
 }
 
 trait IntoTx {

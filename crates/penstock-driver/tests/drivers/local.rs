@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::support::*;
-use penstock_driver::{DriverConfig, DriverError};
+use penstock_driver::{DriverConfig, DriverError, ErrorKind};
 use penstock_message::Durability;
 use rustix::process::Signal;
 
@@ -126,7 +126,11 @@ fn a_start_that_cannot_succeed_says_what_to_do() {
         let client = Client::new(prepare(&place));
         let start = Instant::now();
         match client.try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE) {
-            Err(DriverError::Invalid { reason }) => {
+            Err(DriverError {
+                kind: ErrorKind::Invalid,
+                reason,
+                ..
+            }) => {
                 assert!(reason.contains("no broker can be started"), "{reason}");
                 assert!(reason.contains(expected), "{reason}");
             }
@@ -163,6 +167,101 @@ fn a_start_that_cannot_succeed_says_what_to_do() {
     );
 }
 
+/// A penstock whose broker ends at its start with this code, for as long as `hindered` says.
+struct Hindered {
+    place: Place,
+    program: std::path::PathBuf,
+}
+
+impl Hindered {
+    fn new(code: u8) -> Self {
+        let place = Place::local();
+        let directory = place.directory.path();
+        let script = directory.join("hindered-penstock");
+        let lines = format!(
+            "#!/bin/sh\ncd {}\nif [ -e hindered ]; then\n  echo >> tried\n  echo 'penstock: there is something in its way' >&2\n  \
+             exit {code}\nfi\nexec {} \"$@\"\n",
+            directory.display(),
+            program().display(),
+        );
+        fs::write(&script, lines).unwrap();
+        fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
+        Self {
+            place,
+            program: script,
+        }
+    }
+
+    fn client(&self) -> Client {
+        Client::new(DriverConfig {
+            program: Some(self.program.clone()),
+            ..self.place.config()
+        })
+    }
+
+    fn file(&self, name: &str) -> std::path::PathBuf {
+        self.place.directory.path().join(name)
+    }
+
+    fn tries(&self) -> usize {
+        fs::read(self.file("tried")).map_or(0, |tried| tried.len())
+    }
+}
+
+#[test]
+fn a_start_that_fails_for_a_while_is_tried_again_until_the_deadline() {
+    for code in [1, 74, 101, 134] {
+        let hindered = Hindered::new(code);
+        fs::write(hindered.file("hindered"), "").unwrap();
+        let client = hindered.client();
+        let short = Duration::from_millis(300);
+        let outcome = client.try_commit(vec![publish(message(1))], Durability::Disk, short);
+        let error = outcome.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Unavailable, "{code}: {error}");
+        assert!(error.reason.contains("something in its way"), "{error}");
+        assert!(!error.maybe_accepted);
+
+        let before = hindered.tries();
+        let outcome = std::thread::scope(|scope| {
+            let call = scope.spawn(|| client.commit(vec![publish(message(2))]));
+            let until = Instant::now() + PATIENCE;
+            while hindered.tries() == before && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            fs::remove_file(hindered.file("hindered")).unwrap();
+            call.join().unwrap()
+        });
+        assert_eq!(outcome, applied(), "{code}");
+    }
+}
+
+/// Such a call used to end as a wrong configuration that said no more, and the job ran.
+#[test]
+fn a_start_that_stays_hopeless_ends_calls_at_once_and_says_which_were_sent() {
+    for code in [2, 65, 78] {
+        let hindered = Hindered::new(code);
+        let client = hindered.client();
+        client.commit(vec![publish(message(1))]);
+        let pid = client.broker_pid();
+        kill(pid, Signal::STOP);
+        fs::write(hindered.file("hindered"), "").unwrap();
+        let (ended, ends) = std::sync::mpsc::channel();
+        client.driver.commit(
+            vec![vec![publish(message(2))].into()],
+            Durability::Disk,
+            Some(Instant::now() + PATIENCE),
+            Box::new(move |outcome| ended.send(outcome).unwrap()),
+        );
+        kill(pid, Signal::KILL);
+        let error = ends.recv_timeout(PATIENCE).unwrap().unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Invalid, "{code}: {error}");
+        assert!(error.maybe_accepted, "it was in the socket");
+        let outcome = client.try_commit(vec![publish(message(3))], Durability::Disk, PATIENCE);
+        assert!(!outcome.unwrap_err().maybe_accepted);
+        fs::remove_file(hindered.file("hindered")).unwrap();
+    }
+}
+
 /// Root may write everywhere, so this shows nothing to it.
 #[test]
 fn a_directory_that_this_user_cannot_write_is_named() {
@@ -177,7 +276,11 @@ fn a_directory_that_this_user_cannot_write_is_named() {
         .client()
         .try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE)
     {
-        Err(DriverError::Invalid { reason }) => {
+        Err(DriverError {
+            kind: ErrorKind::Invalid,
+            reason,
+            ..
+        }) => {
             assert!(reason.contains("Permission denied"), "{reason}");
             assert!(reason.contains(data.to_str().unwrap()), "{reason}");
         }
@@ -215,7 +318,11 @@ fn a_directory_that_another_user_has_made_gets_no_job_and_no_broker() {
                 .client()
                 .try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE);
         match outcome {
-            Err(DriverError::Invalid { reason }) => {
+            Err(DriverError {
+                kind: ErrorKind::Invalid,
+                reason,
+                ..
+            }) => {
                 assert!(reason.contains(remedy), "{reason}");
                 assert!(reason.contains("Nothing was sent"), "{reason}");
                 assert!(reason.contains(data.to_str().unwrap()), "{reason}");

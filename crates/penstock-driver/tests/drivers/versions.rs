@@ -12,7 +12,7 @@ use std::thread;
 
 use crate::support::*;
 use bytes::BytesMut;
-use penstock_driver::{DriverConfig, DriverError};
+use penstock_driver::{DriverConfig, DriverError, ErrorKind};
 use penstock_message::{Answer, Durability, KeyState, Query, StatusQuery};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, encode_frame, proto};
 
@@ -141,7 +141,11 @@ fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
     aged.grow_old();
     let url = format!("unix:{}", socket_of(&place).display());
     let client = Client::new(DriverConfig::new(url));
-    let Err(DriverError::Invalid { reason }) = client.query(Query::Status(StatusQuery::default()))
+    let Err(DriverError {
+        kind: ErrorKind::Invalid,
+        reason,
+        ..
+    }) = client.query(Query::Status(StatusQuery::default()))
     else {
         panic!("a broker of version 1 is spoken to");
     };
@@ -162,7 +166,12 @@ fn replicated_is_offered_by_no_engine_of_today() {
         let client = place.client();
         let outcome =
             client.try_commit(vec![publish(message(1))], Durability::Replicated, PATIENCE);
-        let Err(DriverError::NotOffered { reason }) = outcome else {
+        let Err(DriverError {
+            kind: ErrorKind::NotOffered,
+            reason,
+            ..
+        }) = outcome
+        else {
             panic!("{outcome:?}");
         };
         assert!(

@@ -56,7 +56,7 @@ fn make_queues(world: &mut World, client: Client, names: &[String]) {
 
 fn serve(queues: &[&String], add_credit: u32) -> ToBroker {
     let mut frame = consume(add_credit);
-    frame.consume.as_mut().unwrap().queues = queues.iter().map(|name| name.to_string()).collect();
+    frame.consumers[0].queues = queues.iter().map(|name| name.to_string()).collect();
     frame
 }
 

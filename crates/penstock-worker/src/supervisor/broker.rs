@@ -5,7 +5,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_driver::DriverError;
+use penstock_driver::{DriverError, ErrorKind};
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_message::{
     Answer, Consume, Delivery, Durability, Lease, Op, Query, ReleaseReason, StatusPage,
@@ -278,7 +278,7 @@ impl Supervisor {
                 }
             }
             Ok(_) => {}
-            Err(error @ DriverError::Unavailable { .. }) => {
+            Err(error) if error.kind == ErrorKind::Unavailable => {
                 tracing::warn!("no broker at {} yet: {error}", self.config.broker);
             }
             Err(error) => {

@@ -13,7 +13,8 @@ use penstock_message::Delivery;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-use super::{End, FIRST_SLOT, Phase, Supervisor, ZYGOTE};
+use super::{End, FIRST_SLOT, Phase, Supervisor, TICK, ZYGOTE};
+use crate::files::is_shortage;
 use crate::outstanding::Left;
 use crate::packet::{Kind, OutcomeFrame, Reader};
 use crate::page::RingReader;
@@ -22,6 +23,9 @@ use crate::zygote::{self, Said, Zygote, describe_status};
 
 /// Zygotes that were lost in a row before any job had ended: with the next the worker gives up.
 const ZYGOTES_LOST: u32 = 5;
+
+/// After the system had no room for a zygote.
+const ZYGOTE_PAUSE: Duration = Duration::from_millis(500);
 
 enum Life {
     /// To be forked, not before this.
@@ -69,17 +73,35 @@ impl Supervisor {
             work: self.work_for_children.as_fd(),
             pages: self.outstanding.pages.as_fd(),
             log: self.config.log,
+            open_files: self.open_files,
         };
-        let zygote = Zygote::start(&start).map_err(|error| {
-            let python = self.config.python.display();
-            io::Error::new(error.kind(), format!("cannot start {python}: {error}"))
-        })?;
-        self.listen(&zygote, ZYGOTE, Interest::READABLE)?;
+        let zygote = match Zygote::start(&start) {
+            Ok(zygote) => zygote,
+            Err(error) if is_shortage(&error) => {
+                self.start_zygote_later(now, &error);
+                return Ok(());
+            }
+            Err(error) => {
+                let python = self.config.python.display();
+                let text = format!("cannot start {python}: {error}");
+                return Err(io::Error::new(error.kind(), text));
+            }
+        };
+        if let Err(error) = self.listen(&zygote, ZYGOTE, Interest::READABLE) {
+            zygote.end();
+            self.start_zygote_later(now, &error);
+            return Ok(());
+        }
         self.zygote = Some(zygote);
         for slot in &mut self.slots {
             slot.life = Life::Wanted { from: now };
         }
         Ok(())
+    }
+
+    fn start_zygote_later(&mut self, now: Instant, error: &io::Error) {
+        self.zygote_from = Some(now + ZYGOTE_PAUSE);
+        self.tell_of_shortage(now, "start the process that loads the app", error);
     }
 
     pub(super) fn hear_zygote(&mut self) {
@@ -201,21 +223,25 @@ impl Supervisor {
         })
     }
 
-    pub(super) fn fork_wanted(&mut self, now: Instant) -> io::Result<()> {
+    pub(super) fn fork_wanted(&mut self, now: Instant) {
         if self.next_fork().is_none_or(|at| at > now) {
-            return Ok(());
+            return;
         }
         let due = self.wanted_slots().find(|(_, from)| *from <= now);
-        let (Some((number, _)), Some(zygote)) = (due, &mut self.zygote) else {
-            return Ok(());
+        let Some((number, _)) = due else {
+            return;
         };
-        let (ours, theirs) = UnixStream::pair()?;
-        ours.set_nonblocking(true)?;
-        if zygote.fork(number as u32, theirs.into()).is_err() {
-            // It is dead; its closed socket tells so in a moment.
-            return Ok(());
-        }
-        self.listen(&ours, Token(FIRST_SLOT + number), Interest::READABLE)?;
+        let ours = match self.ask_for_fork(number) {
+            Ok(ours) => ours,
+            Err(error) => {
+                // A zygote that is dead tells so in a moment by its closed socket.
+                self.slots[number].life = Life::Wanted { from: now + TICK };
+                if error.kind() != io::ErrorKind::BrokenPipe {
+                    self.tell_of_shortage(now, "start another process", &error);
+                }
+                return;
+            }
+        };
         let ring = self.outstanding.pages.fresh_ring(number as u32);
         let failures = self.slots[number].failures;
         self.slots[number] = Slot {
@@ -225,7 +251,19 @@ impl Supervisor {
             ..Slot::new(ring, now)
         };
         self.forking = Some(number as u32);
-        Ok(())
+    }
+
+    /// Returns the socket of the child to be.
+    fn ask_for_fork(&mut self, number: usize) -> io::Result<UnixStream> {
+        let (ours, theirs) = UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        // Listened to first: a child that nobody hears must not be.
+        self.listen(&ours, Token(FIRST_SLOT + number), Interest::READABLE)?;
+        match &mut self.zygote {
+            Some(zygote) => zygote.fork(number as u32, theirs.into())?,
+            None => return Err(io::ErrorKind::BrokenPipe.into()),
+        }
+        Ok(ours)
     }
 
     fn child_forked(&mut self, slot: u32, pid: i32) {
@@ -397,15 +435,17 @@ impl Supervisor {
 
     /// A child that has damaged its outcomes is not to be trusted with more.
     fn kill_child(&mut self, number: u32) {
-        let slot = &mut self.slots[number as usize];
+        let slot = &self.slots[number as usize];
         if let Life::Alive { pid } = slot.life
-            && let Some(pid) = rustix::process::Pid::from_raw(pid)
+            && let Some(zygote) = &mut self.zygote
         {
             tracing::error!(
+                pid,
                 slot = number,
                 "the memory in which a child reports its outcomes is damaged, by C code perhaps: it is killed"
             );
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            // A zygote that can't be told is dead, and its children with it.
+            let _ = zygote.kill_child(number);
         }
     }
 }

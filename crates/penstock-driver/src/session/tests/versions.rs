@@ -95,7 +95,9 @@ impl Bench {
         let done = Box::new(move |answer: Result<Answer, DriverError>| {
             let text = match answer {
                 Ok(answer) => format!("{answer:?}"),
-                Err(DriverError::NotOffered { reason }) => format!("not offered: {reason}"),
+                Err(error) if error.kind == ErrorKind::NotOffered => {
+                    format!("not offered: {error}")
+                }
                 Err(error) => format!("{error:?}"),
             };
             log.lock().unwrap().push(text);
@@ -228,7 +230,7 @@ fn without_a_common_version_both_are_named_and_what_to_install() {
     let check = |version: u32, expected: String| {
         let mut bench = Bench::new();
         let end = bench.meet(version, proto::Welcome::default());
-        assert_eq!(end, Err(LinkEnd::Hopeless(HopelessEnd::Invalid, expected)));
+        assert_eq!(end, Err(LinkEnd::Hopeless(ErrorKind::Invalid, expected)));
     };
     check(
         1,

@@ -1,0 +1,50 @@
+use thiserror::Error;
+
+/// How a call ended that did not end well.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{reason}")]
+pub struct DriverError {
+    pub kind: ErrorKind,
+    /// For people: what happened, and what to do about it.
+    pub reason: String,
+    /// The call had been sent, so a broker may have carried it out, or may still do so.
+    pub maybe_accepted: bool,
+}
+
+/// What a caller can do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// No broker answered in time. Another try may succeed.
+    Unavailable,
+    Unauthorized,
+    TooLarge,
+    /// The URL, the directory or an option is wrong; the reason says which and how to fix it.
+    Invalid,
+    /// The broker is too old for this, or its engine has no such thing.
+    NotOffered,
+    /// The client was closed before the call, or before its answer.
+    Closed,
+}
+
+impl DriverError {
+    /// An error of a call that was not sent.
+    pub fn new(kind: ErrorKind, reason: impl Into<String>) -> Self {
+        Self {
+            kind,
+            reason: reason.into(),
+            maybe_accepted: false,
+        }
+    }
+
+    pub fn closed() -> Self {
+        Self::new(ErrorKind::Closed, "this client was closed")
+    }
+
+    pub(crate) fn unavailable(reason: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unavailable, reason)
+    }
+
+    pub(crate) fn invalid(reason: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Invalid, reason)
+    }
+}
