@@ -246,3 +246,13 @@ fn is_stored(values: &Slab<Stored>, slot: u32, number: u64) -> bool {
         .get(slot)
         .is_some_and(|stored| stored.number == number)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_takes_128_bytes_beside_its_body() {
+        assert_eq!(Slab::<Stored>::slot_bytes(), 128);
+    }
+}
