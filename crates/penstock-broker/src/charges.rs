@@ -21,6 +21,8 @@ const WAITS: usize = 36;
 pub(crate) struct Charges {
     /// By the binary logarithm of how many milliseconds they wait.
     waiting: [VecDeque<Charged>; WAITS],
+    /// Nothing is due before.
+    next_ms: u64,
 }
 
 /// A lease that is looked at in a while.
@@ -37,6 +39,7 @@ impl Default for Charges {
     fn default() -> Self {
         Self {
             waiting: std::array::from_fn(|_| VecDeque::new()),
+            next_ms: u64::MAX,
         }
     }
 }
@@ -65,15 +68,23 @@ impl Charges {
         let wait = (wait_ms.max(1).next_power_of_two().ilog2() as usize).min(WAITS - 1);
         let due_ms = now_ms + (1 << wait);
         self.waiting[wait].push_back(Charged { due_ms, ..charged });
+        self.next_ms = self.next_ms.min(due_ms);
         due_ms
     }
 
     /// One that is due.
     pub(crate) fn pop(&mut self, now_ms: u64) -> Option<Charged> {
-        let mut waiting = self.waiting.iter_mut();
+        if now_ms < self.next_ms {
+            return None;
+        }
         let is_due = |first: &Charged| first.due_ms <= now_ms;
-        waiting
-            .find(|waiting| waiting.front().is_some_and(is_due))?
-            .pop_front()
+        let mut waiting = self.waiting.iter_mut();
+        let due = waiting.find(|waiting| waiting.front().is_some_and(is_due));
+        let due = due.and_then(VecDeque::pop_front);
+        if due.is_none() {
+            let firsts = self.waiting.iter().filter_map(VecDeque::front);
+            self.next_ms = firsts.map(|first| first.due_ms).min().unwrap_or(u64::MAX);
+        }
+        due
     }
 }
