@@ -143,6 +143,14 @@ impl Broker {
             let all = self.connections.values();
             let slots = all.flat_map(|connection| &connection.consumers);
             let consumers = slots.filter_map(|slot| self.consumers.get(*slot));
+            let waiting = consumers
+                .clone()
+                .filter(|consumer| consumer.is_waiting(index));
+            assert_eq!(
+                queue.waiting(),
+                waiting.count(),
+                "consumers in the ring of a queue"
+            );
             let takes = |seat: &Seat| seat.queue == index;
             let consumers = consumers
                 .filter(|consumer| consumer.seats.iter().any(takes))

@@ -105,6 +105,22 @@ impl Consumers {
 }
 
 impl Consumer {
+    /// Its queues, and its entries in their rings.
+    fn places(&self, slot: u32) -> impl Iterator<Item = (u32, Option<Waiter>)> {
+        let waiter = Waiter {
+            consumer: slot,
+            serial: self.serial,
+        };
+        let seats = self.seats.iter();
+        seats.map(move |seat| (seat.queue, seat.is_waiting.then_some(waiter)))
+    }
+
+    /// Whether it stands in the ring of the queue.
+    pub(crate) fn is_waiting(&self, queue: u32) -> bool {
+        let mut seats = self.seats.iter();
+        seats.any(|seat| seat.queue == queue && seat.is_waiting)
+    }
+
     fn sit(&mut self, queue: u32, is_waiting: bool) {
         if let Some(seat) = self.seats.iter_mut().find(|seat| seat.queue == queue) {
             seat.is_waiting = is_waiting;
@@ -192,8 +208,8 @@ impl Broker {
             for queue in &chosen {
                 state.queues.subscribe(*queue, now);
             }
-            for queue in seats {
-                state.queues.unsubscribe(queue, was);
+            for (queue, waiter) in self.consumers.all[slot].places(slot) {
+                state.queues.unsubscribe(queue, was, waiter);
             }
             self.consumers.serials += 1;
             let serial = self.consumers.serials;
@@ -234,10 +250,10 @@ impl Broker {
     pub(crate) fn drop_consumers(&mut self, slots: Vec<u32>) {
         for slot in slots {
             let consumer = self.consumers.all.remove(slot);
-            for seat in &consumer.seats {
-                self.state.queues.unsubscribe(seat.queue, consumer.tasks);
-                self.state.review_service(seat.queue);
-                self.state.note_unknown(seat.queue);
+            for (queue, waiter) in consumer.places(slot) {
+                self.state.queues.unsubscribe(queue, consumer.tasks, waiter);
+                self.state.review_service(queue);
+                self.state.note_unknown(queue);
             }
             self.state.queues.sets.give(consumer.tasks);
         }

@@ -161,9 +161,7 @@ impl Broker {
             let due_us = u32::try_from(due_ms.saturating_mul(1000)).unwrap_or(u32::MAX);
             let more_us = due_us.saturating_sub(lease.estimate_us);
             lease.estimate_us += more_us;
-            if !planted!("charge-once") {
-                queues.charge(&kind, more_us);
-            }
+            queues.charge(&kind, more_us);
         }
     }
 

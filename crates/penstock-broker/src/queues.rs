@@ -217,9 +217,9 @@ impl Queues {
         }
     }
 
-    /// A consumer that could run these tasks does not take from the queue any more. Its entry in the ring is
-    /// stale by now.
-    pub(crate) fn unsubscribe(&mut self, index: u32, tasks: Option<u32>) {
+    /// A consumer that could run these tasks does not take from the queue any more. `waiter`: its entry in the
+    /// ring, if it has one; others would pile up where there is no work to meet them.
+    pub(crate) fn unsubscribe(&mut self, index: u32, tasks: Option<u32>, waiter: Option<Waiter>) {
         let queue = &mut self.all[index as usize];
         queue.consumers -= 1;
         let served = queue.served.iter_mut();
@@ -228,6 +228,10 @@ impl Queues {
             .position(|served| served.tasks == tasks)
             .expect("it has subscribed");
         queue.served[place].consumers -= 1;
+        if let Some(waiter) = waiter {
+            let waiting = &mut queue.served[place].waiting;
+            waiting.retain(|other| *other != waiter);
+        }
         if queue.served[place].consumers == 0 {
             queue.served.remove(place);
             self.review_flows(index);
@@ -509,6 +513,11 @@ impl Queue {
 
     pub(crate) fn waiting_bytes(&self) -> u64 {
         self.ready_bytes + self.delayed_bytes
+    }
+
+    /// How many consumers stand in its ring.
+    pub(crate) fn waiting(&self) -> usize {
+        self.served.iter().map(|served| served.waiting.len()).sum()
     }
 
     /// The priority and the flow of the next message for these consumers, if there is any.

@@ -119,10 +119,6 @@ pub const PLANTS: &[Plant] = &[
     plant("lose-copy", "a message comes to each of its queues"),
     plant("lose-purge", "what was purged stays away"),
     plant(
-        "charge-once",
-        "a task whose jobs never end does not take all slots",
-    ),
-    plant(
         "send-any-task",
         "a job is sent only to a worker that can run its task",
     ),
