@@ -10,8 +10,7 @@
 //! are due: a lease costs a push and a pop, and no timer. They are looked at whenever the broker does anything,
 //! which is early enough, since a charge only matters for the next hand-out.
 
-use std::collections::VecDeque;
-
+use crate::line::Line;
 use crate::messages::Handle;
 
 /// Queues of waits from one millisecond to a year.
@@ -20,7 +19,7 @@ const WAITS: usize = 36;
 #[derive(Debug)]
 pub(crate) struct Charges {
     /// By the binary logarithm of how many milliseconds they wait.
-    waiting: [VecDeque<Charged>; WAITS],
+    waiting: [Line<Charged>; WAITS],
     /// Nothing is due before.
     next_ms: u64,
 }
@@ -38,7 +37,7 @@ pub(crate) struct Charged {
 impl Default for Charges {
     fn default() -> Self {
         Self {
-            waiting: std::array::from_fn(|_| VecDeque::new()),
+            waiting: std::array::from_fn(|_| Line::default()),
             next_ms: u64::MAX,
         }
     }
@@ -79,10 +78,10 @@ impl Charges {
         }
         let is_due = |first: &Charged| first.due_ms <= now_ms;
         let mut waiting = self.waiting.iter_mut();
-        let due = waiting.find(|waiting| waiting.front().is_some_and(is_due));
-        let due = due.and_then(VecDeque::pop_front);
+        let due = waiting.find(|waiting| waiting.front().is_some_and(|first| is_due(&first)));
+        let due = due.and_then(Line::pop_front);
         if due.is_none() {
-            let firsts = self.waiting.iter().filter_map(VecDeque::front);
+            let firsts = self.waiting.iter().filter_map(Line::front);
             self.next_ms = firsts.map(|first| first.due_ms).min().unwrap_or(u64::MAX);
         }
         due

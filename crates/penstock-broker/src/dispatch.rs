@@ -138,8 +138,8 @@ impl Broker {
 
     /// Charges the flows of what runs for longer than was expected: see `charges.rs`.
     pub(crate) fn charge_what_runs(&mut self) {
-        /// Looked at in one go; most have ended.
-        const AT_ONCE: usize = 4096;
+        /// More than are handed out in one go, or those that have ended would pile up.
+        const AT_ONCE: usize = 1 << 17;
         let now_ms = self.clocks.steady();
         for _ in 0..AT_ONCE {
             let Some(charged) = self.charges.pop(now_ms) else {
