@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 from pathlib import Path
 
 from project import Process, Project, eventually, pidfd
@@ -91,10 +92,11 @@ def test_a_worker_waits_out_what_keeps_the_next_broker_from_its_start(project: P
     """It used to end, with the job that ran, as soon as one start had failed."""
     worker = worker_of(project)
     job = begun_job(project)
-    # No broker can make its lock where the link points to.
+    # To open a socket as a file is an error of the device, as a disk that is away has.
     lock = project.data / "lock"
     lock.unlink()
-    lock.symlink_to(project.data / "nowhere" / "lock")
+    with socket.socket(socket.AF_UNIX) as device:
+        device.bind(str(lock))
     project.kill_broker()
     worker.wait_for_output("no broker can be started")
     (project.directory / "release").touch()

@@ -117,7 +117,7 @@ def test_a_server_changes_nothing_before_the_upgrade_and_says_what_to_type(left)
 
     before = files()
     refused = serve(left, f"unix:{left.directory}/socket")
-    assert refused.wait() == 1
+    assert refused.wait() == 78
     assert "is in format 1, and this program writes format 2" in refused.output
     assert files() == before
     # It is typed as it is told.

@@ -154,9 +154,9 @@ impl Failure {
             ),
             Refusal::DiskFull => Self::new(
                 Kind::DiskFull,
-                "the broker's disk is nearly full, or has less room than a call of this size needs. Nothing of this call \
-                 was accepted, and nothing that was accepted before is lost. Free some space on the broker's machine, or let workers drain the \
-                 queues, and enqueue it again",
+                "the broker takes no new jobs: its disk is nearly full, or has less room than a call of this size needs. \
+                 Nothing of this call was accepted, and nothing that was accepted before is lost. Free some space on the \
+                 broker's machine, or let workers drain the queues, and enqueue it again",
             ),
             Refusal::Invalid(text) => Self::invalid(text),
             Refusal::AlreadyExists => Self::new(
