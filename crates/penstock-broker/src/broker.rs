@@ -67,6 +67,8 @@ pub struct Broker {
     pub(crate) space: Space,
     /// Operations may go on even on the last reserve of the disk.
     pub(crate) steps_fit: bool,
+    /// How few jobs have run since there is no space for leases.
+    pub(crate) fewest_running: Option<usize>,
     /// How many bytes of records fit on the disk, where somebody has looked.
     pub(crate) room_bytes: u64,
     /// The memory limit, while the process is at it.
@@ -114,6 +116,7 @@ impl Broker {
             added: 0,
             space: Space::Plenty,
             steps_fit: false,
+            fewest_running: None,
             room_bytes: u64::MAX,
             memory_is_full: None,
             counts: Counts::default(),

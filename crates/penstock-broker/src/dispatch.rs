@@ -16,13 +16,17 @@ use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How};
 use crate::state::State;
 use crate::timers::Timer;
 
+/// While the disk has no space for leases, so many jobs more may run than before. Their outcomes fit into the reserve for
+/// settlements, which is 2 MiB at least, unless they are large.
+const STARTED_ON_FULL_DISK: usize = 16;
+
 impl Broker {
     /// Gives ready messages to the connections that want work, one each in turn.
     pub(crate) fn hand_out(&mut self) {
         // What came due or expired while inputs were handled goes first: an expired message is not handed out.
         self.run_timers();
-        // Without space on the disk, work stays where it is until there is some.
-        if self.space >= Space::NoLeases || !std::mem::take(&mut self.state.has_new_work) {
+        let mut may_start = self.may_start();
+        if may_start == 0 || !std::mem::take(&mut self.state.has_new_work) {
             return;
         }
         // A message that may be delivered only once must not be handed out again because its grant was
@@ -31,8 +35,8 @@ impl Broker {
         self.begin(durability);
         while let Some(queue) = self.state.queues.next_in_ring() {
             // An end may end a join, too.
-            if self.added + 2 > ENDED_AT_ONCE {
-                // The record is full; the next one goes on.
+            if self.added + 2 > ENDED_AT_ONCE || may_start == 0 {
+                // The record is full, or the disk; the next one goes on.
                 self.state.queues.activate_first(queue);
                 self.state.has_new_work = true;
                 break;
@@ -49,6 +53,7 @@ impl Broker {
                 HandOut::Done { must_be_safe } => {
                     self.counts.delivered += 1;
                     self.added += 1;
+                    may_start -= 1;
                     self.state.queues.activate(queue);
                     if must_be_safe {
                         durability = Durability::Disk;
@@ -58,6 +63,24 @@ impl Broker {
             }
         }
         self.seal(durability);
+    }
+
+    /// How many jobs the space on the disk lets start. While it is short they start a few at a time: each that ends
+    /// frees space. Where all that is on the disk waits to run, nothing else ever would.
+    fn may_start(&mut self) -> usize {
+        if self.space < Space::NoLeases {
+            self.fewest_running = None;
+            return usize::MAX;
+        }
+        if self.space > Space::NoLeases {
+            return 0;
+        }
+        let sessions = self.state.sessions.iter();
+        let running = sessions.map(|(_, session)| session.leases.len()).sum();
+        // What ran before may run for long, and counts for nothing.
+        let fewest = self.fewest_running.map_or(running, |few| few.min(running));
+        self.fewest_running = Some(fewest);
+        (fewest + STARTED_ON_FULL_DISK).saturating_sub(running)
     }
 
     fn hand_out_one(&mut self, queue: u32) -> HandOut {

@@ -454,9 +454,9 @@ impl Journal {
     /// How many bytes of records fit in besides what waits and what is kept for a full disk; `None`: the file
     /// system does not tell. Asks it each time, so ask before something large.
     pub fn room_bytes(&self) -> Option<u64> {
-        let free_bytes = (self.free_bytes)()?.saturating_sub(self.shared.reserved_bytes());
-        let room_bytes = free_bytes + self.unfilled_bytes();
-        Some(room_bytes.saturating_sub(self.waiting_bytes() as u64))
+        let free_bytes = (self.free_bytes)()? + self.unfilled_bytes();
+        let taken_bytes = self.shared.reserved_bytes() + self.waiting_bytes() as u64;
+        Some(free_bytes.saturating_sub(taken_bytes))
     }
 
     /// What fits into the segment in use, besides what waits.

@@ -399,8 +399,21 @@ impl<S: Storage> Spares<S> {
         }
     }
 
-    /// One that holds so many bytes. None is ready: one is made at once, which the caller waits for.
+    /// One that holds so many bytes. None is ready: one is made at once, which the caller waits for. So it does while
+    /// some are missing that the disk may have no space for: who comes to know of that only when most of the
+    /// reserves are gone would have stopped new work too late, and what is left would be full of it.
     pub(crate) fn take(&self, needed: u64) -> io::Result<Spare<S::File>> {
+        let unknown = {
+            let state = self.shared.lock();
+            let some = 1..state.at_most;
+            (!state.is_full && some.contains(&state.ready.len())).then_some(state.next_bytes)
+        };
+        if let Some(bytes) = unknown {
+            match self.create(bytes.max(needed)) {
+                Err(error) if is_full(&error) => self.shared.change(|state| state.is_full = true),
+                created => return created,
+            }
+        }
         let (ready, least) = self.shared.change(|state| {
             let fits = |spare: &Ready| spare.bytes >= needed;
             let place = state.ready.iter().position(fits);

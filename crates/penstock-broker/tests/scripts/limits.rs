@@ -142,14 +142,35 @@ fn a_full_disk_stops_what_is_new_then_what_would_start_and_never_an_outcome() {
         w ack one; put one yes; publish next  -> w confirm 1
         w consume default 1                 -> w deliver two
         disk no-leases                      -> notice: NoLeases
-        w consume default 5                 ->
         w move two next                     -> w confirm 2
         a publish four                      -> a confirm 7 7:refused 0 DiskFull
+        disk no-settlements                 -> notice: NoSettlements
+        w consume default 5                 ->
         disk no-publishes                   -> notice: NoPublishes, w deliver three next two#1
         disk plenty                         -> notice: Plenty
         a publish four                      -> a confirm 8, w deliver four
         ",
     );
+}
+
+/// All that is on the disk may wait to run: then nothing else ever frees space.
+#[test]
+fn on_a_full_disk_a_few_jobs_start_at_a_time() {
+    let jobs: Vec<String> = (1..=20).map(|number| format!("j{number}")).collect();
+    let publish = jobs.iter().map(|job| format!("publish {job}"));
+    let (publish, first) = (publish.collect::<Vec<_>>().join("|"), jobs[2..18].join(" "));
+    check(&format!(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a {publish}  -> a confirm 20
+        w consume default 2                 -> w deliver j1 j2
+        disk no-leases                      -> notice: NoLeases
+        w consume default 100               -> w deliver {first}
+        w ack j3                            -> w confirm 1, w deliver j19
+        w ack j1                            -> w confirm 2, w deliver j20
+        "
+    ));
 }
 
 #[test]
