@@ -10,6 +10,7 @@ import contextlib
 import errno
 import gc
 import importlib
+import json
 import os
 import select
 import signal
@@ -53,7 +54,8 @@ def main() -> None:
     warn_of_threads(control)
     log_to_stderr(log_level, log_format)
     queues = {task._options.queue for task in app.tasks.values()}
-    control.say("\n".join(["ready", *sorted(queues)]))
+    known = {"app": app.name, "queues": sorted(queues), "tasks": sorted(app.tasks)}
+    control.say(f"ready {json.dumps(known)}")
     Zygote(app, worker, control, descriptors).serve()
 
 

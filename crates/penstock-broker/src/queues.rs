@@ -365,6 +365,14 @@ impl Queues {
         estimate_us(&self.costs, task)
     }
 
+    /// How many ready messages somebody with one of these sets of tasks can run.
+    pub(crate) fn ready_for(&self, index: u32, sets: &[Option<u32>]) -> usize {
+        let levels = self.all[index as usize].levels.iter();
+        let flows = levels.flat_map(|level| &level.flows);
+        let known = flows.filter(|flow| sets.iter().any(|set| self.sets.has(*set, flow.task)));
+        known.map(|flow| flow.ready).sum()
+    }
+
     /// Flows with work that none of the queue's consumers can run, as (task, ready messages).
     pub(crate) fn unknown_tasks(&self, index: u32) -> impl Iterator<Item = (Name, usize)> {
         let levels = self.all[index as usize].levels.iter();

@@ -1,5 +1,7 @@
 //! What a broker tells of itself.
 
+use std::collections::BTreeMap;
+
 use penstock_message::{
     MessageId, MessageInfo, QueueStatus, Status, StatusCursor, StatusPage, StatusQuery,
     WorkerStatus,
@@ -84,7 +86,30 @@ impl Broker {
                 ..self.totals()
             },
             own_leases: leases as u32,
+            own_ready: self.ready_for(conn),
         }
+    }
+
+    /// How many ready jobs the consumers of a connection can run.
+    fn ready_for(&self, conn: ConnId) -> u64 {
+        let Some(connection) = self.connections.get(&conn) else {
+            return 0;
+        };
+        let queues = &self.state.queues;
+        let consumers = connection.consumers.iter();
+        let consumers = consumers.filter_map(|slot| self.consumers.get(*slot));
+        let served = consumers.flat_map(|consumer| {
+            let seats = consumer.seats.iter();
+            seats.map(|seat| (seat.queue, consumer.tasks))
+        });
+        let mut by_queue: BTreeMap<u32, Vec<Option<u32>>> = BTreeMap::new();
+        for (queue, tasks) in served.filter(|(queue, _)| !queues[*queue].paused) {
+            by_queue.entry(queue).or_default().push(tasks);
+        }
+        let ready = by_queue
+            .iter()
+            .map(|(queue, sets)| queues.ready_for(*queue, sets) as u64);
+        ready.sum()
     }
 
     /// Queues, all or some, whose names come after one; each once, in no particular order.

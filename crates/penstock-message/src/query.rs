@@ -79,6 +79,8 @@ pub struct StatusPage {
     pub next: Option<StatusCursor>,
     /// Leases of the session that asks. Deliveries that have not reached it yet are among them.
     pub own_leases: u32,
+    /// Jobs that are ready in queues that are not paused, and that the consumers of the session that asks can run.
+    pub own_ready: u64,
 }
 
 /// Failed jobs, in the order in which they failed.
@@ -332,6 +334,13 @@ pub enum Notice {
     },
 }
 
+fn jobs_wait(count: &u64) -> String {
+    match count {
+        1 => "1 job waits".to_owned(),
+        _ => format!("{count} jobs wait"),
+    }
+}
+
 impl fmt::Display for Notice {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -341,7 +350,8 @@ impl fmt::Display for Notice {
                 for_ms,
             } => write!(
                 out,
-                "{waiting} jobs wait in queue {queue:?}, which no worker has served for {} s; start one with -Q {queue}",
+                "{} in queue {queue:?}, which no worker has served for {} s; start one with -Q {queue}",
+                jobs_wait(waiting),
                 for_ms / 1000
             ),
             Self::UnknownTask {
@@ -350,14 +360,15 @@ impl fmt::Display for Notice {
                 others,
                 waiting,
             } => {
-                let others = match others {
-                    0 => String::new(),
-                    _ => format!(" and of {others} other tasks"),
+                let (others, them) = match others {
+                    0 => (String::new(), "it"),
+                    _ => (format!(" or {others} other tasks"), "them"),
                 };
                 write!(
                     out,
-                    "{waiting} jobs of task {task:?}{others} wait in queue {queue:?}, and none of its workers knows them; \
-                     start a worker whose app has them, or deploy it"
+                    "no worker of queue {queue:?} has the task {task:?}{others}: {}; start a worker whose app has {them}, \
+                     or deploy {them}",
+                    jobs_wait(waiting)
                 )
             }
             Self::Space(space) => out.write_str(match space {
@@ -367,7 +378,7 @@ impl fmt::Display for Notice {
                      and draining the queues or freeing space on its machine helps"
                 }
                 Space::NoLeases => {
-                    "the broker's disk is full: it takes no new jobs and starts none until there is space; \
+                    "the broker's disk is full: it takes no new jobs, and starts a few at a time until there is space; \
                      what runs can still end; nothing is lost; free some space on its machine"
                 }
                 Space::NoSettlements => {

@@ -906,6 +906,9 @@ pub struct StatusPage {
     /// held by the session that asks, also those that are still on their way to it
     #[prost(uint32, tag = "3")]
     pub own_leases: u32,
+    /// ready in queues that are not paused, for the consumers of the session that asks
+    #[prost(uint64, tag = "4")]
+    pub own_ready: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FailedPage {

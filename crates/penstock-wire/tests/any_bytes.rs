@@ -373,13 +373,20 @@ fn any_answer() -> impl Strategy<Value = Answer> {
             }
         });
     prop_oneof![
-        (any_status(), option(any_cursor()), any::<u32>()).prop_map(
-            |(status, next, own_leases)| Answer::Status(StatusPage {
-                status,
-                next,
-                own_leases,
-            })
-        ),
+        (
+            any_status(),
+            option(any_cursor()),
+            any::<u32>(),
+            any::<u64>()
+        )
+            .prop_map(
+                |(status, next, own_leases, own_ready)| Answer::Status(StatusPage {
+                    status,
+                    next,
+                    own_leases,
+                    own_ready,
+                })
+            ),
         option(any_info()).prop_map(Answer::Message),
         (vec(any_failed_job(), 0..3), any::<Option<u64>>())
             .prop_map(|(jobs, next)| Answer::Failed(FailedPage { jobs, next })),

@@ -62,8 +62,8 @@ pub const EXIT_FORCED: u8 = 4;
 /// goodbye. A second one: kills the children and hands back at once.
 ///
 /// With `burst` it ends by itself as soon as nothing is leased to it, every settlement is confirmed,
-/// and the broker then says that none of its queues, but for paused ones, holds a job that is ready. Jobs that are
-/// delayed (a countdown, a retry's backoff) or run by other workers are not waited for.
+/// and the broker then says that none of its queues, but for paused ones, holds a job that is ready and that its app
+/// has the task of. Jobs that are delayed (a countdown, a retry's backoff) or run by other workers are not waited for.
 pub fn run(config: WorkerConfig) -> ExitCode {
     let end = Supervisor::new(config).and_then(Supervisor::run);
     ExitCode::from(match end {

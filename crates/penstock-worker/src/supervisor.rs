@@ -109,6 +109,8 @@ pub struct Supervisor {
     outstanding: Outstanding,
     settlements: Settlements,
     queues: Vec<String>,
+    /// The app's name and its tasks, until the broker is told.
+    subscription: Option<(String, Vec<String>)>,
     /// How many jobs have come.
     deliveries: u64,
     /// Whether the broker can be told of what ends, and what it has given us is surely still ours.
@@ -184,6 +186,7 @@ impl Supervisor {
             outstanding,
             settlements: Settlements::default(),
             queues: Vec::new(),
+            subscription: None,
             deliveries: 0,
             in_reach: true,
             send_from: None,

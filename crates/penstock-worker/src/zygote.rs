@@ -7,7 +7,7 @@
 //!     to the zygote      fork SLOT          with the child's socket as a descriptor
 //!                        kill               SIGKILL to all children
 //!                        kill SLOT          SIGKILL to this one, if it is still there
-//!     from the zygote    ready\nQUEUE\n…    the app is loaded; the queues its tasks name
+//!     from the zygote    ready JSON         the app is loaded: its name, its tasks, the queues that they name
 //!                        failed TEXT        the app can't be loaded; it ends
 //!                        warning TEXT       for the log
 //!                        forked SLOT PID
@@ -28,6 +28,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv, sendmsg};
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
+use serde::Deserialize;
 
 use crate::ChildLog;
 
@@ -45,9 +46,18 @@ pub struct Start<'a> {
     pub open_files: Rlimit,
 }
 
+/// An app, as the zygote has loaded it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Loaded {
+    pub app: String,
+    /// Those that its tasks name.
+    pub queues: Vec<String>,
+    pub tasks: Vec<String>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
-    Ready { queues: Vec<String> },
+    Ready(Loaded),
     Failed(String),
     Warning(String),
     Forked { slot: u32, pid: i32 },
@@ -214,13 +224,7 @@ fn read_message(text: &str) -> Option<Said> {
     let mut numbers = rest.split(' ').map(str::parse::<i32>);
     let mut number = || numbers.next()?.ok();
     Some(match word {
-        "ready" => Said::Ready {
-            queues: rest
-                .split('\n')
-                .filter(|queue| !queue.is_empty())
-                .map(str::to_owned)
-                .collect(),
-        },
+        "ready" => Said::Ready(serde_json::from_str(rest).ok()?),
         "failed" => Said::Failed(rest.to_owned()),
         "warning" => Said::Warning(rest.to_owned()),
         "forked" => Said::Forked {
@@ -309,12 +313,15 @@ mod tests {
     #[test]
     fn what_a_zygote_says_is_understood_or_refused() {
         check(
-            "ready\ndefault\nmail for you",
-            Some(Said::Ready {
-                queues: vec!["default".into(), "mail for you".into()],
-            }),
+            r#"ready {"app": "shop", "queues": ["default", "mail\nfor you"], "tasks": ["shop.send"]}"#,
+            Some(Said::Ready(Loaded {
+                app: "shop".into(),
+                queues: vec!["default".into(), "mail\nfor you".into()],
+                tasks: vec!["shop.send".into()],
+            })),
         );
-        check("ready", Some(Said::Ready { queues: vec![] }));
+        check("ready", None);
+        check(r#"ready {"app": "shop"}"#, None);
         check(
             "failed Traceback\n  File",
             Some(Said::Failed("Traceback\n  File".into())),

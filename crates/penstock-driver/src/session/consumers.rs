@@ -21,7 +21,8 @@ struct Consumer {
     credit: u32,
     /// The part of the credit that the broker was not told of.
     unsent_credit: u32,
-    tasks_changed: bool,
+    /// The broker does not know its app, queues and tasks as they are.
+    wish_changed: bool,
     stopped: bool,
     changed: bool,
 }
@@ -44,20 +45,23 @@ impl Consumers {
                 },
                 credit: 0,
                 unsent_credit: 0,
-                tasks_changed: false,
+                wish_changed: true,
                 stopped: false,
                 changed: false,
             });
         consumer.sink = sink;
-        if !consume.app.is_empty() {
-            consumer.wish.app = consume.app;
+        let wish = &mut consumer.wish;
+        if !consume.app.is_empty() && consume.app != wish.app {
+            wish.app = consume.app;
+            consumer.wish_changed = true;
         }
-        if !consume.queues.is_empty() {
-            consumer.wish.queues = consume.queues;
+        if !consume.queues.is_empty() && consume.queues != wish.queues {
+            wish.queues = consume.queues;
+            consumer.wish_changed = true;
         }
-        if consume.tasks != Tasks::Same && consume.tasks != consumer.wish.tasks {
-            consumer.wish.tasks = consume.tasks;
-            consumer.tasks_changed = true;
+        if consume.tasks != Tasks::Same && consume.tasks != wish.tasks {
+            wish.tasks = consume.tasks;
+            consumer.wish_changed = true;
         }
         consumer.credit += add_credit;
         consumer.unsent_credit += add_credit;
@@ -78,7 +82,7 @@ impl Consumers {
     pub(super) fn begin_connection(&mut self) {
         for consumer in self.by_number.values_mut() {
             consumer.unsent_credit = consumer.credit;
-            consumer.tasks_changed = true;
+            consumer.wish_changed = true;
             consumer.changed = true;
         }
     }
@@ -89,18 +93,17 @@ impl Consumers {
         let changed = changed.filter(|consumer| consumer.changed);
         let told = changed.map(|consumer| {
             consumer.changed = false;
-            let tasks = match std::mem::take(&mut consumer.tasks_changed) {
-                true => consumer.wish.tasks.clone(),
-                false => Tasks::Same,
+            let mut consume = match std::mem::take(&mut consumer.wish_changed) {
+                true => consumer.wish.clone(),
+                false => Consume {
+                    consumer: consumer.wish.consumer,
+                    ..Consume::default()
+                },
             };
+            consume.add_credit = std::mem::take(&mut consumer.unsent_credit);
             proto::Consumer {
                 stop: consumer.stopped,
-                ..Consume {
-                    tasks,
-                    add_credit: std::mem::take(&mut consumer.unsent_credit),
-                    ..consumer.wish.clone()
-                }
-                .into()
+                ..consume.into()
             }
         });
         told.collect()

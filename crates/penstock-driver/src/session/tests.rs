@@ -973,7 +973,7 @@ fn several_consumers_are_told_of_apart_and_again_after_a_reconnect() {
         ..takes("mail", 2)
     };
     bench.session.consume(more, Arc::clone(&hands));
-    assert_eq!(bench.sent(), "consume/1 mail +2");
+    assert_eq!(bench.sent(), "consume/1  +2");
     bench.session.disconnected("gone");
     bench.connect(0);
     assert_eq!(

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use penstock_journal::sim::SimStorage;
 use penstock_message::{
-    Answer, Durability, Op, Query, Status, StatusCursor, StatusPage, StatusQuery, Tx,
+    Answer, Consume, Durability, Op, Query, Status, StatusCursor, StatusPage, StatusQuery, Tasks,
+    Tx,
 };
 use penstock_wire::encoded_frame_len;
 use penstock_wire::proto::{ToBroker, ToClient};
@@ -214,4 +215,50 @@ fn a_job_whose_body_is_still_being_read_counts_as_a_lease_of_who_asks() {
         panic!("a status");
     };
     assert_eq!(page.own_leases, 0, "they are not those of another client");
+}
+
+#[test]
+fn what_is_ready_for_a_worker_are_the_jobs_that_it_can_run() {
+    let mut world = World::with(SimStorage::new(), |_| {});
+    let producer = world.join(1);
+    let job = |id: u8, task: &str| {
+        let mut tx = publish(id);
+        let Op::Publish { message, .. } = &mut tx.ops[0] else {
+            panic!("it publishes");
+        };
+        message.task = task.to_owned();
+        tx
+    };
+    let jobs = vec![job(1, "a"), job(2, "b"), job(3, "b"), job(4, "c")];
+    world.ask(producer, &commit(1, Durability::Disk, jobs));
+
+    let worker = world.join(2);
+    let mut serve_as = |consumer, tasks: &[&str]| {
+        let consume = Consume {
+            consumer,
+            queues: vec!["default".to_owned()],
+            tasks: Tasks::Named(tasks.iter().map(|task| task.to_string()).collect()),
+            ..Consume::default()
+        };
+        let frame = ToBroker {
+            consumers: vec![consume.into()],
+            ..ToBroker::default()
+        };
+        world.send(worker, &frame);
+        page(&mut world, worker, StatusQuery::first(1)).own_ready
+    };
+    assert_eq!(serve_as(0, &["a", "x"]), 1);
+    // Those that both can run count once.
+    assert_eq!(serve_as(1, &["a", "b"]), 3);
+    assert_eq!(serve_as(0, &[]), 3);
+    let own_ready = |world: &mut World, who| page(world, who, StatusQuery::first(1)).own_ready;
+    assert_eq!(own_ready(&mut world, producer), 0);
+    let pause = Op::Pause {
+        queue: "default".to_owned(),
+    };
+    world.ask(
+        producer,
+        &commit(5, Durability::Disk, vec![vec![pause].into()]),
+    );
+    assert_eq!(own_ready(&mut world, worker), 0);
 }

@@ -133,6 +133,7 @@ impl From<StatusPage> for proto::StatusPage {
             status: Some(page.status.into()),
             next: page.next.map(Into::into),
             own_leases: page.own_leases,
+            own_ready: page.own_ready,
         }
     }
 }
@@ -145,6 +146,7 @@ impl TryFrom<proto::StatusPage> for StatusPage {
             status: wanted(wire.status, "a page of the status has none")?.try_into()?,
             next: wire.next.map(TryInto::try_into).transpose()?,
             own_leases: wire.own_leases,
+            own_ready: wire.own_ready,
         })
     }
 }

@@ -9,7 +9,7 @@ use penstock_driver::{DriverError, ErrorKind};
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_message::{
     Answer, Consume, Delivery, Durability, Lease, Op, Query, ReleaseReason, StatusPage,
-    StatusQuery, Tx,
+    StatusQuery, Tasks, Tx,
 };
 
 use super::{End, Phase, Supervisor, TICK};
@@ -88,6 +88,8 @@ fn head(delivery: Delivery) -> DeliveryHead {
 pub(super) struct Burst {
     /// A question is on its way.
     asked: bool,
+    /// The broker knew what this worker can run when it was asked.
+    is_subscribed: bool,
     ask_from: Instant,
     /// Deliveries so far when it was asked: if more came since, the answer is out of date.
     deliveries: u64,
@@ -97,22 +99,17 @@ impl Burst {
     pub(super) fn new(now: Instant) -> Self {
         Self {
             asked: false,
+            is_subscribed: false,
             ask_from: now,
             deliveries: 0,
         }
     }
 }
 
-/// Whether there is nothing for a worker that is idle and serves these queues. A lease that the broker
-/// counts is then of a job that is still on its way: its body may be read back slowly.
-fn nothing_is_left(page: &StatusPage, served: &[String]) -> bool {
-    let nothing_ready = page
-        .status
-        .queues
-        .iter()
-        .filter(|queue| !queue.paused && served.contains(&queue.name))
-        .all(|queue| queue.ready == 0);
-    nothing_ready && page.own_leases == 0 && page.next.is_none()
+/// Whether there is nothing for a worker that is idle. A lease that the broker counts is then of a job that is
+/// still on its way: its body may be read back slowly.
+fn nothing_is_left(page: &StatusPage) -> bool {
+    page.own_ready == 0 && page.own_leases == 0
 }
 
 impl Supervisor {
@@ -209,15 +206,21 @@ impl Supervisor {
         if self.phase != Phase::Serving {
             return;
         }
-        if let Credit::Add(credit) = self.policy.grant() {
-            let inbox = Arc::clone(&self.inbox);
-            let consume = Consume {
-                queues: self.queues.clone(),
-                add_credit: credit,
-                ..Consume::default()
-            };
-            self.driver.consume(consume, inbox);
+        let granted = self.policy.grant();
+        if self.subscription.is_none() && !matches!(granted, Credit::Add(_)) {
+            return;
         }
+        let mut consume = Consume::default();
+        if let Credit::Add(credit) = granted {
+            consume.add_credit = credit;
+        }
+        if let Some((app, tasks)) = self.subscription.take() {
+            consume.app = app;
+            consume.queues.clone_from(&self.queues);
+            consume.tasks = Tasks::Named(tasks);
+        }
+        let inbox = Arc::clone(&self.inbox);
+        self.driver.consume(consume, inbox);
     }
 
     pub(super) fn figures(&self) -> (u32, u32) {
@@ -247,21 +250,14 @@ impl Supervisor {
     /// to know whether a burst is over.
     pub(super) fn ask_status(&mut self) {
         self.burst.asked = true;
+        self.burst.is_subscribed = self.phase == Phase::Serving && self.subscription.is_none();
         self.burst.deliveries = self.deliveries;
         let inbox = Arc::clone(&self.inbox);
         self.driver.query(
-            Query::Status(self.status_query()),
+            Query::Status(StatusQuery::first(1)),
             Instant::now() + ANSWER_WITHIN,
             Box::new(move |answer| inbox.answered(answer)),
         );
-    }
-
-    /// What a burst is about; before the app is loaded, its queues are not known.
-    fn status_query(&self) -> StatusQuery {
-        match self.queues.is_empty() {
-            true => StatusQuery::first(1),
-            false => StatusQuery::of_queues(self.queues.clone()),
-        }
     }
 
     fn hear_answer(&mut self, answer: Result<Answer, DriverError>, now: Instant) {
@@ -269,11 +265,12 @@ impl Supervisor {
         self.burst.ask_from = now + BURST_ASKS_EVERY;
         match answer {
             Ok(Answer::Status(page)) => {
-                let is_current = self.burst.deliveries == self.deliveries;
+                let is_current =
+                    self.burst.is_subscribed && self.burst.deliveries == self.deliveries;
                 let serving = self.phase == Phase::Serving && self.alive > 0;
                 let idle = serving && is_current && self.is_idle();
-                if self.config.burst && idle && nothing_is_left(&page, &self.queues) {
-                    tracing::info!("the queues are empty: the burst is over");
+                if self.config.burst && idle && nothing_is_left(&page) {
+                    tracing::info!("nothing is left for this worker: the burst is over");
                     self.begin_draining(None);
                 }
             }
@@ -313,35 +310,22 @@ impl Supervisor {
 
 #[cfg(test)]
 mod tests {
-    use penstock_message::{QueueStatus, Status};
-
     use super::*;
 
     /// The queue of a burst may be empty while its jobs are on their way to the worker, whose goodbye would
     /// put them back.
     #[test]
     fn a_burst_is_over_when_nothing_is_ready_and_nothing_is_on_its_way() {
-        let check = |ready, paused, own_leases, expected| {
-            let queue = |name: &str, ready| QueueStatus {
-                name: name.to_owned(),
-                ready,
-                paused,
-                ..QueueStatus::default()
-            };
+        let check = |own_ready, own_leases, expected| {
             let page = StatusPage {
-                status: Status {
-                    queues: vec![queue("mail", ready), queue("of others", 1)],
-                    ..Status::default()
-                },
+                own_ready,
                 own_leases,
-                next: None,
+                ..StatusPage::default()
             };
-            let served = ["mail".to_owned()];
-            assert_eq!(nothing_is_left(&page, &served), expected, "{page:?}");
+            assert_eq!(nothing_is_left(&page), expected, "{page:?}");
         };
-        check(0, false, 0, true);
-        check(1, false, 0, false);
-        check(1, true, 0, true);
-        check(0, false, 365, false);
+        check(0, 0, true);
+        check(1, 0, false);
+        check(0, 365, false);
     }
 }

@@ -19,7 +19,7 @@ use crate::outstanding::Left;
 use crate::packet::{Kind, OutcomeFrame, Reader};
 use crate::page::RingReader;
 use crate::policy::PacketEnd;
-use crate::zygote::{self, Said, Zygote, describe_status};
+use crate::zygote::{self, Loaded, Said, Zygote, describe_status};
 
 /// Zygotes that were lost in a row before any job had ended: with the next the worker gives up.
 const ZYGOTES_LOST: u32 = 5;
@@ -112,7 +112,7 @@ impl Supervisor {
         let now = Instant::now();
         for said in said {
             match said {
-                Said::Ready { queues } => self.begin_serving(queues),
+                Said::Ready(loaded) => self.app_loaded(loaded),
                 Said::Failed(text) => {
                     tracing::error!("{text}");
                     self.end = End::App;
@@ -174,22 +174,23 @@ impl Supervisor {
         }
     }
 
-    fn begin_serving(&mut self, queues: Vec<String>) {
-        if self.phase != Phase::Loading {
-            return;
+    fn app_loaded(&mut self, loaded: Loaded) {
+        // The code on disk may be another than that which an earlier zygote has loaded.
+        let Loaded { app, queues, tasks } = loaded;
+        self.subscription = Some((app, tasks));
+        if self.phase == Phase::Loading {
+            self.begin_serving(queues);
         }
+    }
+
+    fn begin_serving(&mut self, mut queues: Vec<String>) {
         self.phase = Phase::Serving;
-        self.queues = self.config.queues.clone().unwrap_or_else(|| {
-            let mut queues: Vec<String> = queues;
-            // Without -Q a worker takes what its own tasks are sent to and leaves the rest to others:
-            // two apps may share a broker.
-            if queues.is_empty() {
-                queues.push("default".to_owned());
-            }
-            queues.sort();
-            queues.dedup();
-            queues
-        });
+        // Without -Q a worker takes what its own tasks are sent to and leaves the rest to others: two apps may
+        // share a broker.
+        if queues.is_empty() {
+            queues.push("default".to_owned());
+        }
+        self.queues = self.config.queues.clone().unwrap_or(queues);
         tracing::info!(
             "{} runs {} on {} {} from {}; queues: {}",
             self.config.name,

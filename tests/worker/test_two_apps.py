@@ -1,0 +1,64 @@
+"""Apps that share a queue, and workers of different versions: a job goes only to a worker that has its task."""
+
+from __future__ import annotations
+
+from project import Project
+
+APP = """
+    from penstock import App
+
+    app = App("{app}", url="{url}")
+
+    @app.task
+    def {task}(number: int) -> str:
+        return f"{app} ran {task}({{number}})"
+"""
+
+
+def write_app(project: Project, module: str, app: str, task: str) -> None:
+    project.write(f"{module}.py", APP.format(app=app, task=task, url=project.url))
+
+
+def test_two_apps_share_a_queue_and_each_worker_runs_the_jobs_of_its_own(project: Project) -> None:
+    for app, task in (("shop", "order"), ("mail", "post")):
+        write_app(project, app, app, task)
+    order = project.tasks("shop.py").order
+    post = project.tasks("mail.py").post
+    jobs = [task.delay(number) for number in range(200) for task in (order, post)]
+    workers = [project.worker(f"{app}:app", "-c", "2") for app in ("shop", "mail")]
+    results = [job.result(timeout=60) for job in jobs]
+    expected = [text for number in range(200) for text in (f"shop ran order({number})", f"mail ran post({number})")]
+    assert results == expected
+    for worker in workers:
+        assert "no worker of queue" not in worker.output
+
+
+def test_a_job_of_a_newer_version_waits_for_a_worker_of_it(project: Project) -> None:
+    """A rolling deployment: the clients are new already, one worker is still old."""
+    write_app(project, "old", "shop", "order")
+    write_app(project, "new", "shop", "refund")
+    refund = project.tasks("new.py").refund
+    old = project.worker("old:app", "-c", "1")
+    old.wait_for_output("queues: default")
+    job = refund.delay(7)
+    said = old.wait_for_output("no worker of queue")
+    assert 'no worker of queue "default" has the task "new.refund": 1 job waits' in said
+    assert job.state == "waiting"
+    project.worker("new:app", "-c", "1")
+    assert job.result(timeout=60) == "shop ran refund(7)"
+    assert job.info().attempts == 1
+
+
+def test_a_burst_leaves_the_jobs_of_other_apps_where_they_are(project: Project) -> None:
+    for app, task in (("shop", "order"), ("mail", "post")):
+        write_app(project, app, app, task)
+    order = project.tasks("shop.py").order
+    post = project.tasks("mail.py").post
+    posts = post.map(range(50))
+    orders = order.map(range(50))
+    burst = project.worker("shop:app", "-c", "2", "--burst")
+    assert burst.wait(60) == 0, burst.output
+    assert all(job.state == "succeeded" for job in orders)
+    assert project.status()["queues"][0]["ready"] == len(posts)
+    assert project.worker("mail:app", "-c", "2", "--burst").wait(60) == 0
+    assert [job.result(timeout=1) for job in posts] == [f"mail ran post({number})" for number in range(50)]
