@@ -20,9 +20,11 @@ def take_charge() -> None:
     """See to it that nothing we start can outlive us.
 
     Descendants whose own parent ends become our children, so that none slips out of the tree, and SIGTERM goes through
-    every ``finally``.
+    every ``finally``, as Ctrl-C does.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    # A shell without job control starts what runs in the background with Ctrl-C ignored, which all of it would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from project import MARK, Project
 
-# Whoever started the tests may have been started by `nohup`, and what ignores a hang-up says so to all
-# that it starts: then workers would rightly ignore it too.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# What ignores a signal passes that on to all that it starts: `nohup` ignores hang-ups, and a shell without job
+# control lets what it starts in the background ignore Ctrl-C. Workers under test would rightly do so too.
+for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
