@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-from project import Project
+from project import Project, needs
 
 HERE = Path(__file__).parent
 
@@ -54,8 +53,9 @@ class ForgetfulDisk:
 
 @contextmanager
 def forgetful_disk(project: Project, seed: str) -> Iterator[ForgetfulDisk]:
-    if not os.access("/dev/fuse", os.R_OK | os.W_OK) or os.geteuid() != 0:
-        pytest.skip("a disk that forgets wants Linux, /dev/fuse, and root, who may mount it")
+    needs(
+        os.geteuid() == 0 and os.access("/dev/fuse", os.R_OK | os.W_OK), "root and /dev/fuse, for a disk that forgets"
+    )
     directory = project.directory / "disk"
     directory.mkdir()
     process = subprocess.Popen(
