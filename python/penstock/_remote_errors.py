@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import penstock
 from penstock._codec import CannotEncode, Codec
 from penstock._envelope import ErrorRecord
 from penstock._shapes import module_name
@@ -47,9 +48,14 @@ def record_of(
 
 def rebuild(record: ErrorRecord, codec: Codec) -> BaseException:
     """Make the error again, as its own type where that is possible here, else a ``TaskError``."""
-    error = _rebuild(record, codec) or TaskError(f"{record.module}.{record.qualname}", record.message)
+    error = _rebuild(record, codec) or TaskError(shown_type(record), record.message)
     error.__cause__ = RemoteTraceback(record.traceback)
     return error
+
+
+def shown_type(record: ErrorRecord) -> str:
+    """Name the error's type as people know it: in full, except for the built-in ones."""
+    return record.qualname if record.module == "builtins" else f"{record.module}.{record.qualname}"
 
 
 def _rebuild(record: ErrorRecord, codec: Codec) -> Exception | None:
@@ -80,6 +86,9 @@ def _find_type(module: str, qualname: str) -> type[Exception] | None:
     found: Any = sys.modules.get(module)
     if found is None and module == module_name("__main__"):
         found = sys.modules["__main__"]
+    if module == "penstock" and qualname in penstock.__all__:
+        # One of our own, which that package imports when it is first asked for.
+        getattr(penstock, qualname)
     for part in qualname.split("."):
         # Not getattr, which can run a module's __getattr__ and so an import.
         found = getattr(found, "__dict__", {}).get(part)
@@ -99,7 +108,7 @@ def _encode_arguments(error: BaseException, codec: Codec) -> bytes | None:
         reduced: Any = error.__reduce__()
         constructed_with = reduced[1] if reduced[0] is type(error) else error.args
         encoded = codec.encode([error.args, attributes, constructed_with])
-    except Exception:
+    except BaseException:  # whatever the error's own methods raise
         return None
     return encoded if len(encoded) <= _LARGEST_ARGUMENTS_BYTES else None
 
@@ -107,7 +116,7 @@ def _encode_arguments(error: BaseException, codec: Codec) -> bytes | None:
 def message_of(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as broken:
+    except BaseException as broken:
         text = f"<its str() raised {type(broken).__name__}>"
     return sound(text)
 
@@ -121,7 +130,7 @@ def _traceback_of(error: BaseException, skip: str) -> str:
     try:
         lines = traceback.format_exception(type(error), error, below(error.__traceback__, skip))
         return "".join(lines).encode(errors="backslashreplace").decode()
-    except Exception as broken:
+    except BaseException as broken:
         return f"<the traceback could not be formatted: {type(broken).__name__}>"
 
 

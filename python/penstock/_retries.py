@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
-from datetime import timedelta
 
-from penstock._options import Seconds, duration_ms
+from penstock._durations import Seconds, duration_ms, is_int, is_number
+from penstock._public import public
 
 
+@public
 class Retry(Exception):
     """Raise it in a task to end this attempt and ask for another: ``raise Retry(countdown=30)``.
 
@@ -18,6 +20,10 @@ class Retry(Exception):
     """
 
     def __init__(self, reason: str = "", *, countdown: Seconds | None = None) -> None:
+        if not isinstance(reason, str):
+            raise TypeError(
+                f"the reason of a Retry must be a text, not {reason!r}; for a delay write Retry(countdown=...)"
+            )
         super().__init__(reason)
         self.countdown_ms = None if countdown is None else duration_ms("countdown", countdown)
 
@@ -25,20 +31,20 @@ class Retry(Exception):
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     retries: int = 0
-    backoff_s: float = 1.0
+    backoff_ms: int = 1_000
     factor: float = 2.0
     jitter: float = 0.5
-    cap_s: float = 600.0
+    cap_ms: int = 600_000
     retry_on: tuple[type[BaseException], ...] = (Exception,)
     dont_retry_on: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.retries, bool) or not isinstance(self.retries, int) or self.retries < 0:
+        if not is_int(self.retries) or self.retries < 0:
             raise ValueError(f"retries must be an integer from 0, not {self.retries!r}")
-        if not self.factor >= 1:
-            raise ValueError(f"backoff_factor must be at least 1, not {self.factor!r}")
-        if not 0 <= self.jitter <= 1:
-            raise ValueError(f"jitter must be between 0 and 1, not {self.jitter!r}")
+        if not is_number(self.factor) or not 1 <= self.factor < math.inf:
+            raise ValueError(f"backoff_factor must be a number of at least 1, not {self.factor!r}")
+        if not is_number(self.jitter) or not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter must be a number between 0 and 1, not {self.jitter!r}")
 
     def delay_ms(self, error: BaseException, attempt: int) -> int | None:
         """How long after attempt ``attempt`` (from 0) failed with ``error`` the next is due; None: never."""
@@ -51,10 +57,13 @@ class RetryPolicy:
         return None
 
     def _backoff_ms(self, attempt: int) -> int:
-        # 2.0 ** 1024 overflows; no sensible cap is reached later than this.
-        longest_s = min(self.cap_s, self.backoff_s * self.factor ** min(attempt, 64))
+        try:
+            longest_ms = min(self.cap_ms, self.backoff_ms * float(self.factor) ** attempt)
+        except OverflowError:
+            # Beyond every cap, but 0 times anything is still at once.
+            longest_ms = min(self.cap_ms, self.backoff_ms * self.cap_ms)
         # Jobs that failed together must not come back together.
-        return round(longest_s * 1000 * (1 - self.jitter * random.random()))
+        return round(longest_ms * (1 - self.jitter * random.random()))
 
 
 def exception_types(name: str, value: object) -> tuple[type[BaseException], ...]:
@@ -63,9 +72,3 @@ def exception_types(name: str, value: object) -> tuple[type[BaseException], ...]
         if not (isinstance(item, type) and issubclass(item, BaseException)):
             raise TypeError(f"{name} must be an exception type or several, not {item!r}")
     return tuple(types)
-
-
-def seconds(name: str, value: Seconds) -> float:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    return duration_ms(name, value) / 1000

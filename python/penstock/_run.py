@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import difflib
 import logging
 import time
+import traceback
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,7 +18,7 @@ from penstock import _envelope
 from penstock._current import format_id, running
 from penstock._envelope import ErrorRecord, Failure, Success
 from penstock._failures import Listing, listing_of
-from penstock._remote_errors import below, record_of
+from penstock._remote_errors import below, message_of, record_of
 from penstock._retries import Retry
 from penstock.errors import PayloadTooLarge, UnknownTask
 
@@ -58,7 +60,7 @@ class Runner:
         notes: list[bytes],
         retried: tuple[int, int] | None,
     ) -> Outcome:
-        """Run one attempt. Whatever the task does, this returns: nothing that it raises gets out.
+        """Run one attempt. Whatever the task, its error or the app's logging raises, nothing of it gets out.
 
         ``attempt`` counts from 0. ``notes``: the records of the attempts before. ``retried``: how often the job
         was retried after it had failed for good, and the attempts made until then.
@@ -67,32 +69,39 @@ class Runner:
         attempt_of_job = _Attempt(
             self, task, job_id, attempt, retried, crashes, wants_result, enqueued_at_ms, notes, started_ms
         )
-        known = self._app.tasks.get(task)
-        if known is None:
-            return attempt_of_job.fail(self._unknown(task))
         try:
-            args, kwargs = known.arguments.decode(body)
-        except Exception as error:
-            return attempt_of_job.fail(error)
-        context = contextvars.copy_context()
-        try:
-            value = context.run(
-                self._call,
-                known,
-                args,
-                kwargs,
-                (job_id, attempt, retried, crashes, redelivered, known, self._worker),
-            )
-            if type(value) is CoroutineType:
-                value = self._event_loop().run(value, context=context)
+            known = self._app.tasks.get(task)
+            if known is None:
+                return attempt_of_job.fail(self._unknown(task))
+            try:
+                args, kwargs = known.arguments.decode(body)
+            except Exception as error:
+                return attempt_of_job.fail(error)
+            context = contextvars.copy_context()
+            try:
+                value = context.run(
+                    self._call,
+                    known,
+                    args,
+                    kwargs,
+                    (job_id, attempt, retried, crashes, redelivered, known, self._worker),
+                )
+                if type(value) is CoroutineType:
+                    value = self._event_loop().run(value, context=context)
+            except GiveBack:
+                raise
+            except BaseException as error:
+                return attempt_of_job.retry_or_fail(error, known)
+            try:
+                return attempt_of_job.succeed(value, known)
+            except GiveBack:
+                raise
+            except BaseException as error:
+                # Not tried again: the task did its work, only its result can't be sent.
+                return attempt_of_job.fail(error)
         except GiveBack:
             return GIVEN_BACK, 0, None, None, None
         except BaseException as error:
-            return attempt_of_job.retry_or_fail(error, known)
-        try:
-            return attempt_of_job.succeed(value, known)
-        except Exception as error:
-            # Not tried again: the task did its work, only what it returned cannot be told.
             return attempt_of_job.fail(error)
 
     def close(self) -> None:
@@ -173,38 +182,49 @@ class _Attempt:
                     msgspec.Raw(result),
                 )
             )
-        if logger.isEnabledFor(logging.INFO):
-            took_ms = finished_ms - self._started_ms
-            logger.info("%s %s succeeded in %d ms", self._task, format_id(self._job_id), took_ms)
+        took_ms = finished_ms - self._started_ms
+        _log(logging.INFO, "%s %s succeeded in %d ms", self._task, self._job_id, took_ms)
         return SUCCEEDED, 0, encoded, None, None
 
     def retry_or_fail(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome:
+        try:
+            outcome = self._retry(error, task)
+        except GiveBack:
+            raise
+        except BaseException as internal:
+            # The job still fails with its own error, the one that its users can act on.
+            _note(error, f"penstock could not decide whether to retry it: {_summary_of(internal)}")
+            return self.fail(error)
+        return outcome or self.fail(_behind(error, task))
+
+    def _retry(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome | None:
         # A job that was retried after it had failed for good has all of its task's retries again.
         retries = self._attempt - (self._retried[1] if self._retried else 0)
         delay_ms = task.retry_policy.delay_ms(error, retries)
-        if isinstance(error, Retry):
-            # What made the task ask for another attempt says more than that it asked.
-            error = error.__cause__ or error.__context__ or error
         if delay_ms is None:
-            return self.fail(error)
-        record = self._record(error)
-        logger.warning(
-            "%s %s failed (%s); retry %d of %d in %.1f s",
+            return None
+        record = self._record(_behind(error))
+        _log(
+            logging.WARNING,
+            f"%s %s failed (%s); retry {retries + 1} of {task.retry_policy.retries} in {delay_ms / 1000:.1f} s",
             self._task,
-            format_id(self._job_id),
+            self._job_id,
             _summary(record),
-            retries + 1,
-            task.retry_policy.retries,
-            delay_ms / 1000,
         )
         return RETRY, delay_ms, None, _envelope.encode(record), None
 
     def fail(self, error: BaseException) -> Outcome:
-        record = self._record(error)
-        logger.error(
+        try:
+            record, listing = self._record(error), listing_of(error)
+        except GiveBack:
+            raise
+        except BaseException as internal:
+            record, listing = self._bare_record(error, internal)
+        _log(
+            logging.ERROR,
             "%s %s failed (%s)",
             self._task,
-            format_id(self._job_id),
+            self._job_id,
             _summary(record),
             exc_info=(type(error), error, below(error.__traceback__, __file__)),
         )
@@ -212,7 +232,16 @@ class _Attempt:
         value = None
         if self._wants_result:
             value = _envelope.encode(Failure(self._task, self._crashes, self._enqueued_ms, [*self._notes, note]))
-        return FAILED, 0, value, note, listing_of(error)
+        return FAILED, 0, value, note, listing
+
+    def _bare_record(self, error: BaseException, internal: BaseException) -> tuple[ErrorRecord, Listing]:
+        """Write down what can be told of an error that can't be looked at."""
+        message = f"<it could not be recorded: {_summary_of(internal)}>"
+        name = type.__getattribute__(type(error), "__name__")
+        record = ErrorRecord(
+            "builtins", name, message, None, "", self._attempt, self._runner._worker, self._started_ms, _now_ms()
+        )
+        return record, (name[:100], message[:100], 0)
 
     def _record(self, error: BaseException) -> ErrorRecord:
         return record_of(
@@ -226,8 +255,52 @@ class _Attempt:
         )
 
 
+def _behind(error: BaseException, task: AnyTask[..., Any] | None = None) -> BaseException:
+    """Give the error that made a task ask for another attempt, which says more than that it asked.
+
+    With ``task`` the job has no retries left, and an error that nothing stands behind says so.
+    """
+    if not isinstance(error, Retry):
+        return error
+    behind = error.__cause__
+    if behind is None and not error.__suppress_context__:
+        behind = error.__context__
+    if behind is not None:
+        return behind
+    if task is None:
+        return error
+    reason = str(error)
+    text = f"no retries left: {task.name} has retries={task.retry_policy.retries}"
+    return Retry(f"{text} ({reason})" if reason else text).with_traceback(error.__traceback__)
+
+
+def _note(error: BaseException, text: str) -> None:
+    try:
+        error.add_note(text)
+    except BaseException:
+        pass  # its class does not allow it, and is the more important
+
+
+def _log(level: int, text: str, task: str, job_id: bytes, *details: object, exc_info: Any = None) -> None:
+    """Log a line about a job, unless nobody wants it.
+
+    A filter or a handler that raises is reported as logging itself reports one, and changes nothing for the job.
+    """
+    try:
+        if logger.isEnabledFor(level):
+            logger.log(level, text, task, format_id(job_id), *details, exc_info=exc_info, stacklevel=2)
+    except BaseException:
+        with contextlib.suppress(BaseException):
+            if logging.raiseExceptions:
+                traceback.print_exc()
+
+
 def _summary(record: ErrorRecord) -> str:
     return f"{record.qualname}: {record.message}" if record.message else record.qualname
+
+
+def _summary_of(error: BaseException) -> str:
+    return f"{type(error).__name__}: {message_of(error)}"
 
 
 def _now_ms() -> int:
