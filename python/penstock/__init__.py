@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from penstock._app import App
     from penstock._core import __version__
     from penstock._current import CurrentJob, current_job
-    from penstock._job import AttemptError, Job, JobInfo, JobState
-    from penstock._options import JobOptions
+    from penstock._info import AttemptError, JobInfo, JobState
+    from penstock._job import Job
+    from penstock._options import JobOptions, TaskOptions
     from penstock._retries import Retry
-    from penstock._task import AsyncTask, Signature, Task, TaskOptions
+    from penstock._task import AsyncTask, Sender, Signature, Task
     from penstock.errors import (
         BrokerUnavailable,
+        CannotDecode,
         ClientClosed,
         DiskFull,
         InvalidConfiguration,
@@ -56,6 +58,7 @@ __all__ = [
     "App",
     "AsyncTask",
     "JobOptions",
+    "Sender",
     "Signature",
     "Task",
     "TaskOptions",
@@ -78,6 +81,7 @@ __all__ = [
     "WorkerCrashed",
     # ... or on the way to it
     "BrokerUnavailable",
+    "CannotDecode",
     "ClientClosed",
     "DiskFull",
     "InvalidConfiguration",
@@ -99,7 +103,7 @@ def __getattr__(name: str) -> object:
     # The `penstock` command is found through this package and has to answer at once, so that what
     # it does not need is imported when somebody first asks for it.
     if name in __all__:
-        for home in ("_app", "_task", "_job", "_current", "_retries", "_options", "errors", "_core"):
+        for home in ("_app", "_task", "_job", "_info", "_current", "_retries", "_options", "errors", "_core"):
             found = vars(import_module(f"penstock.{home}"))
             if name in found:
                 globals()[name] = found[name]

@@ -9,15 +9,17 @@ from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from penstock import _connection, _core
 from penstock._codec import Codec, CustomType, is_built_in
-from penstock._connection import Connection
+from penstock._connection import BLOCKING, Connection
+from penstock._durations import Seconds, duration_ms, is_int
 from penstock._job import Job, job_id_of
-from penstock._shapes import full_name
+from penstock._options import TaskOptions
+from penstock._public import public
+from penstock._shapes import full_name, shown_name
 from penstock._task import (
     AnyTask,
     AsyncTask,
     Signature,
     Task,
-    TaskOptions,
     may_replace,
     place_of,
     refuse_unsuitable,
@@ -29,6 +31,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[[], object])
 
 
+@public
 class App:
     """Holds tasks and knows the broker. Making one opens nothing and starts nothing.
 
@@ -44,12 +47,21 @@ class App:
         name: str,
         url: str | None = None,
         *,
-        timeout: float = 5.0,
+        timeout: Seconds = 5.0,
         max_payload_bytes: int = 16 * 1024 * 1024,
     ) -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"an app's name must be a text, not {name!r}")
+        if url is not None and not isinstance(url, str):
+            raise TypeError(f"url must be a text such as 'local:.penstock', not {url!r}")
+        timeout_ms = duration_ms("timeout", timeout)
+        if timeout_ms == 0:
+            raise ValueError(f"timeout must be more than 0 seconds, not {timeout!r}")
+        if not is_int(max_payload_bytes) or max_payload_bytes < 1:
+            raise ValueError(f"max_payload_bytes must be an integer of at least 1, not {max_payload_bytes!r}")
         self.name = name
         self._given_url = url
-        self.timeout = timeout
+        self.timeout = timeout_ms / 1000
         self.max_payload_bytes = max_payload_bytes
         self.tasks: dict[str, AnyTask[..., Any]] = {}
         self._custom_types: dict[str, CustomType] = {}
@@ -91,7 +103,7 @@ class App:
             return []
         connection = self._connected()
         job_ids = connection.publish_many(jobs, self.timeout)
-        connection.log_notices()
+        connection.log_notices(BLOCKING)
         return [Job(self, job_id) for job_id in job_ids]
 
     async def aenqueue(self, signatures: Iterable[Signature[R]]) -> list[Job[R]]:
@@ -108,7 +120,7 @@ class App:
         Both the enqueuing process and the worker need it: put it beside the tasks.
         """
         if is_built_in(type):
-            raise ValueError(f"{full_name(type)} travels already, and always in the same way")
+            raise ValueError(f"{shown_name(type)} travels already, and always in the same way")
         self._custom_types[full_name(type)] = CustomType(type, encode, decode)
 
     def on_preload(self, function: F) -> F:
@@ -157,6 +169,8 @@ class App:
     def _prepare(self, signatures: Iterable[Signature[Any]]) -> list[tuple[_core.Options, bytes]]:
         jobs = []
         for signature in signatures:
+            if not isinstance(signature, Signature):
+                raise TypeError(f"app.enqueue takes calls that are not made yet, such as send.s(1), not {signature!r}")
             other = signature.task.app
             if other is not self and other.url != self.url:
                 raise ValueError(f"{signature.task.name} belongs to {other!r}, whose broker is another one")
@@ -193,6 +207,9 @@ class TaskDecorator:
     def __call__(self, function: Any, /) -> Any:
         if isinstance(function, staticmethod):
             function = function.__func__
+        if isinstance(function, AnyTask):
+            # A task of another app: its function becomes a task of this one as well.
+            function = function.function
         refuse_unsuitable(function)
         kind: Any = AsyncTask if _is_async(function) else Task
         task = kind(self._app, function, self._options)

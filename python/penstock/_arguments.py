@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from penstock._codec import CannotDecode, CannotEncode, Codec, CustomType
+from penstock._codec import CannotEncode, Codec, CustomType
 from penstock._hints import check_of, resolve, shapes_in, simple_class, spell
-from penstock._shapes import ShapeError, shape_of
+from penstock._shapes import shape_of
+from penstock.errors import CannotDecode
 
 _encode = msgspec.msgpack.Encoder().encode
 _PLAIN: frozenset[type] = frozenset({type(None), bool, int, float, str, bytes})
@@ -50,7 +51,7 @@ class Arguments:
     def decode(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
         try:
             args, kwargs = self.codec.decode(body)
-        except (CannotDecode, ShapeError) as error:
+        except CannotDecode as error:
             raise TypeError(f"{self._task}(): the arguments do not fit this version of the task: {error}") from None
         return args, kwargs
 

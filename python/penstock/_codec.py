@@ -29,7 +29,8 @@ from typing import Any
 import msgspec
 from msgspec.msgpack import Ext
 
-from penstock._shapes import Shape, full_name, is_database_model, shape_of
+from penstock._shapes import Shape, full_name, is_database_model, shape_of, shown_name
+from penstock.errors import CannotDecode, PenstockError
 
 _raw_encode = msgspec.msgpack.Encoder().encode
 
@@ -55,10 +56,6 @@ class CannotEncode(Exception):
         super().__init__(value, why)
         self.value = value
         self.why = why
-
-
-class CannotDecode(Exception):
-    """The bytes name something that is not known here."""
 
 
 class Codec:
@@ -107,7 +104,12 @@ class Codec:
                 custom = self._custom.get(name)
                 if custom is None:
                     raise CannotDecode(f"it holds a {name}, and this app has no codec for it")
-                return custom.decode(state)
+                try:
+                    return custom.decode(state)
+                except PenstockError:
+                    raise
+                except Exception as error:
+                    raise CannotDecode(f"the app's codec for {name} raised {type(error).__name__}: {error}") from error
             shape = self._shapes.get(name)
             if shape is None:
                 raise CannotDecode(f"it holds a {name}, which the annotations do not name here")
@@ -200,7 +202,7 @@ def _zone(pack: _Pack, value: datetime.datetime | datetime.time) -> object:
     if zone is None or type(zone) in (datetime.timezone, zoneinfo.ZoneInfo):
         return pack(zone)
     raise CannotEncode(
-        value, f"has a time zone of type {full_name(type(zone))}; use zoneinfo.ZoneInfo or datetime.timezone"
+        value, f"has a time zone of type {shown_name(type(zone))}; use zoneinfo.ZoneInfo or datetime.timezone"
     )
 
 
@@ -330,19 +332,20 @@ _UNPACK: dict[int, Callable[[_Decode, memoryview], object]] = {
 def _advice(value: object) -> str:
     """Say what to do with a value that does not travel."""
     kind = type(value)
-    name = full_name(kind)
+    name = shown_name(kind)
+    name = f"{'an' if name[0] in 'aeiou' and kind.__module__ == 'builtins' else 'a'} {name}"
     package = kind.__module__.partition(".")[0]
     if is_database_model(kind):
-        return f"is a {name}, a row of your database: pass its key and load it in the task"
+        return f"is {name}, a row of your database: pass its key and load it in the task"
     if package == "django" and kind.__name__ == "QuerySet":
         return "is a QuerySet: pass a list of keys and load the rows in the task"
     if package == "numpy" and hasattr(value, "item") and not getattr(value, "shape", ()):
-        return f"is a {name}: pass value.item()"
+        return f"is {name}: pass value.item()"
     if package == "numpy":
-        return f"is a {name}: pass value.tolist(), or add a codec with app.codec({kind.__name__}, encode, decode)"
+        return f"is {name}: pass value.tolist(), or add a codec with app.codec({kind.__name__}, encode, decode)"
     if shape_of(kind) is not None:
         return (
-            f"is a {name}, which the annotations do not name: name {kind.__name__} in the annotation"
+            f"is {name}, which the annotations do not name: name {kind.__name__} in the annotation"
             f" of the parameter (or of the result), or add a codec with app.codec({kind.__name__}, encode, decode)"
         )
     if isinstance(value, memoryview):
@@ -350,7 +353,7 @@ def _advice(value: object) -> str:
     for base in (int, float, str, bytes, dict, list, tuple, set, frozenset, datetime.datetime, datetime.date):
         if isinstance(value, base):
             return (
-                f"is a {name}, which would not arrive as one: pass a plain {base.__name__},"
+                f"is {name}, which would not arrive as one: pass a plain {base.__name__},"
                 f" or add a codec with app.codec({kind.__name__}, encode, decode)"
             )
-    return f"is a {name}: pass plain data instead, or add a codec with app.codec({kind.__name__}, encode, decode)"
+    return f"is {name}: pass plain data instead, or add a codec with app.codec({kind.__name__}, encode, decode)"

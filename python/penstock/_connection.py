@@ -11,6 +11,7 @@ import itertools
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from penstock import _core
-from penstock.errors import BrokerUnavailable, Timeout
+from penstock.errors import BrokerUnavailable, InvalidConfiguration, Timeout
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,6 +30,9 @@ logger = logging.getLogger("penstock")
 # A long wait comes back this often to show what the broker wants people to know: that no worker
 # serves the queue is best told to whoever waits for one.
 _WAIT_SLICE_S = 10.0
+
+# What an event loop calls in place of the calls that enqueue.
+BLOCKING = ("delay()", "adelay()")
 
 Run: TypeAlias = tuple[str, str, int, int, int]
 """(task, queue, attempt, generation, ended_at_ms) of the run that a value came from."""
@@ -53,6 +57,7 @@ class Connection:
 
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""
+        warn_of_blocking("result()", "aresult()")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
@@ -100,11 +105,16 @@ class Connection:
             if port.forget(token):
                 self._client.forget(port.core, token)
 
-    def log_notices(self) -> None:
-        """Show what the broker wants people to know, at most once a second."""
+    def log_notices(self, blocking: tuple[str, str] | None = None) -> None:
+        """Show what the broker wants people to know, at most once a second.
+
+        ``blocking``: the call that this follows, and the one that an event loop should make in its place.
+        """
         now = time.monotonic()
         if now >= self._notices_due:
             self._notices_due = now + 1.0
+            if blocking is not None:
+                warn_of_blocking(*blocking)
             for notice in self._client.take_notices():
                 logger.warning("%s", notice)
 
@@ -165,6 +175,18 @@ class _LoopPort:
 _tokens = itertools.count(1)
 
 
+_warned_of: set[str] = set()
+
+
+def warn_of_blocking(call: str, instead: str) -> None:
+    """Say once in a process that a call keeps an event loop waiting."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or call in _warned_of or asyncio._get_running_loop() is None:
+        return
+    _warned_of.add(call)
+    logger.warning("%s was called in an event loop, which it blocks; use %s there", call, instead)
+
+
 def _running_loop() -> asyncio.AbstractEventLoop:
     # Not imported above: it would be a third of the time that `import penstock` takes.
     import asyncio
@@ -211,6 +233,8 @@ def generation() -> int:
 def connect(url: str, name: str) -> Connection:
     """Give this process's connection to ``url``; opens nothing by itself."""
     token = os.environ.get("PENSTOCK_TOKEN")
+    if url.startswith("tcp://") and "@" in url:
+        raise InvalidConfiguration("the URL of a server holds no token: set PENSTOCK_TOKEN, and give tcp://HOST:PORT")
     with _lock:
         connection = _connections.get((url, token))
         if connection is None:

@@ -1,15 +1,17 @@
 """Which job runs here."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: see `_public.py`.
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from penstock._public import public
 
 if TYPE_CHECKING:
     from penstock._task import AnyTask
 
 
+@public
 @dataclass(frozen=True, slots=True)
 class CurrentJob:
     """The job that the code asking for it belongs to."""
@@ -32,7 +34,7 @@ class CurrentJob:
 
 # (job id, attempt from 0, (generation, attempts of earlier ones) or None, crashes, redelivered, task, worker), as the
 # runner has them: most jobs never ask.
-running: ContextVar[tuple[bytes, int, tuple[int, int] | None, int, bool, AnyTask[..., Any], str] | None]
+running: "ContextVar[tuple[bytes, int, tuple[int, int] | None, int, bool, AnyTask[..., Any], str] | None]"
 running = ContextVar("penstock_current_job", default=None)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from penstock import _envelope
 from penstock._current import format_id
-from penstock._envelope import ErrorRecord
-from penstock._remote_errors import rebuild
-from penstock.errors import JobCancelled, JobExpired, PenstockError, ResultExpired, Timeout, WorkerCrashed
+from penstock._durations import Seconds, timeout_s
+from penstock._envelope import ErrorRecord, Success
+from penstock._info import AttemptError, JobInfo, JobState
+from penstock._public import public
+from penstock._remote_errors import rebuild, shown_type
+from penstock.errors import CannotDecode, JobCancelled, JobExpired, PenstockError, ResultExpired, Timeout, WorkerCrashed
 
 if TYPE_CHECKING:
     from penstock._app import App
@@ -21,31 +23,9 @@ if TYPE_CHECKING:
 R_co = TypeVar("R_co", covariant=True)
 
 
-class JobState(enum.StrEnum):
-    WAITING = "waiting"
-    """In its queue, ready for a worker."""
-    DELAYED = "delayed"
-    """Until its countdown, its eta or the next attempt after a failed one."""
-    RUNNING = "running"
-    HELD = "held"
-    """Until other jobs, on which it depends, have ended."""
-    BLOCKED = "blocked"
-    """A job on which it depends has failed."""
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    """Its last attempt raised an error. The broker keeps it for people to look into."""
-    EXPIRED = "expired"
-    """It was not started in time."""
-    CRASHED = "crashed"
-    """Its worker process died, once too often."""
-    CANCELLED = "cancelled"
-    GONE = "gone"
-    """The broker knows nothing of it: it has ended and its result is not kept, or it never was."""
-
-
 # By the status that the broker gives a job's end.
 _END_STATES = (JobState.SUCCEEDED, JobState.FAILED, JobState.EXPIRED, JobState.CRASHED, JobState.CANCELLED)
-_CRASHED = "penstock.errors.WorkerCrashed"
+_CRASHED = "penstock.WorkerCrashed"
 _HELD_STATES = {
     "ready": JobState.WAITING,
     "delayed": JobState.DELAYED,
@@ -61,56 +41,7 @@ _HELD_STATES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptError:
-    """Why one attempt came to nothing: it raised an error, or its worker process died."""
-
-    attempt: int
-    """From 1, as ``current_job().attempt``. One that crashed is begun again under the same number."""
-    type_name: str
-    """The full name of the error's type; of a crash ``penstock.errors.WorkerCrashed``."""
-    message: str
-    traceback: str = field(default="", repr=False)
-    worker: str | None = None
-    """None for a crash, as are the times."""
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class JobInfo:
-    """What is known of a job. Times are in UTC; None is what is not known, or not yet."""
-
-    id: str
-    state: JobState
-    task: str | None = None
-    queue: str | None = None
-    attempts: int | None = None
-    """How often it was begun, crashes included."""
-    crashes: int = 0
-    """Since it was last retried after it had failed for good."""
-    enqueued_at: datetime | None = None
-    due_at: datetime | None = None
-    """When a delayed job is next due."""
-    started_at: datetime | None = None
-    """Of the last attempt."""
-    finished_at: datetime | None = None
-    worker: str | None = None
-    """Where the last attempt ran."""
-    errors: tuple[AttemptError, ...] = ()
-    """One for each attempt that failed or crashed, oldest first. After some 256 KiB of tracebacks the
-    first and the latest are kept."""
-    error: str | None = None
-    """Why the job failed, or the last attempt did."""
-    generation: int = 0
-    """How often it was retried after it had failed for good."""
-
-    @property
-    def traceback(self) -> str | None:
-        """The remote traceback of the last error; a crash has none."""
-        return (self.errors[-1].traceback or None) if self.errors else None
-
-
+@public
 class Job(Generic[R_co]):
     """One call of a task. Equal to any other ``Job`` of the same id.
 
@@ -128,27 +59,41 @@ class Job(Generic[R_co]):
         """A UUID (version 7), so ids sort by the time of enqueueing."""
         return format_id(self._id)
 
-    def result(self, timeout: float | None = None) -> R_co:
+    def result(self, timeout: Seconds | None = None) -> R_co:
         """Wait for the job's end and return what the task returned.
 
-        ``timeout``: seconds; 0 only asks whether it has ended. By default it waits as long as it takes,
+        ``timeout``: seconds or a timedelta; 0 only asks whether it has ended. By default it waits as long as it takes,
         through restarts of the broker.
         Raises the task's own error if this process has imported its type, else ``TaskError``, in both
         cases from the remote traceback; ``WorkerCrashed``, ``JobExpired``, ``JobCancelled``;
         ``ResultExpired`` when there is no result and none will come; ``Timeout`` when the time is up
         and the job goes on; ``BrokerUnavailable`` when it is up and no broker is within reach.
         """
-        connection = self._app._connected()
-        if timeout is not None and timeout <= 0:
-            return self._outcome_now(connection.peek(self._id, self._app.timeout))
-        return self._outcome(*connection.wait(self._id, timeout))
+        connection, limit_s = self._app._connected(), timeout_s("timeout", timeout)
+        end: Ended | tuple[int, bytes] | None
+        try:
+            if limit_s is not None and limit_s <= 0:
+                end = connection.peek(self._id, self._app.timeout)
+            else:
+                end = connection.wait(self._id, limit_s)
+        except PenstockError as error:
+            self._name(error)
+            raise
+        return self._outcome(end)
 
-    async def aresult(self, timeout: float | None = None) -> R_co:
+    async def aresult(self, timeout: Seconds | None = None) -> R_co:
         """As ``result``, for an event loop. Cancelling it does not cancel the job."""
-        connection = self._app._connected()
-        if timeout is not None and timeout <= 0:
-            return self._outcome_now(await connection.peek_async(self._id, self._app.timeout))
-        return self._outcome(*await connection.watch(self._id, timeout))
+        connection, limit_s = self._app._connected(), timeout_s("timeout", timeout)
+        end: Ended | tuple[int, bytes] | None
+        try:
+            if limit_s is not None and limit_s <= 0:
+                end = await connection.peek_async(self._id, self._app.timeout)
+            else:
+                end = await connection.watch(self._id, limit_s)
+        except PenstockError as error:
+            self._name(error)
+            raise
+        return self._outcome(end)
 
     def __await__(self) -> Generator[Any, None, R_co]:
         return self.aresult().__await__()
@@ -160,25 +105,33 @@ class Job(Generic[R_co]):
 
     def info(self) -> JobInfo:
         """Ask the broker for all it knows. Raises ``BrokerUnavailable`` or ``Timeout`` after ``app.timeout``."""
-        connection, timeout_s = self._app._connected(), self._app.timeout
+        connection, limit_s = self._app._connected(), self._app.timeout
         try:
-            end = connection.peek(self._id, timeout_s)
-        except ResultExpired:
-            end = None
-        if end is not None and _tells_all(end):
-            return self._info_of_end(*end)
-        return self._info_of_message(connection.message_info(self._id, timeout_s), end)
+            try:
+                end = connection.peek(self._id, limit_s)
+            except ResultExpired:
+                end = None
+            if end is not None and _tells_all(end):
+                return self._info_of_end(*end)
+            return self._info_of_message(connection.message_info(self._id, limit_s), end)
+        except PenstockError as error:
+            self._name(error)
+            raise
 
     async def ainfo(self) -> JobInfo:
         """As ``info``, for an event loop."""
-        connection, timeout_s = self._app._connected(), self._app.timeout
+        connection, limit_s = self._app._connected(), self._app.timeout
         try:
-            end = await connection.peek_async(self._id, timeout_s)
-        except ResultExpired:
-            end = None
-        if end is not None and _tells_all(end):
-            return self._info_of_end(*end)
-        return self._info_of_message(await connection.message_info_async(self._id, timeout_s), end)
+            try:
+                end = await connection.peek_async(self._id, limit_s)
+            except ResultExpired:
+                end = None
+            if end is not None and _tells_all(end):
+                return self._info_of_end(*end)
+            return self._info_of_message(await connection.message_info_async(self._id, limit_s), end)
+        except PenstockError as error:
+            self._name(error)
+            raise
 
     def __eq__(self, other: object) -> bool:
         return self._id == other._id if isinstance(other, Job) else NotImplemented
@@ -189,17 +142,19 @@ class Job(Generic[R_co]):
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
 
-    def _outcome_now(self, end: Ended | None) -> R_co:
-        if end is None:
-            raise Timeout(f"job {self.id} has not ended yet")
-        status, body, _ = end
-        return self._outcome(status, body)
+    def _name(self, error: PenstockError) -> None:
+        """Let the text of an error begin with the job that it is about."""
+        text, *more = error.args
+        error.args = (f"job {self.id}: {text}", *more)
 
-    def _outcome(self, status: int, body: bytes) -> R_co:
+    def _outcome(self, end: Ended | tuple[int, bytes] | None) -> R_co:
+        if end is None:
+            raise Timeout(f"job {self.id}: it has not ended yet")
+        status, body = end[:2]
         state = _end_state(status)
         if state is JobState.SUCCEEDED:
             success = _envelope.decode_success(body)
-            return cast(R_co, self._app._codec_of(success.task).decode(success.result))
+            return self._decoded(success)
         if state is JobState.FAILED:
             last = _envelope.decode_error(_envelope.decode_failure(body).notes[-1])
             raise rebuild(last, self._app._plain_codec)
@@ -209,6 +164,17 @@ class Job(Generic[R_co]):
         if state is JobState.EXPIRED:
             raise JobExpired(f"job {self.id} was not started before it expired")
         raise JobCancelled(f"job {self.id}: {reason or 'it was cancelled'}")
+
+    def _decoded(self, success: Success) -> R_co:
+        try:
+            return cast(R_co, self._app._codec_of(success.task).decode(success.result))
+        except CannotDecode as error:
+            known = success.task in self._app.tasks
+            advice = "this version of it is another one" if known else "import the module that defines it"
+            raise CannotDecode(
+                f"job {self.id}: the result of {success.task} can't be read here: {error}; {advice}. The job succeeded,"
+                " and its result is kept"
+            ) from error
 
     def _info_of_end(self, status: int, body: bytes, run: Run | None) -> JobInfo:
         info = self._info_of_value(_end_state(status), body)
@@ -298,6 +264,8 @@ def _end_state(status: int) -> JobState:
 
 
 def job_id_of(text: str) -> bytes:
+    if not isinstance(text, str):
+        raise TypeError(f"a job id is a text, as Job.id gives it, not {text!r}")
     digits = text.replace("-", "")
     try:
         job_id = bytes.fromhex(digits)
@@ -322,10 +290,9 @@ def _errors(notes: list[bytes]) -> tuple[AttemptError, ...]:
 
 
 def _attempt_error(record: ErrorRecord) -> AttemptError:
-    module = "" if record.module == "builtins" else f"{record.module}."
     return AttemptError(
         attempt=record.attempt + 1,
-        type_name=module + record.qualname,
+        type_name=shown_type(record),
         message=record.message,
         traceback=record.traceback,
         worker=record.worker,

@@ -1,19 +1,58 @@
 """What can be said about a job beside its arguments, checked where it is said."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: see `_public.py`.
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from penstock import _core
+from penstock._durations import Seconds, duration_ms, is_int
+from penstock._public import public
 
-Seconds: TypeAlias = float | timedelta
 Durability: TypeAlias = Literal["replicated", "disk", "os", "none"]
 
 
+@public
+class TaskOptions(TypedDict, total=False):
+    """What ``@app.task(...)`` takes. Times without a unit are seconds."""
+
+    name: str
+    """What messages call the task. Default: ``module.qualname`` of the function."""
+    queue: str
+    """Default: ``"default"``."""
+    priority: int
+    """0 to 9, higher first. Default: 4."""
+    expires: Seconds | None
+    """When a call is no longer worth starting. Default: never."""
+    result_ttl: Seconds
+    """How long a result is kept. Default: 24 hours."""
+    store_result: bool
+    """False when nobody reads results. Default: True."""
+    durability: Durability
+    """``"disk"`` (the default), ``"os"`` or ``"none"``."""
+    retries: int
+    """How many more attempts follow one that failed. Default: 0."""
+    backoff: Seconds
+    """Before the first retry. Default: 1."""
+    backoff_factor: float
+    """What the wait is multiplied by for each further retry. Default: 2."""
+    backoff_cap: Seconds
+    """The longest wait. Default: 600."""
+    jitter: float
+    """Which share of a wait is random, from 0 to 1. Default: 0.5, so between half of it and all."""
+    retry_on: type[BaseException] | Iterable[type[BaseException]]
+    """Which errors are worth another attempt. Default: every ``Exception``."""
+    dont_retry_on: type[BaseException] | Iterable[type[BaseException]]
+    """Which of those are not. Default: none."""
+    max_deliveries: int
+    """How often the worker process may die running it before it is given up. Default: 3."""
+    on_crash: Literal["retry", "fail"]
+    """``"fail"``: never run it again after its worker process died, which makes it at most once."""
+
+
+@public
 class JobOptions(TypedDict, total=False):
     """What ``options(...)`` takes. Times without a unit are seconds."""
 
@@ -51,7 +90,7 @@ class Options:
     store_result: bool = True
     durability: Durability = "disk"
 
-    def with_changes(self, changes: Mapping[str, Any]) -> Options:
+    def with_changes(self, changes: Mapping[str, Any]) -> "Options":
         refuse_unknown(changes, _JOB_OPTIONS, "options()")
         return replace(self, **changes)
 
@@ -59,13 +98,13 @@ class Options:
         """Check everything and freeze it; ``ValueError`` or ``TypeError`` says what is wrong."""
         if not isinstance(self.queue, str) or not self.queue:
             raise ValueError(f"queue must be a name, not {self.queue!r}")
-        if not _is_int(self.priority) or not 0 <= self.priority <= 9:
+        if not is_int(self.priority) or not 0 <= self.priority <= 9:
             raise ValueError(f"priority must be an integer from 0 to 9, not {self.priority!r}")
         if self.countdown is not None and self.eta is not None:
             raise ValueError("give countdown or eta, not both")
         if self.durability not in ("replicated", "disk", "os", "none"):
             raise ValueError(f'durability must be "replicated", "disk", "os" or "none", not {self.durability!r}')
-        if not _is_int(self.max_deliveries) or not 1 <= self.max_deliveries <= 255:
+        if not is_int(self.max_deliveries) or not 1 <= self.max_deliveries <= 255:
             raise ValueError(f"max_deliveries must be an integer from 1 to 255, not {self.max_deliveries!r}")
         expires_after_ms = expires_at_ms = None
         if isinstance(self.expires, datetime):
@@ -98,24 +137,9 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
             raise TypeError(f"{where} got an unknown option {name!r}; {hint}")
 
 
-def duration_ms(name: str, value: Seconds) -> int:
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    elif isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be seconds or a timedelta, not {value!r}")
-    # The comparison is false for NaN as well. 100 years: beyond it a unit was mistaken.
-    if not 0 <= value <= 3_155_760_000:
-        raise ValueError(f"{name} must be between 0 seconds and 100 years, not {value!r}")
-    return round(value * 1000)
-
-
 def _epoch_ms(name: str, value: datetime) -> int:
     if not isinstance(value, datetime):
         raise TypeError(f"{name} must be a datetime, not {value!r}")
     if value.tzinfo is None:
         raise ValueError(f"{name} must say its time zone: datetime.now(timezone.utc) instead of datetime.now()")
     return max(0, round(value.timestamp() * 1000))
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

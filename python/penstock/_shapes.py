@@ -18,8 +18,10 @@ from typing import Any
 
 import msgspec
 
+from penstock.errors import CannotDecode
 
-class ShapeError(Exception):
+
+class ShapeError(CannotDecode):
     """The state that arrived does not fit the class."""
 
 
@@ -38,6 +40,11 @@ class Shape:
 def full_name(cls: type) -> str:
     """``module.qualname``, with the module's real name where it runs as a script."""
     return f"{module_name(cls.__module__)}.{cls.__qualname__}"
+
+
+def shown_name(cls: type) -> str:
+    """Name a class as people know it: in full, except for the built-in ones."""
+    return cls.__qualname__ if cls.__module__ == "builtins" else full_name(cls)
 
 
 def module_name(module: str) -> str:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
     Any,
     Generic,
-    Literal,
     ParamSpec,
     Protocol,
-    TypedDict,
     TypeVar,
     TypeVarTuple,
     Unpack,
@@ -24,14 +22,19 @@ from typing import (
 
 from penstock import _core
 from penstock._arguments import Arguments
+from penstock._connection import BLOCKING
+from penstock._durations import duration_ms
 from penstock._job import Job
-from penstock._options import Durability, JobOptions, Options, Seconds, refuse_unknown
-from penstock._retries import RetryPolicy, exception_types, seconds
+from penstock._options import JobOptions, Options, TaskOptions, refuse_unknown
+from penstock._public import public
+from penstock._retries import RetryPolicy, exception_types
 from penstock._shapes import module_name
 from penstock.errors import PayloadTooLarge
 
 if TYPE_CHECKING:
     from penstock._app import App
+
+logger = logging.getLogger("penstock")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,114 +44,78 @@ A = TypeVar("A")
 As = TypeVarTuple("As")
 
 
-class TaskOptions(TypedDict, total=False):
-    """What ``@app.task(...)`` takes. Times without a unit are seconds."""
-
-    name: str
-    """What messages call the task. Default: ``module.qualname`` of the function."""
-    queue: str
-    """Default: ``"default"``."""
-    priority: int
-    """0 to 9, higher first. Default: 4."""
-    expires: Seconds | None
-    """When a call is no longer worth starting. Default: never."""
-    result_ttl: Seconds
-    """How long a result is kept. Default: 24 hours."""
-    store_result: bool
-    """False when nobody reads results. Default: True."""
-    durability: Durability
-    """``"disk"`` (the default), ``"os"`` or ``"none"``."""
-    retries: int
-    """How many more attempts follow one that failed. Default: 0."""
-    backoff: Seconds
-    """Before the first retry. Default: 1."""
-    backoff_factor: float
-    """What the wait is multiplied by for each further retry. Default: 2."""
-    backoff_cap: Seconds
-    """The longest wait. Default: 600."""
-    jitter: float
-    """Which share of a wait is random, from 0 to 1. Default: 0.5, so between half of it and all."""
-    retry_on: type[BaseException] | Iterable[type[BaseException]]
-    """Which errors are worth another attempt. Default: every ``Exception``."""
-    dont_retry_on: type[BaseException] | Iterable[type[BaseException]]
-    """Which of those are not. Default: none."""
-    max_deliveries: int
-    """How often the worker process may die running it before it is given up. Default: 3."""
-    on_crash: Literal["retry", "fail"]
-    """``"fail"``: never run it again after its worker process died, which makes it at most once."""
-
-
-class Enqueue(Generic[P, R]):
-    """The ways to enqueue calls of a task, with some options."""
+@public
+class Sender(Generic[P, R]):
+    """The ways to enqueue calls of a task, with some options: a task, or what ``task.options(...)`` returns."""
 
     def __init__(self, task: AnyTask[P, R], options: Options) -> None:
-        self._task = task
+        self.task = task
         self._options = options
         self._core_options = options.for_core()
 
-    def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Enqueue one call; returns once the broker has it as safe as ``durability`` says.
+    def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Sender one call; returns once the broker has it as safe as ``durability`` says.
 
         Raises ``TypeError`` when the arguments do not fit or do not travel, ``PayloadTooLarge``, and
         after ``app.timeout`` ``BrokerUnavailable`` or ``Timeout``, whose ``maybe_accepted`` tells more.
         """
-        task = self._task
+        task = self.task
         body = task._encode(args, kwargs)
         app = task.app
         connection = app._connected()
         job_id = connection.publish(self._core_options, body, app.timeout)
-        connection.log_notices()
+        connection.log_notices(BLOCKING)
         return Job(app, job_id)
 
-    async def adelay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+    async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As ``delay``, for an event loop. Cancelling it does not take the job back."""
-        return (await self._submit([self._task._encode(args, kwargs)]))[0]
+        return (await self._submit([self.task._encode(args, kwargs)]))[0]
 
     def map(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
-        """Enqueue a call for each item, which is its only argument, in one transaction: all or none."""
-        assert isinstance(self, Enqueue)
-        return self._publish([self._task._encode((item,), {}) for item in items])
+        """Sender a call for each item, which is its only argument, in one transaction: all or none."""
+        assert isinstance(self, Sender)
+        return self._publish([self.task._encode((item,), {}) for item in items])
 
     def starmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``map``, where each item is a tuple of all positional arguments of its call."""
-        assert isinstance(self, Enqueue)
-        return self._publish([self._task._encode(tuple(item), {}) for item in items])
+        assert isinstance(self, Sender)
+        return self._publish([self.task._encode(_arguments(item), {}) for item in items])
 
     async def amap(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
         """As ``map``, for an event loop."""
-        assert isinstance(self, Enqueue)
-        return await self._submit([self._task._encode((item,), {}) for item in items])
+        assert isinstance(self, Sender)
+        return await self._submit([self.task._encode((item,), {}) for item in items])
 
     async def astarmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``starmap``, for an event loop."""
-        assert isinstance(self, Enqueue)
-        return await self._submit([self._task._encode(tuple(item), {}) for item in items])
+        assert isinstance(self, Sender)
+        return await self._submit([self.task._encode(_arguments(item), {}) for item in items])
 
-    def s(self, *args: Any, **kwargs: Any) -> Signature[R]:
+    def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
         """A call to be enqueued later. In a chain the result before it becomes its first argument."""
         return Signature(self, args, kwargs)
 
-    def si(self, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
+    def si(self, /, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
         """As ``s``, but complete: in a chain it does not take the result before it."""
         return Signature(self, args, kwargs, immutable=True)
 
-    def options(self, **options: Unpack[JobOptions]) -> Enqueue[P, R]:
+    def options(self, **options: Unpack[JobOptions]) -> Sender[P, R]:
         """The same task with other options: ``send.options(countdown=60).delay(...)``."""
-        return Enqueue(self._task, self._options.with_changes(options))
+        return Sender(self.task, self._options.with_changes(options))
 
     def _publish(self, bodies: list[bytes]) -> list[Job[R]]:
         if not bodies:
             return []
-        app = self._task.app
+        app = self.task.app
         connection = app._connected()
         job_ids = connection.publish_same(self._core_options, bodies, app.timeout)
-        connection.log_notices()
+        connection.log_notices(BLOCKING)
         return [Job(app, job_id) for job_id in job_ids]
 
     async def _submit(self, bodies: list[bytes]) -> list[Job[R]]:
         if not bodies:
             return []
-        app = self._task.app
+        app = self.task.app
         jobs = [(self._core_options, body) for body in bodies]
         return [Job(app, job_id) for job_id in await app._connected().submit(jobs, app.timeout)]
 
@@ -165,7 +132,7 @@ class _Arguments(Protocol[*As, R_co]):
     def delay(self, *args: *As) -> Job[R_co]: ...
 
 
-class AnyTask(Enqueue[P, R]):
+class AnyTask(Sender[P, R]):
     """What ``Task`` and ``AsyncTask`` share."""
 
     def __init__(self, app: App, function: Callable[..., Any], options: TaskOptions) -> None:
@@ -175,11 +142,17 @@ class AnyTask(Enqueue[P, R]):
         self.name = options.get("name") or name_of(function)
         self.retry_policy = _retry_policy(options)
         super().__init__(self, _job_options(self.name, options))
-        functools.update_wrapper(cast(Any, self), function)
+        # Without the attributes of the function, which would replace the task's own of the same names.
+        functools.update_wrapper(cast(Any, self), function, updated=())
 
     @functools.cached_property
     def arguments(self) -> Arguments:
         """Made at first use, when everything that annotations name has been imported."""
+        if self.name.startswith(("__main__.", "<")):
+            logger.warning(
+                "%s is defined where no worker can import it (at a prompt, by -c or from a pipe); put it into a module",
+                self.name,
+            )
         try:
             return Arguments(self.name, self.function, self.app._custom_types)
         except Exception as error:
@@ -198,49 +171,76 @@ class AnyTask(Enqueue[P, R]):
         return f"<{type(self).__name__} {self.name}>"
 
 
+@public
 class Task(AnyTask[P, R]):
     """A function that can be enqueued. Calling it runs it here and now."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         result: R = self.function(*args, **kwargs)
         return result
 
 
+@public
 class AsyncTask(AnyTask[P, R]):
     """An ``async def`` that can be enqueued. Calling it gives the coroutine, here and now."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         coroutine: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
         return coroutine
 
 
-@dataclass(frozen=True, slots=True)
+@public
 class Signature(Generic[R_co]):
     """A call that is not enqueued yet: a task, arguments, options. See ``app.enqueue``."""
 
-    enqueue: Enqueue[..., R_co]
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    immutable: bool = False
+    __slots__ = ("_sender", "args", "immutable", "kwargs")
+
+    def __init__(
+        self, sender: Sender[..., R_co], args: tuple[Any, ...], kwargs: dict[str, Any], *, immutable: bool = False
+    ) -> None:
+        self._sender = sender
+        self.args = args
+        self.kwargs: Mapping[str, Any] = MappingProxyType(kwargs)
+        self.immutable = immutable
 
     @property
     def task(self) -> AnyTask[..., R_co]:
-        return self.enqueue._task
+        return self._sender.task
 
     def options(self, **options: Unpack[JobOptions]) -> Signature[R_co]:
-        """The same call with other options."""
-        return Signature(self.enqueue.options(**options), self.args, self.kwargs, self.immutable)
+        """Return the same call with other options."""
+        return Signature(self._sender.options(**options), self.args, dict(self.kwargs), immutable=self.immutable)
 
     def delay(self) -> Job[R_co]:
-        """Enqueue it now."""
-        return self.enqueue.delay(*self.args, **self.kwargs)
+        """Sender it now."""
+        return self._sender.delay(*self.args, **self.kwargs)
 
     async def adelay(self) -> Job[R_co]:
-        """As ``delay``, for an event loop."""
-        return await self.enqueue.adelay(*self.args, **self.kwargs)
+        """Like ``delay``, but awaitable."""
+        return await self._sender.adelay(*self.args, **self.kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Signature):
+            return NotImplemented
+        mine, others = (
+            (each.task, each._sender._options, each.args, each.kwargs, each.immutable) for each in (self, other)
+        )
+        return mine == others
+
+    __hash__ = None  # type: ignore[assignment]  # arguments need not be hashable
+
+    def __repr__(self) -> str:
+        arguments = [repr(arg) for arg in self.args] + [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        return f"<Signature {self.task.name}({', '.join(arguments)})>"
 
     def _prepare(self) -> tuple[_core.Options, bytes]:
-        return self.enqueue._core_options, self.task._encode(self.args, dict(self.kwargs))
+        return self._sender._core_options, self.task._encode(self.args, dict(self.kwargs))
+
+
+def _arguments(item: object) -> tuple[Any, ...]:
+    if isinstance(item, (str, bytes)) or not isinstance(item, Iterable):
+        raise TypeError(f"starmap takes a tuple of arguments for each call, not {item!r}; map takes single ones")
+    return tuple(item)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -296,10 +296,10 @@ def _job_options(name: str, options: TaskOptions) -> Options:
 def _retry_policy(options: TaskOptions) -> RetryPolicy:
     return RetryPolicy(
         retries=options.get("retries", 0),
-        backoff_s=seconds("backoff", options.get("backoff", 1.0)),
+        backoff_ms=duration_ms("backoff", options.get("backoff", 1.0)),
         factor=options.get("backoff_factor", 2.0),
         jitter=options.get("jitter", 0.5),
-        cap_s=seconds("backoff_cap", options.get("backoff_cap", 600.0)),
+        cap_ms=duration_ms("backoff_cap", options.get("backoff_cap", 600.0)),
         retry_on=exception_types("retry_on", options.get("retry_on", Exception)),
         dont_retry_on=exception_types("dont_retry_on", options.get("dont_retry_on", ())),
     )

@@ -7,6 +7,7 @@ have been accepted all the same (`maybe_accepted`, which all of them have)?
 
 __all__ = [
     "BrokerUnavailable",
+    "CannotDecode",
     "ClientClosed",
     "DiskFull",
     "InvalidConfiguration",
@@ -145,6 +146,13 @@ class JobCancelled(JobError):
     """The job was purged or cancelled, newer jobs took its place in a full queue, or a job it depends on failed."""
 
 
+class CannotDecode(PenstockError):
+    """A result holds a value of a class that is not known here, or that no longer fits its class.
+
+    The text names the class, and the task whose module has to be imported.
+    """
+
+
 class RemoteTraceback(Exception):
     """The traceback from the worker, as text: the ``__cause__`` of what ``result()`` raises."""
 
@@ -154,3 +162,8 @@ class RemoteTraceback(Exception):
 
     def __str__(self) -> str:
         return "\n" + self.text
+
+
+for _name in __all__:
+    # `penstock.Timeout` is what users import and see, in tracebacks too.
+    globals()[_name].__module__ = "penstock"

@@ -111,5 +111,5 @@ class _InlineConnection:
     async def message_info_async(self, job_id: bytes, timeout_s: float) -> None:
         return None
 
-    def log_notices(self) -> None:
+    def log_notices(self, blocking: object = None) -> None:
         pass

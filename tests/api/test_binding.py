@@ -235,7 +235,7 @@ def test_a_result_is_checked_and_encoded_like_an_argument():
         TypeError, match=r"shop\.send\(\): the result at \[1\] is a .*Thing, which the annotations do not"
     ):
         arguments_of(g).encode_result([1, Thing(1)])
-    with pytest.raises(TypeError, match=r"shop\.send\(\): the result is a builtins\.object"):
+    with pytest.raises(TypeError, match=r"shop\.send\(\): the result is an object"):
         arguments_of(g).encode_result(object())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import gc
 import logging
 import os
@@ -103,6 +104,42 @@ def test_a_wait_can_have_an_end(send):
         job.result(timeout=0)
     assert 0.1 <= time.monotonic() - started < 10
     assert job.state is JobState.WAITING
+
+
+def test_a_wait_may_end_after_a_timedelta_and_names_the_job(app, send):
+    job = send.delay("ada")
+    for timeout in (dt.timedelta(milliseconds=20), 0, dt.timedelta(0), -3):
+        with pytest.raises(Timeout, match=f"^job {job.id}: "):
+            job.result(timeout=timeout)
+    with pytest.raises(TypeError, match="timeout must be seconds or a timedelta, not '5'"):
+        job.result(timeout="5")
+    with pytest.raises(ValueError, match="timeout must be seconds or a timedelta, not nan"):
+        job.result(timeout=float("nan"))
+    unknown = app.job("0" * 32)
+    with pytest.raises(ResultExpired, match=f"^job {unknown.id}: there is no result"):
+        unknown.result()
+
+
+def test_a_call_that_blocks_an_event_loop_says_so_once(send, caplog, monkeypatch):
+    monkeypatch.setattr("penstock._connection._warned_of", set())
+    send.app._connected()._notices_due = 0.0
+
+    async def main() -> None:
+        for _ in range(2):
+            with pytest.raises(Timeout):
+                send.delay("ada").result(timeout=0.01)
+
+    asyncio.run(main())
+    assert caplog.messages == [
+        "delay() was called in an event loop, which it blocks; use adelay() there",
+        "result() was called in an event loop, which it blocks; use aresult() there",
+    ]
+
+
+def test_a_token_does_not_belong_into_the_url():
+    app = App("shop", "tcp://:secret@127.0.0.1:9")
+    with pytest.raises(InvalidConfiguration, match="set PENSTOCK_TOKEN"):
+        app.task(lambda: None).delay()
 
 
 def test_a_wait_ends_from_another_thread(app, send):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -24,6 +26,16 @@ def test_every_error_is_public_and_of_one_family():
     for name in penstock.errors.__all__:
         error = getattr(penstock, name)
         assert issubclass(error, penstock.PenstockError) or error is penstock.RemoteTraceback
+
+
+def test_public_classes_are_shown_under_the_name_they_are_imported_by():
+    for name in penstock.__all__:
+        thing = getattr(penstock, name)
+        if isinstance(thing, type):
+            assert f"{thing.__module__}.{thing.__qualname__}" == f"penstock.{name}"
+            assert pickle.loads(pickle.dumps(thing)) is thing
+            # Frameworks look up annotations of fields in the module that a class says it is from.
+            typing.get_type_hints(thing)
 
 
 def test_the_command_is_not_kept_waiting_for_imports():

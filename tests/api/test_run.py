@@ -175,11 +175,11 @@ async def _cancelled() -> None:
         (
             lambda: object(),
             "TypeError",
-            "shop.send(): the result is a builtins.object: pass plain data instead, or add",
+            "shop.send(): the result is an object: pass plain data instead, or add",
         ),
         (
             lambda: "x" * 100_000,
-            "penstock.errors.PayloadTooLarge",
+            "penstock.PayloadTooLarge",
             "shop.send(): the result takes 100,005 bytes, and 100,000",
         ),
     ],
@@ -225,9 +225,111 @@ def test_an_unknown_task_fails_with_close_matches():
         attempts.ended(outcome).result()
 
 
+class Hostile(Exception):
+    """Raises something worse than an Exception from whatever it is asked."""
+
+    def __str__(self) -> str:
+        raise SystemExit("str")
+
+    def __reduce__(self) -> Any:
+        raise KeyboardInterrupt("reduce")
+
+
+class Nameless(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name == "__qualname__":
+            raise RuntimeError("no name")
+        return super().__getattribute__(name)
+
+
+class TestNothingGetsOut:
+    @pytest.mark.parametrize("level", [logging.WARNING, logging.INFO])
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_of_a_logging_filter_that_raises(self, fails, level, caplog, capsys):
+        caplog.set_level(level, "penstock.job")
+
+        def broken(record: logging.LogRecord) -> bool:
+            raise RuntimeError("broken filter")
+
+        attempts = Attempts(lambda: 1 / 0 if fails else 42, retries=1)
+        logger = logging.getLogger("penstock.job")
+        logger.addFilter(broken)
+        try:
+            outcomes = [attempts.run(), attempts.run()]
+        finally:
+            logger.removeFilter(broken)
+        if fails:
+            assert [kind for kind, *_ in outcomes] == [_run.RETRY, _run.FAILED]
+            assert attempts.ended(outcomes[1]).info().error == "ZeroDivisionError: division by zero"
+        else:
+            assert [attempts.ended(outcome).result() for outcome in outcomes] == [42, 42]
+        # Reported where logging reports a handler that raises, and only if there was a line to write.
+        assert ("broken filter" in capsys.readouterr().err) == (fails or level == logging.INFO)
+
+    def test_of_a_policy_that_cannot_decide(self, monkeypatch):
+        def undecided(*arguments: object) -> int:
+            raise RuntimeError("undecided")
+
+        monkeypatch.setattr("penstock._retries.RetryPolicy.delay_ms", undecided)
+        info = (attempts := Attempts(lambda: 1 / 0, retries=1)).ended(attempts.run()).info()
+        assert info.error == "ZeroDivisionError: division by zero"
+        assert "penstock could not decide whether to retry it: RuntimeError: undecided" in str(info.traceback)
+
+    def test_of_an_error_that_cannot_be_looked_at(self):
+        attempts = Attempts(lambda: raise_(Hostile()))
+        info = attempts.ended(attempts.run()).info()
+        assert info.error == f"{__name__}.Hostile: <its str() raised SystemExit>"
+        attempts = Attempts(lambda: raise_(Nameless("Odd", (Exception,), {})()))
+        info = attempts.ended(attempts.run()).info()
+        assert info.error == "Odd: <it could not be recorded: RuntimeError: no name>"
+
+    def test_of_a_codec_that_exits(self):
+        attempts = Attempts(lambda value: None)
+        attempts.app.codec(Refused, lambda refused: None, lambda state: sys.exit(3))
+        info = attempts.ended(attempts.run(Refused(1, reason="x"))).info()
+        assert info.error == "SystemExit: 3"
+
+
+@pytest.mark.parametrize("module", ["_retry", "fail"])
+def test_a_job_is_given_back_even_while_its_end_is_written_down(module, monkeypatch):
+    attempts = Attempts(lambda: 1 / 0, retries=1 if module == "_retry" else 0)
+    monkeypatch.setattr(_run, "record_of", lambda *args, **kwargs: raise_(_run.GiveBack()))
+    assert attempts.run() == (_run.GIVEN_BACK, 0, None, None, None)
+
+
 def test_a_signal_handler_can_give_the_job_back():
     attempts = Attempts(lambda: raise_(_run.GiveBack()), retries=3)
     assert attempts.run() == (_run.GIVEN_BACK, 0, None, None, None)
+
+
+@dataclasses.dataclass
+class Slip:
+    number: int
+
+
+def test_a_result_of_an_unknown_class_says_which_module_to_import():
+    def send() -> Slip:
+        return Slip(1)
+
+    attempts = Attempts(send)
+    job = attempts.ended(attempts.run())
+    assert job.result() == Slip(1)
+    del attempts.app.tasks["shop.send"]
+    with pytest.raises(penstock.CannotDecode) as caught:
+        job.result()
+    assert isinstance(caught.value, penstock.PenstockError)
+    assert str(caught.value) == (
+        f"job {job.id}: the result of shop.send can't be read here: it holds a {__name__}.Slip, which the"
+        " annotations do not name here; import the module that defines it. The job succeeded, and its result is kept"
+    )
+
+
+def test_a_result_that_its_codec_refuses_is_an_error_of_ours():
+    attempts = Attempts(lambda: Refused(1, reason="x"))
+    attempts.app.codec(Refused, lambda refused: None, lambda state: raise_(KeyError("code")))
+    job = attempts.ended(attempts.run())
+    with pytest.raises(penstock.CannotDecode, match=r"the app's codec for .*Refused raised KeyError: 'code'"):
+        job.result()
 
 
 class TestTheOriginalError:
@@ -284,7 +386,7 @@ class TestTheOriginalError:
     def test_is_a_task_error_where_it_cannot_be_rebuilt(self, error):
         arrived = self.result_of(error)
         assert isinstance(arrived, TaskError)
-        assert arrived.type_name == f"builtins.{type(error).__name__}"
+        assert arrived.type_name == type(error).__name__
         assert isinstance(arrived.__cause__, RemoteTraceback)
 
     def test_is_never_imported(self):
@@ -340,6 +442,11 @@ class TestRetries:
         assert max(delays) <= 10_000
         assert max(delays) - min(delays) > 2_000
 
+    @pytest.mark.parametrize(("backoff", "delay_ms"), [(0, 0), (0.001, 600_000)])
+    def test_however_many_and_however_steep_have_a_wait(self, backoff, delay_ms):
+        attempts = Attempts(lambda: 1 / 0, retries=10_000, backoff=backoff, backoff_factor=1e200, jitter=0)
+        assert attempts.run_encoded(attempt=5_000)[:2] == (_run.RETRY, delay_ms)
+
     @pytest.mark.parametrize(
         ("options", "error", "retried"),
         [
@@ -361,8 +468,30 @@ class TestRetries:
     def test_can_be_asked_for_with_a_time(self):
         attempts = Attempts(lambda: raise_(Retry(countdown=dt.timedelta(minutes=2))), retries=1)
         assert attempts.run()[:2] == (_run.RETRY, 120_000)
-        with pytest.raises(Retry):
+        with pytest.raises(Retry, match=r"no retries left: shop\.send has retries=1"):
             attempts.ended(attempts.run()).result()
+
+    def test_are_said_to_be_used_up_where_nothing_else_is_said(self):
+        attempts = Attempts(lambda: raise_(Retry(countdown=5)))
+        outcome = attempts.run()
+        assert attempts.ended(outcome).info().error == "penstock.Retry: no retries left: shop.send has retries=0"
+        attempts = Attempts(lambda: raise_(Retry("the printer is busy")))
+        error = attempts.ended(attempts.run()).info().error
+        assert error == "penstock.Retry: no retries left: shop.send has retries=0 (the printer is busy)"
+
+    def test_that_are_asked_for_from_none_hide_the_error_behind_them(self):
+        def send() -> None:
+            try:
+                raise ValueError("hidden")
+            except ValueError:
+                raise Retry("asked") from None
+
+        attempts = Attempts(send)
+        assert "(asked)" in str(attempts.ended(attempts.run()).info().error)
+
+    def test_take_a_delay_by_its_name_only(self):
+        with pytest.raises(TypeError, match=r"must be a text, not 30; for a delay write Retry\(countdown=...\)"):
+            Retry(30)  # type: ignore[arg-type]
 
     def test_that_are_asked_for_keep_the_error_behind_them(self):
         def send() -> None:
@@ -399,9 +528,9 @@ class TestRetries:
         outcome = attempts.run_encoded(attempt=1, crashes=2)
         info = attempts.ended(outcome).info()
         assert [(error.attempt, error.type_name, error.message) for error in info.errors] == [
-            (1, "penstock.errors.WorkerCrashed", "killed by signal 11 (SIGSEGV)"),
+            (1, "penstock.WorkerCrashed", "killed by signal 11 (SIGSEGV)"),
             (1, "ZeroDivisionError", "division by zero"),
-            (2, "penstock.errors.WorkerCrashed", "tué"),
+            (2, "penstock.WorkerCrashed", "tué"),
             (2, "ZeroDivisionError", "division by zero"),
         ]
         assert (info.attempts, info.crashes) == (4, 2)
@@ -433,9 +562,13 @@ class TestRetries:
         [
             ({"retries": -1}, "retries must be an integer from 0, not -1"),
             ({"retries": 1.5}, "retries must be an integer from 0"),
-            ({"jitter": 2}, "jitter must be between 0 and 1, not 2"),
+            ({"jitter": 2}, "jitter must be a number between 0 and 1, not 2"),
+            ({"jitter": "half"}, "jitter must be a number between 0 and 1, not 'half'"),
             ({"backoff": "1"}, "backoff must be seconds or a timedelta, not '1'"),
-            ({"backoff_factor": 0.5}, "backoff_factor must be at least 1, not 0.5"),
+            ({"backoff": dt.timedelta(seconds=-5)}, "backoff must be between 0 seconds and 100 years"),
+            ({"backoff_cap": dt.timedelta(seconds=-1)}, "backoff_cap must be between 0 seconds and 100 years"),
+            ({"backoff_factor": 0.5}, "backoff_factor must be a number of at least 1, not 0.5"),
+            ({"backoff_factor": "2"}, "backoff_factor must be a number of at least 1, not '2'"),
             ({"retry_on": "ValueError"}, "retry_on must be an exception type or several, not 'ValueError'"),
             ({"retires": 1}, "@app.task got an unknown option 'retires'; did you mean 'retries'?"),
             ({"on_crash": "ignore"}, 'on_crash must be "retry" or "fail", not \'ignore\''),
@@ -572,9 +705,9 @@ class TestWhatAFailedJobIsListedBy:
         outcome = Attempts(lambda: None).run_encoded(task="shop.sent")
         assert outcome[4] is not None
         name, message, print_ = outcome[4]
-        assert name == "penstock.errors.UnknownTask"
+        assert name == "penstock.UnknownTask"
         assert message.startswith("the app 'shop' has no task 'shop.sent'")
-        assert print_ == fingerprint("penstock.errors.UnknownTask", "", "")
+        assert print_ == fingerprint("penstock.UnknownTask", "", "")
 
     def test_is_that_of_the_error_behind_a_retry_that_was_asked_for(self):
         def send() -> None:

@@ -54,6 +54,83 @@ def test_a_task_still_looks_like_its_function():
     assert repr(task) == f"<Task {__name__}.send>"
 
 
+def test_attributes_of_a_function_do_not_replace_those_of_its_task():
+    def report() -> int:
+        return 1
+
+    report.name = "sales report"  # type: ignore[attr-defined]
+    report.arguments = ["a"]  # type: ignore[attr-defined]
+    task = App("shop").task(report)
+    assert task.name.endswith(".report")
+    assert task.arguments.encode((), {})
+
+
+def test_a_function_can_be_a_task_of_two_apps():
+    first, second = App("a", "memory:a"), App("b", "memory:b")
+    one = first.task(name="a.send", queue="aq")(send)
+    other = second.task(name="b.send")(one)
+    assert (one.app, one.name, other.app, other.name) == (first, "a.send", second, "b.send")
+    assert (first.tasks, second.tasks) == ({"a.send": one}, {"b.send": other})
+    assert other._options.queue == "default"
+    assert other.function is one.function is send
+
+
+def test_a_parameter_may_have_any_name(monkeypatch):
+    def odd(self: int, task: int, app: int) -> int:
+        return self + task + app
+
+    shop = App("shop", "memory:any-name")
+    task = shop.task(odd)
+    assert task(self=1, task=2, app=3) == 6
+    assert task.si(self=1, task=2, app=3).kwargs == task.s(self=1, task=2, app=3).kwargs
+    assert task.delay(self=1, task=2, app=3).id
+    shop.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"name": 3}, "an app's name must be a text, not 3"),
+        ({"name": ""}, "an app's name must be a text, not ''"),
+        ({"url": 3}, "url must be a text such as 'local:.penstock', not 3"),
+        ({"timeout": None}, "timeout must be seconds or a timedelta, not None"),
+        ({"timeout": "5"}, "timeout must be seconds or a timedelta, not '5'"),
+        ({"timeout": -1}, "timeout must be between 0 seconds and 100 years, not -1"),
+        ({"timeout": 0}, "timeout must be more than 0 seconds, not 0"),
+        ({"max_payload_bytes": "1"}, "max_payload_bytes must be an integer of at least 1, not '1'"),
+    ],
+)
+def test_an_app_checks_what_it_is_given(arguments, says):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        App(**{"name": "shop", **arguments})
+    assert str(caught.value) == says
+
+
+def test_a_time_is_seconds_or_a_timedelta():
+    assert App("shop", timeout=dt.timedelta(seconds=2)).timeout == 2
+
+
+def test_calls_that_make_no_sense_say_so():
+    app = App("shop", "memory:nonsense")
+    task = app.task(send)
+    with pytest.raises(TypeError, match=r"takes calls that are not made yet, such as send.s\(1\), not <Task"):
+        app.enqueue([task])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="starmap takes a tuple of arguments for each call, not 1"):
+        task.starmap([1])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="starmap takes a tuple of arguments for each call, not 'ab'"):
+        task.starmap(["ab"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"a job id is a text, as Job.id gives it, not None"):
+        app.job(None)  # type: ignore[arg-type]
+
+
+def test_a_task_of_the_prompt_warns_that_no_worker_can_import_it(caplog):
+    app = App("shop")
+    app.task(name="__main__.send")(send).arguments  # noqa: B018
+    app.task(send).arguments  # noqa: B018
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("__main__.send is defined where no worker can import it")
+
+
 def test_a_static_method_is_a_task_either_way_round():
     class Local:
         @staticmethod

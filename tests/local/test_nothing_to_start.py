@@ -139,4 +139,4 @@ def test_a_directory_that_cannot_be_made_is_one_clear_error(shop):
     run = shop.start_python(ENQUEUE, PENSTOCK_URL=f"local:{obstacle}/data")
     assert run.wait() == 1
     assert str(obstacle) in run.output
-    assert "penstock.errors." in run.output
+    assert "penstock." in run.output

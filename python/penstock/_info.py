@@ -1,0 +1,83 @@
+"""What is known of a job: its state, its times, its errors."""
+
+# No `from __future__ import annotations`: see `_public.py`.
+import enum
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from penstock._public import public
+
+
+@public
+class JobState(enum.StrEnum):
+    WAITING = "waiting"
+    """In its queue, ready for a worker."""
+    DELAYED = "delayed"
+    """Until its countdown, its eta or the next attempt after a failed one."""
+    RUNNING = "running"
+    HELD = "held"
+    """Until other jobs, on which it depends, have ended."""
+    BLOCKED = "blocked"
+    """A job on which it depends has failed."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """Its last attempt raised an error. The broker keeps it for people to look into."""
+    EXPIRED = "expired"
+    """It was not started in time."""
+    CRASHED = "crashed"
+    """Its worker process died, once too often."""
+    CANCELLED = "cancelled"
+    GONE = "gone"
+    """The broker knows nothing of it: it has ended and its result is not kept, or it never was."""
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class AttemptError:
+    """Why one attempt came to nothing: it raised an error, or its worker process died."""
+
+    attempt: int
+    """From 1, as ``current_job().attempt``. One that crashed is begun again under the same number."""
+    type_name: str
+    """The full name of the error's type; of a crash ``penstock.WorkerCrashed``."""
+    message: str
+    traceback: str = field(default="", repr=False)
+    worker: str | None = None
+    """None for a crash, as are the times."""
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """What is known of a job. Times are in UTC; None is what is not known, or not yet."""
+
+    id: str
+    state: JobState
+    task: str | None = None
+    queue: str | None = None
+    attempts: int | None = None
+    """How often it was begun, crashes included."""
+    crashes: int = 0
+    """Since it was last retried after it had failed for good."""
+    enqueued_at: datetime | None = None
+    due_at: datetime | None = None
+    """When a delayed job is next due."""
+    started_at: datetime | None = None
+    """Of the last attempt."""
+    finished_at: datetime | None = None
+    worker: str | None = None
+    """Where the last attempt ran."""
+    errors: tuple[AttemptError, ...] = ()
+    """One for each attempt that failed or crashed, oldest first. After some 256 KiB of tracebacks the
+    first and the latest are kept."""
+    error: str | None = None
+    """Why the job failed, or the last attempt did."""
+    generation: int = 0
+    """How often it was retried after it had failed for good."""
+
+    @property
+    def traceback(self) -> str | None:
+        """The remote traceback of the last error; a crash has none."""
+        return (self.errors[-1].traceback or None) if self.errors else None
