@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock._task import AsyncTask, Sender, Signature, Task
     from penstock.errors import (
         BrokerUnavailable,
+        CallTimeout,
         CannotDecode,
         ClientClosed,
         DiskFull,
@@ -45,8 +46,10 @@ if TYPE_CHECKING:
         QueueFull,
         RemoteTraceback,
         ResultExpired,
+        ResultTimeout,
+        SoftTimeout,
         TaskError,
-        Timeout,
+        TaskTimeout,
         TooLate,
         Unauthorized,
         UnknownTask,
@@ -76,11 +79,14 @@ __all__ = [
     "JobError",
     "JobExpired",
     "RemoteTraceback",
+    "SoftTimeout",
     "TaskError",
+    "TaskTimeout",
     "UnknownTask",
     "WorkerCrashed",
     # ... or on the way to it
     "BrokerUnavailable",
+    "CallTimeout",
     "CannotDecode",
     "ClientClosed",
     "DiskFull",
@@ -91,7 +97,7 @@ __all__ = [
     "PenstockError",
     "QueueFull",
     "ResultExpired",
-    "Timeout",
+    "ResultTimeout",
     "TooLate",
     "Unauthorized",
     # This release

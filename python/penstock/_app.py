@@ -38,7 +38,7 @@ class App:
     ``name``: shown to people, in ``penstock status`` for instance.
     ``url``: the broker. Default: the environment's ``PENSTOCK_URL``, else ``local:.penstock``, which
     needs no server. A server that wants a token finds it in ``PENSTOCK_TOKEN``.
-    ``timeout``: seconds within which every call but ``result()`` ends, if need be with an error.
+    ``call_timeout``: seconds or a timedelta within which every call except ``result()`` ends, if need be with an error.
     ``max_payload_bytes``: how large the arguments or the result of one job may be, encoded.
     """
 
@@ -47,21 +47,21 @@ class App:
         name: str,
         url: str | None = None,
         *,
-        timeout: Seconds = 5.0,
+        call_timeout: Seconds = 5.0,
         max_payload_bytes: int = 16 * 1024 * 1024,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise TypeError(f"an app's name must be a text, not {name!r}")
         if url is not None and not isinstance(url, str):
             raise TypeError(f"url must be a text such as 'local:.penstock', not {url!r}")
-        timeout_ms = duration_ms("timeout", timeout)
+        timeout_ms = duration_ms("call_timeout", call_timeout)
         if timeout_ms == 0:
-            raise ValueError(f"timeout must be more than 0 seconds, not {timeout!r}")
+            raise ValueError(f"call_timeout must be more than 0 seconds, not {call_timeout!r}")
         if not is_int(max_payload_bytes) or max_payload_bytes < 1:
             raise ValueError(f"max_payload_bytes must be an integer of at least 1, not {max_payload_bytes!r}")
         self.name = name
         self._given_url = url
-        self.timeout = timeout_ms / 1000
+        self.call_timeout = timeout_ms / 1000
         self.max_payload_bytes = max_payload_bytes
         self.tasks: dict[str, AnyTask[..., Any]] = {}
         self._custom_types: dict[str, CustomType] = {}
@@ -102,7 +102,7 @@ class App:
         if not jobs:
             return []
         connection = self._connected()
-        job_ids = connection.publish_many(jobs, self.timeout)
+        job_ids = connection.publish_many(jobs, self.call_timeout)
         connection.log_notices(BLOCKING)
         return [Job(self, job_id) for job_id in job_ids]
 
@@ -111,7 +111,7 @@ class App:
         jobs = self._prepare(signatures)
         if not jobs:
             return []
-        return [Job(self, job_id) for job_id in await self._connected().submit(jobs, self.timeout)]
+        return [Job(self, job_id) for job_id in await self._connected().submit(jobs, self.call_timeout)]
 
     def codec(self, type: type[T], encode: Callable[[T], object], decode: Callable[[Any], T]) -> None:
         """Let values of exactly this type travel.
@@ -153,7 +153,7 @@ class App:
         """End this process's connection to the broker. The next call opens a new one."""
         connection, self._connection = self._connection, None
         if connection is not None and self._generation == _connection.generation():
-            _connection.disconnect(connection, self.timeout)
+            _connection.disconnect(connection, self.call_timeout)
 
     def __repr__(self) -> str:
         return f"<App {self.name!r} {self.url}>"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from penstock import _core
-from penstock.errors import BrokerUnavailable, InvalidConfiguration, Timeout
+from penstock.errors import BrokerUnavailable, CallTimeout, InvalidConfiguration, ResultTimeout
 
 if TYPE_CHECKING:
     import asyncio
@@ -65,7 +65,7 @@ class Connection:
             slice_s = left_s if left_s < 2 * _WAIT_SLICE_S else _WAIT_SLICE_S
             try:
                 return self._client.wait(job_id, slice_s)
-            except (Timeout, BrokerUnavailable):
+            except (ResultTimeout, CallTimeout, BrokerUnavailable):
                 self.log_notices()
                 if deadline is not None and time.monotonic() >= deadline:
                     raise

@@ -29,7 +29,7 @@ class Options:
         expires_after_ms: int | None = None,
         expires_at_ms: int | None = None,
         result_ttl_ms: int | None = ...,
-        max_deliveries: int = 3,
+        max_crashes: int = 3,
         durability: str = "disk",
     ) -> Options: ...
     @property
@@ -69,7 +69,7 @@ class Client:
         """Wait for the job's end and give (status, body).
 
         The status is 0 succeeded, 1 failed, 2 expired, 3 crashed or 4 cancelled.
-        Raises ResultExpired when there is no value and none is on its way, Timeout when the time is up and
+        Raises ResultExpired when there is no value and none is on its way, ResultTimeout when the time is up and
         the broker answers, BrokerUnavailable when it is up and the broker is out of reach.
         """
     def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import NoReturn, TypeVar
 
 from penstock import App, Job
-from penstock.errors import PenstockError, Timeout
+from penstock.errors import PenstockError, ResultTimeout
 
 T = TypeVar("T")
 Count = tuple[int, dict[str, int]]
@@ -137,7 +137,7 @@ def result_of(job: Job[T], process: subprocess.Popen[bytes]) -> T:
     while True:
         try:
             return job.result(timeout=5)
-        except Timeout:
+        except ResultTimeout:
             if process.poll() is not None:
                 raise DemoError("the worker ended before its work did") from None
 

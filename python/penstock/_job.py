@@ -14,7 +14,15 @@ from penstock._envelope import ErrorRecord, Success
 from penstock._info import AttemptError, JobInfo, JobState
 from penstock._public import public
 from penstock._remote_errors import rebuild, shown_type
-from penstock.errors import CannotDecode, JobCancelled, JobExpired, PenstockError, ResultExpired, Timeout, WorkerCrashed
+from penstock.errors import (
+    CannotDecode,
+    JobCancelled,
+    JobExpired,
+    PenstockError,
+    ResultExpired,
+    ResultTimeout,
+    WorkerCrashed,
+)
 
 if TYPE_CHECKING:
     from penstock._app import App
@@ -66,14 +74,14 @@ class Job(Generic[R_co]):
         through restarts of the broker.
         Raises the task's own error if this process has imported its type, else ``TaskError``, in both
         cases from the remote traceback; ``WorkerCrashed``, ``JobExpired``, ``JobCancelled``;
-        ``ResultExpired`` when there is no result and none will come; ``Timeout`` when the time is up
-        and the job goes on; ``BrokerUnavailable`` when it is up and no broker is within reach.
+        ``ResultExpired`` when there is no result and none will come; ``ResultTimeout`` when the time
+        is up, and ``BrokerUnavailable`` or ``CallTimeout`` when it is up and no broker has answered.
         """
         connection, limit_s = self._app._connected(), timeout_s("timeout", timeout)
         end: Ended | tuple[int, bytes] | None
         try:
             if limit_s is not None and limit_s <= 0:
-                end = connection.peek(self._id, self._app.timeout)
+                end = connection.peek(self._id, self._app.call_timeout)
             else:
                 end = connection.wait(self._id, limit_s)
         except PenstockError as error:
@@ -87,7 +95,7 @@ class Job(Generic[R_co]):
         end: Ended | tuple[int, bytes] | None
         try:
             if limit_s is not None and limit_s <= 0:
-                end = await connection.peek_async(self._id, self._app.timeout)
+                end = await connection.peek_async(self._id, self._app.call_timeout)
             else:
                 end = await connection.watch(self._id, limit_s)
         except PenstockError as error:
@@ -100,12 +108,15 @@ class Job(Generic[R_co]):
 
     @property
     def state(self) -> JobState:
-        """Ask the broker. Raises ``BrokerUnavailable`` or ``Timeout`` after ``app.timeout``."""
+        """Ask the broker. Raises ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``."""
         return self.info().state
 
     def info(self) -> JobInfo:
-        """Ask the broker for all it knows. Raises ``BrokerUnavailable`` or ``Timeout`` after ``app.timeout``."""
-        connection, limit_s = self._app._connected(), self._app.timeout
+        """Ask the broker for all that it knows.
+
+        Raises ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
+        """
+        connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
             try:
                 end = connection.peek(self._id, limit_s)
@@ -120,7 +131,7 @@ class Job(Generic[R_co]):
 
     async def ainfo(self) -> JobInfo:
         """As ``info``, for an event loop."""
-        connection, limit_s = self._app._connected(), self._app.timeout
+        connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
             try:
                 end = await connection.peek_async(self._id, limit_s)
@@ -149,7 +160,7 @@ class Job(Generic[R_co]):
 
     def _outcome(self, end: Ended | tuple[int, bytes] | None) -> R_co:
         if end is None:
-            raise Timeout(f"job {self.id}: it has not ended yet")
+            raise ResultTimeout(f"job {self.id}: it has not ended yet")
         status, body = end[:2]
         state = _end_state(status)
         if state is JobState.SUCCEEDED:

@@ -38,15 +38,15 @@ class TaskOptions(TypedDict, total=False):
     """Before the first retry. Default: 1."""
     backoff_factor: float
     """What the wait is multiplied by for each further retry. Default: 2."""
-    backoff_cap: Seconds
+    max_backoff: Seconds
     """The longest wait. Default: 600."""
     jitter: float
     """Which share of a wait is random, from 0 to 1. Default: 0.5, so between half of it and all."""
     retry_on: type[BaseException] | Iterable[type[BaseException]]
     """Which errors are worth another attempt. Default: every ``Exception``."""
-    dont_retry_on: type[BaseException] | Iterable[type[BaseException]]
+    no_retry_on: type[BaseException] | Iterable[type[BaseException]]
     """Which of those are not. Default: none."""
-    max_deliveries: int
+    max_crashes: int
     """How often the worker process may die running it before it is given up. Default: 3."""
     on_crash: Literal["retry", "fail"]
     """``"fail"``: never run it again after its worker process died, which makes it at most once."""
@@ -80,7 +80,7 @@ class Options:
     """The same, complete; ``with_changes`` makes another."""
 
     task: str
-    max_deliveries: int
+    max_crashes: int
     queue: str = "default"
     priority: int = 4
     countdown: Seconds | None = None
@@ -104,8 +104,8 @@ class Options:
             raise ValueError("give countdown or eta, not both")
         if self.durability not in ("replicated", "disk", "os", "none"):
             raise ValueError(f'durability must be "replicated", "disk", "os" or "none", not {self.durability!r}')
-        if not is_int(self.max_deliveries) or not 1 <= self.max_deliveries <= 255:
-            raise ValueError(f"max_deliveries must be an integer from 1 to 255, not {self.max_deliveries!r}")
+        if not is_int(self.max_crashes) or not 1 <= self.max_crashes <= 255:
+            raise ValueError(f"max_crashes must be an integer from 1 to 255, not {self.max_crashes!r}")
         expires_after_ms = expires_at_ms = None
         if isinstance(self.expires, datetime):
             expires_at_ms = _epoch_ms("expires", self.expires)
@@ -120,12 +120,12 @@ class Options:
             expires_after_ms=expires_after_ms,
             expires_at_ms=expires_at_ms,
             result_ttl_ms=duration_ms("result_ttl", self.result_ttl) if self.store_result else None,
-            max_deliveries=self.max_deliveries,
+            max_crashes=self.max_crashes,
             durability=self.durability,
         )
 
 
-_JOB_OPTIONS = frozenset(field.name for field in fields(Options)) - {"task", "max_deliveries"}
+_JOB_OPTIONS = frozenset(field.name for field in fields(Options)) - {"task", "max_crashes"}
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:

@@ -36,7 +36,7 @@ class RetryPolicy:
     jitter: float = 0.5
     cap_ms: int = 600_000
     retry_on: tuple[type[BaseException], ...] = (Exception,)
-    dont_retry_on: tuple[type[BaseException], ...] = ()
+    no_retry_on: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
         if not is_int(self.retries) or self.retries < 0:
@@ -52,7 +52,7 @@ class RetryPolicy:
             return None
         if isinstance(error, Retry):
             return self._backoff_ms(attempt) if error.countdown_ms is None else error.countdown_ms
-        if isinstance(error, self.retry_on) and not isinstance(error, self.dont_retry_on):
+        if isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on):
             return self._backoff_ms(attempt)
         return None
 

@@ -54,16 +54,16 @@ class Sender(Generic[P, R]):
         self._core_options = options.for_core()
 
     def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Sender one call; returns once the broker has it as safe as ``durability`` says.
+        """Enqueue one call; returns once the broker has it as safe as ``durability`` says.
 
         Raises ``TypeError`` when the arguments do not fit or do not travel, ``PayloadTooLarge``, and
-        after ``app.timeout`` ``BrokerUnavailable`` or ``Timeout``, whose ``maybe_accepted`` tells more.
+        after ``app.call_timeout`` ``BrokerUnavailable`` or ``CallTimeout``, whose ``maybe_accepted`` tells more.
         """
         task = self.task
         body = task._encode(args, kwargs)
         app = task.app
         connection = app._connected()
-        job_id = connection.publish(self._core_options, body, app.timeout)
+        job_id = connection.publish(self._core_options, body, app.call_timeout)
         connection.log_notices(BLOCKING)
         return Job(app, job_id)
 
@@ -72,7 +72,7 @@ class Sender(Generic[P, R]):
         return (await self._submit([self.task._encode(args, kwargs)]))[0]
 
     def map(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
-        """Sender a call for each item, which is its only argument, in one transaction: all or none."""
+        """Enqueue a call for each item, which is its only argument, in one transaction: all or none."""
         assert isinstance(self, Sender)
         return self._publish([self.task._encode((item,), {}) for item in items])
 
@@ -108,7 +108,7 @@ class Sender(Generic[P, R]):
             return []
         app = self.task.app
         connection = app._connected()
-        job_ids = connection.publish_same(self._core_options, bodies, app.timeout)
+        job_ids = connection.publish_same(self._core_options, bodies, app.call_timeout)
         connection.log_notices(BLOCKING)
         return [Job(app, job_id) for job_id in job_ids]
 
@@ -117,7 +117,7 @@ class Sender(Generic[P, R]):
             return []
         app = self.task.app
         jobs = [(self._core_options, body) for body in bodies]
-        return [Job(app, job_id) for job_id in await app._connected().submit(jobs, app.timeout)]
+        return [Job(app, job_id) for job_id in await app._connected().submit(jobs, app.call_timeout)]
 
 
 class _OneArgument(Protocol[A_contra, R_co]):
@@ -212,7 +212,7 @@ class Signature(Generic[R_co]):
         return Signature(self._sender.options(**options), self.args, dict(self.kwargs), immutable=self.immutable)
 
     def delay(self) -> Job[R_co]:
-        """Sender it now."""
+        """Enqueue it now."""
         return self._sender.delay(*self.args, **self.kwargs)
 
     async def adelay(self) -> Job[R_co]:
@@ -284,13 +284,13 @@ def _job_options(name: str, options: TaskOptions) -> Options:
     on_crash = options.get("on_crash", "retry")
     if on_crash not in ("retry", "fail"):
         raise ValueError(f'on_crash must be "retry" or "fail", not {on_crash!r}')
-    max_deliveries = options.get("max_deliveries", 3)
+    max_crashes = options.get("max_crashes", 3)
     changes: Any = {
         key: value
         for key, value in options.items()
         if key in ("queue", "priority", "expires", "result_ttl", "store_result", "durability")
     }
-    return Options(name, 1 if on_crash == "fail" else max_deliveries).with_changes(changes)
+    return Options(name, 1 if on_crash == "fail" else max_crashes).with_changes(changes)
 
 
 def _retry_policy(options: TaskOptions) -> RetryPolicy:
@@ -299,7 +299,7 @@ def _retry_policy(options: TaskOptions) -> RetryPolicy:
         backoff_ms=duration_ms("backoff", options.get("backoff", 1.0)),
         factor=options.get("backoff_factor", 2.0),
         jitter=options.get("jitter", 0.5),
-        cap_ms=duration_ms("backoff_cap", options.get("backoff_cap", 600.0)),
+        cap_ms=duration_ms("max_backoff", options.get("max_backoff", 600.0)),
         retry_on=exception_types("retry_on", options.get("retry_on", Exception)),
-        dont_retry_on=exception_types("dont_retry_on", options.get("dont_retry_on", ())),
+        no_retry_on=exception_types("no_retry_on", options.get("no_retry_on", ())),
     )

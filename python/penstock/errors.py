@@ -7,6 +7,7 @@ have been accepted all the same (`maybe_accepted`, which all of them have)?
 
 __all__ = [
     "BrokerUnavailable",
+    "CallTimeout",
     "CannotDecode",
     "ClientClosed",
     "DiskFull",
@@ -21,8 +22,10 @@ __all__ = [
     "QueueFull",
     "RemoteTraceback",
     "ResultExpired",
+    "ResultTimeout",
+    "SoftTimeout",
     "TaskError",
-    "Timeout",
+    "TaskTimeout",
     "TooLate",
     "Unauthorized",
     "UnknownTask",
@@ -55,12 +58,15 @@ class BrokerUnavailable(_CallError):
     """No broker answered within the deadline. ``maybe_accepted`` is True when the request had been sent."""
 
 
-class Timeout(_CallError, TimeoutError):
-    """The broker is within reach, but what was waited for did not happen in time.
+class CallTimeout(_CallError, TimeoutError):
+    """The broker is connected, but did not answer within ``App(call_timeout=...)``.
 
-    From ``result()``: the job goes on. From any other call ``maybe_accepted`` says whether the
-    broker may have carried out the request.
+    ``maybe_accepted`` is True when it may still carry out the request.
     """
+
+
+class ResultTimeout(_CallError, TimeoutError):
+    """The job had not ended when the time of ``result(timeout=...)`` was up. It is not cancelled."""
 
 
 class Unauthorized(_CallError):
@@ -135,7 +141,15 @@ class UnknownTask(JobError):
 
 
 class WorkerCrashed(JobError):
-    """The worker process died while it ran the job, once more than ``max_deliveries`` allows."""
+    """The worker process died while it ran the job, once more than ``max_crashes`` allows."""
+
+
+class TaskTimeout(JobError, TimeoutError):
+    """The job ran longer than its ``timeout``. Reserved: time limits are not built yet."""
+
+
+class SoftTimeout(PenstockError, TimeoutError):
+    """Raised inside a task that runs longer than its ``soft_timeout``. Reserved: time limits are not built yet."""
 
 
 class JobExpired(JobError):
@@ -165,5 +179,5 @@ class RemoteTraceback(Exception):
 
 
 for _name in __all__:
-    # `penstock.Timeout` is what users import and see, in tracebacks too.
+    # `penstock.CallTimeout` is what users import and see, in tracebacks too.
     globals()[_name].__module__ = "penstock"

@@ -25,7 +25,7 @@ from penstock import (
     JobState,
     PayloadTooLarge,
     ResultExpired,
-    Timeout,
+    ResultTimeout,
 )
 from penstock._connection import Connection
 
@@ -33,7 +33,7 @@ from penstock._connection import Connection
 @pytest.fixture
 def app() -> Iterator[App]:
     # Each memory broker has a name of its own, so that tests do not meet.
-    app = App("shop", f"memory:{uuid.uuid4()}", timeout=5, max_payload_bytes=1000)
+    app = App("shop", f"memory:{uuid.uuid4()}", call_timeout=5, max_payload_bytes=1000)
     yield app
     app.close()
 
@@ -98,7 +98,7 @@ def test_a_job_that_nobody_knows(app):
 def test_a_wait_can_have_an_end(send):
     job = send.delay("ada")
     started = time.monotonic()
-    with pytest.raises(Timeout):
+    with pytest.raises(ResultTimeout):
         job.result(timeout=0.1)
     with pytest.raises(TimeoutError):
         job.result(timeout=0)
@@ -109,7 +109,7 @@ def test_a_wait_can_have_an_end(send):
 def test_a_wait_may_end_after_a_timedelta_and_names_the_job(app, send):
     job = send.delay("ada")
     for timeout in (dt.timedelta(milliseconds=20), 0, dt.timedelta(0), -3):
-        with pytest.raises(Timeout, match=f"^job {job.id}: "):
+        with pytest.raises(ResultTimeout, match=f"^job {job.id}: "):
             job.result(timeout=timeout)
     with pytest.raises(TypeError, match="timeout must be seconds or a timedelta, not '5'"):
         job.result(timeout="5")
@@ -126,7 +126,7 @@ def test_a_call_that_blocks_an_event_loop_says_so_once(send, caplog, monkeypatch
 
     async def main() -> None:
         for _ in range(2):
-            with pytest.raises(Timeout):
+            with pytest.raises(ResultTimeout):
                 send.delay("ada").result(timeout=0.01)
 
     asyncio.run(main())
@@ -203,9 +203,9 @@ class TestAsyncio:
         assert len(await app.aenqueue([send.s("a"), send.s("b")])) == 2
         assert (await send.amap([]), await app.aenqueue([])) == ([], [])
         assert (await app.job("0" * 32).ainfo()).state is JobState.GONE
-        with pytest.raises(Timeout):
+        with pytest.raises(ResultTimeout):
             await job.aresult(timeout=0.05)
-        with pytest.raises(Timeout):
+        with pytest.raises(ResultTimeout):
             await job.aresult(timeout=0)
         waiting = asyncio.ensure_future(job)
         await asyncio.sleep(0)

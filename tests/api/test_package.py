@@ -17,7 +17,7 @@ def test_everything_public_is_there():
         assert getattr(penstock, name) is not None
     assert set(penstock.__all__) <= set(dir(penstock))
     assert len(set(penstock.__all__)) == len(penstock.__all__)
-    assert penstock.errors.Timeout is penstock.Timeout
+    assert penstock.errors.CallTimeout is penstock.CallTimeout
     with pytest.raises(AttributeError, match="module 'penstock' has no attribute 'Celery'"):
         penstock.Celery  # type: ignore[attr-defined]  # noqa: B018
 

@@ -421,7 +421,7 @@ class TestRetries:
     def test_wait_longer_each_time_up_to_the_cap_and_then_fail(self, caplog):
         attempts = Attempts(
             lambda: raise_(ValueError(f"attempt {len(attempts.notes)}")),
-            retries=4, backoff=1, backoff_cap=3, jitter=0,
+            retries=4, backoff=1, max_backoff=3, jitter=0,
         )  # fmt: skip
         outcomes = [attempts.run() for _ in range(5)]
         assert [kind for kind, *_ in outcomes] == [_run.RETRY] * 4 + [_run.FAILED]
@@ -455,10 +455,10 @@ class TestRetries:
             ({"retry_on": SystemExit}, SystemExit(), True),
             ({"retry_on": OSError}, ValueError(), False),
             ({"retry_on": (OSError, ValueError)}, ValueError(), True),
-            ({"dont_retry_on": ValueError}, UnicodeError(), False),
-            ({"retry_on": OSError, "dont_retry_on": [FileNotFoundError]}, FileNotFoundError(), False),
-            ({"retry_on": OSError, "dont_retry_on": [FileNotFoundError]}, PermissionError(), True),
-            ({"dont_retry_on": Exception}, Retry(), True),
+            ({"no_retry_on": ValueError}, UnicodeError(), False),
+            ({"retry_on": OSError, "no_retry_on": [FileNotFoundError]}, FileNotFoundError(), False),
+            ({"retry_on": OSError, "no_retry_on": [FileNotFoundError]}, PermissionError(), True),
+            ({"no_retry_on": Exception}, Retry(), True),
         ],
     )
     def test_follow_the_errors_that_are_worth_it(self, options, error, retried):
@@ -566,7 +566,7 @@ class TestRetries:
             ({"jitter": "half"}, "jitter must be a number between 0 and 1, not 'half'"),
             ({"backoff": "1"}, "backoff must be seconds or a timedelta, not '1'"),
             ({"backoff": dt.timedelta(seconds=-5)}, "backoff must be between 0 seconds and 100 years"),
-            ({"backoff_cap": dt.timedelta(seconds=-1)}, "backoff_cap must be between 0 seconds and 100 years"),
+            ({"max_backoff": dt.timedelta(seconds=-1)}, "max_backoff must be between 0 seconds and 100 years"),
             ({"backoff_factor": 0.5}, "backoff_factor must be a number of at least 1, not 0.5"),
             ({"backoff_factor": "2"}, "backoff_factor must be a number of at least 1, not '2'"),
             ({"retry_on": "ValueError"}, "retry_on must be an exception type or several, not 'ValueError'"),

@@ -93,10 +93,10 @@ def test_a_parameter_may_have_any_name(monkeypatch):
         ({"name": 3}, "an app's name must be a text, not 3"),
         ({"name": ""}, "an app's name must be a text, not ''"),
         ({"url": 3}, "url must be a text such as 'local:.penstock', not 3"),
-        ({"timeout": None}, "timeout must be seconds or a timedelta, not None"),
-        ({"timeout": "5"}, "timeout must be seconds or a timedelta, not '5'"),
-        ({"timeout": -1}, "timeout must be between 0 seconds and 100 years, not -1"),
-        ({"timeout": 0}, "timeout must be more than 0 seconds, not 0"),
+        ({"call_timeout": None}, "call_timeout must be seconds or a timedelta, not None"),
+        ({"call_timeout": "5"}, "call_timeout must be seconds or a timedelta, not '5'"),
+        ({"call_timeout": -1}, "call_timeout must be between 0 seconds and 100 years, not -1"),
+        ({"call_timeout": 0}, "call_timeout must be more than 0 seconds, not 0"),
         ({"max_payload_bytes": "1"}, "max_payload_bytes must be an integer of at least 1, not '1'"),
     ],
 )
@@ -107,7 +107,7 @@ def test_an_app_checks_what_it_is_given(arguments, says):
 
 
 def test_a_time_is_seconds_or_a_timedelta():
-    assert App("shop", timeout=dt.timedelta(seconds=2)).timeout == 2
+    assert App("shop", call_timeout=dt.timedelta(seconds=2)).call_timeout == 2
 
 
 def test_calls_that_make_no_sense_say_so():

@@ -65,7 +65,7 @@ def test_a_wait_for_what_does_not_end_says_that_it_goes_on(client):
     job = client.publish(JOB, b"", 5.0)
     assert client.peek(job, 5.0) is None
     began = time.monotonic()
-    with pytest.raises(errors.Timeout, match="goes on"):
+    with pytest.raises(errors.ResultTimeout, match="was not cancelled"):
         client.wait(job, 0.2)
     assert 0.2 <= time.monotonic() - began < 10
     client.purge("default", 5.0)
@@ -121,7 +121,7 @@ def test_status_tells_of_the_broker(client):
         ({"task": ""}, "name of the task is empty"),
         ({"task": "t", "queue": "q" * 256}, "name of the queue takes 256 bytes"),
         ({"task": "t", "priority": 10}, "priority is 10; give 0 to 9"),
-        ({"task": "t", "max_deliveries": 0}, "max_deliveries is 0; give 1 to 255"),
+        ({"task": "t", "max_crashes": 0}, "max_crashes is 0; give 1 to 255"),
         ({"task": "t", "durability": "paper"}, 'give "replicated", "disk", "os" or "none"'),
         ({"task": "t", "countdown_ms": 1, "eta_ms": 1}, "countdown or eta, not both"),
         ({"task": "t", "expires_after_ms": 1, "expires_at_ms": 1}, "not both"),
@@ -248,14 +248,14 @@ def test_a_stopped_broker_ends_calls_at_their_deadline(client, new_client, stopp
     job = client.publish(JOB, b"", 5.0)
     with stopped_broker():
         began = time.monotonic()
-        with pytest.raises(errors.BrokerUnavailable, match="may have been accepted") as caught:
+        with pytest.raises(errors.CallTimeout, match="may have been accepted") as caught:
             client.publish(JOB, b"", 0.5)
         assert caught.value.maybe_accepted
         assert 0.5 <= time.monotonic() - began < 14
-        with pytest.raises(errors.BrokerUnavailable) as caught:
+        with pytest.raises(errors.CallTimeout) as caught:
             client.wait(job, 0.2)
         assert not caught.value.maybe_accepted
-        with pytest.raises(errors.BrokerUnavailable):
+        with pytest.raises(errors.CallTimeout):
             client.status(0.2)
         # The broker can't even welcome this one, so nothing of it was sent.
         with pytest.raises(errors.BrokerUnavailable, match="was not accepted") as caught:

@@ -47,7 +47,7 @@ def test_a_deadline_ends_a_watch_at_the_port(client):
     assert ends(port, 1) == {1: None}
     began = time.monotonic()
     client.watch(job, 0.2, port, 2)
-    assert isinstance(ends(port, 1)[2], errors.Timeout)
+    assert isinstance(ends(port, 1)[2], errors.ResultTimeout)
     assert 0.2 <= time.monotonic() - began < 10
 
 
@@ -74,7 +74,7 @@ def test_a_stopped_broker_ends_them_at_their_deadline(client, stopped_broker):
         client.peek_async(bytes(16), 3.0, port, 3)
         assert time.monotonic() - began < 3, "a call has waited for its end"
         got = ends(port, 3)
-        assert {token: type(end) for token, end in got.items()} == dict.fromkeys((1, 2, 3), errors.BrokerUnavailable)
+        assert {token: type(end) for token, end in got.items()} == dict.fromkeys((1, 2, 3), errors.CallTimeout)
         assert got[1].maybe_accepted
         assert not got[2].maybe_accepted
 

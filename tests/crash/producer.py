@@ -16,7 +16,7 @@ import threading
 import books
 import tasks
 
-from penstock import BrokerUnavailable, Timeout
+from penstock import BrokerUnavailable, CallTimeout
 
 
 def call(producer: str, number: int, chance: random.Random) -> None:
@@ -44,7 +44,7 @@ def call(producer: str, number: int, chance: random.Random) -> None:
                 jobs = [tasks.work.options(countdown=wait_ms / 1000).delay(label)]
             case _:
                 jobs = tasks.work.map(labels)
-    except (BrokerUnavailable, Timeout) as error:
+    except (BrokerUnavailable, CallTimeout) as error:
         for item in labels:
             books.write("maybe" if error.maybe_accepted else "refused", item)
         return

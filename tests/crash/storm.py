@@ -21,20 +21,20 @@ TASKS = """
     from penstock import App
 
     # No call fails while its broker is killed: the next one is there long before this.
-    app = App("crash", timeout=30)
+    app = App("crash", call_timeout=30)
 
 
-    @app.task(max_deliveries=255)
+    @app.task(max_crashes=255)
     def work(label: str) -> str:
         return books.begin(label)
 
-    @app.task(max_deliveries=255)
+    @app.task(max_crashes=255)
     def slow(label: str, seconds: float) -> str:
         run = books.begin(label)
         time.sleep(seconds)
         return run
 
-    @app.task(max_deliveries=255, retries=3, backoff=0.05)
+    @app.task(max_crashes=255, retries=3, backoff=0.05)
     def flaky(label: str) -> str:
         from penstock import current_job
 

@@ -13,7 +13,7 @@ from project import Process, Project, needs
 TASKS = """
     from penstock import App
 
-    app = App("shop", timeout=30)
+    app = App("shop", call_timeout=30)
 
     @app.task
     def greet() -> str:

@@ -83,7 +83,7 @@ def wait_for_fault(storm: Storm, disk: ForgetfulDisk) -> bool:
 
 
 def test_clients_are_told_that_the_disk_failed_and_that_the_work_may_have_been_accepted(project: Project) -> None:
-    project.write("tasks.py", "from penstock import App\napp = App('shop', timeout=5)\n@app.task\ndef work(): ...\n")
+    project.write("tasks.py", "from penstock import App\napp = App('shop')\n@app.task\ndef work(): ...\n")
     with forgetful_disk(project, "told") as disk:
         url = f"unix:{project.directory}/socket"
         server = project.start("penstock", "server", "--listen", url, "--data", str(disk.path / "data"))

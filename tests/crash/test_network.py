@@ -53,9 +53,9 @@ def test_every_call_ends_in_time_whatever_the_network_does(project: Project, wea
         "tasks.py",
         """
         import sys, time
-        from penstock import App, BrokerUnavailable, Timeout
+        from penstock import App, BrokerUnavailable, CallTimeout
 
-        app = App("network", timeout=1)
+        app = App("network", call_timeout=1)
 
         @app.task
         def work() -> None: ...
@@ -65,7 +65,7 @@ def test_every_call_ends_in_time_whatever_the_network_does(project: Project, wea
             try:
                 work.delay()
                 print("accepted", flush=True)
-            except (BrokerUnavailable, Timeout) as error:
+            except (BrokerUnavailable, CallTimeout) as error:
                 took = time.monotonic() - begun
                 # The next thing that would end it is the heartbeat, after fifteen seconds.
                 assert took < 12, took

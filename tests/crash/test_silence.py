@@ -27,9 +27,9 @@ TASKS = """
     import books
     from penstock import App
 
-    app = App("silence", timeout=30)
+    app = App("silence", call_timeout=30)
 
-    @app.task(max_deliveries=255)
+    @app.task(max_crashes=255)
     def work(label: str) -> str:
         run = books.begin(label)
         Path(run.replace("/", ".")).write_text(str(os.getpid()))

@@ -269,7 +269,7 @@ class Crowd:
         self.project = project
         self.server = self.serve()
         self.tasks = project.tasks()
-        self.tasks.app.timeout = 30
+        self.tasks.app.call_timeout = 30
 
     def serve(self) -> Process:
         data = self.project.directory / "data"

@@ -18,7 +18,7 @@ from penstock import DiskFull, Job
 TASKS = """
     from penstock import App
 
-    app = App("shop", timeout=5)
+    app = App("shop", call_timeout=5)
 
     @app.task
     def measure(document: bytes) -> int:

@@ -16,7 +16,7 @@ from penstock import DiskFull, Job
 TASKS = """
     from penstock import App
 
-    app = App("shop", timeout=30)
+    app = App("shop", call_timeout=30)
 
     @app.task
     def measure(document: bytes) -> int:

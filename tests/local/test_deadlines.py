@@ -39,12 +39,12 @@ def stopped_broker(project) -> Iterator[None]:
 
 
 def test_delay_raises_within_its_deadline_and_says_that_it_may_have_been_accepted(project, tasks):
-    from penstock import BrokerUnavailable, Timeout
+    from penstock import BrokerUnavailable, CallTimeout
 
     tasks.double.delay(1)
     with stopped_broker(project):
         began = time.monotonic()
-        with pytest.raises((BrokerUnavailable, Timeout)) as caught:
+        with pytest.raises((BrokerUnavailable, CallTimeout)) as caught:
             tasks.double.delay(2)
         # The next thing to end it would be the heartbeat, after fifteen seconds.
         assert 4.5 < time.monotonic() - began < 14
@@ -56,7 +56,7 @@ def test_delay_raises_within_its_deadline_and_says_that_it_may_have_been_accepte
 
 
 async def test_no_asynchronous_call_blocks_the_loop(project, tasks):
-    from penstock import BrokerUnavailable, Timeout
+    from penstock import BrokerUnavailable, CallTimeout
 
     job = await tasks.double.adelay(1)
     gaps: list[float] = []
@@ -73,7 +73,7 @@ async def test_no_asynchronous_call_blocks_the_loop(project, tasks):
         ticker = asyncio.create_task(tick())
         waiting = asyncio.ensure_future(job)
         for call in (tasks.double.adelay(2), tasks.double.amap([3, 4]), tasks.app.aenqueue([tasks.double.s(5)])):
-            with pytest.raises((BrokerUnavailable, Timeout)):
+            with pytest.raises((BrokerUnavailable, CallTimeout)):
                 await call
         assert not waiting.done()
         waiting.cancel()
@@ -94,10 +94,10 @@ def test_result_waits_through_a_restart_of_the_broker(project, tasks):
 
 
 def test_a_result_that_does_not_come_is_a_timeout_and_the_job_goes_on(project, tasks):
-    from penstock import Timeout
+    from penstock import ResultTimeout
 
     job = tasks.double.delay(4)
-    with pytest.raises(Timeout):
+    with pytest.raises(ResultTimeout):
         job.result(timeout=0.05)
     project.worker()
     assert job.result(timeout=30) == 8

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from project import Process, Project
 
-from penstock import App, BrokerUnavailable, Timeout
+from penstock import App, BrokerUnavailable, CallTimeout, ResultTimeout
 
 TIMEOUT_S = 0.1
 # A machine that does other things too.
@@ -120,15 +120,15 @@ def one_of_each(app: App) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("reach", [refused, no_socket, silent, killed, stopped])
 def test_every_call_raises_in_time(project: Project, reach: Callable[[Project], AbstractContextManager[Reach]]) -> None:
     with reach(project) as broker:
-        app = App("shop", url=broker.url, timeout=30)
+        app = App("shop", url=broker.url, call_timeout=30)
         calls = one_of_each(app)
         if broker.lose is not None:
             calls["delay"]()
             broker.lose()
-        app.timeout = TIMEOUT_S
+        app.call_timeout = TIMEOUT_S
         for name, call in calls.items():
             began = time.monotonic()
-            with pytest.raises((BrokerUnavailable, Timeout)) as caught:
+            with pytest.raises((BrokerUnavailable, CallTimeout, ResultTimeout)) as caught:
                 call()
             assert time.monotonic() - began < TIMEOUT_S + SLACK_S, name
             asks_only = any(word in name for word in ("result", "info", "state"))

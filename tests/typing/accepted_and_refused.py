@@ -9,8 +9,8 @@ from typing import Any, assert_type
 
 from penstock import App, AsyncTask, CurrentJob, Job, JobInfo, JobState, Retry, Signature, Task, current_job
 
-app = App("shop", url="memory:", timeout=2)
-App("shop", timeout="2")  # E: arg-type
+app = App("shop", url="memory:", call_timeout=2)
+App("shop", call_timeout="2")  # E: arg-type
 App()  # E: call-arg
 
 

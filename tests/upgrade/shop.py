@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
+import penstock
 from penstock import App
 
 app = App("shop")
+
+
+def option(format_1: str, now: str, value: float) -> dict[str, Any]:
+    """Name an option as the program does that this runs with: the maker's has the names of its time."""
+    return {now if now in penstock.TaskOptions.__annotations__ else format_1: value}
 
 
 @app.task
@@ -24,12 +31,12 @@ def send(to: str) -> str:
     raise ConnectionError(f"no route to {to}")
 
 
-@app.task(retries=3, backoff=86_400.0, backoff_cap=86_400.0, jitter=0.0)
+@app.task(retries=3, backoff=86_400.0, **option("backoff_cap", "max_backoff", 86_400.0), jitter=0.0)
 def deliver(order: int) -> int:
     raise TimeoutError(f"order {order} is late")
 
 
-@app.task(max_deliveries=2)
+@app.task(**option("max_deliveries", "max_crashes", 2))
 def segfault() -> None:
     os.abort()
 

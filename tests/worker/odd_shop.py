@@ -55,7 +55,7 @@ TASKS = """
         note(f"{label} ended")
         return os.getpid()
 
-    @app.task(max_deliveries=1)
+    @app.task(max_crashes=1)
     def die(how: str) -> None:
         note(f"die {how}")
         deaths[how]()
@@ -157,7 +157,7 @@ TASKS = """
         threading.Thread(target=ring_once_told).start()
         return os.getpid()
 
-    @app.task(max_deliveries=1)
+    @app.task(max_crashes=1)
     def breaks_the_interpreter() -> None:
         threading.Thread(target=threading.Event().wait).start()
         builtins.len = None

@@ -91,15 +91,15 @@ TASKS = """
     def raises(name: str) -> None:
         raise RAISED[name]()
 
-    @app.task(max_deliveries=1)
+    @app.task(max_crashes=1)
     def closes_all_descriptors() -> None:
         os.closerange(3, 1 << 12)
 
-    @app.task(max_deliveries=1)
+    @app.task(max_crashes=1)
     def kills_its_group() -> None:
         os.killpg(0, signal.SIGKILL)
 
-    @app.task(max_deliveries=1)
+    @app.task(max_crashes=1)
     def kills_its_parent() -> None:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)

@@ -50,7 +50,7 @@ impl From<std::io::Error> for Failure {
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Self {
         let code = match error.kind {
-            ErrorKind::Unavailable => NO_BROKER,
+            ErrorKind::Unavailable | ErrorKind::Silent => NO_BROKER,
             ErrorKind::Invalid => WRONG_CALL,
             _ => FAILED,
         };

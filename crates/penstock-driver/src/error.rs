@@ -1,3 +1,5 @@
+use std::fmt;
+
 use thiserror::Error;
 
 /// How a call ended that did not end well.
@@ -14,8 +16,10 @@ pub struct DriverError {
 /// What a caller can do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// No broker answered in time. Another try may succeed.
+    /// No broker was within reach in time. Another try may succeed.
     Unavailable,
+    /// The broker is connected, and did not answer in time. Another try may succeed.
+    Silent,
     Unauthorized,
     TooLarge,
     /// The URL, the directory or an option is wrong; the reason says which and how to fix it.
@@ -42,6 +46,17 @@ impl DriverError {
 
     pub(crate) fn unavailable(reason: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, reason)
+    }
+
+    /// The broker at this URL is connected, and did not answer in time.
+    pub(crate) fn silent(broker: impl fmt::Display) -> Self {
+        let reason = format!("the broker at {broker} did not answer");
+        Self::new(ErrorKind::Silent, reason)
+    }
+
+    /// Nothing is wrong but the time: another try may succeed.
+    pub fn may_pass(&self) -> bool {
+        matches!(self.kind, ErrorKind::Unavailable | ErrorKind::Silent)
     }
 
     pub(crate) fn invalid(reason: impl Into<String>) -> Self {

@@ -563,10 +563,11 @@ impl Session {
                     .push_back(Event::TimedOut(Arc::clone(&watch.sink)));
                 self.unwatch(WatchId(id));
             } else if self.calls.contains_key(&id) {
-                let reason = self.trouble().unwrap_or_else(|| {
-                    format!("the broker at {} did not answer", self.config.broker)
-                });
-                self.end_call(id, DriverError::unavailable(reason));
+                let error = match self.trouble() {
+                    Some(trouble) => DriverError::unavailable(trouble),
+                    None => DriverError::silent(&self.config.broker),
+                };
+                self.end_call(id, error);
             }
         }
         if self.link == Link::Down {

@@ -20,7 +20,8 @@ pub(crate) struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     BrokerUnavailable,
-    Timeout,
+    CallTimeout,
+    ResultTimeout,
     Unauthorized,
     InvalidConfiguration,
     ClientClosed,
@@ -65,21 +66,31 @@ impl Failure {
     }
 
     pub(crate) fn still_pending() -> Self {
-        Self::new(Kind::Timeout, "the job has not ended in time; it goes on")
+        Self::new(
+            Kind::ResultTimeout,
+            "the job has not ended in time. It was not cancelled: its result can be asked for again",
+        )
     }
 
     /// A question was not answered, which changes nothing.
     pub(crate) fn unanswered(trouble: Option<String>) -> Self {
-        let trouble = trouble.unwrap_or_else(|| "the broker did not answer in time".to_owned());
-        Self::new(
-            Kind::BrokerUnavailable,
-            format!("{trouble}. Nothing was changed; try again once a broker is within reach."),
-        )
+        match trouble {
+            Some(trouble) => Self::new(
+                Kind::BrokerUnavailable,
+                format!("{trouble}. Nothing was changed; try again once a broker is within reach."),
+            ),
+            None => Self::new(
+                Kind::CallTimeout,
+                "the broker did not answer in time. Nothing was changed; try again, or give it more time with \
+                 App(call_timeout=...)",
+            ),
+        }
     }
 
     /// What a driver says of a question, or of a wait: nothing that could have been accepted.
     pub(crate) fn of_question(error: DriverError) -> Self {
         match error.kind {
+            ErrorKind::Silent => Self::unanswered(None),
             ErrorKind::Unavailable => Self::unanswered(Some(error.reason)),
             _ => Self::of_commit(DriverError {
                 maybe_accepted: false,
@@ -98,8 +109,11 @@ impl Failure {
         const MAYBE: &str =
             "The job may have been accepted all the same: enqueueing it again could run it twice.";
         let (kind, reason, advice) = match kind {
-            ErrorKind::Unavailable => (
-                Kind::BrokerUnavailable,
+            ErrorKind::Unavailable | ErrorKind::Silent => (
+                match kind {
+                    ErrorKind::Silent => Kind::CallTimeout,
+                    _ => Kind::BrokerUnavailable,
+                },
                 reason,
                 ". The job was not accepted; enqueue it again once a broker is within reach.",
             ),
@@ -234,7 +248,8 @@ impl Kind {
         matches!(
             self,
             Self::BrokerUnavailable
-                | Self::Timeout
+                | Self::CallTimeout
+                | Self::ResultTimeout
                 | Self::Unauthorized
                 | Self::InvalidConfiguration
                 | Self::ClientClosed
@@ -252,7 +267,8 @@ impl Kind {
         }
         match self {
             Self::BrokerUnavailable => class!("BrokerUnavailable"),
-            Self::Timeout => class!("Timeout"),
+            Self::CallTimeout => class!("CallTimeout"),
+            Self::ResultTimeout => class!("ResultTimeout"),
             Self::Unauthorized => class!("Unauthorized"),
             Self::InvalidConfiguration => class!("InvalidConfiguration"),
             Self::ClientClosed => class!("ClientClosed"),

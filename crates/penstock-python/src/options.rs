@@ -15,7 +15,7 @@ pub(crate) struct Options {
     due: Option<Due>,
     expires_at: Option<Due>,
     result_ttl_ms: Option<u64>,
-    max_deliveries: u8,
+    max_crashes: u8,
     pub(crate) durability: Durability,
 }
 
@@ -27,7 +27,7 @@ impl Options {
             priority: self.priority,
             expires_at: self.expires_at,
             result_ttl_ms: self.result_ttl_ms,
-            max_deliveries: self.max_deliveries,
+            max_deliveries: self.max_crashes,
             attempt: 0,
             crashes: 0,
             enqueued_at: 0,
@@ -49,7 +49,7 @@ impl Options {
     #[new]
     #[pyo3(signature = (
         task, *, queue = "default", priority = u32::from(DEFAULT_PRIORITY), countdown_ms = None, eta_ms = None,
-        expires_after_ms = None, expires_at_ms = None, result_ttl_ms = Some(86_400_000), max_deliveries = 3,
+        expires_after_ms = None, expires_at_ms = None, result_ttl_ms = Some(86_400_000), max_crashes = 3,
         durability = "disk",
     ))]
     #[expect(
@@ -65,7 +65,7 @@ impl Options {
         expires_after_ms: Option<u64>,
         expires_at_ms: Option<u64>,
         result_ttl_ms: Option<u64>,
-        max_deliveries: u32,
+        max_crashes: u32,
         durability: &str,
     ) -> Result<Self, Failure> {
         named("task", task)?;
@@ -78,11 +78,11 @@ impl Options {
                     "priority is {priority}; give 0 to {HIGHEST_PRIORITY}, higher first"
                 ))
             })?;
-        let max_deliveries = u8::try_from(max_deliveries)
+        let max_crashes = u8::try_from(max_crashes)
             .ok()
-            .filter(|deliveries| *deliveries > 0)
+            .filter(|crashes| *crashes > 0)
             .ok_or_else(|| {
-                Failure::invalid(format!("max_deliveries is {max_deliveries}; give 1 to 255"))
+                Failure::invalid(format!("max_crashes is {max_crashes}; give 1 to 255"))
             })?;
         let durability = match durability {
             "replicated" => Durability::Replicated,
@@ -105,7 +105,7 @@ impl Options {
                 ("expires_at", expires_at_ms),
             )?,
             result_ttl_ms,
-            max_deliveries,
+            max_crashes,
             durability,
         })
     }

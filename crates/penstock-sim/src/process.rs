@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use penstock_driver::encoded::Encoded;
 use penstock_driver::session::{Session, SessionConfig};
-use penstock_driver::{DeliverySink, DriverError, ErrorKind, ValueSink};
+use penstock_driver::{DeliverySink, DriverError, ValueSink};
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
@@ -113,7 +113,7 @@ impl Process {
             let mut calls = lock(&calls);
             calls.open -= 1;
             match receipts {
-                Err(error) if error.kind != ErrorKind::Unavailable => calls.hopeless = Some(error),
+                Err(error) if !error.may_pass() => calls.hopeless = Some(error),
                 Ok(_) | Err(_) => {}
             }
         });

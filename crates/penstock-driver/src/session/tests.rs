@@ -912,8 +912,8 @@ fn a_worker_is_told_that_no_broker_can_be_had() {
 /// What a caller goes by.
 fn outcome_text(error: &DriverError) -> String {
     match (error.kind, error.maybe_accepted) {
-        (ErrorKind::Unavailable, true) => "maybe".to_owned(),
-        (ErrorKind::Unavailable, false) => "not accepted".to_owned(),
+        (ErrorKind::Unavailable | ErrorKind::Silent, true) => "maybe".to_owned(),
+        (ErrorKind::Unavailable | ErrorKind::Silent, false) => "not accepted".to_owned(),
         (_, true) => format!("{error} (maybe accepted)"),
         (_, false) => error.to_string(),
     }

@@ -5,7 +5,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_driver::{DriverError, ErrorKind};
+use penstock_driver::DriverError;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_message::{
     Answer, Consume, Delivery, Durability, Lease, Op, Query, ReleaseReason, StatusPage,
@@ -275,7 +275,7 @@ impl Supervisor {
                 }
             }
             Ok(_) => {}
-            Err(error) if error.kind == ErrorKind::Unavailable => {
+            Err(error) if error.may_pass() => {
                 tracing::warn!("no broker at {} yet: {error}", self.config.broker);
             }
             Err(error) => {
