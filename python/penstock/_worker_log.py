@@ -16,7 +16,7 @@ def log_to_stderr(level: str, style: str) -> None:
     handler.setFormatter(Json() if style == "json" else Text())
     logger = logging.getLogger("penstock")
     logger.addHandler(handler)
-    if level == "INFO":
+    if level != "WARNING":
         logger.setLevel(level)
 
 

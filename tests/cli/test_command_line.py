@@ -70,6 +70,41 @@ def test_a_wrong_call_exits_with_2(project, arguments):
     assert project.penstock(*arguments).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("level", "said", "unsaid"),
+    [
+        ("error", ["boom"], ["retry 1 of 1", "shop:app", "succeeded"]),
+        ("warning", ["boom", "retry 1 of 1"], ["shop:app", "succeeded"]),
+        ("info", ["boom", "retry 1 of 1", "shop:app"], ["succeeded"]),
+        ("debug", ["boom", "retry 1 of 1", "shop:app", "succeeded"], []),
+    ],
+)
+def test_a_worker_says_as_much_as_it_is_asked_to(project, level, said, unsaid):
+    project.write(
+        "shop.py",
+        """
+        import penstock
+
+        app = penstock.App("shop")
+
+
+        @app.task(retries=1, backoff=0)
+        def fail() -> None:
+            raise ValueError("boom")
+
+
+        @app.task
+        def work() -> None:
+            pass
+        """,
+    )
+    project.python("import shop; shop.fail.delay(); shop.work.delay()")
+    worker = project.start("penstock", "worker", "shop:app", "-c1", "--burst", "--log-level", level)
+    assert worker.wait(60) == 0
+    assert all(text in worker.output for text in said), worker.output
+    assert not any(text in worker.output for text in unsaid), worker.output
+
+
 def test_status_shows_queues_and_workers(shop):
     tasks = shop.tasks()
     tasks.send.map(["a", "b", "c"])

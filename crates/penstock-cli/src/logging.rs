@@ -11,9 +11,12 @@ use tracing_subscriber::fmt::MakeWriter;
 
 #[derive(Args)]
 pub struct LogArguments {
-    /// Say more: one line for each event
+    /// Say more: one line for each event, as --log-level debug does
     #[arg(short, long)]
     pub verbose: bool,
+    /// How much to say
+    #[arg(long, value_enum, default_value_t = LogLevel::Info, ignore_case = true, env = "PENSTOCK_LOG_LEVEL")]
+    pub log_level: LogLevel,
     /// For people, or one JSON object a line
     #[arg(long, value_enum, default_value_t = LogFormat::Text, env = "PENSTOCK_LOG_FORMAT")]
     pub log_format: LogFormat,
@@ -25,7 +28,34 @@ pub enum LogFormat {
     Json,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+pub enum LogLevel {
+    Error,
+    #[value(alias = "warn")]
+    Warning,
+    Info,
+    Debug,
+}
+
+impl From<LogLevel> for LevelFilter {
+    fn from(level: LogLevel) -> Self {
+        match level {
+            LogLevel::Error => Self::ERROR,
+            LogLevel::Warning => Self::WARN,
+            LogLevel::Info => Self::INFO,
+            LogLevel::Debug => Self::DEBUG,
+        }
+    }
+}
+
 impl LogArguments {
+    pub fn level(&self) -> LogLevel {
+        match self.verbose {
+            true => LogLevel::Debug,
+            false => self.log_level,
+        }
+    }
+
     pub fn to_stderr(&self) {
         self.begin(stderr, stderr().is_terminal());
     }
@@ -38,10 +68,7 @@ impl LogArguments {
     where
         W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
     {
-        let level = match self.verbose {
-            true => LevelFilter::DEBUG,
-            false => LevelFilter::INFO,
-        };
+        let level = LevelFilter::from(self.level());
         let filter = EnvFilter::builder()
             .with_default_directive(level.into())
             .with_env_var("PENSTOCK_LOG")

@@ -7,7 +7,7 @@ use penstock_driver::{DEFAULT_HEARTBEAT, DriverConfig, connect};
 use penstock_worker::{ChildLog, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
 
 use crate::exit::Failure;
-use crate::logging::{LogArguments, LogFormat};
+use crate::logging::{LogArguments, LogFormat, LogLevel};
 use crate::remote::{BrokerArguments, token_from_environment};
 
 #[derive(Args)]
@@ -68,7 +68,12 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
         burst: arguments.burst,
         grace: Duration::from_secs(arguments.grace),
         log: ChildLog {
-            verbose: arguments.log.verbose,
+            // A line for each job is an event here, and information to Python's logging.
+            level: match arguments.log.level() {
+                LogLevel::Error => "ERROR",
+                LogLevel::Warning | LogLevel::Info => "WARNING",
+                LogLevel::Debug => "INFO",
+            },
             json: matches!(arguments.log.log_format, LogFormat::Json),
         },
     })

@@ -29,10 +29,10 @@ pub struct WorkerConfig {
 }
 
 /// What the logger `penstock` of a child writes to stderr. An app that configures logging has its own way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChildLog {
-    /// A line for each job; otherwise for retries and failures only.
-    pub verbose: bool,
+    /// A level of Python's logging. `INFO` has a line for each job, `WARNING` for retries and failures only.
+    pub level: &'static str,
     /// One JSON object a line.
     pub json: bool,
 }

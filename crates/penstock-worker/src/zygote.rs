@@ -86,7 +86,7 @@ impl Zygote {
         command
             .args(["-m", "penstock._zygote", start.app, start.name])
             .args(inherited.map(|fd| fd.to_string()))
-            .arg(if start.log.verbose { "INFO" } else { "WARNING" })
+            .arg(start.log.level)
             .arg(if start.log.json { "json" } else { "text" })
             .stdin(Stdio::null())
             // A process group of its own: Ctrl-C on the terminal is for the supervisor, which decides
