@@ -14,8 +14,9 @@ A worker runs it: ``penstock worker shop:app``. The pages in docs/ tell the rest
 """
 
 import sys
-from importlib import import_module
-from typing import TYPE_CHECKING
+
+# Type checkers know it by its name. `typing` itself would be most of what starting the `penstock` command takes.
+TYPE_CHECKING = False
 
 if sys.platform == "win32":
     raise ImportError("Penstock runs on Linux and macOS. On Windows, use it inside WSL 2.")
@@ -108,6 +109,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     # The `penstock` command is found through this package and has to answer at once, so that what
     # it does not need is imported when somebody first asks for it.
+    from importlib import import_module
+
     if name in __all__:
         for home in ("_app", "_task", "_job", "_info", "_current", "_retries", "_options", "errors", "_core"):
             found = vars(import_module(f"penstock.{home}"))
@@ -120,4 +123,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({"errors", *__all__})

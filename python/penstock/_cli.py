@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+# Every command waits for this module, so it imports next to nothing: not even pathlib.
 import os
 import sys
-from pathlib import Path
 
 
 def main() -> None:
-    program = Path(__file__).with_name("_bin") / "penstock"
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bin", "penstock")
     # The program starts workers with the interpreter, and so the packages, that it was called from.
     environment = {**os.environ, "PENSTOCK_PYTHON": sys.executable}
     try:
