@@ -163,7 +163,7 @@ def broker() -> Iterator[None]:
             yield
         finally:
             app.close()
-            subprocess.run([PROGRAM, "stop"], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([PROGRAM, "broker", "stop"], check=True, stdout=subprocess.DEVNULL)
             # The broker holds the lock for as long as its process lives.
             with Path(directory, "broker", "lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)

@@ -23,7 +23,10 @@ TASKS = """
         pass
 """
 
-COMMANDS = ["worker", "server", "status", "limit", "purge", "fsck", "upgrade", "stop", "demo"]
+COMMANDS = [
+    "worker", "workers", "server", "status", "ping", "queue", "purge", "limit", "pause", "resume",
+    "journal", "broker", "demo",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -65,9 +68,28 @@ def test_the_version_is_that_of_the_package(project):
     assert project.penstock("--version").output.strip() == f"penstock {penstock.__version__}"
 
 
-@pytest.mark.parametrize("arguments", [["frobnicate"], ["worker"], ["purge"], ["status", "--frobnicate"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["frobnicate"],
+        ["worker"],
+        ["purge"],
+        ["status", "--frobnicate"],
+        ["limit"],
+        ["limit", "mail"],
+        ["worker", "tasks:app", "-Q", ""],
+        ["worker", "tasks:app", "-Q", "a,,b"],
+        ["worker", "tasks:app", "-Q", "a,"],
+        ["pause", "queue:"],
+        ["pause", "what:mail"],
+        ["status", "--url", "amqp://rabbit"],
+        ["status", "--url", "memory:"],
+    ],
+)
 def test_a_wrong_call_exits_with_2(project, arguments):
-    assert project.penstock(*arguments).returncode == 2
+    run = project.penstock(*arguments)
+    assert run.returncode == 2, run.output
+    assert "Traceback" not in run.output
 
 
 @pytest.mark.parametrize(
@@ -105,6 +127,79 @@ def test_a_worker_says_as_much_as_it_is_asked_to(project, level, said, unsaid):
     assert not any(text in worker.output for text in unsaid), worker.output
 
 
+def test_an_address_of_a_kind_that_is_not_built_says_so(project):
+    for command in (["pause"], ["resume"], ["purge", "-y"], ["limit", "set", "--max-length", "1"], ["limit", "rm"]):
+        run = project.penstock(*command, "task:tasks.send")
+        assert run.returncode == 75, run.output
+        assert "task:tasks.send is not offered yet" in run.output
+
+
+def test_it_is_a_module_too(project):
+    import sys
+
+    run = project.run(sys.executable, "-m", "penstock", "--version")
+    assert run.output.startswith("penstock ")
+    assert project.run(sys.executable, "-m", "penstock", "frobnicate").returncode == 2
+
+
+def test_old_names_and_celery_habits_get_an_answer(project):
+    for line, says in {
+        "fsck .penstock": "penstock journal check",
+        "stop": "penstock broker stop",
+        "limit mail --none": "penstock limit set",
+        "worker -A tasks": "first argument",
+        "worker tasks:app -l info": "--log-level",
+    }.items():
+        run = project.penstock(*line.split())
+        assert run.returncode == 2 and says in run.output, run.output
+
+
+def test_ping_says_whether_a_broker_answers(shop):
+    nobody = shop.penstock("ping")
+    assert nobody.returncode == 69 and "no broker is running" in nobody.output
+    shop.tasks().double.delay(1)
+    assert "answers after" in shop.penstock("ping").output
+    assert json.loads(shop.penstock("ping", "--json").output)["pid"] == shop.broker_pid()
+
+
+def test_queues_and_workers_are_listed_apart(shop):
+    tasks = shop.tasks()
+    tasks.send.delay("a")
+    shop.worker("tasks:app", "-c", "2", "-Q", "default")
+    assert tasks.double.delay(2).result(timeout=30) == 4
+    queues = json.loads(shop.penstock("queue", "ls", "--json").output)
+    assert {queue["name"]: queue["ready"] for queue in queues} == {"default": 0, "mail": 1}
+    assert re.search(r"^mail +1 ", shop.penstock("queue", "ls").output, re.MULTILINE)
+    (worker,) = json.loads(shop.penstock("workers", "ls", "--json").output)
+    assert (worker["slots"], worker["queues"]) == (2, ["default"])
+    assert "of 2 slots are busy" in shop.penstock("workers", "ls").output
+
+
+def test_a_paused_queue_keeps_its_jobs_until_it_is_resumed(shop):
+    tasks = shop.tasks()
+    job = tasks.send.delay("a")
+    assert shop.penstock("pause", "mail").returncode == 0
+    shop.worker("tasks:app", "-c", "1")
+    assert tasks.double.delay(2).result(timeout=30) == 4
+    assert job.state == "waiting"
+    assert json.loads(shop.penstock("resume", "queue:mail", "--json").output) == {
+        "address": "queue:mail",
+        "paused": False,
+    }
+    assert job.result(timeout=30) is None
+
+
+def test_limits_are_set_listed_and_removed(shop):
+    shop.tasks().send.delay("a")
+    for queue in ("mail", "queue:a:b"):
+        assert shop.penstock("limit", "set", queue, "--max-length", "3").returncode == 0
+    listed = json.loads(shop.penstock("limit", "ls", "--json").output)
+    assert [limit["address"] for limit in listed] == ["queue:a:b", "queue:mail"]
+    assert listed[1]["max_length"] == 3
+    assert shop.penstock("limit", "rm", "mail").returncode == 0
+    assert "queue:mail" not in shop.penstock("limit", "ls").output
+
+
 def test_status_shows_queues_and_workers(shop):
     tasks = shop.tasks()
     tasks.send.map(["a", "b", "c"])
@@ -136,8 +231,12 @@ def test_purge_drops_what_waits(shop):
     tasks = shop.tasks()
     tasks.send.map(["a", "b", "c"])
     tasks.double.delay(1)
-    run = shop.penstock("purge", "mail")
+    unasked = shop.penstock("purge", "mail")
+    assert unasked.returncode == 2 and "3 waiting jobs of queue:mail" in unasked.output
+    assert {queue["name"]: queue["ready"] for queue in shop.status()["queues"]}["mail"] == 3
+    run = shop.penstock("purge", "mail", "-y")
     assert run.returncode == 0, run.output
+    assert "dropped 3 waiting jobs of queue:mail" in run.output
     queues = {queue["name"]: queue["ready"] for queue in shop.status()["queues"]}
     assert queues.get("mail", 0) == 0
     assert queues["default"] == 1
@@ -183,18 +282,18 @@ def test_an_upgrade_of_the_newest_format_changes_nothing_and_a_newer_one_is_refu
     tasks.double.delay(1)
     with pidfd(shop.broker_pid()) as ended:
         tasks.app.close()
-        assert shop.penstock("stop").returncode == 0
+        assert shop.penstock("broker", "stop").returncode == 0
         ended.wait(30)
 
     def files():
         return {path.name: path.read_bytes() for path in (shop.data / "journal").iterdir()}
 
     before = files()
-    upgraded = shop.penstock("upgrade", str(shop.data))
+    upgraded = shop.penstock("journal", "upgrade", str(shop.data))
     assert upgraded.returncode == 0, upgraded.output
     assert "format 2" in upgraded.output and "nothing was changed" in upgraded.output
     assert files() == before
-    nowhere = shop.penstock("upgrade", str(shop.data / "nowhere"))
+    nowhere = shop.penstock("journal", "upgrade", str(shop.data / "nowhere"))
     assert nowhere.returncode == 1 and "nowhere" in nowhere.output
 
 
@@ -204,9 +303,9 @@ def test_what_a_disk_forgets_after_a_stop_is_missed(shop):
         tasks.double.delay(number)
     with pidfd(shop.broker_pid()) as ended:
         tasks.app.close()
-        assert shop.penstock("stop").returncode == 0
+        assert shop.penstock("broker", "stop").returncode == 0
         ended.wait(30)
-    good = shop.penstock("fsck", str(shop.data))
+    good = shop.penstock("journal", "check", str(shop.data))
     assert good.returncode == 0 and "it was closed in order" in good.output, good.output
 
     newest = max((shop.data / "journal").glob("*.segment"))
@@ -214,14 +313,14 @@ def test_what_a_disk_forgets_after_a_stop_is_missed(shop):
     used = len(content.rstrip(b"\0"))
     for page in range(0, used, 4096):
         newest.write_bytes(content[:page] + bytes(4096) + content[page + 4096 :])
-        bad = shop.penstock("fsck", str(shop.data))
+        bad = shop.penstock("journal", "check", str(shop.data))
         assert bad.returncode == 65 and newest.name in bad.output, bad.output
     assert page >= 8192, "a page for the header, one for the jobs, one for what proves them"
     newest.write_bytes(content[: used - 5000] + bytes(len(content) - used + 5000))
-    assert shop.penstock("fsck", str(shop.data)).returncode == 65
+    assert shop.penstock("journal", "check", str(shop.data)).returncode == 65
 
     newest.unlink()
-    missing = shop.penstock("fsck", str(shop.data))
+    missing = shop.penstock("journal", "check", str(shop.data))
     assert missing.returncode == 65 and "the file is missing" in missing.output, missing.output
     # Nothing is begun in its place, and the client learns why.
     run = shop.start_python("import tasks\ntasks.double.delay(1)")
@@ -239,9 +338,9 @@ def test_fsck_tells_good_from_rotten(shop):
     tasks.double.map(range(2000))
     with pidfd(shop.broker_pid()) as ended:
         tasks.app.close()
-        assert shop.penstock("stop").returncode == 0
+        assert shop.penstock("broker", "stop").returncode == 0
         ended.wait(30)
-    good = shop.penstock("fsck", str(shop.data))
+    good = shop.penstock("journal", "check", str(shop.data))
     assert good.returncode == 0, good.output
 
     segments = (shop.data / "journal").glob("*.segment")
@@ -249,7 +348,7 @@ def test_fsck_tells_good_from_rotten(shop):
     content = bytearray(segment.read_bytes())
     content[12_000] ^= 0xFF
     segment.write_bytes(content)
-    rotten = shop.penstock("fsck", str(shop.data))
+    rotten = shop.penstock("journal", "check", str(shop.data))
     assert rotten.returncode not in (0, 2), rotten.output
     assert segment.name in rotten.output
 
@@ -259,20 +358,20 @@ def test_fsck_tells_good_from_rotten(shop):
     assert segment.name in run.output
 
     # A repair keeps all but what is rotten, and says what that was.
-    repaired = shop.penstock("fsck", "--repair", str(shop.data))
+    repaired = shop.penstock("journal", "repair", str(shop.data))
     assert repaired.returncode == 65, repaired.output
     assert "gone: record" in repaired.output and segment.name in repaired.output
     aside = next((shop.data / "journal").glob("damaged-*"))
     assert (aside / segment.name).read_bytes() == content
-    assert shop.penstock("fsck", str(shop.data)).returncode == 0
+    assert shop.penstock("journal", "check", str(shop.data)).returncode == 0
     run = shop.start_python("import tasks\ntasks.double.delay(1)")
     assert run.wait(60) == 0, run.output
     waiting = sum(queue["ready"] for queue in shop.status()["queues"])
     # All jobs of one call to map stand in one record; they are named as far as it can be read.
     assert waiting >= 1
     assert repaired.output.count("  with job ") > 50, repaired.output
-    again = shop.penstock("fsck", "--repair", str(shop.data))
-    assert again.returncode == 3, "the broker runs"
+    again = shop.penstock("journal", "repair", str(shop.data))
+    assert again.returncode == 6, "the broker runs"
 
 
 def test_a_server_beyond_loopback_wants_a_token(project):

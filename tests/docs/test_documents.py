@@ -34,10 +34,13 @@ def test_the_python_of_a_page_runs(project, chapter):
 
 @pytest.mark.parametrize("page", named(PAGES))
 def test_the_commands_of_a_page_exist(project, page):
-    commands = set(re.findall(r"^(?:    |\$ )?(?:\w+=\S+ )?penstock (\w+)\b", page.read_text(), re.MULTILINE))
-    for command in sorted(commands):
+    line = r"^(?:    |\$ )?(?:\w+=\S+ )?penstock (\w+)(?: (\w+))?"
+    for command, inner in sorted(set(re.findall(line, page.read_text(), re.MULTILINE))):
         run = project.penstock(command, "--help")
         assert run.returncode == 0, f"{page.name} speaks of `penstock {command}`:\n{run.output}"
+        if inner and "\nCommands:\n" in run.output:
+            run = project.penstock(command, inner, "--help")
+            assert run.returncode == 0, f"{page.name} speaks of `penstock {command} {inner}`:\n{run.output}"
 
 
 @pytest.mark.parametrize("page", named([*PAGES, ROOT / "ARCHITECTURE.md"]))

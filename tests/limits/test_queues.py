@@ -27,7 +27,7 @@ def shop(project: Project) -> Project:
 
 
 def limit(project: Project, *options: str) -> str:
-    run = project.penstock("limit", "mail", *options)
+    run = project.penstock("limit", "set", "mail", *options)
     assert run.returncode == 0, run.output
     return run.output
 
@@ -40,7 +40,7 @@ def test_a_full_queue_refuses_a_whole_call_and_names_its_limit(shop: Project) ->
     with pytest.raises(QueueFull) as full:
         tasks.send.delay("cleo")
     assert "2 jobs" in str(full.value)
-    assert "penstock limit mail" in str(full.value)
+    assert "penstock limit set mail" in str(full.value)
     assert "was accepted" in str(full.value)
     # Another broker remembers it.
     shop.kill_broker()
@@ -64,7 +64,7 @@ def test_a_retry_passes_into_a_full_queue(shop: Project) -> None:
         tasks.send.delay("ada")
     shop.worker("tasks:app", "-c", "1")
     assert busy.result(timeout=30) == "busy"
-    assert "no limit" in limit(shop, "--none")
+    assert "no limit" in shop.penstock("limit", "rm", "mail").output
     assert tasks.send.delay("ada").result(timeout=30) == "ada"
 
 
@@ -83,7 +83,8 @@ def test_where_the_oldest_make_room_their_results_say_so(shop: Project) -> None:
 
 def test_a_limit_that_makes_no_sense_is_refused(shop: Project) -> None:
     shop.tasks().send.delay("ada")
-    assert shop.penstock("limit", "mail", "--overflow", "drop-oldest").returncode == 2
-    assert shop.penstock("limit", "mail", "--max-bytes", "lots").returncode == 2
-    assert shop.penstock("limit", "mail", "--none", "--max-length", "1").returncode == 2
-    assert "no limit" in limit(shop)
+    assert shop.penstock("limit", "set", "mail", "--overflow", "drop-oldest").returncode == 2
+    assert shop.penstock("limit", "set", "mail", "--max-bytes", "lots").returncode == 2
+    assert shop.penstock("limit", "rm", "mail", "--max-length", "1").returncode == 2
+    assert shop.penstock("limit", "set", "task:tasks.send", "--max-length", "1").returncode == 75
+    assert "nothing is limited" in shop.penstock("limit", "ls").output

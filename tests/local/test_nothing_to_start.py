@@ -119,9 +119,9 @@ def test_a_broker_leaves_some_time_after_its_last_client_and_not_before(shop):
 def test_stop_ends_the_broker_and_keeps_its_jobs(shop):
     job = shop.python(ENQUEUE).strip()
     with pidfd(shop.broker_pid()) as ended:
-        assert shop.penstock("stop").returncode == 0
+        assert shop.penstock("broker", "stop").returncode == 0
         ended.wait(30)
-    assert shop.penstock("stop").returncode == 0, "nothing to stop is no error"
+    assert shop.penstock("broker", "stop").returncode == 0, "nothing to stop is no error"
     shop.worker()
     assert shop.python(RESULT, job).strip() == "42"
 
@@ -131,7 +131,7 @@ def test_a_path_too_long_for_a_socket_works_all_the_same(shop):
     job = shop.python(ENQUEUE, PENSTOCK_URL=url).strip()
     shop.worker(PENSTOCK_URL=url)
     assert shop.python(RESULT, job, PENSTOCK_URL=url).strip() == "42"
-    assert shop.penstock("stop", PENSTOCK_URL=url).returncode == 0
+    assert shop.penstock("broker", "stop", PENSTOCK_URL=url).returncode == 0
 
 
 def test_a_directory_that_cannot_be_made_is_one_clear_error(shop):

@@ -43,9 +43,9 @@ def worker_of(project: Project) -> Process:
 
 
 def stop(project: Project, worker: Process) -> None:
-    stopped = project.penstock("stop")
+    stopped = project.penstock("broker", "stop")
     assert stopped.returncode == 0, stopped.output
-    assert "has ended; a worker waits until a client starts it again" in stopped.output
+    assert "has stopped; a worker waits until a client starts it again" in stopped.output
     worker.wait_for_output("waiting until a client starts it again")
     assert project.broker_pid() is None
 

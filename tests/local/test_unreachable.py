@@ -142,7 +142,15 @@ def test_every_call_raises_in_time(project: Project, reach: Callable[[Project], 
 
 
 def test_every_command_ends_with_an_error_that_names_the_broker(project: Project) -> None:
-    commands = ["status", "status --json", "purge default", "limit default --max-length 3", "stop"]
+    commands = [
+        "status",
+        "status --json",
+        "ping",
+        "queue ls",
+        "purge default -y",
+        "limit set default --max-length 3",
+        "broker stop",
+    ]
     with refused(project) as broker:
         started = [project.start("penstock", *command.split(), PENSTOCK_URL=broker.url) for command in commands]
         for process in started:

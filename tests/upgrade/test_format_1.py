@@ -59,7 +59,7 @@ def local(project: Project) -> str:
 
 
 def server(project: Project) -> str:
-    assert project.penstock("upgrade", str(project.data)).returncode == 0
+    assert project.penstock("journal", "upgrade", str(project.data)).returncode == 0
     url = f"unix:{project.directory}/socket"
     project.environment["PENSTOCK_URL"] = url
     serve(project, url).wait_for_output("listening on")
@@ -107,7 +107,7 @@ def test_a_local_broker_upgrades_its_own_journal_and_its_log_says_so(left):
     left.python(ASK, left.url, jobs()[0].id)
     assert "format 1 to 2: earlier programs refuse it" in (left.data / "broker.log").read_text()
     left.kill_broker()
-    again = left.penstock("upgrade", str(left.data))
+    again = left.penstock("journal", "upgrade", str(left.data))
     assert "in format 2" in again.output and "nothing was changed" in again.output
 
 

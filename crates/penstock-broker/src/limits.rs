@@ -211,6 +211,6 @@ fn full(name: &str, length: u64, bytes: u64, limits: QueueLimits) -> String {
         (None, None) => String::new(),
     };
     format!(
-        "queue {name:?} is full: {length} jobs of {bytes} bytes wait in it, and its limit is {limit} (penstock limit {name})"
+        "queue {name:?} is full: {length} jobs of {bytes} bytes wait in it, and its limit is {limit} (penstock limit set {name})"
     )
 }

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 
 use penstock_driver::{DriverError, ErrorKind};
 use penstock_journal::{OpenError, RepairError};
+use penstock_message::{Applied, Receipt, Refusal};
 use penstock_server::{ListenError, ServerError};
 
-use crate::text::printable_lines;
+use crate::text::{printable_lines, state_name};
 
 pub const FAILED: u8 = 1;
 pub const WRONG_CALL: u8 = penstock_server::EXIT_WRONG_CALL;
@@ -16,6 +17,7 @@ pub const IN_USE: u8 = penstock_server::EXIT_IN_USE;
 pub const DAMAGED: u8 = penstock_server::EXIT_DAMAGED;
 pub const NO_BROKER: u8 = 69;
 pub const DISK_FAILED: u8 = 74;
+pub const NOT_OFFERED: u8 = 75;
 pub const UNUSABLE: u8 = penstock_server::EXIT_UNUSABLE;
 
 /// One clear message, and the code that a program goes by.
@@ -51,10 +53,56 @@ impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Self {
         let code = match error.kind {
             ErrorKind::Unavailable | ErrorKind::Silent => NO_BROKER,
-            ErrorKind::Invalid => WRONG_CALL,
-            _ => FAILED,
+            ErrorKind::Invalid | ErrorKind::Unauthorized => UNUSABLE,
+            ErrorKind::NotOffered => NOT_OFFERED,
+            ErrorKind::TooLarge | ErrorKind::Closed => FAILED,
         };
         Self::new(code, error)
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(why: Refusal) -> Self {
+        let (code, text) = match why {
+            Refusal::NotOffered(text) => (NOT_OFFERED, text),
+            Refusal::DiskFull => (
+                FAILED,
+                "the broker's disk is nearly full: free some space on its machine".to_owned(),
+            ),
+            Refusal::NoSuchJob => (
+                FAILED,
+                "the broker holds no such job: it has ended, or it never was".to_owned(),
+            ),
+            Refusal::TooLate(state) => (
+                FAILED,
+                format!(
+                    "the job is {}, which is too late for that",
+                    state_name(state)
+                ),
+            ),
+            Refusal::TooLarge(text) | Refusal::QueueFull(text) | Refusal::Invalid(text) => {
+                (FAILED, text)
+            }
+            // No command sends what these answer.
+            Refusal::LeaseLost | Refusal::GuardFailed | Refusal::AlreadyExists => {
+                (FAILED, format!("the broker refused: {why:?}"))
+            }
+        };
+        Self::new(code, format!("{text}; nothing was changed"))
+    }
+}
+
+/// What a broker did with one order. One that was sent again after a broken connection is done, too.
+pub fn applied(receipt: Receipt) -> Result<Applied, Failure> {
+    match receipt {
+        Receipt::Applied(applied) => Ok(applied),
+        Receipt::Duplicate => Ok(Applied::default()),
+        Receipt::Refused { why, .. } => Err(why.into()),
+        Receipt::Unknown => Err(Failure::new(
+            FAILED,
+            "the broker was out of reach for so long that it no longer knows this command: the order may have been \
+             carried out; look at it again",
+        )),
     }
 }
 
@@ -91,6 +139,7 @@ impl From<ServerError> for Failure {
             ServerError::DiskFailed(_) | ServerError::Listen(ListenError::NoRoom { .. }) => {
                 Self::new(DISK_FAILED, error)
             }
+            ServerError::Listen(ListenError::NoToken { .. }) => Self::new(UNUSABLE, error),
             ServerError::Directory { ref source, .. }
             | ServerError::Listen(ListenError::Io { ref source, .. }) => {
                 Self::new(code_of_path(source), error)

@@ -1,28 +1,66 @@
-use clap::{Args, ValueEnum};
-use penstock_message::{Op, Overflow, QueueLimits, Receipt, StatusQuery, Tx};
+use clap::{Args, Subcommand, ValueEnum};
+use penstock_message::{Op, Overflow, QueueLimits};
+use serde_json::{Value, json};
 
-use crate::exit::{FAILED, Failure, WRONG_CALL};
-use crate::remote::{Broker, BrokerArguments};
-use crate::text::{byte_count, limits, printable, show};
+use crate::address::Address;
+use crate::exit::{Failure, WRONG_CALL};
+use crate::remote::BrokerArguments;
+use crate::text::{Table, byte_count, bytes, limits, show, show_json};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// The queue. Without an option its limits are shown
-    queue: String,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List what is limited
+    Ls(ListArguments),
+    /// Limit how much may wait in a queue, in place of its limits before
+    Set(SetArguments),
+    /// Remove the limits of a queue
+    Rm(RemoveArguments),
+}
+
+#[derive(Args)]
+struct ListArguments {
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// One JSON array, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct SetArguments {
+    /// The queue, such as mail or queue:mail
+    address: Address,
     /// How many jobs may wait in it, ready or delayed
     #[arg(long, value_name = "N")]
     max_length: Option<u64>,
-    /// How many bytes their arguments may have in all; 64M and the like are understood
+    /// How many bytes their arguments may have in all, such as 64M or 1G
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     max_bytes: Option<u64>,
-    /// What happens when it is full: new jobs are refused (so unless told), or the oldest job makes room
-    #[arg(long, value_name = "POLICY")]
-    overflow: Option<Policy>,
-    /// Take its limits away
-    #[arg(long, conflicts_with_all = ["max_length", "max_bytes", "overflow"])]
-    none: bool,
+    /// When it is full, refuse new jobs, or drop the oldest ones
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = Policy::Reject)]
+    overflow: Policy,
     #[command(flatten)]
     broker: BrokerArguments,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct RemoveArguments {
+    /// The queue, such as mail or queue:mail
+    address: Address,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -32,43 +70,95 @@ enum Policy {
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.command {
+        Command::Ls(arguments) => list(arguments),
+        Command::Set(arguments) => set(arguments),
+        Command::Rm(arguments) => change(
+            &arguments.broker,
+            &arguments.address,
+            QueueLimits::NONE,
+            arguments.json,
+        ),
+    }
+}
+
+fn list(arguments: &ListArguments) -> Result<(), Failure> {
+    let mut queues = arguments.broker.find()?.status()?.queues;
+    queues.retain(|queue| !queue.limits.is_none());
+    if arguments.json {
+        let limits = queues
+            .iter()
+            .map(|queue| limits_json(&Address::of_queue(&queue.name), &queue.limits));
+        return show_json(&Value::Array(limits.collect()));
+    }
+    if queues.is_empty() {
+        return show("nothing is limited\n");
+    }
+    let mut table = Table::new(&["WHAT", ">JOBS", ">BYTES", "OVERFLOW"]);
+    for queue in &queues {
+        let limits = &queue.limits;
+        table.row(vec![
+            Address::of_queue(&queue.name).to_string(),
+            limits
+                .max_length
+                .map_or("-".to_owned(), |most| most.to_string()),
+            limits.max_bytes.map_or("-".to_owned(), bytes),
+            overflow_name(limits.overflow).to_owned(),
+        ]);
+    }
+    show(&table.to_string())
+}
+
+fn set(arguments: &SetArguments) -> Result<(), Failure> {
     let wanted = QueueLimits {
         max_length: arguments.max_length,
         max_bytes: arguments.max_bytes,
         overflow: match arguments.overflow {
-            None | Some(Policy::Reject) => Overflow::Reject,
-            Some(Policy::DropOldest) => Overflow::DropOldest,
+            Policy::Reject => Overflow::Reject,
+            Policy::DropOldest => Overflow::DropOldest,
         },
     };
-    if wanted.is_none() && arguments.overflow.is_some() {
-        let text = "--overflow needs a limit: --max-length, --max-bytes or both";
+    if wanted.is_none() {
+        let text = "give --max-length, --max-bytes or both; `penstock limit rm` removes limits";
         return Err(Failure::new(WRONG_CALL, text));
     }
-    let broker = arguments.broker.find()?;
-    let queue = &arguments.queue;
-    if wanted.is_none() && !arguments.none {
-        let found = limits_of(&broker, queue)?;
-        return show(&format!("{}: {}\n", printable(queue), limits(&found)));
-    }
-    let limit = Op::Limit {
-        queue: queue.clone(),
+    change(
+        &arguments.broker,
+        &arguments.address,
+        wanted,
+        arguments.json,
+    )
+}
+
+fn change(
+    broker: &BrokerArguments,
+    address: &Address,
+    wanted: QueueLimits,
+    as_json: bool,
+) -> Result<(), Failure> {
+    let queue = address.queue("a limit")?;
+    broker.find()?.commit(Op::Limit {
+        queue: queue.to_owned(),
         limits: wanted,
-    };
-    match broker.commit(Tx::from(vec![limit]))? {
-        Receipt::Applied { .. } => show(&format!(
-            "{}: {} from now on\n",
-            printable(queue),
-            limits(&wanted)
-        )),
-        other => Err(Failure::new(
-            FAILED,
-            format!("the broker refused: {other:?}"),
-        )),
+    })?;
+    match as_json {
+        true => show_json(&limits_json(address, &wanted)),
+        false => show(&format!("{address}: {} from now on\n", limits(&wanted))),
     }
 }
 
-fn limits_of(broker: &Broker, queue: &str) -> Result<QueueLimits, Failure> {
-    let page = broker.status_page(StatusQuery::of_queues(vec![queue.to_owned()]))?;
-    let found = page.status.queues.first();
-    Ok(found.map_or(QueueLimits::NONE, |found| found.limits))
+fn limits_json(address: &Address, limits: &QueueLimits) -> Value {
+    json!({
+        "address": address.typed(),
+        "max_length": limits.max_length,
+        "max_bytes": limits.max_bytes,
+        "overflow": overflow_name(limits.overflow),
+    })
+}
+
+pub fn overflow_name(overflow: Overflow) -> &'static str {
+    match overflow {
+        Overflow::Reject => "reject",
+        Overflow::DropOldest => "drop-oldest",
+    }
 }

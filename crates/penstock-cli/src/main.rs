@@ -1,19 +1,25 @@
 //! The `penstock` command. Each command is a file; this one says what there is and how it is called.
 
+mod address;
+mod broker;
+mod confirm;
 mod demo;
 mod exit;
-mod fsck;
+mod habits;
+mod journal;
 mod limit;
 mod logging;
 mod memory;
+mod pause;
+mod ping;
 mod purge;
+mod queue;
 mod remote;
 mod server;
 mod status;
-mod stop;
 mod text;
-mod upgrade;
 mod worker;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -24,15 +30,17 @@ Exit codes:
   0   done
   1   it failed; the last line says why
   2   the command line is wrong
-  3   another broker has the directory; worker: the app can't be loaded
-  4   worker: it was told to end twice, and running jobs were handed back
+  3   worker: the app can't be loaded
+  4   worker: a second signal came, and running jobs were handed back
+  6   another broker has the directory
   65  the journal is damaged
   69  no broker is running or can be reached
   74  server: the disk failed; what was confirmed is kept
-  78  a path, a permission or the format of the journal is wrong
+  75  this broker does not offer that
+  78  a path, a permission, a token or the format of the journal is wrong
 ";
 
-/// A task queue for Python: durable by default, and fast all the same.
+/// A task queue for Python: durable by default, and fast.
 #[derive(Parser)]
 #[command(name = "penstock", version, after_help = EXIT_CODES, max_term_width = 100)]
 struct Cli {
@@ -44,34 +52,50 @@ struct Cli {
 enum Command {
     /// Run the jobs of an app
     Worker(worker::Arguments),
+    /// Look at the workers of a broker
+    Workers(workers::Arguments),
     /// Run a broker of its own, for clients on this machine or others
     Server(server::Arguments),
     /// Show queues, workers and the broker's health
     Status(status::Arguments),
-    /// Limit how much may wait in a queue, or show its limits
-    Limit(limit::Arguments),
+    /// Check that a broker answers
+    Ping(ping::Arguments),
+    /// Look at the queues of a broker
+    Queue(queue::Arguments),
     /// Drop everything that waits in a queue
     Purge(purge::Arguments),
-    /// Check a journal, and repair it if told to
-    Fsck(fsck::Arguments),
-    /// Go over to the newest format of the journal, which older programs refuse
-    Upgrade(upgrade::Arguments),
-    /// End the local broker of a directory
-    Stop(stop::Arguments),
+    /// Limit how much may wait in a queue
+    Limit(limit::Arguments),
+    /// Begin no more jobs of a queue
+    Pause(pause::Arguments),
+    /// Begin the jobs of a paused queue again
+    Resume(pause::Arguments),
+    /// Check, repair or upgrade a journal on disk
+    Journal(journal::Arguments),
+    /// Stop a local broker
+    Broker(broker::Arguments),
     /// Run a map-reduce over the standard library's source
     Demo(demo::Arguments),
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return habits::report(&error),
+    };
+    let outcome = match cli.command {
         Command::Worker(arguments) => return worker::run(arguments),
+        Command::Workers(arguments) => workers::run(&arguments),
         Command::Server(arguments) => server::run(arguments),
         Command::Status(arguments) => status::run(&arguments),
-        Command::Limit(arguments) => limit::run(&arguments),
+        Command::Ping(arguments) => ping::run(&arguments),
+        Command::Queue(arguments) => queue::run(&arguments),
         Command::Purge(arguments) => purge::run(&arguments),
-        Command::Fsck(arguments) => fsck::run(&arguments),
-        Command::Upgrade(arguments) => upgrade::run(&arguments),
-        Command::Stop(arguments) => stop::run(&arguments),
+        Command::Limit(arguments) => limit::run(&arguments),
+        Command::Pause(arguments) => pause::pause(&arguments),
+        Command::Resume(arguments) => pause::resume(&arguments),
+        Command::Journal(arguments) => journal::run(&arguments),
+        Command::Broker(arguments) => broker::run(&arguments),
         Command::Demo(arguments) => demo::run(arguments),
     };
     match outcome {
@@ -101,19 +125,53 @@ mod tests {
                 page.contains(&format!("## penstock {name}\n")),
                 "no section on {name}"
             );
-            for option in command
-                .get_arguments()
-                .filter_map(|option| option.get_long())
-            {
-                let shown = page.contains(&format!("`--{option}`"))
-                    || page.contains(&format!("`--{option} "));
-                assert!(shown, "--{option} of {name} is not there");
+            for inner in command.get_subcommands() {
+                let name = format!("penstock {name} {}", inner.get_name());
+                assert!(page.contains(&name), "no word on {name}");
+                options_are_on(page, &name, inner);
             }
+            options_are_on(page, name, command);
         }
         for line in EXIT_CODES.lines().skip(1) {
             let (code, meaning) = line.trim().split_once(' ').expect("a code and its meaning");
             let row = format!("| {code} | {} |", meaning.trim());
             assert!(page.contains(&row), "{row}");
         }
+    }
+
+    fn options_are_on(page: &str, name: &str, command: &clap::Command) {
+        for option in command
+            .get_arguments()
+            .filter_map(|option| option.get_long())
+        {
+            let shown =
+                page.contains(&format!("`--{option}`")) || page.contains(&format!("`--{option} "));
+            assert!(shown, "--{option} of {name} is not there");
+        }
+    }
+
+    /// What scripts rely on: each of these options means one thing wherever it is.
+    #[test]
+    fn options_that_are_shared_are_the_same_everywhere() {
+        let mut seen = std::collections::BTreeMap::new();
+        let mut waiting = vec![Cli::command()];
+        while let Some(command) = waiting.pop() {
+            waiting.extend(command.get_subcommands().cloned());
+            for option in command.get_arguments() {
+                let Some(long) = option
+                    .get_long()
+                    .filter(|long| ["yes", "url"].contains(long))
+                else {
+                    continue;
+                };
+                let is = (
+                    option.get_short(),
+                    option.get_help().map(ToString::to_string),
+                );
+                let first = seen.entry(long.to_owned()).or_insert_with(|| is.clone());
+                assert_eq!(*first, is, "--{long} of {}", command.get_name());
+            }
+        }
+        assert_eq!(seen.len(), 2);
     }
 }

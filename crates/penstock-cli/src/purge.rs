@@ -1,49 +1,55 @@
-use std::io::{IsTerminal, stdin};
-
 use clap::Args;
-use penstock_message::{Op, Receipt, StatusQuery, Tx};
+use penstock_message::{Op, StatusQuery};
+use serde_json::json;
 
+use crate::address::Address;
+use crate::confirm::Confirm;
 use crate::exit::{FAILED, Failure};
 use crate::remote::{Broker, BrokerArguments};
-use crate::text::{printable, show};
+use crate::text::{count, printable, show, show_json};
 
 /// Queues that are named when the one asked for is not there.
 const KNOWN: u32 = 20;
 
 #[derive(Args)]
 pub struct Arguments {
-    /// The queue to empty. Jobs that run are left alone; the results of the others become `cancelled`
-    queue: String,
+    /// The queue to empty, such as mail or queue:mail. Running and failed jobs are left alone; the results of
+    /// the others become `cancelled`
+    address: Address,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// Don't ask
-    #[arg(short, long)]
-    yes: bool,
+    #[command(flatten)]
+    confirm: Confirm,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let address = &arguments.address;
+    let queue = address.queue("a purge")?;
     let broker = arguments.broker.find()?;
-    let queue = &arguments.queue;
     let waiting = waiting_in(&broker, queue)?;
-    if !arguments.yes && stdin().is_terminal() && !agreed(waiting, queue)? {
-        return Err(Failure::new(FAILED, "nothing was dropped"));
+    if waiting > 0 {
+        let jobs = count(waiting, "waiting job");
+        arguments
+            .confirm
+            .ask(&format!("This drops {jobs} of {address}. Go on?"))?;
     }
-    let purge = Op::Purge {
-        queue: queue.clone(),
-    };
-    match broker.commit(Tx::from(vec![purge]))? {
-        Receipt::Applied { .. } => show(&format!(
-            "dropped what waited in {} ({waiting} jobs when asked)\n",
-            printable(queue)
-        )),
-        other => Err(Failure::new(
-            FAILED,
-            format!("the broker refused: {other:?}"),
+    let dropped = broker.carry_out(Op::Purge {
+        queue: queue.to_owned(),
+    })?;
+    match arguments.json {
+        true => show_json(&json!({ "address": address.typed(), "dropped": dropped.done })),
+        false => show(&format!(
+            "dropped {} of {address}\n",
+            count(dropped.done, "waiting job")
         )),
     }
 }
 
-fn waiting_in(broker: &Broker, queue: &str) -> Result<u64, Failure> {
+/// How many jobs wait in a queue, which must be there.
+pub fn waiting_in(broker: &Broker, queue: &str) -> Result<u64, Failure> {
     let page = broker.status_page(StatusQuery::of_queues(vec![queue.to_owned()]))?;
     if let Some(found) = page.status.queues.first() {
         return Ok(found.ready + found.delayed);
@@ -67,14 +73,4 @@ fn waiting_in(broker: &Broker, queue: &str) -> Result<u64, Failure> {
         FAILED,
         format!("this broker has no queue \"{queue}\"; {known}"),
     ))
-}
-
-fn agreed(waiting: u64, queue: &str) -> Result<bool, Failure> {
-    show(&format!(
-        "Drop the {waiting} jobs that wait in {}? [y/N] ",
-        printable(queue)
-    ))?;
-    let mut answer = String::new();
-    stdin().read_line(&mut answer)?;
-    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
 }

@@ -1,5 +1,6 @@
 //! One question or order to a broker that runs already: these commands start none.
 
+use std::io::{Write, stderr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,10 +9,14 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, connect};
-use penstock_message::{Answer, Durability, Query, Receipt, StatusPage, StatusQuery, Tx};
+use penstock_message::{
+    Answer, Applied, Durability, Op, OperationStatus, Query, Receipt, Status, StatusPage,
+    StatusQuery, Tx,
+};
 use penstock_server::local::{LocalPaths, is_nobody};
 
-use crate::exit::{FAILED, Failure, NO_BROKER};
+use crate::exit::{FAILED, Failure, NO_BROKER, WRONG_CALL, applied, code_of_path};
+use crate::text::count;
 
 /// How long a broker may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -25,6 +30,12 @@ pub struct BrokerArguments {
 
 pub const DEFAULT_URL: &str = "local:.penstock";
 
+/// How often a broker is asked how far an operation has come: at first, and at most.
+const FIRST_LOOK: Duration = Duration::from_millis(2);
+const LONGEST_LOOK: Duration = Duration::from_millis(250);
+/// After this a person who waits for an operation is told how far it has come, and again as often.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+
 /// A connection to a broker, and what to call it.
 pub struct Broker {
     driver: Arc<dyn Driver>,
@@ -32,9 +43,22 @@ pub struct Broker {
 }
 
 impl BrokerArguments {
+    /// Reads the URL. A memory broker is part of another process, so no command can reach it.
+    pub fn address(&self) -> Result<Address, Failure> {
+        match self.url.parse() {
+            Ok(Address::Memory(_)) => Err(Failure::new(
+                WRONG_CALL,
+                "memory: is a broker inside one process, for its tests; nothing else can reach it: give local:PATH, \
+                 unix:PATH or tcp://HOST:PORT",
+            )),
+            Ok(address) => Ok(address),
+            Err(error) => Err(Failure::new(WRONG_CALL, error)),
+        }
+    }
+
     /// Finds the broker. Fails with a clear word when a local one does not run.
     pub fn find(&self) -> Result<Broker, Failure> {
-        let (url, shown) = match self.url.parse()? {
+        let (url, shown) = match self.address()? {
             Address::Local(path) => {
                 let paths = resolve(&path)?;
                 let Some(socket) = find_socket(&paths)? else {
@@ -77,15 +101,64 @@ impl Broker {
         }
     }
 
-    pub fn commit(&self, tx: Tx) -> Result<Receipt, Failure> {
+    /// The status with all queues and workers.
+    pub fn status(&self) -> Result<Status, Failure> {
+        Status::collect(|page| self.status_page(page))
+    }
+
+    /// Carries out operations one by one: each has a receipt of its own.
+    pub fn commit_each(&self, ops: Vec<Op>) -> Result<Vec<Receipt>, Failure> {
+        let expected = ops.len();
+        let txs = ops.into_iter().map(|op| Tx::from(vec![op])).collect();
         let receipts = wait_for(|done| {
             self.driver
-                .commit(vec![tx], Durability::Disk, Some(deadline()), done)
+                .commit(txs, Durability::Disk, Some(deadline()), done)
         })?;
-        receipts
-            .into_iter()
-            .next()
-            .ok_or_else(|| Failure::new(FAILED, "the broker sent no receipt"))
+        match receipts.len() == expected {
+            true => Ok(receipts),
+            false => Err(Failure::new(FAILED, "the broker sent no receipt")),
+        }
+    }
+
+    pub fn commit(&self, op: Op) -> Result<Applied, Failure> {
+        let receipts = self.commit_each(vec![op])?;
+        receipts.into_iter().next().map_or_else(
+            || Err(Failure::new(FAILED, "the broker sent no receipt")),
+            applied,
+        )
+    }
+
+    /// Decides an operation on many jobs and waits until it is over.
+    pub fn carry_out(&self, op: Op) -> Result<OperationStatus, Failure> {
+        let Some(operation) = self.commit(op)?.operation else {
+            // There was nothing to do.
+            return Ok(OperationStatus::default());
+        };
+        let mut pause = FIRST_LOOK;
+        let mut tell_at = Instant::now() + TELL_EVERY;
+        loop {
+            let status = match self.ask(Query::Operation(operation))? {
+                Answer::Operation(Some(status)) => status,
+                _ => {
+                    let text = "the broker no longer says how far the operation has come: it is decided, and goes on";
+                    return Err(Failure::new(FAILED, text));
+                }
+            };
+            if status.is_over {
+                return Ok(status);
+            }
+            if Instant::now() >= tell_at {
+                tell_at = Instant::now() + TELL_EVERY;
+                let done = count(status.done, "job");
+                // The order is on the broker's disk: ending this command does not end it.
+                let _unread = writeln!(
+                    stderr(),
+                    "{done} done so far; it goes on without this command, too"
+                );
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_LOOK);
+        }
     }
 }
 
@@ -136,10 +209,8 @@ pub fn find_socket(paths: &LocalPaths) -> Result<Option<PathBuf>, Failure> {
         Err(error) if is_nobody(&error) => Ok(None),
         Err(error) => {
             let directory = paths.directory.display();
-            Err(Failure::new(
-                FAILED,
-                format!("can't use {directory}: {error}"),
-            ))
+            let text = format!("can't use {directory}: {error}");
+            Err(Failure::new(code_of_path(&error), text))
         }
     }
 }

@@ -1,10 +1,11 @@
 use clap::Args;
-use penstock_message::{Notice, Overflow, QueueStatus, Space, Status};
-use serde_json::json;
+use penstock_message::{Notice, QueueStatus, Space, Status, WorkerStatus};
+use serde_json::{Value, json};
 
 use crate::exit::Failure;
+use crate::limit::overflow_name;
 use crate::remote::BrokerArguments;
-use crate::text::{Table, bytes, duration_ms, limits, printable, show, sync_us};
+use crate::text::{Table, bytes, count, duration_ms, limits, printable, show, sync_us};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -17,49 +18,17 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let broker = arguments.broker.find()?;
-    let status = Status::collect(|page| broker.status_page(page))?;
+    let status = broker.status()?;
     show(&match arguments.json {
         true => format!("{}\n", as_json(&status)),
         false => for_people(&broker.shown, &status),
     })
 }
 
-fn as_json(status: &Status) -> serde_json::Value {
-    let queues = status.queues.iter().map(|queue| {
-        json!({
-            "name": queue.name,
-            "ready": queue.ready,
-            "delayed": queue.delayed,
-            "running": queue.running,
-            "failed": queue.failed,
-            "ending": queue.ending,
-            "oldest_ready_ms": queue.oldest_ready_ms,
-            "paused": queue.paused,
-            "consumers": queue.consumers,
-            "waiting_bytes": queue.waiting_bytes,
-            "max_length": queue.limits.max_length,
-            "max_bytes": queue.limits.max_bytes,
-            "overflow": match queue.limits.overflow {
-                Overflow::Reject => "reject",
-                Overflow::DropOldest => "drop-oldest",
-            },
-            "refused": queue.refused,
-            "dropped": queue.dropped,
-        })
-    });
-    let workers = status.workers.iter().map(|worker| {
-        json!({
-            "name": worker.name,
-            "queues": worker.queues,
-            "slots": worker.slots,
-            "busy": worker.busy,
-            "leases": worker.leases,
-            "connected": worker.connected,
-        })
-    });
+fn as_json(status: &Status) -> Value {
     json!({
-        "queues": queues.collect::<Vec<_>>(),
-        "workers": workers.collect::<Vec<_>>(),
+        "queues": status.queues.iter().map(queue_json).collect::<Vec<_>>(),
+        "workers": status.workers.iter().map(worker_json).collect::<Vec<_>>(),
         "clients": status.clients,
         "results": status.results,
         "results_bytes": status.results_bytes,
@@ -99,6 +68,37 @@ fn as_json(status: &Status) -> serde_json::Value {
             "failed": status.counts.failed,
             "cancelled": status.counts.cancelled,
         },
+    })
+}
+
+pub fn queue_json(queue: &QueueStatus) -> Value {
+    json!({
+        "name": queue.name,
+        "ready": queue.ready,
+        "delayed": queue.delayed,
+        "running": queue.running,
+        "failed": queue.failed,
+        "ending": queue.ending,
+        "oldest_ready_ms": queue.oldest_ready_ms,
+        "paused": queue.paused,
+        "consumers": queue.consumers,
+        "waiting_bytes": queue.waiting_bytes,
+        "max_length": queue.limits.max_length,
+        "max_bytes": queue.limits.max_bytes,
+        "overflow": overflow_name(queue.limits.overflow),
+        "refused": queue.refused,
+        "dropped": queue.dropped,
+    })
+}
+
+pub fn worker_json(worker: &WorkerStatus) -> Value {
+    json!({
+        "name": worker.name,
+        "queues": worker.queues,
+        "slots": worker.slots,
+        "busy": worker.busy,
+        "leases": worker.leases,
+        "connected": worker.connected,
     })
 }
 
@@ -179,11 +179,18 @@ fn for_people(shown: &str, status: &Status) -> String {
 
     text.push_str(&troubles(status));
 
-    let mut queues = Table::new(&[
+    text + "\n" + &queue_table(&status.queues) + "\n" + &worker_table(&status.workers)
+}
+
+pub fn queue_table(queues: &[QueueStatus]) -> String {
+    if queues.is_empty() {
+        return "no queues yet\n".to_owned();
+    }
+    let mut table = Table::new(&[
         "QUEUE", ">READY", ">DELAYED", ">RUNNING", ">FAILED", ">OLDEST", ">WORKERS", "",
     ]);
-    for queue in &status.queues {
-        queues.row(vec![
+    for queue in queues {
+        table.row(vec![
             queue.name.clone(),
             queue.ready.to_string(),
             queue.delayed.to_string(),
@@ -197,14 +204,16 @@ fn for_people(shown: &str, status: &Status) -> String {
             remarks(queue),
         ]);
     }
-    text.push_str(&match status.queues.is_empty() {
-        true => "\nno queues yet\n".to_owned(),
-        false => format!("\n{queues}"),
-    });
+    table.to_string()
+}
 
-    let mut workers = Table::new(&["WORKER", ">SLOTS", ">BUSY", ">LEASES", "QUEUES", ""]);
-    for worker in &status.workers {
-        workers.row(vec![
+pub fn worker_table(workers: &[WorkerStatus]) -> String {
+    if workers.is_empty() {
+        return "no workers; start one with: penstock worker module:app\n".to_owned();
+    }
+    let mut table = Table::new(&["WORKER", ">SLOTS", ">BUSY", ">LEASES", "QUEUES", ""]);
+    for worker in workers {
+        table.row(vec![
             worker.name.clone(),
             worker.slots.to_string(),
             worker.busy.to_string(),
@@ -213,15 +222,12 @@ fn for_people(shown: &str, status: &Status) -> String {
             if worker.connected { "" } else { "out of reach" }.to_owned(),
         ]);
     }
-    text.push_str(&match status.workers.is_empty() {
-        true => "\nno workers; start one with: penstock worker module:app\n".to_owned(),
-        false => {
-            let slots: u32 = status.workers.iter().map(|worker| worker.slots).sum();
-            let busy: u32 = status.workers.iter().map(|worker| worker.busy).sum();
-            format!("\n{workers}\n{busy} of {slots} slots are busy\n")
-        }
-    });
-    text
+    let slots: u32 = workers.iter().map(|worker| worker.slots).sum();
+    let busy: u32 = workers.iter().map(|worker| worker.busy).sum();
+    format!(
+        "{table}\n{busy} of {} are busy\n",
+        count(slots.into(), "slot")
+    )
 }
 
 /// What is out of the ordinary about a queue.
@@ -247,7 +253,7 @@ fn remarks(queue: &QueueStatus) -> String {
 
 #[cfg(test)]
 mod tests {
-    use penstock_message::{ProcessStatus, QueueLimits, WorkerStatus};
+    use penstock_message::{ProcessStatus, QueueLimits};
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Write, stdout};
 
-use penstock_message::{Overflow, QueueLimits};
+use penstock_message::{MessageState, Overflow, QueueLimits};
 
 use crate::exit::Failure;
 
@@ -12,6 +12,31 @@ pub fn show(text: &str) -> Result<(), Failure> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
         outcome => Ok(outcome?),
+    }
+}
+
+/// Prints one JSON value on a line of its own.
+pub fn show_json(value: &serde_json::Value) -> Result<(), Failure> {
+    show(&format!("{value}\n"))
+}
+
+/// A number with its noun: `1 job`, `2 jobs`.
+pub fn count(number: u64, noun: &str) -> String {
+    match number {
+        1 => format!("1 {noun}"),
+        _ => format!("{number} {noun}s"),
+    }
+}
+
+/// The state of a job as `JobState` in Python has it.
+pub fn state_name(state: MessageState) -> &'static str {
+    match state {
+        MessageState::Ready => "waiting",
+        MessageState::Delayed => "delayed",
+        MessageState::Running | MessageState::Cancelling | MessageState::Parked => "running",
+        MessageState::Held => "held",
+        MessageState::Failed => "failed",
+        MessageState::Blocked => "blocked",
     }
 }
 
@@ -125,7 +150,7 @@ pub fn byte_count(text: &str) -> Result<u64, String> {
 
 /// `at most 1000 jobs or 64.0 MiB, the oldest make room`
 pub fn limits(limits: &QueueLimits) -> String {
-    let length = limits.max_length.map(|length| format!("{length} jobs"));
+    let length = limits.max_length.map(|length| count(length, "job"));
     let size = limits.max_bytes.map(bytes);
     let most: Vec<String> = length.into_iter().chain(size).collect();
     match (most.is_empty(), limits.overflow) {
@@ -171,6 +196,13 @@ mod tests {
             table.to_string(),
             "QUEUE       READY\nmail            3\nthumbnails  12000\n"
         );
+    }
+
+    #[test]
+    fn a_noun_agrees_with_its_number() {
+        assert_eq!(count(0, "job"), "0 jobs");
+        assert_eq!(count(1, "job"), "1 job");
+        assert_eq!(count(2, "job"), "2 jobs");
     }
 
     #[test]

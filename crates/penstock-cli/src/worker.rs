@@ -20,7 +20,7 @@ pub struct Arguments {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
     concurrency: Option<u32>,
     /// Queues to serve, with commas between [default: those the app's tasks name]
-    #[arg(short = 'Q', long, value_name = "QUEUES", value_delimiter = ',', action = ArgAction::Append)]
+    #[arg(short = 'Q', long, value_name = "QUEUES", value_delimiter = ',', value_parser = queue_name, action = ArgAction::Append)]
     queues: Option<Vec<String>>,
     /// End once the queues are empty
     #[arg(long)]
@@ -77,6 +77,13 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
             json: matches!(arguments.log.log_format, LogFormat::Json),
         },
     })
+}
+
+fn queue_name(text: &str) -> Result<String, String> {
+    match text {
+        "" => Err("a queue's name is empty; write the names with one comma between them, such as -Q mail,default".to_owned()),
+        name => Ok(name.to_owned()),
+    }
 }
 
 /// What a broker heeds.

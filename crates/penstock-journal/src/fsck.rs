@@ -5,7 +5,7 @@ use crate::read::{SegmentImage, read_header};
 use crate::recovery::{Found, OpenError, RecoveryReport, check_nothing, recover};
 use crate::storage::Storage;
 
-/// What `penstock fsck` prints.
+/// What `penstock journal check` prints.
 #[derive(Debug)]
 pub struct FsckReport {
     pub segments: Vec<SegmentReport>,

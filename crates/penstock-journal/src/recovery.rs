@@ -41,7 +41,7 @@ use crate::writer::{ActiveSegment, Chain, NewSegment, Writer};
 pub(crate) const UNFINISHED: &str = "opening.partial";
 
 /// What to type to upgrade a journal: this and the directory.
-pub const UPGRADE_COMMAND: &str = "penstock upgrade";
+pub const UPGRADE_COMMAND: &str = "penstock journal upgrade";
 
 /// Is shown each record; an error ends the opening.
 pub type Replay<'a> = dyn FnMut(Replayed<'_>) -> Result<(), NotReplayed> + 'a;
@@ -101,13 +101,13 @@ pub struct RecoveryReport {
 pub enum OpenError {
     #[error(
         "{location} is in use by another process, and nothing was changed; end its broker first \
-         (`penstock stop` for a local one)"
+         (`penstock broker stop` for a local one)"
     )]
     Locked { location: String },
     #[error(
         "{location}/{file} is damaged at byte {offset}: {what}. Work that was confirmed may be in \
-         the damaged part, so the journal is not opened. `penstock fsck {location}` shows what can \
-         still be read, and with `--repair` keeps that and lists what is gone; or restore the \
+         the damaged part, so the journal is not opened. `penstock journal check {location}` shows what can \
+         still be read, and `penstock journal repair` keeps that and lists what is gone; or restore the \
          directory from a backup, or move it away to start empty"
     )]
     Damaged {
@@ -257,7 +257,7 @@ pub(crate) fn resume<S: Storage>(
     start(storage, lock, options, found, recovered)
 }
 
-/// What `penstock upgrade` has done: the formats before and after.
+/// What `penstock journal upgrade` has done: the formats before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upgraded {
     pub from: u32,
@@ -1016,7 +1016,7 @@ mod tests {
         assert_eq!(
             replayed(&storage, false).unwrap_err().to_string(),
             "(simulated) is in format 1, and this program writes format 2. Nothing is lost and nothing was \
-             changed. To go on with it, type `penstock upgrade (simulated)` once: earlier programs refuse it \
+             changed. To go on with it, type `penstock journal upgrade (simulated)` once: earlier programs refuse it \
              from then on, so copy the directory first if you may want to go back to one"
         );
         assert_eq!(storage.calls(), calls, "something was changed");

@@ -412,7 +412,7 @@ impl fmt::Display for Notice {
             Self::Unreadable { id, queue, reason } => write!(
                 out,
                 "job {id} of queue {queue:?} failed: {reason}. All other jobs go on; check the disk, and run \
-                 `penstock fsck`"
+                 `penstock journal check`"
             ),
         }
     }

@@ -24,7 +24,7 @@ pub use shell::{LocalOptions, Server, ServerError, ServerOptions};
 pub use token::{Token, TokenError};
 
 /// How a local broker ends that found another one in its place.
-pub const EXIT_IN_USE: u8 = 3;
+pub const EXIT_IN_USE: u8 = 6;
 /// The command line, or a file that it names, is wrong.
 pub const EXIT_WRONG_CALL: u8 = 2;
 /// The journal is damaged.

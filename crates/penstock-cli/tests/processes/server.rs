@@ -37,7 +37,7 @@ fn beyond_loopback_it_wants_a_token() {
     let data = place.path().join("data");
     let data = data.to_str().unwrap();
     let refused = run(&["server", "--listen", "tcp://0.0.0.0:0", "--data", data]);
-    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.status.code(), Some(78));
     assert!(
         text(&refused).contains("set PENSTOCK_TOKEN"),
         "{}",
@@ -73,7 +73,7 @@ fn a_token_may_stand_in_a_file() {
     };
     assert!(status("from-a-file").status.success());
     let refused = status("guess");
-    assert_eq!(refused.status.code(), Some(1));
+    assert_eq!(refused.status.code(), Some(78));
     assert!(
         text(&refused).contains("another token"),
         "{}",
@@ -104,7 +104,7 @@ fn sigterm_tells_clients_and_ends_with_0() {
     assert_eq!(client.farewell().why(), Why::Stopping);
     assert!(server.ended().success());
     let data = place.path().join("data");
-    let good = run(&["fsck", data.to_str().unwrap()]);
+    let good = run(&["journal", "check", data.to_str().unwrap()]);
     assert!(good.status.success(), "{}", text(&good));
 }
 
@@ -133,7 +133,7 @@ fn a_log_that_can_not_be_written_ends_no_server_and_changes_no_exit_code() {
     }
     for (log, stdio) in broken_logs() {
         let mut command = penstock();
-        command.args(["fsck", "/nowhere"]);
+        command.args(["journal", "check", "/nowhere"]);
         let mut fsck = Running::start_logging_to(&mut command, stdio);
         assert_eq!(fsck.ended().code(), Some(1), "{log}");
     }
@@ -145,8 +145,8 @@ fn fsck_finds_what_is_rotten_and_no_server_starts_from_it() {
     let data = place.path().join("data");
     let data = data.to_str().unwrap();
     let (mut server, address) = serve(place.path(), &[], None);
-    let busy = run(&["fsck", data]);
-    assert_eq!(busy.status.code(), Some(3), "{}", text(&busy));
+    let busy = run(&["journal", "check", data]);
+    assert_eq!(busy.status.code(), Some(6), "{}", text(&busy));
     let url = format!("tcp://{address}");
     let (told, confirmed) = channel();
     let driver = connect(DriverConfig::new(url)).unwrap();
@@ -169,19 +169,19 @@ fn fsck_finds_what_is_rotten_and_no_server_starts_from_it() {
     let mut bytes = fs::read(&newest).unwrap();
     bytes[4096 + 100] ^= 1;
     fs::write(&newest, bytes).unwrap();
-    let rotten = run(&["fsck", data]);
+    let rotten = run(&["journal", "check", data]);
     assert_eq!(rotten.status.code(), Some(65), "{}", text(&rotten));
     let name = newest.file_name().unwrap().to_str().unwrap();
     assert!(text(&rotten).contains(name), "{}", text(&rotten));
     let refused = run(&["server", "--listen", "tcp://127.0.0.1:0", "--data", data]);
     assert_eq!(refused.status.code(), Some(65), "{}", text(&refused));
     assert!(
-        text(&refused).contains(name) && text(&refused).contains("fsck"),
+        text(&refused).contains(name) && text(&refused).contains("journal check"),
         "{}",
         text(&refused)
     );
 
-    let nothing = run(&["fsck", place.path().to_str().unwrap()]);
+    let nothing = run(&["journal", "check", place.path().to_str().unwrap()]);
     assert_eq!(nothing.status.code(), Some(1), "{}", text(&nothing));
 }
 

@@ -141,7 +141,7 @@ fn claims_joins_values_and_refusals_of_format_1_hold() {
     let place = tempfile::tempdir().unwrap();
     let data = place.path().join("data");
     unpack_format_1(&data);
-    let upgraded = run(&["upgrade", data.to_str().unwrap()]);
+    let upgraded = run(&["journal", "upgrade", data.to_str().unwrap()]);
     assert!(upgraded.status.success(), "{}", text(&upgraded));
     let mut command = penstock();
     command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
@@ -196,11 +196,11 @@ fn claims_joins_values_and_refusals_of_format_1_hold() {
 fn a_journal_in_use_is_not_upgraded_and_it_is_said_how_to_end_its_broker() {
     let local = Local::start("60");
     let data = local.data();
-    for command in ["upgrade", "fsck"] {
-        let refused = run(&[command, data.to_str().unwrap()]);
+    for command in ["upgrade", "check"] {
+        let refused = run(&["journal", command, data.to_str().unwrap()]);
         assert!(!refused.status.success());
         let said = text(&refused);
         assert!(said.contains("in use by another process"), "{said}");
-        assert!(said.contains("penstock stop"), "{said}");
+        assert!(said.contains("penstock broker stop"), "{said}");
     }
 }

@@ -84,7 +84,7 @@ impl Session {
         let advice = match welcome.protocol_version > self.config.versions.highest {
             true => format!("install penstock {theirs} for this client"),
             false => format!(
-                "end that broker (`penstock stop` does, for a local one) and start penstock {OUR_VERSION} in \
+                "end that broker (`penstock broker stop` does, for a local one) and start penstock {OUR_VERSION} in \
                  its place; everything that was confirmed is kept"
             ),
         };

@@ -835,7 +835,7 @@ fn every_error_that_ends_a_call_says_whether_it_was_sent() {
     }
 }
 
-/// `penstock stop` used to be undone in the same instant by whichever worker was connected.
+/// `penstock broker stop` used to be undone in the same instant by whichever worker was connected.
 #[test]
 fn a_broker_that_was_stopped_is_started_for_who_asks_and_not_for_who_only_works() {
     let stopped = |bench: &mut Bench| {

@@ -155,7 +155,7 @@ fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
         "{reason}"
     );
     assert_eq!(direct.broker_pid(), pid);
-    // As `penstock stop` does, which ends a broker of any version.
+    // As `penstock broker stop` does, which ends a broker of any version.
     let answer = client.query(Query::Stop).unwrap();
     assert_eq!(answer, Answer::Stopping);
 }

@@ -240,8 +240,8 @@ fn damage_below_the_watermark_is_refused_with_the_place_and_what_to_do() {
         error,
         "(simulated)/0000000000000001.segment is damaged at byte 4288: the checksum of the batch is \
          wrong, though the batch at byte 8192 was written after it was synced. Work that was \
-         confirmed may be in the damaged part, so the journal is not opened. `penstock fsck \
-         (simulated)` shows what can still be read, and with `--repair` keeps that and lists what is \
+         confirmed may be in the damaged part, so the journal is not opened. `penstock journal check \
+         (simulated)` shows what can still be read, and `penstock journal repair` keeps that and lists what is \
          gone; or restore the directory from a backup, or move it away to start empty"
     );
 

@@ -1,73 +1,15 @@
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use clap::Args;
 use penstock_broker::published_in;
-use penstock_journal::{DiskStorage, FsckReport, JournalOptions, Lost, RepairReport, fsck, repair};
+use penstock_journal::{JournalOptions, Lost, RepairReport, repair};
 
-use crate::exit::{DAMAGED, FAILED, Failure};
-use crate::text::{Table, bytes, printable, show};
+use super::open_existing;
+use crate::exit::{DAMAGED, Failure};
+use crate::text::{printable, show};
 
-#[derive(Args)]
-pub struct Arguments {
-    /// A broker's directory, or the journal in it
-    directory: PathBuf,
-    /// Put a sound journal in the place of a damaged one: keeps all that can be read, lists what is
-    /// gone, and moves the damaged files to a directory beside it
-    #[arg(long)]
-    repair: bool,
-}
-
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let directory = journal_in(&arguments.directory);
-    if arguments.repair {
-        return run_repair(&directory);
-    }
-    let storage = DiskStorage::open_existing(&directory).map_err(|error| {
-        Failure::new(
-            FAILED,
-            format!("can't look at {}: {error}", directory.display()),
-        )
-    })?;
-    let report = fsck(&storage)?;
-    // All of them may be missing.
-    if report.segments.is_empty() && report.opening.is_ok() {
-        let nothing = format!("{} holds no journal", directory.display());
-        return Err(Failure::new(FAILED, nothing));
-    }
-    show(&for_people(&report))?;
-    match report.opening {
-        Ok(_)
-            if report
-                .segments
-                .iter()
-                .all(|segment| segment.damage.is_empty()) =>
-        {
-            Ok(())
-        }
-        Ok(_) => Err(Failure::new(
-            DAMAGED,
-            "damaged where nothing that was confirmed stands; a broker starts from it",
-        )),
-        Err(error) => Err(Failure::new(DAMAGED, error)),
-    }
-}
-
-/// A broker's directory has the journal in it.
-pub fn journal_in(directory: &Path) -> PathBuf {
-    let inner = directory.join("journal");
-    match inner.is_dir() {
-        true => inner,
-        false => directory.to_path_buf(),
-    }
-}
-
-fn run_repair(directory: &Path) -> Result<(), Failure> {
-    // It makes directories; a name that is wrong should not be one of them.
-    let storage = DiskStorage::open_existing(directory).map_err(|error| {
-        let text = format!("can't look at {}: {error}", directory.display());
-        Failure::new(FAILED, text)
-    })?;
+pub fn run(directory: &Path) -> Result<(), Failure> {
+    let storage = open_existing(directory)?;
     let mut options = JournalOptions::default();
     options.suit_disk(storage.disk_bytes()?);
     getrandom::fill(&mut options.journal_id).map_err(std::io::Error::from)?;
@@ -158,48 +100,6 @@ fn described(lost: &Lost) -> String {
             job.id,
             printable(&job.task),
             printable(&job.queue)
-        ));
-    }
-    text
-}
-
-fn for_people(report: &FsckReport) -> String {
-    let mut table = Table::new(&[
-        "SEGMENT", ">EPOCH", ">FROM", ">BATCHES", ">RECORDS", ">USED", ">FILE", "",
-    ]);
-    for segment in &report.segments {
-        table.row(vec![
-            segment.file.clone(),
-            segment.epoch.to_string(),
-            segment.base_position.to_string(),
-            segment.batches.to_string(),
-            segment.records.to_string(),
-            bytes(segment.used_bytes),
-            bytes(segment.file_bytes),
-            match segment.damage.len() {
-                0 => "good".to_owned(),
-                count => format!("DAMAGED in {count} places"),
-            },
-        ]);
-    }
-    let mut text = table.to_string();
-    for segment in &report.segments {
-        for damage in &segment.damage {
-            text.push_str(&format!(
-                "{} at byte {}: {}\n",
-                segment.file, damage.offset, damage.what
-            ));
-        }
-    }
-    if let Ok(opening) = &report.opening {
-        text.push_str(&format!(
-            "{} records would be recovered; {} interrupted writes would be cut off{}\n",
-            opening.records,
-            opening.torn_batches,
-            match opening.was_closed {
-                true => "; it was closed in order",
-                false => "",
-            }
         ));
     }
     text

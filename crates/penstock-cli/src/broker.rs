@@ -6,28 +6,50 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use penstock_driver::Address;
 use penstock_message::{Query, StatusQuery};
 use penstock_server::local::LocalPaths;
+use serde_json::json;
 
 use crate::exit::{FAILED, Failure};
 use crate::remote::{BrokerArguments, find_socket, not_running, resolve, socket_url};
-use crate::text::show;
+use crate::text::{show, show_json};
 
 /// How long a broker may take to put everything on disk and end.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Args)]
 pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Stop the local broker of a directory; it starts again when a client needs it
+    Stop(StopArguments),
+}
+
+#[derive(Args)]
+struct StopArguments {
     /// The broker's directory, in place of a URL
     path: Option<PathBuf>,
     #[command(flatten)]
     broker: BrokerArguments,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let path = match (&arguments.path, arguments.broker.url.parse()?) {
+    match &arguments.command {
+        Command::Stop(arguments) => stop(arguments),
+    }
+}
+
+fn stop(arguments: &StopArguments) -> Result<(), Failure> {
+    let path = match (&arguments.path, arguments.broker.address()?) {
         (Some(path), _) => path.clone(),
         (None, Address::Local(path)) => path,
         // Such a broker says itself that this is not how it is stopped.
@@ -35,7 +57,10 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let paths = resolve(&path)?;
     let Some(socket) = find_socket(&paths)? else {
-        return show(&format!("{}\n", not_running(&paths)));
+        return match arguments.json {
+            true => show_json(&outcome(&paths, false, 0)),
+            false => show(&format!("{}\n", not_running(&paths))),
+        };
     };
     let broker = arguments_of(&socket).find()?;
     // Only to tell of its workers: a broker that is older than this program is ended without.
@@ -46,21 +71,29 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         return Err(Failure::new(
             FAILED,
             format!(
-                "the broker was told to end, but runs on after {} s",
+                "the broker was told to stop, but still runs after {} s",
                 PATIENCE.as_secs()
             ),
         ));
     }
     let workers = status.map_or(0, |page| page.status.connected_workers);
+    if arguments.json {
+        return show_json(&outcome(&paths, true, workers));
+    }
     let waiting = match workers {
         0 => String::new(),
         1 => "; a worker waits until a client starts it again".to_owned(),
         many => format!("; {many} workers wait until a client starts it again"),
     };
     show(&format!(
-        "the broker for {} has ended{waiting}\n",
+        "the broker for {} has stopped{waiting}\n",
         paths.directory.display()
     ))
+}
+
+fn outcome(paths: &LocalPaths, stopped: bool, workers: u32) -> serde_json::Value {
+    let directory = paths.directory.to_string_lossy();
+    json!({ "directory": directory, "stopped": stopped, "waiting_workers": workers })
 }
 
 fn arguments_of(socket: &Path) -> BrokerArguments {

@@ -1,24 +1,13 @@
-use std::path::PathBuf;
+use std::path::Path;
 
-use clap::Args;
-use penstock_journal::{DiskStorage, JournalOptions, upgrade};
+use penstock_journal::{JournalOptions, upgrade};
 
-use crate::exit::{FAILED, Failure};
-use crate::fsck::journal_in;
+use super::open_existing;
+use crate::exit::Failure;
 use crate::text::show;
 
-#[derive(Args)]
-pub struct Arguments {
-    /// A broker's directory, or the journal in it
-    directory: PathBuf,
-}
-
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let directory = journal_in(&arguments.directory);
-    let storage = DiskStorage::open_existing(&directory).map_err(|error| {
-        let text = format!("can't look at {}: {error}", directory.display());
-        Failure::new(FAILED, text)
-    })?;
+pub fn run(directory: &Path) -> Result<(), Failure> {
+    let storage = open_existing(directory)?;
     let mut options = JournalOptions::default();
     options.suit_disk(storage.disk_bytes()?);
     let done = upgrade(storage, options)?;

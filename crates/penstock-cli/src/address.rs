@@ -1,0 +1,125 @@
+//! Whom a command is for: `queue:mail`, and one day `task:…`, `key:…`, `name:…`. A bare word is a queue.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::exit::{Failure, NOT_OFFERED};
+use crate::text::printable;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    kind: Kind,
+    name: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Queue,
+    Task,
+    Key,
+    Name,
+}
+
+const KINDS: [(&str, Kind); 4] = [
+    ("queue", Kind::Queue),
+    ("task", Kind::Task),
+    ("key", Kind::Key),
+    ("name", Kind::Name),
+];
+
+impl Address {
+    pub fn of_queue(name: &str) -> Self {
+        Self {
+            kind: Kind::Queue,
+            name: name.to_owned(),
+        }
+    }
+
+    /// The address in full, as a program reads it.
+    pub fn typed(&self) -> String {
+        format!("{}:{}", self.kind_name(), self.name)
+    }
+
+    fn kind_name(&self) -> &'static str {
+        let kind = KINDS.iter().find(|(_, kind)| *kind == self.kind);
+        kind.map_or("", |(name, _)| name)
+    }
+
+    /// The queue that this names. `what` says what can't be done yet to anything else, such as "a limit".
+    pub fn queue(&self, what: &str) -> Result<&str, Failure> {
+        match self.kind {
+            Kind::Queue => Ok(&self.name),
+            Kind::Task | Kind::Key | Kind::Name => Err(Failure::new(
+                NOT_OFFERED,
+                format!(
+                    "{what} of {self} is not offered yet: this version knows queues only, such as queue:mail; \
+                     nothing was changed"
+                ),
+            )),
+        }
+    }
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (kind, name) = match text.split_once(':') {
+            None => (Kind::Queue, text),
+            Some((kind, name)) => match KINDS.iter().find(|(known, _)| *known == kind) {
+                Some((_, kind)) => (*kind, name),
+                None => {
+                    return Err(format!(
+                        "there are queue:NAME, task:NAME, key:NAME and name:NAME; a queue of this name is queue:{}",
+                        printable(text)
+                    ));
+                }
+            },
+        };
+        match name {
+            "" => Err("the name is empty".to_owned()),
+            name => Ok(Self {
+                kind,
+                name: name.to_owned(),
+            }),
+        }
+    }
+}
+
+/// For people: control characters are escaped.
+impl fmt::Display for Address {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}:{}", self.kind_name(), printable(&self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_word_is_a_queue_and_a_kind_that_is_not_built_says_so() {
+        let check = |text: &str, expected: &str| {
+            let shown = match text.parse::<Address>() {
+                Err(why) => why,
+                Ok(address) => match address.queue("a limit") {
+                    Ok(queue) => format!("queue {queue}"),
+                    Err(failure) => format!("{} {}", failure.code, failure.message),
+                },
+            };
+            assert!(shown.starts_with(expected), "{text}: {shown}");
+        };
+        check("mail", "queue mail");
+        check("queue:mail", "queue mail");
+        check("queue:task:mail", "queue task:mail");
+        check(
+            "task:shop.send",
+            "75 a limit of task:shop.send is not offered yet",
+        );
+        check("key:7", "75 ");
+        check("name:nightly", "75 ");
+        check("a:b", "there are queue:NAME");
+        check("", "the name is empty");
+        check("queue:", "the name is empty");
+    }
+}

@@ -1,0 +1,226 @@
+//! Answers for hands that know another queue's command line, or an earlier one of this.
+
+use std::io::{Write, stderr};
+use std::process::ExitCode;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+use crate::exit::WRONG_CALL;
+
+/// Commands that are not here, and what is.
+const COMMANDS: &[(&[&str], &str)] = &[
+    // Earlier names of this program.
+    (
+        &["fsck"],
+        "it is `penstock journal check DIR` now, and `penstock journal repair DIR` with --repair",
+    ),
+    (&["upgrade"], "it is `penstock journal upgrade DIR` now"),
+    (
+        &["stop"],
+        "it is `penstock broker stop` now; a worker is stopped by SIGTERM or Ctrl-C",
+    ),
+    // Celery.
+    (
+        &["beat"],
+        "there is no beat process; schedules are not offered yet",
+    ),
+    (
+        &["flower", "events"],
+        "`penstock status`, `penstock failed ls` and their --json show what goes on",
+    ),
+    (
+        &["inspect", "report"],
+        "`penstock status` shows queues and workers, `penstock job show ID` one job",
+    ),
+    (
+        &["control", "multi"],
+        "workers are started by `penstock worker APP` and stopped by SIGTERM",
+    ),
+    (
+        &["amqp", "call", "result", "migrate", "logtool"],
+        "jobs are enqueued from Python; `penstock job show ID` shows one",
+    ),
+    (&["revoke"], "it is `penstock job cancel ID`"),
+    // RQ.
+    (&["info"], "it is `penstock status`"),
+    (
+        &["requeue"],
+        "it is `penstock failed retry ID`, or `penstock failed retry --all`",
+    ),
+    (&["empty"], "it is `penstock purge QUEUE`"),
+    (&["suspend"], "it is `penstock pause QUEUE`"),
+    (&["worker-pool"], "it is `penstock worker APP -c N`"),
+    (&["scheduler", "cron"], "schedules are not offered yet"),
+    // A plural or a singular.
+    (&["queues"], "it is `penstock queue ls`"),
+    (
+        &["jobs"],
+        "it is `penstock job show ID`; `penstock status` counts them by queue",
+    ),
+    (&["limits"], "it is `penstock limit ls`"),
+];
+
+/// Options that are not here, and what is.
+const OPTIONS: &[(&[&str], &str)] = &[
+    (
+        &["-A", "--app"],
+        "the app is the first argument: `penstock worker shop:app`",
+    ),
+    (
+        &["-l", "--loglevel", "--logging-level"],
+        "it is `--log-level info`; -v is `--log-level debug`",
+    ),
+    (
+        &["-P", "--pool", "--worker-class", "-w"],
+        "each of the `-c N` jobs at once runs in a process of its own; there is no other pool yet",
+    ),
+    (
+        &["-B", "--beat", "--with-scheduler", "-s", "--schedule"],
+        "schedules are not offered yet, and will need no process of their own",
+    ),
+    (
+        &[
+            "--max-tasks-per-child",
+            "--maxtasksperchild",
+            "--max-jobs",
+            "--max-memory-per-child",
+        ],
+        "processes run until the worker stops; a limit for each process is not offered yet",
+    ),
+    (
+        &["--autoscale"],
+        "a worker has the same number of processes all the time: `-c N`",
+    ),
+    (&["-n", "--hostname"], "it is `--name NAME`"),
+    (&["-b", "--broker"], "it is `--url URL`, or PENSTOCK_URL"),
+    (
+        &["-f", "--logfile"],
+        "logs go to standard error: redirect it where they should be",
+    ),
+    (
+        &["-D", "--detach", "--pidfile", "--uid", "--gid"],
+        "a service manager such as systemd starts workers in the background",
+    ),
+    (
+        &[
+            "-E",
+            "--task-events",
+            "--without-gossip",
+            "--without-mingle",
+            "--without-heartbeat",
+            "-O",
+        ],
+        "there is nothing to switch on or off here: leave it out",
+    ),
+    (
+        &["--prefetch-multiplier"],
+        "a worker takes as many jobs as keep its processes busy; a long job never holds back those behind it",
+    ),
+    (
+        &["-X", "--exclude-queues"],
+        "`-Q` names the queues to serve",
+    ),
+    (&["--repair"], "it is `penstock journal repair DIR` now"),
+    (&["--none"], "it is `penstock limit rm QUEUE` now"),
+];
+
+/// Says what is wrong with a command line, and how penstock does what was meant.
+pub fn report(error: &clap::Error) -> ExitCode {
+    let Some(answer) = answer(error) else {
+        // Help and the version are such "errors" too; clap knows where each is to be printed.
+        let _unread = error.print();
+        return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(WRONG_CALL));
+    };
+    let _unread = writeln!(stderr(), "penstock: {answer}");
+    ExitCode::from(WRONG_CALL)
+}
+
+fn answer(error: &clap::Error) -> Option<String> {
+    let (kind, known) = match error.kind() {
+        ErrorKind::InvalidSubcommand => (ContextKind::InvalidSubcommand, COMMANDS),
+        ErrorKind::UnknownArgument => (ContextKind::InvalidArg, OPTIONS),
+        _ => return None,
+    };
+    let Some(ContextValue::String(given)) = error.get(kind) else {
+        return None;
+    };
+    // `--pool=prefork` and `-linfo` are the same habits.
+    let is_it = |name: &&str| {
+        let name = *name;
+        given == name
+            || given
+                .strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with('='))
+    };
+    let found = known.iter().find(|(names, _)| names.iter().any(is_it));
+    if let Some((_, answer)) = found {
+        return Some(format!("there is no {given:?} here: {answer}"));
+    }
+    let is_of_limit = kind == ContextKind::InvalidSubcommand
+        && error
+            .get(ContextKind::Usage)
+            .is_some_and(|usage| usage.to_string().contains("penstock limit"));
+    is_of_limit.then(|| {
+        format!("limits are `penstock limit ls`, `penstock limit set {given} …` and `penstock limit rm {given}` now")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::Cli;
+
+    #[test]
+    fn a_habit_gets_an_answer_that_names_our_way() {
+        let check = |line: &str, expected: &str| {
+            let error = Cli::try_parse_from(line.split(' ')).err().expect(line);
+            let answer = answer(&error).expect(line);
+            assert!(answer.contains(expected), "{line}: {answer}");
+        };
+        check("penstock -A shop worker -l info", "first argument");
+        check("penstock worker -A shop", "first argument");
+        check("penstock worker --app=shop", "first argument");
+        check("penstock worker shop:app -l info", "--log-level");
+        check("penstock worker shop:app --loglevel=info", "--log-level");
+        check("penstock worker shop:app --pool solo", "process of its own");
+        check("penstock worker shop:app -P gevent", "process of its own");
+        check(
+            "penstock worker shop:app -B",
+            "schedules are not offered yet",
+        );
+        check(
+            "penstock worker shop:app --max-tasks-per-child 10",
+            "not offered yet",
+        );
+        check(
+            "penstock worker shop:app --max-tasks-per-child=10",
+            "not offered yet",
+        );
+        check("penstock beat", "no beat process");
+        check("penstock flower", "penstock status");
+        check("penstock requeue --all", "penstock failed retry");
+        check("penstock info", "penstock status");
+        check("penstock fsck .penstock", "penstock journal check");
+        check("penstock upgrade .penstock", "penstock journal upgrade");
+        check("penstock stop", "penstock broker stop");
+        check(
+            "penstock limit mail --max-length 3",
+            "penstock limit set mail",
+        );
+        check("penstock limit rm mail --none", "penstock limit rm");
+    }
+
+    #[test]
+    fn anything_else_is_for_the_usual_report() {
+        for line in [
+            "penstock frobnicate",
+            "penstock status --frobnicate",
+            "penstock --help",
+        ] {
+            let error = Cli::try_parse_from(line.split(' ')).err().expect(line);
+            assert_eq!(answer(&error), None, "{line}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! `pause` and `resume`: whether workers are given the jobs of a queue.
+
+use clap::Args;
+use penstock_message::{Op, StatusQuery};
+use serde_json::json;
+
+use crate::address::Address;
+use crate::exit::Failure;
+use crate::remote::BrokerArguments;
+use crate::text::{show, show_json};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// The queue, such as mail or queue:mail
+    address: Address,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn pause(arguments: &Arguments) -> Result<(), Failure> {
+    let queue = arguments.address.queue("a pause")?.to_owned();
+    let op = Op::Pause {
+        queue: queue.clone(),
+    };
+    let unknown = run(arguments, queue, op)?;
+    report(
+        arguments,
+        true,
+        match unknown {
+            true => "paused; no job was ever sent there",
+            false => "paused: no job of it begins, and running jobs go on",
+        },
+    )
+}
+
+pub fn resume(arguments: &Arguments) -> Result<(), Failure> {
+    let queue = arguments.address.queue("a pause")?.to_owned();
+    let op = Op::Resume {
+        queue: queue.clone(),
+    };
+    run(arguments, queue, op)?;
+    report(arguments, false, "resumed")
+}
+
+/// Tells whether the broker did not know the queue.
+fn run(arguments: &Arguments, queue: String, op: Op) -> Result<bool, Failure> {
+    let broker = arguments.broker.find()?;
+    let page = broker.status_page(StatusQuery::of_queues(vec![queue]))?;
+    broker.commit(op)?;
+    Ok(page.status.queues.is_empty())
+}
+
+fn report(arguments: &Arguments, is_paused: bool, text: &str) -> Result<(), Failure> {
+    let address = &arguments.address;
+    match arguments.json {
+        true => show_json(&json!({ "address": address.typed(), "paused": is_paused })),
+        false => show(&format!("{address}: {text}\n")),
+    }
+}
