@@ -159,8 +159,8 @@ pub trait ValueSink: Send + Sync {
     fn reachable(&self, reachable: bool);
     /// No broker can be had until somebody mends what the error says; the driver tries again all the same.
     fn failed(&self, _error: DriverError) {}
-    /// The deadline has come: nothing more will be told.
-    fn timed_out(&self) {}
+    /// The deadline has come: nothing more will be told. `trouble`: why no broker is in reach, when none is.
+    fn timed_out(&self, _trouble: Option<String>) {}
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -54,7 +54,7 @@ pub enum Event {
     Value(Arc<dyn ValueSink>, Key, KeyState),
     Reachable(Arc<dyn ValueSink>, bool),
     Failed(Arc<dyn ValueSink>, DriverError),
-    TimedOut(Arc<dyn ValueSink>),
+    TimedOut(Arc<dyn ValueSink>, Option<String>),
     Deliver(Arc<dyn DeliverySink>, Vec<Delivery>),
     OutOfReach(Arc<dyn DeliverySink>),
     LeasesKept(Arc<dyn DeliverySink>, Vec<Lease>),
@@ -70,7 +70,7 @@ impl Event {
             Self::Value(sink, key, state) => sink.value(key, state),
             Self::Reachable(sink, reachable) => sink.reachable(reachable),
             Self::Failed(sink, error) => sink.failed(error),
-            Self::TimedOut(sink) => sink.timed_out(),
+            Self::TimedOut(sink, trouble) => sink.timed_out(trouble),
             Self::Deliver(sink, deliveries) => sink.deliver(deliveries),
             Self::OutOfReach(sink) => sink.out_of_reach(),
             Self::LeasesKept(sink, kept) => sink.leases_kept(&kept),
@@ -559,8 +559,8 @@ impl Session {
         {
             self.deadlines.pop_first();
             if let Some(watch) = self.watches.get(&WatchId(id)) {
-                self.events
-                    .push_back(Event::TimedOut(Arc::clone(&watch.sink)));
+                let timed_out = Event::TimedOut(Arc::clone(&watch.sink), self.trouble());
+                self.events.push_back(timed_out);
                 self.unwatch(WatchId(id));
             } else if self.calls.contains_key(&id) {
                 let error = match self.trouble() {

@@ -3,11 +3,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, TryLockError};
 
 use penstock_message::Failure;
-use penstock_worker::{Ended, FailureView, Kind, Link, Pulled, end_with_parent};
+use penstock_worker::{Ended, FailureView, JobView, Kind, Link, Pulled, end_with_parent};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
-use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+
+use crate::options::retries_to_python;
 
 /// A value larger than this goes over a socket that may have to be waited for.
 const MAY_WAIT_BYTES: usize = 32 * 1024;
@@ -39,6 +41,24 @@ impl ChildLink {
             ),
         }
     }
+}
+
+/// What few jobs have, as (generation, attempts of earlier ones, retries, headers); `None` for all others.
+fn extras<'py>(py: Python<'py>, job: &JobView<'_>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    if job.retried.is_none() && job.retries.is_none() && job.headers.is_empty() {
+        return Ok(None);
+    }
+    let (generation, attempts_before) = job.retried.map_or((0, 0), |retried| {
+        (retried.generation, retried.attempts_before)
+    });
+    let retries = retries_to_python(py, job.retries.as_ref())?;
+    let headers = PyDict::new(py);
+    for (name, value) in &job.headers {
+        headers.set_item(name, String::from_utf8_lossy(value))?;
+    }
+    (generation, attempts_before, retries, headers)
+        .into_pyobject(py)
+        .map(Some)
 }
 
 #[pymethods]
@@ -92,8 +112,7 @@ impl ChildLink {
                         job.enqueued_at_ms,
                         PyBytes::new(py, job.body),
                         notes,
-                        job.retried
-                            .map(|retried| (retried.generation, retried.attempts_before)),
+                        extras(py, &job)?,
                     )
                         .into_pyobject(py)
                         .map(Some);

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
-    Answer, Durability, KeyState, MessageId, MessageInfo, Op, Query, QueueStatus, Receipt, Run,
-    Status, Tx, WorkerStatus,
+    Answer, Applied, Durability, KeyState, MessageId, MessageInfo, Op, Query, QueueStatus, Receipt,
+    Refusal, Run, Status, Target, Tx, WorkerStatus,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
@@ -15,7 +15,7 @@ use crate::errors::{Failure, state_name};
 use crate::ids;
 use crate::options::Options;
 use crate::port::{End, Port};
-use crate::values::Gather;
+use crate::values::{Each, Gather};
 use crate::wait::{Slot, deadline};
 
 /// For so long the broker keeps the leases of a silent client.
@@ -225,20 +225,26 @@ impl Client {
         job_ids: Vec<Bound<'py, PyBytes>>,
         timeout_s: Option<f64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let jobs: Vec<MessageId> = job_ids
-            .iter()
-            .map(|id| job(id.as_bytes()))
-            .collect::<Result<_, _>>()?;
-        let list = PyList::empty(py);
-        for state in self.states(py, &jobs, timeout_s)? {
-            list.append(match state {
-                KeyState::Present(_) => ended(py, state)?,
-                KeyState::Gone | KeyState::Pending => {
-                    (-1, PyBytes::new(py, b"")).into_pyobject(py)?
-                }
-            })?;
-        }
-        Ok(list)
+        let jobs = jobs(&job_ids)?;
+        let states = self.states(py, &jobs, timeout_s)?;
+        all_ended(py, states)
+    }
+
+    /// Ends a job that does not run, and returns (whether it was ended, the state that it was found in).
+    fn cancel(
+        &self,
+        py: Python<'_>,
+        job_id: &[u8],
+        reason: String,
+        timeout_s: f64,
+    ) -> PyResult<(bool, Option<&'static str>)> {
+        let deadline = deadline(Some(timeout_s))?;
+        let tx = cancellation(job(job_id)?, reason);
+        let driver = self.driver()?;
+        let outcome = wait_for_end(py, &*driver, |done| {
+            driver.commit(vec![tx], Durability::Disk, deadline, done);
+        })?;
+        Ok(found(outcome)?)
     }
 
     fn peek<'py>(
@@ -367,6 +373,63 @@ impl Client {
         self.gather_at(py, gather, timeout_s, port, token)
     }
 
+    fn watch_all(
+        &self,
+        py: Python<'_>,
+        job_ids: Vec<Bound<'_, PyBytes>>,
+        timeout_s: Option<f64>,
+        port: &Port,
+        token: u64,
+    ) -> PyResult<()> {
+        let jobs = jobs(&job_ids)?;
+        let inbox = Arc::clone(&port.inbox);
+        let finish = Box::new(move |states: Result<Vec<KeyState>, Failure>| {
+            inbox.end(token, states.map(End::JobsEnded));
+        });
+        self.gather_at(py, Gather::ends(&jobs, finish), timeout_s, port, token)
+    }
+
+    fn watch_each(
+        &self,
+        py: Python<'_>,
+        job_ids: Vec<Bound<'_, PyBytes>>,
+        timeout_s: Option<f64>,
+        only_ask: bool,
+        port: &Port,
+        token: u64,
+    ) -> PyResult<()> {
+        let deadline = deadline(timeout_s)?;
+        let driver = self.driver()?;
+        let each = Each::new(&jobs(&job_ids)?, only_ask, Arc::clone(&port.inbox), token);
+        let keys = each.keys();
+        port.inbox.expect(token);
+        let watch = py.detach(|| match only_ask {
+            true => driver.peek(keys, deadline, each),
+            false => driver.watch(keys, deadline, each),
+        });
+        port.inbox.expect_watch(token, watch);
+        Ok(())
+    }
+
+    fn cancel_async(
+        &self,
+        py: Python<'_>,
+        job_id: &[u8],
+        reason: String,
+        timeout_s: f64,
+        port: &Port,
+        token: u64,
+    ) -> PyResult<()> {
+        let deadline = deadline(Some(timeout_s))?;
+        let tx = cancellation(job(job_id)?, reason);
+        let driver = self.driver()?;
+        let inbox = Arc::clone(&port.inbox);
+        inbox.expect(token);
+        let done = Box::new(move |outcome| inbox.end(token, found(outcome).map(End::Found)));
+        py.detach(move || driver.commit(vec![tx], Durability::Disk, deadline, done));
+        Ok(())
+    }
+
     fn peek_async(
         &self,
         py: Python<'_>,
@@ -465,6 +528,15 @@ fn job(id: &[u8]) -> Result<MessageId, Failure> {
         .map_err(|_| Failure::invalid(format!("a job id is 16 bytes long, not {}", id.len())))
 }
 
+fn jobs(ids: &[Bound<'_, PyBytes>]) -> Result<Vec<MessageId>, Failure> {
+    ids.iter().map(|id| job(id.as_bytes())).collect()
+}
+
+fn cancellation(job: MessageId, reason: String) -> Tx {
+    let target = Target::Job(job);
+    Tx::from(vec![Op::Cancel { target, reason }])
+}
+
 /// One transaction of many jobs: as durable as the most careful of them asks.
 fn publish_all(
     jobs: &[(Bound<'_, Options>, Bound<'_, PyBytes>)],
@@ -496,6 +568,29 @@ fn confirmed(outcome: Result<Vec<Receipt>, DriverError>) -> Result<(), Failure> 
     receipts.into_iter().try_for_each(Failure::of_receipt)
 }
 
+/// Whether a cancellation ended its job, and the state that it found; `None`: the broker holds no such job.
+fn found(
+    outcome: Result<Vec<Receipt>, DriverError>,
+) -> Result<(bool, Option<&'static str>), Failure> {
+    match outcome.map_err(Failure::of_change)?.pop() {
+        Some(Receipt::Applied(Applied { found, .. })) => Ok((true, found.map(state_name))),
+        // Sent again after a reconnect: the broker no longer says what it found.
+        Some(Receipt::Duplicate) => Ok((true, None)),
+        Some(Receipt::Refused {
+            why: Refusal::TooLate(state),
+            ..
+        }) => Ok((false, Some(state_name(state)))),
+        Some(Receipt::Refused {
+            why: Refusal::NoSuchJob,
+            ..
+        })
+        | None => Ok((false, None)),
+        Some(receipt) => Err(Failure::of_receipt(receipt)
+            .err()
+            .unwrap_or_else(|| Failure::refused("the broker gave an answer of no known kind"))),
+    }
+}
+
 fn id_list<'py>(py: Python<'py>, ids: &[MessageId]) -> PyResult<Bound<'py, PyList>> {
     PyList::new(py, ids.iter().map(|id| PyBytes::new(py, &id.0)))
 }
@@ -512,6 +607,22 @@ pub(crate) fn ended(py: Python<'_>, state: KeyState) -> PyResult<Bound<'_, PyTup
         }
         KeyState::Gone => Err(Failure::result_expired().to_error(py)),
         KeyState::Pending => Err(Failure::still_pending().to_error(py)),
+    }
+}
+
+/// How each job has ended, as [`ended`]; a value that has gone is (-1, b"").
+pub(crate) fn all_ended(py: Python<'_>, states: Vec<KeyState>) -> PyResult<Bound<'_, PyList>> {
+    let list = PyList::empty(py);
+    for state in states {
+        list.append(ended_or_gone(py, state)?)?;
+    }
+    Ok(list)
+}
+
+pub(crate) fn ended_or_gone(py: Python<'_>, state: KeyState) -> PyResult<Bound<'_, PyTuple>> {
+    match state {
+        KeyState::Present(_) => ended(py, state),
+        KeyState::Gone | KeyState::Pending => (-1, PyBytes::new(py, b"")).into_pyobject(py),
     }
 }
 

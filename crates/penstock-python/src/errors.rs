@@ -144,6 +144,33 @@ impl Failure {
         }
     }
 
+    /// What a driver says of a transaction that changes a job and publishes none.
+    pub(crate) fn of_change(error: DriverError) -> Self {
+        let maybe_accepted = error.maybe_accepted;
+        if error.may_pass() {
+            let advice = match maybe_accepted {
+                true => {
+                    "It may have been carried out, or may still be: ask for the job's info, or try again"
+                }
+                false => "Nothing was changed; try again once a broker is within reach",
+            };
+            let text = format!("{}. {advice}.", error.reason);
+            let kind = match error.kind {
+                ErrorKind::Silent => Kind::CallTimeout,
+                _ => Kind::BrokerUnavailable,
+            };
+            return Self {
+                kind,
+                text,
+                maybe_accepted,
+            };
+        }
+        Self::of_commit(DriverError {
+            maybe_accepted: false,
+            ..error
+        })
+    }
+
     /// What a receipt says, when it does not say that the transaction was applied.
     pub(crate) fn of_receipt(receipt: Receipt) -> Result<(), Self> {
         let (op, why) = match receipt {

@@ -1,12 +1,14 @@
 use bytes::Bytes;
 use penstock_message::{
-    DEFAULT_PRIORITY, Due, Durability, HIGHEST_PRIORITY, Message, MessageId, Op,
+    DEFAULT_PRIORITY, Due, Durability, Extras, HIGHEST_PRIORITY, Message, MessageId, Op, Retries,
 };
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::errors::Failure;
 
 /// Everything about a job but its body, checked and frozen: made once for a task and each `options()`.
+#[derive(Clone)]
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Options {
     task: String,
@@ -16,6 +18,8 @@ pub(crate) struct Options {
     expires_at: Option<Due>,
     result_ttl_ms: Option<u64>,
     max_crashes: u8,
+    retries: Option<Retries>,
+    headers: Vec<(String, Bytes)>,
     pub(crate) durability: Durability,
 }
 
@@ -33,7 +37,7 @@ impl Options {
             enqueued_at: 0,
             notes: Vec::new(),
             body,
-            extras: None,
+            extras: self.extras(),
         };
         Op::Publish {
             queues: vec![self.queue.clone()],
@@ -42,6 +46,25 @@ impl Options {
             unless_key: None,
         }
     }
+
+    fn extras(&self) -> Option<Box<Extras>> {
+        if self.retries.is_none() && self.headers.is_empty() {
+            return None;
+        }
+        Extras {
+            retries: self.retries.clone(),
+            headers: self.headers.clone(),
+            ..Extras::default()
+        }
+        .boxed()
+    }
+}
+
+/// How often a job is retried: up to a number, or after each of these milliseconds.
+#[derive(FromPyObject)]
+pub(crate) enum RetriesGiven {
+    AtMost(u32),
+    After(Vec<u64>),
 }
 
 #[pymethods]
@@ -50,7 +73,7 @@ impl Options {
     #[pyo3(signature = (
         task, *, queue = "default", priority = u32::from(DEFAULT_PRIORITY), countdown_ms = None, eta_ms = None,
         expires_after_ms = None, expires_at_ms = None, result_ttl_ms = Some(86_400_000), max_crashes = 3,
-        durability = "disk",
+        durability = "disk", retries = None, headers = Vec::new(),
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -67,6 +90,8 @@ impl Options {
         result_ttl_ms: Option<u64>,
         max_crashes: u32,
         durability: &str,
+        retries: Option<RetriesGiven>,
+        headers: Vec<(String, String)>,
     ) -> Result<Self, Failure> {
         named("task", task)?;
         named("queue", queue)?;
@@ -106,7 +131,17 @@ impl Options {
             )?,
             result_ttl_ms,
             max_crashes,
+            retries: retries.map(checked_retries).transpose()?,
+            headers: checked_headers(headers)?,
             durability,
+        })
+    }
+
+    /// The same with these headers in place of its own.
+    fn with_headers(&self, headers: Vec<(String, String)>) -> Result<Self, Failure> {
+        Ok(Self {
+            headers: checked_headers(headers)?,
+            ..self.clone()
         })
     }
 
@@ -119,6 +154,20 @@ impl Options {
     fn queue(&self) -> &str {
         &self.queue
     }
+
+    #[getter]
+    fn retries<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        retries_to_python(py, self.retries.as_ref())
+    }
+
+    #[getter]
+    fn headers<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let headers = PyDict::new(py);
+        for (name, value) in &self.headers {
+            headers.set_item(name, String::from_utf8_lossy(value))?;
+        }
+        Ok(headers)
+    }
 }
 
 fn named(what: &str, name: &str) -> Result<(), Failure> {
@@ -130,6 +179,52 @@ fn named(what: &str, name: &str) -> Result<(), Failure> {
             "the name of the {what} takes {length} bytes; {LONGEST} is the limit"
         ))),
     }
+}
+
+/// A number, or the milliseconds before each retry.
+pub(crate) fn retries_to_python<'py>(
+    py: Python<'py>,
+    retries: Option<&Retries>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    Ok(match retries {
+        None => None,
+        Some(Retries::AtMost(retries)) => Some(retries.into_pyobject(py)?.into_any()),
+        Some(Retries::After(delays)) => Some(PyTuple::new(py, delays)?.into_any()),
+    })
+}
+
+fn checked_retries(given: RetriesGiven) -> Result<Retries, Failure> {
+    match given {
+        RetriesGiven::AtMost(retries) => Ok(Retries::AtMost(retries)),
+        RetriesGiven::After(delays) if delays.len() <= Retries::DELAYS_CAP => {
+            Ok(Retries::After(delays))
+        }
+        RetriesGiven::After(delays) => Err(Failure::invalid(format!(
+            "retries has {} delays; {} is the limit",
+            delays.len(),
+            Retries::DELAYS_CAP
+        ))),
+    }
+}
+
+fn checked_headers(given: Vec<(String, String)>) -> Result<Vec<(String, Bytes)>, Failure> {
+    let bytes: usize = given
+        .iter()
+        .map(|(name, value)| name.len() + value.len())
+        .sum();
+    if bytes > Extras::HEADERS_CAP_BYTES {
+        return Err(Failure::invalid(format!(
+            "the headers take {bytes} bytes, names included; {} is the limit: pass large data as an argument",
+            Extras::HEADERS_CAP_BYTES
+        )));
+    }
+    if let Some((name, _)) = given.iter().find(|(name, _)| name.starts_with("penstock.")) {
+        return Err(Failure::invalid(format!(
+            "the header {name:?} begins with \"penstock.\", which is reserved; give it another name"
+        )));
+    }
+    let headers = given.into_iter().map(|(name, value)| (name, value.into()));
+    Ok(headers.collect())
 }
 
 fn one_of(after: (&str, Option<u64>), at: (&str, Option<u64>)) -> Result<Option<Due>, Failure> {

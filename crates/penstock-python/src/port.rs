@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use penstock_driver::WatchId;
 use penstock_message::{KeyState, MessageInfo};
@@ -8,7 +8,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::client::{ended, info_dict, state_now};
+use crate::client::{all_ended, ended, ended_or_gone, info_dict, state_now};
 use crate::errors::Failure;
 
 /// Where asynchronous calls end: register `fileno()` with the event loop, then `drain()`.
@@ -35,7 +35,12 @@ struct State {
 pub(crate) enum End {
     Committed,
     JobEnded(KeyState),
+    JobsEnded(Vec<KeyState>),
+    /// One of the jobs of a call that goes on, by its place among them.
+    JobOfMany(usize, KeyState),
     JobState(KeyState),
+    /// Whether a cancellation ended its job, and the state that it found.
+    Found((bool, Option<&'static str>)),
     Info(Option<MessageInfo>),
 }
 
@@ -57,9 +62,20 @@ impl Inbox {
 
     pub(crate) fn end(&self, token: u64, end: Result<End, Failure>) {
         let mut state = self.state.lock().unwrap();
-        if state.closed || state.wanted.remove(&token).is_none() {
-            return;
+        if !state.closed && state.wanted.remove(&token).is_some() {
+            self.push(state, token, end);
         }
+    }
+
+    /// Something of a call that goes on.
+    pub(crate) fn tell(&self, token: u64, end: End) {
+        let state = self.state.lock().unwrap();
+        if !state.closed && state.wanted.contains_key(&token) {
+            self.push(state, token, Ok(end));
+        }
+    }
+
+    fn push(&self, mut state: MutexGuard<'_, State>, token: u64, end: Result<End, Failure>) {
         state.ended.push((token, end));
         // One wake-up is enough for all that comes before the loop looks.
         let first = state.ended.len() == 1;
@@ -112,6 +128,12 @@ fn end_to_python(py: Python<'_>, end: Result<End, Failure>) -> PyResult<Bound<'_
         Ok(match end {
             End::Committed => py.None().into_bound(py),
             End::JobEnded(state) => ended(py, state)?.into_any(),
+            End::JobsEnded(states) => all_ended(py, states)?.into_any(),
+            End::JobOfMany(place, KeyState::Pending) => (place, py.None()).into_bound_py_any(py)?,
+            End::JobOfMany(place, state) => {
+                (place, ended_or_gone(py, state)?).into_bound_py_any(py)?
+            }
+            End::Found(found) => found.into_bound_py_any(py)?,
             End::JobState(state) => state_now(py, state)?.into_bound_py_any(py)?,
             End::Info(info) => info_dict(py, info)?.into_bound_py_any(py)?,
         })

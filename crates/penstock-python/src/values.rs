@@ -1,6 +1,7 @@
 //! Gathers the values of keys as a driver tells them, in whatever order that is.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use penstock_driver::{Driver, DriverError, ValueSink, WatchId};
 use penstock_message::{Key, KeyState, MessageId};
 
 use crate::errors::Failure;
+use crate::port::{End, Inbox};
 
 type Finish = Box<dyn FnOnce(Result<Vec<KeyState>, Failure>) + Send>;
 
@@ -133,8 +135,88 @@ impl ValueSink for Gather {
         self.finish(|_| Err(Failure::of_question(error)));
     }
 
-    fn timed_out(&self) {
-        let failure = self.time_is_up(None);
+    fn timed_out(&self, trouble: Option<String>) {
+        let failure = self.time_is_up(trouble);
         self.finish(|_| Err(failure));
+    }
+}
+
+/// Tells a port of each job as it ends.
+pub(crate) struct Each {
+    inbox: Arc<Inbox>,
+    token: u64,
+    /// Where each job stands that has not ended.
+    places: Mutex<HashMap<MessageId, Vec<usize>>>,
+    /// Tells at once of a job that has not ended, too.
+    only_asks: bool,
+    in_reach: AtomicBool,
+}
+
+impl Each {
+    pub(crate) fn new(
+        jobs: &[MessageId],
+        only_asks: bool,
+        inbox: Arc<Inbox>,
+        token: u64,
+    ) -> Arc<Self> {
+        let mut places: HashMap<MessageId, Vec<usize>> = HashMap::new();
+        for (place, job) in jobs.iter().enumerate() {
+            places.entry(*job).or_default().push(place);
+        }
+        Arc::new(Self {
+            inbox,
+            token,
+            places: Mutex::new(places),
+            only_asks,
+            in_reach: AtomicBool::new(false),
+        })
+    }
+
+    /// Each once.
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        let places = self.places.lock().unwrap();
+        places.keys().copied().map(Key::Result).collect()
+    }
+}
+
+impl Each {
+    fn tell(&self, key: Key, told: &KeyState) {
+        let Key::Result(job) = key else {
+            return;
+        };
+        let places = self.places.lock().unwrap().remove(&job);
+        for place in places.into_iter().flatten() {
+            self.inbox
+                .tell(self.token, End::JobOfMany(place, told.clone()));
+        }
+    }
+}
+
+impl ValueSink for Each {
+    fn value(&self, key: Key, told: KeyState) {
+        self.tell(key, &told);
+    }
+
+    fn pending(&self, key: Key) {
+        self.in_reach.store(true, Ordering::Relaxed);
+        if self.only_asks {
+            self.tell(key, &KeyState::Pending);
+        }
+    }
+
+    fn reachable(&self, reachable: bool) {
+        self.in_reach.fetch_and(reachable, Ordering::Relaxed);
+    }
+
+    fn failed(&self, error: DriverError) {
+        self.inbox.end(self.token, Err(Failure::of_question(error)));
+    }
+
+    fn timed_out(&self, trouble: Option<String>) {
+        let failure = match self.in_reach.load(Ordering::Relaxed) {
+            true => Failure::still_pending(),
+            false => Failure::unanswered(trouble),
+        };
+        self.inbox.end(self.token, Err(failure));
     }
 }

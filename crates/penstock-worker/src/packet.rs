@@ -2,8 +2,10 @@
 //!
 //! ```text
 //!     packet    sequence u32, place u16, jobs u16, payload u32, in_file u8, task u16 + bytes, payload
-//!     payload   a job each: id 16, attempt u32, crashes u8, redelivered u8, wants_result u8, retried u8,
-//!               enqueued_at u64, if it was retried: generation u32, attempts_before u32;
+//!     payload   a job each: id 16, attempt u32, crashes u8, redelivered u8, wants_result u8, extras u8
+//!               (1: it was retried, 2: retries up to a number, 4: after delays, 8: headers),
+//!               enqueued_at u64, each of the extras that there are: generation u32, attempts_before u32;
+//!               retries u32; delays u8, each u64; headers u16, each two u16 + bytes;
 //!               notes u16, each u32 + bytes; body u32 + bytes
 //!     frame     length u32 (of what follows), then nothing: the bell; or an outcome:
 //!               sequence u32, place u16, index u16, kind u8, has_value u8, cost_ns u64, delay_ms u64,
@@ -14,7 +16,7 @@
 //! All numbers are little-endian. A packet is one message on the shared socket; where its payload is
 //! too large for that it is in a file whose descriptor comes with the message.
 
-use penstock_message::{Delivery, Extras, Failure, Message};
+use penstock_message::{Delivery, Extras, Failure, Message, Retries};
 
 /// Payloads up to this size go through the socket itself, whose buffer holds about 200 KB.
 pub const INLINE_PAYLOAD_BYTES: usize = 48 * 1024;
@@ -50,14 +52,71 @@ impl PacketHeader<'_> {
 /// How many bytes a job takes in a payload.
 pub fn job_bytes(message: &Message) -> usize {
     let notes: usize = message.notes.iter().map(|note| 4 + note.len()).sum();
-    let retried = 8 * usize::from(retried(message).is_some());
-    16 + 4 + 1 + 1 + 1 + 1 + 8 + retried + 2 + notes + 4 + message.body.len()
+    let extras = message.extras.as_deref().map_or(0, extras_bytes);
+    16 + 4 + 1 + 1 + 1 + 1 + 8 + extras + 2 + notes + 4 + message.body.len()
 }
 
-/// `None`: it has not failed for good before.
-fn retried(message: &Message) -> Option<&Extras> {
-    let extras = message.extras.as_deref();
-    extras.filter(|extras| extras.generation > 0 || extras.attempts_before > 0)
+const WAS_RETRIED: u8 = 1;
+const AT_MOST: u8 = 2;
+const AFTER: u8 = 4;
+const HEADERS: u8 = 8;
+
+/// Which of the extras are for a child, and there.
+fn extras_flags(extras: &Extras) -> u8 {
+    let retried = extras.generation > 0 || extras.attempts_before > 0;
+    let retries = match &extras.retries {
+        None => 0,
+        Some(Retries::AtMost(_)) => AT_MOST,
+        Some(Retries::After(_)) => AFTER,
+    };
+    let retried = if retried { WAS_RETRIED } else { 0 };
+    let headers = if extras.headers.is_empty() {
+        0
+    } else {
+        HEADERS
+    };
+    retried | retries | headers
+}
+
+fn extras_bytes(extras: &Extras) -> usize {
+    let flags = extras_flags(extras);
+    let retries = match &extras.retries {
+        None => 0,
+        Some(Retries::AtMost(_)) => 4,
+        Some(Retries::After(delays)) => 1 + 8 * delays.len(),
+    };
+    let headers = match flags & HEADERS {
+        0 => 0,
+        _ => 2 + 4 * extras.headers.len() + extras.headers_bytes(),
+    };
+    8 * usize::from(flags & WAS_RETRIED) + retries + headers
+}
+
+fn encode_extras(extras: &Extras, out: &mut Vec<u8>) {
+    let flags = extras_flags(extras);
+    if flags & WAS_RETRIED != 0 {
+        out.extend_from_slice(&extras.generation.to_le_bytes());
+        out.extend_from_slice(&extras.attempts_before.to_le_bytes());
+    }
+    match &extras.retries {
+        None => {}
+        Some(Retries::AtMost(retries)) => out.extend_from_slice(&retries.to_le_bytes()),
+        Some(Retries::After(delays)) => {
+            out.push(delays.len() as u8);
+            for delay in delays {
+                out.extend_from_slice(&delay.to_le_bytes());
+            }
+        }
+    }
+    if flags & HEADERS != 0 {
+        out.extend_from_slice(&(extras.headers.len() as u16).to_le_bytes());
+        for (name, value) in &extras.headers {
+            for bytes in [name.as_bytes(), value] {
+                out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
+                out.extend_from_slice(bytes);
+            }
+        }
+    }
 }
 
 /// Appends a job to a payload.
@@ -68,12 +127,11 @@ pub fn encode_job(delivery: &Delivery, out: &mut Vec<u8>) {
     out.push(message.crashes);
     out.push(delivery.redelivered.into());
     out.push(message.result_ttl_ms.is_some().into());
-    let retried = retried(message);
-    out.push(retried.is_some().into());
+    let extras = message.extras.as_deref();
+    out.push(extras.map_or(0, extras_flags));
     out.extend_from_slice(&message.enqueued_at.to_le_bytes());
-    if let Some(extras) = retried {
-        out.extend_from_slice(&extras.generation.to_le_bytes());
-        out.extend_from_slice(&extras.attempts_before.to_le_bytes());
+    if let Some(extras) = extras {
+        encode_extras(extras, out);
     }
     out.extend_from_slice(&(message.notes.len() as u16).to_le_bytes());
     for note in &message.notes {
@@ -95,6 +153,9 @@ pub struct JobView<'a> {
     pub enqueued_at_ms: u64,
     /// `None`: it has not failed for good before.
     pub retried: Option<Retried>,
+    /// How often it is retried, where the call says otherwise than its task.
+    pub retries: Option<Retries>,
+    pub headers: Vec<(&'a str, &'a [u8])>,
     pub notes: Vec<&'a [u8]>,
     pub body: &'a [u8],
 }
@@ -244,6 +305,11 @@ impl<'a> Reader<'a> {
         self.bytes(len)
     }
 
+    fn short(&mut self) -> Result<&'a [u8], Malformed> {
+        let len = self.u16()?;
+        self.bytes(len.into())
+    }
+
     /// A text that a failed job is listed by.
     fn listed(&mut self) -> Result<&'a str, Malformed> {
         let len = usize::from(self.u8()?);
@@ -283,7 +349,7 @@ impl<'a> Reader<'a> {
         let crashes = self.u8()?;
         let redelivered = self.u8()? != 0;
         let wants_result = self.u8()? != 0;
-        let was_retried = self.u8()? != 0;
+        let extras = self.u8()?;
         Ok(JobView {
             id,
             attempt,
@@ -291,12 +357,35 @@ impl<'a> Reader<'a> {
             redelivered,
             wants_result,
             enqueued_at_ms: self.u64()?,
-            retried: match was_retried {
-                false => None,
-                true => Some(Retried {
+            retried: match extras & WAS_RETRIED {
+                0 => None,
+                _ => Some(Retried {
                     generation: self.u32()?,
                     attempts_before: self.u32()?,
                 }),
+            },
+            retries: match extras & (AT_MOST | AFTER) {
+                0 => None,
+                AT_MOST => Some(Retries::AtMost(self.u32()?)),
+                AFTER => {
+                    let count = self.u8()?;
+                    let delays = (0..count).map(|_| self.u64()).collect::<Result<_, _>>()?;
+                    Some(Retries::After(delays))
+                }
+                _ => return Err(Malformed),
+            },
+            headers: match extras & HEADERS {
+                0 => Vec::new(),
+                _ => {
+                    let count = self.u16()?;
+                    (0..count)
+                        .map(|_| {
+                            let name = self.short()?;
+                            let name = std::str::from_utf8(name).map_err(|_| Malformed)?;
+                            Ok((name, self.short()?))
+                        })
+                        .collect::<Result<_, _>>()?
+                }
             },
             notes: {
                 let count = self.u16()?;
@@ -400,6 +489,19 @@ mod tests {
                 attempts_before: 7,
                 ..Extras::default()
             }),
+            retried(Extras {
+                retries: Some(Retries::After(vec![0, 1_000, u64::MAX])),
+                headers: vec![
+                    ("tenant".into(), Bytes::from_static(b"north")),
+                    ("".into(), Bytes::new()),
+                ],
+                ..Extras::default()
+            }),
+            retried(Extras {
+                generation: 1,
+                retries: Some(Retries::AtMost(u32::MAX)),
+                ..Extras::default()
+            }),
             // Nothing of this is for the child.
             retried(Extras {
                 key: Some(Bytes::from_static(b"tenant")),
@@ -423,12 +525,19 @@ mod tests {
             assert_eq!(view.enqueued_at_ms, job.enqueued_at);
             assert_eq!(view.body, job.body);
             assert_eq!(view.notes, job.notes);
-            let retried = view
-                .retried
-                .map(|retried| (retried.generation, retried.attempts_before));
-            let expected = (job.body == "again" && job.extras.as_ref().unwrap().generation > 0)
-                .then_some((2, 7));
-            assert_eq!(retried, expected);
+            let extras = job.extras.as_deref().cloned().unwrap_or_default();
+            let retried = view.retried.unwrap_or(Retried {
+                generation: 0,
+                attempts_before: 0,
+            });
+            assert_eq!(retried.generation, extras.generation);
+            assert_eq!(retried.attempts_before, extras.attempts_before);
+            assert_eq!(view.retries, extras.retries);
+            let headers = view
+                .headers
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), Bytes::copy_from_slice(value)));
+            assert_eq!(headers.collect::<Vec<_>>(), extras.headers);
         }
         assert_eq!(reader.job(), Err(Malformed));
     }

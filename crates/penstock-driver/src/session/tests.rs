@@ -326,7 +326,7 @@ impl ValueSink for LoggingSink {
         self.say(&error.to_string());
     }
 
-    fn timed_out(&self) {
+    fn timed_out(&self, _trouble: Option<String>) {
         self.say("timed out");
     }
 }
