@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from penstock._current import CurrentJob, current_job
     from penstock._info import AttemptError, JobInfo, JobState
     from penstock._job import Job
+    from penstock._middleware import Call, Middleware
     from penstock._options import JobOptions, TaskOptions
     from penstock._retries import Retry
     from penstock._task import AsyncTask, Sender, Signature, Task
+    from penstock._waits import AsCompleted, Waited, aresults, as_completed, async_wait, results, wait
     from penstock.errors import (
         BrokerUnavailable,
         CallTimeout,
@@ -61,7 +63,9 @@ __all__ = [
     # Tasks and calls of them
     "App",
     "AsyncTask",
+    "Call",
     "JobOptions",
+    "Middleware",
     "Sender",
     "Signature",
     "Task",
@@ -71,6 +75,14 @@ __all__ = [
     "Job",
     "JobInfo",
     "JobState",
+    # Many of them
+    "AsCompleted",
+    "Waited",
+    "aresults",
+    "as_completed",
+    "async_wait",
+    "results",
+    "wait",
     # Inside a task
     "CurrentJob",
     "Retry",
@@ -106,13 +118,18 @@ __all__ = [
 ]
 
 
+_HOMES = (
+    "_app", "_task", "_job", "_info", "_waits", "_current", "_retries", "_options", "_middleware", "errors", "_core",
+)  # fmt: skip
+
+
 def __getattr__(name: str) -> object:
     # The `penstock` command is found through this package and has to answer at once, so that what
     # it does not need is imported when somebody first asks for it.
     from importlib import import_module
 
     if name in __all__:
-        for home in ("_app", "_task", "_job", "_info", "_current", "_retries", "_options", "errors", "_core"):
+        for home in _HOMES:
             found = vars(import_module(f"penstock.{home}"))
             if name in found:
                 globals()[name] = found[name]

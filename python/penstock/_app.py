@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
-from penstock import _connection, _core
+from penstock import _connection
 from penstock._codec import Codec, CustomType, is_built_in
 from penstock._connection import BLOCKING, Connection
 from penstock._durations import Seconds, duration_ms, is_int
-from penstock._job import Job, job_id_of
-from penstock._options import TaskOptions
+from penstock._headers import adding, here
+from penstock._job import Job, job_id_of, remember_app
+from penstock._middleware import Call, Layers, Middleware
+from penstock._options import TaskOptions, checked_headers, refuse_unknown
 from penstock._public import public
 from penstock._shapes import full_name, shown_name
 from penstock._task import (
@@ -20,6 +23,7 @@ from penstock._task import (
     AsyncTask,
     Signature,
     Task,
+    check_task_options,
     may_replace,
     place_of,
     refuse_unsuitable,
@@ -28,6 +32,10 @@ from penstock._task import (
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
 F = TypeVar("F", bound=Callable[[], object])
 
 
@@ -40,6 +48,7 @@ class App:
     needs no server. A server that wants a token finds it in ``PENSTOCK_TOKEN``.
     ``call_timeout``: seconds or a timedelta within which every call except ``result()`` ends, if need be with an error.
     ``max_payload_bytes``: how large the arguments or the result of one job may be, encoded.
+    ``defaults``: options that each task has unless its own ``@app.task(...)`` says otherwise.
     """
 
     def __init__(
@@ -49,6 +58,7 @@ class App:
         *,
         call_timeout: Seconds = 5.0,
         max_payload_bytes: int = 16 * 1024 * 1024,
+        defaults: TaskOptions | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
             raise TypeError(f"an app's name must be a text, not {name!r}")
@@ -65,10 +75,18 @@ class App:
         self.max_payload_bytes = max_payload_bytes
         self.tasks: dict[str, AnyTask[..., Any]] = {}
         self._custom_types: dict[str, CustomType] = {}
-        self._plain_codec = Codec({}, self._custom_types)
-        self._preload_hooks: list[Callable[[], object]] = []
+        self._plain_codec = Codec({}, self._custom_types, self._job_of)
+        self.defaults: TaskOptions = _checked_defaults({} if defaults is None else defaults)
+        self._middleware: list[Middleware] = []
+        # None without middleware: all that the path of a delay() and of a run then pay is a look at it.
+        self._enqueue_layers: Layers | None = None
+        self._run_layers: Layers | None = None
+        self._worker_start_hooks: list[Callable[[], object]] = []
+        self._process_start_hooks: list[Callable[[], object]] = []
+        self._process_stop_hooks: list[Callable[[], object]] = []
         self._connection: Connection | None = None
         self._generation = -1
+        remember_app(self)
 
     @property
     def url(self) -> str:
@@ -93,25 +111,100 @@ class App:
         return decorator if function is None else decorator(function)
 
     def job(self, job_id: str) -> Job[Any]:
-        """The job of this id, whoever enqueued it. Asks nothing; an unknown one is ``gone``."""
+        """Return the job of this id, whoever enqueued it. Asks the broker nothing."""
         return Job(self, job_id_of(job_id))
 
-    def enqueue(self, signatures: Iterable[Signature[R]]) -> list[Job[R]]:
-        """Enqueue calls, of one task or of many, in one transaction: all or none."""
-        jobs = self._prepare(signatures)
-        if not jobs:
-            return []
-        connection = self._connected()
-        job_ids = connection.publish_many(jobs, self.call_timeout)
-        connection.log_notices(BLOCKING)
-        return [Job(self, job_id) for job_id in job_ids]
+    @overload
+    def enqueue(self, call: Signature[R], /) -> Job[R]: ...
+    @overload
+    def enqueue(self, calls: Iterable[Signature[R]], /) -> list[Job[R]]: ...
+    @overload
+    def enqueue(self, a: Signature[A], b: Signature[B], /) -> tuple[Job[A], Job[B]]: ...
+    @overload
+    def enqueue(self, a: Signature[A], b: Signature[B], c: Signature[C], /) -> tuple[Job[A], Job[B], Job[C]]: ...
+    @overload
+    def enqueue(
+        self, a: Signature[A], b: Signature[B], c: Signature[C], d: Signature[D], /
+    ) -> tuple[Job[A], Job[B], Job[C], Job[D]]: ...
+    @overload
+    def enqueue(
+        self,
+        a: Signature[R],
+        b: Signature[R],
+        c: Signature[R],
+        d: Signature[R],
+        e: Signature[R],
+        /,
+        *more: Signature[R],
+    ) -> tuple[Job[R], ...]: ...
+    def enqueue(self, /, *calls: Any) -> Any:
+        """Enqueue calls, of one task or of many, in one transaction: all or none.
 
-    async def aenqueue(self, signatures: Iterable[Signature[R]]) -> list[Job[R]]:
-        """As ``enqueue``, for an event loop."""
-        jobs = self._prepare(signatures)
-        if not jobs:
-            return []
-        return [Job(self, job_id) for job_id in await self._connected().submit(jobs, self.call_timeout)]
+        One call gives its job, several a tuple of jobs, an iterable of calls a list:
+        ``mail, invoice = app.enqueue(send.s("ada"), bill.s(3))``.
+        """
+        signatures = self._signatures(calls)
+        if not signatures:
+            return _shaped(calls, [])
+        if self._enqueue_layers is not None or here.get() is not None:
+            return _shaped(calls, self._send([signature._call() for signature in signatures]))
+        connection = self._connected()
+        job_ids = connection.publish_many([signature._prepare() for signature in signatures], self.call_timeout)
+        connection.log_notices(BLOCKING)
+        return _shaped(calls, [Job(self, job_id, accepted=True) for job_id in job_ids])
+
+    @overload
+    async def aenqueue(self, call: Signature[R], /) -> Job[R]: ...
+    @overload
+    async def aenqueue(self, calls: Iterable[Signature[R]], /) -> list[Job[R]]: ...
+    @overload
+    async def aenqueue(self, a: Signature[A], b: Signature[B], /) -> tuple[Job[A], Job[B]]: ...
+    @overload
+    async def aenqueue(self, a: Signature[A], b: Signature[B], c: Signature[C], /) -> tuple[Job[A], Job[B], Job[C]]: ...
+    @overload
+    async def aenqueue(
+        self, a: Signature[A], b: Signature[B], c: Signature[C], d: Signature[D], /
+    ) -> tuple[Job[A], Job[B], Job[C], Job[D]]: ...
+    @overload
+    async def aenqueue(
+        self,
+        a: Signature[R],
+        b: Signature[R],
+        c: Signature[R],
+        d: Signature[R],
+        e: Signature[R],
+        /,
+        *more: Signature[R],
+    ) -> tuple[Job[R], ...]: ...
+    async def aenqueue(self, /, *calls: Any) -> Any:
+        """Like ``enqueue``, but awaitable."""
+        signatures = self._signatures(calls)
+        if not signatures:
+            return _shaped(calls, [])
+        if self._enqueue_layers is not None or here.get() is not None:
+            return _shaped(calls, await self._asend([signature._call() for signature in signatures]))
+        jobs = [signature._prepare() for signature in signatures]
+        job_ids = await self._connected().submit(jobs, self.call_timeout)
+        return _shaped(calls, [Job(self, job_id, accepted=True) for job_id in job_ids])
+
+    def headers(self, headers: Mapping[str, str] | None = None, /, **named: str) -> AbstractContextManager[None]:
+        """Give all calls in the block these headers: ``with app.headers(tenant="north"):``.
+
+        Names that are no Python names go into a dictionary: ``app.headers({"x-request": "7"})``. A call's own
+        ``options(headers=...)`` go before, headers that it inherits from the running job behind. The block holds for
+        this thread or asyncio task, and for asyncio tasks that are started in it.
+        """
+        return adding(self, checked_headers({**(headers or {}), **named}))
+
+    def use(self, *middleware: Middleware) -> None:
+        """Put middleware around every enqueue and every run of this app, the first outermost."""
+        for layer in middleware:
+            if not isinstance(layer, Middleware):
+                raise TypeError(f"app.use takes instances of penstock.Middleware, not {layer!r}")
+        self._middleware.extend(middleware)
+        layers = Layers(tuple(self._middleware))
+        self._enqueue_layers = layers if layers.enqueues else None
+        self._run_layers = layers if layers.runs else None
 
     def codec(self, type: type[T], encode: Callable[[T], object], decode: Callable[[Any], T]) -> None:
         """Let values of exactly this type travel.
@@ -123,14 +216,28 @@ class App:
             raise ValueError(f"{shown_name(type)} travels already, and always in the same way")
         self._custom_types[full_name(type)] = CustomType(type, encode, decode)
 
-    def on_preload(self, function: F) -> F:
+    def on_worker_start(self, function: F) -> F:
         """Run this in a worker once, after the app is imported and before processes are forked from it.
 
         The place to import what jobs need and to fill caches they share. Connections and threads do not
-        survive the fork: open those in the tasks.
+        survive the fork: open those in ``on_process_start``. An error ends the worker.
         """
-        self._preload_hooks.append(function)
-        return function
+        return _add_hook(self._worker_start_hooks, "on_worker_start", function)
+
+    def on_process_start(self, function: F) -> F:
+        """Run this in each process that runs jobs, before its first one: the place to open connections.
+
+        An error ends the process, which has taken no job by then. The worker logs it and tries again with another
+        process, later each time.
+        """
+        return _add_hook(self._process_start_hooks, "on_process_start", function)
+
+    def on_process_stop(self, function: F) -> F:
+        """Run this in each process that ran jobs, when it is told to stop and its last job has ended.
+
+        A process that is killed never comes to it. An error is logged.
+        """
+        return _add_hook(self._process_stop_hooks, "on_process_stop", function)
 
     def check(self) -> None:
         """Resolve the annotations of all tasks; ``TypeError`` lists what is wrong. A worker does it at its start."""
@@ -138,15 +245,17 @@ class App:
         for task in self.tasks.values():
             try:
                 task.arguments  # noqa: B018
+                if self._run_layers is not None:
+                    self._run_layers.check(task)
             except TypeError as error:
                 problems.append(str(error))
         if problems:
             raise TypeError("\n".join(problems))
 
-    def preload(self) -> None:
-        """What a worker does before it forks: ``check``, then the ``on_preload`` functions in order."""
+    def _begin_worker(self) -> None:
+        """Do what a worker does before it forks: ``check``, then the ``on_worker_start`` functions in order."""
         self.check()
-        for hook in self._preload_hooks:
+        for hook in self._worker_start_hooks:
             hook()
 
     def close(self) -> None:
@@ -154,6 +263,12 @@ class App:
         connection, self._connection = self._connection, None
         if connection is not None and self._generation == _connection.generation():
             _connection.disconnect(connection, self.call_timeout)
+
+    async def aclose(self) -> None:
+        """Like ``close``, but awaitable."""
+        import asyncio
+
+        await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
         return f"<App {self.name!r} {self.url}>"
@@ -166,16 +281,48 @@ class App:
             self._generation = generation
         return self._connection
 
-    def _prepare(self, signatures: Iterable[Signature[Any]]) -> list[tuple[_core.Options, bytes]]:
-        jobs = []
+    def _signatures(self, calls: tuple[Any, ...]) -> list[Signature[Any]]:
+        signatures = list(calls)
+        if len(calls) == 1 and not isinstance(calls[0], Signature):
+            if not isinstance(calls[0], Iterable):
+                raise TypeError(_NO_SIGNATURE.format(calls[0]))
+            signatures = list(calls[0])
         for signature in signatures:
             if not isinstance(signature, Signature):
-                raise TypeError(f"app.enqueue takes calls that are not made yet, such as send.s(1), not {signature!r}")
+                raise TypeError(_NO_SIGNATURE.format(signature))
             other = signature.task.app
             if other is not self and other.url != self.url:
                 raise ValueError(f"{signature.task.name} belongs to {other!r}, whose broker is another one")
-            jobs.append(signature._prepare())
-        return jobs
+        return signatures
+
+    def _send(self, calls: Sequence[Call]) -> list[Job[Any]]:
+        """Enqueue calls that have headers of where they are made, or middleware around them."""
+        layers = self._enqueue_layers
+        return self._publish(calls) if layers is None else layers.enqueue(calls, self._publish)
+
+    async def _asend(self, calls: Sequence[Call]) -> list[Job[Any]]:
+        layers = self._enqueue_layers
+        return await (self._submit(calls) if layers is None else layers.aenqueue(calls, self._submit))
+
+    def _publish(self, calls: Sequence[Call]) -> list[Job[Any]]:
+        jobs = [call._prepared() for call in calls]
+        if not jobs:
+            return []
+        connection = self._connected()
+        job_ids = connection.publish_many(jobs, self.call_timeout)
+        connection.log_notices(BLOCKING)
+        return [Job(self, job_id, accepted=True) for job_id in job_ids]
+
+    async def _submit(self, calls: Sequence[Call]) -> list[Job[Any]]:
+        jobs = [call._prepared() for call in calls]
+        if not jobs:
+            return []
+        job_ids = await self._connected().submit(jobs, self.call_timeout)
+        return [Job(self, job_id, accepted=True) for job_id in job_ids]
+
+    def _job_of(self, job_id: bytes) -> Job[Any]:
+        """Make a job of an id that came in an argument or a result, so that somebody had enqueued it."""
+        return Job(self, job_id, accepted=True)
 
     def _codec_of(self, task: str) -> Codec:
         known = self.tasks.get(task)
@@ -189,6 +336,31 @@ class App:
                 " give one another name with @app.task(name=...)"
             )
         self.tasks[task.name] = task
+
+
+_NO_SIGNATURE = "app.enqueue takes calls that are not made yet, such as send.s(1), not {!r}"
+
+
+def _shaped(calls: tuple[Any, ...], jobs: list[Job[Any]]) -> object:
+    """Return jobs as the calls were given."""
+    if len(calls) != 1:
+        return tuple(jobs)
+    return jobs[0] if isinstance(calls[0], Signature) else jobs
+
+
+def _add_hook(hooks: list[Callable[[], object]], name: str, function: F) -> F:
+    if not callable(function) or inspect.iscoroutinefunction(function):
+        raise TypeError(f"{name} takes a function without arguments, and no async def, not {function!r}")
+    hooks.append(function)
+    return function
+
+
+def _checked_defaults(defaults: TaskOptions) -> TaskOptions:
+    if not isinstance(defaults, Mapping):
+        raise TypeError(f"defaults must be a dictionary of task options, not {defaults!r}")
+    refuse_unknown(defaults, set(TaskOptions.__annotations__) - {"name"}, "App(defaults=...)")
+    check_task_options(defaults)
+    return defaults.copy()
 
 
 class TaskDecorator:

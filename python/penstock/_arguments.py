@@ -26,11 +26,17 @@ _PLAIN: frozenset[type] = frozenset({type(None), bool, int, float, str, bytes})
 class Arguments:
     """The parameters and the result of one task. Raises ``UnresolvedHint`` when its annotations cannot be read."""
 
-    def __init__(self, task: str, function: Callable[..., Any], custom: Mapping[str, CustomType]) -> None:
+    def __init__(
+        self,
+        task: str,
+        function: Callable[..., Any],
+        custom: Mapping[str, CustomType],
+        job_of: Callable[[bytes], object],
+    ) -> None:
         self._task = task
         hints = resolve(function, task)
         self._parameters = inspect.signature(function).parameters
-        self.codec = Codec(shapes_in(hints.values(), custom), custom)
+        self.codec = Codec(shapes_in(hints.values(), custom), custom, job_of)
         self._hints = hints
         self._result_check = check_of(hints["return"]) if "return" in hints else None
         self.bind = _binder(task, self._parameters, hints, self._wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,15 @@ if TYPE_CHECKING:
     from penstock._core import ChildLink
 
 
+logger = logging.getLogger("penstock")
+
+
 def run_jobs(app: App, worker: str, link: ChildLink) -> None:
     """Run each job that the link gives."""
     # A task may fork. What it forks must not go on with our jobs, should it ever come back here.
     os.register_at_fork(after_in_child=link.abandon)
+    for hook in app._process_start_hooks:
+        hook()
     runner = Runner(app, worker)
     run, finish = runner.run, link.finish
     try:
@@ -26,4 +32,9 @@ def run_jobs(app: App, worker: str, link: ChildLink) -> None:
         # The supervisor is gone, and this process with it.
         pass
     # After another exception nothing is closed: that could wait for threads which never end.
+    for hook in app._process_stop_hooks:
+        try:
+            hook()
+        except Exception:
+            logger.exception("a function of on_process_stop failed in process %d; the others run", os.getpid())
     runner.close()

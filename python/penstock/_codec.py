@@ -7,6 +7,7 @@ value is a msgpack extension that says what it is, so nothing has to be guessed 
     code  1 to 63  a type of the standard library; the payload is in the table below
     code 64        a class that the task's annotations name: [full name, state]
     code 65        a type with a codec of its own: [full name, what its ``encode`` gave]
+    code 66        a ``Job``: the 16 bytes of its id; it arrives as a job of the receiving app
 
 A class is looked up among those that the receiving task names, never imported: bytes from a queue
 cannot choose which code is loaded.
@@ -44,6 +45,11 @@ class CustomType:
     decode: Callable[[Any], object]
 
 
+def register_job(kind: type, id_of: Callable[[Any], bytes]) -> None:
+    """Let jobs travel; their class is defined above this module and calls it."""
+    _PACK[kind] = lambda pack, job: Ext(_JOB, id_of(job))
+
+
 def is_built_in(kind: type) -> bool:
     """Whether values of exactly this type travel by themselves."""
     return kind in _PLAIN or kind in _PACK or kind in (list, dict)
@@ -62,10 +68,13 @@ class Codec:
     """Encodes and decodes the values of one task.
 
     ``shapes``: by full name, the classes that its annotations name. ``custom``: by full name, the
-    app's own codecs; read at each use, since an app may add one later.
+    app's own codecs; read at each use, since an app may add one later. ``job_of``: makes a job of its id.
     """
 
-    def __init__(self, shapes: Mapping[str, Shape], custom: Mapping[str, CustomType]) -> None:
+    def __init__(
+        self, shapes: Mapping[str, Shape], custom: Mapping[str, CustomType], job_of: Callable[[bytes], object]
+    ) -> None:
+        self._job_of = job_of
         self._shapes = shapes
         self._custom = custom
         self._shape_of_type = {shape.type: shape for shape in shapes.values()}
@@ -114,6 +123,8 @@ class Codec:
             if shape is None:
                 raise CannotDecode(f"it holds a {name}, which the annotations do not name here")
             return shape.make(state)
+        if code == _JOB:
+            return self._job_of(bytes(payload))
         unpack = _UNPACK.get(code)
         if unpack is None:
             raise CannotDecode(f"it holds a value of an unknown kind ({code}), made by a newer penstock")
@@ -155,6 +166,7 @@ _PLAIN_WITHOUT_LIMITS = _PLAIN - {int, str}
 _PAIRS = 1
 _NAMED = 64
 _CUSTOM = 65
+_JOB = 66
 
 _Pack = Callable[[Any], object]
 _Decode = Callable[[memoryview], Any]

@@ -7,17 +7,19 @@ all apps and threads; a forked child starts with none.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import logging
 import math
 import os
+import select
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from penstock import _core
 from penstock.errors import BrokerUnavailable, CallTimeout, InvalidConfiguration, ResultTimeout
@@ -27,9 +29,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock")
 
+T = TypeVar("T")
+
 # A long wait comes back this often to show what the broker wants people to know: that no worker
 # serves the queue is best told to whoever waits for one.
 _WAIT_SLICE_S = 10.0
+# For so long a broker may take to say which of many jobs have ended.
+_ASKING_S = 30.0
 
 # What an event loop calls in place of the calls that enqueue.
 BLOCKING = ("delay()", "adelay()")
@@ -58,13 +64,17 @@ class Connection:
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""
         warn_of_blocking("result()", "aresult()")
+        return self._in_slices(lambda slice_s: self._client.wait(job_id, slice_s), timeout_s)
+
+    def _in_slices(self, wait: Callable[[float], T], timeout_s: float | None) -> T:
+        """Wait so long, and show in between what the broker wants people to know."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
             # The last slice is not a short one: in it a broker that is well would seem out of reach.
             slice_s = left_s if left_s < 2 * _WAIT_SLICE_S else _WAIT_SLICE_S
             try:
-                return self._client.wait(job_id, slice_s)
+                return wait(slice_s)
             except (ResultTimeout, CallTimeout, BrokerUnavailable):
                 self.log_notices()
                 if deadline is not None and time.monotonic() >= deadline:
@@ -91,6 +101,74 @@ class Connection:
     async def message_info_async(self, job_id: bytes, timeout_s: float) -> dict[str, object] | None:
         end = await self._call(lambda port, token: self._client.message_info_async(job_id, timeout_s, port, token))
         return cast(dict[str, object] | None, end)
+
+    def cancel(self, job_id: bytes, reason: str, timeout_s: float) -> tuple[bool, str | None]:
+        """End a job that does not run; return whether that was done, and the state that it was found in."""
+        return self._client.cancel(job_id, reason, timeout_s)
+
+    async def cancel_async(self, job_id: bytes, reason: str, timeout_s: float) -> tuple[bool, str | None]:
+        end = await self._call(lambda port, token: self._client.cancel_async(job_id, reason, timeout_s, port, token))
+        return cast(tuple[bool, str | None], end)
+
+    def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        """Wait for the end of each job; a value that has gone is (-1, b"")."""
+        return self._in_slices(lambda slice_s: self._client.wait_all(job_ids, slice_s), timeout_s)
+
+    async def watch_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        end = await self._call(lambda port, token: self._client.watch_all(job_ids, timeout_s, port, token))
+        return cast(list[tuple[int, bytes]], end)
+
+    def each(self, job_ids: Sequence[bytes], timeout_s: float | None) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
+        """Yield (place, end) of each job as it ends.
+
+        With a timeout of 0 or less each is yielded at once, with None for one that has not ended.
+        """
+        port, poll = _core.Port(), select.poll()
+        poll.register(port.fileno(), select.POLLIN)
+        left = len(job_ids)
+        self._begin_each(job_ids, timeout_s, port)
+        try:
+            while left:
+                poll.poll(_WAIT_SLICE_S * 1000)
+                self.log_notices()
+                for _, told in port.drain():
+                    if isinstance(told, BaseException):
+                        raise told
+                    left -= 1
+                    yield cast(tuple[int, tuple[int, bytes] | None], told)
+        finally:
+            self._client.forget(port, 0)
+            port.close()
+
+    async def aeach(
+        self, job_ids: Sequence[bytes], timeout_s: float | None
+    ) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
+        """Like ``each``, for an event loop."""
+        import asyncio
+
+        port, ready, loop = _core.Port(), asyncio.Event(), asyncio.get_running_loop()
+        left = len(job_ids)
+        loop.add_reader(port.fileno(), ready.set)
+        try:
+            self._begin_each(job_ids, timeout_s, port)
+            while left:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(ready.wait(), _WAIT_SLICE_S)
+                self.log_notices()
+                ready.clear()
+                for _, told in port.drain():
+                    if isinstance(told, BaseException):
+                        raise told
+                    left -= 1
+                    yield cast(tuple[int, tuple[int, bytes] | None], told)
+        finally:
+            loop.remove_reader(port.fileno())
+            self._client.forget(port, 0)
+            port.close()
+
+    def _begin_each(self, job_ids: Sequence[bytes], timeout_s: float | None, port: _core.Port) -> None:
+        only_ask = timeout_s is not None and timeout_s <= 0
+        self._client.watch_each(job_ids, _ASKING_S if only_ask else timeout_s, only_ask, port, 0)
 
     async def _call(self, start: Callable[[_core.Port, int], None]) -> object:
         self.log_notices()

@@ -31,11 +31,19 @@ class Options:
         result_ttl_ms: int | None = ...,
         max_crashes: int = 3,
         durability: str = "disk",
+        retries: int | Sequence[int] | None = None,
+        headers: Sequence[tuple[str, str]] = ...,
     ) -> Options: ...
+    def with_headers(self, headers: Sequence[tuple[str, str]]) -> Options:
+        """The same with these headers in place of its own."""
     @property
     def task(self) -> str: ...
     @property
     def queue(self) -> str: ...
+    @property
+    def retries(self) -> int | tuple[int, ...] | None: ...
+    @property
+    def headers(self) -> dict[str, str]: ...
 
 @final
 class Port:
@@ -74,6 +82,11 @@ class Client:
         """
     def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         """As ``wait`` for each, in order of the ids; a value that has gone is (-1, b"")."""
+    def cancel(self, job_id: bytes, reason: str, timeout_s: float) -> tuple[bool, str | None]:
+        """End a job that does not run, and return (whether it was ended, the state that it was found in).
+
+        The state is as in ``message_info``, or None: the broker holds no such job, or no longer knows its state.
+        """
     def peek(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes, tuple[str, str, int, int, int] | None] | None:
         """Return the value if it is there now; None while it is pending; raises ResultExpired when it has gone.
 
@@ -97,6 +110,16 @@ class Client:
         """Start to commit the jobs and return their ids; the port gets None or the exception."""
     def watch(self, job_id: bytes, timeout_s: float | None, port: Port, token: int) -> None:
         """The port gets what ``wait`` would return or raise."""
+    def watch_all(self, job_ids: Sequence[bytes], timeout_s: float | None, port: Port, token: int) -> None:
+        """The port gets what ``wait_all`` would return or raise."""
+    def watch_each(
+        self, job_ids: Sequence[bytes], timeout_s: float | None, only_ask: bool, port: Port, token: int
+    ) -> None:
+        """The port gets (place, (status, body)) for each job as it ends, all under one token.
+
+        A value that has gone is (-1, b""). ``only_ask``: it gets each at once, with None for one that has not ended.
+        """
+    def cancel_async(self, job_id: bytes, reason: str, timeout_s: float, port: Port, token: int) -> None: ...
     def message_info_async(self, job_id: bytes, timeout_s: float, port: Port, token: int) -> None: ...
     def peek_async(self, job_id: bytes, timeout_s: float, port: Port, token: int) -> None: ...
     def forget(self, port: Port, token: int) -> None:
@@ -112,12 +135,23 @@ class ChildLink:
     def __iter__(self) -> ChildLink: ...
     def __next__(
         self,
-    ) -> tuple[str, bytes, int, int, bool, bool, int, bytes, list[bytes], tuple[int, int] | None]:
+    ) -> tuple[
+        str,
+        bytes,
+        int,
+        int,
+        bool,
+        bool,
+        int,
+        bytes,
+        list[bytes],
+        tuple[int, int, int | tuple[int, ...] | None, dict[str, str]] | None,
+    ]:
         """Wait for the next job and claim it.
 
-        It is (task, job id, attempt, crashes, redelivered, wants_result, enqueued_at_ms, body, notes, retried). The
-        last is None, or (generation, attempts of earlier generations). The end comes when the supervisor wants no
-        more.
+        It is (task, job id, attempt, crashes, redelivered, wants_result, enqueued_at_ms, body, notes, extras). The
+        last is None, or (generation, attempts of earlier generations, retries of the call, headers). The end comes
+        when the supervisor wants no more.
         """
     def finish(
         self, kind: int, delay_ms: int, value: bytes | None, note: bytes | None, failure: tuple[str, str, int] | None

@@ -1,9 +1,11 @@
 """Which job runs here."""
 
 # No `from __future__ import annotations`: see `_public.py`.
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock._public import public
 
@@ -25,16 +27,23 @@ class CurrentJob:
     redelivered: bool
     """Whether this attempt may have begun before: its worker died, or was stopped and handed it back, or its broker
     died and cannot tell. False is a promise that it has not."""
-    retries_left: int
-    """How many more attempts follow if this one fails."""
+    retries_left: int | None
+    """How many more attempts may follow if this one fails; None: no limit."""
     worker: str
     generation: int = 0
     """How often it was retried after it had failed for good; its task's retries begin anew each time."""
+    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    """The headers that it was enqueued with."""
 
 
-# (job id, attempt from 0, (generation, attempts of earlier ones) or None, crashes, redelivered, task, worker), as the
-# runner has them: most jobs never ask.
-running: "ContextVar[tuple[bytes, int, tuple[int, int] | None, int, bool, AnyTask[..., Any], str] | None]"
+Extras: TypeAlias = tuple[int, int, int | tuple[int, ...] | None, dict[str, str]]
+"""What few jobs have: (generation, attempts of earlier ones, retries of the call, headers)."""
+
+NO_EXTRAS: Extras = (0, 0, None, {})
+
+# (job id, attempt from 0, extras or None, crashes, redelivered, task, worker), as the runner has them: most jobs never
+# ask.
+running: "ContextVar[tuple[bytes, int, Extras | None, int, bool, AnyTask[..., Any], str] | None]"
 running = ContextVar("penstock_current_job", default=None)
 
 
@@ -43,17 +52,19 @@ def current_job() -> CurrentJob | None:
     current = running.get()
     if current is None:
         return None
-    job_id, attempt, retried, crashes, redelivered, task, worker = current
-    generation, attempts_before = retried or (0, 0)
+    job_id, attempt, extras, crashes, redelivered, task, worker = current
+    generation, attempts_before, retries, headers = extras or NO_EXTRAS
+    limit = task.retry_policy.limit(retries)
     return CurrentJob(
         id=format_id(job_id),
         task=task.name,
         attempt=attempt + 1,
         crashes=crashes,
         redelivered=redelivered,
-        retries_left=max(0, task.retry_policy.retries - (attempt - attempts_before)),
+        retries_left=None if limit is None else max(0, limit - (attempt - attempts_before)),
         worker=worker,
         generation=generation,
+        headers=MappingProxyType(headers),
     )
 
 

@@ -27,8 +27,11 @@ class JobState(enum.StrEnum):
     CRASHED = "crashed"
     """Its worker process died, once too often."""
     CANCELLED = "cancelled"
-    GONE = "gone"
-    """The broker knows nothing of it: it has ended and its result is not kept, or it never was."""
+    ENDED = "ended"
+    """It was enqueued and has ended, and its result is not kept: ``store_result=False``, past its ``result_ttl``, or
+    evicted."""
+    UNKNOWN = "unknown"
+    """The broker knows nothing of this id: no such job was ever enqueued, or it has ended and nothing is kept of it."""
 
 
 @public

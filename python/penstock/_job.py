@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from penstock import _envelope
+from penstock._codec import register_job
 from penstock._current import format_id
 from penstock._durations import Seconds, timeout_s
 from penstock._envelope import ErrorRecord, Success
@@ -18,6 +20,8 @@ from penstock.errors import (
     CannotDecode,
     JobCancelled,
     JobExpired,
+    NoSuchJob,
+    NotOffered,
     PenstockError,
     ResultExpired,
     ResultTimeout,
@@ -53,14 +57,19 @@ _HELD_STATES = {
 class Job(Generic[R_co]):
     """One call of a task. Equal to any other ``Job`` of the same id.
 
-    ``await job`` gives what ``result()`` gives, in an event loop and without a time limit.
+    ``await job`` gives what ``result()`` gives, in an event loop and without a time limit. A job can be pickled, and be
+    an argument or a result of a task: it travels as its id.
     """
 
-    __slots__ = ("_app", "_id")
+    __slots__ = ("__weakref__", "_accepted", "_app", "_end", "_id")
 
-    def __init__(self, app: App, job_id: bytes) -> None:
+    def __init__(self, app: App, job_id: bytes, *, accepted: bool = False) -> None:
         self._app = app
         self._id = job_id
+        # Whether it is known that a broker had it, and so that it has ended when the broker no longer knows it.
+        self._accepted = accepted
+        # How it ended, where `wait` or `as_completed` has seen that.
+        self._end: tuple[int, bytes] | None = None
 
     @property
     def id(self) -> str:
@@ -74,9 +83,12 @@ class Job(Generic[R_co]):
         through restarts of the broker.
         Raises the task's own error if this process has imported its type, else ``TaskError``, in both
         cases from the remote traceback; ``WorkerCrashed``, ``JobExpired``, ``JobCancelled``;
-        ``ResultExpired`` when there is no result and none will come; ``ResultTimeout`` when the time
-        is up, and ``BrokerUnavailable`` or ``CallTimeout`` when it is up and no broker has answered.
+        ``ResultExpired`` when it has ended and its result is not kept, ``NoSuchJob`` when the broker knows nothing of
+        this id; ``ResultTimeout`` when the time is up, and ``BrokerUnavailable`` or ``CallTimeout`` when it is up and
+        no broker has answered.
         """
+        if self._end is not None:
+            return self._outcome(self._end)
         connection, limit_s = self._app._connected(), timeout_s("timeout", timeout)
         end: Ended | tuple[int, bytes] | None
         try:
@@ -85,12 +97,13 @@ class Job(Generic[R_co]):
             else:
                 end = connection.wait(self._id, limit_s)
         except PenstockError as error:
-            self._name(error)
-            raise
+            raise self._named(error) from None
         return self._outcome(end)
 
     async def aresult(self, timeout: Seconds | None = None) -> R_co:
         """As ``result``, for an event loop. Cancelling it does not cancel the job."""
+        if self._end is not None:
+            return self._outcome(self._end)
         connection, limit_s = self._app._connected(), timeout_s("timeout", timeout)
         end: Ended | tuple[int, bytes] | None
         try:
@@ -99,22 +112,39 @@ class Job(Generic[R_co]):
             else:
                 end = await connection.watch(self._id, limit_s)
         except PenstockError as error:
-            self._name(error)
-            raise
+            raise self._named(error) from None
         return self._outcome(end)
 
     def __await__(self) -> Generator[Any, None, R_co]:
         return self.aresult().__await__()
 
-    @property
-    def state(self) -> JobState:
-        """Ask the broker. Raises ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``."""
-        return self.info().state
+    def done(self) -> bool:
+        """Ask the broker whether the job has ended, however it did.
+
+        Raises ``NoSuchJob`` when the broker knows nothing of this id, and ``BrokerUnavailable`` or ``CallTimeout``
+        after ``app.call_timeout``.
+        """
+        if self._end is not None:
+            return True
+        try:
+            return self._app._connected().peek(self._id, self._app.call_timeout) is not None
+        except PenstockError as error:
+            return self._is_over(error)
+
+    async def adone(self) -> bool:
+        """Like ``done``, but awaitable."""
+        if self._end is not None:
+            return True
+        try:
+            return await self._app._connected().peek_async(self._id, self._app.call_timeout) is not None
+        except PenstockError as error:
+            return self._is_over(error)
 
     def info(self) -> JobInfo:
         """Ask the broker for all that it knows.
 
-        Raises ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
+        Raises ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``. Task and queue are known as long as
+        the job's result is kept.
         """
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
@@ -126,11 +156,10 @@ class Job(Generic[R_co]):
                 return self._info_of_end(*end)
             return self._info_of_message(connection.message_info(self._id, limit_s), end)
         except PenstockError as error:
-            self._name(error)
-            raise
+            raise self._named(error) from None
 
     async def ainfo(self) -> JobInfo:
-        """As ``info``, for an event loop."""
+        """Like ``info``, but awaitable."""
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
             try:
@@ -141,8 +170,34 @@ class Job(Generic[R_co]):
                 return self._info_of_end(*end)
             return self._info_of_message(await connection.message_info_async(self._id, limit_s), end)
         except PenstockError as error:
-            self._name(error)
-            raise
+            raise self._named(error) from None
+
+    def cancel(self, reason: str = "", *, running: Literal["ask", "leave"] = "ask") -> JobState:
+        """End the job unless it runs or has ended, and return the state that it was found in.
+
+        Any client that waits for its result gets ``JobCancelled`` with the ``reason``, of at most 200 bytes. A job that
+        has ended stays as it is. One that runs is asked to stop, which is not built yet and raises ``NotOffered``;
+        ``running="leave"`` leaves it and returns ``RUNNING``.
+        Raises ``NoSuchJob`` when the broker knows nothing of this id, and ``BrokerUnavailable`` or ``CallTimeout``
+        after ``app.call_timeout``.
+        """
+        _check_cancel(reason, running)
+        connection, limit_s = self._app._connected(), self._app.call_timeout
+        try:
+            ended, found = connection.cancel(self._id, reason, limit_s)
+        except PenstockError as error:
+            raise self._named(error) from None
+        return self._found(ended, found, running) or self._state_of(self.info())
+
+    async def acancel(self, reason: str = "", *, running: Literal["ask", "leave"] = "ask") -> JobState:
+        """Like ``cancel``, but awaitable."""
+        _check_cancel(reason, running)
+        connection, limit_s = self._app._connected(), self._app.call_timeout
+        try:
+            ended, found = await connection.cancel_async(self._id, reason, limit_s)
+        except PenstockError as error:
+            raise self._named(error) from None
+        return self._found(ended, found, running) or self._state_of(await self.ainfo())
 
     def __eq__(self, other: object) -> bool:
         return self._id == other._id if isinstance(other, Job) else NotImplemented
@@ -153,10 +208,51 @@ class Job(Generic[R_co]):
     def __repr__(self) -> str:
         return f"<Job {self.id}>"
 
-    def _name(self, error: PenstockError) -> None:
-        """Let the text of an error begin with the job that it is about."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._app.name, self._app.url, self._id, self._accepted)
+
+    def _named(self, error: PenstockError) -> PenstockError:
+        """Return the error with a text that begins with the job that it is about."""
+        if isinstance(error, ResultExpired):
+            return self._expired()
         text, *more = error.args
         error.args = (f"job {self.id}: {text}", *more)
+        return error
+
+    def _expired(self) -> PenstockError:
+        if self._accepted:
+            return ResultExpired(
+                f"job {self.id}: it has ended and its result is not kept: it was enqueued with store_result=False, has"
+                " outlived its result_ttl, or was evicted"
+            )
+        return self._unknown()
+
+    def _unknown(self) -> NoSuchJob:
+        return NoSuchJob(
+            f"job {self.id}: the broker at {self._app.url} knows nothing of it: it never was, or it has ended and its"
+            " result is not kept"
+        )
+
+    def _is_over(self, error: PenstockError) -> bool:
+        """Say whether a job has ended of which a question brought this error; raise the error if it says nothing."""
+        if isinstance(error, ResultExpired) and self._accepted:
+            return True
+        raise self._named(error) from None
+
+    def _found(self, ended: bool, found: str | None, running: str) -> JobState | None:
+        """Return the state that a cancellation found; None when it has to be asked for."""
+        state = None if found is None else _HELD_STATES[found]
+        if not ended and state is JobState.RUNNING and running == "ask":
+            raise NotOffered(
+                f"job {self.id}: it runs, and running jobs can't be asked to stop yet; it goes on. Use"
+                ' cancel(running="leave") to cancel only what has not begun'
+            )
+        return state
+
+    def _state_of(self, info: JobInfo) -> JobState:
+        if info.state is JobState.UNKNOWN:
+            raise self._unknown()
+        return info.state
 
     def _outcome(self, end: Ended | tuple[int, bytes] | None) -> R_co:
         if end is None:
@@ -233,7 +329,8 @@ class Job(Generic[R_co]):
 
     def _info_of_message(self, held: dict[str, Any] | None, end: Ended | None) -> JobInfo:
         """What the broker holds of a job, with how it has ended if that is known."""
-        known = JobInfo(id=self.id, state=JobState.GONE) if end is None else self._info_of_end(*end)
+        nothing = JobState.ENDED if self._accepted else JobState.UNKNOWN
+        known = JobInfo(id=self.id, state=nothing) if end is None else self._info_of_end(*end)
         if held is None:
             return known
         errors = _errors(held["notes"])
@@ -259,6 +356,38 @@ class Job(Generic[R_co]):
             error=known.error or _summary(errors) or held["failure"],
             generation=held["generation"],
         )
+
+
+register_job(Job, lambda job: job._id)
+
+# By the name and the URL that they had when they were made: for jobs that are unpickled.
+_apps: weakref.WeakValueDictionary[tuple[str, str], App] = weakref.WeakValueDictionary()
+
+
+def remember_app(app: App) -> None:
+    _apps[app.name, app.url] = app
+
+
+def _unpickled(name: str, url: str, job_id: bytes, accepted: bool) -> Job[Any]:
+    """Make a pickled job again: of the app of this name and broker that this process has, else of a new one."""
+    app = _apps.get((name, url))
+    if app is None:
+        from penstock._app import App
+
+        app = App(name, url)
+    return Job(app, job_id, accepted=accepted)
+
+
+def _check_cancel(reason: str, running: str) -> None:
+    if not isinstance(reason, str):
+        raise TypeError(f"the reason of a cancellation must be a text, not {reason!r}")
+    if len(reason.encode(errors="replace")) > _LONGEST_REASON:
+        raise ValueError(f"the reason of a cancellation may take {_LONGEST_REASON} bytes, not {len(reason.encode())}")
+    if running not in ("ask", "leave"):
+        raise ValueError(f'running must be "ask" or "leave", not {running!r}')
+
+
+_LONGEST_REASON = 200
 
 
 def _tells_all(end: Ended) -> bool:

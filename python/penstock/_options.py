@@ -3,13 +3,15 @@
 # No `from __future__ import annotations`: see `_public.py`.
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from penstock import _core
 from penstock._durations import Seconds, duration_ms, is_int
 from penstock._public import public
+from penstock._retries import Retries, checked_retries
+from penstock.errors import NotOffered
 
 Durability: TypeAlias = Literal["replicated", "disk", "os", "none"]
 
@@ -32,8 +34,9 @@ class TaskOptions(TypedDict, total=False):
     """False when nobody reads results. Default: True."""
     durability: Durability
     """``"disk"`` (the default), ``"os"`` or ``"none"``."""
-    retries: int
-    """How many more attempts follow one that failed. Default: 0."""
+    retries: Retries
+    """How many more attempts may follow one that failed; None: no limit. Or a list of up to 32 delays, one before each
+    retry, in place of ``backoff``. Default: 0."""
     backoff: Seconds
     """Before the first retry. Default: 1."""
     backoff_factor: float
@@ -73,6 +76,12 @@ class JobOptions(TypedDict, total=False):
     durability: Durability
     """What an accepted job survives: ``"disk"`` a power cut (the default), ``"os"`` a kill -9 of the
     broker, ``"none"`` nothing."""
+    retries: Retries
+    """How many more attempts may follow one that failed, or the delay before each, as for ``@app.task``. Default: what
+    the task says in the worker's version of it."""
+    headers: Mapping[str, str]
+    """Names and values that travel beside the arguments, such as a trace or a tenant: at most 4 KiB in all. The task
+    reads them as ``current_job().headers``, and jobs that it enqueues inherit them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +98,17 @@ class Options:
     result_ttl: Seconds = 86_400.0
     store_result: bool = True
     durability: Durability = "disk"
+    retries: int | tuple[int, ...] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Options":
         refuse_unknown(changes, _JOB_OPTIONS, "options()")
-        return replace(self, **changes)
+        changed = replace(self, **changes)
+        if "retries" in changes:
+            changed = replace(changed, retries=checked_retries(changes["retries"]))
+        if "headers" in changes:
+            changed = replace(changed, headers=checked_headers(changes["headers"]))
+        return changed
 
     def for_core(self) -> _core.Options:
         """Check everything and freeze it; ``ValueError`` or ``TypeError`` says what is wrong."""
@@ -122,19 +138,71 @@ class Options:
             result_ttl_ms=duration_ms("result_ttl", self.result_ttl) if self.store_result else None,
             max_crashes=self.max_crashes,
             durability=self.durability,
+            retries=self.retries,
+            headers=list(self.headers.items()),
         )
 
 
-_JOB_OPTIONS = frozenset(field.name for field in fields(Options)) - {"task", "max_crashes"}
+_JOB_OPTIONS = frozenset(each.name for each in fields(Options)) - {"task", "max_crashes"}
+
+
+# Names that options will have. Taken by nothing else until then, so that no program has to change.
+_RESERVED = {
+    "timeout": "time limits",
+    "soft_timeout": "time limits",
+    "deadline": "time limits",
+    "unique": "unique jobs",
+    "idempotency_key": "unique jobs",
+    "single_flight": "unique jobs",
+    "debounce": "unique jobs",
+    "key": "limits for each key",
+    "rate_limit": "rate limits",
+    "max_running": "limits on running jobs",
+    "limits": "shared limits",
+    "weight": "limits by weight",
+    "slot": "slots of other kinds than processes",
+    "batch": "batches",
+    "breaker": "circuit breakers",
+    "when_full": "waiting for room in a full queue",
+    "link": "callbacks",
+    "link_error": "callbacks",
+}
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
     known = sorted(known)
     for name in given:
+        if name in _RESERVED and name not in known:
+            raise NotOffered(f"{where}: {name!r} is reserved for {_RESERVED[name]}, not built yet; leave it out")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
             raise TypeError(f"{where} got an unknown option {name!r}; {hint}")
+
+
+_HEADERS_BYTES = 4096
+
+
+def checked_headers(headers: object) -> Mapping[str, str]:
+    """Return a copy of the headers; ``TypeError`` or ``ValueError`` says what is wrong with them."""
+    if not isinstance(headers, Mapping):
+        raise TypeError(f"headers must be a dictionary of texts, not {headers!r}")
+    size = 0
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"headers must be texts, not {name!r}: {value!r}")
+        if not name or name.startswith("penstock."):
+            raise ValueError(f"a header can't be called {name!r}: names that begin with 'penstock.' are reserved")
+        try:
+            size += len(name.encode()) + len(value.encode())
+        except UnicodeEncodeError:
+            raise ValueError(f"the header {name!r} is not valid Unicode: {value!r}") from None
+    if size > _HEADERS_BYTES:
+        raise ValueError(
+            f"the headers take {size:,} bytes with their names, and {_HEADERS_BYTES:,} are allowed;"
+            " pass larger data as an argument"
+        )
+    return dict(headers)
 
 
 def _epoch_ms(name: str, value: datetime) -> int:

@@ -4,10 +4,31 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from penstock._durations import Seconds, duration_ms, is_int, is_number
 from penstock._public import public
+
+Retries: TypeAlias = int | Sequence[Seconds] | None
+"""How often, None for no limit, or the delay before each retry."""
+
+NO_LIMIT = 2**32 - 1
+_MOST_DELAYS = 32
+
+
+def checked_retries(value: object) -> int | tuple[int, ...]:
+    """Return how many retries there are, or the milliseconds before each."""
+    if value is None:
+        return NO_LIMIT
+    if is_int(value) and isinstance(value, int) and 0 <= value <= NO_LIMIT:
+        return value
+    if isinstance(value, (list, tuple)):
+        if len(value) > _MOST_DELAYS:
+            raise ValueError(f"retries has {len(value)} delays, and {_MOST_DELAYS} are the most")
+        return tuple(duration_ms("a delay of retries", delay) for delay in value)
+    raise ValueError(f"retries must be an integer from 0, None for no limit, or a list of delays, not {value!r}")
 
 
 @public
@@ -25,12 +46,14 @@ class Retry(Exception):
                 f"the reason of a Retry must be a text, not {reason!r}; for a delay write Retry(countdown=...)"
             )
         super().__init__(reason)
-        self.countdown_ms = None if countdown is None else duration_ms("countdown", countdown)
+        self.countdown_ms: int | None = None if countdown is None else duration_ms("countdown", countdown)
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    retries: int = 0
+    """What a task says. Methods take ``retries`` of a call that says otherwise, None of one that does not."""
+
+    retries: int | tuple[int, ...] = 0
     backoff_ms: int = 1_000
     factor: float = 2.0
     jitter: float = 0.5
@@ -39,24 +62,34 @@ class RetryPolicy:
     no_retry_on: tuple[type[BaseException], ...] = ()
 
     def __post_init__(self) -> None:
-        if not is_int(self.retries) or self.retries < 0:
-            raise ValueError(f"retries must be an integer from 0, not {self.retries!r}")
         if not is_number(self.factor) or not 1 <= self.factor < math.inf:
             raise ValueError(f"backoff_factor must be a number of at least 1, not {self.factor!r}")
         if not is_number(self.jitter) or not 0 <= self.jitter <= 1:
             raise ValueError(f"jitter must be a number between 0 and 1, not {self.jitter!r}")
 
-    def delay_ms(self, error: BaseException, attempt: int) -> int | None:
+    def limit(self, retries: int | tuple[int, ...] | None) -> int | None:
+        """How many retries there are in all; None: no limit."""
+        count = self.retries if retries is None else retries
+        if isinstance(count, tuple):
+            return len(count)
+        return None if count == NO_LIMIT else count
+
+    def delay_ms(self, error: BaseException, attempt: int, retries: int | tuple[int, ...] | None = None) -> int | None:
         """How long after attempt ``attempt`` (from 0) failed with ``error`` the next is due; None: never."""
-        if attempt >= self.retries:
+        limit = self.limit(retries)
+        if limit is not None and attempt >= limit:
             return None
         if isinstance(error, Retry):
-            return self._backoff_ms(attempt) if error.countdown_ms is None else error.countdown_ms
+            return self._wait_ms(attempt, retries) if error.countdown_ms is None else error.countdown_ms
         if isinstance(error, self.retry_on) and not isinstance(error, self.no_retry_on):
-            return self._backoff_ms(attempt)
+            return self._wait_ms(attempt, retries)
         return None
 
-    def _backoff_ms(self, attempt: int) -> int:
+    def _wait_ms(self, attempt: int, retries: int | tuple[int, ...] | None) -> int:
+        delays = self.retries if retries is None else retries
+        if isinstance(delays, tuple):
+            # As they were given: whoever lists delays means these.
+            return delays[attempt]
         try:
             longest_ms = min(self.cap_ms, self.backoff_ms * float(self.factor) ** attempt)
         except OverflowError:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from penstock import _envelope
-from penstock._current import format_id, running
+from penstock._current import NO_EXTRAS, Extras, current_job, format_id, running
 from penstock._envelope import ErrorRecord, Failure, Success
 from penstock._failures import Listing, listing_of
+from penstock._headers import inherit
 from penstock._remote_errors import below, message_of, record_of
 from penstock._retries import Retry
 from penstock.errors import PayloadTooLarge, UnknownTask
@@ -58,16 +59,15 @@ class Runner:
         enqueued_at_ms: int,
         body: bytes,
         notes: list[bytes],
-        retried: tuple[int, int] | None,
+        extras: Extras | None,
     ) -> Outcome:
         """Run one attempt. Whatever the task, its error or the app's logging raises, nothing of it gets out.
 
-        ``attempt`` counts from 0. ``notes``: the records of the attempts before. ``retried``: how often the job
-        was retried after it had failed for good, and the attempts made until then.
+        ``attempt`` counts from 0. ``notes``: the records of the attempts before. ``extras``: what few jobs have.
         """
         started_ms = _now_ms()
         attempt_of_job = _Attempt(
-            self, task, job_id, attempt, retried, crashes, wants_result, enqueued_at_ms, notes, started_ms
+            self, task, job_id, attempt, extras, crashes, wants_result, enqueued_at_ms, notes, started_ms
         )
         try:
             known = self._app.tasks.get(task)
@@ -80,11 +80,11 @@ class Runner:
             context = contextvars.copy_context()
             try:
                 value = context.run(
-                    self._call,
+                    self._call if self._app._run_layers is None else self._call_within,
                     known,
                     args,
                     kwargs,
-                    (job_id, attempt, retried, crashes, redelivered, known, self._worker),
+                    (job_id, attempt, extras, crashes, redelivered, known, self._worker),
                 )
                 if type(value) is CoroutineType:
                     value = self._event_loop().run(value, context=context)
@@ -112,7 +112,19 @@ class Runner:
 
     def _call(self, task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any], current: Any) -> Any:
         running.set(current)
+        if current[2] is not None:
+            inherit(current[2][3])
         return task.function(*args, **kwargs)
+
+    def _call_within(self, task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any], current: Any) -> Any:
+        """Call the task as the innermost of its app's middleware."""
+        running.set(current)
+        if current[2] is not None:
+            inherit(current[2][3])
+        job, layers = current_job(), self._app._run_layers
+        assert job is not None
+        assert layers is not None
+        return layers.run(task, job, args, kwargs)
 
     def _event_loop(self) -> asyncio.Runner:
         # Kept between jobs, as are the connection pools that tasks leave in it.
@@ -130,7 +142,7 @@ class _Attempt:
     """What is known of the attempt that runs, and the ways it can end."""
 
     __slots__ = (
-        "_attempt", "_crashes", "_enqueued_ms", "_job_id", "_notes", "_retried", "_runner", "_started_ms", "_task",
+        "_attempt", "_crashes", "_enqueued_ms", "_extras", "_job_id", "_notes", "_runner", "_started_ms", "_task",
         "_wants_result",
     )  # fmt: skip
 
@@ -140,7 +152,7 @@ class _Attempt:
         task: str,
         job_id: bytes,
         attempt: int,
-        retried: tuple[int, int] | None,
+        extras: Extras | None,
         crashes: int,
         wants_result: bool,
         enqueued_ms: int,
@@ -151,7 +163,7 @@ class _Attempt:
         self._task = task
         self._job_id = job_id
         self._attempt = attempt
-        self._retried = retried
+        self._extras = extras or NO_EXTRAS
         self._crashes = crashes
         self._wants_result = wants_result
         self._enqueued_ms = enqueued_ms
@@ -195,23 +207,36 @@ class _Attempt:
             # The job still fails with its own error, the one that its users can act on.
             _note(error, f"penstock could not decide whether to retry it: {_summary_of(internal)}")
             return self.fail(error)
-        return outcome or self.fail(_behind(error, task))
+        return outcome or self.fail(self._without_retry(error, task))
 
     def _retry(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome | None:
         # A job that was retried after it had failed for good has all of its task's retries again.
-        retries = self._attempt - (self._retried[1] if self._retried else 0)
-        delay_ms = task.retry_policy.delay_ms(error, retries)
+        _, attempts_before, of_call, _ = self._extras
+        retries = self._attempt - attempts_before
+        delay_ms = task.retry_policy.delay_ms(error, retries, of_call)
         if delay_ms is None:
             return None
+        limit = task.retry_policy.limit(of_call)
         record = self._record(_behind(error))
+        which = f"retry {retries + 1}" if limit is None else f"retry {retries + 1} of {limit}"
         _log(
             logging.WARNING,
-            f"%s %s failed (%s); retry {retries + 1} of {task.retry_policy.retries} in {delay_ms / 1000:.1f} s",
+            f"%s %s failed (%s); {which} in {delay_ms / 1000:.1f} s",
             self._task,
             self._job_id,
             _summary(record),
         )
         return RETRY, delay_ms, None, _envelope.encode(record), None
+
+    def _without_retry(self, error: BaseException, task: AnyTask[..., Any]) -> BaseException:
+        """Return the error to fail with. A ``Retry`` that nothing stands behind then says that no retries are left."""
+        behind = _behind(error)
+        if not isinstance(behind, Retry):
+            return behind
+        of_call, limit = self._extras[2], task.retry_policy.limit(self._extras[2])
+        reason = str(behind)
+        text = f"no retries left: {task.name} {'has' if of_call is None else 'was enqueued with'} retries={limit}"
+        return Retry(f"{text} ({reason})" if reason else text).with_traceback(error.__traceback__)
 
     def fail(self, error: BaseException) -> Outcome:
         try:
@@ -255,23 +280,14 @@ class _Attempt:
         )
 
 
-def _behind(error: BaseException, task: AnyTask[..., Any] | None = None) -> BaseException:
-    """Give the error that made a task ask for another attempt, which says more than that it asked.
-
-    With ``task`` the job has no retries left, and an error that nothing stands behind says so.
-    """
+def _behind(error: BaseException) -> BaseException:
+    """Return the error that made a task ask for another attempt, which says more than that it asked."""
     if not isinstance(error, Retry):
         return error
     behind = error.__cause__
     if behind is None and not error.__suppress_context__:
         behind = error.__context__
-    if behind is not None:
-        return behind
-    if task is None:
-        return error
-    reason = str(error)
-    text = f"no retries left: {task.name} has retries={task.retry_policy.retries}"
-    return Retry(f"{text} ({reason})" if reason else text).with_traceback(error.__traceback__)
+    return error if behind is None else behind
 
 
 def _note(error: BaseException, text: str) -> None:

@@ -24,10 +24,12 @@ from penstock import _core
 from penstock._arguments import Arguments
 from penstock._connection import BLOCKING
 from penstock._durations import duration_ms
-from penstock._job import Job
+from penstock._headers import headers_for, here
+from penstock._job import Job, job_id_of
+from penstock._middleware import Call
 from penstock._options import JobOptions, Options, TaskOptions, refuse_unknown
 from penstock._public import public
-from penstock._retries import RetryPolicy, exception_types
+from penstock._retries import RetryPolicy, checked_retries, exception_types
 from penstock._shapes import module_name
 from penstock.errors import PayloadTooLarge
 
@@ -62,34 +64,36 @@ class Sender(Generic[P, R]):
         task = self.task
         body = task._encode(args, kwargs)
         app = task.app
+        if app._enqueue_layers is not None or here.get() is not None:
+            return cast(Job[R], app._send([self._call(args, kwargs, body)])[0])
         connection = app._connected()
         job_id = connection.publish(self._core_options, body, app.call_timeout)
         connection.log_notices(BLOCKING)
-        return Job(app, job_id)
+        return Job(app, job_id, accepted=True)
 
     async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As ``delay``, for an event loop. Cancelling it does not take the job back."""
-        return (await self._submit([self.task._encode(args, kwargs)]))[0]
+        return (await self._submit([(args, kwargs)]))[0]
 
     def map(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
         """Enqueue a call for each item, which is its only argument, in one transaction: all or none."""
         assert isinstance(self, Sender)
-        return self._publish([self.task._encode((item,), {}) for item in items])
+        return self._publish([((item,), {}) for item in items])
 
     def starmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``map``, where each item is a tuple of all positional arguments of its call."""
         assert isinstance(self, Sender)
-        return self._publish([self.task._encode(_arguments(item), {}) for item in items])
+        return self._publish([(_arguments(item), {}) for item in items])
 
     async def amap(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
         """As ``map``, for an event loop."""
         assert isinstance(self, Sender)
-        return await self._submit([self.task._encode((item,), {}) for item in items])
+        return await self._submit([((item,), {}) for item in items])
 
     async def astarmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``starmap``, for an event loop."""
         assert isinstance(self, Sender)
-        return await self._submit([self.task._encode(_arguments(item), {}) for item in items])
+        return await self._submit([(_arguments(item), {}) for item in items])
 
     def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
         """A call to be enqueued later. In a chain the result before it becomes its first argument."""
@@ -103,21 +107,39 @@ class Sender(Generic[P, R]):
         """The same task with other options: ``send.options(countdown=60).delay(...)``."""
         return Sender(self.task, self._options.with_changes(options))
 
-    def _publish(self, bodies: list[bytes]) -> list[Job[R]]:
+    def _publish(self, arguments: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Job[R]]:
+        bodies = [self.task._encode(args, kwargs) for args, kwargs in arguments]
         if not bodies:
             return []
         app = self.task.app
+        if app._enqueue_layers is not None or here.get() is not None:
+            return app._send(self._calls(arguments, bodies))
         connection = app._connected()
         job_ids = connection.publish_same(self._core_options, bodies, app.call_timeout)
         connection.log_notices(BLOCKING)
-        return [Job(app, job_id) for job_id in job_ids]
+        return [Job(app, job_id, accepted=True) for job_id in job_ids]
 
-    async def _submit(self, bodies: list[bytes]) -> list[Job[R]]:
+    async def _submit(self, arguments: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Job[R]]:
+        bodies = [self.task._encode(args, kwargs) for args, kwargs in arguments]
         if not bodies:
             return []
         app = self.task.app
+        if app._enqueue_layers is not None or here.get() is not None:
+            return await app._asend(self._calls(arguments, bodies))
         jobs = [(self._core_options, body) for body in bodies]
-        return [Job(app, job_id) for job_id in await app._connected().submit(jobs, app.call_timeout)]
+        job_ids = await app._connected().submit(jobs, app.call_timeout)
+        return [Job(app, job_id, accepted=True) for job_id in job_ids]
+
+    def _calls(self, arguments: list[tuple[tuple[Any, ...], dict[str, Any]]], bodies: list[bytes]) -> list[Call]:
+        return [self._call(args, kwargs, body) for (args, kwargs), body in zip(arguments, bodies, strict=True)]
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes) -> Call:
+        """Describe a call for middleware, with the headers that it gets where it is made."""
+        own = self._options.headers
+        headers = {**headers_for(self.task.app), **own}
+        return Call(
+            self.task.name, self._options.queue, args, MappingProxyType(kwargs), headers, self._core_options, body, own
+        )
 
 
 class _OneArgument(Protocol[A_contra, R_co]):
@@ -135,12 +157,15 @@ class _Arguments(Protocol[*As, R_co]):
 class AnyTask(Sender[P, R]):
     """What ``Task`` and ``AsyncTask`` share."""
 
+    is_async = False
+
     def __init__(self, app: App, function: Callable[..., Any], options: TaskOptions) -> None:
         refuse_unknown(options, TaskOptions.__annotations__, "@app.task")
         self.app = app
         self.function = function
-        self.name = options.get("name") or name_of(function)
-        self.retry_policy = _retry_policy(options)
+        self.name: str = options.get("name") or name_of(function)
+        options = {**app.defaults, **options}
+        self.retry_policy: RetryPolicy = _retry_policy(options)
         super().__init__(self, _job_options(self.name, options))
         # Without the attributes of the function, which would replace the task's own of the same names.
         functools.update_wrapper(cast(Any, self), function, updated=())
@@ -154,9 +179,13 @@ class AnyTask(Sender[P, R]):
                 self.name,
             )
         try:
-            return Arguments(self.name, self.function, self.app._custom_types)
+            return Arguments(self.name, self.function, self.app._custom_types, self.app._job_of)
         except Exception as error:
             raise TypeError(str(error)) from error
+
+    def job(self, job_id: str) -> Job[R]:
+        """Return the job of this id, a call of this task. Asks the broker nothing."""
+        return Job(self.app, job_id_of(job_id))
 
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         body = self.arguments.encode(args, kwargs)
@@ -183,6 +212,8 @@ class Task(AnyTask[P, R]):
 @public
 class AsyncTask(AnyTask[P, R]):
     """An ``async def`` that can be enqueued. Calling it gives the coroutine, here and now."""
+
+    is_async = True
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         coroutine: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
@@ -235,6 +266,10 @@ class Signature(Generic[R_co]):
 
     def _prepare(self) -> tuple[_core.Options, bytes]:
         return self._sender._core_options, self.task._encode(self.args, dict(self.kwargs))
+
+    def _call(self) -> Call:
+        kwargs = dict(self.kwargs)
+        return self._sender._call(self.args, kwargs, self.task._encode(self.args, kwargs))
 
 
 def _arguments(item: object) -> tuple[Any, ...]:
@@ -293,9 +328,15 @@ def _job_options(name: str, options: TaskOptions) -> Options:
     return Options(name, 1 if on_crash == "fail" else max_crashes).with_changes(changes)
 
 
+def check_task_options(options: TaskOptions) -> None:
+    """Raise what is wrong with options that a task may have."""
+    _job_options("defaults", options).for_core()
+    _retry_policy(options)
+
+
 def _retry_policy(options: TaskOptions) -> RetryPolicy:
     return RetryPolicy(
-        retries=options.get("retries", 0),
+        retries=checked_retries(options.get("retries", 0)),
         backoff_ms=duration_ms("backoff", options.get("backoff", 1.0)),
         factor=options.get("backoff_factor", 2.0),
         jitter=options.get("jitter", 0.5),

@@ -47,7 +47,7 @@ def main() -> None:
     sys.argv = [place]
     try:
         app = load(place)
-        app.preload()
+        app._begin_worker()
     except BaseException as error:
         control.say(f"failed {explain(place, error)}")
         sys.exit(EXIT_APP)

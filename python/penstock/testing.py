@@ -14,9 +14,10 @@ raises as it does in production. Countdowns, priorities and expiry are not acted
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 from penstock import _core, _run
 from penstock._app import App
 from penstock._connection import Ended
+from penstock._headers import inherit
 from penstock.errors import ResultExpired
 
 __all__ = ["Call", "inline"]
@@ -68,9 +70,15 @@ class _InlineConnection:
         args, kwargs = task.arguments.decode(body)
         self.calls.append(Call(options.task, tuple(args), kwargs, options.queue))
         notes: list[bytes] = []
+        retries, headers = options.retries, dict(options.headers)
+        extras = (0, 0, retries, headers) if retries is not None or headers else None
         while True:
-            kind, _, value, note, _ = self.runner.run(
-                options.task, job_id, len(notes), 0, False, True, enqueued_ms, body, notes, None
+            # As in a worker, where a job inherits nothing of what surrounds the call that enqueued it.
+            context = contextvars.copy_context()
+            context.run(inherit, {})
+            kind, _, value, note, _ = context.run(
+                self.runner.run,
+                *(options.task, job_id, len(notes), 0, False, True, enqueued_ms, body, notes, extras),
             )
             if kind != _run.RETRY:
                 break
@@ -110,6 +118,27 @@ class _InlineConnection:
 
     async def message_info_async(self, job_id: bytes, timeout_s: float) -> None:
         return None
+
+    def cancel(self, job_id: bytes, reason: str, timeout_s: float) -> tuple[bool, str | None]:
+        return False, None
+
+    async def cancel_async(self, job_id: bytes, reason: str, timeout_s: float) -> tuple[bool, str | None]:
+        return False, None
+
+    def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        return [self._ends.get(job_id, (-1, b"")) for job_id in job_ids]
+
+    async def watch_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        return self.wait_all(job_ids, timeout_s)
+
+    def each(self, job_ids: Sequence[bytes], timeout_s: float | None) -> Iterator[tuple[int, tuple[int, bytes]]]:
+        yield from enumerate(self.wait_all(job_ids, timeout_s))
+
+    async def aeach(
+        self, job_ids: Sequence[bytes], timeout_s: float | None
+    ) -> AsyncGenerator[tuple[int, tuple[int, bytes]], None]:
+        for end in self.each(job_ids, timeout_s):
+            yield end
 
     def log_notices(self, blocking: object = None) -> None:
         pass

@@ -7,6 +7,7 @@ import datetime as dt
 import gc
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -16,18 +17,22 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from project import eventually
 
 from penstock import (
     App,
     InvalidConfiguration,
+    Job,
     JobCancelled,
     JobExpired,
     JobState,
+    NoSuchJob,
+    NotOffered,
     PayloadTooLarge,
-    ResultExpired,
     ResultTimeout,
 )
 from penstock._connection import Connection
+from penstock.testing import inline
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def test_a_job_that_waits(app, send):
     before = time.time()
     job = send.options(queue="mail", priority=2).delay("ada")
     info = job.info()
-    assert info.state is job.state is JobState.WAITING
+    assert info.state is JobState.WAITING
     assert (info.task, info.queue, info.attempts, info.crashes) == ("shop.send", "mail", 0, 0)
     assert info.enqueued_at is not None
     assert before - 1 <= info.enqueued_at.timestamp() <= time.time() + 1
@@ -75,7 +80,7 @@ def test_a_job_that_is_delayed(send):
 def test_a_job_that_is_purged_ends_as_cancelled(app, send):
     job = send.delay("ada")
     purge(app, "default")
-    assert job.state is JobState.CANCELLED
+    assert job.info().state is JobState.CANCELLED
     with pytest.raises(JobCancelled, match=job.id):
         job.result()
 
@@ -84,14 +89,14 @@ def test_a_job_that_is_not_started_in_time_ends_as_expired(send):
     job = send.options(expires=0.05).delay("ada")
     with pytest.raises(JobExpired, match=job.id):
         job.result(timeout=10)
-    assert job.state is JobState.EXPIRED
+    assert job.info().state is JobState.EXPIRED
     assert job.info().enqueued_at is not None
 
 
 def test_a_job_that_nobody_knows(app):
     job = app.job("0" * 32)
-    assert job.state is JobState.GONE
-    with pytest.raises(ResultExpired):
+    assert job.info().state is JobState.UNKNOWN
+    with pytest.raises(NoSuchJob):
         job.result()
 
 
@@ -103,7 +108,7 @@ def test_a_wait_can_have_an_end(send):
     with pytest.raises(TimeoutError):
         job.result(timeout=0)
     assert 0.1 <= time.monotonic() - started < 10
-    assert job.state is JobState.WAITING
+    assert job.info().state is JobState.WAITING
 
 
 def test_a_wait_may_end_after_a_timedelta_and_names_the_job(app, send):
@@ -116,8 +121,214 @@ def test_a_wait_may_end_after_a_timedelta_and_names_the_job(app, send):
     with pytest.raises(ValueError, match="timeout must be seconds or a timedelta, not nan"):
         job.result(timeout=float("nan"))
     unknown = app.job("0" * 32)
-    with pytest.raises(ResultExpired, match=f"^job {unknown.id}: there is no result"):
+    with pytest.raises(NoSuchJob, match=f"^job {unknown.id}: the broker at memory:.* knows nothing of it"):
         unknown.result()
+
+
+class TestDone:
+    def test_says_whether_a_job_has_ended(self, app, send):
+        job, forgotten = send.delay("ada"), send.options(store_result=False).delay("bob")
+        assert not job.done()
+        assert not asyncio.run(job.adone())
+        job.cancel()
+        forgotten.cancel()
+        for each in (job, forgotten):
+            assert each.done()
+            assert asyncio.run(each.adone())
+
+    def test_does_not_guess(self, app):
+        unknown = app.job("0" * 32)
+        with pytest.raises(NoSuchJob, match=f"^job {unknown.id}: the broker at memory:.* knows nothing of it"):
+            unknown.done()
+        with pytest.raises(NoSuchJob):
+            asyncio.run(unknown.adone())
+
+
+class TestCancel:
+    def test_ends_a_job_and_tells_in_which_state_it_was(self, app, send):
+        for job, state in (
+            (send.delay("ada"), JobState.WAITING),
+            (send.options(countdown=60).delay("ada"), JobState.DELAYED),
+            (app.job(send.delay("ada").id), JobState.WAITING),
+        ):
+            assert job.cancel("no longer wanted") is state
+            with pytest.raises(JobCancelled, match=f"^job {job.id}: no longer wanted$"):
+                job.result()
+            # Once more changes nothing.
+            assert job.cancel("another reason") is JobState.CANCELLED
+            assert job.info().error == "no longer wanted"
+
+    async def test_in_an_event_loop(self, send):
+        job = await send.adelay("ada")
+        assert await job.acancel() is JobState.WAITING
+        assert await job.acancel() is JobState.CANCELLED
+        with pytest.raises(JobCancelled, match="it was cancelled"):
+            await job
+
+    def test_leaves_what_has_ended(self, app, send):
+        expired = send.options(expires=0.05).delay("ada")
+        with pytest.raises(JobExpired):
+            expired.result()
+        assert expired.cancel() is JobState.EXPIRED
+        forgotten = send.options(store_result=False).delay("ada")
+        purge(app, "default")
+        assert forgotten.cancel() is JobState.ENDED
+        with pytest.raises(NoSuchJob):
+            app.job(forgotten.id).cancel()
+
+    def test_does_not_stop_a_running_job_yet(self, project):
+        project.write(
+            "shop.py",
+            """
+            import os, time
+            from penstock import App
+            app = App("shop")
+            @app.task
+            def work() -> int:
+                open("begun", "w").close()
+                while not os.path.exists("end"):
+                    time.sleep(0.005)
+                return 3
+            """,
+        )
+        shop = project.tasks("shop.py")
+        project.worker("shop:app", "-c", "1")
+        job = shop.work.delay()
+        eventually((project.directory / "begun").exists)
+        with pytest.raises(NotOffered, match="it runs, and running jobs can't be asked to stop yet; it goes on"):
+            job.cancel()
+        assert job.cancel(running="leave") is JobState.RUNNING
+        (project.directory / "end").touch()
+        assert job.result(timeout=30) == 3
+        assert job.cancel() is JobState.SUCCEEDED
+
+    def test_checks_what_it_is_given(self, send):
+        job = send.delay("ada")
+        with pytest.raises(TypeError, match="the reason of a cancellation must be a text, not 3"):
+            job.cancel(3)
+        with pytest.raises(ValueError, match="may take 200 bytes, not 201"):
+            job.cancel("x" * 201)
+        with pytest.raises(ValueError, match='running must be "ask" or "leave", not \'kill\''):
+            job.cancel(running="kill")
+
+
+def test_an_ended_job_keeps_its_task_and_its_queue_as_long_as_its_result(app, send):
+    """They used to be None for expired and cancelled jobs, and the queue for all that had ended."""
+    mail = send.options(queue="mail")
+    expired, cancelled, purged = mail.options(expires=0.05).delay("a"), mail.delay("b"), mail.delay("c")
+    with pytest.raises(JobExpired):
+        expired.result()
+    cancelled.cancel()
+    purge(app, "mail")
+    for job, state in (
+        (expired, JobState.EXPIRED),
+        (cancelled, JobState.CANCELLED),
+        (purged, JobState.CANCELLED),
+    ):
+        info = job.info()
+        assert (info.state, info.task, info.queue) == (state, "shop.send", "mail")
+        assert info.finished_at is not None
+    short = mail.options(result_ttl=0.01).delay("d")
+    short.cancel()
+    eventually(lambda: short.info().state is JobState.ENDED)
+    assert app.job(short.id).info().state is JobState.UNKNOWN
+
+
+class TestJobsTravel:
+    def test_as_arguments_and_results(self):
+        app = App("shop", f"memory:{uuid.uuid4()}")
+
+        @app.task
+        def add(a: int) -> int:
+            return a + 1
+
+        @app.task
+        def again(jobs: list[Job[int]], last: Job[int] | None = None) -> Job[int]:
+            assert last is not None
+            assert last.result() == 3
+            return add.delay(jobs[0].result())
+
+        with inline(app):
+            job = again.delay([add.delay(1)], last=add.delay(2))
+            assert job.result().result() == 3
+            with pytest.raises(TypeError, match="argument last must be"):
+                again.delay([], last=3)
+
+    def test_through_a_worker(self, project):
+        project.write(
+            "shop.py",
+            """
+            from penstock import App, Job
+            app = App("shop")
+            @app.task
+            def add(a: int) -> int:
+                return a + 1
+            @app.task
+            def read(job: Job[int]) -> int:
+                return job.result(timeout=30)
+            """,
+        )
+        shop = project.tasks("shop.py")
+        project.worker("shop:app", "-c", "2")
+        assert shop.read.delay(shop.add.delay(1)).result(timeout=30) == 2
+
+    def test_pickled(self, app, send):
+        job = send.delay("ada")
+        copy = pickle.loads(pickle.dumps(job))
+        assert copy == job
+        assert copy._app is app
+        job.cancel()
+        with pytest.raises(JobCancelled):
+            copy.result()
+        script = "import pickle, sys; job = pickle.load(sys.stdin.buffer); print(job.id, job._app)"
+        output = subprocess.run(
+            [sys.executable, "-c", script], input=pickle.dumps(job), capture_output=True, check=True, timeout=60
+        )
+        assert output.stdout.decode() == f"{job.id} <App 'shop' {app.url}>\n"
+
+
+def test_a_task_gives_its_jobs_by_their_id(app, send):
+    job = send.delay("ada")
+    assert send.job(job.id) == job
+
+
+class TestRetriesOfACall:
+    def test_go_before_those_of_the_task(self, project):
+        project.write(
+            "shop.py",
+            """
+            from penstock import App, Retry, current_job
+            app = App("shop", defaults={"retries": 1, "backoff": 0})
+            @app.task
+            def fail() -> None:
+                raise ValueError(str(current_job().retries_left))
+            @app.task(retries=[0, 0.05, 0])
+            def listed() -> None:
+                raise ValueError(str(current_job().retries_left))
+            @app.task(retries=None, backoff=0)
+            def no_limit() -> int:
+                job = current_job()
+                assert job.retries_left is None
+                if job.attempt < 20:
+                    raise OSError("again")
+                return job.attempt
+            """,
+        )
+        shop = project.tasks("shop.py")
+        project.worker("shop:app", "-c", "2")
+        none, one, two, three = shop.app.enqueue(
+            shop.fail.options(retries=0).s(), shop.fail.s(), shop.fail.options(retries=[0, 0]).s(), shop.listed.s()
+        )
+        for job, attempts in ((none, 1), (one, 2), (two, 3), (three, 4)):
+            with pytest.raises(ValueError, match="^0$"):
+                job.result(timeout=30)
+            info = job.info()
+            assert info.attempts == attempts
+            assert [error.message for error in info.errors] == [str(left) for left in range(attempts - 1, -1, -1)]
+        info = three.info()
+        second, third = info.errors[1:3]
+        assert (third.started_at - second.finished_at).total_seconds() >= 0.05
+        assert shop.no_limit.delay().result(timeout=30) == 20
 
 
 def test_a_call_that_blocks_an_event_loop_says_so_once(send, caplog, monkeypatch):
@@ -127,7 +338,7 @@ def test_a_call_that_blocks_an_event_loop_says_so_once(send, caplog, monkeypatch
     async def main() -> None:
         for _ in range(2):
             with pytest.raises(ResultTimeout):
-                send.delay("ada").result(timeout=0.01)
+                send.delay("ada").result(timeout=1)
 
     asyncio.run(main())
     assert caplog.messages == [
@@ -165,10 +376,10 @@ def test_a_wait_ends_from_another_thread(app, send):
 def test_many_at_once(app, send):
     jobs = send.map(f"user {number}" for number in range(100))
     assert len({job.id for job in jobs}) == 100
-    assert {job.state for job in jobs} == {JobState.WAITING}
+    assert {job.info().state for job in jobs} == {JobState.WAITING}
     jobs = app.enqueue([send.s("a"), send.options(queue="slow").si("b", body="c"), send.s("d").options(countdown=60)])
     assert [job.info().queue for job in jobs] == ["default", "slow", "default"]
-    assert jobs[2].state is JobState.DELAYED
+    assert jobs[2].info().state is JobState.DELAYED
     assert (send.map([]), send.starmap([]), app.enqueue([])) == ([], [], [])
     assert len(send.starmap([("a", "b"), ("c", "d")])) == 2
     with pytest.raises(TypeError, match="argument to must be str"):
@@ -190,7 +401,7 @@ def test_a_payload_beyond_the_limit_is_refused_here(app, send):
         send.delay("x" * 1000)
     with pytest.raises(PayloadTooLarge):
         send.map(["fine", "x" * 1000])
-    with pytest.raises(ResultExpired):
+    with pytest.raises(NoSuchJob):
         app.job("0" * 32).result(timeout=0)
 
 
@@ -202,7 +413,7 @@ class TestAsyncio:
         assert len(await send.astarmap([("a", "b")])) == 1
         assert len(await app.aenqueue([send.s("a"), send.s("b")])) == 2
         assert (await send.amap([]), await app.aenqueue([])) == ([], [])
-        assert (await app.job("0" * 32).ainfo()).state is JobState.GONE
+        assert (await app.job("0" * 32).ainfo()).state is JobState.UNKNOWN
         with pytest.raises(ResultTimeout):
             await job.aresult(timeout=0.05)
         with pytest.raises(ResultTimeout):
@@ -220,7 +431,7 @@ class TestAsyncio:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert job.state is JobState.WAITING
+        assert job.info().state is JobState.WAITING
         adding = asyncio.ensure_future(send.adelay("bob"))
         await asyncio.sleep(0)
         adding.cancel()
@@ -272,7 +483,7 @@ def test_a_closed_app_connects_anew(app, send):
     send.delay("ada")
     app.close()
     app.close()
-    assert send.delay("bob").state is JobState.WAITING
+    assert send.delay("bob").info().state is JobState.WAITING
 
 
 def test_apps_of_one_url_share_a_connection(app):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import pickle
 import subprocess
 import sys
+import types
 import typing
 
 import pytest
@@ -36,6 +39,65 @@ def test_public_classes_are_shown_under_the_name_they_are_imported_by():
             assert pickle.loads(pickle.dumps(thing)) is thing
             # Frameworks look up annotations of fields in the module that a class says it is from.
             typing.get_type_hints(thing)
+
+
+# Public calls that ask no broker, or that `for` and `with` make usable from event loops too.
+ASKS_NOBODY = {
+    "App": {
+        "check",
+        "codec",
+        "headers",
+        "job",
+        "on_process_start",
+        "on_process_stop",
+        "on_worker_start",
+        "task",
+        "use",
+    },
+    "Sender": {"options", "s", "si"},
+    "Task": {"job", "options", "s", "si"},
+    "AsyncTask": {"job", "options", "s", "si"},
+    "Signature": {"options"},
+    "penstock": {"as_completed", "current_job"},
+}
+# `await` is no name.
+IRREGULAR = {"wait": "async_wait"}
+
+
+def test_whatever_asks_a_broker_has_an_asynchronous_twin():
+    pairs = 0
+    for home in [penstock, *(getattr(penstock, name) for name in penstock.__all__)]:
+        if isinstance(home, type) and (
+            issubclass(home, (BaseException, tuple, dict)) or dataclasses.is_dataclass(home)
+        ):
+            continue
+        if not isinstance(home, (type, types.ModuleType)):
+            continue
+        public = penstock.__all__ if home is penstock else [name for name in dir(home) if not name.startswith("_")]
+        calls = {name for name in public if inspect.isfunction(getattr(home, name))}
+        twins = {name for name in calls if inspect.iscoroutinefunction(getattr(home, name))}
+        expected = {IRREGULAR.get(name, f"a{name}") for name in calls - twins - ASKS_NOBODY.get(home.__name__, set())}
+        if home is not penstock.JobState:
+            assert twins == expected, home
+        pairs += len(twins)
+        for twin in twins:
+            name = next((name for name, irregular in IRREGULAR.items() if irregular == twin), twin[1:])
+            one, other = (list(inspect.signature(getattr(home, each)).parameters.values()) for each in (name, twin))
+            assert [(each.name, each.kind, each.default) for each in one] == [
+                (each.name, each.kind, each.default) for each in other
+            ], (home, name)
+    assert pairs >= 20
+
+
+def test_no_property_asks_a_broker(monkeypatch):
+    """`Job.state` used to, twice, with nothing to say so."""
+    app = penstock.App("shop", "memory:properties")
+    monkeypatch.setattr(app, "_connected", lambda: pytest.fail("a property asks the broker"))
+    task = app.task(name="shop.send")(lambda: None)
+    for thing in (app, task, task.options(queue="x"), task.s(), app.job("0" * 32)):
+        for name in dir(thing):
+            if not name.startswith("_"):
+                getattr(thing, name)
 
 
 def test_the_command_is_not_kept_waiting_for_imports():

@@ -18,6 +18,7 @@ import pytest
 
 import penstock
 from penstock import App, CurrentJob, JobState, Retry, TaskError, UnknownTask, _run, current_job
+from penstock._current import Extras
 from penstock.errors import PayloadTooLarge, RemoteTraceback
 from penstock.testing import inline
 
@@ -64,10 +65,10 @@ class Attempts:
         *args: Any,
         wants_result: bool = True,
         crashes: int = 0,
-        retried: tuple[int, int] | None = None,
+        extras: Extras | None = None,
     ) -> _run.Outcome:
         return self.run_encoded(
-            self.task.arguments.encode(args, {}), wants_result=wants_result, crashes=crashes, retried=retried
+            self.task.arguments.encode(args, {}), wants_result=wants_result, crashes=crashes, extras=extras
         )
 
     def run_encoded(
@@ -78,12 +79,12 @@ class Attempts:
         attempt: int | None = None,
         wants_result: bool = True,
         crashes: int = 0,
-        retried: tuple[int, int] | None = None,
+        extras: Extras | None = None,
     ) -> _run.Outcome:
         if attempt is None:
             attempt = len(self.notes)
         outcome = self.runner.run(
-            task, b"i" * 16, attempt, crashes, crashes > 0, wants_result, 1_000, body, self.notes, retried
+            task, b"i" * 16, attempt, crashes, crashes > 0, wants_result, 1_000, body, self.notes, extras
         )
         if outcome[0] == _run.RETRY:
             assert outcome[3] is not None
@@ -549,7 +550,7 @@ class TestRetries:
         assert outcomes[2][0] == _run.FAILED
         attempts.notes.append(b"why it had failed")
         # As the broker counts: the attempt that failed is one of those before.
-        again = [attempts.run_encoded(attempt=attempt, retried=(1, 3)) for attempt in (3, 4, 5)]
+        again = [attempts.run_encoded(attempt=attempt, extras=(1, 3, None, {})) for attempt in (3, 4, 5)]
         assert [kind for kind, *_ in again] == [_run.RETRY, _run.RETRY, _run.FAILED]
         assert [delay_ms for _, delay_ms, *_ in again] == [1000, 2000, 0]
         assert seen == [(0, 1, 2), (0, 2, 1), (0, 3, 0), (1, 4, 2), (1, 5, 1), (1, 6, 0)]
@@ -560,7 +561,7 @@ class TestRetries:
     @pytest.mark.parametrize(
         ("options", "says"),
         [
-            ({"retries": -1}, "retries must be an integer from 0, not -1"),
+            ({"retries": -1}, "retries must be an integer from 0, None for no limit, or a list of delays, not -1"),
             ({"retries": 1.5}, "retries must be an integer from 0"),
             ({"jitter": 2}, "jitter must be a number between 0 and 1, not 2"),
             ({"jitter": "half"}, "jitter must be a number between 0 and 1, not 'half'"),
@@ -758,7 +759,7 @@ def test_jobs_run_inline_for_tests_of_applications():
     with inline(app) as calls:
         job = pay.delay(3)
         assert job.result() == Receipt(3)
-        assert job.state is JobState.SUCCEEDED
+        assert job.info().state is JobState.SUCCEEDED
         assert len(job.info().errors) == 1
         assert [each.result() for each in app.enqueue([pay.s(1), pay.si(2)])] == [Receipt(1), Receipt(2)]
         assert [each.result() for each in pay.map([4])] == [Receipt(4)]

@@ -6,13 +6,16 @@ import datetime as dt
 import functools
 import importlib
 import inspect
+import re
 import sys
 import types
 from typing import Any
 
 import pytest
 
-from penstock import App
+from penstock import App, Job, NotOffered
+from penstock._options import _RESERVED as RESERVED
+from penstock.testing import inline
 
 
 def send(to: str) -> str:
@@ -198,7 +201,7 @@ class TestTwoTasksOfOneName:
         ({"coutdown": 3}, "options() got an unknown option 'coutdown'; did you mean 'countdown'?"),
         (
             {"x": 3},
-            "options() got an unknown option 'x'; it takes countdown, durability, eta, expires, priority, queue,",
+            "options() got an unknown option 'x'; it takes countdown, durability, eta, expires, headers,",
         ),
         ({"task": "y"}, "options() got an unknown option 'task'"),
         ({"countdown": -1}, "countdown must be between 0 seconds and 100 years, not -1"),
@@ -245,16 +248,16 @@ def test_a_job_id_is_read_in_either_spelling():
             app.job(wrong)
 
 
-def test_preloading_checks_first_and_then_runs_the_hooks_in_order():
+def test_a_worker_checks_first_and_then_runs_the_hooks_in_order():
     app = App("shop")
     ran = []
 
-    @app.on_preload
+    @app.on_worker_start
     def first() -> None:
         ran.append("first")
 
-    app.on_preload(lambda: ran.append("second"))
-    app.preload()
+    app.on_worker_start(lambda: ran.append("second"))
+    app._begin_worker()
     assert ran == ["first", "second"]
     first()
     assert ran[-1] == "first"
@@ -263,7 +266,7 @@ def test_preloading_checks_first_and_then_runs_the_hooks_in_order():
     def broken(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
     with pytest.raises(TypeError, match="cannot be resolved"):
-        app.preload()
+        app._begin_worker()
     assert ran[-2:] == ["second", "first"]
 
 
@@ -276,3 +279,73 @@ def test_the_url_is_read_when_it_is_needed(monkeypatch):
     assert App("shop", "memory:").url == "memory:"
     monkeypatch.setenv("PENSTOCK_URL", "")
     assert app.url == "local:.penstock"
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED))
+def test_names_that_options_will_have_are_taken(name):
+    app = App("shop")
+    message = f"{name!r} is reserved for .*, not built yet; leave it out"
+    with pytest.raises(NotOffered, match=f"^@app.task: {message}"):
+        app.task(**{name: 1})(send)
+    task = app.task(send)
+    with pytest.raises(NotOffered, match=rf"^options\(\): {message}"):
+        task.options(**{name: 1})
+    with pytest.raises(NotOffered, match=rf"^App\(defaults=...\): {message}"):
+        App("other", defaults={name: 1})
+
+
+def test_an_app_has_defaults_for_its_tasks():
+    app = App("shop", defaults={"queue": "mail", "retries": 5, "max_backoff": 3})
+    task = app.task(send)
+    own = app.task(name="own", retries=0, queue="other")(lambda: None)
+    assert (task._options.queue, task.retry_policy.retries, task.retry_policy.cap_ms) == ("mail", 5, 3000)
+    assert (own._options.queue, own.retry_policy.retries, own.retry_policy.cap_ms) == ("other", 0, 3000)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "error", "says"),
+    [
+        ({"retires": 5}, TypeError, "App(defaults=...) got an unknown option 'retires'; did you mean 'retries'?"),
+        ({"name": "x"}, TypeError, "App(defaults=...) got an unknown option 'name'"),
+        ({"retries": -1}, ValueError, "retries must be an integer from 0, None for no limit, or a list of delays"),
+        ({"priority": 10}, ValueError, "priority must be an integer from 0 to 9"),
+        ([], TypeError, "defaults must be a dictionary of task options, not []"),
+    ],
+)
+def test_defaults_are_checked_where_they_are_given(defaults, error, says):
+    with pytest.raises(error) as caught:
+        App("shop", defaults=defaults)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("retries", "says"),
+    [
+        ("3", "retries must be an integer from 0, None for no limit, or a list of delays, not '3'"),
+        ([1] * 33, "retries has 33 delays, and 32 are the most"),
+        ([-1], "a delay of retries must be between 0 seconds and 100 years, not -1"),
+        (True, "retries must be an integer from 0"),
+    ],
+)
+def test_retries_are_checked_on_a_task_and_in_a_call(retries, says):
+    app = App("shop")
+    task = app.task(send)
+    for give in (lambda: app.task(retries=retries)(send), lambda: task.options(retries=retries)):
+        with pytest.raises(ValueError, match=re.escape(says)):
+            give()
+
+
+def test_enqueue_gives_jobs_as_it_was_given_calls():
+    app = App("shop", "memory:enqueue")
+    task = app.task(send)
+    with inline(app):
+        assert isinstance(app.enqueue(task.s("a")), Job)
+        assert [type(job) for job in app.enqueue(task.s("a"), task.s("b"))] == [Job, Job]
+        assert isinstance(app.enqueue(task.s("a"), task.s("b")), tuple)
+        assert isinstance(app.enqueue([task.s("a")]), list)
+        assert isinstance(app.enqueue(task.s(to) for to in "abc"), list)
+        assert app.enqueue([]) == []
+        assert app.enqueue() == ()
+    for wrong in ((task,), (3,), ([task],), (task.s("a"), 3)):
+        with pytest.raises(TypeError, match=r"app.enqueue takes calls that are not made yet, such as send.s\(1\)"):
+            app.enqueue(*wrong)

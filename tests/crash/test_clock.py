@@ -55,4 +55,4 @@ def test_a_countdown_goes_on_by_the_machines_clock_while_no_broker_runs(
     project.worker("tasks:app", "-c", "1")
     # Neither at once, nor an hour late.
     assert soon.result(timeout=20) == "hello"
-    assert slow.state == "delayed"
+    assert slow.info().state == "delayed"

@@ -33,7 +33,7 @@ def send(parcel: Parcel, when: datetime, *more: object, **named: object) -> None
     """A task whose annotations name a class."""
 
 
-ARGUMENTS = Arguments("shop.send", send, {})
+ARGUMENTS = Arguments("shop.send", send, {}, bytes)
 
 VALUES = [
     None,

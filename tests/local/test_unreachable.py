@@ -111,7 +111,7 @@ def one_of_each(app: App) -> dict[str, Callable[[], Any]]:
         "enqueue": lambda: app.enqueue([double.s(1)]),
         "result": lambda: job.result(timeout=TIMEOUT_S),
         "result at once": lambda: job.result(timeout=0),
-        "state": lambda: job.state,
+        "state": lambda: job.info().state,
         "info": job.info,
         **{name: waited_for(call) for name, call in asynchronous.items()},
     }

@@ -59,7 +59,7 @@ Mail.deliver.delay("1")  # E: arg-type
 
 # Options of the decorator
 app.task(retires=5)  # E: call-overload
-app.task(retries="5")  # E: call-overload
+app.task(retries="5")  # E: arg-type
 app.task(on_crash="ignore")  # E: call-overload
 app.task(3)  # E: call-overload
 
@@ -83,7 +83,10 @@ send.options(coutdown=3)  # E: call-arg
 send.options(countdown="3")  # E: arg-type
 send.options(eta=3)  # E: arg-type
 send.options(durability="tape")  # E: arg-type
-send.options(retries=3)  # E: call-arg
+assert_type(send.options(retries=[1, 5]).delay("a"), Job[int])
+send.options(retries="3")  # E: arg-type
+send.options(backoff=3)  # E: call-arg
+send.options(timeout=3)  # E: call-arg
 
 # Many at once
 assert_type(size.map(["a", "b"]), list[Job[float]])
@@ -103,7 +106,9 @@ assert_type(app.enqueue([send.s("a"), send.si("b")]), list[Job[int]])
 send.si()  # E: call-arg
 send.si(1)  # E: arg-type
 app.enqueue([send])  # E: arg-type
-app.enqueue(send.s("a"))  # E: arg-type
+assert_type(app.enqueue(send.s("a")), Job[int])
+assert_type(app.enqueue(send.s("a"), size.s("b")), tuple[Job[int], Job[float]])
+assert_type(app.enqueue(send.s("a"), size.s("b"), fetch.s("c")), tuple[Job[int], Job[float], Job[bytes]])
 
 
 # Jobs
@@ -111,7 +116,7 @@ def look(job: Job[int], anything: Job[object]) -> None:
     assert_type(job.result(), int)
     assert_type(job.result(timeout=1.5), int)
     assert_type(job.id, str)
-    assert_type(job.state, JobState)
+    assert_type(job.cancel("no longer wanted"), JobState)
     assert_type(job.info(), JobInfo)
     job.result("1")  # E: arg-type
     job.id = "x"  # E: misc
@@ -151,5 +156,5 @@ def enqueue_later(task: Task[[str], float] | AsyncTask[[str], float]) -> None:
 app.codec(complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts))
 app.codec(complex, lambda value: value.reel, lambda parts: complex(*parts))  # E: attr-defined
 app.codec(complex, str, lambda text: [text])  # E: arg-type return-value
-app.on_preload(lambda: None)
-app.on_preload(lambda name: None)  # E: type-var
+app.on_worker_start(lambda: None)
+app.on_worker_start(lambda name: None)  # E: type-var

@@ -136,7 +136,7 @@ def test_a_hang_in_c_code_holds_up_one_slot_and_not_the_end(project: Project, ba
     worker.signal(signal.SIGTERM)
     assert worker.wait(30) == 0, worker.output
     assert "the grace is over" in worker.output
-    assert hanging.state == "waiting"
+    assert hanging.info().state == "waiting"
 
 
 def test_threads_that_tasks_leave_behind_do_not_hold_up_the_end(project: Project, bad: Any) -> None:
@@ -191,7 +191,7 @@ def test_what_a_task_gives_or_raises_ends_its_job_and_not_its_process(
     with pytest.raises(BaseException) as raised:
         job.result(timeout=30)
     # The job's end, and not that of the wait for it.
-    assert job.state == "failed"
+    assert job.info().state == "failed"
     assert not says or says in str(raised.value)
     assert bad.pid.delay().result(timeout=30) == before
 

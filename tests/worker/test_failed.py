@@ -66,7 +66,7 @@ def test_a_failed_job_says_why_and_is_retried_with_all_its_retries(project: Proj
     project.write("tasks.py", TASKS)
     job = project.tasks().pay.delay(3)
     project.worker("tasks:app", "-c", "1")
-    eventually(lambda: job.state is JobState.FAILED)
+    eventually(lambda: job.info().state is JobState.FAILED)
     info = job.info()
     assert info.error == "ValueError: no money\nfor 3"
     assert [error.attempt for error in info.errors] == [1, 2]
@@ -78,7 +78,7 @@ def test_a_failed_job_says_why_and_is_retried_with_all_its_retries(project: Proj
     assert (held["state"], held["failure"]) == ("failed", "ValueError: no money")
 
     retry_failed(project, job._id)
-    eventually(lambda: len(runs(project)) == 4 and job.state is JobState.FAILED)
+    eventually(lambda: len(runs(project)) == 4 and job.info().state is JobState.FAILED)
     # Generation, attempt, and the retries that were left.
     assert runs(project) == ["0 1 1", "0 2 0", "1 3 1", "1 4 0"]
     info = job.info()

@@ -27,7 +27,7 @@ APP_ERROR = 3
         ),
         (
             "thing:app",
-            "from penstock import App\napp = App('x')\n@app.on_preload\ndef hook(): raise OSError('no model here')",
+            "from penstock import App\napp = App('x')\n@app.on_worker_start\ndef f(): raise OSError('no model here')",
             "no model here",
         ),
     ],
@@ -41,7 +41,7 @@ def test_an_app_that_can_not_be_loaded(project: Project, place: str, source: str
     assert "_zygote.py" not in worker.output
 
 
-def test_preload_hooks_run_once_and_what_they_leave_is_shared(project: Project) -> None:
+def test_worker_start_hooks_run_once_and_what_they_leave_is_shared(project: Project) -> None:
     project.write(
         "thing.py",
         """
@@ -51,7 +51,7 @@ def test_preload_hooks_run_once_and_what_they_leave_is_shared(project: Project) 
         app = App("thing")
         cache = {}
 
-        @app.on_preload
+        @app.on_worker_start
         def fill():
             cache["by"] = os.getpid()
             with open("preloads.txt", "a") as file:
@@ -109,7 +109,7 @@ def test_it_serves_the_queues_that_its_tasks_name(project: Project) -> None:
     assert worker.wait(30) == 0, worker.output
     assert (sent.result(timeout=30), done.result(timeout=30)) == ("sent", "done")
     assert "queues: default, mail" in worker.output
-    assert elsewhere.state == "waiting"
+    assert elsewhere.info().state == "waiting"
     assert project.worker("thing:app", "--burst", "-Q", "other").wait(30) == 0
     assert elsewhere.result(timeout=30) == "done"
 

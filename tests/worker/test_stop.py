@@ -22,7 +22,7 @@ def test_running_jobs_end_and_the_rest_goes_back_unburned(shop: Shop, number: si
     shop.release("two")
     assert worker.wait(30) == 0, worker.output
     assert {job.result(timeout=30) for job in running} == pids
-    assert {job.state for job in waiting} == {"waiting"}
+    assert {job.info().state for job in waiting} == {"waiting"}
     shop.worker("-c", "1")
     assert {job.result(timeout=30) for job in waiting} == {(1, 0)}
 
@@ -49,7 +49,7 @@ def test_what_outlasts_the_grace_is_handed_back_unburned(shop: Shop) -> None:
     worker.signal(signal.SIGTERM)
     assert worker.wait(30) == 0, worker.output
     assert "the grace is over" in worker.output
-    assert running.state == "waiting"
+    assert running.info().state == "waiting"
     shop.release("running")
     shop.worker("-c", "1")
     assert running.result(timeout=30) != first
@@ -66,7 +66,7 @@ def test_a_second_signal_ends_it_at_once(shop: Shop) -> None:
         worker.signal(signal.SIGTERM)
         assert worker.wait(30) == 4, worker.output
         ended.wait(30)
-    assert running.state == "waiting"
+    assert running.info().state == "waiting"
     assert running.info().crashes == 0
 
 
@@ -94,7 +94,7 @@ def test_a_burst_ends_when_nothing_is_ready(shop: Shop) -> None:
     worker = shop.worker("-c", "2", "--burst")
     assert worker.wait(60) == 0, worker.output
     assert [job.result(timeout=30) for job in jobs] == list(range(5_000))
-    assert delayed.state == "delayed"
+    assert delayed.info().state == "delayed"
 
 
 def test_a_burst_of_nothing_ends(shop: Shop) -> None:

@@ -1,0 +1,42 @@
+"""Headers that calls get without naming them: those of the running job, and those of ``app.headers()``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from penstock._app import App
+
+# A job's own headers, which calls to all apps inherit, and for each app what its own blocks add. A variable for each
+# app would never be freed.
+_Here: TypeAlias = "tuple[Mapping[str, str], Mapping[App, Mapping[str, str]]]"
+
+here: ContextVar[_Here | None] = ContextVar("penstock_headers", default=None)
+
+
+def inherit(headers: Mapping[str, str]) -> None:
+    """In the context of a job: let its calls have these, and nothing of the context around."""
+    here.set((headers, {}) if headers else None)
+
+
+@contextmanager
+def adding(app: App, headers: Mapping[str, str]) -> Iterator[None]:
+    """Let calls of ``app`` in the block have these; an inner block's headers go before an outer one's."""
+    inherited, added = here.get() or ({}, {})
+    token = here.set((inherited, {**added, app: {**added.get(app, {}), **headers}}))
+    try:
+        yield
+    finally:
+        here.reset(token)
+
+
+def headers_for(app: App) -> dict[str, str]:
+    """Return what a call of ``app`` made here has, unless it says otherwise."""
+    found = here.get()
+    if found is None:
+        return {}
+    inherited, added = found
+    return {**inherited, **added.get(app, {})}

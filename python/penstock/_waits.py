@@ -1,0 +1,241 @@
+"""Waiting for many jobs at once, by one question to their broker."""
+
+# No `from __future__ import annotations`: see `_public.py`.
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
+
+from penstock._connection import warn_of_blocking
+from penstock._durations import Seconds, timeout_s
+from penstock._job import Job
+from penstock._public import public
+from penstock.errors import ResultTimeout
+
+if TYPE_CHECKING:
+    from penstock._connection import Connection
+
+R = TypeVar("R")
+
+
+@public
+class Waited(NamedTuple, Generic[R]):
+    """What ``wait`` returns: the jobs that have ended and the others, both in the order in which they were given."""
+
+    done: list[Job[R]]
+    pending: list[Job[R]]
+
+
+@overload
+def results(
+    jobs: Iterable[Job[R]], timeout: Seconds | None = None, *, return_errors: Literal[False] = False
+) -> list[R]: ...
+@overload
+def results(
+    jobs: Iterable[Job[R]], timeout: Seconds | None = None, *, return_errors: bool
+) -> list[R | BaseException]: ...
+def results(jobs: Iterable[Job[Any]], timeout: Seconds | None = None, *, return_errors: bool = False) -> list[Any]:
+    """Wait until all of these jobs have ended, and return their results in the same order.
+
+    ``timeout``: seconds or a timedelta; 0 only asks. By default it waits as long as it takes.
+    Raises what ``result()`` of the first job that did not succeed raises, or returns that in its place with
+    ``return_errors``; ``ResultTimeout`` when the time is up, with the number of jobs that have not ended.
+    The jobs may belong to several apps, but to one broker only.
+    """
+    warn_of_blocking("penstock.results()", "penstock.aresults()")
+    given, limit_s = list(jobs), timeout_s("timeout", timeout)
+    if not given:
+        return []
+    if not _only_asks(limit_s):
+        try:
+            ends = _connection_of(given).wait_all([job._id for job in given], limit_s)
+        except ResultTimeout:
+            pass  # which of them have ended is asked below
+        else:
+            return _outcomes(given, ends, return_errors)
+    pending = wait(given, 0).pending
+    if pending:
+        raise _time_is_up(given, pending)
+    return _outcomes(given, [job._end or _GONE for job in given], return_errors)
+
+
+@overload
+async def aresults(
+    jobs: Iterable[Job[R]], timeout: Seconds | None = None, *, return_errors: Literal[False] = False
+) -> list[R]: ...
+@overload
+async def aresults(
+    jobs: Iterable[Job[R]], timeout: Seconds | None = None, *, return_errors: bool
+) -> list[R | BaseException]: ...
+async def aresults(
+    jobs: Iterable[Job[Any]], timeout: Seconds | None = None, *, return_errors: bool = False
+) -> list[Any]:
+    """Like ``results``, but awaitable. Cancelling it does not cancel the jobs."""
+    given, limit_s = list(jobs), timeout_s("timeout", timeout)
+    if not given:
+        return []
+    if not _only_asks(limit_s):
+        try:
+            ends = await _connection_of(given).watch_all([job._id for job in given], limit_s)
+        except ResultTimeout:
+            pass
+        else:
+            return _outcomes(given, ends, return_errors)
+    pending = (await async_wait(given, 0)).pending
+    if pending:
+        raise _time_is_up(given, pending)
+    return _outcomes(given, [job._end or _GONE for job in given], return_errors)
+
+
+def wait(
+    jobs: Iterable[Job[R]], timeout: Seconds | None = None, *, return_when: Literal["all", "first"] = "all"
+) -> Waited[R]:
+    """Wait until all of these jobs have ended, or the first of them, or until the time is up.
+
+    ``timeout``: seconds or a timedelta; 0 only asks. Returns ``(done, pending)``. A job that failed is a done one: its
+    ``result()``, which asks nobody any more, raises its error. Raises ``BrokerUnavailable`` or ``CallTimeout`` when the
+    time is up and no broker has answered.
+    """
+    warn_of_blocking("penstock.wait()", "penstock.async_wait()")
+    given, limit_s = _given(jobs, return_when), timeout_s("timeout", timeout)
+    ended: set[int] = set()
+    if given:
+        try:
+            for place, end in _connection_of(given).each([job._id for job in given], limit_s):
+                if end is not None:
+                    _keep(given[place], end)
+                    ended.add(place)
+                    if return_when == "first" and not _only_asks(limit_s):
+                        break
+        except ResultTimeout:
+            pass
+    return _waited(given, ended)
+
+
+async def async_wait(
+    jobs: Iterable[Job[R]], timeout: Seconds | None = None, *, return_when: Literal["all", "first"] = "all"
+) -> Waited[R]:
+    """Like ``wait``, but awaitable. Cancelling it does not cancel the jobs."""
+    given, limit_s = _given(jobs, return_when), timeout_s("timeout", timeout)
+    ended: set[int] = set()
+    if given:
+        ends = _connection_of(given).aeach([job._id for job in given], limit_s)
+        try:
+            async for place, end in ends:
+                if end is not None:
+                    _keep(given[place], end)
+                    ended.add(place)
+                    if return_when == "first" and not _only_asks(limit_s):
+                        break
+        except ResultTimeout:
+            pass
+        finally:
+            await ends.aclose()
+    return _waited(given, ended)
+
+
+@public
+class AsCompleted(Generic[R]):
+    """The jobs of ``as_completed``, one at a time: for ``for`` and for ``async for``."""
+
+    def __init__(self, jobs: Iterable[Job[R]], timeout: Seconds | None) -> None:
+        self._jobs = list(jobs)
+        self._timeout_s = timeout_s("timeout", timeout)
+
+    def __iter__(self) -> Iterator[Job[R]]:
+        warn_of_blocking("for job in as_completed()", "async for")
+        given, left = self._jobs, set(range(len(self._jobs)))
+        if not given:
+            return
+        try:
+            for place, end in _connection_of(given).each([job._id for job in given], self._timeout_s):
+                if end is not None:
+                    left.discard(place)
+                    yield _keep(given[place], end)
+        except ResultTimeout:
+            pass
+        if left:
+            raise _time_is_up(given, [given[place] for place in sorted(left)])
+
+    async def __aiter__(self) -> AsyncIterator[Job[R]]:
+        given, left = self._jobs, set(range(len(self._jobs)))
+        if not given:
+            return
+        ends = _connection_of(given).aeach([job._id for job in given], self._timeout_s)
+        try:
+            async for place, end in ends:
+                if end is not None:
+                    left.discard(place)
+                    yield _keep(given[place], end)
+        except ResultTimeout:
+            pass
+        finally:
+            await ends.aclose()
+        if left:
+            raise _time_is_up(given, [given[place] for place in sorted(left)])
+
+
+def as_completed(jobs: Iterable[Job[R]], timeout: Seconds | None = None) -> AsCompleted[R]:
+    """Iterate over these jobs in the order in which they end, with ``for`` or with ``async for``.
+
+    ``timeout``: seconds or a timedelta for all of it, from the start of the loop; 0 only asks. The result of a job that
+    it yields is there already: ``result()`` asks nobody. Raises ``ResultTimeout`` when the time is up.
+    """
+    return AsCompleted(jobs, timeout)
+
+
+_GONE = (-1, b"")
+
+
+def _given(jobs: Iterable[Job[R]], return_when: str) -> list[Job[R]]:
+    if return_when not in ("all", "first"):
+        raise ValueError(f'return_when must be "all" or "first", not {return_when!r}')
+    return list(jobs)
+
+
+def _only_asks(limit_s: float | None) -> bool:
+    return limit_s is not None and limit_s <= 0
+
+
+def _connection_of(jobs: list[Job[R]]) -> "Connection":
+    for job in jobs:
+        if not isinstance(job, Job):
+            raise TypeError(f"jobs are what delay() and app.job() return, not {job!r}")
+    connection = jobs[0]._app._connected()
+    for job in jobs:
+        if job._app is not jobs[0]._app and job._app._connected() is not connection:
+            raise ValueError(
+                f"{jobs[0]!r} is at {jobs[0]._app.url} and {job!r} at {job._app.url}: wait for the jobs of each broker"
+                " apart"
+            )
+    return connection
+
+
+def _keep(job: Job[R], end: tuple[int, bytes]) -> Job[R]:
+    """Let the job know its end, so that nobody asks for it again."""
+    if end != _GONE:
+        job._end = end
+    return job
+
+
+def _outcomes(jobs: list[Job[R]], ends: list[tuple[int, bytes]], return_errors: bool) -> list[Any]:
+    outcomes: list[Any] = []
+    for job, end in zip(jobs, ends, strict=True):
+        try:
+            if end == _GONE:
+                raise job._expired()
+            outcomes.append(job._outcome(end))
+        except BaseException as error:
+            if not return_errors:
+                raise
+            outcomes.append(error)
+    return outcomes
+
+
+def _waited(jobs: list[Job[R]], ended: set[int]) -> Waited[R]:
+    done = [job for place, job in enumerate(jobs) if place in ended]
+    return Waited(done, [job for place, job in enumerate(jobs) if place not in ended])
+
+
+def _time_is_up(jobs: list[Job[R]], pending: list[Job[R]]) -> ResultTimeout:
+    return ResultTimeout(
+        f"{len(pending)} of {len(jobs)} jobs have not ended in time, {pending[0]!r} among them; none was cancelled"
+    )
