@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock._task import AsyncTask, Sender, Signature, Task
     from penstock._waits import AsCompleted, Waited, aresults, as_completed, async_wait, results, wait
     from penstock.errors import (
+        ArgumentMismatch,
         BrokerUnavailable,
         CallTimeout,
         CannotDecode,
@@ -88,6 +89,7 @@ __all__ = [
     "Retry",
     "current_job",
     # What went wrong: with the job
+    "ArgumentMismatch",
     "JobCancelled",
     "JobError",
     "JobExpired",

@@ -48,6 +48,9 @@ class App:
     needs no server. A server that wants a token finds it in ``PENSTOCK_TOKEN``.
     ``call_timeout``: seconds or a timedelta within which every call except ``result()`` ends, if need be with an error.
     ``max_payload_bytes``: how large the arguments or the result of one job may be, encoded.
+    ``version_grace``: seconds or a timedelta for which workers try a job again whose arguments another version of
+    its task has encoded, if they do not fit this one: a deployment takes its time. Each try is 30 s to 2 min later
+    than the one before, and burns no attempt. Default: 10 minutes.
     ``defaults``: options that each task has unless its own ``@app.task(...)`` says otherwise.
     """
 
@@ -58,6 +61,7 @@ class App:
         *,
         call_timeout: Seconds = 5.0,
         max_payload_bytes: int = 16 * 1024 * 1024,
+        version_grace: Seconds = 600.0,
         defaults: TaskOptions | None = None,
     ) -> None:
         if not isinstance(name, str) or not name:
@@ -73,6 +77,7 @@ class App:
         self._given_url = url
         self.call_timeout = timeout_ms / 1000
         self.max_payload_bytes = max_payload_bytes
+        self._version_grace_ms = duration_ms("version_grace", version_grace)
         self.tasks: dict[str, AnyTask[..., Any]] = {}
         self._custom_types: dict[str, CustomType] = {}
         self._plain_codec = Codec({}, self._custom_types, self._job_of)

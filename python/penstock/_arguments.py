@@ -7,7 +7,9 @@ Binding is done by a function generated for each task, with the task's own param
 from __future__ import annotations
 
 import collections
+import hashlib
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -16,10 +18,15 @@ import msgspec
 
 from penstock._codec import CannotEncode, Codec, CustomType
 from penstock._hints import check_of, resolve, shapes_in, simple_class, spell
+from penstock._remote_errors import message_of
 from penstock._shapes import shape_of
-from penstock.errors import CannotDecode
+from penstock.errors import ArgumentMismatch
 
 _encode = msgspec.msgpack.Encoder().encode
+_HIGHEST_BIT = 1 << 63
+# In msgpack: the first byte of a body with a version, and the one before the version itself.
+_ARRAY_OF_THREE = b"\x93"
+_UINT_64 = b"\xcf"
 _PLAIN: frozenset[type] = frozenset({type(None), bool, int, float, str, bytes})
 
 
@@ -40,26 +47,44 @@ class Arguments:
         self._hints = hints
         self._result_check = check_of(hints["return"]) if "return" in hints else None
         self.bind = _binder(task, self._parameters, hints, self._wrong)
+        self._version = _version(self._parameters, hints, self.codec)
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Give the body of a job. ``TypeError`` names the task, the argument and what to do."""
         self.bind(*args, **kwargs)
         if not kwargs and _PLAIN.issuperset(map(type, args)):
             try:
-                return _encode((args, kwargs))
+                return _encode((args, kwargs, self._version))
             except (OverflowError, UnicodeEncodeError):
                 pass  # the codec knows what to do
         try:
-            return self.codec.encode([list(args), kwargs])
+            return self.codec.encode([list(args), kwargs, self._version])
         except CannotEncode:
             raise self._refusal(args, kwargs) from None
 
     def decode(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
+        """Raises ``ArgumentMismatch`` for what another version of the task has encoded and this one can't take."""
         try:
-            args, kwargs = self.codec.decode(body)
-        except CannotDecode as error:
-            raise TypeError(f"{self._task}(): the arguments do not fit this version of the task: {error}") from None
+            try:
+                args, kwargs, version = self.codec.decode(body)
+            except ValueError:  # older clients wrote no version
+                (args, kwargs), version = self.codec.decode(body), None
+            if version != self._version:
+                self.bind(*args, **kwargs)
+        except Exception as error:
+            why = message_of(error).removeprefix(f"{self._task}(): ")
+            raise ArgumentMismatch(
+                f"{self._task}(): the arguments do not fit this version of the task: {why}"
+            ) from None
         return args, kwargs
+
+    def is_of_another_version(self, body: bytes) -> bool:
+        """Whether a signature that surely differs from this one has encoded these arguments.
+
+        Their version can be read even where they can't. Older clients wrote none.
+        """
+        has_version = body[:1] == _ARRAY_OF_THREE and body[-9:-8] == _UINT_64
+        return has_version and int.from_bytes(body[-8:]) != self._version
 
     def encode_result(self, value: object) -> bytes:
         """``TypeError`` names the task and what to do."""
@@ -94,6 +119,20 @@ class Arguments:
             f"{self._task}(): argument {name} must be {spell(hint)}, not {_describe(value)};"
             " pass such a value or change the annotation"
         )
+
+
+def _version(parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], codec: Codec) -> int:
+    """Hash what decides whether arguments fit: names, kinds and annotations, and the fields of classes in these.
+
+    The highest bit is set, so that msgpack always writes it in nine bytes.
+    """
+    signature = [
+        f"{name} {parameter.kind.name} {parameter.default is not parameter.empty} {spell(hints.get(name))}"
+        for name, parameter in parameters.items()
+    ]
+    # What has no better spelling is shown with its address, another one in each process.
+    text = re.sub(" at 0x[0-9a-fA-F]+", "", "\n".join([*signature, *codec.outlines()]))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | _HIGHEST_BIT
 
 
 def _binder(

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 from msgspec.msgpack import Ext
 
-from penstock._shapes import Shape, full_name, is_database_model, shape_of, shown_name
+from penstock._shapes import Shape, full_name, is_database_model, outline, shape_of, shown_name
 from penstock.errors import CannotDecode, PenstockError
 
 _raw_encode = msgspec.msgpack.Encoder().encode
@@ -80,6 +80,10 @@ class Codec:
         self._shape_of_type = {shape.type: shape for shape in shapes.values()}
         self.decode: Callable[[bytes | memoryview | msgspec.Raw], Any]
         self.decode = msgspec.msgpack.Decoder(ext_hook=self._unpack).decode
+
+    def outlines(self) -> list[str]:
+        """Describe each class that the annotations name: what its values are made of."""
+        return sorted(map(outline, self._shapes.values()))
 
     def encode(self, value: object) -> bytes:
         """Raises ``CannotEncode``."""

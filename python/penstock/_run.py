@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import difflib
 import logging
+import random
 import time
 import traceback
 from types import CoroutineType
@@ -21,7 +22,7 @@ from penstock._failures import Listing, listing_of
 from penstock._headers import inherit
 from penstock._remote_errors import below, message_of, record_of
 from penstock._retries import Retry
-from penstock.errors import PayloadTooLarge, UnknownTask
+from penstock.errors import ArgumentMismatch, PayloadTooLarge, UnknownTask
 
 if TYPE_CHECKING:
     from penstock._app import App
@@ -29,7 +30,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.job")
 
-SUCCEEDED, RETRY, FAILED, GIVEN_BACK = range(4)
+SUCCEEDED, RETRY, FAILED, GIVEN_BACK, DEFERRED = range(5)
+
+# Between two tries of a job of another version: twice as long each time, and up to a fifth more, by chance.
+_DEFERRED_FOR_S = 30.0
+_DEFERRED_AT_MOST_S = 120.0
 
 Outcome: TypeAlias = tuple[int, int, bytes | None, bytes | None, Listing | None]
 """(kind, delay_ms, value, note, listing): the value is for the result, the note is the record of this attempt's
@@ -75,8 +80,9 @@ class Runner:
                 return attempt_of_job.fail(self._unknown(task))
             try:
                 args, kwargs = known.arguments.decode(body)
-            except Exception as error:
-                return attempt_of_job.fail(error)
+            except ArgumentMismatch as error:
+                is_skew = known.arguments.is_of_another_version(body)
+                return (attempt_of_job.defer(error) if is_skew else None) or attempt_of_job.fail(error)
             context = contextvars.copy_context()
             try:
                 value = context.run(
@@ -237,6 +243,31 @@ class _Attempt:
         reason = str(behind)
         text = f"no retries left: {task.name} {'has' if of_call is None else 'was enqueued with'} retries={limit}"
         return Retry(f"{text} ({reason})" if reason else text).with_traceback(error.__traceback__)
+
+    def defer(self, error: ArgumentMismatch) -> Outcome | None:
+        """Have it tried later by a worker of the version that enqueued it, which burns no attempt.
+
+        None when the app's ``version_grace`` since the first such try is over.
+        """
+        mismatches = [note for note in map(_envelope.decode_error, self._notes) if self._is_mismatch(note)]
+        first_ms = mismatches[0].finished_ms if mismatches else self._started_ms
+        if self._started_ms - first_ms >= self._runner._app._version_grace_ms:
+            return None
+        delay_s = min(_DEFERRED_FOR_S * 2 ** len(mismatches), _DEFERRED_AT_MOST_S) * random.uniform(1, 1.2)
+        record = self._record(error)
+        _log(
+            logging.WARNING,
+            f"%s %s was enqueued by another version of the task (%s); tried again in {delay_s:.0f} s,"
+            " by a worker of that version if there is one",
+            self._task,
+            self._job_id,
+            _summary(record),
+        )
+        return DEFERRED, round(delay_s * 1000), None, _envelope.encode(record), None
+
+    def _is_mismatch(self, note: ErrorRecord) -> bool:
+        """Whether it was recorded by ``defer`` since the job last failed in another way."""
+        return note.attempt == self._attempt and note.qualname == ArgumentMismatch.__qualname__
 
     def fail(self, error: BaseException) -> Outcome:
         try:

@@ -37,6 +37,12 @@ class Shape:
     hints: Callable[[], list[Any]]
 
 
+def outline(shape: Shape) -> str:
+    """Name the members of an enumeration, or list the annotations of another class's fields."""
+    parts = list(shape.type.__members__) if issubclass(shape.type, enum.Enum) else shape.hints()
+    return f"{shape.name}: {parts}"
+
+
 def full_name(cls: type) -> str:
     """``module.qualname``, with the module's real name where it runs as a script."""
     return f"{module_name(cls.__module__)}.{cls.__qualname__}"

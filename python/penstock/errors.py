@@ -6,6 +6,7 @@ have been accepted all the same (`maybe_accepted`, which all of them have)?
 """
 
 __all__ = [
+    "ArgumentMismatch",
     "BrokerUnavailable",
     "CallTimeout",
     "CannotDecode",
@@ -134,6 +135,14 @@ class TaskError(JobError):
 
     def __str__(self) -> str:
         return f"{self.type_name}: {self.message}" if self.message else self.type_name
+
+
+class ArgumentMismatch(JobError, TypeError):
+    """The job's arguments do not fit the task's signature in the worker that took it.
+
+    They were enqueued by another version of the code. While another worker may be of that version
+    (``App(version_grace=...)``), the job is tried again later; this error then is the end of that.
+    """
 
 
 class UnknownTask(JobError):

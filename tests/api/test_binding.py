@@ -15,9 +15,10 @@ import typing
 import uuid
 from typing import TYPE_CHECKING, Any, Literal, NewType, Protocol, TypedDict, TypeVar, Unpack
 
+import msgspec
 import pytest
 
-from penstock import App
+from penstock import App, ArgumentMismatch
 
 if TYPE_CHECKING:
     from nowhere import Missing
@@ -260,3 +261,49 @@ def test_type_aliases_of_python_3_12(monkeypatch):
     assert arguments.decode(arguments.encode((tree,), {}))[0] == [tree]
     with pytest.raises(TypeError, match="argument tree must be Tree, not list"):
         arguments.encode(([1],), {})
+
+
+class NewColor(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclasses.dataclass
+class NewThing:
+    a: int
+    b: int = 2
+
+
+# As if a newer version of the code had changed these classes.
+for new, old in ((NewColor, Color), (NewThing, Thing)):
+    new.__qualname__ = old.__qualname__
+
+
+def before(number: int, color: Color, thing: Thing | None = None): ...
+def unchanged(number: int, color: Color, thing: Thing | None = None) -> int: ...
+def renamed(count: int, color: Color, thing: Thing | None = None): ...
+def added(number: int, color: Color, thing: Thing | None = None, more: int = 1): ...
+def annotated(number: float, color: Color, thing: Thing | None = None): ...
+def by_keyword(number: int, *, color: Color, thing: Thing | None = None): ...
+def required(number: int, color: Color, thing: Thing | None): ...
+def with_a_member_more(number: int, color: NewColor, thing: Thing | None = None): ...
+def with_a_field_more(number: int, color: Color, thing: NewThing | None = None): ...
+
+
+@pytest.mark.parametrize(
+    "function", [renamed, added, annotated, by_keyword, required, with_a_member_more, with_a_field_more]
+)
+def test_arguments_tell_the_version_of_the_signature_that_encoded_them(function):
+    body = arguments_of(before).encode((1, Color.RED), {})
+    assert not arguments_of(unchanged).is_of_another_version(body)
+    assert arguments_of(function).is_of_another_version(body)
+
+
+def test_arguments_without_a_version_are_of_no_other():
+    """Clients of before wrote none."""
+    arguments = arguments_of(plain)
+    body = msgspec.msgpack.encode([["a"], {}])
+    assert arguments.decode(body) == (["a"], {})
+    assert not arguments.is_of_another_version(body)
+    with pytest.raises(ArgumentMismatch, match=r"do not fit this version of the task: argument body must be str"):
+        arguments.decode(msgspec.msgpack.encode([["a", 2], {}]))

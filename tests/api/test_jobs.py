@@ -320,7 +320,7 @@ class TestRetriesOfACall:
             shop.fail.options(retries=0).s(), shop.fail.s(), shop.fail.options(retries=[0, 0]).s(), shop.listed.s()
         )
         for job, attempts in ((none, 1), (one, 2), (two, 3), (three, 4)):
-            with pytest.raises(ValueError, match="^0$"):
+            with pytest.raises(ValueError, match=r"^0$"):
                 job.result(timeout=30)
             info = job.info()
             assert info.attempts == attempts

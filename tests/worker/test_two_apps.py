@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from project import Project
+import pytest
+from project import Project, eventually
+
+from penstock import ArgumentMismatch, JobState
 
 APP = """
     from penstock import App
@@ -43,7 +46,7 @@ def test_a_job_of_a_newer_version_waits_for_a_worker_of_it(project: Project) -> 
     job = refund.delay(7)
     said = old.wait_for_output("no worker of queue")
     assert 'no worker of queue "default" has the task "new.refund": 1 job waits' in said
-    assert job.state == "waiting"
+    assert job.info().state == "waiting"
     project.worker("new:app", "-c", "1")
     assert job.result(timeout=60) == "shop ran refund(7)"
     assert job.info().attempts == 1
@@ -58,7 +61,53 @@ def test_a_burst_leaves_the_jobs_of_other_apps_where_they_are(project: Project) 
     orders = order.map(range(50))
     burst = project.worker("shop:app", "-c", "2", "--burst")
     assert burst.wait(60) == 0, burst.output
-    assert all(job.state == "succeeded" for job in orders)
+    assert all(job.info().state == "succeeded" for job in orders)
     assert project.status()["queues"][0]["ready"] == len(posts)
     assert project.worker("mail:app", "-c", "2", "--burst").wait(60) == 0
     assert [job.result(timeout=1) for job in posts] == [f"mail ran post({number})" for number in range(50)]
+
+
+VERSIONS = """
+    from penstock import App, _run
+
+    # Half a minute in earnest.
+    _run._DEFERRED_FOR_S = 0.05
+    app = App("shop", url="{url}", version_grace={grace})
+
+    @app.task(name="shop.order")
+    def order({parameters}) -> str:
+        return f"{{number}} {{colour}}"
+"""
+
+
+def write_version(project: Project, module: str, parameters: str, grace: int = 600) -> None:
+    project.write(f"{module}.py", VERSIONS.format(url=project.url, parameters=parameters, grace=grace))
+
+
+def test_a_job_of_a_new_version_is_not_failed_by_an_old_worker_of_its_task(project: Project) -> None:
+    write_version(project, "old", "number: int, colour: str = 'red'")
+    write_version(project, "new", "number: int, colour: str = 'red', size: int = 1")
+    order = project.tasks("new.py").order
+    old = project.worker("old:app", "-c", "1")
+    # What fits the old one is run by it.
+    assert order.delay(1, colour="blue").result(timeout=30) == "1 blue"
+    job = order.delay(2, size=40)
+    old.wait_for_output("was enqueued by another version of the task")
+    eventually(lambda: len(job.info().errors) >= 2)
+    assert {error.attempt for error in job.info().errors} == {1}
+    old.end()
+    project.worker("new:app", "-c", "1")
+    assert job.result(timeout=30) == "2 red"
+    info = job.info()
+    assert info.state is JobState.SUCCEEDED
+    assert info.errors[0].type_name == "penstock.ArgumentMismatch"
+
+
+def test_a_job_of_another_version_fails_once_the_grace_is_over(project: Project) -> None:
+    write_version(project, "old", "number: int, colour: str = 'red'", grace=0)
+    write_version(project, "new", "number: int, colour: str = 'red', size: int = 1")
+    project.worker("old:app", "-c", "1")
+    job = project.tasks("new.py").order.delay(2, size=40)
+    with pytest.raises(ArgumentMismatch, match=r"do not fit this version of the task: .*'size'"):
+        job.result(timeout=30)
+    assert len(job.info().errors) == 1

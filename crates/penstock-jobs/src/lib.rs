@@ -3,6 +3,7 @@
 //! ```text
 //!     succeeded    Ack, Put(result)
 //!     retry        Move(attempt + 1, note, due)
+//!     deferred     Move(note, due): nothing is counted
 //!     failed       Fail(error, note, why): the broker keeps the job, for people to look into
 //!     crashed      Release(crashed): the broker counts it, and fails the job when it was one too many
 //!     returned     Release(returned): nothing is counted
@@ -59,6 +60,12 @@ pub enum Outcome {
         note: Bytes,
         cost_us: u64,
     },
+    /// This worker can't run it, and one of another version may. `note`: the encoded error.
+    Deferred {
+        delay_ms: u64,
+        note: Bytes,
+        cost_us: u64,
+    },
     /// It raised for the last time. `value`: the encoded error for any client that asks for the result;
     /// `note`: the same for people who look into failed jobs; `failure`: what these are listed by.
     Failed {
@@ -86,18 +93,12 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
             delay_ms,
             note,
             cost_us,
-        } => vec![Op::Move {
-            lease,
-            queue: None,
-            due: (delay_ms > 0).then_some(Due::AfterMs(delay_ms)),
-            patch: HeaderPatch {
-                next_attempt: true,
-                note: Some(note),
-                expires_at: None,
-            },
+        } => run_later(lease, true, delay_ms, note, cost_us),
+        Outcome::Deferred {
+            delay_ms,
+            note,
             cost_us,
-        }]
-        .into(),
+        } => run_later(lease, false, delay_ms, note, cost_us),
         Outcome::Failed {
             value,
             note,
@@ -122,6 +123,21 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
         }]
         .into(),
     }
+}
+
+fn run_later(lease: Lease, next_attempt: bool, delay_ms: u64, note: Bytes, cost_us: u64) -> Tx {
+    vec![Op::Move {
+        lease,
+        queue: None,
+        due: (delay_ms > 0).then_some(Due::AfterMs(delay_ms)),
+        patch: HeaderPatch {
+            next_attempt,
+            note: Some(note),
+            expires_at: None,
+        },
+        cost_us,
+    }]
+    .into()
 }
 
 fn put_result(delivery: &DeliveryHead, body: Option<Bytes>) -> Option<Op> {
@@ -245,6 +261,15 @@ mod tests {
                 cost_us: 9,
             },
             r#"move to its queue, due None, next attempt true, note Some(b"n"), expires None, 9 us"#,
+        );
+        check(
+            true,
+            Outcome::Deferred {
+                delay_ms: 30_000,
+                note: note(),
+                cost_us: 9,
+            },
+            r#"move to its queue, due Some(AfterMs(30000)), next attempt false, note Some(b"n"), expires None, 9 us"#,
         );
         let failure = || Failure {
             class: "ValueError".to_owned(),

@@ -178,13 +178,20 @@ pub enum Kind {
     Failed = 2,
     /// It did not run to an end and burns no attempt.
     GivenBack = 3,
+    /// Its arguments are of another version of the task. It is tried again later, and burns no attempt.
+    Deferred = 4,
 }
 
 impl Kind {
     pub fn from_number(number: u8) -> Option<Self> {
-        [Self::Succeeded, Self::Retry, Self::Failed, Self::GivenBack]
-            .get(usize::from(number))
-            .copied()
+        const ALL: [Kind; 5] = [
+            Kind::Succeeded,
+            Kind::Retry,
+            Kind::Failed,
+            Kind::GivenBack,
+            Kind::Deferred,
+        ];
+        ALL.get(usize::from(number)).copied()
     }
 }
 
@@ -196,7 +203,7 @@ pub struct OutcomeFrame<'a> {
     pub index: u16,
     pub kind: Kind,
     pub cost_ns: u64,
-    /// Before the next attempt, for a retry.
+    /// Before the next attempt, for a retry, or until a deferred job is due.
     pub delay_ms: u64,
     pub value: Option<&'a [u8]>,
     /// Present for a job that failed for good, and for no other.

@@ -429,6 +429,11 @@ impl Supervisor {
                 cost_us,
             },
             Kind::GivenBack => Outcome::Returned,
+            Kind::Deferred => Outcome::Deferred {
+                delay_ms: frame.delay_ms,
+                note: note(),
+                cost_us,
+            },
         };
         self.settlements.add(ended.jobs, outcome);
         Some(())
