@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock._middleware import Call, Middleware
     from penstock._options import JobOptions, TaskOptions
     from penstock._retries import Retry
+    from penstock._shared_tasks import shared_task
     from penstock._task import AsyncTask, Sender, Signature, Task
     from penstock._waits import AsCompleted, Waited, aresults, as_completed, async_wait, results, wait
     from penstock.errors import (
@@ -71,6 +72,7 @@ __all__ = [
     "Signature",
     "Task",
     "TaskOptions",
+    "shared_task",
     # Jobs
     "AttemptError",
     "Job",
@@ -121,7 +123,8 @@ __all__ = [
 
 
 _HOMES = (
-    "_app", "_task", "_job", "_info", "_waits", "_current", "_retries", "_options", "_middleware", "errors", "_core",
+    "_app", "_task", "_shared_tasks", "_job", "_info", "_waits", "_current", "_retries", "_options", "_middleware",
+    "errors", "_core",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
 from penstock import _connection
@@ -15,15 +16,18 @@ from penstock._durations import Seconds, duration_ms, is_int
 from penstock._headers import adding, here
 from penstock._job import Job, job_id_of, remember_app
 from penstock._middleware import Call, Layers, Middleware
-from penstock._options import TaskOptions, checked_headers, refuse_unknown
+from penstock._options import JobOptions, TaskOptions, checked_headers, refuse_unknown
 from penstock._public import public
 from penstock._shapes import full_name, shown_name
+from penstock._shared_tasks import RemoteTask, SharedAsyncTask, SharedTask
 from penstock._task import (
     AnyTask,
     AsyncTask,
+    Sender,
     Signature,
     Task,
     check_task_options,
+    is_async,
     may_replace,
     place_of,
     refuse_unsuitable,
@@ -114,6 +118,49 @@ class App:
         """
         decorator = TaskDecorator(self, options)
         return decorator if function is None else decorator(function)
+
+    @overload
+    def add(self, task: AsyncTask[P, R], /) -> AsyncTask[P, R]: ...
+    @overload
+    def add(self, task: Task[P, R], /) -> Task[P, R]: ...
+    @overload
+    def add(self, module: ModuleType, /) -> list[AnyTask[..., Any]]: ...
+    def add(self, tasks: Any, /) -> Any:
+        """Make a ``@shared_task`` a task of this app as well, or all those that a module has at its top level.
+
+        Returns this app's task, or a list of them. ``ValueError`` when the module has none, or when a task of this
+        app has such a name already; ``TypeError`` for anything else.
+        """
+        if isinstance(tasks, SharedTask | SharedAsyncTask):
+            return tasks.bind(self)
+        if not isinstance(tasks, ModuleType):
+            raise TypeError(f"app.add takes a @shared_task or a module that has some, not {tasks!r}")
+        found = {id(each): each for each in vars(tasks).values() if isinstance(each, SharedTask | SharedAsyncTask)}
+        if not found:
+            raise ValueError(f"{tasks.__name__} has no @shared_task at its top level")
+        return [each.bind(self) for each in found.values()]
+
+    def remote_task(self, name: str, /, **options: Unpack[JobOptions]) -> Sender[..., Any]:
+        """Return a task by its name, whose code another program has: to enqueue it as any other.
+
+        Its worker checks the arguments, and this app's ``defaults`` and the given options stand in for those of
+        its decorator: name its queue. Where this app has such a task itself, that is the one.
+        """
+        sender: Sender[..., Any] = self.tasks.get(name) or RemoteTask(self, name)
+        return sender.options(**options) if options else sender
+
+    def send(self, name: str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+        """Enqueue a call of the task of this name, whose code another program may have.
+
+        Otherwise it is like ``delay``. For a queue and other options, see ``remote_task``.
+        """
+        job: Job[Any] = self.remote_task(name).delay(*args, **kwargs)
+        return job
+
+    async def asend(self, name: str, /, *args: Any, **kwargs: Any) -> Job[Any]:
+        """Like ``send``, but awaitable."""
+        job: Job[Any] = await self.remote_task(name).adelay(*args, **kwargs)
+        return job
 
     def job(self, job_id: str) -> Job[Any]:
         """Return the job of this id, whoever enqueued it. Asks the broker nothing."""
@@ -388,11 +435,7 @@ class TaskDecorator:
             # A task of another app: its function becomes a task of this one as well.
             function = function.function
         refuse_unsuitable(function)
-        kind: Any = AsyncTask if _is_async(function) else Task
+        kind: Any = AsyncTask if is_async(function) else Task
         task = kind(self._app, function, self._options)
         self._app._add(task)
         return task
-
-
-def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(inspect.unwrap(function))

@@ -24,6 +24,7 @@ from penstock.errors import ArgumentMismatch
 
 _encode = msgspec.msgpack.Encoder().encode
 _HIGHEST_BIT = 1 << 63
+_UNKNOWN_VERSION = _HIGHEST_BIT
 # In msgpack: the first byte of a body with a version, and the one before the version itself.
 _ARRAY_OF_THREE = b"\x93"
 _UINT_64 = b"\xcf"
@@ -84,7 +85,7 @@ class Arguments:
         Their version can be read even where they can't. Older clients wrote none.
         """
         has_version = body[:1] == _ARRAY_OF_THREE and body[-9:-8] == _UINT_64
-        return has_version and int.from_bytes(body[-8:]) != self._version
+        return has_version and int.from_bytes(body[-8:]) not in (self._version, _UNKNOWN_VERSION)
 
     def encode_result(self, value: object) -> bytes:
         """``TypeError`` names the task and what to do."""
@@ -119,6 +120,17 @@ class Arguments:
             f"{self._task}(): argument {name} must be {spell(hint)}, not {_describe(value)};"
             " pass such a value or change the annotation"
         )
+
+
+class UncheckedArguments(Arguments):
+    """Arguments of a task whose signature is not known here: any, of no known version."""
+
+    def __init__(self, task: str, custom: Mapping[str, CustomType], job_of: Callable[[bytes], object]) -> None:
+        super().__init__(task, _takes_anything, custom, job_of)
+        self._version = _UNKNOWN_VERSION
+
+
+def _takes_anything(*args: Any, **kwargs: Any) -> None: ...
 
 
 def _version(parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], codec: Codec) -> int:

@@ -278,6 +278,10 @@ def _arguments(item: object) -> tuple[Any, ...]:
     return tuple(item)
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(inspect.unwrap(function))
+
+
 def name_of(function: Callable[..., Any]) -> str:
     return f"{module_name(function.__module__)}.{function.__qualname__}"
 

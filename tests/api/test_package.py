@@ -44,6 +44,7 @@ def test_public_classes_are_shown_under_the_name_they_are_imported_by():
 # Public calls that ask no broker, or that `for` and `with` make usable from event loops too.
 ASKS_NOBODY = {
     "App": {
+        "add",
         "check",
         "codec",
         "headers",
@@ -51,6 +52,7 @@ ASKS_NOBODY = {
         "on_process_start",
         "on_process_stop",
         "on_worker_start",
+        "remote_task",
         "task",
         "use",
     },
@@ -58,7 +60,7 @@ ASKS_NOBODY = {
     "Task": {"job", "options", "s", "si"},
     "AsyncTask": {"job", "options", "s", "si"},
     "Signature": {"options"},
-    "penstock": {"as_completed", "current_job"},
+    "penstock": {"as_completed", "current_job", "shared_task"},
 }
 # `await` is no name.
 IRREGULAR = {"wait": "async_wait"}

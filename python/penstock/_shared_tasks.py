@@ -1,0 +1,135 @@
+"""Tasks whose app or whose code is elsewhere: those of libraries, and those that are known by name only."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
+
+from penstock import _core
+from penstock._arguments import UncheckedArguments
+from penstock._options import Options, TaskOptions, refuse_unknown
+from penstock._retries import RetryPolicy
+from penstock._task import AnyTask, AsyncTask, Task, check_task_options, is_async, name_of, refuse_unsuitable
+
+if TYPE_CHECKING:
+    from penstock._app import App
+    from penstock._arguments import Arguments
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class RemoteTask(AnyTask[..., Any]):
+    """A task whose code is not in this process, see ``App.send``."""
+
+    def __init__(self, app: App, name: str) -> None:
+        super().__init__(app, _elsewhere, {"name": name})
+
+    @functools.cached_property
+    def arguments(self) -> Arguments:
+        return UncheckedArguments(self.name, self.app._custom_types, self.app._job_of)
+
+
+def _elsewhere() -> None: ...
+
+
+class _Shared(AnyTask[P, R]):
+    """A task that gets its app later: all that depends on one is that of the task that ``App.add`` made of it."""
+
+    def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
+        refuse_unknown(options, TaskOptions.__annotations__, "@shared_task")
+        check_task_options(options)
+        self.function = function
+        self.name = options.get("name") or name_of(function)
+        self.given = options
+        self._bound: dict[App, AnyTask[P, R]] = {}
+        functools.update_wrapper(cast(Any, self), function, updated=())
+
+    def bind(self, app: App) -> AnyTask[P, R]:
+        """Make it a task of this app as well."""
+        kind: type[AnyTask[P, R]] = AsyncTask if self.is_async else Task
+        task = kind(app, self.function, self.given)
+        app._add(task)
+        self._bound[app] = task
+        return task
+
+    @property
+    def task(self) -> AnyTask[P, R]:  # type: ignore[override]
+        if len(self._bound) == 1:
+            (bound,) = self._bound.values()
+            return bound
+        add = f"app.add({self.function.__name__})"
+        if not self._bound:
+            raise RuntimeError(f"the shared task {self.name} has no app yet: call {add} first")
+        apps = ", ".join(repr(app.name) for app in self._bound)
+        raise RuntimeError(
+            f"the shared task {self.name} was added to several apps ({apps}): use what {add} of the one that you mean"
+            " returned"
+        )
+
+    @property
+    def app(self) -> App:  # type: ignore[override]
+        return self.task.app
+
+    @property
+    def retry_policy(self) -> RetryPolicy:  # type: ignore[override]
+        return self.task.retry_policy
+
+    @property
+    def _options(self) -> Options:  # type: ignore[override]
+        return self.task._options
+
+    @property
+    def _core_options(self) -> _core.Options:  # type: ignore[override]
+        return self.task._core_options
+
+    @property
+    def arguments(self) -> Arguments:
+        return self.task.arguments
+
+
+class SharedTask(_Shared[P, R], Task[P, R]):
+    """A function that becomes a task of each app that adds it."""
+
+
+class SharedAsyncTask(_Shared[P, R], AsyncTask[P, R]):
+    """An ``async def`` that becomes a task of each app that adds it."""
+
+
+class SharedTaskDecorator:
+    """``@shared_task(...)`` with its options, still without a function."""
+
+    def __init__(self, options: TaskOptions) -> None:
+        self._options = options
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Any, /) -> Any:
+        if isinstance(function, staticmethod):
+            function = function.__func__
+        refuse_unsuitable(function)
+        kind: Any = SharedAsyncTask if is_async(function) else SharedTask
+        return kind(function, self._options)
+
+
+@overload
+def shared_task(  # type: ignore[overload-overlap]
+    function: Callable[P, Coroutine[Any, Any, R]], /
+) -> AsyncTask[P, R]: ...
+@overload
+def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
+@overload
+def shared_task(**options: Unpack[TaskOptions]) -> SharedTaskDecorator: ...
+def shared_task(function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
+    """Make a function a task that has no app yet, for libraries: ``@shared_task`` or ``@shared_task(retries=5)``.
+
+    An app takes it with ``app.add(post)`` or ``app.add(mail_library)``. Until one has, enqueuing it raises
+    ``RuntimeError``, as it does when several have: then the task that ``app.add`` returned is the one to enqueue.
+    """
+    decorator = SharedTaskDecorator(options)
+    return decorator if function is None else decorator(function)
