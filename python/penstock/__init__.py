@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock._current import CurrentJob, current_job
     from penstock._info import AttemptError, JobInfo, JobState
     from penstock._job import Job
+    from penstock._job_logging import JobLogFilter
     from penstock._middleware import Call, Middleware
     from penstock._options import JobOptions, TaskOptions
     from penstock._retries import Retry
@@ -88,6 +89,7 @@ __all__ = [
     "wait",
     # Inside a task
     "CurrentJob",
+    "JobLogFilter",
     "Retry",
     "current_job",
     # What went wrong: with the job
@@ -124,7 +126,7 @@ __all__ = [
 
 _HOMES = (
     "_app", "_task", "_shared_tasks", "_job", "_info", "_waits", "_current", "_retries", "_options", "_middleware",
-    "errors", "_core",
+    "_job_logging", "errors", "_core",
 )  # fmt: skip
 
 

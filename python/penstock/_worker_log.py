@@ -6,18 +6,28 @@ import json
 import logging
 import time
 
+from penstock._job_logging import JobLogFilter
+
 # As the worker itself, which is not Python, calls them.
 LEVELS = {"WARNING": "WARN", "CRITICAL": "ERROR"}
 
 
 def log_to_stderr(level: str, style: str) -> None:
-    """Let the loggers of penstock write to stderr: lines like the worker's own, or JSON."""
+    """Write to stderr what nothing else takes: lines like the worker's own, or JSON, with the job that logs them.
+
+    The level is that of the app's loggers, unless it has set one for them. Penstock's own say one level less, as the
+    worker does: a line for each job is for those who debug.
+    """
     handler = UnlessConfigured()
     handler.setFormatter(Json() if style == "json" else Text())
+    handler.addFilter(JobLogFilter())
     logger = logging.getLogger("penstock")
     logger.addHandler(handler)
-    if level != "WARNING":
-        logger.setLevel(level)
+    logger.setLevel({"DEBUG": "INFO", "INFO": "WARNING"}.get(level, level))
+    # For records that find no handler at all. Python's own shows a bare message, without a time or a job.
+    logging.lastResort = handler
+    if not logging.root.handlers and logging.root.level == logging.WARNING:
+        logging.root.setLevel(level)
 
 
 class UnlessConfigured(logging.StreamHandler):  # type: ignore[type-arg]
@@ -32,9 +42,17 @@ def timestamp(record: logging.LogRecord) -> str:
     return f"{seconds}.{int(record.created * 1_000_000) % 1_000_000:06}Z"
 
 
+def job_of(record: logging.LogRecord) -> dict[str, str]:
+    """Return the fields that `JobLogFilter` has set, without those that are empty."""
+    fields = {name: getattr(record, name, "") for name in ("task", "job_id")}
+    return {name: value for name, value in fields.items() if value}
+
+
 class Text(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return f"{timestamp(record)} {LEVELS.get(record.levelname, record.levelname):>5} {record.message}"
+        job = " ".join(job_of(record).values())
+        message = f"{job}: {record.message}" if job else record.message
+        return f"{timestamp(record)} {LEVELS.get(record.levelname, record.levelname):>5} {message}"
 
 
 class Json(logging.Formatter):
@@ -44,6 +62,7 @@ class Json(logging.Formatter):
             "level": LEVELS.get(record.levelname, record.levelname),
             "message": record.getMessage(),
             "target": record.name,
+            **job_of(record),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

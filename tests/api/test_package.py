@@ -60,6 +60,7 @@ ASKS_NOBODY = {
     "Task": {"job", "options", "s", "si"},
     "AsyncTask": {"job", "options", "s", "si"},
     "Signature": {"options"},
+    "JobLogFilter": {"filter"},
     "penstock": {"as_completed", "current_job", "shared_task"},
 }
 # `await` is no name.

@@ -68,11 +68,11 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
         burst: arguments.burst,
         grace: Duration::from_secs(arguments.grace),
         log: ChildLog {
-            // A line for each job is an event here, and information to Python's logging.
             level: match arguments.log.level() {
                 LogLevel::Error => "ERROR",
-                LogLevel::Warning | LogLevel::Info => "WARNING",
-                LogLevel::Debug => "INFO",
+                LogLevel::Warning => "WARNING",
+                LogLevel::Info => "INFO",
+                LogLevel::Debug => "DEBUG",
             },
             json: matches!(arguments.log.log_format, LogFormat::Json),
         },

@@ -28,10 +28,10 @@ pub struct WorkerConfig {
     pub log: ChildLog,
 }
 
-/// What the logger `penstock` of a child writes to stderr. An app that configures logging has its own way.
+/// What the loggers of a child write to stderr. An app that configures logging has its own way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChildLog {
-    /// A level of Python's logging. `INFO` has a line for each job, `WARNING` for retries and failures only.
+    /// A level of Python's logging. `DEBUG` has a line for each job, `INFO` for retries and failures only.
     pub level: &'static str,
     /// One JSON object a line.
     pub json: bool,
