@@ -28,6 +28,9 @@ def run_jobs(app: App, worker: str, link: ChildLink) -> None:
         # As little as can be between two jobs: this loop is most of what a short one costs.
         for job in link:
             finish(*run(*job))
+            if runner.is_unsound:
+                # Its jobs would fail one after another, with errors that are not theirs.
+                raise RuntimeError("an error could not be recorded: this process is replaced by another")
     except (BrokenPipeError, ConnectionResetError):
         # The supervisor is gone, and this process with it.
         pass

@@ -52,6 +52,8 @@ class Runner:
         self._app = app
         self._worker = worker
         self._loop: asyncio.Runner | None = None
+        # Set when not even an error could be recorded, as after a task that has changed a built-in function.
+        self.is_unsound = False
 
     def run(
         self,
@@ -292,6 +294,7 @@ class _Attempt:
 
     def _bare_record(self, error: BaseException, internal: BaseException) -> tuple[ErrorRecord, Listing]:
         """Write down what can be told of an error that can't be looked at."""
+        self._runner.is_unsound = True
         message = f"<it could not be recorded: {_summary_of(internal)}>"
         name = type.__getattribute__(type(error), "__name__")
         record = ErrorRecord(
