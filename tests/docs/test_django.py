@@ -6,6 +6,9 @@ from pathlib import Path
 
 from blocks import ROOT, blocks
 
+import penstock
+from penstock import App
+
 SETTINGS = """
     from pathlib import Path
 
@@ -54,7 +57,24 @@ REQUESTS = """
 """
 
 
-def test_the_page_works_as_it_says(project):
+CONNECTIONS = """
+    import django
+    from django.db import connection
+
+    django.setup()
+
+    from shop.tasks import app
+
+
+    @app.task(name="shop.use_database")
+    def use_database() -> bool:
+        was_open = connection.connection is not None
+        connection.ensure_connection()
+        return was_open
+"""
+
+
+def write_project(project):
     for block in blocks(ROOT / "docs" / "django.md", "python"):
         assert block.file is not None
         project.write(block.file, block.text)
@@ -62,6 +82,9 @@ def test_the_page_works_as_it_says(project):
         project.write(f"shop/{name}.py", source)
     project.write("manage.py", "")
 
+
+def test_the_page_works_as_it_says(project):
+    write_project(project)
     settings = {"DJANGO_SETTINGS_MODULE": "shop.settings", "PENSTOCK_URL": "local:.penstock"}
     project.python(REQUESTS, **settings)
     waiting = {queue["name"]: queue["ready"] for queue in project.status()["queues"]}
@@ -71,3 +94,11 @@ def test_the_page_works_as_it_says(project):
     assert worker.wait(60) == 0, worker.output
     assert project.status()["queues"][0]["ready"] == 0
     assert Path(project.directory, "shop", "db.sqlite3").exists()
+
+
+def test_no_connection_outlives_the_job_that_opened_it(project):
+    write_project(project)
+    project.write("shop/connections.py", CONNECTIONS)
+    project.worker("shop.connections:app", "-c", "1", DJANGO_SETTINGS_MODULE="shop.settings")
+    use = App("shop").task(name="shop.use_database")(lambda: None)
+    assert penstock.results([use.delay(), use.delay()], timeout=30) == [False, False]
