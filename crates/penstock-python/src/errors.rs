@@ -117,13 +117,7 @@ impl Failure {
                 reason,
                 ". The job was not accepted; enqueue it again once a broker is within reach.",
             ),
-            ErrorKind::Unauthorized => (
-                Kind::Unauthorized,
-                format!(
-                    "{reason}; set PENSTOCK_TOKEN to the token that the server was started with"
-                ),
-                "",
-            ),
+            ErrorKind::Unauthorized => (Kind::Unauthorized, reason, ""),
             ErrorKind::TooLarge => (Kind::PayloadTooLarge, reason, ""),
             ErrorKind::Invalid => (Kind::InvalidConfiguration, reason, ""),
             ErrorKind::NotOffered => (Kind::NotOffered, reason, ". Nothing was sent"),

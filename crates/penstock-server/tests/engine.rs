@@ -70,8 +70,9 @@ fn only_the_right_token_opens() {
             Some(says) => assert_eq!(world.farewell(client), (Why::Unauthorized, says.to_owned())),
         }
     }
-    let wanted = Some("this broker wants a token: set PENSTOCK_TOKEN");
-    let other = Some("this broker has another token than this PENSTOCK_TOKEN");
+    let wanted =
+        Some("this broker wants a token: set PENSTOCK_TOKEN to the one that it was started with");
+    let other = Some("wrong PENSTOCK_TOKEN: set it to the token that the broker was started with");
     check(b"secret", Peer::MustShowToken, None);
     check(b"", Peer::MustShowToken, wanted);
     check(b"secreT", Peer::MustShowToken, other);

@@ -75,7 +75,7 @@ fn a_token_may_stand_in_a_file() {
     let refused = status("guess");
     assert_eq!(refused.status.code(), Some(78));
     assert!(
-        text(&refused).contains("another token"),
+        text(&refused).contains("wrong PENSTOCK_TOKEN"),
         "{}",
         text(&refused)
     );

@@ -294,7 +294,7 @@ impl Session {
         match Why::try_from(close.why) {
             Ok(Why::Unauthorized) => LinkEnd::Hopeless(
                 ErrorKind::Unauthorized,
-                format!("the broker at {broker} refused this client's token: {text}"),
+                format!("the broker at {broker} refused this client: {text}"),
             ),
             Ok(Why::Version) => LinkEnd::Hopeless(
                 ErrorKind::Invalid,

@@ -728,7 +728,7 @@ fn each_way_to_be_turned_away_says_what_to_do() {
     check(
         Why::Unauthorized,
         "wrong token",
-        r#"Hopeless(Unauthorized, "the broker at unix:test refused this client's token: wrong token")"#,
+        r#"Hopeless(Unauthorized, "the broker at unix:test refused this client: wrong token")"#,
     );
     check(
         Why::Version,

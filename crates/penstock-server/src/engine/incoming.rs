@@ -203,8 +203,8 @@ fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&Token>) -> Resul
         return Err(Refused {
             why: Why::Unauthorized,
             text: match hello.token.is_empty() {
-                true => "this broker wants a token: set PENSTOCK_TOKEN".to_owned(),
-                false => "this broker has another token than this PENSTOCK_TOKEN".to_owned(),
+                true => "this broker wants a token: set PENSTOCK_TOKEN to the one that it was started with".to_owned(),
+                false => "wrong PENSTOCK_TOKEN: set it to the token that the broker was started with".to_owned(),
             },
         });
     }
