@@ -203,7 +203,7 @@ class App:
         connection = self._connected()
         job_ids = connection.publish_many([signature._prepare() for signature in signatures], self.call_timeout)
         connection.log_notices(BLOCKING)
-        return _shaped(calls, [Job(self, job_id, accepted=True) for job_id in job_ids])
+        return _shaped(calls, [Job(self, job_id, True) for job_id in job_ids])
 
     @overload
     async def aenqueue(self, call: Signature[R], /) -> Job[R]: ...
@@ -237,7 +237,7 @@ class App:
             return _shaped(calls, await self._asend([signature._call() for signature in signatures]))
         jobs = [signature._prepare() for signature in signatures]
         job_ids = await self._connected().submit(jobs, self.call_timeout)
-        return _shaped(calls, [Job(self, job_id, accepted=True) for job_id in job_ids])
+        return _shaped(calls, [Job(self, job_id, True) for job_id in job_ids])
 
     def headers(self, headers: Mapping[str, str] | None = None, /, **named: str) -> AbstractContextManager[None]:
         """Give all calls in the block these headers: ``with app.headers(tenant="north"):``.
@@ -363,18 +363,18 @@ class App:
         connection = self._connected()
         job_ids = connection.publish_many(jobs, self.call_timeout)
         connection.log_notices(BLOCKING)
-        return [Job(self, job_id, accepted=True) for job_id in job_ids]
+        return [Job(self, job_id, True) for job_id in job_ids]
 
     async def _submit(self, calls: Sequence[Call]) -> list[Job[Any]]:
         jobs = [call._prepared() for call in calls]
         if not jobs:
             return []
         job_ids = await self._connected().submit(jobs, self.call_timeout)
-        return [Job(self, job_id, accepted=True) for job_id in job_ids]
+        return [Job(self, job_id, True) for job_id in job_ids]
 
     def _job_of(self, job_id: bytes) -> Job[Any]:
         """Make a job of an id that came in an argument or a result, so that somebody had enqueued it."""
-        return Job(self, job_id, accepted=True)
+        return Job(self, job_id, True)
 
     def _codec_of(self, task: str) -> Codec:
         known = self.tasks.get(task)

@@ -63,7 +63,7 @@ class Job(Generic[R_co]):
 
     __slots__ = ("__weakref__", "_accepted", "_app", "_end", "_id")
 
-    def __init__(self, app: App, job_id: bytes, *, accepted: bool = False) -> None:
+    def __init__(self, app: App, job_id: bytes, accepted: bool = False) -> None:
         self._app = app
         self._id = job_id
         # Whether it is known that a broker had it, and so that it has ended when the broker no longer knows it.
@@ -375,7 +375,7 @@ def _unpickled(name: str, url: str, job_id: bytes, accepted: bool) -> Job[Any]:
         from penstock._app import App
 
         app = App(name, url)
-    return Job(app, job_id, accepted=accepted)
+    return Job(app, job_id, accepted)
 
 
 def _check_cancel(reason: str, running: str) -> None:

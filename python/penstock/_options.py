@@ -112,8 +112,11 @@ class Options:
 
     def for_core(self) -> _core.Options:
         """Check everything and freeze it; ``ValueError`` or ``TypeError`` says what is wrong."""
-        if not isinstance(self.queue, str) or not self.queue:
-            raise ValueError(f"queue must be a name, not {self.queue!r}")
+        queue = self.queue
+        if not isinstance(queue, str) or not queue or queue != queue.strip() or not queue.isprintable():
+            raise ValueError(
+                f"queue must be a name, not {queue!r}; it has no control characters and no spaces around it"
+            )
         if not is_int(self.priority) or not 0 <= self.priority <= 9:
             raise ValueError(f"priority must be an integer from 0 to 9, not {self.priority!r}")
         if self.countdown is not None and self.eta is not None:

@@ -69,7 +69,7 @@ class Sender(Generic[P, R]):
         connection = app._connected()
         job_id = connection.publish(self._core_options, body, app.call_timeout)
         connection.log_notices(BLOCKING)
-        return Job(app, job_id, accepted=True)
+        return Job(app, job_id, True)
 
     async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As ``delay``, for an event loop. Cancelling it does not take the job back."""
@@ -96,11 +96,14 @@ class Sender(Generic[P, R]):
         return await self._submit([(_arguments(item), {}) for item in items])
 
     def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
-        """A call to be enqueued later. In a chain the result before it becomes its first argument."""
+        """Return a call to be enqueued later, with any part of its arguments: ``app.enqueue(send.s("ada"))``.
+
+        Arguments are checked when it is enqueued, not by type checkers; ``si`` is checked by both.
+        """
         return Signature(self, args, kwargs)
 
     def si(self, /, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
-        """As ``s``, but complete: in a chain it does not take the result before it."""
+        """Return a call with all of its arguments, to be enqueued later."""
         return Signature(self, args, kwargs, immutable=True)
 
     def options(self, **options: Unpack[JobOptions]) -> Sender[P, R]:
@@ -117,7 +120,7 @@ class Sender(Generic[P, R]):
         connection = app._connected()
         job_ids = connection.publish_same(self._core_options, bodies, app.call_timeout)
         connection.log_notices(BLOCKING)
-        return [Job(app, job_id, accepted=True) for job_id in job_ids]
+        return [Job(app, job_id, True) for job_id in job_ids]
 
     async def _submit(self, arguments: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Job[R]]:
         bodies = [self.task._encode(args, kwargs) for args, kwargs in arguments]
@@ -128,7 +131,7 @@ class Sender(Generic[P, R]):
             return await app._asend(self._calls(arguments, bodies))
         jobs = [(self._core_options, body) for body in bodies]
         job_ids = await app._connected().submit(jobs, app.call_timeout)
-        return [Job(app, job_id, accepted=True) for job_id in job_ids]
+        return [Job(app, job_id, True) for job_id in job_ids]
 
     def _calls(self, arguments: list[tuple[tuple[Any, ...], dict[str, Any]]], bodies: list[bytes]) -> list[Call]:
         return [self._call(args, kwargs, body) for (args, kwargs), body in zip(arguments, bodies, strict=True)]
@@ -158,6 +161,10 @@ class AnyTask(Sender[P, R]):
     """What ``Task`` and ``AsyncTask`` share."""
 
     is_async = False
+    # Of the function, from functools.update_wrapper.
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[..., Any]
 
     def __init__(self, app: App, function: Callable[..., Any], options: TaskOptions) -> None:
         refuse_unknown(options, TaskOptions.__annotations__, "@app.task")

@@ -218,6 +218,8 @@ class TestTwoTasksOfOneName:
         ({"priority": True}, "priority must be an integer from 0 to 9, not True"),
         ({"queue": ""}, "queue must be a name, not ''"),
         ({"queue": 3}, "queue must be a name, not 3"),
+        ({"queue": "a\n"}, "queue must be a name, not 'a\\n'; it has no control characters and no spaces around it"),
+        ({"queue": " "}, "queue must be a name, not ' '"),
         ({"durability": "tape"}, 'durability must be "replicated", "disk", "os" or "none", not \'tape\''),
     ],
 )

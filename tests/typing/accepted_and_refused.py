@@ -5,9 +5,24 @@ other lines there must be none. ``assert_type`` is refused when the type is anot
 """
 
 import datetime
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_type
 
-from penstock import App, AsyncTask, CurrentJob, Job, JobInfo, JobState, Retry, Signature, Task, current_job
+import penstock
+from penstock import (
+    App,
+    AsyncTask,
+    Call,
+    CurrentJob,
+    Job,
+    JobInfo,
+    JobState,
+    Middleware,
+    Retry,
+    Signature,
+    Task,
+    current_job,
+)
 
 app = App("shop", url="memory:", call_timeout=2)
 App("shop", call_timeout="2")  # E: arg-type
@@ -118,11 +133,57 @@ def look(job: Job[int], anything: Job[object]) -> None:
     assert_type(job.id, str)
     assert_type(job.cancel("no longer wanted"), JobState)
     assert_type(job.info(), JobInfo)
+    assert_type(job.done(), bool)
+    job.cancel(3)  # E: arg-type
+    job.cancel(running="kill")  # E: arg-type
     job.result("1")  # E: arg-type
     job.id = "x"  # E: misc
     look(job, job)
     look(anything, job)  # E: arg-type
     assert_type(app.job("0" * 32), Job[Any])
+    assert_type(send.job("0" * 32), Job[int])
+
+
+# Many jobs
+def look_at_many(jobs: list[Job[int]], others: tuple[Job[bytes], ...]) -> None:
+    assert_type(penstock.results(jobs), list[int])
+    assert_type(penstock.results(others, timeout=3, return_errors=False), list[bytes])
+    assert_type(penstock.results(jobs, return_errors=True), list[int | BaseException])
+    assert_type(penstock.wait(jobs).done, list[Job[int]])
+    _done, pending = penstock.wait(jobs, return_when="first")
+    assert_type(pending, list[Job[int]])
+    for job in penstock.as_completed(jobs):
+        assert_type(job.result(), int)
+    penstock.results([1])  # E: arg-type
+    penstock.wait(jobs, return_when="any")  # E: arg-type
+
+
+# Middleware, headers, hooks
+class Trace(Middleware):
+    def enqueue(self, calls: Sequence[Call], next: Callable[[Sequence[Call]], list[Job[Any]]]) -> list[Job[Any]]:
+        for call in calls:
+            call.headers["trace"] = "1"
+            call.headers["trace"] = 1  # E: assignment
+        return next(calls)
+
+    def run(self, job: CurrentJob, next: Callable[[], object]) -> object:
+        assert_type(job.headers, Mapping[str, str])
+        return next()
+
+
+class Wrong(Middleware):
+    def run(self, job: str, next: Callable[[], object]) -> object:  # E: override
+        return next()
+
+
+app.use(Trace())
+app.use(Trace)  # E: arg-type
+with app.headers(tenant="north"):
+    pass
+app.headers(tenant=3)  # E: arg-type
+App("defaults", defaults={"retries": None, "queue": "mail"})
+App("defaults", defaults={"retires": 3})  # E: arg-type
+assert_type(send.__name__, str)
 
 
 # asyncio
@@ -135,6 +196,12 @@ async def main() -> None:
     assert_type(await send.s("a").adelay(), Job[int])
     assert_type(await send.delay("a").aresult(timeout=3), int)
     assert_type(await send.delay("a").ainfo(), JobInfo)
+    assert_type(await send.delay("a").acancel(), JobState)
+    assert_type(await app.aenqueue(size.s("a"), send.s("b")), tuple[Job[float], Job[int]])
+    assert_type(await penstock.aresults([await send.adelay("a")]), list[int])
+    assert_type((await penstock.async_wait([await send.adelay("a")])).pending, list[Job[int]])
+    async for job in penstock.as_completed([await send.adelay("a")]):
+        assert_type(job, Job[int])
     await send.adelay(1)  # E: arg-type
     await fetch.adelay("a", limit="3")  # E: arg-type
     await size.amap([1])  # E: list-item
