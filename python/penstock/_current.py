@@ -4,7 +4,6 @@
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock._public import public
@@ -32,7 +31,7 @@ class CurrentJob:
     worker: str
     generation: int = 0
     """How often it was retried after it had failed for good; its task's retries begin anew each time."""
-    headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), hash=False)
+    headers: Mapping[str, str] = field(default_factory=dict, hash=False)
     """The headers that it was enqueued with."""
 
 
@@ -64,7 +63,7 @@ def current_job() -> CurrentJob | None:
         retries_left=None if limit is None else max(0, limit - (attempt - attempts_before)),
         worker=worker,
         generation=generation,
-        headers=MappingProxyType(headers),
+        headers=dict(headers),
     )
 
 

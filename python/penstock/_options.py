@@ -50,7 +50,7 @@ class TaskOptions(TypedDict, total=False):
     no_retry_on: type[BaseException] | Iterable[type[BaseException]]
     """Which of those are not. Default: none."""
     max_crashes: int
-    """How often the worker process may die running it before it is given up. Default: 3."""
+    """At this death of a worker process that runs it, the job is given up; 1: it never runs again. Default: 3."""
     on_crash: Literal["retry", "fail"]
     """``"fail"``: never run it again after its worker process died, which makes it at most once."""
 

@@ -88,7 +88,7 @@ class Runner:
             context = contextvars.copy_context()
             try:
                 value = context.run(
-                    self._call if self._app._run_layers is None else self._call_within,
+                    self._call if known.app._run_layers is None else self._call_within,
                     known,
                     args,
                     kwargs,
@@ -129,7 +129,7 @@ class Runner:
         running.set(current)
         if current[2] is not None:
             inherit(current[2][3])
-        job, layers = current_job(), self._app._run_layers
+        job, layers = current_job(), task.app._run_layers
         assert job is not None
         assert layers is not None
         return layers.run(task, job, args, kwargs)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import pickle
 import threading
 
 import pytest
@@ -55,6 +57,19 @@ def test_a_block_gives_headers_to_all_calls_in_it():
         assert look.delay().result() == {}
 
 
+def test_the_current_job_is_plain_data_with_its_headers():
+    shop = App("plain", "memory:plain")
+
+    @shop.task
+    def as_data() -> dict[str, object]:
+        job = current_job()
+        assert pickle.loads(pickle.dumps(job)) == job
+        return dataclasses.asdict(job)["headers"]
+
+    with inline(shop):
+        assert as_data.options(headers={"a": "1"}).delay().result() == {"a": "1"}
+
+
 def test_a_block_is_of_its_app_and_its_thread():
     other = App("other", "memory:other-headers")
     with inline(app), other.headers(tenant="north"):
@@ -88,6 +103,20 @@ def test_a_job_hands_its_headers_on():
         assert enqueue_another.delay({}).result() == {}
         with app.headers(tenant="north"):
             assert enqueue_another.delay({}).result() == {"tenant": "north"}
+
+
+def test_a_job_sees_nothing_of_the_block_that_it_was_enqueued_in():
+    """A block of another app gives this app's job no header; in a worker there would be no block."""
+    other = App("other", "memory:other-block")
+    inner = other.task(name="inner")(headers_here)
+
+    @app.task(name="enqueues_inner")
+    def enqueues_inner() -> dict[str, str]:
+        return inner.delay().result()
+
+    with inline(app), inline(other), other.headers(tenant="north"):
+        assert inner.delay().result() == {"tenant": "north"}
+        assert enqueues_inner.delay().result() == {}
 
 
 class Stamp(Middleware):
