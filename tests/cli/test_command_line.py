@@ -181,7 +181,7 @@ def test_a_paused_queue_keeps_its_jobs_until_it_is_resumed(shop):
     assert shop.penstock("pause", "mail").returncode == 0
     shop.worker("tasks:app", "-c", "1")
     assert tasks.double.delay(2).result(timeout=30) == 4
-    assert job.state == "waiting"
+    assert job.info().state == "waiting"
     assert json.loads(shop.penstock("resume", "queue:mail", "--json").output) == {
         "address": "queue:mail",
         "paused": False,
