@@ -34,8 +34,6 @@ T = TypeVar("T")
 # A long wait comes back this often to show what the broker wants people to know: that no worker
 # serves the queue is best told to whoever waits for one.
 _WAIT_SLICE_S = 10.0
-# For so long a broker may take to say which of many jobs have ended.
-_ASKING_S = 30.0
 
 # What an event loop calls in place of the calls that enqueue.
 BLOCKING = ("delay()", "adelay()")
@@ -118,15 +116,18 @@ class Connection:
         end = await self._call(lambda port, token: self._client.watch_all(job_ids, timeout_s, port, token))
         return cast(list[tuple[int, bytes]], end)
 
-    def each(self, job_ids: Sequence[bytes], timeout_s: float | None) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
+    def each(
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float
+    ) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
         """Yield (place, end) of each job as it ends.
 
-        With a timeout of 0 or less each is yielded at once, with None for one that has not ended.
+        With a timeout of 0 or less each is yielded at once, with None for one that has not ended; that takes the
+        broker at most the timeout of a call.
         """
         port, poll = _core.Port(), select.poll()
         poll.register(port.fileno(), select.POLLIN)
         left = len(job_ids)
-        self._begin_each(job_ids, timeout_s, port)
+        self._begin_each(job_ids, timeout_s, call_timeout_s, port)
         try:
             while left:
                 poll.poll(_WAIT_SLICE_S * 1000)
@@ -141,7 +142,7 @@ class Connection:
             port.close()
 
     async def aeach(
-        self, job_ids: Sequence[bytes], timeout_s: float | None
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float
     ) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
         """Like ``each``, for an event loop."""
         import asyncio
@@ -150,7 +151,7 @@ class Connection:
         left = len(job_ids)
         loop.add_reader(port.fileno(), ready.set)
         try:
-            self._begin_each(job_ids, timeout_s, port)
+            self._begin_each(job_ids, timeout_s, call_timeout_s, port)
             while left:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ready.wait(), _WAIT_SLICE_S)
@@ -166,9 +167,11 @@ class Connection:
             self._client.forget(port, 0)
             port.close()
 
-    def _begin_each(self, job_ids: Sequence[bytes], timeout_s: float | None, port: _core.Port) -> None:
+    def _begin_each(
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float, port: _core.Port
+    ) -> None:
         only_ask = timeout_s is not None and timeout_s <= 0
-        self._client.watch_each(job_ids, _ASKING_S if only_ask else timeout_s, only_ask, port, 0)
+        self._client.watch_each(job_ids, call_timeout_s if only_ask else timeout_s, only_ask, port, 0)
 
     async def _call(self, start: Callable[[_core.Port, int], None]) -> object:
         self.log_notices()

@@ -1,7 +1,7 @@
 """Waiting for many jobs at once, by one question to their broker."""
 
 # No `from __future__ import annotations`: see `_public.py`.
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from penstock._connection import warn_of_blocking
@@ -99,7 +99,7 @@ def wait(
     ended: set[int] = set()
     if given:
         try:
-            for place, end in _connection_of(given).each([job._id for job in given], limit_s):
+            for place, end in _each(given, limit_s):
                 if end is not None:
                     _keep(given[place], end)
                     ended.add(place)
@@ -117,7 +117,7 @@ async def async_wait(
     given, limit_s = _given(jobs, return_when), timeout_s("timeout", timeout)
     ended: set[int] = set()
     if given:
-        ends = _connection_of(given).aeach([job._id for job in given], limit_s)
+        ends = _aeach(given, limit_s)
         try:
             async for place, end in ends:
                 if end is not None:
@@ -146,7 +146,7 @@ class AsCompleted(Generic[R]):
         if not given:
             return
         try:
-            for place, end in _connection_of(given).each([job._id for job in given], self._timeout_s):
+            for place, end in _each(given, self._timeout_s):
                 if end is not None:
                     left.discard(place)
                     yield _keep(given[place], end)
@@ -159,7 +159,7 @@ class AsCompleted(Generic[R]):
         given, left = self._jobs, set(range(len(self._jobs)))
         if not given:
             return
-        ends = _connection_of(given).aeach([job._id for job in given], self._timeout_s)
+        ends = _aeach(given, self._timeout_s)
         try:
             async for place, end in ends:
                 if end is not None:
@@ -193,6 +193,14 @@ def _given(jobs: Iterable[Job[R]], return_when: str) -> list[Job[R]]:
 
 def _only_asks(limit_s: float | None) -> bool:
     return limit_s is not None and limit_s <= 0
+
+
+def _each(jobs: list[Job[Any]], limit_s: float | None) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
+    return _connection_of(jobs).each([job._id for job in jobs], limit_s, jobs[0]._app.call_timeout)
+
+
+def _aeach(jobs: list[Job[Any]], limit_s: float | None) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
+    return _connection_of(jobs).aeach([job._id for job in jobs], limit_s, jobs[0]._app.call_timeout)
 
 
 def _connection_of(jobs: list[Job[R]]) -> "Connection":

@@ -131,13 +131,15 @@ class _InlineConnection:
     async def watch_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         return self.wait_all(job_ids, timeout_s)
 
-    def each(self, job_ids: Sequence[bytes], timeout_s: float | None) -> Iterator[tuple[int, tuple[int, bytes]]]:
+    def each(
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float
+    ) -> Iterator[tuple[int, tuple[int, bytes]]]:
         yield from enumerate(self.wait_all(job_ids, timeout_s))
 
     async def aeach(
-        self, job_ids: Sequence[bytes], timeout_s: float | None
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float
     ) -> AsyncGenerator[tuple[int, tuple[int, bytes]], None]:
-        for end in self.each(job_ids, timeout_s):
+        for end in self.each(job_ids, timeout_s, call_timeout_s):
             yield end
 
     def log_notices(self, blocking: object = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -91,6 +92,19 @@ def test_result_waits_through_a_restart_of_the_broker(project, tasks):
     project.kill_broker()
     project.worker()
     assert job.result(timeout=None) == 8
+
+
+def test_many_jobs_are_waited_for_through_a_restart_of_the_broker(project, tasks):
+    import penstock
+
+    jobs = tasks.double.map([1, 2, 3])
+    seen = []
+    thread = threading.Thread(target=lambda: seen.extend(penstock.as_completed(jobs)))
+    thread.start()
+    project.kill_broker()
+    project.worker()
+    thread.join(60)
+    assert sorted(job.result() for job in seen) == [2, 4, 6]
 
 
 def test_a_result_that_does_not_come_is_a_timeout_and_the_job_goes_on(project, tasks):
