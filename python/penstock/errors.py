@@ -91,7 +91,7 @@ class DiskFull(PenstockError):
 
 
 class NotOffered(_CallError):
-    """The broker does not offer this: it is older than this client, or its engine has no such thing.
+    """The broker is older than this client, its engine has no such thing, or the thing is not built yet.
 
     Nothing was changed. The text says what to install, or which option to change.
     """
