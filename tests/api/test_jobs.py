@@ -201,6 +201,7 @@ class TestCancel:
         (project.directory / "end").touch()
         assert job.result(timeout=30) == 3
         assert job.cancel() is JobState.SUCCEEDED
+        assert (job.info().task, job.info().queue) == ("shop.work", "default")
 
     def test_checks_what_it_is_given(self, send):
         job = send.delay("ada")
@@ -323,7 +324,7 @@ class TestRetriesOfACall:
             with pytest.raises(ValueError, match=r"^0$"):
                 job.result(timeout=30)
             info = job.info()
-            assert info.attempts == attempts
+            assert (info.state, info.queue, info.attempts) == (JobState.FAILED, "default", attempts)
             assert [error.message for error in info.errors] == [str(left) for left in range(attempts - 1, -1, -1)]
         info = three.info()
         second, third = info.errors[1:3]
