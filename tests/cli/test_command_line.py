@@ -25,7 +25,7 @@ TASKS = """
 
 COMMANDS = [
     "worker", "workers", "server", "status", "ping", "queue", "purge", "limit", "pause", "resume",
-    "journal", "broker", "demo",
+    "job", "failed", "journal", "broker", "demo",
 ]  # fmt: skip
 
 

@@ -5,15 +5,19 @@ mod broker;
 mod confirm;
 mod demo;
 mod exit;
+mod failed;
 mod habits;
+mod job;
 mod journal;
 mod limit;
 mod logging;
 mod memory;
+mod moment;
 mod pause;
 mod ping;
 mod purge;
 mod queue;
+mod record;
 mod remote;
 mod server;
 mod status;
@@ -70,6 +74,10 @@ enum Command {
     Pause(pause::Arguments),
     /// Begin the jobs of a paused queue again
     Resume(pause::Arguments),
+    /// Look into one job, cancel or retry it
+    Job(job::Arguments),
+    /// Look into failed jobs, retry or forget them
+    Failed(failed::Arguments),
     /// Check, repair or upgrade a journal on disk
     Journal(journal::Arguments),
     /// Stop a local broker
@@ -94,6 +102,8 @@ fn main() -> ExitCode {
         Command::Limit(arguments) => limit::run(&arguments),
         Command::Pause(arguments) => pause::pause(&arguments),
         Command::Resume(arguments) => pause::resume(&arguments),
+        Command::Job(arguments) => job::run(&arguments),
+        Command::Failed(arguments) => failed::run(&arguments),
         Command::Journal(arguments) => journal::run(&arguments),
         Command::Broker(arguments) => broker::run(&arguments),
         Command::Demo(arguments) => demo::run(arguments),

@@ -3,15 +3,15 @@
 use std::io::{Write, stderr};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, connect};
+use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, ValueSink, connect};
 use penstock_message::{
-    Answer, Applied, Durability, Op, OperationStatus, Query, Receipt, Status, StatusPage,
-    StatusQuery, Tx,
+    Answer, Applied, Durability, Key, KeyState, MessageId, MessageInfo, Op, OperationStatus, Query,
+    Receipt, Status, StatusPage, StatusQuery, Tx,
 };
 use penstock_server::local::{LocalPaths, is_nobody};
 
@@ -106,6 +106,35 @@ impl Broker {
         Status::collect(|page| self.status_page(page))
     }
 
+    /// What the broker knows of a job that it holds; `None`: it holds none of this id.
+    pub fn job(&self, id: MessageId) -> Result<Option<MessageInfo>, Failure> {
+        match self.ask(Query::Message(id))? {
+            Answer::Message(info) => Ok(info),
+            _ => Err(Failure::new(
+                FAILED,
+                "the broker gave another answer than a job",
+            )),
+        }
+    }
+
+    /// How it stands with a key now.
+    pub fn peek(&self, key: Key) -> Result<KeyState, Failure> {
+        let (told, answer) = channel();
+        let sink = Arc::new(Peek(Mutex::new(told)));
+        self.driver.peek(vec![key], Some(deadline()), sink);
+        match answer.recv() {
+            Ok(Peeked::State(state)) => Ok(state),
+            Ok(Peeked::Failed(error)) => Err(error.into()),
+            Ok(Peeked::TimedOut) | Err(_) => Err(Failure::new(
+                NO_BROKER,
+                format!(
+                    "the broker has not answered within {} s",
+                    PATIENCE.as_secs()
+                ),
+            )),
+        }
+    }
+
     /// Carries out operations one by one: each has a receipt of its own.
     pub fn commit_each(&self, ops: Vec<Op>) -> Result<Vec<Receipt>, Failure> {
         let expected = ops.len();
@@ -159,6 +188,44 @@ impl Broker {
             std::thread::sleep(pause);
             pause = (pause * 2).min(LONGEST_LOOK);
         }
+    }
+}
+
+enum Peeked {
+    State(KeyState),
+    Failed(DriverError),
+    TimedOut,
+}
+
+/// Passes on the first thing that a driver tells of a key.
+struct Peek(Mutex<Sender<Peeked>>);
+
+impl Peek {
+    fn tell(&self, peeked: Peeked) {
+        if let Ok(told) = self.0.lock() {
+            // What comes after the first concerns nobody.
+            let _unheard = told.send(peeked);
+        }
+    }
+}
+
+impl ValueSink for Peek {
+    fn value(&self, _key: Key, state: KeyState) {
+        self.tell(Peeked::State(state));
+    }
+
+    fn pending(&self, _key: Key) {
+        self.tell(Peeked::State(KeyState::Pending));
+    }
+
+    fn reachable(&self, _reachable: bool) {}
+
+    fn failed(&self, error: DriverError) {
+        self.tell(Peeked::Failed(error));
+    }
+
+    fn timed_out(&self, _trouble: Option<String>) {
+        self.tell(Peeked::TimedOut);
     }
 }
 

@@ -64,6 +64,21 @@ pub fn printable_lines(text: &str) -> String {
     lines.join("\n")
 }
 
+/// A text that takes one line of at most so many letters.
+pub fn shortened(text: &str, most: usize) -> String {
+    match text.chars().count() > most {
+        true => text.chars().take(most - 1).chain(['…']).collect(),
+        false => text.to_owned(),
+    }
+}
+
+/// The lines of a text from outside, below a heading.
+pub fn indented(text: &str) -> String {
+    text.lines()
+        .map(|line| format!("  {}\n", printable(line)))
+        .collect()
+}
+
 /// A table whose columns are as wide as they must be; numbers stand to the right.
 pub struct Table {
     rows: Vec<Vec<String>>,

@@ -1,0 +1,300 @@
+//! Failed jobs: listed, shown, retried and removed, one by one or all that a filter names.
+
+mod list;
+
+use clap::{Args, Subcommand};
+use penstock_message::{
+    FailedJob, FailedPage, FailedQuery, Filter, MessageId, Op, Query, Receipt, Refusal, Target,
+};
+use serde_json::json;
+
+use crate::confirm::Confirm;
+use crate::exit::{FAILED, Failure, WRONG_CALL};
+use crate::job;
+use crate::moment::past_moment;
+use crate::remote::{Broker, BrokerArguments};
+use crate::text::{count, show, show_json, state_name};
+pub use list::{error_text, preview};
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List failed jobs, the newest last
+    Ls(list::Arguments),
+    /// Show one failed job, with its errors and the traceback of each
+    Show(job::ShowArguments),
+    /// Put failed jobs back into their queues, with all their retries
+    Retry(RetryArguments),
+    /// Forget failed jobs; their results stay
+    Rm(RemoveArguments),
+}
+
+/// Which failed jobs: those that fit all that is given.
+#[derive(Args, Clone)]
+struct FilterArguments {
+    /// Of this task
+    #[arg(long, value_name = "NAME")]
+    task: Option<String>,
+    /// Of this queue
+    #[arg(long, value_name = "QUEUE")]
+    queue: Option<String>,
+    /// With an error of this class, in full as `penstock failed ls` shows it: ValueError, shop.Gone
+    #[arg(long, value_name = "CLASS")]
+    error: Option<String>,
+    /// With the same error from the same place in the code: a number that `penstock failed ls --group` shows
+    #[arg(long, value_name = "NUMBER", value_parser = fingerprint)]
+    fingerprint: Option<u64>,
+    /// Failed since then: 90s, 30m, 2h, 7d, or a time such as 2026-01-31T08:00:00Z
+    #[arg(long, value_name = "WHEN", value_parser = past_moment)]
+    since: Option<u64>,
+}
+
+impl FilterArguments {
+    fn filter(&self) -> Filter {
+        Filter {
+            queue: self.queue.clone(),
+            task: self.task.clone(),
+            class: self.error.clone(),
+            fingerprint: self.fingerprint,
+            failed_from: self.since,
+            failed_before: None,
+        }
+    }
+}
+
+/// The jobs that an order is for: some by name, or a filter, or all.
+#[derive(Args)]
+struct Chosen {
+    /// Jobs, by their ids
+    #[arg(value_name = "ID")]
+    ids: Vec<MessageId>,
+    #[command(flatten)]
+    filter: FilterArguments,
+    /// All failed jobs
+    #[arg(long)]
+    all: bool,
+}
+
+#[derive(Args)]
+struct RetryArguments {
+    #[command(flatten)]
+    chosen: Chosen,
+    /// Put them into this queue, in place of the one that each came from
+    #[arg(long, value_name = "QUEUE")]
+    to: Option<String>,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    #[command(flatten)]
+    confirm: Confirm,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct RemoveArguments {
+    #[command(flatten)]
+    chosen: Chosen,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    #[command(flatten)]
+    confirm: Confirm,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.command {
+        Command::Ls(arguments) => list::run(arguments),
+        Command::Show(arguments) => job::show_failed(arguments),
+        Command::Retry(arguments) => Order {
+            chosen: &arguments.chosen,
+            does: "retries",
+            done: "retried",
+            op: &|target| Op::RetryFailed {
+                target,
+                queue: arguments.to.clone(),
+            },
+        }
+        .carry_out(&arguments.broker, &arguments.confirm, arguments.json),
+        Command::Rm(arguments) => Order {
+            chosen: &arguments.chosen,
+            does: "removes",
+            done: "removed",
+            op: &|target| Op::DropFailed { target },
+        }
+        .carry_out(&arguments.broker, &arguments.confirm, arguments.json),
+    }
+}
+
+struct Order<'a> {
+    chosen: &'a Chosen,
+    does: &'static str,
+    done: &'static str,
+    op: &'a dyn Fn(Target) -> Op,
+}
+
+impl Order<'_> {
+    fn carry_out(
+        &self,
+        broker: &BrokerArguments,
+        confirm: &Confirm,
+        as_json: bool,
+    ) -> Result<(), Failure> {
+        let filter = self.chosen.filter.filter();
+        let is_filtered = filter != Filter::default();
+        let ids = &self.chosen.ids;
+        match (ids.is_empty(), is_filtered, self.chosen.all) {
+            (false, false, false) => {
+                let outcome = act_on_each(&broker.find()?, ids, self.op)?;
+                return outcome.report(self.done, as_json);
+            }
+            (true, true, false) | (true, false, true) => {}
+            (true, false, false) => {
+                let text =
+                    "which jobs? Give their ids, a filter such as --task or --error, or --all";
+                return Err(Failure::new(WRONG_CALL, text));
+            }
+            _ => {
+                let text =
+                    "ids, a filter and --all each say which jobs are meant: give one of them";
+                return Err(Failure::new(WRONG_CALL, text));
+            }
+        }
+        let broker = broker.find()?;
+        let (matching, pinned) = count_matching(&broker, filter)?;
+        if matching == 0 {
+            return Outcome::default().report(self.done, as_json);
+        }
+        let jobs = count(matching, "failed job");
+        confirm.ask(&format!("This {} {jobs}. Go on?", self.does))?;
+        let status = broker.carry_out((self.op)(Target::Filter(pinned)))?;
+        Outcome {
+            done: status.done,
+            spared: status.spared,
+            refused: Vec::new(),
+        }
+        .report(self.done, as_json)
+    }
+}
+
+/// Counts the jobs that match now, and narrows the filter to them: jobs that fail while somebody makes up their
+/// mind were not counted and are not meant.
+fn count_matching(broker: &Broker, mut filter: Filter) -> Result<(u64, Filter), Failure> {
+    let (mut matching, mut last_failed_at) = (0, 0);
+    for_each(broker, filter.clone(), |job| {
+        matching += 1;
+        last_failed_at = last_failed_at.max(job.failed_at);
+    })?;
+    filter.failed_before = Some(last_failed_at + 1);
+    Ok((matching, filter))
+}
+
+/// Shows every failed job that matches, in the order in which they failed.
+fn for_each(
+    broker: &Broker,
+    filter: Filter,
+    mut look: impl FnMut(FailedJob),
+) -> Result<(), Failure> {
+    let mut query = FailedQuery {
+        filter,
+        ..FailedQuery::default()
+    };
+    loop {
+        let page = failed_page(broker, query.clone())?;
+        page.jobs.into_iter().for_each(&mut look);
+        match page.next {
+            Some(next) => query.after = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+pub fn failed_page(broker: &Broker, query: FailedQuery) -> Result<FailedPage, Failure> {
+    match broker.ask(Query::Failed(query))? {
+        penstock_message::Answer::Failed(page) => Ok(page),
+        _ => Err(Failure::new(
+            FAILED,
+            "the broker gave another answer than its failed jobs",
+        )),
+    }
+}
+
+/// What became of an order on failed jobs.
+#[derive(Default)]
+pub struct Outcome {
+    done: u64,
+    spared: u64,
+    refused: Vec<(MessageId, Failure)>,
+}
+
+/// Gives an order for each of these jobs.
+pub fn act_on_each(
+    broker: &Broker,
+    ids: &[MessageId],
+    op: &dyn Fn(Target) -> Op,
+) -> Result<Outcome, Failure> {
+    let ops = ids.iter().map(|id| op(Target::Job(*id))).collect();
+    let mut outcome = Outcome::default();
+    for (id, receipt) in ids.iter().zip(broker.commit_each(ops)?) {
+        let failure = match receipt {
+            Receipt::Refused {
+                why: Refusal::TooLate(state),
+                ..
+            } => Failure::new(FAILED, format!("it is {}, not failed", state_name(state))),
+            receipt => match crate::exit::applied(receipt) {
+                Ok(_) => {
+                    outcome.done += 1;
+                    continue;
+                }
+                Err(failure) => failure,
+            },
+        };
+        outcome.refused.push((*id, failure));
+    }
+    Ok(outcome)
+}
+
+impl Outcome {
+    pub fn report(self, done: &str, as_json: bool) -> Result<(), Failure> {
+        if as_json {
+            let refused = self.refused.iter();
+            let refused: Vec<_> = refused
+                .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
+                .collect();
+            show_json(&json!({ done: self.done, "spared": self.spared, "refused": refused }))?;
+        } else if self.refused.is_empty() && self.done + self.spared == 0 {
+            show("no failed job matches\n")?;
+        } else if self.done > 0 || self.refused.is_empty() {
+            show(&format!("{done} {}\n", count(self.done, "failed job")))?;
+        }
+        if self.spared > 0 && !as_json {
+            show(&format!(
+                "left {}: the unique key of each is another job's by now, its queue is not known (give --to), or it \
+                 belongs to a group that has failed\n",
+                count(self.spared, "job")
+            ))?;
+        }
+        let Some((_, first)) = self.refused.first() else {
+            return Ok(());
+        };
+        let why: Vec<String> = self
+            .refused
+            .iter()
+            .map(|(id, failure)| format!("{id} was not {done}: {}", failure.message))
+            .collect();
+        Err(Failure::new(first.code, why.join("\n")))
+    }
+}
+
+fn fingerprint(text: &str) -> Result<u64, String> {
+    u64::from_str_radix(text, 16).map_err(|_| {
+        "it is 16 hexadecimal digits, as `penstock failed ls --group` shows it".to_owned()
+    })
+}

@@ -1,0 +1,221 @@
+//! `failed ls`: failed jobs one by one, or by what went wrong.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use clap::Args;
+use penstock_message::{FailedJob, Failure as Reason};
+use serde_json::{Value, json};
+
+use super::{FilterArguments, for_each};
+use crate::exit::Failure;
+use crate::moment::{ago, now_ms};
+use crate::remote::BrokerArguments;
+use crate::text::{Table, bytes, count, shortened, show, show_json};
+
+/// Jobs that a person is shown who did not say how many.
+const SHOWN: usize = 50;
+const ERROR_WIDTH: usize = 60;
+const PREVIEW_WIDTH: usize = 60;
+
+/// The class of a job that the broker gave up because its worker process died. No attempt of it raised.
+const CRASHED: &str = "WorkerCrashed";
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    filter: FilterArguments,
+    /// List errors, with how many jobs failed by each, in place of jobs
+    #[arg(long)]
+    group: bool,
+    /// List the newest N only; 0: all [default: 50, and all with --json]
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// One JSON array, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let most = match (arguments.limit, arguments.json) {
+        (Some(0), _) | (None, true) => usize::MAX,
+        (Some(limit), _) => limit,
+        (None, false) => SHOWN,
+    };
+    let broker = arguments.broker.find()?;
+    let mut found = 0;
+    if arguments.group {
+        let mut groups: HashMap<(u64, String), Group> = HashMap::new();
+        for_each(&broker, arguments.filter.filter(), |job| {
+            let key = (job.failure.fingerprint, job.failure.class.clone());
+            groups.entry(key).or_default().add(job);
+        })?;
+        let mut groups: Vec<Group> = groups.into_values().collect();
+        groups.sort_by_key(|group| (group.last_failed_at, group.jobs));
+        found = groups.len();
+        groups.drain(..groups.len().saturating_sub(most));
+        return match arguments.json {
+            true => show_json(&groups.iter().map(Group::as_json).collect()),
+            false => {
+                show(&group_table(&groups))?;
+                tell_of_the_rest(groups.len(), found, "kinds of error")
+            }
+        };
+    }
+    let mut newest = VecDeque::new();
+    for_each(&broker, arguments.filter.filter(), |job| {
+        found += 1;
+        if newest.len() == most {
+            newest.pop_front();
+        }
+        newest.push_back(job);
+    })?;
+    match arguments.json {
+        true => show_json(&newest.iter().map(job_json).collect()),
+        false if newest.is_empty() => show("no failed job matches\n"),
+        false => {
+            show(&job_table(&newest))?;
+            tell_of_the_rest(newest.len(), found, "failed jobs")
+        }
+    }
+}
+
+fn tell_of_the_rest(shown: usize, found: usize, what: &str) -> Result<(), Failure> {
+    match shown < found {
+        true => show(&format!(
+            "these are the newest {shown} of {found} {what}; --limit 0 lists all\n"
+        )),
+        false => Ok(()),
+    }
+}
+
+fn job_table(jobs: &VecDeque<FailedJob>) -> String {
+    let mut table = Table::new(&[
+        "FAILED",
+        "ID",
+        "TASK",
+        "QUEUE",
+        ">ATTEMPTS",
+        "ERROR",
+        "ARGUMENTS",
+    ]);
+    let now = now_ms();
+    for job in jobs {
+        table.row(vec![
+            ago(now, job.failed_at),
+            job.id.to_string(),
+            job.task.clone(),
+            job.queue.clone().unwrap_or_else(|| "-".to_owned()),
+            attempts(job).to_string(),
+            shortened(&error_text(&job.failure), ERROR_WIDTH),
+            match preview(&job.failure) {
+                Some(preview) => shortened(&preview, PREVIEW_WIDTH),
+                None => bytes(job.body_bytes),
+            },
+        ]);
+    }
+    table.to_string()
+}
+
+fn group_table(groups: &[Group]) -> String {
+    if groups.is_empty() {
+        return "no failed job matches\n".to_owned();
+    }
+    let mut table = Table::new(&["LAST", ">JOBS", "TASK", "ERROR", "FINGERPRINT"]);
+    let now = now_ms();
+    for group in groups {
+        let more = match group.tasks.len() {
+            0 | 1 => String::new(),
+            tasks => format!(" and {}", count(tasks as u64 - 1, "other")),
+        };
+        table.row(vec![
+            ago(now, group.last_failed_at),
+            group.jobs.to_string(),
+            format!("{}{more}", group.tasks.first().map_or("", |task| task)),
+            shortened(&error_text(&group.last), ERROR_WIDTH),
+            fingerprint_text(group.last.fingerprint),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Jobs that failed by the same error from the same place.
+#[derive(Default)]
+struct Group {
+    jobs: u64,
+    tasks: BTreeSet<String>,
+    first_failed_at: u64,
+    last_failed_at: u64,
+    last: Reason,
+}
+
+impl Group {
+    fn add(&mut self, job: FailedJob) {
+        if self.jobs == 0 {
+            self.first_failed_at = job.failed_at;
+        }
+        self.jobs += 1;
+        self.first_failed_at = self.first_failed_at.min(job.failed_at);
+        self.last_failed_at = self.last_failed_at.max(job.failed_at);
+        self.tasks.insert(job.task);
+        self.last = job.failure;
+    }
+
+    fn as_json(&self) -> Value {
+        json!({
+            "jobs": self.jobs,
+            "tasks": self.tasks,
+            "error": self.last.class,
+            "message": self.last.message,
+            "fingerprint": fingerprint_text(self.last.fingerprint),
+            "first_failed_at_ms": self.first_failed_at,
+            "last_failed_at_ms": self.last_failed_at,
+        })
+    }
+}
+
+fn job_json(job: &FailedJob) -> Value {
+    json!({
+        "id": job.id.to_string(),
+        "task": job.task,
+        "queue": job.queue,
+        "attempts": attempts(job),
+        "crashes": job.crashes,
+        "generation": job.generation,
+        "enqueued_at_ms": job.enqueued_at,
+        "failed_at_ms": job.failed_at,
+        "error": job.failure.class,
+        "message": job.failure.message,
+        "fingerprint": fingerprint_text(job.failure.fingerprint),
+        "arguments": preview(&job.failure),
+        "argument_bytes": job.body_bytes,
+    })
+}
+
+/// How often it was begun.
+fn attempts(job: &FailedJob) -> u32 {
+    let raised = u32::from(job.failure.class != CRASHED);
+    job.attempt + u32::from(job.crashes) + raised
+}
+
+/// The arguments as the worker wrote them down for people: short, and without secrets.
+pub fn preview(failure: &Reason) -> Option<String> {
+    match failure.preview.is_empty() {
+        true => None,
+        false => Some(String::from_utf8_lossy(&failure.preview).into_owned()),
+    }
+}
+
+pub fn error_text(failure: &Reason) -> String {
+    match (failure.class.as_str(), failure.message.as_str()) {
+        ("", "") => "-".to_owned(),
+        (class, "") => class.to_owned(),
+        ("", message) => message.to_owned(),
+        (class, message) => format!("{class}: {message}"),
+    }
+}
+
+fn fingerprint_text(fingerprint: u64) -> String {
+    format!("{fingerprint:016x}")
+}

@@ -1,0 +1,377 @@
+//! One job: what is known of it, and orders for it. Its arguments and its result are never printed as they are.
+
+use clap::{Args, Subcommand};
+use penstock_message::{
+    FailedQuery, Filter, Key, KeyState, MessageId, MessageInfo, MessageState, Op, Receipt, Refusal,
+    Target, Value as Ended, ValueStatus,
+};
+use serde_json::{Value, json};
+
+use crate::exit::{FAILED, Failure, NOT_OFFERED, applied};
+use crate::failed::{act_on_each, error_text, failed_page, preview};
+use crate::moment::{moment, now_ms};
+use crate::record::Attempt;
+use crate::remote::{Broker, BrokerArguments};
+use crate::text::{bytes, count, indented, printable, show, show_json, state_name};
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show what the broker knows of a job
+    Show(ShowArguments),
+    /// Cancel jobs that have not begun
+    Cancel(CancelArguments),
+    /// Put failed jobs back into their queues, with all their retries
+    Retry(RetryArguments),
+}
+
+#[derive(Args)]
+pub struct ShowArguments {
+    /// The job
+    id: MessageId,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct CancelArguments {
+    /// The jobs
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<MessageId>,
+    /// Why, for anybody who waits for the results: at most 200 bytes
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct RetryArguments {
+    /// The jobs
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<MessageId>,
+    /// Put them into this queue, in place of the one that each came from
+    #[arg(long, value_name = "QUEUE")]
+    to: Option<String>,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.command {
+        Command::Show(arguments) => show_any(arguments),
+        Command::Cancel(arguments) => cancel(arguments),
+        Command::Retry(arguments) => {
+            let op = |target| Op::RetryFailed {
+                target,
+                queue: arguments.to.clone(),
+            };
+            act_on_each(&arguments.broker.find()?, &arguments.ids, &op)?
+                .report("retried", arguments.json)
+        }
+    }
+}
+
+fn show_any(arguments: &ShowArguments) -> Result<(), Failure> {
+    Known::of(arguments)?.report(arguments)
+}
+
+/// Shows a failed job, and no other.
+pub fn show_failed(arguments: &ShowArguments) -> Result<(), Failure> {
+    let known = Known::of(arguments)?;
+    match &known.held {
+        Some(held) if held.failed.is_some() => known.report(arguments),
+        _ => Err(Failure::new(
+            FAILED,
+            format!(
+                "job {} is {}, and not among the failed jobs that are kept: `penstock job show` says more",
+                arguments.id,
+                known.state()
+            ),
+        )),
+    }
+}
+
+/// What a broker knows of one job, at least one of the two.
+struct Known {
+    held: Option<MessageInfo>,
+    ended: Option<Ended>,
+    /// Of its arguments, where they are known.
+    body_bytes: Option<u64>,
+}
+
+impl Known {
+    fn of(arguments: &ShowArguments) -> Result<Self, Failure> {
+        let broker = arguments.broker.find()?;
+        let id = arguments.id;
+        // In this order: a job that ends in between is found by its result.
+        let held = broker.job(id)?;
+        let ended = match broker.peek(Key::Result(id))? {
+            KeyState::Present(value) => Some(value),
+            KeyState::Pending | KeyState::Gone => None,
+        };
+        if held.is_none() && ended.is_none() {
+            let text = format!(
+                "the broker knows no job {id}: it has ended and its result is not kept, or it never was"
+            );
+            return Err(Failure::new(FAILED, text));
+        }
+        let body_bytes = match &held {
+            Some(held) => failed_bytes(&broker, held)?,
+            None => None,
+        };
+        Ok(Self {
+            held,
+            ended,
+            body_bytes,
+        })
+    }
+
+    fn state(&self) -> &'static str {
+        match (&self.ended, &self.held) {
+            (Some(ended), _) => status_name(ended.status),
+            (None, Some(held)) => state_name(held.state),
+            (None, None) => "gone",
+        }
+    }
+
+    fn task(&self) -> Option<&str> {
+        let run = self.ended.as_ref().and_then(|ended| ended.run.as_ref());
+        let held = self.held.as_ref().map(|held| held.task.as_str());
+        held.or(run.map(|run| run.task.as_str()))
+    }
+
+    fn queue(&self) -> Option<&str> {
+        let run = self.ended.as_ref().and_then(|ended| ended.run.as_ref());
+        let held = self.held.as_ref().map(|held| held.queue.as_str());
+        held.or(run.map(|run| run.queue.as_str()))
+    }
+
+    /// Why the broker ended it: a worker that died, a cancel, a purge. An error of the task is not text.
+    fn reason(&self) -> Option<String> {
+        let ended = self.ended.as_ref()?;
+        match ended.status {
+            ValueStatus::Crashed | ValueStatus::Cancelled if !ended.body.is_empty() => {
+                Some(String::from_utf8_lossy(&ended.body).into_owned())
+            }
+            _ => None,
+        }
+    }
+
+    fn finished_at(&self) -> Option<u64> {
+        let failed = self.held.as_ref().and_then(|held| held.failed.as_ref());
+        let run = self.ended.as_ref().and_then(|ended| ended.run.as_ref());
+        let ended_at = run.map(|run| run.ended_at);
+        ended_at.or(failed.map(|failed| failed.0))
+    }
+
+    fn generation(&self) -> Option<u32> {
+        let run = self.ended.as_ref().and_then(|ended| ended.run.as_ref());
+        let held = self.held.as_ref().map(|held| held.generation);
+        held.or(run.map(|run| run.generation))
+    }
+
+    fn report(&self, arguments: &ShowArguments) -> Result<(), Failure> {
+        match arguments.json {
+            true => show_json(&self.as_json(arguments.id)),
+            false => show(&self.for_people(arguments.id, now_ms())),
+        }
+    }
+
+    fn as_json(&self, id: MessageId) -> Value {
+        let held = self.held.as_ref();
+        let failed = held.and_then(|held| held.failed.as_ref());
+        json!({
+            "id": id.to_string(),
+            "state": self.state(),
+            "task": self.task(),
+            "queue": self.queue(),
+            "generation": self.generation(),
+            "crashes": held.map(|held| held.crashes),
+            "enqueued_at_ms": held.map(|held| held.enqueued_at),
+            "due_at_ms": held.and_then(|held| held.due_at),
+            "started_at_ms": held.and_then(|held| held.started_at),
+            "finished_at_ms": self.finished_at(),
+            "worker": held.and_then(|held| held.worker.as_deref()),
+            "reason": self.reason(),
+            "error": failed.map(|failed| failed.1.class.as_str()),
+            "message": failed.map(|failed| failed.1.message.as_str()),
+            "fingerprint": failed.map(|failed| format!("{:016x}", failed.1.fingerprint)),
+            "arguments": failed.and_then(|failed| preview(&failed.1)),
+            "argument_bytes": self.body_bytes,
+            "result_bytes": self.ended.as_ref().map(|ended| ended.body.len()),
+            "attempts": held.map(|held| Attempt::all_of(held).iter().map(Attempt::as_json).collect::<Vec<_>>()),
+        })
+    }
+
+    fn for_people(&self, id: MessageId, now: u64) -> String {
+        let mut lines = vec![("job", id.to_string()), ("state", self.state().to_owned())];
+        let mut line = |name, text: Option<String>| lines.extend(text.map(|text| (name, text)));
+        line("task", self.task().map(printable));
+        line("queue", self.queue().map(printable));
+        let retried = self.generation().filter(|generation| *generation > 0);
+        line(
+            "retried",
+            retried.map(|times| format!("{} after it had failed", count(times.into(), "time"))),
+        );
+        line("why", self.reason().map(|reason| printable(&reason)));
+        if let Some(held) = &self.held {
+            let crashes = Some(held.crashes).filter(|crashes| *crashes > 0);
+            line("crashes", crashes.map(|crashes| crashes.to_string()));
+            line("enqueued", Some(moment(now, held.enqueued_at)));
+            let due = held.due_at.filter(|_| held.state == MessageState::Delayed);
+            line("due", due.map(|at| moment(now, at)));
+            line("started", held.started_at.map(|at| moment(now, at)));
+            line("worker", held.worker.as_deref().map(printable));
+        }
+        line("finished", self.finished_at().map(|at| moment(now, at)));
+        if let Some(held) = &self.held
+            && let Some(failed) = &held.failed
+        {
+            line("error", Some(printable(&error_text(&failed.1))));
+            let size = self.body_bytes.map(bytes);
+            let preview = preview(&failed.1).map(|preview| printable(&preview));
+            line("arguments", preview.or(size));
+        }
+        let result = self
+            .ended
+            .as_ref()
+            .filter(|ended| ended.status == ValueStatus::Succeeded);
+        line("result", result.map(|ended| bytes(ended.body.len() as u64)));
+        let mut text: String = lines
+            .iter()
+            .map(|(name, text)| format!("{name:<9}  {text}\n"))
+            .collect();
+        for attempt in self.held.iter().flat_map(Attempt::all_of) {
+            let worker = attempt
+                .worker
+                .as_deref()
+                .map_or(String::new(), |worker| format!(" on {}", printable(worker)));
+            let at = attempt
+                .finished_at_ms
+                .map_or(String::new(), |at| format!(", {}", moment(now, at)));
+            text += &format!(
+                "\nattempt {}{worker}{at}: {}\n{}",
+                attempt.number,
+                printable(&attempt.error),
+                indented(&attempt.traceback)
+            );
+        }
+        text
+    }
+}
+
+/// The size of the arguments of a failed job. Only its listing has it.
+fn failed_bytes(broker: &Broker, held: &MessageInfo) -> Result<Option<u64>, Failure> {
+    let Some(failed) = &held.failed else {
+        return Ok(None);
+    };
+    let mut query = FailedQuery {
+        filter: Filter {
+            task: Some(held.task.clone()),
+            failed_from: Some(failed.0),
+            failed_before: Some(failed.0 + 1),
+            ..Filter::default()
+        },
+        ..FailedQuery::default()
+    };
+    loop {
+        let page = failed_page(broker, query.clone())?;
+        if let Some(job) = page.jobs.iter().find(|job| job.id == held.id) {
+            return Ok(Some(job.body_bytes));
+        }
+        match page.next {
+            Some(next) => query.after = next,
+            None => return Ok(None),
+        }
+    }
+}
+
+fn status_name(status: ValueStatus) -> &'static str {
+    match status {
+        ValueStatus::Succeeded => "succeeded",
+        ValueStatus::Failed => "failed",
+        ValueStatus::Expired => "expired",
+        ValueStatus::Crashed => "crashed",
+        ValueStatus::Cancelled => "cancelled",
+        ValueStatus::Upstream => "cancelled by a job before it",
+        ValueStatus::Replaced => "replaced",
+        ValueStatus::Gathered => "gathered",
+        ValueStatus::TimedOut => "timed out",
+    }
+}
+
+fn cancel(arguments: &CancelArguments) -> Result<(), Failure> {
+    let broker = arguments.broker.find()?;
+    let op = |id: &MessageId| Op::Cancel {
+        target: Target::Job(*id),
+        reason: arguments.reason.clone(),
+    };
+    let receipts = broker.commit_each(arguments.ids.iter().map(op).collect())?;
+    let (mut cancelled, mut refused) = (Vec::new(), Vec::new());
+    for (id, receipt) in arguments.ids.iter().zip(receipts) {
+        match cancelled_from(receipt) {
+            Ok(found) => cancelled.push((id, found)),
+            Err(failure) => refused.push((id, failure)),
+        }
+    }
+    if arguments.json {
+        let cancelled: Vec<Value> = cancelled
+            .iter()
+            .map(|(id, found)| json!({ "id": id.to_string(), "was": found.map(state_name) }))
+            .collect();
+        let refused: Vec<Value> = refused
+            .iter()
+            .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
+            .collect();
+        show_json(&json!({ "cancelled": cancelled, "refused": refused }))?;
+    } else if !cancelled.is_empty() {
+        show(&format!(
+            "cancelled {}\n",
+            count(cancelled.len() as u64, "job")
+        ))?;
+    }
+    let Some((_, first)) = refused.first() else {
+        return Ok(());
+    };
+    let why: Vec<String> = refused
+        .iter()
+        .map(|(id, failure)| format!("{id} was not cancelled: {}", failure.message))
+        .collect();
+    Err(Failure::new(first.code, why.join("\n")))
+}
+
+/// Where a job was that is cancelled now.
+fn cancelled_from(receipt: Receipt) -> Result<Option<MessageState>, Failure> {
+    match receipt {
+        Receipt::Refused {
+            why: Refusal::TooLate(MessageState::Running),
+            ..
+        } => Err(Failure::new(
+            NOT_OFFERED,
+            "it runs, and cancelling running jobs is not offered yet",
+        )),
+        Receipt::Refused {
+            why: Refusal::TooLate(MessageState::Failed),
+            ..
+        } => Err(Failure::new(
+            FAILED,
+            "it has failed already; `penstock failed rm` forgets it",
+        )),
+        receipt => Ok(applied(receipt)?.found),
+    }
+}

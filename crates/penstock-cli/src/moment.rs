@@ -1,0 +1,87 @@
+//! Times, as people write and read them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use jiff::{Span, SpanRelativeTo, Timestamp, Unit};
+
+use crate::text::duration_ms;
+
+/// Milliseconds since 1970 by this machine's clock.
+pub fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| since.as_millis() as u64)
+}
+
+/// Reads a moment that has passed: so long ago (`90s`, `30m`, `2h`, `7d`, `1d 12h`), or a time with its zone.
+pub fn past_moment(text: &str) -> Result<u64, String> {
+    moment_before(text, now_ms()).ok_or_else(|| {
+        "give how long ago, such as 90s, 30m, 2h or 7d, or a time such as 2026-01-31T08:00:00Z"
+            .to_owned()
+    })
+}
+
+fn moment_before(text: &str, now_ms: u64) -> Option<u64> {
+    if let Ok(time) = text.parse::<Timestamp>() {
+        return u64::try_from(time.as_millisecond()).ok();
+    }
+    let span: Span = text.parse().ok()?;
+    let days = SpanRelativeTo::days_are_24_hours();
+    let ms = span.total((Unit::Millisecond, days)).ok()?;
+    (ms >= 0.0).then(|| now_ms.saturating_sub(ms as u64))
+}
+
+/// `3 min 20 s ago`; clocks of two machines may differ, so nothing is in the future.
+pub fn ago(now_ms: u64, then_ms: u64) -> String {
+    format!("{} ago", duration_ms(now_ms.saturating_sub(then_ms)))
+}
+
+/// A time in UTC to the second, with how long ago that is.
+pub fn moment(now_ms: u64, then_ms: u64) -> String {
+    let time = i64::try_from(then_ms)
+        .ok()
+        .and_then(|ms| Timestamp::from_millisecond(ms).ok());
+    match time.and_then(|time| time.round(Unit::Second).ok()) {
+        Some(time) if then_ms <= now_ms => format!("{time} ({})", ago(now_ms, then_ms)),
+        Some(time) => format!("{time} (in {})", duration_ms(then_ms - now_ms)),
+        None => format!("{then_ms} ms after 1970"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_so_long_ago_or_a_time_with_its_zone() {
+        const NOW: u64 = 1_800_000_000_000;
+        let check = |text: &str, expected: Option<u64>| {
+            assert_eq!(moment_before(text, NOW), expected, "{text}");
+        };
+        check("90s", Some(NOW - 90_000));
+        check("30m", Some(NOW - 1_800_000));
+        check("2h", Some(NOW - 7_200_000));
+        check("7d", Some(NOW - 604_800_000));
+        check("1w", Some(NOW - 604_800_000));
+        check("1d 12h", Some(NOW - 129_600_000));
+        check("2026-01-31T08:00:00Z", Some(1_769_846_400_000));
+        check("2026-01-31T09:00:00+01:00", Some(1_769_846_400_000));
+        check("2026-01-31", None);
+        check("yesterday", None);
+        check("-2h", None);
+        check("7", None);
+        check("", None);
+    }
+
+    #[test]
+    fn a_time_is_read_with_how_long_ago_it_is() {
+        let then = 1_769_846_400_250;
+        assert_eq!(
+            moment(then + 5_000, then),
+            "2026-01-31T08:00:00Z (5.0 s ago)"
+        );
+        assert_eq!(
+            moment(then - 61_000, then),
+            "2026-01-31T08:00:00Z (in 1 min 1 s)"
+        );
+    }
+}
