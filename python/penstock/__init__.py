@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock._middleware import Call, Middleware
     from penstock._options import JobOptions, TaskOptions
     from penstock._retries import Retry
+    from penstock._secrets import Secret
     from penstock._shared_tasks import shared_task
     from penstock._task import AsyncTask, Sender, Signature, Task
     from penstock._waits import AsCompleted, Waited, aresults, as_completed, async_wait, results, wait
@@ -69,6 +70,7 @@ __all__ = [
     "Call",
     "JobOptions",
     "Middleware",
+    "Secret",
     "Sender",
     "Signature",
     "Task",
@@ -125,8 +127,8 @@ __all__ = [
 
 
 _HOMES = (
-    "_app", "_task", "_shared_tasks", "_job", "_info", "_waits", "_current", "_retries", "_options", "_middleware",
-    "_job_logging", "errors", "_core",
+    "_app", "_task", "_shared_tasks", "_job", "_info", "_waits", "_current", "_retries", "_options", "_secrets",
+    "_middleware", "_job_logging", "errors", "_core",
 )  # fmt: skip
 
 

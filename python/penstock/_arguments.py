@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -19,6 +19,7 @@ import msgspec
 from penstock._codec import CannotEncode, Codec, CustomType
 from penstock._hints import check_of, resolve, shapes_in, simple_class, spell
 from penstock._remote_errors import message_of
+from penstock._secrets import is_secret_hint, is_secret_name
 from penstock._shapes import shape_of
 from penstock.errors import ArgumentMismatch
 
@@ -100,7 +101,7 @@ class Arguments:
             raise TypeError(f"{self._task}(): the result{f' at {path}' if path else ''} {error.why}") from None
 
     def _refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError:
-        for name, value in self._named(args, kwargs):
+        for name, value in self.named(args, kwargs):
             try:
                 self.codec.encode(value)
             except CannotEncode as error:
@@ -108,16 +109,27 @@ class Arguments:
                 return TypeError(f"{self._task}(): argument {path or name} {error.why}")
         return TypeError(f"{self._task}(): the arguments are nested too deeply")
 
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Give each argument with its name; one of ``*rest`` is called ``rest[0]``."""
         positional = [p for p in self._parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         rest = next((p.name for p in self._parameters.values() if p.kind is p.VAR_POSITIONAL), "")
         for index, value in enumerate(args):
             yield positional[index].name if index < len(positional) else f"{rest}[{index - len(positional)}]", value
         yield from kwargs.items()
 
+    def is_secret(self, name: str) -> bool:
+        """Tell whether nobody should see the argument that ``named`` calls so."""
+        name = name.partition("[")[0]
+        parameter = self._parameters.get(name)
+        if parameter is None:
+            parameter = next((p for p in self._parameters.values() if p.kind is p.VAR_KEYWORD), None)
+        hint = None if parameter is None else self._hints.get(parameter.name)
+        return is_secret_name(name) or is_secret_hint(hint)
+
     def _wrong(self, name: str, hint: Any, value: object) -> NoReturn:
+        described = type(value).__qualname__ if self.is_secret(name) else _describe(value)
         raise TypeError(
-            f"{self._task}(): argument {name} must be {spell(hint)}, not {_describe(value)};"
+            f"{self._task}(): argument {name} must be {spell(hint)}, not {described};"
             " pass such a value or change the annotation"
         )
 

@@ -154,11 +154,17 @@ class ChildLink:
         when the supervisor wants no more.
         """
     def finish(
-        self, kind: int, delay_ms: int, value: bytes | None, note: bytes | None, failure: tuple[str, str, int] | None
+        self,
+        kind: int,
+        delay_ms: int,
+        value: bytes | None,
+        note: bytes | None,
+        failure: tuple[str, str, int, bytes] | None,
     ) -> None:
         """Tell how the job given last has ended, as ``Runner.run`` says it.
 
-        ``failure`` of a job that failed, and of no other: the error's class, message and fingerprint.
+        ``failure`` of a job that failed, and of no other: the error's class, message and fingerprint, and a preview of
+        the arguments of at most 1 KiB.
         """
     def abandon(self) -> None:
         """This process is a fork of the child's: it has no part in the link."""

@@ -16,8 +16,8 @@ from typing import TypeAlias
 from penstock._remote_errors import message_of, sound
 from penstock._shapes import module_name
 
-Listing: TypeAlias = tuple[str, str, int]
-"""(class, message, fingerprint), as the broker keeps it."""
+Listing: TypeAlias = tuple[str, str, int, bytes]
+"""(class, message, fingerprint, preview of the arguments), as the broker keeps it."""
 
 # What the broker allows for each text.
 _LONGEST_TEXT_BYTES = 200
@@ -27,12 +27,12 @@ _PACKAGES = {"site-packages", "dist-packages"}
 _COMPREHENSION = re.compile(r"\.<locals>\.<(list|dict|set)comp>")
 
 
-def listing_of(error: BaseException) -> Listing:
-    """Say by what people find this error again among others."""
+def listing_of(error: BaseException, preview: bytes = b"") -> Listing:
+    """Say by what people find this error again among others, with the arguments that it may be due to."""
     type_name = type_name_of(type(error))
     lines = (line.strip() for line in message_of(error).splitlines())
     first = next((line for line in lines if line), "")
-    return _cut(type_name), _cut(first), _fingerprint(type_name, error)
+    return _cut(type_name), _cut(first), _fingerprint(type_name, error), preview
 
 
 def type_name_of(kind: type[BaseException]) -> str:

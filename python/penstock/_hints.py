@@ -45,7 +45,7 @@ def shapes_in(hints: Iterable[Any], custom: Mapping[str, object]) -> dict[str, S
         if any(hint is other for other in seen):
             continue
         seen.append(hint)
-        waiting.extend(_parts(hint))
+        waiting.extend(parts_of(hint))
         if not _is_class(hint):
             continue
         name = full_name(hint)
@@ -81,7 +81,8 @@ def _is_class(hint: Any) -> bool:
     return isinstance(hint, type) and typing.get_origin(hint) is None
 
 
-def _parts(hint: Any) -> list[Any]:
+def parts_of(hint: Any) -> list[Any]:
+    """Give what an annotation is made of."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         return [type(value) for value in typing.get_args(hint)]

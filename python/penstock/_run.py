@@ -20,6 +20,7 @@ from penstock._current import NO_EXTRAS, Extras, current_job, format_id, running
 from penstock._envelope import ErrorRecord, Failure, Success
 from penstock._failures import Listing, listing_of
 from penstock._headers import inherit
+from penstock._preview import preview_of
 from penstock._remote_errors import below, message_of, record_of
 from penstock._retries import Retry
 from penstock.errors import ArgumentMismatch, PayloadTooLarge, UnknownTask
@@ -74,7 +75,7 @@ class Runner:
         """
         started_ms = _now_ms()
         attempt_of_job = _Attempt(
-            self, task, job_id, attempt, extras, crashes, wants_result, enqueued_at_ms, notes, started_ms
+            self, task, job_id, attempt, extras, crashes, wants_result, enqueued_at_ms, notes, started_ms, body
         )
         try:
             known = self._app.tasks.get(task)
@@ -150,8 +151,8 @@ class _Attempt:
     """What is known of the attempt that runs, and the ways it can end."""
 
     __slots__ = (
-        "_attempt", "_crashes", "_enqueued_ms", "_extras", "_job_id", "_notes", "_runner", "_started_ms", "_task",
-        "_wants_result",
+        "_attempt", "_body", "_crashes", "_enqueued_ms", "_extras", "_job_id", "_notes", "_runner", "_started_ms",
+        "_task", "_wants_result",
     )  # fmt: skip
 
     def __init__(
@@ -166,6 +167,7 @@ class _Attempt:
         enqueued_ms: int,
         notes: list[bytes],
         started_ms: int,
+        body: bytes,
     ) -> None:
         self._runner = runner
         self._task = task
@@ -177,6 +179,7 @@ class _Attempt:
         self._enqueued_ms = enqueued_ms
         self._notes = notes
         self._started_ms = started_ms
+        self._body = body
 
     def succeed(self, value: object, task: AnyTask[..., Any]) -> Outcome:
         encoded = None
@@ -273,7 +276,7 @@ class _Attempt:
 
     def fail(self, error: BaseException) -> Outcome:
         try:
-            record, listing = self._record(error), listing_of(error)
+            record, listing = self._record(error), listing_of(error, self._preview())
         except GiveBack:
             raise
         except BaseException as internal:
@@ -300,7 +303,20 @@ class _Attempt:
         record = ErrorRecord(
             "builtins", name, message, None, "", self._attempt, self._runner._worker, self._started_ms, _now_ms()
         )
-        return record, (name[:100], message[:100], 0)
+        return record, (name[:100], message[:100], 0, self._preview())
+
+    def _preview(self) -> bytes:
+        """Write down the arguments for people; nothing, where they can't be read."""
+        task = self._runner._app.tasks.get(self._task)
+        if task is None:
+            return b""
+        try:
+            return preview_of(task.arguments, self._body)
+        except GiveBack:
+            raise
+        except BaseException:
+            # They may be why the job failed, and the user's own code may be what decodes them.
+            return b""
 
     def _record(self, error: BaseException) -> ErrorRecord:
         return record_of(

@@ -645,10 +645,10 @@ class TestWhatAFailedJobIsListedBy:
 
     def test_is_cut_to_two_hundred_bytes_between_two_characters(self):
         kind = type("N" * 300, (Exception,), {"__module__": "shop"})
-        name, message, _ = self.listing(lambda: raise_(kind("é" * 300)))
+        name, message, *_ = self.listing(lambda: raise_(kind("é" * 300)))
         assert name == "shop." + "N" * 195
         assert message == "é" * 100
-        _, message, _ = self.listing(lambda: raise_(ValueError("x" + "é" * 300)))
+        _, message, *_ = self.listing(lambda: raise_(ValueError("x" + "é" * 300)))
         assert message == "x" + "é" * 99
 
     def test_is_one_for_all_that_one_function_raises_of_a_type(self):
@@ -705,10 +705,11 @@ class TestWhatAFailedJobIsListedBy:
     def test_has_no_function_where_nothing_of_the_user_ran(self):
         outcome = Attempts(lambda: None).run_encoded(task="shop.sent")
         assert outcome[4] is not None
-        name, message, print_ = outcome[4]
+        name, message, print_, preview = outcome[4]
         assert name == "penstock.UnknownTask"
         assert message.startswith("the app 'shop' has no task 'shop.sent'")
         assert print_ == fingerprint("penstock.UnknownTask", "", "")
+        assert preview == b"", "no task, no signature"
 
     def test_is_that_of_the_error_behind_a_retry_that_was_asked_for(self):
         def send() -> None:
@@ -717,7 +718,7 @@ class TestWhatAFailedJobIsListedBy:
             except ValueError as error:
                 raise Retry("asked") from error
 
-        name, message, _ = self.listing(send)
+        name, message, *_ = self.listing(send)
         assert (name, message) == ("ValueError", "behind")
 
     def test_is_given_for_no_other_end(self):

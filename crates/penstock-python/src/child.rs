@@ -6,7 +6,7 @@ use penstock_message::Failure;
 use penstock_worker::{Ended, FailureView, JobView, Kind, Link, Pulled, end_with_parent};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyValueError};
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedStr;
+use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::options::retries_to_python;
@@ -127,7 +127,7 @@ impl ChildLink {
     }
 
     /// Tell how the job given last has ended, as `Runner.run` says it. `failure`: the error's class, its
-    /// message and its fingerprint.
+    /// message and its fingerprint, and a preview of the arguments.
     #[pyo3(signature = (kind, delay_ms, value, note, failure))]
     fn finish(
         &self,
@@ -136,25 +136,28 @@ impl ChildLink {
         delay_ms: u64,
         value: Option<&[u8]>,
         note: Option<&[u8]>,
-        failure: Option<(PyBackedStr, PyBackedStr, u64)>,
+        failure: Option<(PyBackedStr, PyBackedStr, u64, PyBackedBytes)>,
     ) -> PyResult<()> {
         let kind = Kind::from_number(kind)
             .ok_or_else(|| PyValueError::new_err("a job ends in one of four ways"))?;
         let failure = failure
             .as_ref()
-            .map(|(class, message, fingerprint)| FailureView {
+            .map(|(class, message, fingerprint, preview)| FailureView {
                 class,
                 message,
                 fingerprint: *fingerprint,
+                preview,
             });
         let is_listable = |failure: &FailureView<'_>| {
             [failure.class, failure.message]
                 .iter()
                 .all(|text| text.len() <= Failure::TEXT_CAP_BYTES)
+                && failure.preview.len() <= Failure::PREVIEW_CAP_BYTES
         };
         if failure.is_some() != (kind == Kind::Failed) || !failure.iter().all(is_listable) {
             return Err(PyValueError::new_err(
-                "a job that failed, and no other, has an error's class and message of at most 200 bytes",
+                "a job that failed, and no other, has an error's class and message of at most 200 bytes, and a preview of \
+                 at most 1 KiB",
             ));
         }
         let note = note.unwrap_or_default();

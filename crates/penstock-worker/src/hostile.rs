@@ -91,6 +91,7 @@ pub fn child_out_of_its_mind(data: &[u8]) {
                         class: "Error",
                         message: "",
                         fingerprint: 1,
+                        preview: b"",
                     }),
                     note: b"",
                 }

@@ -9,13 +9,14 @@
 //!               notes u16, each u32 + bytes; body u32 + bytes
 //!     frame     length u32 (of what follows), then nothing: the bell; or an outcome:
 //!               sequence u32, place u16, index u16, kind u8, has_value u8, cost_ns u64, delay_ms u64,
-//!               value u32 + bytes, if it failed: fingerprint u64, class u8 + text, message u8 + text;
-//!               note (the rest)
+//!               value u32 + bytes, if it failed: fingerprint u64, class u8 + text, message u8 + text,
+//!               preview u16 + bytes; note (the rest)
 //! ```
 //!
 //! All numbers are little-endian. A packet is one message on the shared socket; where its payload is
 //! too large for that it is in a file whose descriptor comes with the message.
 
+use bytes::Bytes;
 use penstock_message::{Delivery, Extras, Failure, Message, Retries};
 
 /// Payloads up to this size go through the socket itself, whose buffer holds about 200 KB.
@@ -217,11 +218,13 @@ pub struct FailureView<'a> {
     pub class: &'a str,
     pub message: &'a str,
     pub fingerprint: u64,
+    /// The arguments for people, in UTF-8; at most [`Failure::PREVIEW_CAP_BYTES`].
+    pub preview: &'a [u8],
 }
 
 impl FailureView<'_> {
     fn encoded_len(&self) -> usize {
-        8 + 1 + self.class.len() + 1 + self.message.len()
+        8 + 1 + self.class.len() + 1 + self.message.len() + 2 + self.preview.len()
     }
 
     fn encode_into(&self, out: &mut Vec<u8>) {
@@ -231,6 +234,9 @@ impl FailureView<'_> {
             out.push(text.len() as u8);
             out.extend_from_slice(text.as_bytes());
         }
+        debug_assert!(self.preview.len() <= Failure::PREVIEW_CAP_BYTES);
+        out.extend_from_slice(&(self.preview.len() as u16).to_le_bytes());
+        out.extend_from_slice(self.preview);
     }
 }
 
@@ -240,7 +246,7 @@ impl From<FailureView<'_>> for Failure {
             class: view.class.to_owned(),
             message: view.message.to_owned(),
             fingerprint: view.fingerprint,
-            ..Self::default()
+            preview: Bytes::copy_from_slice(view.preview),
         }
     }
 }
@@ -332,6 +338,13 @@ impl<'a> Reader<'a> {
             class: self.listed()?,
             message: self.listed()?,
             fingerprint,
+            preview: {
+                let len = usize::from(self.u16()?);
+                if len > Failure::PREVIEW_CAP_BYTES {
+                    return Err(Malformed);
+                }
+                self.bytes(len)?
+            },
         })
     }
 
@@ -591,6 +604,7 @@ mod tests {
                 class: "shop.Gone",
                 message: "größer",
                 fingerprint: u64::MAX - 1,
+                preview: b"to='ada'",
             }),
             ..outcome
         };
@@ -642,6 +656,7 @@ mod tests {
             frame.push(class_bytes);
             frame.extend_from_slice(class);
             frame.push(0);
+            frame.extend_from_slice(&[0; 2]);
             let len = (frame.len() - 4) as u32;
             frame[..4].copy_from_slice(&len.to_le_bytes());
             frame
@@ -650,5 +665,18 @@ mod tests {
         refused(&failed(201, &[b'x'; 201]));
         refused(&failed(2, &[0xff, 0xff]));
         refused(&failed(100, b"short"));
+
+        let with_preview = |bytes: usize| {
+            let mut frame = failed(1, b"x");
+            frame.truncate(frame.len() - 2);
+            frame.extend_from_slice(&(bytes as u16).to_le_bytes());
+            frame.extend_from_slice(&vec![b'x'; bytes]);
+            let len = (frame.len() - 4) as u32;
+            frame[..4].copy_from_slice(&len.to_le_bytes());
+            frame
+        };
+        let most = Failure::PREVIEW_CAP_BYTES;
+        assert!(Reader(&with_preview(most)).frame().is_ok());
+        refused(&with_preview(most + 1));
     }
 }
