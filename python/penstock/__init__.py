@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock._app import App
     from penstock._core import __version__
     from penstock._current import CurrentJob, current_job
+    from penstock._failed import FailedJob, FailedJobs
     from penstock._info import AttemptError, JobInfo, JobState
     from penstock._job import Job
     from penstock._job_logging import JobLogFilter
@@ -78,6 +79,8 @@ __all__ = [
     "shared_task",
     # Jobs
     "AttemptError",
+    "FailedJob",
+    "FailedJobs",
     "Job",
     "JobInfo",
     "JobState",
@@ -128,7 +131,7 @@ __all__ = [
 
 _HOMES = (
     "_app", "_task", "_shared_tasks", "_job", "_info", "_waits", "_current", "_retries", "_options", "_secrets",
-    "_middleware", "_job_logging", "errors", "_core",
+    "_failed", "_middleware", "_job_logging", "errors", "_core",
 )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from types import ModuleType
-from typing import Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from penstock import _connection
 from penstock._codec import Codec, CustomType, is_built_in
@@ -32,6 +33,9 @@ from penstock._task import (
     place_of,
     refuse_unsuitable,
 )
+
+if TYPE_CHECKING:
+    from penstock._failed import FailedJobs
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -257,6 +261,28 @@ class App:
         layers = Layers(tuple(self._middleware))
         self._enqueue_layers = layers if layers.enqueues else None
         self._run_layers = layers if layers.runs else None
+
+    def failed(
+        self,
+        *,
+        id: str | Job[Any] | None = None,
+        task: str | AnyTask[..., Any] | None = None,
+        queue: str | None = None,
+        error: str | type[BaseException] | None = None,
+        fingerprint: str | None = None,
+        since: datetime | Seconds | None = None,
+    ) -> FailedJobs:
+        """Find failed jobs, of all apps of the broker: to list, to count, to retry, to remove. Asks nothing yet.
+
+        They match all that is given. ``error``: a class, or its name in full such as ``"shop.Gone"``.
+        ``fingerprint``: of a ``FailedJob`` with the same error from the same place. ``since``: failed then or
+        later, or so many seconds ago at most.
+        """
+        # Not imported above: few programs do this, and all import this module.
+        from penstock._failed import FailedJobs
+
+        name = task if task is None or isinstance(task, str) else task.name
+        return FailedJobs(self, id=id, task=name, queue=queue, error=error, fingerprint=fingerprint, since=since)
 
     def codec(self, type: type[T], encode: Callable[[T], object], decode: Callable[[Any], T]) -> None:
         """Let values of exactly this type travel.

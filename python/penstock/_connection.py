@@ -58,6 +58,9 @@ class Connection:
         self.publish_many = client.publish_many
         self.peek = client.peek
         self.message_info = client.message_info
+        self.failed = client.failed
+        self.order_failed = client.order_failed
+        self.operation = client.operation
 
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""

@@ -5,11 +5,14 @@ milliseconds where it ends in ``_ms``. Errors are the classes of ``penstock.erro
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import Any, TypeAlias, final
 
 __all__ = ["ChildLink", "Client", "Options", "Port", "__version__"]
 
 __version__: str
+
+_Filter: TypeAlias = tuple[str | None, str | None, str | None, int | None, int | None, int | None]
+"""(queue, task, class, fingerprint, failed_from_ms, failed_before_ms)"""
 
 @final
 class Options:
@@ -99,6 +102,19 @@ class Client:
         crashes, generation, worker, notes (list of bytes), failure (text or None)."""
     def status(self, timeout_s: float) -> dict[str, object]: ...
     def purge(self, queue: str, timeout_s: float) -> None: ...
+    def failed(self, filter: _Filter, after: int, timeout_s: float) -> tuple[list[dict[str, Any]], int | None]:
+        """Give a page of failed jobs, oldest first, and what to pass as ``after`` for the next one.
+
+        A job is id (text), task, queue, attempt, crashes, generation, enqueued_at_ms, failed_at_ms, error, message,
+        fingerprint, preview (text), body_bytes.
+        """
+    def order_failed(
+        self, order: str, job_id: bytes | None, filter: _Filter, queue: str | None, timeout_s: float
+    ) -> int | None:
+        """``"retry"`` or ``"remove"`` one failed job; or, without an id, decide it for all that match and give the
+        number of the operation."""
+    def operation(self, operation: int, timeout_s: float) -> tuple[int, int, bool] | None:
+        """Tell how far an operation has come: (done, spared, is_over)."""
     def take_notices(self) -> list[str]:
         """Warnings of the broker that nobody has seen yet, each once: for the log."""
     def close(self, timeout_s: float) -> None: ...

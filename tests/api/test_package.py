@@ -47,6 +47,7 @@ ASKS_NOBODY = {
         "add",
         "check",
         "codec",
+        "failed",
         "headers",
         "job",
         "on_process_start",

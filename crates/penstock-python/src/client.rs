@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
-    Answer, Applied, Durability, KeyState, MessageId, MessageInfo, Op, Query, QueueStatus, Receipt,
-    Refusal, Run, Status, Target, Tx, WorkerStatus,
+    Answer, Applied, Durability, FailedQuery, KeyState, MessageId, MessageInfo, Op, Query,
+    QueueStatus, Receipt, Refusal, Run, Status, Target, Tx, WorkerStatus,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
 use crate::errors::{Failure, state_name};
+use crate::failed;
 use crate::ids;
 use crate::options::Options;
 use crate::port::{End, Port};
@@ -285,6 +286,59 @@ impl Client {
     fn purge(&self, py: Python<'_>, queue: String, timeout_s: f64) -> PyResult<()> {
         let tx = Tx::from(vec![Op::Purge { queue }]);
         self.commit(py, tx, Durability::Disk, timeout_s)
+    }
+
+    /// Failed jobs that match, oldest first, behind the one that a page before ended with.
+    fn failed<'py>(
+        &self,
+        py: Python<'py>,
+        filter: failed::FilterTuple,
+        after: u64,
+        timeout_s: f64,
+    ) -> PyResult<(Bound<'py, PyList>, Option<u64>)> {
+        let query = FailedQuery {
+            filter: failed::filter_of(filter),
+            after,
+            limit: 0,
+        };
+        match self.ask(py, Query::Failed(query), timeout_s)? {
+            Answer::Failed(page) => failed::page(py, page),
+            other => Err(odd_answer(&other).into()),
+        }
+    }
+
+    /// Retries or removes one failed job, or decides that for all that match and names that operation.
+    fn order_failed(
+        &self,
+        py: Python<'_>,
+        order: &str,
+        job_id: Option<&[u8]>,
+        filter: failed::FilterTuple,
+        queue: Option<String>,
+        timeout_s: f64,
+    ) -> PyResult<Option<u64>> {
+        let op = failed::order(order, job_id.map(job).transpose()?, filter, queue)?;
+        let deadline = deadline(Some(timeout_s))?;
+        let driver = self.driver()?;
+        let outcome = wait_for_end(py, &*driver, |done| {
+            driver.commit(vec![Tx::from(vec![op])], Durability::Disk, deadline, done);
+        })?;
+        Ok(failed::applied(outcome)?.operation)
+    }
+
+    /// How far an operation on many jobs has come, as (done, spared, is_over).
+    fn operation(
+        &self,
+        py: Python<'_>,
+        operation: u64,
+        timeout_s: f64,
+    ) -> PyResult<Option<(u64, u64, bool)>> {
+        match self.ask(py, Query::Operation(operation), timeout_s)? {
+            Answer::Operation(status) => {
+                Ok(status.map(|status| (status.done, status.spared, status.is_over)))
+            }
+            other => Err(odd_answer(&other).into()),
+        }
     }
 
     fn take_notices(&self) -> Vec<String> {

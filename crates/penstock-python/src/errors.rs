@@ -99,6 +99,23 @@ impl Failure {
         }
     }
 
+    /// What a driver says of an order for jobs that are there already.
+    pub(crate) fn of_order(error: DriverError) -> Self {
+        match (error.kind, error.maybe_accepted) {
+            (ErrorKind::Unavailable, true) => Self {
+                maybe_accepted: true,
+                ..Self::new(
+                    Kind::BrokerUnavailable,
+                    format!(
+                        "{}. The order may have been carried out; giving it again is safe.",
+                        error.reason
+                    ),
+                )
+            },
+            _ => Self::of_question(error),
+        }
+    }
+
     /// What a driver says of a transaction that publishes.
     pub(crate) fn of_commit(error: DriverError) -> Self {
         let DriverError {

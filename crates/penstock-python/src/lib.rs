@@ -4,6 +4,7 @@
 mod child;
 mod client;
 mod errors;
+mod failed;
 mod ids;
 mod options;
 mod port;

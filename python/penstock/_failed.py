@@ -1,0 +1,226 @@
+"""Failed jobs: found by what they have in common, looked into, retried and removed."""
+
+# No `from __future__ import annotations`: see `_public.py`.
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from penstock._durations import Seconds, duration_ms
+from penstock._failures import type_name_of
+from penstock._job import Job, job_id_of
+from penstock._public import public
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock._app import App
+    from penstock._connection import Connection
+
+# How often a broker is asked how far an order has come: at first, and at most.
+_FIRST_LOOK_S = 0.002
+_LONGEST_LOOK_S = 0.25
+# No attempt of such a job raised its error.
+_CRASHED = "WorkerCrashed"
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """A job that failed for good. Times are in UTC."""
+
+    id: str
+    task: str
+    queue: str | None
+    """None for a job that failed under a broker of format 1, which did not keep it."""
+    error: str
+    """The class of its last error, in full but for built-in ones: ``"ValueError"``, ``"shop.Gone"``. It is
+    ``"WorkerCrashed"`` when its worker process died once too often."""
+    message: str
+    """The first line of that error; at most 200 bytes."""
+    fingerprint: str
+    """16 hexadecimal digits, equal for errors of one class from one place in the code."""
+    arguments: str | None
+    """A preview for people, with secrets masked: ``to='ada', code=***``; at most 1 KiB. None where no worker could
+    write one."""
+    argument_bytes: int
+    """How much the arguments take, encoded."""
+    attempts: int
+    """How often it was begun, crashes included."""
+    crashes: int
+    generation: int
+    """How often it was retried after it had failed for good."""
+    enqueued_at: datetime
+    failed_at: datetime
+    _app: Any = field(repr=False, compare=False)
+
+    @property
+    def job(self) -> Job[Any]:
+        return Job(self._app, job_id_of(self.id))
+
+    def retry(self, *, queue: str | None = None) -> None:
+        """Put it back into its queue, or into ``queue``, with all its retries.
+
+        Raises ``NoSuchJob`` or ``TooLate`` when it is not a failed job any more, ``BrokerUnavailable``.
+        """
+        self._app.failed(id=self.id).retry(queue=queue)
+
+    async def aretry(self, *, queue: str | None = None) -> None:
+        """As ``retry``, for an event loop."""
+        await self._app.failed(id=self.id).aretry(queue=queue)
+
+    def remove(self) -> None:
+        """Forget it; its result stays until its time is over. Raises as ``retry`` does."""
+        self._app.failed(id=self.id).remove()
+
+    async def aremove(self) -> None:
+        """As ``remove``, for an event loop."""
+        await self._app.failed(id=self.id).aremove()
+
+
+@public
+class FailedJobs:
+    """Failed jobs that match; see ``App.failed``. Every use asks the broker anew, and making one asks nothing.
+
+    Iterate over it, also with ``async for``: oldest first, a page at a time.
+    """
+
+    def __init__(
+        self,
+        app: "App",
+        *,
+        id: str | Job[Any] | None,
+        task: str | None,
+        queue: str | None,
+        error: str | type[BaseException] | None,
+        fingerprint: str | None,
+        since: datetime | Seconds | None,
+    ) -> None:
+        self._app = app
+        self._id = None if id is None else job_id_of(id.id if isinstance(id, Job) else id)
+        self._filter = (
+            queue,
+            task,
+            type_name_of(error) if isinstance(error, type) else error,
+            None if fingerprint is None else _number_of(fingerprint),
+            None if since is None else _moment(since),
+            None,
+        )
+        if self._id is not None and any(part is not None for part in self._filter):
+            raise ValueError("a job's id says which job is meant: give no other condition beside it")
+
+    def __iter__(self) -> Iterator[FailedJob]:
+        after: int | None = 0
+        while after is not None:
+            jobs, after = self._page(after)
+            yield from jobs
+
+    async def __aiter__(self) -> AsyncIterator[FailedJob]:
+        after: int | None = 0
+        while after is not None:
+            jobs, after = await asyncio.to_thread(self._page, after)
+            for job in jobs:
+                yield job
+
+    def count(self) -> int:
+        """Count them. Raises ``BrokerUnavailable``."""
+        return sum(1 for _ in self)
+
+    async def acount(self) -> int:
+        """As ``count``, for an event loop."""
+        return await asyncio.to_thread(self.count)
+
+    def retry(self, *, queue: str | None = None) -> int:
+        """Put all of them back into their queues, or into ``queue``, with all their retries; tell how many that were.
+
+        It waits until it is done, which takes a second for some hundred thousand jobs. What fails meanwhile is left
+        alone, and so are jobs whose unique key is another job's by now. For one job, by its id, raises ``NoSuchJob``,
+        ``TooLate`` or ``NotOffered`` when it can't be retried. Raises ``BrokerUnavailable``.
+        """
+        return self._order("retry", queue)
+
+    async def aretry(self, *, queue: str | None = None) -> int:
+        """As ``retry``, for an event loop. Cancelling it does not take the order back."""
+        return await asyncio.to_thread(self.retry, queue=queue)
+
+    def remove(self) -> int:
+        """Forget all of them and tell how many that were. Results that are stored stay until their time is over.
+
+        Raises as ``retry`` does.
+        """
+        return self._order("remove", None)
+
+    async def aremove(self) -> int:
+        """As ``remove``, for an event loop. Cancelling it does not take the order back."""
+        return await asyncio.to_thread(self.remove)
+
+    def _page(self, after: int) -> tuple[list[FailedJob], int | None]:
+        connection, timeout_s = self._connected()
+        page, following = connection.failed(self._filter, after, timeout_s)
+        jobs = [_failed_job(self._app, job) for job in page]
+        if self._id is not None:
+            wanted = Job[Any](self._app, self._id).id
+            jobs = [job for job in jobs if job.id == wanted]
+        return jobs, None if self._id is not None and jobs else following
+
+    def _order(self, order: str, queue: str | None) -> int:
+        connection, timeout_s = self._connected()
+        operation = connection.order_failed(order, self._id, self._filter, queue, timeout_s)
+        if self._id is not None:
+            return 1
+        if operation is None:
+            # None matched.
+            return 0
+        look_s = _FIRST_LOOK_S
+        while True:
+            status = connection.operation(operation, timeout_s)
+            if status is None:
+                raise PenstockError("the broker no longer says how far the order has come: it is decided, and goes on")
+            done, _, is_over = status
+            if is_over:
+                return done
+            time.sleep(look_s)
+            look_s = min(2 * look_s, _LONGEST_LOOK_S)
+
+    def _connected(self) -> "tuple[Connection, float]":
+        return self._app._connected(), self._app.call_timeout
+
+
+def _failed_job(app: "App", held: dict[str, Any]) -> FailedJob:
+    raised = held["error"] != _CRASHED
+    return FailedJob(
+        id=held["id"],
+        task=held["task"],
+        queue=held["queue"],
+        error=held["error"],
+        message=held["message"],
+        fingerprint=f"{held['fingerprint']:016x}",
+        arguments=held["preview"] or None,
+        argument_bytes=held["body_bytes"],
+        attempts=held["attempt"] + held["crashes"] + raised,
+        crashes=held["crashes"],
+        generation=held["generation"],
+        enqueued_at=_time(held["enqueued_at_ms"]),
+        failed_at=_time(held["failed_at_ms"]),
+        _app=app,
+    )
+
+
+def _time(epoch_ms: int) -> datetime:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC)
+
+
+def _number_of(fingerprint: str) -> int:
+    try:
+        return int(fingerprint, 16)
+    except ValueError:
+        raise ValueError(f"a fingerprint is 16 hexadecimal digits, not {fingerprint!r}") from None
+
+
+def _moment(since: datetime | Seconds) -> int:
+    if not isinstance(since, datetime):
+        return time.time_ns() // 1_000_000 - duration_ms("since", since)
+    if since.tzinfo is None:
+        raise ValueError("since has no time zone; use datetime.now(UTC) or similar")
+    return int(since.timestamp() * 1000)
