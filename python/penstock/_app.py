@@ -54,6 +54,7 @@ class App:
     ``name``: shown to people, in ``penstock status`` for instance.
     ``url``: the broker. Default: the environment's ``PENSTOCK_URL``, else ``local:.penstock``, which
     needs no server. A server that wants a token finds it in ``PENSTOCK_TOKEN``.
+    ``include``: modules that have tasks of this app, which a worker imports: ``["shop.mail", "shop.pay"]``.
     ``call_timeout``: seconds or a timedelta within which every call except ``result()`` ends, if need be with an error.
     ``max_payload_bytes``: how large the arguments or the result of one job may be, encoded.
     ``version_grace``: seconds or a timedelta for which workers try a job again whose arguments another version of
@@ -67,6 +68,7 @@ class App:
         name: str,
         url: str | None = None,
         *,
+        include: Iterable[str] = (),
         call_timeout: Seconds = 5.0,
         max_payload_bytes: int = 16 * 1024 * 1024,
         version_grace: Seconds = 600.0,
@@ -76,6 +78,9 @@ class App:
             raise TypeError(f"an app's name must be a text, not {name!r}")
         if url is not None and not isinstance(url, str):
             raise TypeError(f"url must be a text such as 'local:.penstock', not {url!r}")
+        self.include = () if isinstance(include, str) else (*include,)
+        if isinstance(include, str) or not all(isinstance(module, str) and module for module in self.include):
+            raise TypeError(f"include must be a list of names of modules, such as ['shop.mail'], not {include!r}")
         timeout_ms = duration_ms("call_timeout", call_timeout)
         if timeout_ms == 0:
             raise ValueError(f"call_timeout must be more than 0 seconds, not {call_timeout!r}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import importlib
 import json
 import os
 import select
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock._child import run_jobs
 from penstock._core import ChildLink
+from penstock._loading import explain, load, refuse_without_tasks, report_of
 from penstock._worker_log import log_to_stderr
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ LENGTH_BYTES = 4
 
 
 def main() -> None:
-    place, worker, control_fd, work_fd, pages_fd, log_level, log_format = sys.argv[1:]
+    place, worker, control_fd, work_fd, pages_fd, log_level, log_format, *modules = sys.argv[1:]
     control = Control(socket.socket(fileno=int(control_fd)))
     descriptors = (int(work_fd), int(pages_fd))
     for descriptor in descriptors:
@@ -46,64 +46,20 @@ def main() -> None:
     # Known as the program that was called, not as `-m`: tracebacks and `ps` show it.
     sys.argv = [place]
     try:
-        app = load(place)
+        place, app = load(place, modules)
         app._begin_worker()
+        refuse_without_tasks(place, app)
     except BaseException as error:
         control.say(f"failed {explain(place, error)}")
         sys.exit(EXIT_APP)
     warn_of_threads(control)
     log_to_stderr(log_level, log_format)
-    queues = {task._options.queue for task in app.tasks.values()}
-    known = {"app": app.name, "queues": sorted(queues), "tasks": sorted(app.tasks)}
-    control.say(f"ready {json.dumps(known)}")
+    control.say(f"ready {json.dumps(report_of(place, app))}")
     Zygote(app, worker, control, descriptors).serve()
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
     pass
-
-
-def load(place: str) -> App:
-    """Import what ``module:app`` names."""
-    from penstock._app import App
-
-    module_name, _, name = place.partition(":")
-    if not module_name or not name:
-        raise LoadError(f"{place!r} does not name an app: write module:app, for instance shop.tasks:app")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise LoadError(f"there is no module {error.name!r} here ({os.getcwd()}) or among the packages") from None
-    found: object = module
-    for part in name.split("."):
-        try:
-            found = getattr(found, part)
-        except AttributeError:
-            apps = [name for name, value in vars(module).items() if isinstance(value, App)]
-            hint = f"; it has {', '.join(f'{module_name}:{name}' for name in apps)}" if apps else ""
-            raise LoadError(f"the module {module_name!r} has no {name!r}{hint}") from None
-    if not isinstance(found, App):
-        raise LoadError(f"{place!r} is a {type(found).__name__}, not a penstock.App")
-    return found
-
-
-class LoadError(Exception):
-    """The message says all there is to say."""
-
-
-def explain(place: str, error: BaseException) -> str:
-    if isinstance(error, LoadError):
-        return f"cannot load {place}: {error}"
-    # Frames of ours and of the import system tell nobody anything.
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and "importlib" not in frame.filename
-    ]
-    lines = traceback.format_list(frames) + traceback.format_exception_only(error)
-    return f"cannot load {place}:\nTraceback (most recent call last):\n{''.join(lines)}".rstrip()
 
 
 def warn_of_threads(control: Control) -> None:

@@ -266,12 +266,13 @@ def test_a_worker_ends_gracefully_at_sigterm(shop):
     [
         ("nowhere:app", "nowhere"),
         ("tasks:nothing", "nothing"),
-        ("tasks", "module:app"),
+        ("empty", "module:app"),
         ("broken:app", "SyntaxError"),
     ],
 )
 def test_an_app_that_is_not_there_is_a_clear_error(shop, app, says):
     shop.write("broken.py", "def")
+    shop.write("empty.py", "")
     worker = shop.worker(app)
     assert worker.wait(30) not in (0, None), worker.output
     assert says in worker.output

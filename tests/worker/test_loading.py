@@ -18,7 +18,16 @@ APP_ERROR = 3
         ("thing:app", "def", "SyntaxError"),
         ("thing:nothing", "from penstock import App\napp = App('x')", "has no 'nothing'; it has thing:app"),
         ("thing:text", "text = 'x'", "'thing:text' is a str, not a penstock.App"),
-        ("thing", "", "write module:app"),
+        (":app", "", "write module:app"),
+        ("thing:", "", "write module:app"),
+        ("thing", "", "the module 'thing' has no penstock.App"),
+        (
+            "thing",
+            "from penstock import App\na, b = App('a'), App('b')",
+            "has several apps; name one: thing:a, thing:b",
+        ),
+        ("thing:app", "from penstock import App\napp = App('x')", "the app 'x' has no tasks"),
+        ("thing:app", "from penstock import App\napp = App('x', include=['nosuch'])", "there is no module 'nosuch'"),
         ("thing:app", "raise SystemExit(0)", "SystemExit"),
         (
             "thing:app",
@@ -79,6 +88,9 @@ def test_threads_that_an_app_starts_at_import_are_named(project: Project) -> Non
 
         app = App("thing")
         threading.Thread(target=threading.Event().wait, name="exporter", daemon=True).start()
+
+        @app.task
+        def work() -> None: ...
         """,
     )
     worker = project.worker("thing:app", "--burst")
@@ -173,7 +185,7 @@ def test_logging_of_the_app_is_left_alone(project: Project) -> None:
 
 def test_a_worker_that_the_broker_refuses_ends_and_says_why(project: Project) -> None:
     """It used to connect again and again, and to say that it was running."""
-    project.write("thing.py", "from penstock import App\napp = App('x')")
+    project.write("thing.py", "from penstock import App\napp = App('x')\n@app.task\ndef work() -> None: ...")
     worker = project.worker("thing:app", "-c", "1", "-Q", "q" * 300)
     assert worker.wait(30) == 1, worker.output
     assert "refused what this client sent" in worker.output

@@ -29,6 +29,8 @@ pub struct BrokerArguments {
 }
 
 pub const DEFAULT_URL: &str = "local:.penstock";
+pub const NOT_IN_MEMORY: &str = "memory: is a broker inside one process, for its tests; nothing else can reach it: give local:PATH, \
+    unix:PATH or tcp://HOST:PORT";
 
 /// How often a broker is asked how far an operation has come: at first, and at most.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
@@ -43,17 +45,8 @@ pub struct Broker {
 }
 
 impl BrokerArguments {
-    /// Reads the URL. A memory broker is part of another process, so no command can reach it.
     pub fn address(&self) -> Result<Address, Failure> {
-        match self.url.parse() {
-            Ok(Address::Memory(_)) => Err(Failure::new(
-                WRONG_CALL,
-                "memory: is a broker inside one process, for its tests; nothing else can reach it: give local:PATH, \
-                 unix:PATH or tcp://HOST:PORT",
-            )),
-            Ok(address) => Ok(address),
-            Err(error) => Err(Failure::new(WRONG_CALL, error)),
-        }
+        address_of(&self.url)
     }
 
     /// Finds the broker. Fails with a clear word when a local one does not run.
@@ -78,6 +71,15 @@ impl BrokerArguments {
             driver: connect(config)?,
             shown,
         })
+    }
+}
+
+/// Reads a URL. A memory broker is part of another process, so no command can reach it.
+pub fn address_of(url: &str) -> Result<Address, Failure> {
+    match url.parse() {
+        Ok(Address::Memory(_)) => Err(Failure::new(WRONG_CALL, NOT_IN_MEMORY)),
+        Ok(address) => Ok(address),
+        Err(error) => Err(Failure::new(WRONG_CALL, error)),
     }
 }
 

@@ -3,19 +3,24 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use penstock_driver::{DEFAULT_HEARTBEAT, DriverConfig, connect};
-use penstock_worker::{ChildLog, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
+use penstock_driver::{Address, DEFAULT_HEARTBEAT, DriverConfig, DriverError, connect};
+use penstock_server::local::LocalPaths;
+use penstock_worker::{ChildLog, Connected, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
 
 use crate::exit::Failure;
 use crate::logging::{LogArguments, LogFormat, LogLevel};
-use crate::remote::{BrokerArguments, token_from_environment};
+use crate::remote::{DEFAULT_URL, NOT_IN_MEMORY, address_of, token_from_environment};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Where the app is, as module:app
+    /// Where the app is: module:app, or the module that has one app
     app: String,
-    #[command(flatten)]
-    broker: BrokerArguments,
+    /// Import this module too, for its tasks; any number of times
+    #[arg(short = 'I', long, value_name = "MODULE", action = ArgAction::Append)]
+    include: Vec<String>,
+    /// The broker: local:PATH, unix:PATH or tcp://HOST:PORT
+    #[arg(long, env = "PENSTOCK_URL", hide_env_values = true)]
+    url: Option<String>,
     /// How many jobs run at once, each in a process [default: one for each CPU]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
     concurrency: Option<u32>,
@@ -48,21 +53,43 @@ pub fn run(arguments: Arguments) -> ExitCode {
 
 fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
     let name = arguments.name.unwrap_or_else(worker_name);
-    let url = arguments.broker.url;
-    let driver = connect(DriverConfig {
-        token: token_from_environment(),
-        program: std::env::current_exe().ok(),
-        name: name.clone(),
-        heartbeat: Duration::from_secs_f64(arguments.heartbeat),
-        ..DriverConfig::new(url.clone())
-    })?;
+    let given = arguments.url.filter(|url| !url.is_empty());
+    if let Some(url) = &given {
+        // Before an app is loaded in vain.
+        address_of(url)?;
+    }
+    let url = given.clone();
+    let called = name.clone();
+    let heartbeat = Duration::from_secs_f64(arguments.heartbeat);
+    let connect = move |named: Option<&str>| {
+        let url = given.as_deref().or(named).unwrap_or(DEFAULT_URL);
+        let (is_here, is_named) = (shown(url)?, named.map(shown).transpose()?);
+        if let Some(is_named) = is_named.filter(|is_named| *is_named != is_here) {
+            tracing::warn!(
+                "the app's own broker is {is_named}, but this worker was told to serve {is_here} (--url or \
+                 PENSTOCK_URL): it runs no job that is enqueued with the app's own URL"
+            );
+        }
+        let driver = connect(DriverConfig {
+            token: token_from_environment(),
+            program: std::env::current_exe().ok(),
+            name: called,
+            heartbeat,
+            ..DriverConfig::new(url.to_owned())
+        })?;
+        Ok(Connected {
+            driver,
+            shown: is_here,
+        })
+    };
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
     Ok(WorkerConfig {
         app: arguments.app,
+        modules: arguments.include,
         python: python(),
-        driver,
+        connect: Some(Box::new(connect)),
+        url,
         name,
-        broker: url,
         slots: arguments.concurrency.unwrap_or(cpus.min(MAX_SLOTS)),
         queues: arguments.queues,
         burst: arguments.burst,
@@ -77,6 +104,19 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
             json: matches!(arguments.log.log_format, LogFormat::Json),
         },
     })
+}
+
+/// A broker's URL for people: the directory of a local one in full, since two of them are easily mistaken.
+fn shown(url: &str) -> Result<String, DriverError> {
+    match url.parse()? {
+        Address::Local(path) => match LocalPaths::resolve(&path) {
+            Ok(paths) => Ok(format!("local:{}", paths.directory.display())),
+            // Whoever connects says what is wrong with it.
+            Err(_) => Ok(url.to_owned()),
+        },
+        Address::Memory(_) => Err(DriverError::invalid(NOT_IN_MEMORY)),
+        Address::Unix(_) | Address::Tcp { .. } => Ok(url.to_owned()),
+    }
 }
 
 fn queue_name(text: &str) -> Result<String, String> {

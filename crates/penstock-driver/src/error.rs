@@ -59,7 +59,7 @@ impl DriverError {
         matches!(self.kind, ErrorKind::Unavailable | ErrorKind::Silent)
     }
 
-    pub(crate) fn invalid(reason: impl Into<String>) -> Self {
+    pub fn invalid(reason: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, reason)
     }
 }

@@ -2,20 +2,33 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_driver::Driver;
+use penstock_driver::{Driver, DriverError};
+
+/// Connects to the broker of an app, given the URL that the app names, if it names one.
+pub type Connect = Box<dyn FnOnce(Option<&str>) -> Result<Connected, DriverError>>;
+
+/// A connection to a broker, under [`WorkerConfig::name`].
+pub struct Connected {
+    pub driver: Arc<dyn Driver>,
+    /// Where the broker is, for the log.
+    pub shown: String,
+}
 
 /// What `penstock worker` was asked to do.
 pub struct WorkerConfig {
-    /// Where the user's `App` is: `module:app`.
+    /// Where the user's `App` is: `module:app`, or the `module` that has one.
     pub app: String,
+    /// Modules with tasks of it, to be imported after the app.
+    pub modules: Vec<String>,
     /// The interpreter that has the app and `penstock` installed.
     pub python: PathBuf,
-    /// The connection to the broker, under [`WorkerConfig::name`].
-    pub driver: Arc<dyn Driver>,
+    /// Makes the connection to the broker once the app is loaded.
+    pub connect: Option<Connect>,
+    /// The broker that somebody named for this worker; for the app too, so that its tasks enqueue there. `None`: the
+    /// app says where its broker is.
+    pub url: Option<String>,
     /// Shown to people, in `status` and `job.info()`: [`worker_name`] unless somebody chose one.
     pub name: String,
-    /// The broker's URL without its secrets, for the log.
-    pub broker: String,
     /// How many jobs run at once; each slot is a process. At most [`MAX_SLOTS`].
     pub slots: u32,
     /// `None`: every queue that the app's tasks name, and `default`.

@@ -36,7 +36,9 @@ pub mod policy;
 mod supervisor;
 mod zygote;
 
-pub use config::{ChildLog, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
+pub use config::{
+    ChildLog, Connect, Connected, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name,
+};
 pub use link::{Ended, Link, Pulled};
 #[doc(hidden)]
 pub use packet::job_bytes;

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
-use penstock_driver::Driver;
 use penstock_message::{Delivery, SeededState};
 use rustix::net::{RecvFlags, recv};
 use rustix::process::Rlimit;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::WorkerConfig;
+use crate::config::Connected;
 use crate::files::raise_limit;
 use crate::inbox::Inbox;
 use crate::outstanding::{Left, NotSent, Outstanding};
@@ -26,7 +26,7 @@ use crate::packet::job_bytes;
 use crate::policy::{Credit, HandOut, PacketEnd, Policy, TaskIndex};
 use crate::zygote::Zygote;
 
-use broker::{Burst, Settlements};
+use broker::{Burst, Contact, Settlements};
 use children::Slot;
 
 mod broker;
@@ -87,7 +87,11 @@ enum Phase {
 
 pub struct Supervisor {
     config: WorkerConfig,
-    driver: Arc<dyn Driver>,
+    /// None before the app is loaded: it may say where its broker is.
+    broker: Option<Connected>,
+    contact: Contact,
+    /// Where the app is.
+    place: String,
     inbox: Arc<Inbox>,
     poll: Poll,
     stop_signals: UnixStream,
@@ -168,8 +172,10 @@ impl Supervisor {
             .map(|slot| Slot::new(outstanding.pages.fresh_ring(slot), now))
             .collect();
         let supervisor = Self {
-            driver: Arc::clone(&config.driver),
             config,
+            broker: None,
+            contact: Contact::missing_from(now),
+            place: String::new(),
             inbox,
             poll,
             stop_signals,
@@ -221,7 +227,6 @@ impl Supervisor {
 
     pub fn run(mut self) -> io::Result<End> {
         self.start_zygote(Instant::now())?;
-        self.ask_status();
         let mut events = Events::with_capacity(256);
         loop {
             let timeout = self
@@ -253,6 +258,7 @@ impl Supervisor {
                 self.report(now);
                 self.log_notices(now);
                 self.look_at_burst(now);
+                self.look_for_broker(now);
             }
             if self.is_over() {
                 self.leave();
@@ -276,6 +282,7 @@ impl Supervisor {
             notices,
             self.next_fork(),
             self.next_question(),
+            self.next_look(),
             self.zygote_from,
             self.send_from,
             self.collect_at,
@@ -398,7 +405,7 @@ impl Supervisor {
         let surplus = self.policy.surplus();
         let credit = self.policy.withdraw();
         if credit == Credit::Withdraw {
-            self.driver.stop_consuming();
+            self.stop_consuming();
         }
         // While nothing moves there is nothing to look for until something is sent or comes in.
         if look.again || !surplus.is_empty() || credit != Credit::Keep {
@@ -452,7 +459,7 @@ impl Supervisor {
     fn begin_draining(&mut self, until: Option<Instant>) {
         self.phase = Phase::Draining { until };
         self.zygote_from = None;
-        self.driver.stop_consuming();
+        self.stop_consuming();
         self.policy.close();
         let waiting = self.policy.take_all();
         self.settlements.give_back(waiting);
@@ -512,7 +519,9 @@ impl Supervisor {
         let left = self.inbox.take().deliveries;
         self.settlements.give_back(left);
         self.commit();
-        self.driver.close(Instant::now() + CONFIRM_WITHIN);
+        if let Some(broker) = &self.broker {
+            broker.driver.close(Instant::now() + CONFIRM_WITHIN);
+        }
         let unconfirmed = self.inbox.unconfirmed();
         if unconfirmed > 0 {
             tracing::warn!(

@@ -7,7 +7,7 @@
 //!     to the zygote      fork SLOT          with the child's socket as a descriptor
 //!                        kill               SIGKILL to all children
 //!                        kill SLOT          SIGKILL to this one, if it is still there
-//!     from the zygote    ready JSON         the app is loaded: its name, its tasks, the queues that they name
+//!     from the zygote    ready JSON         the app is loaded: its name, place and URL, its tasks, their queues and modules
 //!                        failed TEXT        the app can't be loaded; it ends
 //!                        warning TEXT       for the log
 //!                        forked SLOT PID
@@ -36,6 +36,9 @@ use crate::ChildLog;
 pub struct Start<'a> {
     pub python: &'a Path,
     pub app: &'a str,
+    pub modules: &'a [String],
+    /// The broker that the app uses unless it names one itself.
+    pub url: Option<&'a str>,
     /// The worker's name, for `job.info()`.
     pub name: &'a str,
     /// Where children pull packets.
@@ -50,9 +53,15 @@ pub struct Start<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Loaded {
     pub app: String,
+    /// Where it is: `module:app`.
+    pub place: String,
+    /// The broker that it names itself.
+    pub url: Option<String>,
     /// Those that its tasks name.
     pub queues: Vec<String>,
     pub tasks: Vec<String>,
+    /// The modules that have them, with how many each has.
+    pub modules: Vec<(String, u32)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,10 +97,14 @@ impl Zygote {
             .args(inherited.map(|fd| fd.to_string()))
             .arg(start.log.level)
             .arg(if start.log.json { "json" } else { "text" })
+            .args(start.modules)
             .stdin(Stdio::null())
             // A process group of its own: Ctrl-C on the terminal is for the supervisor, which decides
             // what becomes of running jobs and of what they have started.
             .process_group(0);
+        if let Some(url) = start.url {
+            command.env("PENSTOCK_URL", url);
+        }
         let supervisor = rustix::process::getpid();
         let open_files = start.open_files;
         // SAFETY: only async-signal-safe system calls, no allocation, between fork and exec.
@@ -313,11 +326,15 @@ mod tests {
     #[test]
     fn what_a_zygote_says_is_understood_or_refused() {
         check(
-            r#"ready {"app": "shop", "queues": ["default", "mail\nfor you"], "tasks": ["shop.send"]}"#,
+            r#"ready {"app": "shop", "place": "shop:app", "url": null, "queues": ["default", "mail\nfor you"],
+                "tasks": ["shop.send"], "modules": [["shop", 1]]}"#,
             Some(Said::Ready(Loaded {
                 app: "shop".into(),
+                place: "shop:app".into(),
+                url: None,
                 queues: vec!["default".into(), "mail\nfor you".into()],
                 tasks: vec!["shop.send".into()],
+                modules: vec![("shop".into(), 1)],
             })),
         );
         check("ready", None);

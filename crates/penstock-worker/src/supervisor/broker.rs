@@ -25,6 +25,8 @@ const NOTICES_EVERY: Duration = Duration::from_secs(5);
 const BURST_ASKS_EVERY: Duration = Duration::from_millis(50);
 /// Within this the broker must answer a question.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// How often people are told that the broker is not there.
+const MISSING_EVERY: Duration = Duration::from_secs(60);
 
 /// Settlements of one pass: committed together.
 #[derive(Default)]
@@ -95,6 +97,60 @@ pub(super) struct Burst {
     deliveries: u64,
 }
 
+/// Whether the broker is there; if not, people are told each minute that this worker waits for it.
+#[derive(Debug)]
+pub(super) struct Contact {
+    missing_since: Option<Instant>,
+    was_there: bool,
+    /// A question is on its way.
+    is_asked: bool,
+    ask_from: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    First,
+    Again { after: Duration },
+}
+
+impl Contact {
+    pub(super) fn missing_from(now: Instant) -> Self {
+        Self {
+            missing_since: Some(now),
+            was_there: false,
+            is_asked: false,
+            ask_from: now,
+        }
+    }
+
+    fn came(&mut self, now: Instant) -> Option<Came> {
+        let since = self.missing_since.take()?;
+        let after = now.saturating_duration_since(since);
+        match std::mem::replace(&mut self.was_there, true) {
+            false => Some(Came::First),
+            true => Some(Came::Again { after }),
+        }
+    }
+
+    fn lost(&mut self, now: Instant) {
+        if self.missing_since.is_none() {
+            self.missing_since = Some(now);
+            // Most come back sooner: a restart is not worth a line.
+            self.ask_from = now + MISSING_EVERY - ANSWER_WITHIN;
+        }
+    }
+
+    /// A question was not answered; says for how long the broker has been missing.
+    fn still_missing(&mut self, now: Instant) -> Option<Duration> {
+        self.ask_from = now + MISSING_EVERY - ANSWER_WITHIN;
+        Some(now.saturating_duration_since(self.missing_since?))
+    }
+
+    fn ask_from(&self) -> Option<Instant> {
+        (self.missing_since.is_some() && !self.is_asked).then_some(self.ask_from)
+    }
+}
+
 impl Burst {
     pub(super) fn new(now: Instant) -> Self {
         Self {
@@ -141,8 +197,12 @@ impl Supervisor {
         }
         if let Some(in_reach) = in_reach {
             self.in_reach = in_reach;
-            if !in_reach {
-                self.begin_nothing();
+            match in_reach {
+                true => self.broker_answers(),
+                false => {
+                    self.contact.lost(now);
+                    self.begin_nothing();
+                }
             }
         }
         for (lease, why) in refused {
@@ -188,13 +248,16 @@ impl Supervisor {
     }
 
     pub(super) fn commit(&mut self) {
+        let Some(broker) = &self.broker else {
+            return;
+        };
         let Settlements { txs, leases } = take(&mut self.settlements);
         if txs.is_empty() {
             return;
         }
         self.inbox.committing(leases.len());
         let inbox = Arc::clone(&self.inbox);
-        self.driver.commit(
+        broker.driver.commit(
             txs,
             Durability::Disk,
             None,
@@ -203,9 +266,13 @@ impl Supervisor {
     }
 
     pub(super) fn grant(&mut self) {
-        if self.phase != Phase::Serving {
+        let Some(broker) = self
+            .broker
+            .as_ref()
+            .filter(|_| self.phase == Phase::Serving)
+        else {
             return;
-        }
+        };
         let granted = self.policy.grant();
         if self.subscription.is_none() && !matches!(granted, Credit::Add(_)) {
             return;
@@ -220,7 +287,13 @@ impl Supervisor {
             consume.tasks = Tasks::Named(tasks);
         }
         let inbox = Arc::clone(&self.inbox);
-        self.driver.consume(consume, inbox);
+        broker.driver.consume(consume, inbox);
+    }
+
+    pub(super) fn stop_consuming(&self) {
+        if let Some(broker) = &self.broker {
+            broker.driver.stop_consuming();
+        }
     }
 
     pub(super) fn figures(&self) -> (u32, u32) {
@@ -232,7 +305,9 @@ impl Supervisor {
             return;
         }
         let (slots, busy) = self.figures();
-        self.driver.report(slots, busy);
+        if let Some(broker) = &self.broker {
+            broker.driver.report(slots, busy);
+        }
         self.reported = Some((slots, busy));
         self.report_from = now + REPORT_EVERY;
     }
@@ -240,7 +315,11 @@ impl Supervisor {
     pub(super) fn log_notices(&mut self, now: Instant) {
         if self.notices_from <= now {
             self.notices_from = now + NOTICES_EVERY;
-            for notice in self.driver.take_notices() {
+            for notice in self
+                .broker
+                .iter()
+                .flat_map(|broker| broker.driver.take_notices())
+            {
                 tracing::warn!("{notice}");
             }
         }
@@ -249,11 +328,15 @@ impl Supervisor {
     /// Asks for the broker's state: at the start, so that one that can't be had is told of at once; and
     /// to know whether a burst is over.
     pub(super) fn ask_status(&mut self) {
+        let Some(broker) = &self.broker else {
+            return;
+        };
         self.burst.asked = true;
+        self.contact.is_asked = true;
         self.burst.is_subscribed = self.phase == Phase::Serving && self.subscription.is_none();
         self.burst.deliveries = self.deliveries;
         let inbox = Arc::clone(&self.inbox);
-        self.driver.query(
+        broker.driver.query(
             Query::Status(StatusQuery::first(1)),
             Instant::now() + ANSWER_WITHIN,
             Box::new(move |answer| inbox.answered(answer)),
@@ -263,8 +346,10 @@ impl Supervisor {
     fn hear_answer(&mut self, answer: Result<Answer, DriverError>, now: Instant) {
         self.burst.asked = false;
         self.burst.ask_from = now + BURST_ASKS_EVERY;
+        self.contact.is_asked = false;
         match answer {
             Ok(Answer::Status(page)) => {
+                self.broker_answers();
                 let is_current =
                     self.burst.is_subscribed && self.burst.deliveries == self.deliveries;
                 let serving = self.phase == Phase::Serving && self.alive > 0;
@@ -275,19 +360,66 @@ impl Supervisor {
                 }
             }
             Ok(_) => {}
-            Err(error) if error.may_pass() => {
-                tracing::warn!("no broker at {} yet: {error}", self.config.broker);
-            }
+            Err(error) if error.may_pass() => self.broker_is_missing(&error, now),
             Err(error) => {
                 if matches!(self.phase, Phase::Loading | Phase::Serving) {
-                    tracing::error!(
-                        "the broker at {} can't be used: {error}",
-                        self.config.broker
-                    );
+                    tracing::error!("the broker at {} can't be used: {error}", self.shown());
                     self.end = End::Failed;
                     self.begin_killing(now);
                 }
             }
+        }
+    }
+
+    fn shown(&self) -> &str {
+        self.broker.as_ref().map_or("", |broker| &broker.shown)
+    }
+
+    /// The broker has been heard, for the first time or again.
+    fn broker_answers(&mut self) {
+        if self.phase != Phase::Serving {
+            return;
+        }
+        match self.contact.came(Instant::now()) {
+            None => {}
+            Some(Came::First) => tracing::info!(
+                "{} is connected and runs {} on {} {} from {}; queues: {}",
+                self.config.name,
+                self.place,
+                self.config.slots,
+                match self.config.slots {
+                    1 => "slot",
+                    _ => "slots",
+                },
+                self.shown(),
+                self.queues.join(", ")
+            ),
+            Some(Came::Again { after }) => tracing::info!(
+                "connected again to the broker at {} after {} s",
+                self.shown(),
+                after.as_secs()
+            ),
+        }
+    }
+
+    fn broker_is_missing(&mut self, error: &DriverError, now: Instant) {
+        if let Some(waited) = self.contact.still_missing(now) {
+            tracing::warn!(
+                "waiting for the broker at {} since {} s: {error}. This worker goes on trying",
+                self.shown(),
+                waited.as_secs()
+            );
+        }
+    }
+
+    /// When to ask again for a broker that is not there: that it is not is said each minute.
+    pub(super) fn next_look(&self) -> Option<Instant> {
+        (self.phase == Phase::Serving).then(|| self.contact.ask_from())?
+    }
+
+    pub(super) fn look_for_broker(&mut self, now: Instant) {
+        if self.next_look().is_some_and(|at| at <= now) {
+            self.ask_status();
         }
     }
 
@@ -314,6 +446,28 @@ mod tests {
 
     /// The queue of a burst may be empty while its jobs are on their way to the worker, whose goodbye would
     /// put them back.
+    #[test]
+    fn a_broker_that_is_missing_is_told_of_each_minute_and_when_it_is_there() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let mut contact = Contact::missing_from(start);
+        assert_eq!(contact.ask_from(), Some(start));
+        contact.is_asked = true;
+        assert_eq!(contact.ask_from(), None, "one question at a time");
+        contact.is_asked = false;
+        assert_eq!(contact.still_missing(at(5)), Some(Duration::from_secs(5)));
+        // The answer to the next question is late by as long again: a minute later.
+        assert_eq!(contact.ask_from(), Some(at(60)));
+        assert_eq!(contact.still_missing(at(65)), Some(Duration::from_secs(65)));
+        assert_eq!(contact.came(at(70)), Some(Came::First));
+        assert_eq!((contact.came(at(71)), contact.ask_from()), (None, None));
+        contact.lost(at(100));
+        contact.lost(at(110));
+        assert_eq!(contact.ask_from(), Some(at(155)));
+        let after = Duration::from_secs(20);
+        assert_eq!(contact.came(at(120)), Some(Came::Again { after }));
+    }
+
     #[test]
     fn a_burst_is_over_when_nothing_is_ready_and_nothing_is_on_its_way() {
         let check = |own_ready, own_leases, expected| {

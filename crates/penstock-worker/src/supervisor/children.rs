@@ -13,6 +13,7 @@ use penstock_message::Delivery;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
+use super::broker::Contact;
 use super::{End, FIRST_SLOT, Phase, Supervisor, TICK, ZYGOTE};
 use crate::files::is_shortage;
 use crate::outstanding::Left;
@@ -69,6 +70,8 @@ impl Supervisor {
         let start = zygote::Start {
             python: &self.config.python,
             app: &self.config.app,
+            modules: &self.config.modules,
+            url: self.config.url.as_deref(),
             name: &self.config.name,
             work: self.work_for_children.as_fd(),
             pages: self.outstanding.pages.as_fd(),
@@ -112,7 +115,7 @@ impl Supervisor {
         let now = Instant::now();
         for said in said {
             match said {
-                Said::Ready(loaded) => self.app_loaded(loaded),
+                Said::Ready(loaded) => self.app_loaded(loaded, now),
                 Said::Failed(text) => {
                     tracing::error!("{text}");
                     self.end = End::App;
@@ -174,36 +177,55 @@ impl Supervisor {
         }
     }
 
-    fn app_loaded(&mut self, loaded: Loaded) {
-        // The code on disk may be another than that which an earlier zygote has loaded.
-        let Loaded { app, queues, tasks } = loaded;
-        self.subscription = Some((app, tasks));
+    fn app_loaded(&mut self, loaded: Loaded, now: Instant) {
         if self.phase == Phase::Loading {
-            self.begin_serving(queues);
+            self.begin_serving(&loaded, now);
         }
+        // The code on disk may be another than that which an earlier zygote has loaded.
+        self.subscription = Some((loaded.app, loaded.tasks));
     }
 
-    fn begin_serving(&mut self, mut queues: Vec<String>) {
+    fn begin_serving(&mut self, loaded: &Loaded, now: Instant) {
+        let name = &self.config.name;
+        let modules: Vec<String> = loaded
+            .modules
+            .iter()
+            .map(|(module, tasks)| format!("{module} ({tasks})"))
+            .collect();
+        let tasks = match loaded.tasks.len() {
+            1 => "1 task".to_owned(),
+            tasks => format!("{tasks} tasks"),
+        };
+        tracing::info!(
+            "{name} has loaded {}: {tasks} from {}",
+            loaded.place,
+            modules.join(", ")
+        );
+        for task in &loaded.tasks {
+            tracing::debug!("task {task}");
+        }
+        let Some(connect) = self.config.connect.take() else {
+            return;
+        };
+        match connect(loaded.url.as_deref()) {
+            Ok(connected) => self.broker = Some(connected),
+            Err(error) => {
+                tracing::error!("the worker can't use its broker: {error}");
+                self.end = End::Failed;
+                return self.begin_killing(now);
+            }
+        }
         self.phase = Phase::Serving;
+        self.contact = Contact::missing_from(now);
+        self.place.clone_from(&loaded.place);
+        let mut queues = loaded.queues.clone();
         // Without -Q a worker takes what its own tasks are sent to and leaves the rest to others: two apps may
         // share a broker.
         if queues.is_empty() {
             queues.push("default".to_owned());
         }
         self.queues = self.config.queues.clone().unwrap_or(queues);
-        tracing::info!(
-            "{} runs {} on {} {} from {}; queues: {}",
-            self.config.name,
-            self.config.app,
-            self.config.slots,
-            if self.config.slots == 1 {
-                "slot"
-            } else {
-                "slots"
-            },
-            self.config.broker,
-            self.queues.join(", ")
-        );
+        self.ask_status();
     }
 
     /// When the next child is to be forked.

@@ -1,0 +1,118 @@
+"""Find the app that a worker runs, and import the modules that have its tasks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import traceback
+from collections import Counter
+from collections.abc import Iterable
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from penstock._shapes import module_name
+
+if TYPE_CHECKING:
+    from penstock._app import App
+
+
+class LoadError(Exception):
+    """The message says all there is to say."""
+
+
+def load(place: str, modules: Iterable[str] = ()) -> tuple[str, App]:
+    """Import the app at ``module:app``, or the one app of ``module``, then ``modules`` and those that it includes.
+
+    Returns its place in full, and the app. ``LoadError`` where there is no such app or module.
+    """
+    module, _, name = place.partition(":")
+    if not module or place.endswith(":"):
+        raise LoadError(f"{place!r} does not name an app: write module:app, for instance shop.tasks:app")
+    home = _import(module)
+    app = _named(home, module, name) if name else None
+    if app is None:
+        name, app = _only_app(home, module)
+    for included in (*app.include, *modules):
+        _import(included)
+    return f"{module}:{name}", app
+
+
+def refuse_without_tasks(place: str, app: App) -> None:
+    """Raise ``LoadError`` where a worker would have nothing to run: a module that has the tasks was not imported."""
+    if not app.tasks:
+        package = place.partition(":")[0].partition(".")[0]
+        raise LoadError(
+            f"the app {app.name!r} has no tasks, so there is nothing to run: name the modules that have them, with "
+            f'App({app.name!r}, include=["{package}.tasks"]) or `penstock worker {place} -I {package}.tasks`'
+        )
+
+
+def report_of(place: str, app: App) -> dict[str, Any]:
+    """Tell the supervisor what it has to know of an app."""
+    modules = Counter(module_name(task.function.__module__) for task in app.tasks.values())
+    return {
+        "app": app.name,
+        "place": place,
+        "url": app._given_url,
+        "queues": sorted({task._options.queue for task in app.tasks.values()}),
+        "tasks": sorted(app.tasks),
+        "modules": sorted(modules.items()),
+    }
+
+
+def explain(place: str, error: BaseException) -> str:
+    """Say why the app can't be loaded: for people, with the frames of their own code."""
+    if isinstance(error, LoadError):
+        return f"cannot load {place}: {error}"
+    # Frames of ours and of the import system tell nobody anything.
+    ours = {os.path.join(os.path.dirname(__file__), name) for name in ("_loading.py", "_zygote.py")}
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename not in ours and "importlib" not in frame.filename
+    ]
+    lines = traceback.format_list(frames) + traceback.format_exception_only(error)
+    return f"cannot load {place}:\nTraceback (most recent call last):\n{''.join(lines)}".rstrip()
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise LoadError(f"there is no module {error.name!r} here ({os.getcwd()}) or among the packages") from None
+
+
+def _named(home: ModuleType, module: str, name: str) -> App:
+    from penstock._app import App
+
+    found: object = home
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            apps = _apps(home)
+            hint = f"; it has {', '.join(f'{module}:{name}' for name in apps)}" if apps else ""
+            raise LoadError(f"the module {module!r} has no {name!r}{hint}") from None
+    if not isinstance(found, App):
+        raise LoadError(f"'{module}:{name}' is a {type(found).__name__}, not a penstock.App")
+    return found
+
+
+def _only_app(home: ModuleType, module: str) -> tuple[str, App]:
+    apps = _apps(home)
+    if len({id(app) for app in apps.values()}) == 1:
+        return next(iter(apps.items()))
+    if apps:
+        several = ", ".join(f"{module}:{name}" for name in apps)
+        raise LoadError(f"the module {module!r} has several apps; name one: {several}")
+    raise LoadError(
+        f"the module {module!r} has no penstock.App; name where it is as module:app, for instance {module}.tasks:app"
+    )
+
+
+def _apps(home: ModuleType) -> dict[str, App]:
+    from penstock._app import App
+
+    return {name: value for name, value in vars(home).items() if isinstance(value, App)}
