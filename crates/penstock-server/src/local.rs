@@ -61,7 +61,8 @@ impl LocalPaths {
         let absolute = if path.is_absolute() {
             path.to_path_buf()
         } else {
-            project_directory(&std::env::current_dir()?).join(path)
+            let home = std::env::var_os("HOME").map(PathBuf::from);
+            base_directory(&std::env::current_dir()?, path, home.as_deref()).join(path)
         };
         Ok(Self::new(without_links(&absolute)?))
     }
@@ -265,6 +266,23 @@ fn open_own(mut options: fs::OpenOptions, path: &Path) -> io::Result<fs::File> {
     })
 }
 
+/// Where a relative PATH lies: where a broker of ours is already, here or further up; else beside the top of
+/// the project. Parts of a project that have a mark of their own so share the broker that was there first.
+fn base_directory<'a>(from: &'a Path, path: &Path, home: Option<&Path>) -> &'a Path {
+    from.ancestors()
+        // What was started in the home directory once is not for every project below it.
+        .take_while(|directory| *directory == from || Some(*directory) != home)
+        .find(|directory| is_place_of_ours(&directory.join(path)))
+        .unwrap_or_else(|| project_directory(from))
+}
+
+/// Whether a broker of this user has been here. Strangers may make directories further up, such as in /tmp.
+fn is_place_of_ours(directory: &Path) -> bool {
+    let is_ours =
+        |found: fs::Metadata| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw();
+    fs::metadata(directory).is_ok_and(is_ours) && directory.join("lock").is_file()
+}
+
 fn project_directory(from: &Path) -> &Path {
     from.ancestors()
         .find(|directory| {
@@ -320,6 +338,30 @@ mod tests {
             assert_eq!(project_directory(&inner), top.path().join("project"));
             fs::remove_file(&mark).unwrap();
         }
+    }
+
+    #[test]
+    fn a_broker_that_is_there_already_is_found_from_below_and_not_from_all_of_home() {
+        let top = tempfile::tempdir().unwrap();
+        let path = Path::new(".penstock");
+        let inner = top.path().join("shop/web/views");
+        fs::create_dir_all(&inner).unwrap();
+        fs::write(top.path().join("shop/web/pyproject.toml"), "").unwrap();
+        let check = |home: Option<&str>, expected: &str| {
+            let home = home.map(|home| top.path().join(home));
+            let found = base_directory(&inner, path, home.as_deref());
+            assert_eq!(found, top.path().join(expected));
+        };
+        check(None, "shop/web");
+        fs::create_dir(top.path().join("shop/.penstock")).unwrap();
+        check(None, "shop/web");
+        fs::write(top.path().join("shop/.penstock/lock"), "").unwrap();
+        check(None, "shop");
+        check(Some("shop"), "shop/web");
+        check(Some("shop/web"), "shop/web");
+        fs::create_dir(inner.join(".penstock")).unwrap();
+        fs::write(inner.join(".penstock/lock"), "").unwrap();
+        check(Some("shop/web/views"), "shop/web/views");
     }
 
     #[test]
