@@ -23,7 +23,9 @@ def log_to_stderr(level: str, style: str) -> None:
     handler.addFilter(JobLogFilter())
     logger = logging.getLogger("penstock")
     logger.addHandler(handler)
-    logger.setLevel({"DEBUG": "INFO", "INFO": "WARNING"}.get(level, level))
+    # The default leaves an app's own configuration alone.
+    if level != "INFO" or not logging.root.handlers:
+        logger.setLevel({"DEBUG": "INFO", "INFO": "WARNING"}.get(level, level))
     # For records that find no handler at all. Python's own shows a bare message, without a time or a job.
     logging.lastResort = handler
     if not logging.root.handlers and logging.root.level == logging.WARNING:
