@@ -574,6 +574,9 @@ impl Broker {
             Query::Stop => Answer::Refused(
                 "only the process around a broker can end it".to_owned(),
             ),
+            Query::SetClock { .. } => Answer::Refused(
+                "only the process around a broker has a clock".to_owned(),
+            ),
         };
         // How the broker is must be told also while its disk is full, or slow. Nothing rests on it.
         let rests = match query {

@@ -20,6 +20,17 @@ pub struct Now {
     pub boot: Option<Boot>,
 }
 
+impl Now {
+    /// The same so much later, by all clocks.
+    pub fn move_on(&mut self, ms: u64) {
+        self.mono_ms += ms;
+        self.wall_ms += ms;
+        if let Some(boot) = &mut self.boot {
+            boot.ms += ms;
+        }
+    }
+}
+
 /// The machine's own clock: nobody can set it, and it goes on while no broker runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boot {
@@ -97,7 +108,7 @@ pub enum Input {
         conn: ConnId,
         keys: Vec<Key>,
     },
-    /// `Query::Stop` never comes here: the process around the core answers it.
+    /// `Query::Stop` and `Query::SetClock` never come here: the process around the core answers them.
     Query {
         conn: ConnId,
         id: u64,

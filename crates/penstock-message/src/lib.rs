@@ -3,6 +3,7 @@
 //! A *message* is what a broker holds; a job travels in one. Everything that changes a broker's
 //! state is a [`Tx`]: operations that are applied all together or not at all.
 
+mod capabilities;
 mod consumer;
 mod hashing;
 mod id;
@@ -13,6 +14,10 @@ mod query;
 mod tx;
 mod value;
 
+pub use capabilities::{
+    Capabilities, Dedupe, Feature, Features, LeaseLife, Limits, NotOffered, Priorities, Remark,
+    Settlement,
+};
 pub use consumer::{Consume, Tasks};
 pub use hashing::{SeededHasher, SeededMap, SeededSet, SeededState};
 pub use id::{IdSource, JOIN_CAP, MessageId, SessionId};

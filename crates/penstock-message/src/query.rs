@@ -19,6 +19,8 @@ pub enum Query {
     Unnamed,
     /// End this broker. Only the process around a broker can do that, and only a local one does.
     Stop,
+    /// Move the broker's clock on. Only a double for tests lets clients do that.
+    SetClock { forward_ms: u64 },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,8 @@ pub enum Answer {
     Operation(Option<OperationStatus>),
     /// It ends now, in order.
     Stopping,
+    /// The time by the broker's clock, which was moved on.
+    Clock(WallMs),
     /// The text says why, for people.
     Refused(String),
 }

@@ -230,6 +230,18 @@ pub enum Durability {
     Replicated = 3,
 }
 
+impl Durability {
+    /// As users spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Os => "os",
+            Self::Disk => "disk",
+            Self::Replicated => "replicated",
+        }
+    }
+}
+
 /// What became of a [`Tx`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Receipt {

@@ -8,6 +8,7 @@ use penstock_message::{
 
 use crate::{WireError, proto};
 
+mod capabilities;
 mod consumers;
 mod failures;
 mod messages;

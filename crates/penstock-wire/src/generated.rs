@@ -95,9 +95,224 @@ pub struct Welcome {
     /// of those presented, the ones that still hold
     #[prost(message, repeated, tag = "8")]
     pub leases: ::prost::alloc::vec::Vec<Lease>,
+    #[prost(message, optional, tag = "9")]
+    pub capabilities: ::core::option::Option<Capabilities>,
     /// the format that the broker's journal is written in
     #[prost(uint32, tag = "10")]
     pub journal_format: u32,
+}
+/// What the engine behind the broker can do. Every field that is left out is not offered, or the weakest
+/// promise, so that a broker which does not know a feature does not claim it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Capabilities {
+    /// for people
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    /// for tests: takes every durability up to DISK and keeps nothing
+    #[prost(bool, tag = "2")]
+    pub is_double: bool,
+    /// left out: NONE
+    #[prost(enumeration = "Durability", optional, tag = "3")]
+    pub highest_durability: ::core::option::Option<i32>,
+    #[prost(enumeration = "capabilities::Settlement", tag = "4")]
+    pub settlement: i32,
+    #[prost(uint64, tag = "5")]
+    pub settlement_window_ms: u64,
+    #[prost(bool, tag = "6")]
+    pub fencing: bool,
+    #[prost(enumeration = "capabilities::Dedupe", tag = "7")]
+    pub dedupe: i32,
+    #[prost(uint64, tag = "8")]
+    pub dedupe_window_ms: u64,
+    #[prost(bool, tag = "9")]
+    pub leases_of_sessions: bool,
+    /// how precisely they are kept
+    #[prost(uint64, optional, tag = "10")]
+    pub delays_us: ::core::option::Option<u64>,
+    /// levels; 0: none
+    #[prost(uint32, tag = "11")]
+    pub priorities: u32,
+    #[prost(bool, tag = "12")]
+    pub strict_priorities: bool,
+    #[prost(bool, tag = "13")]
+    pub keeps_place: bool,
+    #[prost(bool, tag = "14")]
+    pub values: bool,
+    #[prost(bool, tag = "15")]
+    pub keys: bool,
+    #[prost(bool, tag = "16")]
+    pub joins: bool,
+    #[prost(uint32, tag = "17")]
+    pub max_group: u32,
+    #[prost(bool, tag = "18")]
+    pub pending: bool,
+    #[prost(bool, tag = "19")]
+    pub purge: bool,
+    #[prost(bool, tag = "20")]
+    pub pause: bool,
+    #[prost(enumeration = "capabilities::Limits", tag = "21")]
+    pub limits: i32,
+    #[prost(bool, tag = "22")]
+    pub inspect: bool,
+    #[prost(bool, tag = "23")]
+    pub failed_jobs: bool,
+    #[prost(bool, tag = "24")]
+    pub cancel_waiting: bool,
+    #[prost(bool, tag = "25")]
+    pub cancel_running: bool,
+    #[prost(bool, tag = "26")]
+    pub tasks_of_consumers: bool,
+    #[prost(bool, tag = "27")]
+    pub fair_flows: bool,
+    #[prost(bool, tag = "28")]
+    pub steady_clock: bool,
+    #[prost(bool, tag = "29")]
+    pub workflows: bool,
+    #[prost(bool, tag = "30")]
+    pub value_streams: bool,
+    #[prost(bool, tag = "31")]
+    pub claims: bool,
+    #[prost(bool, tag = "32")]
+    pub debounce: bool,
+    /// how precisely they are kept
+    #[prost(uint64, optional, tag = "33")]
+    pub rate_limits_us: ::core::option::Option<u64>,
+    #[prost(bool, tag = "34")]
+    pub fair_share: bool,
+    #[prost(bool, tag = "35")]
+    pub batching: bool,
+    #[prost(bool, tag = "36")]
+    pub schedules: bool,
+    #[prost(bool, tag = "37")]
+    pub progress: bool,
+    #[prost(bool, tag = "38")]
+    pub why: bool,
+    #[prost(bool, tag = "39")]
+    pub parking: bool,
+    #[prost(bool, tag = "40")]
+    pub movable_clock: bool,
+}
+/// Nested message and enum types in `Capabilities`.
+pub mod capabilities {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Settlement {
+        PublishThenAck = 0,
+        /// for `settlement_window_ms`
+        Idempotent = 1,
+        OneStep = 2,
+    }
+    impl Settlement {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::PublishThenAck => "PUBLISH_THEN_ACK",
+                Self::Idempotent => "IDEMPOTENT",
+                Self::OneStep => "ONE_STEP",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "PUBLISH_THEN_ACK" => Some(Self::PublishThenAck),
+                "IDEMPOTENT" => Some(Self::Idempotent),
+                "ONE_STEP" => Some(Self::OneStep),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Dedupe {
+        NoDedupe = 0,
+        /// for `dedupe_window_ms`
+        Window = 1,
+        Session = 2,
+    }
+    impl Dedupe {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::NoDedupe => "NO_DEDUPE",
+                Self::Window => "WINDOW",
+                Self::Session => "SESSION",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "NO_DEDUPE" => Some(Self::NoDedupe),
+                "WINDOW" => Some(Self::Window),
+                "SESSION" => Some(Self::Session),
+                _ => None,
+            }
+        }
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Limits {
+        NoLimits = 0,
+        AtDeclaration = 1,
+        Live = 2,
+    }
+    impl Limits {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::NoLimits => "NO_LIMITS",
+                Self::AtDeclaration => "AT_DECLARATION",
+                Self::Live => "LIVE",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "NO_LIMITS" => Some(Self::NoLimits),
+                "AT_DECLARATION" => Some(Self::AtDeclaration),
+                "LIVE" => Some(Self::Live),
+                _ => None,
+            }
+        }
+    }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Lease {
@@ -803,7 +1018,7 @@ pub mod key_value {
 pub struct Query {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "query::Query", tags = "3, 4, 6, 7, 8")]
+    #[prost(oneof = "query::Query", tags = "3, 4, 6, 7, 8, 12")]
     pub query: ::core::option::Option<query::Query>,
 }
 /// Nested message and enum types in `Query`.
@@ -821,7 +1036,16 @@ pub mod query {
         Failed(super::FailedQuery),
         #[prost(uint64, tag = "8")]
         Operation(u64),
+        /// a double for tests only
+        #[prost(message, tag = "12")]
+        SetClock(super::SetClock),
     }
+}
+/// Moves the broker's clock on: what is due until then falls due. It can't be moved back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetClock {
+    #[prost(uint64, tag = "1")]
+    pub forward_ms: u64,
 }
 /// The status of the broker, with a page of its queues and workers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -868,7 +1092,7 @@ pub struct FailedQuery {
 pub struct Answer {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "answer::Answer", tags = "3, 4, 5, 6, 8, 9, 10, 14")]
+    #[prost(oneof = "answer::Answer", tags = "3, 4, 5, 6, 8, 9, 10, 14, 15")]
     pub answer: ::core::option::Option<answer::Answer>,
 }
 /// Nested message and enum types in `Answer`.
@@ -892,6 +1116,9 @@ pub mod answer {
         Operation(super::OperationStatus),
         #[prost(bool, tag = "14")]
         UnknownOperation(bool),
+        /// the time by the broker's clock, after set_clock
+        #[prost(uint64, tag = "15")]
+        ClockMs(u64),
     }
 }
 /// Near 1 MiB at most, whatever names there are.
@@ -1531,7 +1758,9 @@ pub(crate) mod shapes {
     pub(crate) const QUERY: Shape = Shape::new(&[
         (6, Field::One(&STATUS_QUERY)),
         (7, Field::One(&FAILED_QUERY)),
+        (12, Field::One(&SET_CLOCK)),
     ]);
+    pub(crate) const SET_CLOCK: Shape = Shape::new(&[]);
     pub(crate) const FAILED_QUERY: Shape = Shape::new(&[
         (1, Field::One(&FILTER)),
     ]);

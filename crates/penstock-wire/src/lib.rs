@@ -15,6 +15,7 @@ mod frame;
 #[rustfmt::skip]
 mod generated;
 mod message;
+pub mod native;
 mod versions;
 mod weigh;
 

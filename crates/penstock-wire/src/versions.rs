@@ -62,6 +62,7 @@ pub const LATER: &[Later] = &[
     query(2, 6, "asking for the status in pages"),
     query(2, 7, "listing failed jobs"),
     query(2, 8, "asking about an operation on many jobs"),
+    query(2, 12, "moving the clock"),
 ];
 
 const fn operation(since: u32, number: u32, what: &'static str) -> Later {
@@ -271,6 +272,7 @@ mod tests {
             Query::Operation(9),
             Some("asking about an operation on many jobs"),
         );
+        check(Query::SetClock { forward_ms: 1 }, Some("moving the clock"));
     }
 
     #[test]

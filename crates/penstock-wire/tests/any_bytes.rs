@@ -392,6 +392,7 @@ fn any_answer() -> impl Strategy<Value = Answer> {
             .prop_map(|(jobs, next)| Answer::Failed(FailedPage { jobs, next })),
         option(operation).prop_map(Answer::Operation),
         Just(Answer::Stopping),
+        any::<u64>().prop_map(Answer::Clock),
         ".{0,9}".prop_map(Answer::Refused),
     ]
 }

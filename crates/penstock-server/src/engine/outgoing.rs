@@ -2,8 +2,8 @@
 
 use penstock_broker::{Answer, CloseReason, ConnId, Input, Notice, Output};
 use penstock_message::{Delivery, Key, KeyState, ProcessStatus};
-use penstock_wire::MAX_FRAME_BYTES;
 use penstock_wire::proto::{self, ToClient, close::Why};
+use penstock_wire::{MAX_FRAME_BYTES, native};
 
 use super::Engine;
 use crate::connection::{Connection, Stage};
@@ -41,6 +41,7 @@ impl Engine {
                     forgotten,
                     leases: leases.into_iter().map(Into::into).collect(),
                     journal_format: self.journal_format,
+                    capabilities: Some(native::on_disk().into()),
                 };
                 let frame = ToClient {
                     welcome: Some(welcome),

@@ -20,6 +20,9 @@ impl From<(u64, Query)> for proto::Query {
                 Query::Operation(name) => Some(Wire::Operation(name)),
                 Query::Unnamed => None,
                 Query::Stop => Some(Wire::Stop(true)),
+                Query::SetClock { forward_ms } => {
+                    Some(Wire::SetClock(proto::SetClock { forward_ms }))
+                }
             },
         }
     }
@@ -38,6 +41,7 @@ impl TryFrom<proto::Query> for (u64, Query) {
             Some(Wire::Failed(query)) => Query::Failed(query.into()),
             Some(Wire::Operation(name)) => Query::Operation(name),
             Some(Wire::Stop(_)) => Query::Stop,
+            Some(Wire::SetClock(proto::SetClock { forward_ms })) => Query::SetClock { forward_ms },
         };
         Ok((wire.id, query))
     }
@@ -56,6 +60,7 @@ impl From<(u64, Answer)> for proto::Answer {
                 Answer::Operation(Some(status)) => Wire::Operation(status.into()),
                 Answer::Operation(None) => Wire::UnknownOperation(true),
                 Answer::Stopping => Wire::Stopping(true),
+                Answer::Clock(now) => Wire::ClockMs(now),
                 Answer::Refused(why) => Wire::Refused(why),
             }),
         }
@@ -75,6 +80,7 @@ impl TryFrom<proto::Answer> for (u64, Answer) {
             Wire::Operation(status) => Answer::Operation(Some(status.into())),
             Wire::UnknownOperation(_) => Answer::Operation(None),
             Wire::Stopping(_) => Answer::Stopping,
+            Wire::ClockMs(now) => Answer::Clock(now),
             Wire::Refused(why) => Answer::Refused(why),
         };
         Ok((wire.id, answer))

@@ -1,0 +1,788 @@
+//! What an engine can do, as it says itself.
+//!
+//! Engines differ: a broker in memory keeps nothing, others know no joins or only coarse delays. Clients
+//! and workers ask before they rely on anything, and what an engine lacks is one error, [`NotOffered`].
+//!
+//! ```text
+//!     Features::of(&tx)                    what a transaction needs
+//!     capabilities.lacks(&tx, durability)  the first of it that the engine has not
+//! ```
+
+use std::borrow::Cow;
+use std::fmt;
+use std::time::Duration;
+
+use crate::{Consume, DEFAULT_PRIORITY, Due, Durability, Key, Message, Op, Query, Tasks, Tx};
+
+/// What an engine can do. Every field defaults to *not offered*, or to the weakest promise.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// The engine and how it is set up, for people: "Redis 7.0.15, appendfsync always".
+    pub engine: String,
+    /// A double for tests: it takes every durability up to `disk`, and keeps nothing longer than its process.
+    pub is_double: bool,
+    pub highest_durability: Durability,
+    pub settlement: Settlement,
+    /// A lost lease changes nothing.
+    pub fencing: bool,
+    pub dedupe: Dedupe,
+    pub lease: LeaseLife,
+    /// How precisely delays are kept; `None`: there are none.
+    pub delays: Option<Duration>,
+    pub priorities: Priorities,
+    /// A message that is handed back goes on from its old place.
+    pub keeps_place: bool,
+    /// Results.
+    pub values: bool,
+    /// Keys named by users: guards, locks, publishing under a key.
+    pub keys: bool,
+    pub joins: bool,
+    /// The most members that a join can have; 0: there are no joins.
+    pub max_group: u32,
+    /// A result that is on its way is told from one that will never be there.
+    pub pending: bool,
+    pub purge: bool,
+    pub pause: bool,
+    /// Limits of how much may wait in a queue.
+    pub limits: Limits,
+    /// Looking at one message.
+    pub inspect: bool,
+    /// Failed jobs are listed, retried and dropped.
+    pub failed_jobs: bool,
+    pub cancel_waiting: bool,
+    pub cancel_running: bool,
+    /// Consumers name the tasks that they can run.
+    pub tasks_of_consumers: bool,
+    /// A task with long jobs does not keep others from running.
+    pub fair_flows: bool,
+    /// A countdown does not follow changes of the clock on the wall.
+    pub steady_clock: bool,
+    pub workflows: bool,
+    pub value_streams: bool,
+    pub claims: bool,
+    pub debounce: bool,
+    /// How precisely rates of tasks are limited; `None`: they are not.
+    pub rate_limits: Option<Duration>,
+    /// Shares of tenants.
+    pub fair_share: bool,
+    pub batching: bool,
+    pub schedules: bool,
+    pub progress: bool,
+    /// Saying why a job waits.
+    pub why: bool,
+    /// Parking a running job until something happens.
+    pub parking: bool,
+    /// Clients can move the clock.
+    pub movable_clock: bool,
+    pub remarks: Vec<Remark>,
+}
+
+/// Something that an engine lacks as it is set up, and how to mend it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remark {
+    pub feature: Feature,
+    pub missing: String,
+    pub remedy: String,
+}
+
+/// How an acknowledgement, its result and the jobs that follow it belong together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Settlement {
+    /// What follows is published before the acknowledgement, and twice if a crash comes between.
+    #[default]
+    PublishThenAck,
+    /// Copies are dropped for so long.
+    Idempotent { window: Duration },
+    /// All of it or nothing.
+    OneStep,
+}
+
+/// For how long a transaction that is sent again is known for what it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dedupe {
+    #[default]
+    None,
+    Window(Duration),
+    /// As long as the client's session lives.
+    Session,
+}
+
+/// What a lease ends with, unless it is settled before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LeaseLife {
+    #[default]
+    Connection,
+    /// It outlives connections, and restarts of the broker.
+    Session,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Priorities {
+    #[default]
+    None,
+    /// Higher levels are preferred, not always first.
+    Levels(u8),
+    /// The highest of so many levels goes first, always.
+    Strict(u8),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Limits {
+    #[default]
+    None,
+    /// Only when the queue is made.
+    AtDeclaration,
+    Live,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self::NOTHING
+    }
+}
+
+impl Capabilities {
+    /// An engine that offers nothing beyond taking jobs and handing them out.
+    pub const NOTHING: Self = Self {
+        engine: String::new(),
+        is_double: false,
+        highest_durability: Durability::None,
+        settlement: Settlement::PublishThenAck,
+        fencing: false,
+        dedupe: Dedupe::None,
+        lease: LeaseLife::Connection,
+        delays: None,
+        priorities: Priorities::None,
+        keeps_place: false,
+        values: false,
+        keys: false,
+        joins: false,
+        max_group: 0,
+        pending: false,
+        purge: false,
+        pause: false,
+        limits: Limits::None,
+        inspect: false,
+        failed_jobs: false,
+        cancel_waiting: false,
+        cancel_running: false,
+        tasks_of_consumers: false,
+        fair_flows: false,
+        steady_clock: false,
+        workflows: false,
+        value_streams: false,
+        claims: false,
+        debounce: false,
+        rate_limits: None,
+        fair_share: false,
+        batching: false,
+        schedules: false,
+        progress: false,
+        why: false,
+        parking: false,
+        movable_clock: false,
+        remarks: Vec::new(),
+    };
+
+    pub fn offers(&self, feature: Feature) -> bool {
+        match feature {
+            Feature::ReplicatedDurability => self.takes(Durability::Replicated),
+            Feature::DiskDurability => self.takes(Durability::Disk),
+            Feature::OsDurability => self.takes(Durability::Os),
+            Feature::OneStepSettlement => self.settlement == Settlement::OneStep,
+            Feature::Fencing => self.fencing,
+            Feature::Dedupe => self.dedupe == Dedupe::Session,
+            Feature::LeasesOfSessions => self.lease == LeaseLife::Session,
+            Feature::Delays => self.delays.is_some(),
+            Feature::Priorities => self.priorities != Priorities::None,
+            Feature::KeepsPlace => self.keeps_place,
+            Feature::Values => self.values,
+            Feature::Keys => self.keys,
+            Feature::Joins => self.joins,
+            Feature::Pending => self.pending,
+            Feature::Purge => self.purge,
+            Feature::Pause => self.pause,
+            Feature::Limits => self.limits == Limits::Live,
+            Feature::Inspection => self.inspect,
+            Feature::FailedJobs => self.failed_jobs,
+            Feature::CancelWaiting => self.cancel_waiting,
+            Feature::CancelRunning => self.cancel_running,
+            Feature::TasksOfConsumers => self.tasks_of_consumers,
+            Feature::FairFlows => self.fair_flows,
+            Feature::SteadyClock => self.steady_clock,
+            Feature::Workflows => self.workflows,
+            Feature::ValueStreams => self.value_streams,
+            Feature::Claims => self.claims,
+            Feature::Debounce => self.debounce,
+            Feature::RateLimits => self.rate_limits.is_some(),
+            Feature::FairShare => self.fair_share,
+            Feature::Batching => self.batching,
+            Feature::Schedules => self.schedules,
+            Feature::Progress => self.progress,
+            Feature::Why => self.why,
+            Feature::Parking => self.parking,
+            Feature::MovableClock => self.movable_clock,
+        }
+    }
+
+    /// The same without a feature; of a durability, also without those above it.
+    pub fn without(mut self, feature: Feature) -> Self {
+        let cap = |highest: Durability| self.highest_durability.min(highest);
+        match feature {
+            Feature::ReplicatedDurability => self.highest_durability = cap(Durability::Disk),
+            Feature::DiskDurability => self.highest_durability = cap(Durability::Os),
+            Feature::OsDurability => self.highest_durability = cap(Durability::None),
+            Feature::OneStepSettlement => self.settlement = Settlement::PublishThenAck,
+            Feature::Fencing => self.fencing = false,
+            Feature::Dedupe => self.dedupe = Dedupe::None,
+            Feature::LeasesOfSessions => self.lease = LeaseLife::Connection,
+            Feature::Delays => self.delays = None,
+            Feature::Priorities => self.priorities = Priorities::None,
+            Feature::KeepsPlace => self.keeps_place = false,
+            Feature::Values => self.values = false,
+            Feature::Keys => self.keys = false,
+            Feature::Joins => (self.joins, self.max_group) = (false, 0),
+            Feature::Pending => self.pending = false,
+            Feature::Purge => self.purge = false,
+            Feature::Pause => self.pause = false,
+            Feature::Limits => self.limits = Limits::None,
+            Feature::Inspection => self.inspect = false,
+            Feature::FailedJobs => self.failed_jobs = false,
+            Feature::CancelWaiting => self.cancel_waiting = false,
+            Feature::CancelRunning => self.cancel_running = false,
+            Feature::TasksOfConsumers => self.tasks_of_consumers = false,
+            Feature::FairFlows => self.fair_flows = false,
+            Feature::SteadyClock => self.steady_clock = false,
+            Feature::Workflows => self.workflows = false,
+            Feature::ValueStreams => self.value_streams = false,
+            Feature::Claims => self.claims = false,
+            Feature::Debounce => self.debounce = false,
+            Feature::RateLimits => self.rate_limits = None,
+            Feature::FairShare => self.fair_share = false,
+            Feature::Batching => self.batching = false,
+            Feature::Schedules => self.schedules = false,
+            Feature::Progress => self.progress = false,
+            Feature::Why => self.why = false,
+            Feature::Parking => self.parking = false,
+            Feature::MovableClock => self.movable_clock = false,
+        }
+        if matches!(
+            feature,
+            Feature::ReplicatedDurability | Feature::DiskDurability | Feature::OsDurability
+        ) {
+            // A double only stands in for what is offered.
+            self.is_double = false;
+        }
+        self
+    }
+
+    /// All that is offered, as a set to compare needs with.
+    pub fn features(&self) -> Features {
+        let offered = Feature::ALL.into_iter().filter(|one| self.offers(*one));
+        offered.fold(Features::NONE, Features::with)
+    }
+
+    /// Whether a commit of this durability is taken.
+    pub fn takes(&self, durability: Durability) -> bool {
+        durability <= self.highest_durability || (self.is_double && durability <= Durability::Disk)
+    }
+
+    /// The durability to settle with: what a worker wants, or the most that there is.
+    pub fn settle_at(&self) -> Durability {
+        self.highest_durability.min(Durability::Disk)
+    }
+
+    /// The first operation that this engine can't do, and the feature that it lacks for it.
+    pub fn lacks(&self, tx: &Tx, durability: Durability) -> Option<(u32, Feature)> {
+        if !self.takes(durability) {
+            return Some((0, Feature::of_durability(durability)));
+        }
+        let offered = self.features();
+        tx.ops.iter().zip(0..).find_map(|(op, index)| {
+            let needs = Features::NONE.of_op(op);
+            Some((index, needs.minus(offered).first()?))
+        })
+    }
+
+    /// The error for something that is not offered.
+    pub fn not_offered(&self, feature: Feature) -> NotOffered {
+        let engine = match self.engine.is_empty() {
+            true => "this broker".to_owned(),
+            false => self.engine.clone(),
+        };
+        let remark = self.remarks.iter().find(|remark| remark.feature == feature);
+        let remedy = match (remark, feature) {
+            (Some(Remark { missing, remedy, .. }), _) => format!("{missing}. {remedy}"),
+            (None, Feature::ReplicatedDurability) if self.takes(Durability::Disk) => {
+                "no engine of today keeps a job on more than one machine; \"disk\" is the safest there is".to_owned()
+            }
+            (
+                None,
+                Feature::ReplicatedDurability | Feature::DiskDurability | Feature::OsDurability,
+            ) => format!(
+                "\"{}\" is the safest there is",
+                self.highest_durability.name()
+            ),
+            (None, Feature::MovableClock) => {
+                "only the clock of a memory: broker, a double for tests, can be moved".to_owned()
+            }
+            (None, _) => "do without it, or use a broker that has it".to_owned(),
+        };
+        NotOffered {
+            feature: feature.name().into(),
+            engine,
+            remedy,
+        }
+    }
+}
+
+/// Something that an engine can or can't do, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Feature {
+    ReplicatedDurability,
+    DiskDurability,
+    OsDurability,
+    OneStepSettlement,
+    Fencing,
+    Dedupe,
+    LeasesOfSessions,
+    Delays,
+    Priorities,
+    KeepsPlace,
+    Values,
+    Keys,
+    Joins,
+    Pending,
+    Purge,
+    Pause,
+    Limits,
+    Inspection,
+    FailedJobs,
+    CancelWaiting,
+    CancelRunning,
+    TasksOfConsumers,
+    FairFlows,
+    SteadyClock,
+    Workflows,
+    ValueStreams,
+    Claims,
+    Debounce,
+    RateLimits,
+    FairShare,
+    Batching,
+    Schedules,
+    Progress,
+    Why,
+    Parking,
+    MovableClock,
+}
+
+impl Feature {
+    pub const ALL: [Self; 36] = [
+        Self::ReplicatedDurability,
+        Self::DiskDurability,
+        Self::OsDurability,
+        Self::OneStepSettlement,
+        Self::Fencing,
+        Self::Dedupe,
+        Self::LeasesOfSessions,
+        Self::Delays,
+        Self::Priorities,
+        Self::KeepsPlace,
+        Self::Values,
+        Self::Keys,
+        Self::Joins,
+        Self::Pending,
+        Self::Purge,
+        Self::Pause,
+        Self::Limits,
+        Self::Inspection,
+        Self::FailedJobs,
+        Self::CancelWaiting,
+        Self::CancelRunning,
+        Self::TasksOfConsumers,
+        Self::FairFlows,
+        Self::SteadyClock,
+        Self::Workflows,
+        Self::ValueStreams,
+        Self::Claims,
+        Self::Debounce,
+        Self::RateLimits,
+        Self::FairShare,
+        Self::Batching,
+        Self::Schedules,
+        Self::Progress,
+        Self::Why,
+        Self::Parking,
+        Self::MovableClock,
+    ];
+
+    /// The feature that a commit of this durability needs.
+    pub fn of_durability(durability: Durability) -> Self {
+        match durability {
+            Durability::Replicated => Self::ReplicatedDurability,
+            Durability::Disk => Self::DiskDurability,
+            Durability::Os | Durability::None => Self::OsDurability,
+        }
+    }
+
+    /// For people, as the subject of "... is not offered".
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ReplicatedDurability => "durability=\"replicated\"",
+            Self::DiskDurability => "durability=\"disk\"",
+            Self::OsDurability => "durability=\"os\"",
+            Self::OneStepSettlement => "settling a job in one step",
+            Self::Fencing => "fencing of lost leases",
+            Self::Dedupe => "telling what is sent twice",
+            Self::LeasesOfSessions => "leases that outlive a connection",
+            Self::Delays => "delaying a job",
+            Self::Priorities => "priority of jobs",
+            Self::KeepsPlace => "the old place of a job that comes back",
+            Self::Values => "keeping results",
+            Self::Keys => "named keys",
+            Self::Joins => "joining jobs",
+            Self::Pending => "telling a result that is on its way from none",
+            Self::Purge => "purging a queue",
+            Self::Pause => "pausing a queue",
+            Self::Limits => "limiting a queue",
+            Self::Inspection => "looking at a job",
+            Self::FailedJobs => "keeping failed jobs",
+            Self::CancelWaiting => "cancelling a job that waits",
+            Self::CancelRunning => "cancelling a job that runs",
+            Self::TasksOfConsumers => "naming the tasks of a worker",
+            Self::FairFlows => "fairness between tasks",
+            Self::SteadyClock => "a clock that nobody sets",
+            Self::Workflows => "workflows",
+            Self::ValueStreams => "streams of values",
+            Self::Claims => "claims",
+            Self::Debounce => "debouncing",
+            Self::RateLimits => "limiting rates",
+            Self::FairShare => "fair shares",
+            Self::Batching => "batching",
+            Self::Schedules => "schedules",
+            Self::Progress => "progress of jobs",
+            Self::Why => "saying why a job waits",
+            Self::Parking => "parking jobs",
+            Self::MovableClock => "moving the clock",
+        }
+    }
+}
+
+/// A set of features. Made for each transaction, so it is a number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features(u64);
+
+impl Features {
+    pub const NONE: Self = Self(0);
+
+    pub const fn with(self, feature: Feature) -> Self {
+        Self(self.0 | 1 << feature as u8)
+    }
+
+    pub const fn minus(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub fn first(self) -> Option<Feature> {
+        let index = self.0.trailing_zeros();
+        Feature::ALL.get(index as usize).copied()
+    }
+
+    /// What a transaction needs, but for its durability. Settling a job needs nothing: any engine can.
+    pub fn of(tx: &Tx) -> Self {
+        tx.ops.iter().fold(Self::NONE, Self::of_op)
+    }
+
+    fn of_op(self, op: &Op) -> Self {
+        match op {
+            Op::Publish {
+                message,
+                due,
+                unless_key,
+                ..
+            } => self
+                .of_message(message)
+                .of_due(due.as_ref())
+                .when(unless_key.is_some(), Feature::Keys),
+            Op::Move { due, .. } => self.of_due(due.as_ref()),
+            Op::Put { key, .. } | Op::Delete { key } | Op::Guard { key, .. } => self.of_key(key),
+            Op::Hold { messages, .. } => messages
+                .iter()
+                .fold(self, |needs, (_, message)| needs.of_message(message))
+                .with(Feature::Joins),
+            Op::Join { .. } => self.with(Feature::Joins),
+            Op::Cancel { .. } => self.with(Feature::CancelWaiting),
+            Op::RetryFailed { .. } | Op::DropFailed { .. } => self.with(Feature::FailedJobs),
+            Op::Purge { .. } => self.with(Feature::Purge),
+            Op::Pause { .. } | Op::Resume { .. } => self.with(Feature::Pause),
+            Op::Limit { .. } => self.with(Feature::Limits),
+            Op::Ack { .. } | Op::Release { .. } | Op::Fail { .. } | Op::Unnamed => self,
+        }
+    }
+
+    fn of_message(self, message: &Message) -> Self {
+        let member = message
+            .extras
+            .as_ref()
+            .is_some_and(|extras| extras.member.is_some());
+        self.when(message.priority != DEFAULT_PRIORITY, Feature::Priorities)
+            .when(member, Feature::Joins)
+    }
+
+    fn of_due(self, due: Option<&Due>) -> Self {
+        self.when(due.is_some(), Feature::Delays)
+    }
+
+    fn of_key(self, key: &Key) -> Self {
+        self.with(match key {
+            Key::Result(_) => Feature::Values,
+            Key::Named(_) => Feature::Keys,
+        })
+    }
+
+    pub fn of_query(query: &Query) -> Self {
+        let needs = Self::NONE;
+        match query {
+            Query::Message(_) => needs.with(Feature::Inspection),
+            Query::Failed(_) => needs.with(Feature::FailedJobs),
+            Query::SetClock { .. } => needs.with(Feature::MovableClock),
+            Query::Status(_) | Query::Operation(_) | Query::Unnamed | Query::Stop => needs,
+        }
+    }
+
+    pub fn of_consumer(consume: &Consume) -> Self {
+        let names = matches!(consume.tasks, Tasks::Named(_));
+        Self::NONE.when(names, Feature::TasksOfConsumers)
+    }
+
+    const fn when(self, needed: bool, feature: Feature) -> Self {
+        match needed {
+            true => self.with(feature),
+            false => self,
+        }
+    }
+}
+
+/// Something that the engine lacks, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotOffered {
+    /// What it is, such as `durability="replicated"`.
+    pub feature: Cow<'static, str>,
+    /// The engine and how it is set up.
+    pub engine: String,
+    pub remedy: String,
+}
+
+impl fmt::Display for NotOffered {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            feature,
+            engine,
+            remedy,
+        } = self;
+        write!(out, "{feature} is not offered by {engine}: {remedy}")
+    }
+}
+
+impl std::error::Error for NotOffered {}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::{Extras, Lease, Member, MessageId, Value, ValueStatus};
+
+    fn everything() -> Capabilities {
+        Capabilities {
+            engine: "Test 1".to_owned(),
+            highest_durability: Durability::Replicated,
+            settlement: Settlement::OneStep,
+            fencing: true,
+            dedupe: Dedupe::Session,
+            lease: LeaseLife::Session,
+            delays: Some(Duration::from_millis(1)),
+            priorities: Priorities::Strict(10),
+            keeps_place: true,
+            values: true,
+            keys: true,
+            joins: true,
+            max_group: 9,
+            pending: true,
+            purge: true,
+            pause: true,
+            limits: Limits::Live,
+            inspect: true,
+            failed_jobs: true,
+            cancel_waiting: true,
+            cancel_running: true,
+            tasks_of_consumers: true,
+            fair_flows: true,
+            steady_clock: true,
+            workflows: true,
+            value_streams: true,
+            claims: true,
+            debounce: true,
+            rate_limits: Some(Duration::from_millis(1)),
+            fair_share: true,
+            batching: true,
+            schedules: true,
+            progress: true,
+            why: true,
+            parking: true,
+            movable_clock: true,
+            ..Capabilities::default()
+        }
+    }
+
+    #[test]
+    fn nothing_is_offered_unless_it_is_declared() {
+        assert_eq!(Capabilities::default().features(), Features::NONE);
+        assert_eq!(Capabilities::default().settle_at(), Durability::None);
+        for feature in Feature::ALL {
+            assert!(everything().offers(feature), "{feature:?}");
+        }
+    }
+
+    #[test]
+    fn each_feature_can_be_taken_away_and_nothing_else_goes_with_it() {
+        for (index, feature) in Feature::ALL.into_iter().enumerate() {
+            assert_eq!(
+                feature as usize, index,
+                "the set is in the order of the enum"
+            );
+            let left = everything().without(feature);
+            let gone = everything().features().minus(left.features());
+            let mut expected = Features::NONE.with(feature);
+            if matches!(feature, Feature::DiskDurability | Feature::OsDurability) {
+                expected = expected.with(Feature::ReplicatedDurability);
+            }
+            if feature == Feature::OsDurability {
+                expected = expected.with(Feature::DiskDurability);
+            }
+            assert_eq!(gone, expected, "{feature:?}");
+        }
+    }
+
+    #[test]
+    fn a_double_takes_what_a_disk_would_but_no_more() {
+        let double = Capabilities {
+            is_double: true,
+            ..Capabilities::default()
+        };
+        assert!(double.takes(Durability::Disk));
+        assert!(!double.takes(Durability::Replicated));
+        assert_eq!(double.settle_at(), Durability::None);
+    }
+
+    fn message(priority: u8) -> Message {
+        Message {
+            id: MessageId([1; 16]),
+            task: "t".to_owned(),
+            priority,
+            expires_at: None,
+            result_ttl_ms: None,
+            max_deliveries: 3,
+            attempt: 0,
+            crashes: 0,
+            enqueued_at: 0,
+            notes: Vec::new(),
+            body: Bytes::new(),
+            extras: None,
+        }
+    }
+
+    fn publish(message: Message, due: Option<Due>) -> Op {
+        Op::Publish {
+            queues: vec!["q".to_owned()],
+            message,
+            due,
+            unless_key: None,
+        }
+    }
+
+    #[test]
+    fn a_transaction_names_the_first_thing_that_is_lacking() {
+        let plain = || publish(message(DEFAULT_PRIORITY), None);
+        let lease = Lease {
+            message: MessageId([1; 16]),
+            epoch: 1,
+            grant: 1,
+        };
+        let ack = Op::Ack { lease, cost_us: 1 };
+        let put = |key| Op::Put {
+            key,
+            value: Value::new(ValueStatus::Succeeded, Bytes::new()),
+            ttl_ms: None,
+            group: "t".to_owned(),
+        };
+        let member = Member {
+            join: MessageId([2; 16]),
+            index: 0,
+        };
+        let in_join = Message {
+            extras: Extras {
+                member: Some(member),
+                ..Extras::default()
+            }
+            .boxed(),
+            ..message(DEFAULT_PRIORITY)
+        };
+        let check = |ops: Vec<Op>, expected: Option<(u32, Feature)>| {
+            let tx = Tx { ops };
+            let nothing = Capabilities::default();
+            assert_eq!(nothing.lacks(&tx, Durability::None), expected, "{tx:?}");
+            assert_eq!(everything().lacks(&tx, Durability::Disk), None);
+        };
+        check(vec![plain(), ack], None);
+        check(
+            vec![plain(), publish(message(9), None)],
+            Some((1, Feature::Priorities)),
+        );
+        check(
+            vec![publish(message(DEFAULT_PRIORITY), Some(Due::AfterMs(1)))],
+            Some((0, Feature::Delays)),
+        );
+        check(vec![publish(in_join, None)], Some((0, Feature::Joins)));
+        let result = Key::Result(MessageId([1; 16]));
+        check(vec![put(result)], Some((0, Feature::Values)));
+        let named = Key::Named(Bytes::from_static(b"k"));
+        check(vec![put(named)], Some((0, Feature::Keys)));
+
+        let tx = Tx::from(vec![plain()]);
+        let lacking = Capabilities::default().lacks(&tx, Durability::Os);
+        assert_eq!(lacking, Some((0, Feature::OsDurability)));
+    }
+
+    #[test]
+    fn the_error_names_the_feature_the_engine_and_what_to_do() {
+        let mut engine = everything().without(Feature::ReplicatedDurability);
+        let said = |engine: &Capabilities, feature| engine.not_offered(feature).to_string();
+        assert_eq!(
+            said(&engine, Feature::ReplicatedDurability),
+            "durability=\"replicated\" is not offered by Test 1: no engine of today keeps a job on more than one machine; \
+             \"disk\" is the safest there is"
+        );
+        let of_everysec = engine.clone().without(Feature::OsDurability);
+        assert_eq!(
+            said(&of_everysec, Feature::DiskDurability),
+            "durability=\"disk\" is not offered by Test 1: \"none\" is the safest there is"
+        );
+        engine.remarks.push(Remark {
+            feature: Feature::Delays,
+            missing: "it needs the plugin".to_owned(),
+            remedy: "Install it".to_owned(),
+        });
+        assert_eq!(
+            said(&engine, Feature::Delays),
+            "delaying a job is not offered by Test 1: it needs the plugin. Install it"
+        );
+    }
+}
