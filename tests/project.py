@@ -123,7 +123,7 @@ class Project:
         return None
 
     def spare_socket(self) -> Path:
-        """Where a broker listens that found no room in its directory (crates/penstock-server/src/local.rs)."""
+        """Where a broker listens that found no room in its directory (crates/penstock-directory/src/paths.rs)."""
         fnv1a = 0xCBF29CE484222325
         for byte in os.fsencode(self.data.resolve()):
             fnv1a = (fnv1a ^ byte) * 0x100000001B3 % 2**64

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use penstock_directory::LocalPaths;
 use penstock_driver::Address;
 use penstock_message::{Query, StatusQuery};
-use penstock_server::local::LocalPaths;
 use serde_json::json;
 
 use crate::exit::{FAILED, Failure};

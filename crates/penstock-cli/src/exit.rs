@@ -12,13 +12,13 @@ use penstock_server::{ListenError, ServerError};
 use crate::text::{printable_lines, state_name};
 
 pub const FAILED: u8 = 1;
-pub const WRONG_CALL: u8 = penstock_server::EXIT_WRONG_CALL;
-pub const IN_USE: u8 = penstock_server::EXIT_IN_USE;
-pub const DAMAGED: u8 = penstock_server::EXIT_DAMAGED;
+pub const WRONG_CALL: u8 = penstock_directory::EXIT_WRONG_CALL;
+pub const IN_USE: u8 = penstock_directory::EXIT_IN_USE;
+pub const DAMAGED: u8 = penstock_directory::EXIT_DAMAGED;
 pub const NO_BROKER: u8 = 69;
 pub const DISK_FAILED: u8 = 74;
 pub const NOT_OFFERED: u8 = 75;
-pub const UNUSABLE: u8 = penstock_server::EXIT_UNUSABLE;
+pub const UNUSABLE: u8 = penstock_directory::EXIT_UNUSABLE;
 
 /// One clear message, and the code that a program goes by.
 #[derive(Debug)]

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use penstock_directory::{LocalPaths, is_nobody};
 use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, ValueSink, connect};
 use penstock_message::{
     Answer, Applied, Durability, Key, KeyState, MessageId, MessageInfo, Op, OperationStatus, Query,
     Receipt, Status, StatusPage, StatusQuery, Tx,
 };
-use penstock_server::local::{LocalPaths, is_nobody};
 
 use crate::exit::{FAILED, Failure, NO_BROKER, WRONG_CALL, applied, code_of_path};
 use crate::text::count;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 use penstock_broker::BrokerOptions;
-use penstock_server::local::{LocalGuard, LocalPaths};
+use penstock_directory::LocalPaths;
 use penstock_server::{
-    ListenAddress, LocalOptions, Server, ServerOptions, Token, detach, let_go_of_stderr,
+    ListenAddress, LocalGuard, LocalOptions, Server, ServerOptions, Token, detach, let_go_of_stderr,
 };
 
 use crate::exit::{Failure, IN_USE, WRONG_CALL, code_of_path, is_of_the_disk};

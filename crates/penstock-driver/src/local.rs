@@ -15,8 +15,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_server::local::{LocalPaths, is_nobody};
-use penstock_server::{EXIT_IN_USE, EXITS_UNTIL_FIXED};
+use penstock_directory::{EXIT_IN_USE, EXITS_UNTIL_FIXED};
+use penstock_directory::{LocalPaths, is_nobody};
 
 use crate::DriverError;
 use crate::dial::{Dial, DialError, Start, connect_unix};

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_broker::BrokerOptions;
+use penstock_directory::LocalPaths;
 use penstock_message::{Delivery, Durability, Key, Message, MessageId, Op, Tx, Value, ValueStatus};
-use penstock_server::local::{LocalGuard, LocalPaths};
-use penstock_server::{LocalOptions, Server, ServerOptions};
+use penstock_server::{LocalGuard, LocalOptions, Server, ServerOptions};
 use penstock_wire::proto::{self, ToBroker, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, convert, encode_frame};
 

@@ -10,11 +10,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use penstock_directory::LocalPaths;
 use penstock_journal::is_full;
 use rustix::fs::Mode;
 
 use crate::engine::Peer;
-use crate::local::LocalPaths;
 
 /// So many clients may wait to be accepted, for instance while a journal is recovered.
 #[cfg(target_os = "linux")]

@@ -34,8 +34,8 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 
 use crate::engine::{Engine, EngineOptions};
 use crate::files::{self, MOST_LEAVING};
+use crate::guard::LocalGuard;
 use crate::listen::{ListenAddress, ListenError, Listener};
-use crate::local::LocalGuard;
 use crate::memory::{self, Gauge, default_limit, give_back};
 use crate::panics;
 use crate::reader::ReaderThread;
