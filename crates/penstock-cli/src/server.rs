@@ -7,7 +7,8 @@ use clap::Args;
 use penstock_broker::BrokerOptions;
 use penstock_directory::LocalPaths;
 use penstock_server::{
-    ListenAddress, LocalGuard, LocalOptions, Server, ServerOptions, Token, detach, let_go_of_stderr,
+    Home, ListenAddress, LocalGuard, LocalOptions, OnlyClient, Server, ServerOptions, Token,
+    detach, let_go_of_stderr,
 };
 
 use crate::exit::{Failure, IN_USE, WRONG_CALL, code_of_path, is_of_the_disk};
@@ -46,6 +47,10 @@ pub struct Arguments {
     /// Be the hidden broker of `local:PATH`: clients start it by themselves
     #[arg(long, value_name = "PATH")]
     local: Option<PathBuf>,
+    /// Be the broker of `memory:` in the process with this id: clients start it by themselves, and standard
+    /// input is their socket
+    #[arg(long, value_name = "PID", conflicts_with_all = ["local", "listen", "data", "token_file"])]
+    memory: Option<u32>,
     /// How long a local broker stays after its last client has left
     #[arg(
         long,
@@ -63,9 +68,10 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: Arguments) -> Result<(), Failure> {
-    match &arguments.local {
-        None => serve_others(&arguments),
-        Some(path) => serve_locally(&arguments, path),
+    match (&arguments.local, arguments.memory) {
+        (Some(path), _) => serve_locally(&arguments, path),
+        (None, Some(pid)) => serve_in_memory(&arguments, pid),
+        (None, None) => serve_others(&arguments),
     }
 }
 
@@ -88,7 +94,7 @@ fn serve_others(arguments: &Arguments) -> Result<(), Failure> {
     let token =
         token.map_err(|error| Failure::new(WRONG_CALL, format!("can't use {place}: {error}")))?;
     let server = Server::start(ServerOptions {
-        journal: arguments.data.join("journal"),
+        home: Home::Directory(arguments.data.join("journal")),
         listen: arguments.listen.clone(),
         token,
         max_connections: arguments.max_connections.map(|wanted| wanted as usize),
@@ -104,7 +110,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
         .map_err(|error| Failure::new(WRONG_CALL, format!("--linger: {error}")))?;
     let paths = resolve(path)?;
     // SAFETY: nothing was done yet but to read the command line: there is one thread and no file.
-    unsafe { detach() }?;
+    drop(unsafe { detach() }?);
     let cannot_use = |error| {
         let directory = paths.directory.display();
         let code = code_of_path(&error);
@@ -116,7 +122,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     };
     arguments.log.to_file(open_log(&paths).map_err(cannot_use)?);
     let server = Server::start(ServerOptions {
-        journal: paths.journal.clone(),
+        home: Home::Directory(paths.journal.clone()),
         listen: Vec::new(),
         token: None,
         max_connections: arguments.max_connections.map(|wanted| wanted as usize),
@@ -131,6 +137,23 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     Ok(server
         .serve()
         .inspect_err(|error| tracing::error!("{error}"))?)
+}
+
+/// It has no log: what could fail here is told to the client, or is the end of it.
+fn serve_in_memory(arguments: &Arguments, pid: u32) -> Result<(), Failure> {
+    // SAFETY: nothing was done yet but to read the command line: there is one thread and no file.
+    let socket = unsafe { detach() }?;
+    let server = Server::start(ServerOptions {
+        home: Home::Memory(OnlyClient { socket, pid }),
+        listen: Vec::new(),
+        token: None,
+        max_connections: arguments.max_connections.map(|wanted| wanted as usize),
+        memory_limit_bytes: arguments.memory_limit,
+        broker: BrokerOptions::default(),
+        local: None,
+    })?;
+    let_go_of_stderr()?;
+    Ok(server.serve()?)
 }
 
 fn open_log(paths: &LocalPaths) -> io::Result<File> {

@@ -131,6 +131,7 @@ fn engine_options() -> std::io::Result<EngineOptions> {
         token: None,
         max_connections: usize::MAX,
         stop_on_request: false,
+        is_double: true,
         pid: u64::from(std::process::id()),
     })
 }

@@ -20,7 +20,7 @@ use bytes::{Bytes, BytesMut};
 use penstock_broker::BrokerOptions;
 use penstock_directory::LocalPaths;
 use penstock_message::{Delivery, Durability, Key, Message, MessageId, Op, Tx, Value, ValueStatus};
-use penstock_server::{LocalGuard, LocalOptions, Server, ServerOptions};
+use penstock_server::{Home, LocalGuard, LocalOptions, Server, ServerOptions};
 use penstock_wire::proto::{self, ToBroker, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, convert, encode_frame};
 
@@ -40,7 +40,7 @@ fn main() -> Outcome<()> {
     let paths = LocalPaths::resolve(&directory)?;
     let guard = LocalGuard::take(paths.clone())?.ok_or("somebody uses the directory")?;
     let server = Server::start(ServerOptions {
-        journal: paths.journal.clone(),
+        home: Home::Directory(paths.journal.clone()),
         listen: Vec::new(),
         token: None,
         max_connections: None,

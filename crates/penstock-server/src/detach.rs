@@ -2,16 +2,18 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::OwnedFd;
 
 /// Makes this process independent of the one that started it: a session of its own (no terminal can
 /// end it), `/` for a working directory (it keeps no file system busy), and none of the files that
-/// it inherited. Standard error stays until [`let_go_of_stderr`]: why a start failed is said there.
+/// it inherited. Standard error stays until [`let_go_of_stderr`]: why a start failed is said there. Returns
+/// the former standard input.
 ///
 /// # Safety
 ///
 /// Closes every file but the standard streams. To be called before this process has opened any, and
 /// while it has one thread.
-pub unsafe fn detach() -> io::Result<()> {
+pub unsafe fn detach() -> io::Result<OwnedFd> {
     match rustix::process::setsid() {
         // It leads a group, as the child of a shell does: then its session is its starter's.
         Err(rustix::io::Errno::PERM) => {}
@@ -22,10 +24,11 @@ pub unsafe fn detach() -> io::Result<()> {
         // SAFETY: nothing in this process has opened a file yet, says the caller, so nobody owns it.
         unsafe { rustix::io::close(fd) };
     }
+    let input = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3)?;
     let nothing = File::options().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdin(&nothing)?;
     rustix::stdio::dup2_stdout(&nothing)?;
-    Ok(())
+    Ok(input)
 }
 
 pub fn let_go_of_stderr() -> io::Result<()> {

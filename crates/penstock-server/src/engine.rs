@@ -60,6 +60,8 @@ pub struct EngineOptions {
     pub max_connections: usize,
     /// Whether a client may end this broker: so for local ones.
     pub stop_on_request: bool,
+    /// Whether this is a double for tests: it keeps nothing, and its client may move its clock.
+    pub is_double: bool,
     /// Of the process, for `status`.
     pub pid: u64,
 }
@@ -101,6 +103,9 @@ pub struct Engine {
     /// How long the shell's loop has worked.
     worked_ns: u64,
     stop_requested: bool,
+    /// How far clients have moved the clock on since the shell asked, and since the start.
+    clock_move_ms: u64,
+    clock_moved_ms: u64,
     end: End,
 }
 
@@ -190,6 +195,8 @@ impl Engine {
             memory: Memory::default(),
             worked_ns: 0,
             stop_requested: false,
+            clock_move_ms: 0,
+            clock_moved_ms: 0,
             end: End::NotYet,
             options,
         };
@@ -411,6 +418,12 @@ impl Engine {
     /// A client has asked for the end of this broker, and may have it.
     pub fn stop_requested(&self) -> bool {
         self.stop_requested
+    }
+
+    /// How far a client has moved the clock since this was asked last. From here on the shell's times are so
+    /// much later. To be asked after each `received`.
+    pub fn take_clock_move(&mut self) -> u64 {
+        std::mem::take(&mut self.clock_move_ms)
     }
 
     /// After [`Engine::stop`] or [`Engine::disk_failed`]: nothing is left to be done.

@@ -20,5 +20,5 @@ pub use detach::{detach, let_go_of_stderr};
 pub use engine::{Engine, EngineOptions, Memory, Peer, ReadTask, WriterTask};
 pub use guard::LocalGuard;
 pub use listen::{ListenAddress, ListenError};
-pub use shell::{LocalOptions, Server, ServerError, ServerOptions};
+pub use shell::{Home, LocalOptions, OnlyClient, Server, ServerError, ServerOptions};
 pub use token::{Token, TokenError};

@@ -24,15 +24,16 @@ use mio::event::Event;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 use penstock_broker::{Boot, BrokerOptions, ConnId, Now};
+use penstock_journal::sim::SimStorage;
 use penstock_journal::{
-    DiskStorage, FORMAT_VERSION, JournalOptions, OpenError, RecoveryReport, WriteError,
+    DiskStorage, FORMAT_VERSION, JournalOptions, OpenError, RecoveryReport, Storage, WriteError,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use rustix::io::Errno;
 use rustix::net::Shutdown;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::{Engine, EngineOptions, Peer};
 use crate::files::{self, MOST_LEAVING};
 use crate::guard::LocalGuard;
 use crate::listen::{ListenAddress, ListenError, Listener};
@@ -44,7 +45,8 @@ use crate::writer::{Report, WriterThread, measure_sync};
 
 const WAKER: Token = Token(0);
 const SIGNALS: Token = Token(1);
-const FIRST_LISTENER: usize = 2;
+const ONLY_CLIENT: Token = Token(2);
+const FIRST_LISTENER: usize = 3;
 /// Connections are numbered from here, so that a token says which it is.
 const FIRST_CONNECTION: u64 = 1 << 16;
 
@@ -62,8 +64,7 @@ const LOOK_AROUND: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub struct ServerOptions {
-    /// The directory of the journal.
-    pub journal: PathBuf,
+    pub home: Home,
     pub listen: Vec<ListenAddress>,
     /// What clients on TCP must show.
     pub token: Option<Secret>,
@@ -74,6 +75,24 @@ pub struct ServerOptions {
     pub broker: BrokerOptions,
     /// Of a local broker, which ends by itself.
     pub local: Option<LocalOptions>,
+}
+
+/// Where a server keeps what it holds.
+#[derive(Debug)]
+pub enum Home {
+    /// The directory of the journal.
+    Directory(PathBuf),
+    /// Nowhere: it serves one client, as a double for its tests, and exits with it.
+    Memory(OnlyClient),
+}
+
+/// The client of a server that keeps its journal in memory.
+#[derive(Debug)]
+pub struct OnlyClient {
+    /// Connected to the client already.
+    pub socket: OwnedFd,
+    /// The client's process, which is the parent of this one.
+    pub pid: u32,
 }
 
 #[derive(Debug)]
@@ -140,6 +159,9 @@ pub struct Server {
     read_buffer: Vec<u8>,
     clock: Clock,
     local: Option<LocalOptions>,
+    /// Becomes readable when the process of the only client ends. Held for that alone.
+    _only_client: Option<OwnedFd>,
+    is_in_memory: bool,
     /// Since when a local broker has had no client.
     alone_since: Option<Instant>,
     look_around_at: Instant,
@@ -157,6 +179,8 @@ struct Socket {
 
 struct Clock {
     zero: Instant,
+    /// How far a client has moved it on.
+    moved_ms: u64,
     boot_id: Option<[u8; 16]>,
 }
 
@@ -164,24 +188,27 @@ impl Clock {
     fn start() -> Self {
         Self {
             zero: Instant::now(),
+            moved_ms: 0,
             boot_id: boot_id(),
         }
     }
 
     fn now(&self) -> Now {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
-        Now {
+        let mut now = Now {
             mono_ms: self.zero.elapsed().as_millis() as u64,
             wall_ms: wall.unwrap_or_default().as_millis() as u64,
             boot: self.boot_id.map(|id| Boot {
                 id,
                 ms: milliseconds_since_boot(),
             }),
-        }
+        };
+        now.move_on(self.moved_ms);
+        now
     }
 
     fn at(&self, mono_ms: u64) -> Instant {
-        self.zero + Duration::from_millis(mono_ms)
+        self.zero + Duration::from_millis(mono_ms.saturating_sub(self.moved_ms))
     }
 }
 
@@ -206,6 +233,50 @@ fn suit_machine(
         broker.results_cap_bytes = broker.results_cap_bytes.min(share);
     }
     Ok((broker, journal))
+}
+
+/// The options for a journal in memory.
+fn suit_memory(mut broker: BrokerOptions) -> io::Result<(BrokerOptions, JournalOptions)> {
+    broker.hash_seed = getrandom::u64()?;
+    // What is read back from memory needs no second copy.
+    broker.resident_bodies_bytes = None;
+    let mut journal = JournalOptions {
+        // All segments are alike, so that each is written over again.
+        segment_bytes: 2 << 20,
+        batch_bytes: 1 << 20,
+        ..JournalOptions::default()
+    };
+    getrandom::fill(&mut journal.journal_id)?;
+    Ok((broker, journal))
+}
+
+/// An engine with its threads.
+struct Opened {
+    engine: Engine,
+    writer: WriterThread,
+    reader: ReaderThread,
+    report: RecoveryReport,
+}
+
+impl Opened {
+    fn open<S: Storage>(
+        storage: S,
+        options: EngineOptions,
+        clock: &Clock,
+        waker: &Arc<Waker>,
+    ) -> Result<Self, ServerError> {
+        let (engine, writer, report) = Engine::open(storage, options, || clock.now())?;
+        let reader = ReaderThread::start(writer.reader(), Arc::clone(waker))
+            .map_err(ServerError::system("start the reader's thread"))?;
+        let writer = WriterThread::start(writer, Arc::clone(waker))
+            .map_err(ServerError::system("start the writer's thread"))?;
+        Ok(Self {
+            engine,
+            writer,
+            reader,
+            report,
+        })
+    }
 }
 
 /// Names this start of the machine.
@@ -244,6 +315,10 @@ impl Server {
                 ServerError::TooManyConnections { wanted, room }
             })?;
         let clock = Clock::start();
+        let poll = Poll::new().map_err(ServerError::system("wait for events"))?;
+        let waker = Waker::new(poll.registry(), WAKER)
+            .map_err(ServerError::system("wait for the writer"))?;
+        let waker = Arc::new(waker);
         // Clients may queue while the journal is recovered.
         let has_token = options.token.is_some();
         let mut listeners = Vec::new();
@@ -254,45 +329,58 @@ impl Server {
             listeners.push(Listener::open_local(local.guard.paths())?);
         }
 
-        let directory = |source| ServerError::Directory {
-            directory: options.journal.clone(),
-            source,
-        };
-        let storage = DiskStorage::open(&options.journal).map_err(directory)?;
-        let disk_bytes = storage.disk_bytes().map_err(directory)?;
         let memory_limit_bytes = options.memory_limit_bytes.unwrap_or_else(default_limit);
         if let Some(warning) = memory::warning(memory::usable_bytes()) {
             tracing::warn!("{warning}");
         }
-        let (broker, mut journal) = suit_machine(options.broker, memory_limit_bytes, disk_bytes)
-            .map_err(ServerError::system("draw random numbers"))?;
-        // Nobody else can upgrade the journal of a local broker: its clients start it unasked.
-        journal.upgrades = options.local.is_some();
-        let in_place = storage.overwrites_in_place().map_err(directory)?;
-        journal.keep_reserve(disk_bytes, in_place);
-        let engine_options = EngineOptions {
+        let is_in_memory = matches!(options.home, Home::Memory(_));
+        let engine_options = |broker, journal| EngineOptions {
             broker,
             journal,
             token: options.token,
             max_connections,
             stop_on_request: options.local.is_some(),
+            is_double: is_in_memory,
             pid: u64::from(std::process::id()),
         };
-        let (engine, writer, report) =
-            Engine::open(storage.clone(), engine_options, || clock.now())?;
+        let (opened, only_client) = match options.home {
+            Home::Directory(journal) => {
+                let directory = |source| ServerError::Directory {
+                    directory: journal.clone(),
+                    source,
+                };
+                let storage = DiskStorage::open(&journal).map_err(directory)?;
+                let disk_bytes = storage.disk_bytes().map_err(directory)?;
+                let (broker, mut options_of_journal) =
+                    suit_machine(options.broker, memory_limit_bytes, disk_bytes)
+                        .map_err(ServerError::system("draw random numbers"))?;
+                // Nobody else can upgrade the journal of a local broker: its clients start it unasked.
+                options_of_journal.upgrades = options.local.is_some();
+                let in_place = storage.overwrites_in_place().map_err(directory)?;
+                options_of_journal.keep_reserve(disk_bytes, in_place);
+                let engine_options = engine_options(broker, options_of_journal);
+                let opened = Opened::open(storage.clone(), engine_options, &clock, &waker)?;
+                log_recovery(&journal, &opened.report, clock.zero.elapsed());
+                measure_sync(storage).map_err(ServerError::system("start a thread"))?;
+                (opened, None)
+            }
+            Home::Memory(client) => {
+                let (broker, journal) = suit_memory(options.broker)
+                    .map_err(ServerError::system("draw random numbers"))?;
+                let storage = SimStorage::new();
+                let engine_options = engine_options(broker, journal);
+                let opened = Opened::open(storage, engine_options, &clock, &waker)?;
+                (opened, Some(client))
+            }
+        };
         // What it took to read the journal.
         give_back();
-        log_recovery(&options.journal, &report, clock.zero.elapsed());
-
-        let poll = Poll::new().map_err(ServerError::system("wait for events"))?;
-        let waker = Waker::new(poll.registry(), WAKER)
-            .map_err(ServerError::system("wait for the writer"))?;
-        let waker = Arc::new(waker);
-        let reader = ReaderThread::start(writer.reader(), Arc::clone(&waker))
-            .map_err(ServerError::system("start the reader's thread"))?;
-        let writer = WriterThread::start(writer, waker)
-            .map_err(ServerError::system("start the writer's thread"))?;
-        measure_sync(storage).map_err(ServerError::system("start a thread"))?;
+        let Opened {
+            engine,
+            writer,
+            reader,
+            ..
+        } = opened;
         let signals = watch_signals(&poll).map_err(ServerError::system("watch for signals"))?;
         for (index, listener) in listeners.iter().enumerate() {
             poll.registry()
@@ -304,7 +392,12 @@ impl Server {
                 .map_err(ServerError::system("wait for clients"))?;
             tracing::info!("listening on {}", listener.address);
         }
-        Ok(Self {
+        let watched = match &only_client {
+            Some(client) => watch_parent(&poll, client.pid)
+                .map_err(ServerError::system("watch the client's process"))?,
+            None => None,
+        };
+        let mut server = Self {
             engine,
             writer,
             reader,
@@ -321,11 +414,20 @@ impl Server {
             read_buffer: vec![0; READ_BYTES],
             clock,
             local: options.local,
+            _only_client: watched,
+            is_in_memory,
             alone_since: Some(Instant::now()),
             look_around_at: Instant::now(),
             ending: false,
             failure: None,
-        })
+        };
+        if let Some(client) = only_client {
+            rustix::io::ioctl_fionbio(&client.socket, true)
+                .map_err(io::Error::from)
+                .and_then(|()| server.let_in(client.socket, Peer::Trusted))
+                .map_err(ServerError::system("take the client"))?;
+        }
+        Ok(server)
     }
 
     /// Serves until it is told to end: by a signal, by a client of a local broker, or by nobody being
@@ -346,6 +448,7 @@ impl Server {
                 match event.token() {
                     WAKER => {}
                     SIGNALS => stop |= self.take_signals(),
+                    ONLY_CLIENT => stop = true,
                     Token(token) if (token as u64) < FIRST_CONNECTION => {
                         self.accept_at = Some(Instant::now())
                     }
@@ -455,6 +558,7 @@ impl Server {
 
     fn accept_all(&mut self) {
         self.accept_at = None;
+        let mut new = Vec::new();
         for listener in &self.listeners {
             for accepted in 0.. {
                 if accepted == ACCEPTS_AT_ONCE {
@@ -462,27 +566,7 @@ impl Server {
                     break;
                 }
                 match listener.accept() {
-                    Ok((fd, peer)) => {
-                        let conn = ConnId(self.next_conn);
-                        self.next_conn += 1;
-                        let token = Token(conn.0 as usize);
-                        let mut source = SourceFd(&fd.as_raw_fd());
-                        let registry = self.poll.registry();
-                        if let Err(error) =
-                            registry.register(&mut source, token, Interest::READABLE)
-                        {
-                            tracing::warn!("can't take a client: {error}");
-                            continue;
-                        }
-                        let socket = Socket {
-                            fd,
-                            full: false,
-                            half_closed: false,
-                        };
-                        self.sockets.insert(conn, socket);
-                        self.readable.insert(conn);
-                        self.engine.opened(self.clock.now(), conn, peer);
-                    }
+                    Ok(client) => new.push(client),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                     Err(error) if is_of_the_client(&error) => {}
                     Err(error) => {
@@ -494,6 +578,30 @@ impl Server {
                 }
             }
         }
+        for (fd, peer) in new {
+            if let Err(error) = self.let_in(fd, peer) {
+                tracing::warn!("can't take a client: {error}");
+            }
+        }
+    }
+
+    /// Takes a client that is connected.
+    fn let_in(&mut self, fd: OwnedFd, peer: Peer) -> io::Result<()> {
+        let conn = ConnId(self.next_conn);
+        self.next_conn += 1;
+        let token = Token(conn.0 as usize);
+        let mut source = SourceFd(&fd.as_raw_fd());
+        let registry = self.poll.registry();
+        registry.register(&mut source, token, Interest::READABLE)?;
+        let socket = Socket {
+            fd,
+            full: false,
+            half_closed: false,
+        };
+        self.sockets.insert(conn, socket);
+        self.readable.insert(conn);
+        self.engine.opened(self.clock.now(), conn, peer);
+        Ok(())
     }
 
     /// Reads once from each connection that may have something.
@@ -523,6 +631,7 @@ impl Server {
                     let now = self.clock.now();
                     self.memory.read(count);
                     self.engine.received(now, conn, &self.read_buffer[..count]);
+                    self.clock.moved_ms += self.engine.take_clock_move();
                 }
                 Err(Errno::WOULDBLOCK) => {
                     self.readable.remove(&conn);
@@ -653,7 +762,11 @@ impl Server {
     // When to leave.
 
     fn alone_until(&self) -> Option<Instant> {
-        Some(self.alone_since? + self.local.as_ref()?.linger)
+        let linger = match self.is_in_memory {
+            true => Duration::ZERO,
+            false => self.local.as_ref()?.linger,
+        };
+        Some(self.alone_since? + linger)
     }
 
     fn should_leave(&mut self) -> bool {
@@ -756,6 +869,30 @@ fn watch_signals(poll: &Poll) -> io::Result<UnixStream> {
         Interest::READABLE,
     )?;
     Ok(read)
+}
+
+/// Has the loop woken when the parent of this process ends. Its socket does not always tell: a process that
+/// it has forked may have a copy.
+#[cfg(target_os = "linux")]
+fn watch_parent(poll: &Poll, pid: u32) -> io::Result<Option<OwnedFd>> {
+    use rustix::process::{PidfdFlags, getppid, pidfd_open};
+    let gone = || io::Error::new(io::ErrorKind::NotFound, "it has ended");
+    let parent = getppid().filter(|parent| parent.as_raw_pid() as u32 == pid);
+    let process = pidfd_open(parent.ok_or_else(gone)?, PidfdFlags::empty())?;
+    // The number may have become another's in between.
+    getppid()
+        .filter(|parent| parent.as_raw_pid() as u32 == pid)
+        .ok_or_else(gone)?;
+    let mut source = SourceFd(&process.as_raw_fd());
+    poll.registry()
+        .register(&mut source, ONLY_CLIENT, Interest::READABLE)?;
+    Ok(Some(process))
+}
+
+/// Elsewhere the end of the socket has to do.
+#[cfg(not(target_os = "linux"))]
+fn watch_parent(_: &Poll, _: u32) -> io::Result<Option<OwnedFd>> {
+    Ok(None)
 }
 
 fn log_recovery(journal: &std::path::Path, report: &RecoveryReport, took: Duration) {

@@ -846,6 +846,7 @@ fn a_record_of_a_newer_program_is_told_from_a_damaged_one() {
         token: None,
         max_connections: 1,
         stop_on_request: false,
+        is_double: false,
         pid: 42,
     };
     let now = Now {
@@ -913,4 +914,28 @@ fn only_a_local_broker_is_stopped_by_a_client() {
     let answer = world.ask(client, &query(7, Query::Stop)).answers.remove(0);
     assert_eq!(answer.answer, Some(proto::answer::Answer::Stopping(true)));
     assert!(world.engine.stop_requested());
+}
+
+#[test]
+fn only_the_clock_of_a_double_for_tests_is_moved_by_a_client() {
+    let forward = |forward_ms| query(7, Query::SetClock { forward_ms });
+    let mut world = World::new();
+    let client = world.join(1);
+    let answer = world.ask(client, &forward(1_000)).answers.remove(0);
+    assert!(matches!(
+        answer.answer,
+        Some(proto::answer::Answer::Refused(_))
+    ));
+    assert_eq!(world.engine.take_clock_move(), 0);
+
+    let mut world = World::with(SimStorage::new(), |options| options.is_double = true);
+    let client = world.join(1);
+    let before = world.now.wall_ms;
+    let answer = world.ask(client, &forward(1_000)).answers.remove(0);
+    assert_eq!(
+        answer.answer,
+        Some(proto::answer::Answer::ClockMs(before + 1_000))
+    );
+    assert_eq!(world.engine.take_clock_move(), 1_000);
+    assert_eq!(world.engine.take_clock_move(), 0, "it is told once");
 }

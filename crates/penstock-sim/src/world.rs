@@ -234,6 +234,7 @@ impl<'a> World<'a> {
                 token: None,
                 max_connections: usize::MAX,
                 stop_on_request: false,
+                is_double: false,
                 pid: 1,
             },
             broker: None,

@@ -14,6 +14,9 @@ use crate::token::Token;
 /// A heartbeat shorter than this would be lost to scheduling; a longer one hides the dead for hours.
 const HEARTBEAT_RANGE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 
+/// The most that a clock is moved on in all: a hundred years.
+const MOST_MOVED_MS: u64 = 100 * 366 * 86_400_000;
+
 impl Engine {
     pub(super) fn handle_frame(
         &mut self,
@@ -179,9 +182,33 @@ impl Engine {
                 "only a local broker can be stopped by a client; send its process SIGTERM"
                     .to_owned(),
             ),
+            Query::SetClock { forward_ms } => match self.move_clock(forward_ms) {
+                Ok(()) => Answer::Clock(self.now.wall_ms),
+                Err(why) => Answer::Refused(why.to_owned()),
+            },
             query => return self.input(Input::Query { conn, id, query }),
         };
         self.answer(conn, id, answer);
+    }
+
+    /// Whatever is due by then is due when the answer is read.
+    fn move_clock(&mut self, forward_ms: u64) -> Result<(), &'static str> {
+        if !self.options.is_double {
+            return Err("only the clock of a memory: broker, a double for tests, can be moved");
+        }
+        let moved_ms = self.clock_moved_ms.saturating_add(forward_ms);
+        if moved_ms > MOST_MOVED_MS {
+            return Err("the clock can be moved by a hundred years in all");
+        }
+        self.clock_moved_ms = moved_ms;
+        self.clock_move_ms += forward_ms;
+        self.now.move_on(forward_ms);
+        for connection in self.connections.values_mut() {
+            // It was heard a moment ago, whatever the clock says.
+            connection.forgive(self.now.mono_ms, forward_ms);
+        }
+        self.tick(self.now);
+        Ok(())
     }
 
     pub(super) fn input(&mut self, input: Input) {

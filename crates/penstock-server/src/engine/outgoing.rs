@@ -31,6 +31,10 @@ impl Engine {
                     return;
                 };
                 connection.welcomed = true;
+                let capabilities = match self.options.is_double {
+                    true => native::in_memory(),
+                    false => native::on_disk(),
+                };
                 let welcome = proto::Welcome {
                     protocol_version: version,
                     broker_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -41,7 +45,7 @@ impl Engine {
                     forgotten,
                     leases: leases.into_iter().map(Into::into).collect(),
                     journal_format: self.journal_format,
-                    capabilities: Some(native::on_disk().into()),
+                    capabilities: Some(capabilities.into()),
                 };
                 let frame = ToClient {
                     welcome: Some(welcome),

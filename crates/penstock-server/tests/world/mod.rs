@@ -58,6 +58,7 @@ impl World {
             token: None,
             max_connections: usize::MAX,
             stop_on_request: false,
+            is_double: false,
             pid: 42,
         };
         adjust(&mut options);

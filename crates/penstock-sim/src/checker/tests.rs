@@ -42,6 +42,7 @@ impl Desk {
             token: None,
             max_connections: 10,
             stop_on_request: false,
+            is_double: false,
             pid: 1,
         };
         let now = Now {
