@@ -360,7 +360,7 @@ class App:
         # One comparison on the path of every delay(): a fork or a close makes a kept connection old.
         if self._connection is None or self._generation != _connection.generation():
             generation = _connection.generation()
-            self._connection = _connection.connect(self.url, f"{self.name}@{os.getpid()}")
+            self._connection = _connection.connect(self.url, f"{self.name}@{os.getpid()}", self)
             self._generation = generation
         return self._connection
 

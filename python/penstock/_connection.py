@@ -1,7 +1,8 @@
 """One process's way to a broker: blocking for threads, awaitable for event loops.
 
 Nothing is opened before the first call. There is one connection for each URL and process, shared by
-all apps and threads; a forked child starts with none.
+all apps and threads; a forked child starts with none. With ``memory:`` each app has a broker, and so a
+connection, of its own.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Connection:
         self.failed = client.failed
         self.order_failed = client.order_failed
         self.operation = client.operation
+        self.move_clock = client.move_clock
 
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""
@@ -302,6 +304,8 @@ class _Ports:
 
 
 _connections: dict[tuple[str, str | None], Connection] = {}
+# They end with their owners.
+_owned: weakref.WeakKeyDictionary[object, Connection] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 # What a forked child inherited belongs to its parent. It is kept, since dropping it would run
 # the goodbye of a connection whose threads do not exist here.
@@ -314,12 +318,22 @@ def generation() -> int:
     return _generation
 
 
-def connect(url: str, name: str) -> Connection:
-    """Give this process's connection to ``url``; opens nothing by itself."""
+def is_own(url: str) -> bool:
+    """Whether each app has a broker of its own there, a double for tests."""
+    return url.startswith("memory:")
+
+
+def connect(url: str, name: str, owner: object) -> Connection:
+    """Return this process's connection to ``url``, or its owner's where that is its own; opens nothing by itself."""
     token = os.environ.get("PENSTOCK_TOKEN")
     if url.startswith("tcp://") and "@" in url:
         raise InvalidConfiguration("the URL of a server holds no token: set PENSTOCK_TOKEN, and give tcp://HOST:PORT")
     with _lock:
+        if is_own(url):
+            connection = _owned.get(owner)
+            if connection is None:
+                connection = _owned[owner] = Connection(url, token, name)
+            return connection
         connection = _connections.get((url, token))
         if connection is None:
             connection = _connections[url, token] = Connection(url, token, name)
@@ -334,12 +348,15 @@ def disconnect(connection: Connection, timeout_s: float) -> None:
             if value is connection:
                 del _connections[key]
                 _generation += 1
+        for owner, value in list(_owned.items()):
+            if value is connection:
+                del _owned[owner]
     connection.close(timeout_s)
 
 
 def _rest_all() -> None:
     # What was sent with durability="none" may still be on its way. Not closed: exit handlers that run after
-    # this one, and daemon threads, may still enqueue.
+    # this one, and daemon threads, may still enqueue. What an app has of its own ends with this process anyway.
     for connection in list(_connections.values()):
         connection.rest(1.0)
 
@@ -349,9 +366,10 @@ atexit.register(_rest_all)
 
 
 def _start_anew_after_fork() -> None:
-    global _lock, _connections, _generation
-    _inherited.append(_connections)
+    global _lock, _connections, _owned, _generation
+    _inherited.append((_connections, list(_owned.values())))
     _lock, _connections, _generation = threading.Lock(), {}, _generation + 1
+    _owned = weakref.WeakKeyDictionary()
 
 
 os.register_at_fork(after_in_child=_start_anew_after_fork)

@@ -64,7 +64,7 @@ class Client:
 
     After a fork the first call in the child begins a new session by itself.
     ``url``: ``local:PATH``, ``penstock+unix:PATH``/``unix:PATH``, ``tcp://HOST:PORT``, or ``memory:``.
-    ``program``: the penstock executable that ``local:`` starts when no broker serves PATH.
+    ``program``: the penstock executable that ``local:`` starts when no broker serves PATH, and ``memory:`` always.
     """
 
     def __new__(
@@ -115,6 +115,8 @@ class Client:
         number of the operation."""
     def operation(self, operation: int, timeout_s: float) -> tuple[int, int, bool] | None:
         """Tell how far an operation has come: (done, spared, is_over)."""
+    def move_clock(self, forward_ms: int, timeout_s: float) -> int:
+        """Move the clock of a ``memory:`` broker on, and return its time (Unix milliseconds); others raise NotOffered."""
     def take_notices(self) -> list[str]:
         """Warnings of the broker that nobody has seen yet, each once: for the log."""
     def close(self, timeout_s: float) -> None: ...

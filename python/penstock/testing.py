@@ -9,6 +9,9 @@
 
 Arguments and results are encoded and decoded, errors retried (without the wait), and ``result()``
 raises as it does in production. Countdowns, priorities and expiry are not acted upon.
+
+For tests of when jobs are due, an ``App`` with the URL ``memory:`` has a real broker of its own, which keeps everything
+in memory, and whose clock ``move_clock`` moves on. No worker can reach it.
 """
 
 from __future__ import annotations
@@ -20,15 +23,17 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
 from penstock import _core, _run
 from penstock._app import App
 from penstock._connection import Ended
+from penstock._durations import Seconds, duration_ms
 from penstock._headers import inherit
-from penstock.errors import ResultExpired
+from penstock.errors import NotOffered, ResultExpired
 
-__all__ = ["Call", "inline"]
+__all__ = ["Call", "inline", "move_clock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,16 @@ def inline(app: App) -> Iterator[list[Call]]:
     finally:
         del vars(app)["_connected"]
         connection.runner.close()
+
+
+def move_clock(app: App, by: Seconds) -> datetime:
+    """Move the clock of ``app``'s broker on, and return its time (UTC). Whatever is due by then is due at once.
+
+    ``by``: seconds or a timedelta, at least zero; a hundred years in all. A clock is never moved back.
+    Raises ``NotOffered`` unless the app's URL is ``memory:``.
+    """
+    now_ms = app._connected().move_clock(duration_ms("by", by), app.call_timeout)
+    return datetime.fromtimestamp(now_ms / 1000, timezone.utc)
 
 
 class _InlineConnection:
@@ -105,6 +120,9 @@ class _InlineConnection:
 
     def message_info(self, job_id: bytes, timeout_s: float) -> None:
         return None
+
+    def move_clock(self, forward_ms: int, timeout_s: float) -> int:
+        raise NotOffered("inline has no clock: it runs each job at once; use an App with the URL memory:")
 
     async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
         # In a thread: this loop runs already, and an `async def` task needs one of its own.

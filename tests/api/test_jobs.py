@@ -37,8 +37,7 @@ from penstock.testing import inline
 
 @pytest.fixture
 def app() -> Iterator[App]:
-    # Each memory broker has a name of its own, so that tests do not meet.
-    app = App("shop", f"memory:{uuid.uuid4()}", call_timeout=5, max_payload_bytes=1000)
+    app = App("shop", "memory:", call_timeout=5, max_payload_bytes=1000)
     yield app
     app.close()
 
@@ -487,10 +486,11 @@ def test_a_closed_app_connects_anew(app, send):
     assert send.delay("bob").info().state is JobState.WAITING
 
 
-def test_apps_of_one_url_share_a_connection(app):
-    other = App("other", app.url)
+def test_apps_of_one_url_share_a_connection(project):
+    app, other = App("shop", project.url), App("other", project.url)
     assert other._connected() is app._connected()
-    assert App("elsewhere", f"memory:{uuid.uuid4()}")._connected() is not app._connected()
+    assert App("elsewhere", f"{project.url}-elsewhere")._connected() is not app._connected()
+    app.close()
 
 
 def test_a_url_that_means_nothing_is_an_error():

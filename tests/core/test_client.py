@@ -144,24 +144,12 @@ def test_each_durability_is_confirmed(client, durability):
     assert ready(client) == 1
 
 
-@pytest.mark.parametrize("url", [None, "memory:replicated"])
-def test_replicated_is_offered_by_no_engine_of_today(client, url):
-    client = client if url is None else _core.Client(url)
+def test_replicated_is_offered_by_no_engine_of_today(client):
     with pytest.raises(
         errors.NotOffered, match=r'no engine of today .* "disk" is the safest there is\. Nothing was sent'
     ):
         client.publish(_core.Options("task", durability="replicated"), b"", 5.0)
     assert client.status(5.0)["queues"] == []
-    client.close(1.0)
-
-
-def test_memory_needs_no_process():
-    client = _core.Client("memory:core")
-    other = _core.Client("memory:core")
-    job = client.publish(SHORT_LIVED, b"", 5.0)
-    assert other.wait(job, 10.0) == (EXPIRED, b"")
-    client.close(1.0)
-    other.close(1.0)
 
 
 def test_a_closed_client_says_so(client):

@@ -54,7 +54,7 @@ impl From<DriverError> for Failure {
         let code = match error.kind {
             ErrorKind::Unavailable | ErrorKind::Silent => NO_BROKER,
             ErrorKind::Invalid | ErrorKind::Unauthorized => UNUSABLE,
-            ErrorKind::NotOffered => NOT_OFFERED,
+            ErrorKind::NotOffered(_) => NOT_OFFERED,
             ErrorKind::TooLarge | ErrorKind::Closed => FAILED,
         };
         Self::new(code, error)

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use penstock_directory::{LocalPaths, is_nobody};
-use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, ValueSink, connect};
+use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, ValueSink};
+use penstock_local::{connect, in_second_process};
 use penstock_message::{
     Answer, Applied, Durability, Key, KeyState, MessageId, MessageInfo, Op, OperationStatus, Query,
     Receipt, Status, StatusPage, StatusQuery, Tx,
@@ -27,10 +28,6 @@ pub struct BrokerArguments {
     #[arg(long, env = "PENSTOCK_URL", default_value = DEFAULT_URL, hide_env_values = true)]
     pub url: String,
 }
-
-pub const DEFAULT_URL: &str = "local:.penstock";
-pub const NOT_IN_MEMORY: &str = "memory: is a broker inside one process, for its tests; nothing else can reach it: give local:PATH, \
-    unix:PATH or tcp://HOST:PORT";
 
 /// How often a broker is asked how far an operation has come: at first, and at most.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
@@ -77,7 +74,7 @@ impl BrokerArguments {
 /// Reads a URL. A memory broker is part of another process, so no command can reach it.
 pub fn address_of(url: &str) -> Result<Address, Failure> {
     match url.parse() {
-        Ok(Address::Memory(_)) => Err(Failure::new(WRONG_CALL, NOT_IN_MEMORY)),
+        Ok(Address::Memory(_)) => Err(Failure::new(WRONG_CALL, in_second_process())),
         Ok(address) => Ok(address),
         Err(error) => Err(Failure::new(WRONG_CALL, error)),
     }

@@ -3,13 +3,14 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use penstock_driver::{Address, DEFAULT_HEARTBEAT, DriverConfig, DriverError, connect};
-use penstock_server::local::LocalPaths;
+use penstock_directory::LocalPaths;
+use penstock_driver::{Address, DEFAULT_HEARTBEAT, DriverConfig, DriverError};
+use penstock_local::{connect, in_second_process};
 use penstock_worker::{ChildLog, Connected, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
 
 use crate::exit::Failure;
 use crate::logging::{LogArguments, LogFormat, LogLevel};
-use crate::remote::{DEFAULT_URL, NOT_IN_MEMORY, address_of, token_from_environment};
+use crate::remote::{DEFAULT_URL, address_of, token_from_environment};
 
 #[derive(Args)]
 pub struct Arguments {
@@ -114,7 +115,7 @@ fn shown(url: &str) -> Result<String, DriverError> {
             // Whoever connects says what is wrong with it.
             Err(_) => Ok(url.to_owned()),
         },
-        Address::Memory(_) => Err(DriverError::invalid(NOT_IN_MEMORY)),
+        Address::Memory(_) => Err(DriverError::invalid(in_second_process())),
         Address::Unix(_) | Address::Tcp { .. } => Ok(url.to_owned()),
     }
 }

@@ -13,7 +13,7 @@ pub enum Address {
     Unix(PathBuf),
     /// `tcp://HOST:PORT`.
     Tcp { host: String, port: u16 },
-    /// `memory:NAME`: a broker inside this process, shared by all who give the same name.
+    /// `memory:NAME`: a double for tests, each client's own. The name is for people.
     Memory(String),
 }
 

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, sockopt};
 
-pub(crate) trait Dial: Send + Sync {
+pub trait Dial: Send + Sync {
     /// Gives a connected socket that does not block.
     fn dial(&self, give_up_at: Instant, start: Start) -> Result<OwnedFd, DialError>;
 }
 
 /// Whether a broker that is not there may be started, where a client can do that at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Start {
+pub enum Start {
     /// It was stopped in order, and nobody here has asked for anything since.
     No,
     /// For a worker: not in a directory that was deleted under it.
@@ -25,19 +25,19 @@ pub(crate) enum Start {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum DialError {
+pub enum DialError {
     /// Worth another try; the text says why, for people.
     Unreachable(String),
     /// It will not work until somebody mends what the text says.
     Hopeless(String),
 }
 
-pub(crate) struct Unix {
+pub struct Unix {
     path: PathBuf,
 }
 
 impl Unix {
-    pub(crate) fn new(path: PathBuf) -> Self {
+    pub fn new(path: PathBuf) -> Self {
         Self { path }
     }
 }
@@ -50,7 +50,7 @@ impl Dial for Unix {
 }
 
 /// Waits for a broker whose queue of connections is full, as that of a stopped process is.
-pub(crate) fn connect_unix(path: &Path, give_up_at: Instant) -> io::Result<OwnedFd> {
+pub fn connect_unix(path: &Path, give_up_at: Instant) -> io::Result<OwnedFd> {
     let address = SocketAddrUnix::new(path)?;
     let socket = new_unix_socket()?;
     let patience = give_up_at.saturating_duration_since(Instant::now());
@@ -88,13 +88,13 @@ fn new_unix_socket() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-pub(crate) struct Tcp {
+pub struct Tcp {
     host: String,
     port: u16,
 }
 
 impl Tcp {
-    pub(crate) fn new(host: String, port: u16) -> Self {
+    pub fn new(host: String, port: u16) -> Self {
         Self { host, port }
     }
 

@@ -2,7 +2,7 @@
 //! outside of any lock; whoever writes a frame only puts them together.
 
 use bytes::Bytes;
-use penstock_message::Tx;
+use penstock_message::{Features, Tx};
 use penstock_wire::proto;
 use prost::Message as _;
 
@@ -11,14 +11,56 @@ use prost::Message as _;
 pub const FRAME_TARGET_BYTES: usize = 1 << 20;
 
 /// A transaction in its form on the wire, which is made once, by the thread that commits it.
-pub enum Encoded {
+pub struct Encoded {
+    /// What the engine must offer for it, but for its durability.
+    pub needs: Features,
+    pub form: Form,
+}
+
+pub enum Form {
     Whole(Bytes),
     /// Operations of one transaction that together are too much for a frame.
     Parts(Vec<Bytes>),
 }
 
+impl From<Form> for Encoded {
+    /// For a form whose operations any engine offers.
+    fn from(form: Form) -> Self {
+        let needs = Features::NONE;
+        Self { needs, form }
+    }
+}
+
 impl Encoded {
     pub fn new(tx: Tx) -> Self {
+        let needs = Features::of(&tx);
+        let form = Form::new(tx);
+        Self { needs, form }
+    }
+
+    /// A transaction that does nothing.
+    pub fn nothing() -> Self {
+        Form::Whole(Bytes::new()).into()
+    }
+
+    pub fn parts(&self) -> &[Bytes] {
+        match &self.form {
+            Form::Whole(bytes) => std::slice::from_ref(bytes),
+            Form::Parts(parts) => parts,
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.parts().iter().map(Bytes::len).sum()
+    }
+
+    pub fn largest_part_bytes(&self) -> usize {
+        self.parts().iter().map(Bytes::len).max().unwrap_or(0)
+    }
+}
+
+impl Form {
+    fn new(tx: Tx) -> Self {
         let tx = proto::Tx::from(tx);
         if tx.encoded_len() <= FRAME_TARGET_BYTES {
             return Self::Whole(tx.encode_to_vec().into());
@@ -41,21 +83,6 @@ impl Encoded {
             1 => Self::Whole(parts.remove(0)),
             _ => Self::Parts(parts),
         }
-    }
-
-    pub fn parts(&self) -> &[Bytes] {
-        match self {
-            Self::Whole(bytes) => std::slice::from_ref(bytes),
-            Self::Parts(parts) => parts,
-        }
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.parts().iter().map(Bytes::len).sum()
-    }
-
-    pub fn largest_part_bytes(&self) -> usize {
-        self.parts().iter().map(Bytes::len).max().unwrap_or(0)
     }
 }
 

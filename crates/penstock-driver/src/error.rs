@@ -1,5 +1,6 @@
 use std::fmt;
 
+use penstock_message::NotOffered;
 use thiserror::Error;
 
 /// How a call ended that did not end well.
@@ -14,7 +15,7 @@ pub struct DriverError {
 }
 
 /// What a caller can do next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// No broker was within reach in time. Another try may succeed.
     Unavailable,
@@ -25,9 +26,16 @@ pub enum ErrorKind {
     /// The URL, the directory or an option is wrong; the reason says which and how to fix it.
     Invalid,
     /// The broker is too old for this, or its engine has no such thing.
-    NotOffered,
+    NotOffered(Box<NotOffered>),
     /// The client was closed before the call, or before its answer.
     Closed,
+}
+
+impl From<NotOffered> for DriverError {
+    fn from(lacking: NotOffered) -> Self {
+        let reason = lacking.to_string();
+        Self::new(ErrorKind::NotOffered(Box::new(lacking)), reason)
+    }
 }
 
 impl DriverError {
@@ -44,7 +52,7 @@ impl DriverError {
         Self::new(ErrorKind::Closed, "this client was closed")
     }
 
-    pub(crate) fn unavailable(reason: impl Into<String>) -> Self {
+    pub fn unavailable(reason: impl Into<String>) -> Self {
         Self::new(ErrorKind::Unavailable, reason)
     }
 

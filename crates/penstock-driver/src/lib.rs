@@ -1,16 +1,15 @@
-//! One trait over every engine, and the engines: `memory`, `remote`, `local`.
+//! One trait over every engine, and the driver for Penstock's own broker.
 //!
-//! Nothing outside this crate knows which engine serves a URL. No call here ever blocks, but for
-//! `close`: each ends by calling what it was given, once, on the driver's own thread, or on one that
-//! has lent itself to it (see [`Lead`]).
+//! No call here ever blocks, but for `close`: each ends by calling what it was given, once, on the
+//! driver's own thread, or on one that has lent itself to it (see [`Lead`]).
 //!
 //! ```text
 //!     session.rs   what a client knows and owes; no socket, no clock
 //!     remote.rs    the thread and the sockets around it
-//!     dial.rs      how a connection is made: over a Unix socket, TCP,
-//!     local.rs     to a broker that is started when there is none,
-//!     memory.rs    or to one on a thread of this process
+//!     dial.rs      how a connection is made: over a Unix socket or TCP
 //! ```
+//!
+//! Brokers that a client starts by itself are in `penstock-local`, which also finds the driver for a URL.
 //!
 //! `session` and `encoded` are public for the simulator alone, which puts a network of its own around them.
 
@@ -18,10 +17,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_message::{
-    Answer, Consume, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt, Tx,
+    Answer, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease, Notice, Query,
+    Receipt, Tx,
 };
 
 pub use address::{Address, DEFAULT_PORT};
+pub use dial::{Dial, DialError, Start, Tcp, Unix, connect_unix};
 pub use error::{DriverError, ErrorKind};
 
 mod address;
@@ -29,8 +30,6 @@ mod dial;
 #[doc(hidden)]
 pub mod encoded;
 mod error;
-mod local;
-mod memory;
 mod remote;
 #[doc(hidden)]
 pub mod session;
@@ -44,7 +43,12 @@ pub use waker::Waker;
 pub type Done<T> = Box<dyn FnOnce(Result<T, DriverError>) + Send>;
 
 pub trait Driver: Send + Sync {
-    fn capabilities(&self) -> Capabilities;
+    /// What this kind of engine can do at best. Costs nothing.
+    fn upper_bound(&self) -> &'static Capabilities;
+
+    /// What the engine behind the URL can do as it is set up. It is asked once a connection; without one, this
+    /// waits for it until the deadline.
+    fn probe(&self, deadline: Instant, done: Done<Arc<Capabilities>>);
 
     /// Commits transactions in order. All go in one frame where they fit; each is atomic by itself.
     /// Resent by the driver after a reconnect until confirmed, applied once.
@@ -166,18 +170,6 @@ pub trait ValueSink: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WatchId(pub u64);
 
-/// What an engine can do; the conformance suite asserts that each declaration is true.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities {
-    /// Ack, result and successors are one step.
-    pub atomic_settlement: bool,
-    /// A lease that was lost can change nothing.
-    pub fencing: bool,
-    pub delays: bool,
-    pub priorities: bool,
-    pub highest_durability: Durability,
-}
-
 /// So long a client or its broker may be silent before the other takes it for dead.
 pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(15);
 
@@ -215,33 +207,27 @@ impl DriverConfig {
     }
 }
 
-/// Gives the driver for the URL. Opens, starts and connects nothing: the first call does.
-pub fn connect(config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {
+/// Makes the driver for a broker that speaks the native protocol, however it is reached. Opens, starts and
+/// connects nothing: the first call does.
+///
+/// `upper_bound`: what a broker reached like this can do at best. `takes_over`: whether one that is older
+/// than this client is told to end, because it belongs to its clients.
+pub fn native(
+    config: DriverConfig,
+    dial: Box<dyn Dial>,
+    upper_bound: &'static Capabilities,
+    takes_over: bool,
+) -> Result<Arc<dyn Driver>, DriverError> {
     let token_bytes = config.token.as_ref().map_or(0, String::len);
     if token_bytes > MAX_TOKEN_BYTES {
         return Err(DriverError::invalid(format!(
             "the token has {token_bytes} bytes; the limit is {MAX_TOKEN_BYTES}"
         )));
     }
-    let mut highest_durability = Durability::Disk;
-    // Only a local broker is ended by whoever needs a newer one: it belongs to its clients.
-    let mut takes_over = false;
-    let dial: Box<dyn dial::Dial> = match config.url.parse()? {
-        Address::Unix(path) => Box::new(dial::Unix::new(path)),
-        Address::Tcp { host, port } => Box::new(dial::Tcp::new(host, port)),
-        Address::Local(path) => {
-            takes_over = true;
-            Box::new(local::Local::new(&path, config.program.clone())?)
-        }
-        Address::Memory(name) => {
-            highest_durability = Durability::None;
-            Box::new(memory::Memory::new(name)?)
-        }
-    };
     Ok(Arc::new(Remote::new(
         config,
         dial,
-        highest_durability,
+        upper_bound,
         takes_over,
     )?))
 }

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use penstock_message::{
-    Answer, Consume, Durability, Key, Lease, Notice, Query, Receipt, SessionId, Tx,
+    Answer, Capabilities, Consume, Durability, Feature, Key, Lease, Notice, Query, Receipt,
+    SessionId, Tx,
 };
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions, proto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -25,8 +26,7 @@ use crate::encoded::Encoded;
 use crate::session::{LinkEnd, Session, SessionConfig};
 use crate::waker::Waker;
 use crate::{
-    Capabilities, DeliverySink, Done, Driver, DriverConfig, DriverError, ErrorKind, LeadToken,
-    ValueSink, WatchId,
+    DeliverySink, Done, Driver, DriverConfig, DriverError, ErrorKind, LeadToken, ValueSink, WatchId,
 };
 
 /// How long one attempt to connect may take before the next begins.
@@ -36,7 +36,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(4);
 const READ_BYTES: usize = 256 << 10;
 
 pub(crate) struct Remote {
-    highest_durability: Durability,
+    upper_bound: &'static Capabilities,
     /// Never dropped in a forked child: its locks may be held by threads that are not there.
     shared: ManuallyDrop<Arc<Shared>>,
 }
@@ -117,7 +117,7 @@ impl Remote {
     pub(crate) fn new(
         config: DriverConfig,
         dial: Box<dyn Dial>,
-        highest_durability: Durability,
+        upper_bound: &'static Capabilities,
         takes_over: bool,
     ) -> Result<Self, DriverError> {
         let no_chance =
@@ -151,7 +151,7 @@ impl Remote {
             closing: None,
         };
         Ok(Self {
-            highest_durability,
+            upper_bound,
             shared: ManuallyDrop::new(Arc::new(Shared {
                 pid: std::process::id(),
                 broker: config.url,
@@ -226,13 +226,19 @@ impl Drop for Remote {
 }
 
 impl Driver for Remote {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            atomic_settlement: true,
-            fencing: true,
-            delays: true,
-            priorities: true,
-            highest_durability: self.highest_durability,
+    fn upper_bound(&self) -> &'static Capabilities {
+        self.upper_bound
+    }
+
+    fn probe(&self, deadline: Instant, done: Done<Arc<Capabilities>>) {
+        let mut done = Some(done);
+        let outcome = self.with_session(|session| {
+            if let Some(done) = done.take() {
+                session.probe(deadline, done);
+            }
+        });
+        if let (Err(error), Some(done)) = (outcome, done) {
+            done(Err(error));
         }
     }
 
@@ -243,13 +249,10 @@ impl Driver for Remote {
         deadline: Option<Instant>,
         done: Done<Vec<Receipt>>,
     ) {
-        if durability == Durability::Replicated && self.highest_durability < durability {
-            let reason = format!(
-                "durability=\"replicated\" is not offered by {}: no engine of today keeps a job on more than \
-                 one machine; \"disk\" is the safest there is",
-                self.shared.broker
-            );
-            return done(Err(DriverError::new(ErrorKind::NotOffered, reason)));
+        // What no broker of this kind can do needs none to say so; the session knows about the one in reach.
+        if !self.upper_bound.takes(durability) {
+            let lacking = Feature::of_durability(durability);
+            return done(Err(self.upper_bound.not_offered(lacking).into()));
         }
         let txs = txs.into_iter().map(Encoded::new).collect();
         let mut done = Some(done);

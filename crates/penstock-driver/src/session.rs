@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Applied, Consume, Delivery, Durability, Key, KeyState, Lease, Notice, Query, Receipt,
-    SeededMap, SeededSet, SeededState, SessionId,
+    Answer, Applied, Capabilities, Consume, Delivery, Durability, Features, Key, KeyState, Lease,
+    Notice, Query, Receipt, SeededMap, SeededSet, SeededState, SessionId,
 };
 use penstock_wire::{
     HELLO_LEASES, MAX_FRAME_BYTES, Versions, WireError, convert, encode_frame, proto,
@@ -51,6 +51,10 @@ const MAX_NOTICES: usize = 64;
 pub enum Event {
     Committed(Done<Vec<Receipt>>, Result<Vec<Receipt>, DriverError>),
     Answered(Done<Answer>, Result<Answer, DriverError>),
+    Probed(
+        Done<Arc<Capabilities>>,
+        Result<Arc<Capabilities>, DriverError>,
+    ),
     Value(Arc<dyn ValueSink>, Key, KeyState),
     Reachable(Arc<dyn ValueSink>, bool),
     Failed(Arc<dyn ValueSink>, DriverError),
@@ -66,6 +70,7 @@ impl Event {
         match self {
             Self::Committed(done, outcome) => done(outcome),
             Self::Answered(done, outcome) => done(outcome),
+            Self::Probed(done, outcome) => done(outcome),
             Self::Value(sink, key, KeyState::Pending) => sink.pending(key),
             Self::Value(sink, key, state) => sink.value(key, state),
             Self::Reachable(sink, reachable) => sink.reachable(reachable),
@@ -115,6 +120,9 @@ enum CallDone {
     Query {
         done: Done<Answer>,
         query: Query,
+    },
+    Probe {
+        done: Done<Arc<Capabilities>>,
     },
 }
 
@@ -176,6 +184,10 @@ pub struct Session {
     takes_over: bool,
     /// The version of the protocol that is spoken with this broker.
     version: u32,
+    /// What the broker said last that it can do.
+    capabilities: Arc<Capabilities>,
+    /// The same as a set, to compare each transaction with.
+    offered: Features,
     /// Why the broker closed a connection, if nothing was confirmed since: the same once more would repeat
     /// for ever.
     refused: Option<String>,
@@ -223,6 +235,8 @@ impl Session {
             stopped: false,
             takes_over: false,
             version: 0,
+            capabilities: Arc::default(),
+            offered: Features::NONE,
             refused: None,
             up_since: now,
             down_because: None,
@@ -284,6 +298,16 @@ impl Session {
     pub fn query(&mut self, query: Query, deadline: Instant, done: Done<Answer>) {
         let call = self.add_call(CallDone::Query { done, query }, Some(deadline));
         self.unsent_queries.push_back(call);
+    }
+
+    /// Asks what the broker can do, which its welcome says.
+    pub fn probe(&mut self, deadline: Instant, done: Done<Arc<Capabilities>>) {
+        if self.link == Link::Up {
+            let known = Arc::clone(&self.capabilities);
+            self.events.push_back(Event::Probed(done, Ok(known)));
+            return;
+        }
+        self.add_call(CallDone::Probe { done }, Some(deadline));
     }
 
     fn add_call(&mut self, done: CallDone, deadline: Option<Instant>) -> CallId {
@@ -663,6 +687,7 @@ impl Session {
         self.events.push_back(match call.done {
             CallDone::Commit { done, .. } => Event::Committed(done, Err(error)),
             CallDone::Query { done, .. } => Event::Answered(done, Err(error)),
+            CallDone::Probe { done } => Event::Probed(done, Err(error)),
         });
     }
 }

@@ -60,7 +60,7 @@ impl Client {
         if let Some(driver) = &state.driver {
             return Ok(Arc::clone(driver));
         }
-        let driver = penstock_driver::connect(DriverConfig {
+        let driver = penstock_local::connect(DriverConfig {
             url: self.url.clone(),
             token: self.token.clone(),
             program: self.program.clone(),
@@ -337,6 +337,13 @@ impl Client {
             Answer::Operation(status) => {
                 Ok(status.map(|status| (status.done, status.spared, status.is_over)))
             }
+            other => Err(odd_answer(&other).into()),
+        }
+    }
+
+    fn move_clock(&self, py: Python<'_>, forward_ms: u64, timeout_s: f64) -> PyResult<u64> {
+        match self.ask(py, Query::SetClock { forward_ms }, timeout_s)? {
+            Answer::Clock(now_ms) => Ok(now_ms),
             other => Err(odd_answer(&other).into()),
         }
     }

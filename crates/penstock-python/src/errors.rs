@@ -101,7 +101,7 @@ impl Failure {
 
     /// What a driver says of an order for jobs that are there already.
     pub(crate) fn of_order(error: DriverError) -> Self {
-        match (error.kind, error.maybe_accepted) {
+        match (&error.kind, error.maybe_accepted) {
             (ErrorKind::Unavailable, true) => Self {
                 maybe_accepted: true,
                 ..Self::new(
@@ -137,7 +137,7 @@ impl Failure {
             ErrorKind::Unauthorized => (Kind::Unauthorized, reason, ""),
             ErrorKind::TooLarge => (Kind::PayloadTooLarge, reason, ""),
             ErrorKind::Invalid => (Kind::InvalidConfiguration, reason, ""),
-            ErrorKind::NotOffered => (Kind::NotOffered, reason, ". Nothing was sent"),
+            ErrorKind::NotOffered(_) => (Kind::NotOffered, reason, ". Nothing was sent"),
             ErrorKind::Closed => (
                 Kind::ClientClosed,
                 reason,

@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use penstock_driver::{DeliverySink, Driver, DriverConfig, connect};
+use penstock_driver::{DeliverySink, Driver, DriverConfig};
+use penstock_local::connect;
 use penstock_message::{
     Answer, Consume, Delivery, Due, Durability, IdSource, Key, Lease, Message, MessageId, Op,
     Query, Receipt, Status, StatusQuery, Tx, Value, ValueStatus,

@@ -9,7 +9,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use penstock_driver::{Driver, DriverConfig, connect};
+use penstock_driver::{Driver, DriverConfig};
+use penstock_local::connect;
 use penstock_message::{
     Answer, Durability, Filter, IdSource, JoinId, JoinPolicy, Message, MessageId, Op, Query,
     Receipt, Refusal, Space, Status, StatusQuery, Target, Tx,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_message::{Consume, Delivery, Tasks};
+use penstock_message::{Consume, Delivery, Features, Tasks};
 use penstock_wire::proto;
 
 use crate::DeliverySink;
@@ -85,6 +85,22 @@ impl Consumers {
             consumer.wish_changed = true;
             consumer.changed = true;
         }
+    }
+
+    /// Gives up those that need more than is offered, and returns the sink of each.
+    pub(super) fn refuse_beyond(
+        &mut self,
+        offered: Features,
+    ) -> Vec<(Features, Arc<dyn DeliverySink>)> {
+        let mut refused = Vec::new();
+        self.by_number.retain(|_, consumer| {
+            let missing = Features::of_consumer(&consumer.wish).minus(offered);
+            if !missing.is_empty() {
+                refused.push((missing, Arc::clone(&consumer.sink)));
+            }
+            missing.is_empty()
+        });
+        refused
     }
 
     /// What has changed since the broker was told.

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use penstock_message::{Answer, Delivery, Key, KeyState, Lease, Query, Receipt};
+use penstock_message::{Answer, Capabilities, Delivery, Key, KeyState, Lease, Query, Receipt};
 use penstock_wire::{convert, encode_frame, proto};
 
+use super::outgoing::refused;
 use super::{APPLIED, Call, CallDone, CallId, Event, Link, LinkEnd, PendingTx, Session};
 use crate::ErrorKind;
 use crate::encoded::Encoded;
@@ -111,6 +111,10 @@ impl Session {
         self.heartbeat = Duration::from_millis(welcome.heartbeat_ms);
         self.max_frame_bytes = welcome.max_frame_bytes as usize;
         self.version = welcome.protocol_version;
+        let said = welcome.capabilities.clone().unwrap_or_default();
+        let capabilities = Capabilities::from(said);
+        self.offered = capabilities.features();
+        self.capabilities = Arc::new(capabilities);
         self.unwritten = (0, 0);
         self.refuse_in_window();
         self.come_up(welcome)
@@ -130,16 +134,17 @@ impl Session {
         }
     }
 
-    /// A newer broker was here before, and has not applied them.
+    /// A newer broker was here before, or another engine, and has not applied them.
     fn refuse_in_window(&mut self) {
         for index in 0..self.window.len() {
             let pending = &self.window[index];
-            let Some(refused) = self.too_new_for_broker(&pending.tx) else {
+            let Some(lacking) = self.lacking(pending) else {
                 continue;
             };
+            let refused = refused(&lacking);
             let pending = &mut self.window[index];
             // Its number is taken, so it goes as one that does nothing.
-            pending.tx = Encoded::Whole(Bytes::new());
+            pending.tx = Encoded::nothing();
             if !std::mem::replace(&mut pending.told, true) {
                 let (call, index) = (pending.call, pending.index);
                 self.settle(call, index, refused);
@@ -160,6 +165,7 @@ impl Session {
             .filter(|(_, call)| matches!(call.done, CallDone::Query { .. }))
             .map(|(id, _)| *id)
             .collect();
+        self.answer_probes();
         self.report_changed = self.report.is_some();
         self.consumers.begin_connection();
         let kept: Vec<Lease> = convert::all(welcome.leases)?;
@@ -167,6 +173,22 @@ impl Session {
             self.events.push_back(Event::LeasesKept(sink, kept.clone()));
         }
         Ok(())
+    }
+
+    fn answer_probes(&mut self) {
+        let is_probe = |call: &Call| matches!(call.done, CallDone::Probe { .. });
+        let probes = self.calls.iter().filter(|(_, call)| is_probe(call));
+        let probes: Vec<CallId> = probes.map(|(id, _)| *id).collect();
+        for id in probes {
+            if let Some(Call {
+                done: CallDone::Probe { done },
+                ..
+            }) = self.remove_call(id)
+            {
+                let known = Arc::clone(&self.capabilities);
+                self.events.push_back(Event::Probed(done, Ok(known)));
+            }
+        }
     }
 
     pub(super) fn confirmed(&mut self, confirm: proto::Confirm) -> Result<(), LinkEnd> {

@@ -1,12 +1,12 @@
 //! What a session writes: frames of what waits, as much as the socket is about to take.
 
 use bytes::Bytes;
-use penstock_message::{Query, Receipt, Refusal};
+use penstock_message::{Feature, Features, NotOffered, Query, Receipt, Refusal};
 use penstock_wire::{Later, MAX_TRANSACTION_BYTES, Within, encode_frame, proto};
 use prost::Message as _;
 
-use super::{CallDone, Session};
-use crate::encoded::{Encoded, EncodedCommit, EncodedCommits, FRAME_TARGET_BYTES};
+use super::{Call, CallDone, Event, PendingTx, Session};
+use crate::encoded::{Encoded, EncodedCommit, EncodedCommits, FRAME_TARGET_BYTES, Form};
 use crate::{DriverError, ErrorKind};
 
 /// Transactions that are sent and not confirmed; the rest wait here, in order.
@@ -39,16 +39,16 @@ impl Session {
             let bytes = match self.calls.get_mut(&pending.call) {
                 // Its deadline passed between two connections.
                 None if part == 0 => {
-                    pending.tx = Encoded::Whole(Bytes::new());
+                    pending.tx = Encoded::nothing();
                     Bytes::new()
                 }
                 call => {
                     if let Some(call) = call {
                         call.sent = true;
                     }
-                    match &pending.tx {
-                        Encoded::Whole(bytes) => bytes.clone(),
-                        Encoded::Parts(parts) => {
+                    match &pending.tx.form {
+                        Form::Whole(bytes) => bytes.clone(),
+                        Form::Parts(parts) => {
                             kind = match part + 1 == parts.len() {
                                 true => proto::Part::Last,
                                 false => proto::Part::More,
@@ -122,8 +122,8 @@ impl Session {
                 self.settle(pending.call, pending.index, refused);
                 continue;
             }
-            if let Some(refused) = self.too_new_for_broker(&pending.tx) {
-                self.settle(pending.call, pending.index, refused);
+            if let Some(lacking) = self.lacking(&pending) {
+                self.refuse(pending.call, pending.index, lacking);
                 continue;
             }
             self.window.push_back(pending);
@@ -165,16 +165,26 @@ impl Session {
             let CallDone::Query { query, .. } = &call.done else {
                 continue;
             };
+            let needs = Features::of_query(query);
             let query: proto::Query = (id, Query::clone(query)).into();
             let encoded = || query.encode_to_vec().into();
-            if let Some(reason) = self.not_offered(Within::Query, encoded) {
-                self.end_call(id, DriverError::new(ErrorKind::NotOffered, reason));
+            let lacking = self.too_new(Within::Query, encoded).or_else(|| {
+                let missing = needs.minus(self.offered).first()?;
+                Some(self.not_offered(missing))
+            });
+            if let Some(lacking) = lacking {
+                self.end_call(id, lacking.into());
                 continue;
             }
             frame.queries.push(query);
             if let Some(call) = self.calls.get_mut(&id) {
                 call.sent = true;
             }
+        }
+        for (missing, sink) in self.consumers.refuse_beyond(self.offered) {
+            let missing = missing.first().map(|missing| self.not_offered(missing));
+            let failed = missing.map(|lacking| Event::ConsumerFailed(sink, lacking.into()));
+            self.events.extend(failed);
         }
         frame.consumers = self.consumers.take_changes();
         if std::mem::take(&mut self.report_changed) {
@@ -185,29 +195,53 @@ impl Session {
         }
     }
 
-    /// What a transaction comes to that the broker is too old for. It would refuse an operation that it
-    /// can't name, but drop a field without a trace.
-    pub(super) fn too_new_for_broker(&self, tx: &Encoded) -> Option<Receipt> {
-        let reason = tx
-            .parts()
-            .iter()
-            .find_map(|part| self.not_offered(Within::Tx, || part.clone()))?;
-        let why = Refusal::NotOffered(reason);
-        Some(Receipt::Refused { op: 0, why })
+    /// What the broker is too old for in a transaction, or its engine can't do. A broker would refuse an
+    /// operation that it can't name, but drop a field without a trace.
+    pub(super) fn lacking(&self, pending: &PendingTx) -> Option<NotOffered> {
+        let PendingTx { tx, durability, .. } = pending;
+        let missing = match self.capabilities.takes(*durability) {
+            true => tx.needs.minus(self.offered).first(),
+            false => Some(Feature::of_durability(*durability)),
+        };
+        if let Some(missing) = missing {
+            return Some(self.not_offered(missing));
+        }
+        let mut parts = tx.parts().iter();
+        parts.find_map(|part| self.too_new(Within::Tx, || part.clone()))
     }
 
-    /// Why this is not sent to this broker, for people. Costs nothing while both are of one version.
-    fn not_offered(&self, within: Within, encoded: impl FnOnce() -> Bytes) -> Option<String> {
+    fn not_offered(&self, feature: Feature) -> NotOffered {
+        let mut lacking = self.capabilities.not_offered(feature);
+        lacking.engine += &format!(" at {}", self.config.broker);
+        lacking
+    }
+
+    /// Ends a call of one transaction with all that is known. Of several, others may go on.
+    fn refuse(&mut self, id: u64, index: usize, lacking: NotOffered) {
+        let is_one = |call: &Call| matches!(&call.done, CallDone::Commit { receipts, .. } if receipts.len() == 1);
+        match self.calls.get(&id).is_some_and(is_one) {
+            true => self.end_call(id, lacking.into()),
+            false => self.settle(id, index, refused(&lacking)),
+        }
+    }
+
+    /// Something that this broker is too old for. Costs nothing while both are of one version.
+    fn too_new(&self, within: Within, encoded: impl FnOnce() -> Bytes) -> Option<NotOffered> {
         let versions = &self.config.versions;
         if self.version >= versions.highest {
             return None;
         }
-        let Later { what, since, .. } = versions.too_new(self.version, within, &encoded())?;
-        Some(format!(
-            "the broker at {} speaks version {} of the protocol, and {what} came with version {since}: \
-             install a newer penstock where the broker runs, and start it again",
-            self.config.broker, self.version
-        ))
+        let Later { what, since, .. } = *versions.too_new(self.version, within, &encoded())?;
+        Some(NotOffered {
+            feature: what.into(),
+            engine: format!(
+                "the broker at {}, which speaks version {} of the protocol",
+                self.config.broker, self.version
+            ),
+            remedy: format!(
+                "it came with version {since}. Install a newer penstock where the broker runs, and start it again"
+            ),
+        })
     }
 
     fn write_watch(&mut self, watch: proto::Watch) {
@@ -217,4 +251,9 @@ impl Session {
         };
         encode_frame(&frame, &mut self.out);
     }
+}
+
+pub(super) fn refused(lacking: &NotOffered) -> Receipt {
+    let why = Refusal::NotOffered(lacking.to_string());
+    Receipt::Refused { op: 0, why }
 }

@@ -2,12 +2,13 @@ use std::collections::HashMap;
 use std::sync::Mutex;
 
 use penstock_message::{MessageId, Op, Refusal, Tasks, Tx, Value, ValueStatus};
-use penstock_wire::{Decoder, PROTOCOL_VERSION};
+use penstock_wire::{Decoder, PROTOCOL_VERSION, native};
 
 use super::outgoing::MAX_IN_FLIGHT;
 use super::*;
-use crate::encoded::FRAME_TARGET_BYTES;
+use crate::encoded::{FRAME_TARGET_BYTES, Form};
 
+mod capabilities;
 mod versions;
 
 /// A session whose other side is this test: what it sends is told as text, and so is what comes of it.
@@ -51,6 +52,16 @@ impl Bench {
         let mut bench = Self::new();
         bench.connect(0);
         bench
+    }
+
+    /// With an engine that can do this.
+    fn connect_to(&mut self, capabilities: &Capabilities) {
+        self.session.connected(self.now, Vec::new());
+        self.sent();
+        self.welcome(proto::Welcome {
+            capabilities: Some(capabilities.into()),
+            ..Default::default()
+        });
     }
 
     fn connect(&mut self, applied_through: u64) {
@@ -266,6 +277,9 @@ fn welcome_of(protocol_version: u32, welcome: proto::Welcome) -> proto::Welcome 
         protocol_version,
         heartbeat_ms: HEARTBEAT_MS,
         max_frame_bytes: MAX_FRAME_BYTES as u64,
+        capabilities: welcome
+            .capabilities
+            .or_else(|| Some(native::on_disk().into())),
         ..welcome
     }
 }
@@ -911,7 +925,7 @@ fn a_worker_is_told_that_no_broker_can_be_had() {
 
 /// What a caller goes by.
 fn outcome_text(error: &DriverError) -> String {
-    match (error.kind, error.maybe_accepted) {
+    match (&error.kind, error.maybe_accepted) {
         (ErrorKind::Unavailable | ErrorKind::Silent, true) => "maybe".to_owned(),
         (ErrorKind::Unavailable | ErrorKind::Silent, false) => "not accepted".to_owned(),
         (_, true) => format!("{error} (maybe accepted)"),
@@ -994,7 +1008,7 @@ fn takes(queue: &str, add_credit: u32) -> Consume {
 fn a_call_that_no_broker_takes_is_refused_before_anything_of_it_is_sent() {
     let mut bench = Bench::connected();
     let mib = Bytes::from(vec![0; 1 << 20]);
-    let call = |mib_count| vec![Encoded::Parts(vec![mib.clone(); mib_count])];
+    let call = |mib_count| vec![Form::Parts(vec![mib.clone(); mib_count]).into()];
     bench.commit_encoded("large", call(513), Durability::Disk, None);
     assert_eq!(bench.sent(), "");
     assert_eq!(

@@ -5,6 +5,7 @@ use penstock_wire::{LATER, Later, Within};
 use prost::Message as _;
 
 use super::*;
+use crate::encoded::Form;
 
 /// What version 3 brings, for these tests: an operation, and a field of a message.
 const LATER_BY_3: &[Later] = &[
@@ -51,13 +52,13 @@ fn tx_with_the_operation_of_3() -> Encoded {
         proto::Tx::from(Tx::from(vec![purge(3)])).encode_to_vec(),
         field(1, &field(30, b"weigh")),
     ];
-    Encoded::Whole(tx.concat().into())
+    Form::Whole(tx.concat().into()).into()
 }
 
 fn tx_with_the_field_of_3() -> Encoded {
     let message = [field(1, &[1; 16]), field(40, b"red")].concat();
     let publish = [field(1, b"mail"), field(2, &message)].concat();
-    Encoded::Whole(field(1, &field(4, &publish)).into())
+    Form::Whole(field(1, &field(4, &publish)).into()).into()
 }
 
 impl Bench {
@@ -95,7 +96,7 @@ impl Bench {
         let done = Box::new(move |answer: Result<Answer, DriverError>| {
             let text = match answer {
                 Ok(answer) => format!("{answer:?}"),
-                Err(error) if error.kind == ErrorKind::NotOffered => {
+                Err(error) if matches!(error.kind, ErrorKind::NotOffered(_)) => {
                     format!("not offered: {error}")
                 }
                 Err(error) => format!("{error:?}"),
@@ -107,10 +108,15 @@ impl Bench {
     }
 }
 
-const WEIGHING: &str = "NotOffered(\"the broker at unix:test speaks version 2 of the protocol, and weighing jobs came \
-     with version 3: install a newer penstock where the broker runs, and start it again\")";
-const COLOUR: &str = "NotOffered(\"the broker at unix:test speaks version 2 of the protocol, and the colour of a job \
-     came with version 3: install a newer penstock where the broker runs, and start it again\")";
+const WEIGHING: &str = "weighing jobs is not offered by the broker at unix:test, which speaks version 2 of \
+     the protocol: it came with version 3. Install a newer penstock where the broker runs, and start it again";
+const COLOUR: &str = "the colour of a job is not offered by the broker at unix:test, which speaks version 2 \
+     of the protocol: it came with version 3. Install a newer penstock where the broker runs, and start it again";
+
+/// As the receipt of one transaction among others.
+fn among_others(refused: &str) -> String {
+    format!("NotOffered({refused:?})")
+}
 
 #[test]
 fn a_client_of_3_sends_a_broker_of_2_nothing_that_came_later() {
@@ -129,7 +135,11 @@ fn a_client_of_3_sends_a_broker_of_2_nothing_that_came_later() {
     bench.confirm(2, Vec::new(), Vec::new());
     assert_eq!(
         bench.heard(),
-        format!("c: applied, {WEIGHING}, {COLOUR}, applied")
+        format!(
+            "c: applied, {}, {}, applied",
+            among_others(WEIGHING),
+            among_others(COLOUR)
+        )
     );
 
     let mut bench = Bench::of_versions(OF_3, false);
@@ -141,14 +151,14 @@ fn a_client_of_3_sends_a_broker_of_2_nothing_that_came_later() {
 #[test]
 fn a_part_of_a_large_transaction_is_looked_at_too() {
     let mut bench = Bench::of_versions(OF_3, false);
-    let Encoded::Whole(later) = tx_with_the_operation_of_3() else {
+    let Form::Whole(later) = tx_with_the_operation_of_3().form else {
         unreachable!("it is small");
     };
-    let Encoded::Whole(plain) = plain_tx() else {
+    let Form::Whole(plain) = plain_tx().form else {
         unreachable!("it is small");
     };
     bench.meet(2, proto::Welcome::default()).unwrap();
-    let parts = Encoded::Parts(vec![plain, later]);
+    let parts = Encoded::from(Form::Parts(vec![plain, later]));
     bench.commit_encoded("c", vec![parts], Durability::Disk, None);
     assert_eq!(bench.sent(), "");
     assert_eq!(bench.heard(), format!("c: {WEIGHING}"));
@@ -177,7 +187,8 @@ fn what_a_newer_broker_was_sent_is_refused_when_an_older_one_follows() {
         "the number is sent without its operations"
     );
     bench.confirm(3, Vec::new(), Vec::new());
-    assert_eq!(bench.heard(), format!("both: {WEIGHING}, applied"));
+    let weighing = among_others(WEIGHING);
+    assert_eq!(bench.heard(), format!("both: {weighing}, applied"));
 }
 
 #[test]
@@ -192,12 +203,19 @@ fn an_operation_and_a_question_of_2_are_not_sent_to_a_broker_of_1() {
     bench.ask(Query::Operation(7));
     bench.ask(Query::Message(MessageId([1; 16])));
     assert_eq!(bench.sent(), "query 3");
+    let lacking = |what| {
+        format!(
+            "{what} is not offered by the broker at unix:test, which speaks version 1 of the protocol: it came with \
+             version 2. Install a newer penstock where the broker runs, and start it again"
+        )
+    };
     assert_eq!(
         bench.heard(),
-        "c: NotOffered(\"the broker at unix:test speaks version 1 of the protocol, and cancelling jobs came with \
-         version 2: install a newer penstock where the broker runs, and start it again\"); not offered: the broker \
-         at unix:test speaks version 1 of the protocol, and asking about an operation on many jobs came \
-         with version 2: install a newer penstock where the broker runs, and start it again"
+        format!(
+            "c: {}; not offered: {}",
+            lacking("cancelling jobs"),
+            lacking("asking about an operation on many jobs")
+        )
     );
 }
 

@@ -5,21 +5,18 @@
 //! lock of ours can be left behind in a forked child. The broker lets go of us by itself: it takes a
 //! session of its own, `/` as its directory, and closes what it inherited.
 
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use penstock_directory::{EXIT_IN_USE, EXITS_UNTIL_FIXED};
-use penstock_directory::{LocalPaths, is_nobody};
+use penstock_directory::{EXIT_IN_USE, EXITS_UNTIL_FIXED, LocalPaths, is_nobody};
+use penstock_driver::{Dial, DialError, DriverError, Start, connect_unix};
 
-use crate::DriverError;
-use crate::dial::{Dial, DialError, Start, connect_unix};
+use crate::started::{End, Started, last_words};
 
 /// How often it is tried whether another's broker listens by now: nobody tells us when it does.
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
@@ -184,92 +181,4 @@ impl Dial for Local {
 fn is_exit(status: ExitStatus, codes: &[u8]) -> bool {
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     code.is_some_and(|code| codes.contains(&code))
-}
-
-/// Why a broker ended, in its own words where it left any.
-fn last_words(said: String, status: ExitStatus) -> String {
-    let words = said.trim();
-    match words.strip_prefix("penstock: ").unwrap_or(words) {
-        // By the system for want of memory, perhaps.
-        "" if status.signal().is_some() => format!("it was killed while it started ({status})"),
-        "" => format!("it ended at once ({status})"),
-        words => words.to_owned(),
-    }
-}
-
-/// A broker process that we have started. What it says on standard error is why it can't start; once
-/// it has started it closes that and lives on by itself.
-struct Started {
-    since: Instant,
-    report: Arc<Report>,
-}
-
-#[derive(Default)]
-struct Report {
-    state: Mutex<ReportState>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct ReportState {
-    said: Option<String>,
-    end: Option<End>,
-}
-
-#[derive(Clone, Copy)]
-enum End {
-    With(ExitStatus),
-    /// An application that waits for all its children was quicker.
-    Unknown,
-}
-
-impl Started {
-    /// A thread waits for its end, however far away that is, so that no zombie is left here.
-    fn follow(mut child: Child) -> io::Result<Self> {
-        let report = Arc::new(Report::default());
-        let told = Arc::clone(&report);
-        thread::Builder::new()
-            .name("penstock-reap".into())
-            .stack_size(64 << 10)
-            .spawn(move || {
-                let mut said = Vec::new();
-                if let Some(mut errors) = child.stderr.take() {
-                    // What was read before an error is as good as anything.
-                    let _ = errors.read_to_end(&mut said);
-                }
-                told.change(|state| state.said = Some(String::from_utf8_lossy(&said).into_owned()));
-                let end = child.wait().map_or(End::Unknown, End::With);
-                told.change(|state| state.end = Some(end));
-            })?;
-        Ok(Self {
-            since: Instant::now(),
-            report,
-        })
-    }
-
-    /// Waits until it has closed its standard error. Gives what it said there.
-    fn spoken(&self, give_up_at: Instant) -> Option<String> {
-        let patience = give_up_at.saturating_duration_since(Instant::now());
-        self.report.wait(patience, |state| state.said.clone())
-    }
-
-    fn ended(&self, patience: Duration) -> Option<End> {
-        self.report.wait(patience, |state| state.end)
-    }
-}
-
-impl Report {
-    fn change(&self, change: impl FnOnce(&mut ReportState)) {
-        change(&mut self.state.lock().unwrap());
-        self.changed.notify_all();
-    }
-
-    fn wait<T>(&self, patience: Duration, wanted: impl Fn(&ReportState) -> Option<T>) -> Option<T> {
-        let state = self.state.lock().unwrap();
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, patience, |state| wanted(state).is_none())
-            .unwrap();
-        wanted(&state)
-    }
 }

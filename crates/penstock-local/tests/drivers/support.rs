@@ -2,18 +2,17 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use penstock_driver::{
-    DeliverySink, Done, Driver, DriverConfig, DriverError, Lead, ValueSink, connect,
-};
+use penstock_driver::{DeliverySink, Done, Driver, DriverConfig, DriverError, Lead, ValueSink};
+use penstock_local::connect;
 use penstock_message::{
-    Answer, Consume, Delivery, Due, Durability, Key, KeyState, Lease, Message, MessageId, Op,
-    Query, Receipt, Status, Tx, Value, ValueStatus,
+    Answer, Capabilities, Consume, Delivery, Due, Durability, Key, KeyState, Lease, Message,
+    MessageId, Op, Query, Receipt, Status, Tx, Value, ValueStatus,
 };
 use tempfile::TempDir;
 
@@ -41,19 +40,22 @@ pub struct Place {
     pub url: String,
     pub directory: TempDir,
     server: Option<Mutex<Child>>,
+    /// The one that there can be, where each client has a broker of its own.
+    only_client: Option<Client>,
     pub outlives_kills: bool,
 }
 
 impl Place {
     pub fn memory() -> Self {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        Self {
-            url: format!("memory:{number}"),
+        let mut place = Self {
+            url: "memory:".to_owned(),
             directory: tempfile::tempdir().unwrap(),
             server: None,
+            only_client: None,
             outlives_kills: false,
-        }
+        };
+        place.only_client = Some(place.client());
+        place
     }
 
     pub fn local() -> Self {
@@ -62,6 +64,7 @@ impl Place {
             url: format!("local:{}", directory.path().join("data").display()),
             directory,
             server: None,
+            only_client: None,
             outlives_kills: true,
         }
     }
@@ -73,6 +76,7 @@ impl Place {
             url: format!("unix:{}", directory.path().join("socket").display()),
             directory,
             server: Some(Mutex::new(server)),
+            only_client: None,
             outlives_kills: true,
         }
     }
@@ -84,12 +88,18 @@ impl Place {
         }
     }
 
+    /// A client of its own, where that can be.
     pub fn client(&self) -> Client {
-        Client::new(self.config())
+        let only = self.only_client.clone();
+        only.unwrap_or_else(|| Client::new(self.config()))
+    }
+
+    pub fn takes_many_clients(&self) -> bool {
+        self.only_client.is_none()
     }
 
     /// Kills the broker, as nothing could be worse for its clients, and sees to it that there is a next
-    /// one. The broker of `memory:` cannot break without its clients, so nothing happens to it.
+    /// one. There is no next one of `memory:`, so nothing happens to it.
     pub fn kill(&self) {
         if let Some(server) = &self.server {
             let mut server = server.lock().unwrap();
@@ -185,6 +195,12 @@ impl Client {
         })
     }
 
+    pub fn probe(&self) -> Result<Arc<Capabilities>, DriverError> {
+        wait_for(&*self.driver, |done| {
+            self.driver.probe(Instant::now() + PATIENCE, done)
+        })
+    }
+
     pub fn status(&self) -> Status {
         let page = |query| match self.query(Query::Status(query))? {
             Answer::Status(page) => Ok::<_, DriverError>(page),
@@ -224,8 +240,11 @@ impl Client {
             kept: Mutex::new(kept),
             held: Mutex::default(),
         });
+        // Workers may share a client.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
         let worker = Worker {
             client: self.clone(),
+            consumer: NUMBER.fetch_add(1, Ordering::Relaxed),
             queue: queue.to_owned(),
             sink,
             deliveries,
@@ -271,6 +290,7 @@ impl ValueSink for Told {
 /// Takes deliveries, and remembers its leases until they are settled.
 pub struct Worker {
     pub client: Client,
+    consumer: u32,
     queue: String,
     sink: Arc<Hands>,
     pub deliveries: Receiver<Vec<Delivery>>,
@@ -307,6 +327,7 @@ impl Worker {
     pub fn want(&self, credit: u32) {
         let sink = Arc::clone(&self.sink) as Arc<dyn DeliverySink>;
         let consume = Consume {
+            consumer: self.consumer,
             queues: vec![self.queue.clone()],
             add_credit: credit,
             ..Consume::default()

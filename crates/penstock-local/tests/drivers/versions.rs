@@ -167,7 +167,7 @@ fn replicated_is_offered_by_no_engine_of_today() {
         let outcome =
             client.try_commit(vec![publish(message(1))], Durability::Replicated, PATIENCE);
         let Err(DriverError {
-            kind: ErrorKind::NotOffered,
+            kind: ErrorKind::NotOffered(_),
             reason,
             ..
         }) = outcome

@@ -575,6 +575,9 @@ fn every_durability_is_confirmed(place: &Place) {
 }
 
 fn a_goodbye_hands_leases_to_others_at_once(place: &Place) {
+    if !place.takes_many_clients() {
+        return a_goodbye_ends_the_broker_of_one_client(place);
+    }
     let leaver = place.client().worker("work", 10);
     leaver.client.commit(vec![publish(message(1))]);
     leaver.take_one();
@@ -582,6 +585,20 @@ fn a_goodbye_hands_leases_to_others_at_once(place: &Place) {
     leaver.client.driver.close(Instant::now() + PATIENCE);
     let delivery = stayer.take_one();
     assert_eq!((delivery.message.attempt, delivery.message.crashes), (0, 0));
+}
+
+fn a_goodbye_ends_the_broker_of_one_client(place: &Place) {
+    let client = place.client();
+    client.commit(vec![publish(message(1))]);
+    let pid = client.broker_pid();
+    client.driver.close(Instant::now() + PATIENCE);
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    let gone = || rustix::process::test_kill_process(pid).is_err();
+    let deadline = Instant::now() + PATIENCE;
+    while !gone() {
+        assert!(Instant::now() < deadline, "the broker goes on for nobody");
+        std::thread::yield_now();
+    }
 }
 
 fn a_purge_cancels(place: &Place) {
@@ -766,7 +783,8 @@ fn questions_are_answered(place: &Place) {
     assert_eq!((queue.ready, queue.delayed, queue.running), (1, 1, 0));
     // It holds no job, so nothing of it is busy, whatever it said last.
     assert_eq!((status.workers[0].slots, status.workers[0].busy), (8, 0));
-    assert_eq!((status.clients, status.workers.len()), (1, 1));
+    let clients = u32::from(place.takes_many_clients());
+    assert_eq!((status.clients, status.workers.len()), (clients, 1));
     assert_ne!(status.process.pid, 0);
 
     let ask = |number| match client.query(Query::Message(id(number))).unwrap() {
@@ -785,18 +803,18 @@ fn questions_are_answered(place: &Place) {
     assert_eq!(ask(3), None);
 }
 
-/// The scenarios above show each of these; an engine that can do less declares less and skips them.
+/// What a driver claims before it has seen a broker is the most that one then declares.
 fn what_a_driver_declares_is_true(place: &Place) {
-    let capabilities = place.client().driver.capabilities();
-    assert!(capabilities.atomic_settlement);
-    assert!(capabilities.fencing);
-    assert!(capabilities.delays);
-    assert!(capabilities.priorities);
+    let client = place.client();
+    let bound = client.driver.upper_bound();
+    let said = client.probe().unwrap();
+    assert_eq!(&*said, bound);
     let highest = match place.outlives_kills {
         true => Durability::Disk,
         false => Durability::None,
     };
-    assert_eq!(capabilities.highest_durability, highest);
+    assert_eq!(said.highest_durability, highest);
+    assert_eq!(said.is_double, !place.outlives_kills);
 }
 
 fn named(name: &'static str) -> Key {

@@ -1,0 +1,42 @@
+//! Finds the driver for a URL, and starts the brokers that belong to their clients.
+//!
+//! ```text
+//!     local.rs     local:PATH   the hidden broker of a directory, which many clients share
+//!     memory.rs    memory:      a broker for one client alone, gone with it: a double for tests
+//!     started.rs   what both know of a process that they have started
+//! ```
+//!
+//! This crate needs no broker and no journal: it starts the `penstock` program, which has them.
+
+use std::sync::Arc;
+
+use penstock_driver::{Address, Driver, DriverConfig, DriverError, Tcp, Unix, native};
+use penstock_wire::native::{in_memory, on_disk};
+
+mod local;
+mod memory;
+mod started;
+
+pub use memory::in_second_process;
+
+/// Makes the driver for the URL. Opens, starts and connects nothing: the first call does.
+pub fn connect(mut config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {
+    let program = config.program.clone();
+    match config.url.parse()? {
+        Address::Unix(path) => native(config, Box::new(Unix::new(path)), on_disk(), false),
+        Address::Tcp { host, port } => {
+            native(config, Box::new(Tcp::new(host, port)), on_disk(), false)
+        }
+        // Only a local broker is ended by whoever needs a newer one: it belongs to its clients.
+        Address::Local(path) => {
+            let dial = local::Local::new(&path, program)?;
+            native(config, Box::new(dial), on_disk(), true)
+        }
+        Address::Memory(name) => {
+            let dial = memory::Memory::new(&name, program)?;
+            // Its end shows at once on the socket, and a debugger may stop this process for long.
+            config.heartbeat = memory::HEARTBEAT;
+            native(config, Box::new(dial), in_memory(), false)
+        }
+    }
+}
