@@ -116,7 +116,10 @@ class Client:
     def operation(self, operation: int, timeout_s: float) -> tuple[int, int, bool] | None:
         """Tell how far an operation has come: (done, spared, is_over)."""
     def move_clock(self, forward_ms: int, timeout_s: float) -> int:
-        """Move the clock of a ``memory:`` broker on, and return its time (Unix milliseconds); others raise NotOffered."""
+        """Move the clock of a ``memory:`` broker on, and return its time (Unix milliseconds).
+
+        Others raise NotOffered.
+        """
     def take_notices(self) -> list[str]:
         """Warnings of the broker that nobody has seen yet, each once: for the log."""
     def close(self, timeout_s: float) -> None: ...

@@ -23,7 +23,7 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from penstock import _core, _run
@@ -66,7 +66,7 @@ def move_clock(app: App, by: Seconds) -> datetime:
     Raises ``NotOffered`` unless the app's URL is ``memory:``.
     """
     now_ms = app._connected().move_clock(duration_ms("by", by), app.call_timeout)
-    return datetime.fromtimestamp(now_ms / 1000, timezone.utc)
+    return datetime.fromtimestamp(now_ms / 1000, UTC)
 
 
 class _InlineConnection:

@@ -29,6 +29,8 @@ pub struct BrokerArguments {
     pub url: String,
 }
 
+pub const DEFAULT_URL: &str = "local:.penstock";
+
 /// How often a broker is asked how far an operation has come: at first, and at most.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
 const LONGEST_LOOK: Duration = Duration::from_millis(250);

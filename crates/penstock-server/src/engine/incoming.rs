@@ -193,6 +193,8 @@ impl Engine {
 
     /// Whatever is due by then is due when the answer is read.
     fn move_clock(&mut self, forward_ms: u64) -> Result<(), &'static str> {
+        // A countdown of so many milliseconds is over when the next one begins, not before.
+        let forward_ms = forward_ms.saturating_add(1);
         if !self.options.is_double {
             return Err("only the clock of a memory: broker, a double for tests, can be moved");
         }
