@@ -194,6 +194,26 @@ impl Remote {
 }
 
 impl Remote {
+    /// No durability: the one to settle with.
+    fn begin_commit(
+        &self,
+        txs: Vec<Tx>,
+        durability: Option<Durability>,
+        deadline: Option<Instant>,
+        done: Done<Vec<Receipt>>,
+    ) {
+        let txs = txs.into_iter().map(Encoded::new).collect();
+        let mut done = Some(done);
+        let outcome = self.with_session(|session| {
+            if let Some(done) = done.take() {
+                session.commit(txs, durability, deadline, done);
+            }
+        });
+        if let (Err(error), Some(done)) = (outcome, done) {
+            done(Err(error));
+        }
+    }
+
     fn begin_watch(
         &self,
         keys: Vec<Key>,
@@ -254,16 +274,11 @@ impl Driver for Remote {
             let lacking = Feature::of_durability(durability);
             return done(Err(self.upper_bound.not_offered(lacking).into()));
         }
-        let txs = txs.into_iter().map(Encoded::new).collect();
-        let mut done = Some(done);
-        let outcome = self.with_session(|session| {
-            if let Some(done) = done.take() {
-                session.commit(txs, durability, deadline, done);
-            }
-        });
-        if let (Err(error), Some(done)) = (outcome, done) {
-            done(Err(error));
-        }
+        self.begin_commit(txs, Some(durability), deadline, done);
+    }
+
+    fn settle(&self, txs: Vec<Tx>, deadline: Option<Instant>, done: Done<Vec<Receipt>>) {
+        self.begin_commit(txs, None, deadline, done);
     }
 
     fn consume(&self, consume: Consume, sink: Arc<dyn DeliverySink>) {

@@ -130,7 +130,8 @@ struct PendingTx {
     call: CallId,
     /// Its place in the call.
     index: usize,
-    durability: Durability,
+    /// `None`: the one to settle with, whichever that is for the engine that takes it.
+    durability: Option<Durability>,
     tx: Encoded,
     /// Confirmed out of turn, so its call knows already.
     told: bool,
@@ -264,13 +265,15 @@ impl Session {
 
     // What callers ask for.
 
+    /// No durability: the one to settle with.
     pub fn commit(
         &mut self,
         txs: Vec<Encoded>,
-        durability: Durability,
+        durability: impl Into<Option<Durability>>,
         deadline: Option<Instant>,
         done: Done<Vec<Receipt>>,
     ) {
+        let durability = durability.into();
         if txs.is_empty() {
             self.events
                 .push_back(Event::Committed(done, Ok(Vec::new())));

@@ -27,6 +27,7 @@ impl Session {
     pub(super) fn write_commits(&mut self) {
         let mut frame = EncodedCommits::default();
         let mut frame_bytes = 0;
+        let settle_at = self.capabilities.settle_at();
         while self.out.len() + frame_bytes < OUT_TARGET_BYTES {
             if self.unwritten.0 == self.window.len() && !self.admit() {
                 break;
@@ -34,7 +35,8 @@ impl Session {
             let (index, part) = self.unwritten;
             let pending = &mut self.window[index];
             let first_seq = self.window_first_seq + index as u64;
-            let durability = proto::Durability::from(pending.durability).into();
+            let durability = pending.durability.unwrap_or(settle_at);
+            let durability = proto::Durability::from(durability).into();
             let mut kind = proto::Part::Whole;
             let bytes = match self.calls.get_mut(&pending.call) {
                 // Its deadline passed between two connections.
@@ -199,9 +201,11 @@ impl Session {
     /// operation that it can't name, but drop a field without a trace.
     pub(super) fn lacking(&self, pending: &PendingTx) -> Option<NotOffered> {
         let PendingTx { tx, durability, .. } = pending;
-        let missing = match self.capabilities.takes(*durability) {
-            true => tx.needs.minus(self.offered).first(),
-            false => Some(Feature::of_durability(*durability)),
+        let missing = match durability {
+            Some(wanted) if !self.capabilities.takes(*wanted) => {
+                Some(Feature::of_durability(*wanted))
+            }
+            _ => tx.needs.minus(self.offered).first(),
         };
         if let Some(missing) = missing {
             return Some(self.not_offered(missing));

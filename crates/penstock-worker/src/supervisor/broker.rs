@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 use penstock_driver::DriverError;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_message::{
-    Answer, Consume, Delivery, Durability, Lease, Op, Query, ReleaseReason, StatusPage,
-    StatusQuery, Tasks, Tx,
+    Answer, Consume, Delivery, Lease, Op, Query, ReleaseReason, StatusPage, StatusQuery, Tasks, Tx,
 };
 
 use super::{End, Phase, Supervisor, TICK};
@@ -257,9 +256,8 @@ impl Supervisor {
         }
         self.inbox.committing(leases.len());
         let inbox = Arc::clone(&self.inbox);
-        broker.driver.commit(
+        broker.driver.settle(
             txs,
-            Durability::Disk,
             None,
             Box::new(move |receipts| inbox.confirmed(&leases, receipts)),
         );

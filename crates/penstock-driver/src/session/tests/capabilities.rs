@@ -168,3 +168,34 @@ fn a_probe_is_answered_by_the_welcome_or_ends_at_its_deadline() {
     bench.connect(0);
     assert_eq!(bench.heard(), "delays: true");
 }
+
+#[test]
+fn what_settles_a_job_is_as_durable_as_the_engine_can_and_never_refused_for_it() {
+    let settled_at = |capabilities: &Capabilities| {
+        let mut bench = Bench::new();
+        let log = Arc::clone(&bench.log);
+        let done = Box::new(move |outcome: Result<Vec<Receipt>, DriverError>| {
+            log.lock().unwrap().push(format!("{outcome:?}"));
+        });
+        let tx = vec![Encoded::new(at_once(1))];
+        // Before it is known which engine will take it.
+        bench.session.commit(tx, None, None, done);
+        bench.connect_to(capabilities);
+        let mut decoder = Decoder::<proto::ToBroker>::new(MAX_FRAME_BYTES);
+        decoder.extend(&bench.session.take_out(bench.now));
+        let frame = decoder.next_message().unwrap().unwrap();
+        assert_eq!(bench.heard(), "");
+        frame.commits[0].durability()
+    };
+    let [disk, os, none] = [
+        proto::Durability::Disk,
+        proto::Durability::Os,
+        proto::Durability::None,
+    ];
+    assert_eq!(settled_at(native::on_disk()), disk);
+    assert_eq!(settled_at(&lacking(Feature::DiskDurability)), os);
+    assert_eq!(settled_at(&lacking(Feature::OsDurability)), none);
+    let mut replicated = native::on_disk().clone();
+    replicated.highest_durability = Durability::Replicated;
+    assert_eq!(settled_at(&replicated), disk, "more is for those who ask");
+}
