@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use penstock_faults::planted;
+use penstock_jobs::{CrashEnd, CrashHead, crashed};
 use penstock_message::{Delivery, Due, Durability, Extras, Failure, Message, Notice, Space};
 
 use crate::Broker;
@@ -400,8 +401,14 @@ impl Broker {
     pub(crate) fn crash(&mut self, slot: u32, reason: Bytes) {
         let number = self.state.messages[slot].number();
         let kind = self.state.messages.kind(slot);
-        if kind.crashes.saturating_add(1) >= kind.max_deliveries {
-            return self.fail_by_itself(slot, true, CRASHED, &reason);
+        let head = CrashHead {
+            crashes: kind.crashes,
+            max_deliveries: kind.max_deliveries,
+        };
+        match crashed(head) {
+            CrashEnd::Failed { .. } => return self.fail_by_itself(slot, true, CRASHED, &reason),
+            // The record says that it crashed, and the state counts.
+            CrashEnd::Again { .. } => {}
         }
         if self.state.is_behind_mark(slot) {
             // What was purged is what waited; this one did not, and so gets a number behind the mark.

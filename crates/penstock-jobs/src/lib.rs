@@ -5,7 +5,7 @@
 //!     retry        Move(attempt + 1, note, due)
 //!     deferred     Move(note, due): nothing is counted
 //!     failed       Fail(error, note, why): the broker keeps the job, for people to look into
-//!     crashed      Release(crashed): the broker counts it, and fails the job when it was one too many
+//!     crashed      Release(crashed): the engine counts it, and fails the job when it was one too many
 //!     returned     Release(returned): nothing is counted
 //! ```
 //!
@@ -147,6 +147,34 @@ fn put_result(delivery: &DeliveryHead, body: Option<Bytes>) -> Option<Op> {
         ttl_ms: Some(delivery.result_ttl_ms?),
         group: delivery.task.clone(),
     })
+}
+
+/// What a crash is judged by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CrashHead {
+    /// Deliveries that ended in a crash before this one.
+    pub crashes: u8,
+    /// The number of deliveries that may end in a crash; the last of them ends the job.
+    pub max_deliveries: u8,
+}
+
+/// What a crash means for its job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrashEnd {
+    /// It goes back to its place, with so many crashes.
+    Again { crashes: u8 },
+    /// It was one too many.
+    Failed { crashes: u8 },
+}
+
+/// Judges a crash: the process died under the job, or its worker was lost. Every engine goes by this, so a job has
+/// as many chances on each.
+pub fn crashed(head: CrashHead) -> CrashEnd {
+    let crashes = head.crashes.saturating_add(1);
+    match crashes < head.max_deliveries {
+        true => CrashEnd::Again { crashes },
+        false => CrashEnd::Failed { crashes },
+    }
 }
 
 #[cfg(test)]
@@ -301,5 +329,23 @@ mod tests {
             r#"release Crashed("killed by signal 9")"#,
         );
         check(true, Outcome::Returned, "release Returned");
+    }
+
+    #[test]
+    fn a_job_crashes_as_often_as_it_may_be_delivered() {
+        let check = |crashes, max_deliveries, expected| {
+            let head = CrashHead {
+                crashes,
+                max_deliveries,
+            };
+            assert_eq!(crashed(head), expected, "{head:?}");
+        };
+        check(0, 3, CrashEnd::Again { crashes: 1 });
+        check(1, 3, CrashEnd::Again { crashes: 2 });
+        check(2, 3, CrashEnd::Failed { crashes: 3 });
+        check(0, 1, CrashEnd::Failed { crashes: 1 });
+        check(7, 3, CrashEnd::Failed { crashes: 8 });
+        check(254, 255, CrashEnd::Failed { crashes: 255 });
+        check(255, 255, CrashEnd::Failed { crashes: 255 });
     }
 }
