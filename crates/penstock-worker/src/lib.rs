@@ -53,6 +53,8 @@ use supervisor::{End, Supervisor};
 pub const EXIT_IN_ORDER: u8 = 0;
 /// Something it needs failed: the broker refused it, the zygote can't be started.
 pub const EXIT_FAILED: u8 = 1;
+/// The engine behind the broker lacks something that a worker needs.
+pub const EXIT_NOT_OFFERED: u8 = 75;
 /// The app could not be loaded, or one of its tasks is not fit to run.
 pub const EXIT_APP: u8 = 3;
 /// It was told to end twice: running jobs were killed and handed back.
@@ -73,6 +75,7 @@ pub fn run(config: WorkerConfig) -> ExitCode {
         Ok(End::Forced) => EXIT_FORCED,
         Ok(End::App) => EXIT_APP,
         Ok(End::Failed) => EXIT_FAILED,
+        Ok(End::NotOffered) => EXIT_NOT_OFFERED,
         Err(error) => {
             tracing::error!("the worker can't go on: {error}");
             EXIT_FAILED

@@ -63,6 +63,8 @@ pub enum End {
     App,
     /// Something that it needs failed; the log says what.
     Failed,
+    /// The engine behind the broker lacks something that it needs; the log says what, and what to do.
+    NotOffered,
 }
 
 /// What this worker is about.

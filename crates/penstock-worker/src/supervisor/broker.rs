@@ -5,7 +5,7 @@ use std::mem::take;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use penstock_driver::DriverError;
+use penstock_driver::{DriverError, ErrorKind};
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_message::{
     Answer, Consume, Delivery, Lease, Op, Query, ReleaseReason, StatusPage, StatusQuery, Tasks, Tx,
@@ -218,7 +218,7 @@ impl Supervisor {
             && !matches!(self.phase, Phase::Killing { .. })
         {
             tracing::error!("the broker can't be used any more: {error}");
-            self.end = End::Failed;
+            self.end = end_of(&error);
             self.begin_killing(now);
         }
     }
@@ -362,7 +362,7 @@ impl Supervisor {
             Err(error) => {
                 if matches!(self.phase, Phase::Loading | Phase::Serving) {
                     tracing::error!("the broker at {} can't be used: {error}", self.shown());
-                    self.end = End::Failed;
+                    self.end = end_of(&error);
                     self.begin_killing(now);
                 }
             }
@@ -435,6 +435,14 @@ impl Supervisor {
         if self.next_question().is_some_and(|at| at <= now) {
             self.ask_status();
         }
+    }
+}
+
+/// How a worker ends whose broker can't be used.
+fn end_of(error: &DriverError) -> End {
+    match error.kind {
+        ErrorKind::NotOffered(_) => End::NotOffered,
+        _ => End::Failed,
     }
 }
 
