@@ -12,8 +12,8 @@ use penstock_directory::{LocalPaths, is_nobody};
 use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, ValueSink};
 use penstock_local::{connect, in_second_process};
 use penstock_message::{
-    Answer, Applied, Durability, Key, KeyState, MessageId, MessageInfo, Op, OperationStatus, Query,
-    Receipt, Status, StatusPage, StatusQuery, Tx,
+    Answer, Applied, Capabilities, Durability, Key, KeyState, MessageId, MessageInfo, Op,
+    OperationStatus, Query, Receipt, Status, StatusPage, StatusQuery, Tx,
 };
 
 use crate::exit::{FAILED, Failure, NO_BROKER, WRONG_CALL, applied, code_of_path};
@@ -89,6 +89,11 @@ impl Broker {
             Answer::Refused(why) => Err(Failure::new(FAILED, why)),
             answer => Ok(answer),
         }
+    }
+
+    /// What the engine behind the broker can do.
+    pub fn capabilities(&self) -> Result<Arc<Capabilities>, Failure> {
+        wait_for(|done| self.driver.probe(deadline(), done))
     }
 
     /// One page of the status.

@@ -1,5 +1,5 @@
 use clap::Args;
-use penstock_message::{Notice, QueueStatus, Space, Status, WorkerStatus};
+use penstock_message::{Capabilities, Notice, QueueStatus, Space, Status, WorkerStatus};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
@@ -19,14 +19,19 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let broker = arguments.broker.find()?;
     let status = broker.status()?;
+    let engine = broker.capabilities()?;
     show(&match arguments.json {
-        true => format!("{}\n", as_json(&status)),
-        false => for_people(&broker.shown, &status),
+        true => format!("{}\n", as_json(&status, &engine)),
+        false => for_people(&broker.shown, &status, &engine),
     })
 }
 
-fn as_json(status: &Status) -> Value {
+fn as_json(status: &Status, engine: &Capabilities) -> Value {
     json!({
+        "engine": {
+            "name": engine.engine,
+            "durability": engine.highest_durability.name(),
+        },
         "queues": status.queues.iter().map(queue_json).collect::<Vec<_>>(),
         "workers": status.workers.iter().map(worker_json).collect::<Vec<_>>(),
         "clients": status.clients,
@@ -129,7 +134,7 @@ fn troubles(status: &Status) -> String {
     lines
 }
 
-fn for_people(shown: &str, status: &Status) -> String {
+fn for_people(shown: &str, status: &Status, engine: &Capabilities) -> String {
     let process = &status.process;
     let evicted = match status.evicted {
         0 => String::new(),
@@ -157,6 +162,7 @@ fn for_people(shown: &str, status: &Status) -> String {
     let shown = printable(shown);
     let mut text = format!(
         "broker   {shown} (pid {}, up {}, penstock {})\n\
+         engine   {}; up to durability=\"{}\"\n\
          journal  {}, a sync takes {} (p99 {})\n\
          memory   {} of {}\n\
          results  {} ({}){evicted}\n\
@@ -164,6 +170,8 @@ fn for_people(shown: &str, status: &Status) -> String {
         process.pid,
         duration_ms(process.uptime_ms),
         printable(&process.version),
+        printable(&engine.engine),
+        engine.highest_durability.name(),
         bytes(process.journal_bytes),
         sync_us(process.sync_p50_us),
         sync_us(process.sync_p99_us),
@@ -253,7 +261,7 @@ fn remarks(queue: &QueueStatus) -> String {
 
 #[cfg(test)]
 mod tests {
-    use penstock_message::{ProcessStatus, QueueLimits};
+    use penstock_message::{Durability, ProcessStatus, QueueLimits};
 
     use super::*;
 
@@ -306,6 +314,7 @@ mod tests {
         };
         let expected = "\
 broker   local:/data (pid 42, up 5.0 s, penstock 0.1.0)
+engine   Test 1; up to durability=\"os\"
 journal  1.0 MiB, a sync takes 110 µs (p99 300 µs)
 memory   8.0 MiB of 1.0 GiB
 results  10 (2.0 KiB), 1 evicted before their time
@@ -322,6 +331,9 @@ worker@host:7      4     1       2  default, mail  out of reach
 
 1 of 4 slots are busy
 ";
-        assert_eq!(for_people("local:/data", &status), expected);
+        let mut engine = Capabilities::NOTHING;
+        engine.engine = "Test 1".to_owned();
+        engine.highest_durability = Durability::Os;
+        assert_eq!(for_people("local:/data", &status, &engine), expected);
     }
 }

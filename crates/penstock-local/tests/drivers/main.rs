@@ -1,5 +1,6 @@
 //! The drivers against real brokers. One program, so that the executable they start is built once.
 
+mod capabilities;
 mod conformance;
 mod local;
 mod remote;

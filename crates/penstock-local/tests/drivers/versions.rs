@@ -76,7 +76,7 @@ impl Drop for Aged {
     }
 }
 
-fn carry<F: penstock_wire::Heard + 'static>(
+pub fn carry<F: penstock_wire::Heard + 'static>(
     from: &UnixStream,
     to: &UnixStream,
     change: impl Fn(&mut F) + Send + 'static,
@@ -100,7 +100,7 @@ fn carry<F: penstock_wire::Heard + 'static>(
     });
 }
 
-fn socket_of(place: &Place) -> PathBuf {
+pub fn socket_of(place: &Place) -> PathBuf {
     place.directory.path().join("data/broker.sock")
 }
 
