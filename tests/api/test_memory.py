@@ -156,7 +156,9 @@ def test_a_fork_is_refused_and_told_why(app):
     assert "Use local:PATH to share a broker" in text
 
 
-@pytest.mark.parametrize("command", [["worker", "shop:app"], ["status"], ["purge", "mail", "--yes"], ["broker", "stop"]])
+@pytest.mark.parametrize(
+    "command", [["worker", "shop:app"], ["status"], ["purge", "mail", "--yes"], ["broker", "stop"]]
+)
 def test_no_second_process_can_reach_it_and_each_command_says_why(command, project):
     outcome = project.penstock(*command, PENSTOCK_URL="memory:")
     assert outcome.wait() == 2, outcome.output
