@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +167,31 @@ def test_a_count_comes_before_anything_is_done(shop: Project) -> None:
     shop.worker("tasks:app", "-c", "1", "-Q", "mail")
     assert [job.result(timeout=30) for job in jobs] == ["sent to a", "sent to b"]
     assert asked(shop, "failed", "ls") == []
+
+
+@pytest.mark.parametrize(("answer", "code", "left"), [("y", 0, ["b"]), ("n", 1, ["a", "b"]), ("", 1, ["a", "b"])])
+def test_a_person_is_asked_and_what_fails_meanwhile_is_not_meant(
+    shop: Project, answer: str, code: int, left: list[str]
+) -> None:
+    tasks = shop.tasks()
+    one = tasks.send.delay("a")
+    fail(shop, one)
+    ours, theirs = pty.openpty()
+    command = ["penstock", "failed", "rm", "--queue", "mail"]
+    place: dict[str, Any] = {"cwd": shop.directory, "env": shop.environment}
+    with subprocess.Popen(command, stdin=theirs, stderr=theirs, stdout=subprocess.DEVNULL, **place) as asking:
+        os.close(theirs)
+        asked_so_far = b""
+        while b"[y/N]" not in asked_so_far:
+            asked_so_far += os.read(ours, 1024)
+        assert b"This removes 1 failed job. Go on?" in asked_so_far
+        two = tasks.send.delay("b")
+        eventually(lambda: two.info().state is JobState.FAILED)
+        os.write(ours, f"{answer}\n".encode())
+        assert asking.wait(30) == code
+    os.close(ours)
+    known = {one.id: "a", two.id: "b"}
+    assert [known[job["id"]] for job in asked(shop, "failed", "ls")] == left
 
 
 def test_jobs_are_named_by_their_ids(shop: Project) -> None:
