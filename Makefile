@@ -109,7 +109,9 @@ wire-check:
 # What tests by force try depends on the commit alone, so a red run is the commit's; `make soak` draws at random.
 python-test: .venv/.built
 	@mkdir -p .ran
-	SEED=$${SEED:-$$(git rev-parse --short=8 HEAD 2>/dev/null)} $(python) -m pytest -n 4 --passed=.ran/python.txt
+	SEED=$${SEED:-$$(git rev-parse --short=8 HEAD 2>/dev/null)} $(python) -m pytest -n 4 -m "not alone" --passed=.ran/python.txt
+	$(python) -m pytest -m alone --passed=.ran/alone.txt
+	@cat .ran/alone.txt >> .ran/python.txt
 
 guarantees: .venv/.ready
 	@$(python) tests/docs/guarantees.py

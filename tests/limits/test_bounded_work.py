@@ -312,6 +312,7 @@ ENQUEUED_S = EXPIRING / 50_000
 MEASURED_S = EXPIRING / 1_000_000
 
 
+@pytest.mark.alone
 def test_very_many_jobs_that_expire_at_once_delay_nobody(crowd: Crowd) -> None:
     delayed = []
     crowd.tasks.quick.delay()
@@ -328,6 +329,7 @@ def test_very_many_jobs_that_expire_at_once_delay_nobody(crowd: Crowd) -> None:
     assert statistics.median(delayed) < DELAYED_MS, delayed
 
 
+@pytest.mark.alone
 def test_very_many_jobs_that_expired_while_the_broker_was_down_delay_nobody(crowd: Crowd) -> None:
     delayed = []
     for _ in range(ROUNDS):
