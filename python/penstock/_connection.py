@@ -59,6 +59,7 @@ class Connection:
         self.publish_many = client.publish_many
         self.peek = client.peek
         self.message_info = client.message_info
+        self.consumers = client.consumers
         self.failed = client.failed
         self.order_failed = client.order_failed
         self.operation = client.operation

@@ -100,6 +100,8 @@ class Client:
         """What the broker knows of a job it still holds: task, queue, state ("ready", "delayed", "running", "held",
         "failed", "blocked", "cancelling", "parked"), enqueued_at_ms, started_at_ms, due_at_ms, failed_at_ms, attempt,
         crashes, generation, worker, notes (list of bytes), failure (text or None)."""
+    def consumers(self, queue: str, timeout_s: float) -> int:
+        """How many consumers a queue has: each worker is one."""
     def status(self, timeout_s: float) -> dict[str, object]: ...
     def purge(self, queue: str, timeout_s: float) -> None: ...
     def failed(self, filter: _Filter, after: int, timeout_s: float) -> tuple[list[dict[str, Any]], int | None]:

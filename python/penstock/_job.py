@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
@@ -30,9 +30,10 @@ from penstock.errors import (
 
 if TYPE_CHECKING:
     from penstock._app import App
-    from penstock._connection import Ended, Run
+    from penstock._connection import Connection, Ended, Run
 
 R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
 
 
 # By the status that the broker gives a job's end.
@@ -96,6 +97,8 @@ class Job(Generic[R_co]):
                 end = connection.peek(self._id, self._app.call_timeout)
             else:
                 end = connection.wait(self._id, limit_s)
+        except ResultTimeout:
+            raise self._late(connection) from None
         except PenstockError as error:
             raise self._named(error) from None
         return self._outcome(end)
@@ -111,6 +114,8 @@ class Job(Generic[R_co]):
                 end = await connection.peek_async(self._id, self._app.call_timeout)
             else:
                 end = await connection.watch(self._id, limit_s)
+        except ResultTimeout:
+            raise await _in_thread(self._late, connection) from None
         except PenstockError as error:
             raise self._named(error) from None
         return self._outcome(end)
@@ -218,6 +223,19 @@ class Job(Generic[R_co]):
         text, *more = error.args
         error.args = (f"job {self.id}: {text}", *more)
         return error
+
+    def _late(self, connection: Connection) -> ResultTimeout:
+        """Say where the job is instead of having ended."""
+        from penstock._whereabouts import whereabouts
+
+        try:
+            where = whereabouts(connection, self._id, self._app.url, self._app.call_timeout)
+        except PenstockError as error:
+            where = f"where it is, its broker does not say ({error})"
+        return ResultTimeout(
+            f"job {self.id}: it has not ended in time, and was not cancelled: {where}."
+            " Its result can be asked for again"
+        )
 
     def _expired(self) -> PenstockError:
         if self._accepted:
@@ -356,6 +374,12 @@ class Job(Generic[R_co]):
             error=known.error or _summary(errors) or held["failure"],
             generation=held["generation"],
         )
+
+
+async def _in_thread(function: Callable[..., T], *args: object) -> T:
+    import asyncio
+
+    return await asyncio.to_thread(function, *args)
 
 
 register_job(Job, lambda job: job._id)

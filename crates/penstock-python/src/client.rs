@@ -6,7 +6,7 @@ use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
     Answer, Applied, Durability, FailedQuery, KeyState, MessageId, MessageInfo, Op, Query,
-    QueueStatus, Receipt, Refusal, Run, Status, Target, Tx, WorkerStatus,
+    QueueStatus, Receipt, Refusal, Run, Status, StatusQuery, Target, Tx, WorkerStatus,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
@@ -269,6 +269,19 @@ impl Client {
     ) -> PyResult<Option<Bound<'py, PyDict>>> {
         let answer = self.ask(py, Query::Message(job(job_id)?), timeout_s)?;
         info_dict(py, message_info(answer)?)
+    }
+
+    /// Who serves a queue: how many consumers it has.
+    fn consumers(&self, py: Python<'_>, queue: String, timeout_s: f64) -> PyResult<u32> {
+        let deadline = question_deadline(timeout_s)?;
+        let query = Query::Status(StatusQuery::of_queues(vec![queue]));
+        match self.ask_by(py, query, deadline)? {
+            Answer::Status(page) => {
+                let queue = page.status.queues.first();
+                Ok(queue.map_or(0, |queue| queue.consumers))
+            }
+            other => Err(odd_answer(&other).into()),
+        }
     }
 
     fn status<'py>(&self, py: Python<'py>, timeout_s: f64) -> PyResult<Bound<'py, PyDict>> {

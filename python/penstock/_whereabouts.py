@@ -1,0 +1,46 @@
+"""Where a job is that has not ended in time, for the error of whoever waited for it."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock._connection import Connection
+
+# The caller has waited long enough. So long, at most, for each of two questions.
+_ASKED_FOR_S = 1.0
+
+
+def whereabouts(connection: Connection, job_id: bytes, url: str, call_timeout_s: float) -> str:
+    """Ask the broker, and say it in words. Raises ``PenstockError`` when it does not answer soon."""
+    timeout_s = min(_ASKED_FOR_S, call_timeout_s)
+    held: dict[str, Any] | None = connection.message_info(job_id, timeout_s)
+    if held is None:
+        return "it has ended meanwhile"
+    consumers = connection.consumers(held["queue"], timeout_s) if held["state"] == "ready" else 0
+    return _in_words(held, consumers, url)
+
+
+def _in_words(held: dict[str, Any], consumers: int, url: str) -> str:
+    state, queue = held["state"], held["queue"]
+    if state == "ready":
+        waits = f'for {_since(held["enqueued_at_ms"])} it has waited in queue "{queue}" of {url}'
+        if not consumers:
+            return f"{waits}, which no worker serves; start one with: penstock worker MODULE:APP -Q {queue}"
+        return f"{waits}, which {consumers} worker{'s' * (consumers > 1)} serve{'s' * (consumers == 1)}"
+    if state in ("running", "cancelling", "parked"):
+        started = held["started_at_ms"]
+        return f"it has run{f' for {_since(started)}' if started else ''} on {held['worker'] or 'a worker'}"
+    if state == "delayed":
+        due = datetime.fromtimestamp(held["due_at_ms"] / 1000, UTC).isoformat(" ", "seconds")
+        return f'it is delayed until {due} in queue "{queue}" of {url}'
+    if state == "held":
+        return "it waits for other jobs to end"
+    return f"it is {state}"
+
+
+def _since(moment_ms: int) -> str:
+    seconds = max(0.0, time.time() - moment_ms / 1000)
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,56 @@
+"""`result()` that gives up says where the job is, which is what whoever waited needs to know."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from project import Project
+
+from penstock import Job, ResultTimeout
+
+TASKS = """
+    import time
+    from pathlib import Path
+
+    from penstock import App
+
+    app = App("shop")
+    here = Path(__file__).parent
+
+    @app.task(queue="mail")
+    def wait_here() -> None:
+        while not (here / "go").exists():
+            time.sleep(0.01)
+"""
+
+
+def why(job: Job[None]) -> str:
+    with pytest.raises(ResultTimeout) as raised:
+        job.result(timeout=0.2)
+    before, after = (
+        f"job {job.id}: it has not ended in time, and was not cancelled: ",
+        ". Its result can be asked for again",
+    )
+    where = str(raised.value).removeprefix(before).removesuffix(after)
+    assert f"{before}{where}{after}" == str(raised.value)
+    return re.sub(r"[\d.]+ s\b", "N s", where)
+
+
+async def test_a_job_that_is_late_is_where_the_error_says(project: Project) -> None:
+    project.write("tasks.py", TASKS)
+    task = project.tasks().wait_here
+    first, second = task.delay(), task.delay()
+    waits = f'for N s it has waited in queue "mail" of {project.url}'
+    assert why(first) == f"{waits}, which no worker serves; start one with: penstock worker MODULE:APP -Q mail"
+    project.worker("tasks:app", "-c", "1", "--name", "ant")
+    with pytest.raises(ResultTimeout):
+        second.result(timeout=3)
+    assert why(first) == "it has run for N s on ant"
+    assert why(second) == f"{waits}, which 1 worker serves"
+    later = task.options(countdown=3600).delay()
+    assert re.fullmatch(rf'it is delayed until [\d-]+ [\d:]+\+00:00 in queue "mail" of {project.url}', why(later))
+    with pytest.raises(ResultTimeout, match="which 1 worker serves"):
+        await second.aresult(timeout=0.1)
+    (project.directory / "go").touch()
+    first.result(timeout=30)
