@@ -175,14 +175,16 @@ fn fail_all(body: &Bytes) {
     let large = client.hold(LARGE_JOIN, body).expect("there is room");
     joins.push(large);
     held += LARGE_JOIN;
-    for each in [HELD_BY_A_JOIN, 1] {
-        while let Some(join) = client.hold(each, body) {
-            joins.push(join);
-            held += each;
+    // A call may be refused for its size, or just before reclaim finds some room: the disk is full when it says so.
+    while client.status().space == Space::Plenty {
+        for each in [HELD_BY_A_JOIN, 1] {
+            while let Some(join) = client.hold(each, body) {
+                joins.push(join);
+                held += each;
+            }
         }
     }
     assert!(held > 10_000, "only {held} fitted");
-    assert_ne!(client.status().space, Space::Plenty);
 
     let is_over = AtomicBool::new(false);
     let (answered, again, slowest) = thread::scope(|scope| {
