@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 
-def run_jobs(app: App, worker: str, link: ChildLink) -> None:
-    """Run each job that the link gives."""
+def run_jobs(apps: list[App], worker: str, link: ChildLink) -> None:
+    """Run each job that the link gives, of any of these apps."""
     # A task may fork. What it forks must not go on with our jobs, should it ever come back here.
     os.register_at_fork(after_in_child=link.abandon)
-    for hook in app._process_start_hooks:
+    for hook in [hook for app in apps for hook in app._process_start_hooks]:
         hook()
-    runner = Runner(app, worker)
+    runner = Runner(apps, worker)
     run, finish = runner.run, link.finish
     try:
         # As little as can be between two jobs: this loop is most of what a short one costs.
@@ -35,7 +35,7 @@ def run_jobs(app: App, worker: str, link: ChildLink) -> None:
         # The supervisor is gone, and this process with it.
         pass
     # After another exception nothing is closed: that could wait for threads which never end.
-    for hook in app._process_stop_hooks:
+    for hook in [hook for app in apps for hook in app._process_stop_hooks]:
         try:
             hook()
         except Exception:

@@ -8,7 +8,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock._shapes import module_name
 
@@ -16,15 +16,50 @@ if TYPE_CHECKING:
     from penstock._app import App
 
 
+class Loaded(NamedTuple):
+    """An app, and its place in full: ``module:app``."""
+
+    place: str
+    app: App
+
+
 class LoadError(Exception):
     """The message says all there is to say."""
 
 
-def load(place: str, modules: Iterable[str] = ()) -> tuple[str, App]:
-    """Import the app at ``module:app``, or the one app of ``module``, then ``modules`` and those that it includes.
+def load_all(places: Iterable[str], modules: Iterable[str] = ()) -> list[Loaded]:
+    """Import the app at each of these places, then these modules, for one worker that runs the tasks of all.
 
-    Returns its place in full, and the app. ``LoadError`` where there is no such app or module.
+    ``LoadError`` where there is no such app or module.
     """
+    loaded = list({id(each.app): each for each in map(load, places)}.values())
+    for module in modules:
+        _import(module)
+    return loaded
+
+
+def refuse_unsuitable(loaded: list[Loaded]) -> None:
+    """Raise ``LoadError`` where an app has no tasks, or where two have different brokers or tasks of one name."""
+    first = loaded[0]
+    tasks: dict[str, Loaded] = {}
+    for each in loaded:
+        _refuse_without_tasks(*each)
+        if each.app._given_url != first.app._given_url:
+            raise LoadError(
+                f"{first.place} and {each.place} have different brokers ({first.app.url} and {each.app.url}), and a"
+                " worker has one: run a worker for each of them"
+            )
+        for task in each.app.tasks:
+            other = tasks.setdefault(task, each)
+            if other is not each:
+                raise LoadError(
+                    f"{other.place} and {each.place} both have a task {task!r}: give one another name, or run a worker"
+                    " for each of them, on queues of their own"
+                )
+
+
+def load(place: str) -> Loaded:
+    """Import the app at ``module:app``, or the one app of ``module``, then the modules that it includes."""
     module, _, name = place.partition(":")
     if not module or place.endswith(":"):
         raise LoadError(f"{place!r} does not name an app: write module:app, for instance shop.tasks:app")
@@ -32,12 +67,12 @@ def load(place: str, modules: Iterable[str] = ()) -> tuple[str, App]:
     app = _named(home, module, name) if name else None
     if app is None:
         name, app = _only_app(home, module)
-    for included in (*app.include, *modules):
+    for included in app.include:
         _import(included)
-    return f"{module}:{name}", app
+    return Loaded(f"{module}:{name}", app)
 
 
-def refuse_without_tasks(place: str, app: App) -> None:
+def _refuse_without_tasks(place: str, app: App) -> None:
     """Raise ``LoadError`` where a worker would have nothing to run: a module that has the tasks was not imported."""
     if not app.tasks:
         package = place.partition(":")[0].partition(".")[0]
@@ -47,15 +82,16 @@ def refuse_without_tasks(place: str, app: App) -> None:
         )
 
 
-def report_of(place: str, app: App) -> dict[str, Any]:
-    """Tell the supervisor what it has to know of an app."""
-    modules = Counter(module_name(task.function.__module__) for task in app.tasks.values())
+def report_of(loaded: list[Loaded]) -> dict[str, Any]:
+    """Tell the supervisor what it has to know of the apps."""
+    tasks = {name: task for each in loaded for name, task in each.app.tasks.items()}
+    modules = Counter(module_name(task.function.__module__) for task in tasks.values())
     return {
-        "app": app.name,
-        "place": place,
-        "url": app._given_url,
-        "queues": sorted({task._options.queue for task in app.tasks.values()}),
-        "tasks": sorted(app.tasks),
+        "app": ", ".join(each.app.name for each in loaded),
+        "place": ", ".join(each.place for each in loaded),
+        "url": loaded[0].app._given_url,
+        "queues": sorted({task._options.queue for task in tasks.values()}),
+        "tasks": sorted(tasks),
         "modules": sorted(modules.items()),
     }
 

@@ -10,6 +10,7 @@ import logging
 import random
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,10 +48,13 @@ class GiveBack(BaseException):
 
 
 class Runner:
-    """Runs jobs of one app, one at a time. ``worker``: what people know this process by."""
+    """Runs jobs of some apps, one at a time. ``worker``: what people know this process by."""
 
-    def __init__(self, app: App, worker: str) -> None:
-        self._app = app
+    def __init__(self, apps: Sequence[App], worker: str) -> None:
+        self._apps = apps
+        # Of one app, its own dictionary, which may still grow. The tasks of several have different names.
+        self._tasks: Mapping[str, AnyTask[..., Any]]
+        self._tasks = apps[0].tasks if len(apps) == 1 else {k: task for app in apps for k, task in app.tasks.items()}
         self._worker = worker
         self._loop: asyncio.Runner | None = None
         # Set when not even an error could be recorded, as after a task that has changed a built-in function.
@@ -78,14 +82,14 @@ class Runner:
             self, task, job_id, attempt, extras, crashes, wants_result, enqueued_at_ms, notes, started_ms, body
         )
         try:
-            known = self._app.tasks.get(task)
+            known = self._tasks.get(task)
             if known is None:
                 return attempt_of_job.fail(self._unknown(task))
             try:
                 args, kwargs = known.arguments.decode(body)
             except ArgumentMismatch as error:
                 is_skew = known.arguments.is_of_another_version(body)
-                return (attempt_of_job.defer(error) if is_skew else None) or attempt_of_job.fail(error)
+                return (attempt_of_job.defer(error, known.app) if is_skew else None) or attempt_of_job.fail(error)
             context = contextvars.copy_context()
             try:
                 value = context.run(
@@ -142,9 +146,10 @@ class Runner:
         return self._loop
 
     def _unknown(self, task: str) -> UnknownTask:
-        close = difflib.get_close_matches(task, self._app.tasks, n=3)
+        close = difflib.get_close_matches(task, self._tasks, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "is its module imported where the app is made?"
-        return UnknownTask(f"the app {self._app.name!r} has no task {task!r}; {hint}")
+        apps = " and ".join(repr(app.name) for app in self._apps)
+        return UnknownTask(f"the app {apps} has no task {task!r}; {hint}")
 
 
 class _Attempt:
@@ -249,14 +254,14 @@ class _Attempt:
         text = f"no retries left: {task.name} {'has' if of_call is None else 'was enqueued with'} retries={limit}"
         return Retry(f"{text} ({reason})" if reason else text).with_traceback(error.__traceback__)
 
-    def defer(self, error: ArgumentMismatch) -> Outcome | None:
+    def defer(self, error: ArgumentMismatch, app: App) -> Outcome | None:
         """Have it tried later by a worker of the version that enqueued it, which burns no attempt.
 
         None when the app's ``version_grace`` since the first such try is over.
         """
         mismatches = [note for note in map(_envelope.decode_error, self._notes) if self._is_mismatch(note)]
         first_ms = mismatches[0].finished_ms if mismatches else self._started_ms
-        if self._started_ms - first_ms >= self._runner._app._version_grace_ms:
+        if self._started_ms - first_ms >= app._version_grace_ms:
             return None
         delay_s = min(_DEFERRED_FOR_S * 2 ** len(mismatches), _DEFERRED_AT_MOST_S) * random.uniform(1, 1.2)
         record = self._record(error)
@@ -307,7 +312,7 @@ class _Attempt:
 
     def _preview(self) -> bytes:
         """Write down the arguments for people; nothing, where they can't be read."""
-        task = self._runner._app.tasks.get(self._task)
+        task = self._runner._tasks.get(self._task)
         if task is None:
             return b""
         try:
@@ -319,9 +324,11 @@ class _Attempt:
             return b""
 
     def _record(self, error: BaseException) -> ErrorRecord:
+        task = self._runner._tasks.get(self._task)
+        app = self._runner._apps[0] if task is None else task.app
         return record_of(
             error,
-            self._runner._app._plain_codec,
+            app._plain_codec,
             skip=__file__,
             attempt=self._attempt,
             worker=self._runner._worker,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock._child import run_jobs
 from penstock._core import ChildLink
-from penstock._loading import explain, load, refuse_without_tasks, report_of
+from penstock._loading import explain, load_all, refuse_unsuitable, report_of
 from penstock._worker_log import log_to_stderr
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ LENGTH_BYTES = 4
 
 
 def main() -> None:
-    place, worker, control_fd, work_fd, pages_fd, log_level, log_format, *modules = sys.argv[1:]
+    worker, control_fd, work_fd, pages_fd, log_level, log_format, *names = sys.argv[1:]
+    # The apps, an empty word, then the modules.
+    places, modules = names[: names.index("")], names[names.index("") + 1 :]
     control = Control(socket.socket(fileno=int(control_fd)))
     descriptors = (int(work_fd), int(pages_fd))
     for descriptor in descriptors:
@@ -44,18 +46,19 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _do_nothing)
     # Known as the program that was called, not as `-m`: tracebacks and `ps` show it.
-    sys.argv = [place]
+    sys.argv = [places[0]]
     try:
-        place, app = load(place, modules)
-        app._begin_worker()
-        refuse_without_tasks(place, app)
+        loaded = load_all(places, modules)
+        for each in loaded:
+            each.app._begin_worker()
+        refuse_unsuitable(loaded)
     except BaseException as error:
-        control.say(f"failed {explain(place, error)}")
+        control.say(f"failed {explain(' '.join(places), error)}")
         sys.exit(EXIT_APP)
     warn_of_threads(control)
     log_to_stderr(log_level, log_format)
-    control.say(f"ready {json.dumps(report_of(place, app))}")
-    Zygote(app, worker, control, descriptors).serve()
+    control.say(f"ready {json.dumps(report_of(loaded))}")
+    Zygote([each.app for each in loaded], worker, control, descriptors).serve()
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
@@ -124,8 +127,8 @@ class Control:
 class Zygote:
     """Forks, and tells how its children end."""
 
-    def __init__(self, app: App, worker: str, control: Control, descriptors: tuple[int, int]) -> None:
-        self._app = app
+    def __init__(self, apps: list[App], worker: str, control: Control, descriptors: tuple[int, int]) -> None:
+        self._apps = apps
         self._worker = worker
         self._control = control
         self._work_fd, self._pages_fd = descriptors
@@ -193,7 +196,7 @@ class Zygote:
     def _run(self, reply_fd: int, slot: int, zygote_pid: int) -> NoReturn:
         try:
             link = ChildLink(self._work_fd, reply_fd, self._pages_fd, slot, zygote_pid)
-            run_jobs(self._app, self._worker, link)
+            run_jobs(self._apps, self._worker, link)
         except ChildProcessError:
             # The zygote died before this child could ask to die with it.
             os._exit(0)

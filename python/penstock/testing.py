@@ -75,7 +75,7 @@ class _InlineConnection:
     def __init__(self, app: App) -> None:
         self.app = app
         self.calls: list[Call] = []
-        self.runner = _run.Runner(app, "inline")
+        self.runner = _run.Runner([app], "inline")
         self._ends: dict[bytes, tuple[int, bytes]] = {}
 
     def publish(self, options: _core.Options, body: bytes, timeout_s: float) -> bytes:

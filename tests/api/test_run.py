@@ -56,7 +56,7 @@ class Attempts:
     def __init__(self, function: Any, **options: Any) -> None:
         self.app = App("shop", max_payload_bytes=100_000)
         self.task = self.app.task(name="shop.send", **options)(function)
-        self.runner = _run.Runner(self.app, "worker-1")
+        self.runner = _run.Runner([self.app], "worker-1")
         self.notes: list[bytes] = []
         self.made.append(self)
 

@@ -102,7 +102,7 @@ def test_only_the_process_of_a_slot_is_killed_and_only_while_it_is_there() -> No
     """What reads a slot's outcomes knows no process, and its number may be another's by then."""
     ours, theirs = socket.socketpair()
     control = Control(ours)
-    zygote = Zygote(App("shop", url="memory:"), "test", control, (-1, -1))
+    zygote = Zygote([App("shop", url="memory:")], "test", control, (-1, -1))
     processes = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
     try:
         zygote._slots = {process.pid: slot for slot, process in enumerate(processes)}

@@ -67,6 +67,42 @@ def test_a_burst_leaves_the_jobs_of_other_apps_where_they_are(project: Project) 
     assert [job.result(timeout=1) for job in posts] == [f"mail ran post({number})" for number in range(50)]
 
 
+def test_one_worker_runs_the_jobs_of_several_apps(project: Project) -> None:
+    hook = """
+    @app.on_process_start
+    def begin() -> None:
+        print("{app} begins")
+    """
+    for app, task in (("shop", "order"), ("mail", "post")):
+        project.write(f"{app}.py", APP.format(app=app, task=task, url=project.url) + hook.format(app=app))
+    order = project.tasks("shop.py").order
+    post = project.tasks("mail.py").post
+    jobs = [order.delay(1), post.delay(2)]
+    worker = project.penstock("worker", "shop:app", "mail", "-c", "1", "--burst")
+    assert worker.returncode == 0, worker.output
+    assert [job.result(timeout=1) for job in jobs] == ["shop ran order(1)", "mail ran post(2)"]
+    assert "has loaded shop:app, mail:app: 2 tasks from mail (1), shop (1)" in worker.output
+    assert "shop begins" in worker.output and "mail begins" in worker.output
+
+
+def test_apps_that_can_not_share_a_worker_are_told_apart_at_its_start(project: Project) -> None:
+    write_app(project, "shop", "shop", "order")
+    write_app(project, "mail", "mail", "post")
+    write_app(project, "also", "also", "post")
+    project.write("far.py", APP.format(app="far", task="go", url="tcp://127.0.0.1:9"))
+    project.write(
+        "also.py", (project.directory / "also.py").read_text().replace("@app.task", '@app.task(name="mail.post")')
+    )
+    for apps, reason in {
+        ("mail:app", "also:app"): "mail:app and also:app both have a task 'mail.post'",
+        ("shop:app", "far:app"): f"have different brokers ({project.url} and tcp://127.0.0.1:9)",
+        ("shop:app", "nothing:app"): "there is no module 'nothing'",
+    }.items():
+        worker = project.penstock("worker", *apps)
+        assert worker.returncode == 3
+        assert reason in worker.output
+
+
 VERSIONS = """
     from penstock import App, _run
 

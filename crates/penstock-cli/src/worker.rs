@@ -14,8 +14,10 @@ use crate::remote::{DEFAULT_URL, address_of, token_from_environment};
 
 #[derive(Args)]
 pub struct Arguments {
-    /// Where the app is: module:app, or the module that has one app
-    app: String,
+    /// Where the app is: module:app, or the module that has one app. Several apps need one broker, and names of their
+    /// own for their tasks
+    #[arg(value_name = "APP", required = true)]
+    apps: Vec<String>,
     /// Import this module too, for its tasks; any number of times
     #[arg(short = 'I', long, value_name = "MODULE", action = ArgAction::Append)]
     include: Vec<String>,
@@ -85,7 +87,7 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
     };
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
     Ok(WorkerConfig {
-        app: arguments.app,
+        apps: arguments.apps,
         modules: arguments.include,
         python: python(),
         connect: Some(Box::new(connect)),

@@ -16,9 +16,9 @@ pub struct Connected {
 
 /// What `penstock worker` was asked to do.
 pub struct WorkerConfig {
-    /// Where the user's `App` is: `module:app`, or the `module` that has one.
-    pub app: String,
-    /// Modules with tasks of it, to be imported after the app.
+    /// Where each user's `App` is: `module:app`, or the `module` that has one.
+    pub apps: Vec<String>,
+    /// Modules with tasks of theirs, to be imported after the apps.
     pub modules: Vec<String>,
     /// The interpreter that has the app and `penstock` installed.
     pub python: PathBuf,

@@ -35,7 +35,7 @@ use crate::ChildLog;
 /// What a zygote needs to start.
 pub struct Start<'a> {
     pub python: &'a Path,
-    pub app: &'a str,
+    pub apps: &'a [String],
     pub modules: &'a [String],
     /// The broker that the app uses unless it names one itself.
     pub url: Option<&'a str>,
@@ -93,10 +93,12 @@ impl Zygote {
         ];
         let mut command = Command::new(start.python);
         command
-            .args(["-m", "penstock._zygote", start.app, start.name])
+            .args(["-m", "penstock._zygote", start.name])
             .args(inherited.map(|fd| fd.to_string()))
             .arg(start.log.level)
             .arg(if start.log.json { "json" } else { "text" })
+            .args(start.apps)
+            .arg("")
             .args(start.modules)
             .stdin(Stdio::null())
             // A process group of its own: Ctrl-C on the terminal is for the supervisor, which decides

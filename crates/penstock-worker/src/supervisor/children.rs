@@ -69,7 +69,7 @@ impl Supervisor {
         self.zygote_from = None;
         let start = zygote::Start {
             python: &self.config.python,
-            app: &self.config.app,
+            apps: &self.config.apps,
             modules: &self.config.modules,
             url: self.config.url.as_deref(),
             name: &self.config.name,
