@@ -495,6 +495,11 @@ impl Features {
         Feature::ALL.get(index as usize).copied()
     }
 
+    pub fn iter(self) -> impl Iterator<Item = Feature> {
+        let has = move |one: &Feature| self.0 & 1 << *one as u8 != 0;
+        Feature::ALL.into_iter().filter(has)
+    }
+
     /// What a transaction needs, but for its durability. Settling a job needs nothing: any engine can.
     pub fn of(tx: &Tx) -> Self {
         tx.ops.iter().fold(Self::NONE, Self::of_op)
@@ -555,6 +560,11 @@ impl Features {
             Query::SetClock { .. } => needs.with(Feature::MovableClock),
             Query::Status(_) | Query::Operation(_) | Query::Unnamed | Query::Stop => needs,
         }
+    }
+
+    /// What watching these keys needs.
+    pub fn of_watch(keys: &[Key]) -> Self {
+        keys.iter().fold(Self::NONE, Self::of_key)
     }
 
     pub fn of_consumer(consume: &Consume) -> Self {

@@ -1,7 +1,9 @@
 //! What a session writes: frames of what waits, as much as the socket is about to take.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use penstock_message::{Feature, Features, NotOffered, Query, Receipt, Refusal};
+use penstock_message::{Feature, Features, Key, NotOffered, Query, Receipt, Refusal};
 use penstock_wire::{Later, MAX_TRANSACTION_BYTES, Within, encode_frame, proto};
 use prost::Message as _;
 
@@ -134,7 +136,31 @@ impl Session {
         false
     }
 
+    /// Ends watches of keys that the engine has not: nobody would ever be told of them.
+    fn refuse_watches(&mut self) {
+        let all = Features::NONE.with(Feature::Values).with(Feature::Keys);
+        if all.minus(self.offered).is_empty() || self.unsent_keys.is_empty() {
+            return;
+        }
+        let offered = self.offered;
+        let lacking = |keys: &[Key]| Features::of_watch(keys).minus(offered).first();
+        let refused = self.watches.iter();
+        let refused: Vec<_> = refused
+            .filter_map(|(id, watch)| Some((*id, lacking(&watch.keys)?)))
+            .collect();
+        for (id, missing) in refused {
+            let sink = Arc::clone(&self.watches[&id].sink);
+            let error = self.not_offered(missing).into();
+            self.events.push_back(Event::Failed(sink, error));
+            self.unwatch(id);
+        }
+        // The broker was never asked for these.
+        self.unsent_unwatched
+            .retain(|key| lacking(std::slice::from_ref(key)).is_none());
+    }
+
     pub(super) fn write_requests(&mut self) {
+        self.refuse_watches();
         while !self.unsent_keys.is_empty() && self.out.len() < OUT_TARGET_BYTES {
             let portion = self.unsent_keys.len().min(KEYS_A_FRAME);
             let keys: Vec<proto::KeyRef> = self

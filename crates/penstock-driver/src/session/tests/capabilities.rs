@@ -199,3 +199,24 @@ fn what_settles_a_job_is_as_durable_as_the_engine_can_and_never_refused_for_it()
     replicated.highest_durability = Durability::Replicated;
     assert_eq!(settled_at(&replicated), disk, "more is for those who ask");
 }
+
+/// Nobody would ever be told of the key, so waiting for it would last for ever.
+#[test]
+fn a_watch_of_what_the_engine_does_not_keep_is_refused() {
+    let mut bench = Bench::new();
+    let early = bench.watch("early", &["a"], None);
+    bench.connect_to(&lacking(Feature::Values));
+    bench.watch("late", &["b"], Some(60_000));
+    assert_eq!(bench.sent(), "");
+    let refused = "keeping results is not offered by Test 1 at unix:test: do without it, or use a \
+                   broker that has it";
+    let heard = bench.heard();
+    for name in ["early", "late"] {
+        assert!(heard.contains(&format!("{name}: {refused}")), "{heard}");
+    }
+    // They are over: nothing is asked again, and nobody is told twice.
+    bench.session.unwatch(early);
+    bench.session.disconnected("it ended");
+    bench.connect_to(&lacking(Feature::Values));
+    assert_eq!((bench.sent().as_str(), bench.heard().as_str()), ("", ""));
+}
