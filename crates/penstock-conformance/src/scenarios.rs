@@ -1,75 +1,128 @@
-//! What every driver must do, whichever engine is behind it. A new promise is one more scenario.
+//! The scenarios. A new promise is one more.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::*;
 use bytes::Bytes;
+use penstock_driver::DriverError;
+use penstock_message::Feature::*;
 use penstock_message::{
-    Answer, Applied, Condition, Delivery, Due, Durability, FailedQuery, Failure, Filter,
-    HeaderPatch, Key, KeyState, Message, MessageState, Op, Query, Receipt, Refusal, ReleaseReason,
-    Run, Target, Value, ValueStatus,
+    Answer, Applied, Condition, Delivery, Due, Durability, FailedQuery, Failure, Feature, Filter,
+    HeaderPatch, JoinPolicy, Key, KeyState, Message, MessageState, Op, Overflow, Query,
+    QueueLimits, Receipt, Refusal, ReleaseReason, Run, Target, Tasks, Value, ValueStatus,
 };
 
-/// Brokers keep time in whole milliseconds, so one that has begun counts.
-const BROKER_TICK: Duration = Duration::from_millis(1);
+use crate::words::*;
+use crate::{Ability, Bench, Scenario};
 
-/// One test for each scenario and kind of broker.
+/// Engines keep time in whole milliseconds, so one that has begun counts.
+const ENGINE_TICK: Duration = Duration::from_millis(1);
+
+/// Lists the scenarios, and makes the macro that has a test made of each. `$d` is a dollar sign.
 macro_rules! scenarios {
-    ($($name:ident)*) => {
-        scenarios!(memory: $($name)*);
-        scenarios!(local: $($name)*);
-        scenarios!(remote: $($name)*);
-    };
-    ($kind:ident: $($name:ident)*) => {
-        mod $kind {
-            $(
-                #[test]
-                fn $name() {
-                    super::$name(&super::Place::$kind());
-                }
-            )*
+    ($d:tt $($name:ident { shows $shows:tt needs $needs:tt $(by $by:tt)? })*) => {
+        pub static SCENARIOS: &[Scenario] = &[$(
+            Scenario {
+                name: stringify!($name),
+                shows: {
+                    const SHOWS: &[Feature] = &$shows;
+                    SHOWS
+                },
+                needs: {
+                    const NEEDS: &[Feature] = &$needs;
+                    NEEDS
+                },
+                abilities: {
+                    const ABILITIES: &[Ability] = &[$(Ability::$by)?];
+                    ABILITIES
+                },
+                run: $name,
+            },
+        )*];
+
+        /// Makes a test of each scenario. The argument makes a fresh [`Place`](crate::Place).
+        #[macro_export]
+        macro_rules! tests {
+            ($d fresh:expr) => {
+                $(
+                    #[test]
+                    fn $name() {
+                        $d crate::check(stringify!($name), &$d fresh());
+                    }
+                )*
+            };
         }
     };
 }
 
-scenarios! {
-    a_job_is_published_run_and_settled_in_one_step
-    a_lease_that_was_lost_changes_nothing
-    a_transaction_is_applied_whole_or_not_at_all
-    guards_decide
-    an_id_is_accepted_once
-    a_publish_under_a_key_is_skipped_while_the_key_exists
-    one_body_goes_to_any_number_of_queues
-    a_delay_is_kept_by_the_broker
-    what_expires_is_not_handed_out_and_ends_as_expired
-    higher_priority_goes_first_and_equals_stay_in_order
-    a_retry_keeps_id_and_body_and_counts
-    a_lease_handed_back_burns_no_attempt_and_a_crash_counts
-    too_many_crashes_end_the_job
-    a_key_is_told_of_when_it_is_there_and_gone_when_it_never_will_be
-    a_watch_outlives_the_broker
-    what_was_confirmed_outlives_the_broker
-    what_was_in_flight_is_applied_once_through_a_kill
-    running_work_is_not_handed_out_again_after_a_kill
-    a_large_transaction_arrives_whole
-    a_large_body_arrives_whole
-    every_durability_is_confirmed
-    a_goodbye_hands_leases_to_others_at_once
-    a_purge_cancels
-    a_failed_job_is_kept_listed_retried_and_dropped
-    a_job_is_cancelled_or_it_is_said_why_not
-    questions_are_answered
-    what_a_driver_declares_is_true
+scenarios! { $
+    a_job_is_run_and_acknowledged { shows [] needs [] }
+    a_job_is_published_run_and_settled_in_one_step { shows [OneStepSettlement] needs [Values, Pending] }
+    a_lease_that_was_lost_changes_nothing { shows [Fencing] needs [Values, Pending] }
+    a_transaction_is_applied_whole_or_not_at_all { shows [OneStepSettlement] needs [Dedupe] }
+    guards_decide { shows [Keys] needs [OneStepSettlement, Pending] }
+    an_id_is_accepted_once { shows [] needs [Dedupe] }
+    a_publish_under_a_key_is_skipped_while_the_key_exists { shows [Keys] needs [] }
+    one_body_goes_to_any_number_of_queues { shows [] needs [] }
+    a_delay_is_kept_by_the_broker { shows [Delays] needs [] }
+    what_expires_is_not_handed_out_and_ends_as_expired { shows [] needs [Values] }
+    higher_priority_goes_first_and_equals_stay_in_order { shows [Priorities] needs [] }
+    quick_jobs_are_not_kept_waiting_by_long_ones { shows [FairFlows] needs [] }
+    a_retry_keeps_id_and_body_and_counts { shows [] needs [Delays, Values] }
+    a_lease_handed_back_burns_no_attempt_and_a_crash_counts { shows [] needs [] }
+    a_job_that_is_handed_back_keeps_its_place { shows [KeepsPlace] needs [] }
+    too_many_crashes_end_the_job { shows [] needs [Values] }
+    a_key_is_told_of_when_it_is_there_and_gone_when_it_never_will_be { shows [Pending] needs [Values] }
+    a_result_is_kept { shows [Values] needs [] }
+    a_join_releases_what_it_holds_once { shows [Joins] needs [] }
+    a_watch_outlives_the_broker { shows [] needs [Values, Pending, OsDurability] by Kill }
+    what_was_confirmed_outlives_the_broker { shows [OsDurability] needs [Values, Delays] by Kill }
+    what_was_confirmed_from_disk_outlives_the_broker { shows [DiskDurability] needs [Values] by Kill }
+    what_was_in_flight_is_applied_once_through_a_kill { shows [Dedupe] needs [OsDurability] by Kill }
+    running_work_is_not_handed_out_again_after_a_kill { shows [LeasesOfSessions] needs [Values, OsDurability] by Kill }
+    a_large_transaction_arrives_whole { shows [] needs [OneStepSettlement, Dedupe, Values, Pending] }
+    a_large_body_arrives_whole { shows [] needs [Values] }
+    every_durability_is_confirmed { shows [] needs [OsDurability, DiskDurability] }
+    a_goodbye_hands_leases_to_others_at_once { shows [] needs [] by SeveralClients }
+    a_paused_queue_hands_out_nothing_until_it_is_resumed { shows [Pause] needs [] }
+    a_full_queue_refuses_and_takes_again_once_there_is_room { shows [Limits] needs [] }
+    a_purge_cancels { shows [Purge] needs [Values] }
+    a_failed_job_is_kept_listed_retried_and_dropped { shows [FailedJobs] needs [Values, Inspection, Fencing] }
+    a_job_is_cancelled_or_it_is_said_why_not { shows [CancelWaiting] needs [Values] }
+    a_worker_gets_only_the_tasks_that_it_names { shows [TasksOfConsumers] needs [] }
+    a_clock_that_is_moved_makes_delayed_jobs_due { shows [MovableClock] needs [Delays] }
+    the_status_counts_jobs_and_workers { shows [] needs [Delays] }
+    a_job_can_be_looked_at { shows [Inspection] needs [Delays] }
+    what_a_driver_declares_is_true { shows [] needs [] }
 }
 
-fn a_job_is_published_run_and_settled_in_one_step(place: &Place) {
-    let client = place.client();
+fn a_job_is_run_and_acknowledged(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 1);
+    worker
+        .client
+        .commit(vec![publish(message(1)), publish(message(2))]);
+    let first = worker.take_one();
+    assert_eq!(
+        (first.message.id, &first.message.body[..], first.redelivered),
+        (id(1), &b"1"[..], false)
+    );
+    worker.client.status();
+    assert!(worker.has_nothing(), "it asked for one only");
+    assert_eq!(worker.settle(&first, vec![ack(&first)]), applied());
+    worker.want(1);
+    assert_eq!(worker.take_one().message.id, id(2));
+}
+
+fn a_job_is_published_run_and_settled_in_one_step(bench: &Bench<'_>) {
+    let client = bench.client();
     assert_eq!(client.commit(vec![publish(message(1))]), applied());
     let states = client.watch(result(1));
-    assert_eq!(states.recv_timeout(PATIENCE), Ok(KeyState::Pending));
+    assert_eq!(states.next(), KeyState::Pending);
 
-    let worker = place.client().worker("work", 10);
+    let worker = bench.client().worker("work", 10);
     let delivery = worker.take_one();
     assert_eq!(delivery.message.id, id(1));
     assert_eq!(delivery.message.task, "task");
@@ -82,7 +135,7 @@ fn a_job_is_published_run_and_settled_in_one_step(place: &Place) {
 
     let settlement = vec![ack(&delivery), put(1, "done"), publish(message(2))];
     assert_eq!(worker.settle(&delivery, settlement), applied());
-    let end = states.recv_timeout(PATIENCE).unwrap();
+    let end = states.next();
     assert_eq!(plain(end.clone()), KeyState::Present(value("done")));
     let KeyState::Present(Value { run: Some(run), .. }) = end else {
         panic!("{end:?} does not say which run it came from");
@@ -99,8 +152,8 @@ fn a_job_is_published_run_and_settled_in_one_step(place: &Place) {
     assert_eq!(worker.take_one().message.id, id(2));
 }
 
-fn a_lease_that_was_lost_changes_nothing(place: &Place) {
-    let worker = place.client().worker("work", 10);
+fn a_lease_that_was_lost_changes_nothing(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
     worker.client.commit(vec![publish(message(1))]);
     let delivery = worker.take_one();
     assert_eq!(
@@ -119,8 +172,8 @@ fn a_lease_that_was_lost_changes_nothing(place: &Place) {
     assert_eq!(worker.client.end_of(result(2)), KeyState::Gone);
 }
 
-fn a_transaction_is_applied_whole_or_not_at_all(place: &Place) {
-    let client = place.client();
+fn a_transaction_is_applied_whole_or_not_at_all(bench: &Bench<'_>) {
+    let client = bench.client();
     client.commit(vec![publish(message(1))]);
     let receipt = client.commit(vec![
         publish(message(2)),
@@ -141,11 +194,11 @@ fn a_transaction_is_applied_whole_or_not_at_all(place: &Place) {
         .iter()
         .map(|delivery| delivery.message.id)
         .collect();
-    assert_eq!(taken, [id(1), id(4)]);
+    assert_eq!(taken, [id(1), id(4)], "what was refused is there");
 }
 
-fn guards_decide(place: &Place) {
-    let client = place.client();
+fn guards_decide(bench: &Bench<'_>) {
+    let client = bench.client();
     let guard = |condition| Op::Guard {
         key: named("lock"),
         condition,
@@ -184,8 +237,8 @@ fn guards_decide(place: &Place) {
     assert_eq!(client.end_of(named("lock")), KeyState::Gone);
 }
 
-fn an_id_is_accepted_once(place: &Place) {
-    let client = place.client();
+fn an_id_is_accepted_once(bench: &Bench<'_>) {
+    let client = bench.client();
     assert_eq!(client.commit(vec![publish(message(1))]), applied());
     assert_eq!(
         refusal(client.commit(vec![publish(message(1))])),
@@ -193,8 +246,8 @@ fn an_id_is_accepted_once(place: &Place) {
     );
 }
 
-fn a_publish_under_a_key_is_skipped_while_the_key_exists(place: &Place) {
-    let worker = place.client().worker("work", 10);
+fn a_publish_under_a_key_is_skipped_while_the_key_exists(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
     let unique = |number| Op::Publish {
         queues: vec!["work".into()],
         message: message(number),
@@ -208,7 +261,7 @@ fn a_publish_under_a_key_is_skipped_while_the_key_exists(place: &Place) {
         owners: vec![(1, id(1))],
         ..Applied::default()
     };
-    assert_eq!(receipt, Receipt::Applied(skipped));
+    assert_eq!(receipt, Receipt::Applied(skipped), "the key is not heeded");
     let taken = worker.take(2);
     for delivery in &taken {
         worker.settle(delivery, vec![ack(delivery)]);
@@ -221,8 +274,8 @@ fn a_publish_under_a_key_is_skipped_while_the_key_exists(place: &Place) {
     assert_eq!(worker.take_one().message.id, id(4));
 }
 
-fn one_body_goes_to_any_number_of_queues(place: &Place) {
-    let client = place.client();
+fn one_body_goes_to_any_number_of_queues(bench: &Bench<'_>) {
+    let client = bench.client();
     client.commit(vec![Op::Publish {
         queues: vec!["left".into(), "right".into()],
         message: message(1),
@@ -231,12 +284,12 @@ fn one_body_goes_to_any_number_of_queues(place: &Place) {
     }]);
     assert_eq!(client.status().queues.len(), 2);
     for queue in ["left", "right"] {
-        assert_eq!(place.client().worker(queue, 1).take_one().message.body, "1");
+        assert_eq!(bench.client().worker(queue, 1).take_one().message.body, "1");
     }
 }
 
-fn a_delay_is_kept_by_the_broker(place: &Place) {
-    let worker = place.client().worker("work", 10);
+fn a_delay_is_kept_by_the_broker(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
     let start = Instant::now();
     worker.client.commit(vec![
         publish_due(message(1), Some(Due::AfterMs(300))),
@@ -249,12 +302,12 @@ fn a_delay_is_kept_by_the_broker(place: &Place) {
         .iter()
         .map(|delivery| delivery.message.id)
         .collect();
-    assert_eq!(order, [id(3), id(4), id(2), id(1)]);
-    assert!(start.elapsed() + BROKER_TICK >= Duration::from_millis(300));
+    assert_eq!(order, [id(3), id(4), id(2), id(1)], "a delay was not kept");
+    assert!(start.elapsed() + ENGINE_TICK >= Duration::from_millis(300));
 }
 
-fn what_expires_is_not_handed_out_and_ends_as_expired(place: &Place) {
-    let client = place.client();
+fn what_expires_is_not_handed_out_and_ends_as_expired(bench: &Bench<'_>) {
+    let client = bench.client();
     let expires_at = Some(Due::AfterMs(20));
     client.commit(vec![
         publish(Message {
@@ -270,8 +323,8 @@ fn what_expires_is_not_handed_out_and_ends_as_expired(place: &Place) {
     assert_eq!(client.worker("work", 10).take_one().message.id, id(2));
 }
 
-fn higher_priority_goes_first_and_equals_stay_in_order(place: &Place) {
-    let client = place.client();
+fn higher_priority_goes_first_and_equals_stay_in_order(bench: &Bench<'_>) {
+    let client = bench.client();
     let ops = (0..100)
         .map(|number| {
             publish(Message {
@@ -289,11 +342,12 @@ fn higher_priority_goes_first_and_equals_stay_in_order(place: &Place) {
         .collect();
     let high = (1..100).step_by(2);
     let low = (0..100).step_by(2);
-    assert_eq!(order, high.chain(low).map(id).collect::<Vec<_>>());
+    let expected: Vec<_> = high.chain(low).map(id).collect();
+    assert_eq!(order, expected, "a lower priority went first");
 }
 
-fn a_retry_keeps_id_and_body_and_counts(place: &Place) {
-    let worker = place.client().worker("work", 10);
+fn a_retry_keeps_id_and_body_and_counts(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
     worker.client.commit(vec![publish(message(1))]);
     let first = worker.take_one();
     let start = Instant::now();
@@ -310,7 +364,7 @@ fn a_retry_keeps_id_and_body_and_counts(place: &Place) {
     };
     assert_eq!(worker.settle(&first, vec![retry]), applied());
     let second = worker.take_one();
-    assert!(start.elapsed() + BROKER_TICK >= Duration::from_millis(50));
+    assert!(start.elapsed() + ENGINE_TICK >= Duration::from_millis(50));
     assert_ne!(second.lease, first.lease);
     assert_eq!(second.message.id, id(1));
     assert_eq!(second.message.body, "1");
@@ -326,8 +380,8 @@ fn a_retry_keeps_id_and_body_and_counts(place: &Place) {
     );
 }
 
-fn a_lease_handed_back_burns_no_attempt_and_a_crash_counts(place: &Place) {
-    let worker = place.client().worker("work", 10);
+fn a_lease_handed_back_burns_no_attempt_and_a_crash_counts(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
     worker.client.commit(vec![publish(message(1))]);
     let first = worker.take_one();
     worker.settle(&first, vec![release(&first, ReleaseReason::Returned)]);
@@ -340,8 +394,8 @@ fn a_lease_handed_back_burns_no_attempt_and_a_crash_counts(place: &Place) {
     assert!(third.redelivered);
 }
 
-fn too_many_crashes_end_the_job(place: &Place) {
-    let worker = place.client().worker("work", 10);
+fn too_many_crashes_end_the_job(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
     let once = Message {
         max_deliveries: 1,
         ..message(1)
@@ -360,16 +414,12 @@ fn too_many_crashes_end_the_job(place: &Place) {
     assert!(worker.has_nothing());
 }
 
-fn a_key_is_told_of_when_it_is_there_and_gone_when_it_never_will_be(place: &Place) {
-    let client = place.client();
+fn a_key_is_told_of_when_it_is_there_and_gone_when_it_never_will_be(bench: &Bench<'_>) {
+    let client = bench.client();
     assert_eq!(
-        client.watch(result(9)).recv_timeout(PATIENCE),
-        Ok(KeyState::Gone)
-    );
-    client.commit(vec![put(1, "there")]);
-    assert_eq!(
-        client.watch(result(1)).recv_timeout(PATIENCE),
-        Ok(KeyState::Present(value("there")))
+        client.watch(result(9)).next(),
+        KeyState::Gone,
+        "there never will be one"
     );
     // Nobody reads its result, so nobody can wait for it after it has run.
     let forgetful = Message {
@@ -378,97 +428,135 @@ fn a_key_is_told_of_when_it_is_there_and_gone_when_it_never_will_be(place: &Plac
     };
     client.commit(vec![publish(forgetful)]);
     let states = client.watch(result(2));
-    assert_eq!(states.recv_timeout(PATIENCE), Ok(KeyState::Pending));
+    assert_eq!(states.next(), KeyState::Pending);
     let worker = client.worker("work", 1);
     let delivery = worker.take_one();
     worker.settle(&delivery, vec![ack(&delivery)]);
-    assert_eq!(states.recv_timeout(PATIENCE), Ok(KeyState::Gone));
+    assert_eq!(states.next(), KeyState::Gone);
 }
 
-fn a_watch_outlives_the_broker(place: &Place) {
-    let client = place.client();
-    client.commit(vec![publish(message(1))]);
+fn a_result_is_kept(bench: &Bench<'_>) {
+    let client = bench.client();
+    client.commit(vec![put(1, "there")]);
+    let there = KeyState::Present(value("there"));
+    assert_eq!(client.watch(result(1)).next(), there);
+    assert_eq!(
+        client.watch(result(1)).next(),
+        there,
+        "for everybody who asks"
+    );
+}
+
+fn a_watch_outlives_the_broker(bench: &Bench<'_>) {
+    let client = bench.client();
+    client.commit_at(Durability::Os, vec![publish(message(1))]);
     let states = client.watch(result(1));
-    assert_eq!(states.recv_timeout(PATIENCE), Ok(KeyState::Pending));
-    place.kill();
-    let worker = place.client().worker("work", 1);
+    assert_eq!(states.next(), KeyState::Pending);
+    bench.kill();
+    let worker = bench.client().worker("work", 1);
     let delivery = worker.take_one();
     worker.settle(&delivery, vec![ack(&delivery), put(1, "done")]);
-    let end = std::iter::from_fn(|| states.recv_timeout(PATIENCE).ok())
-        .find(|state| *state != KeyState::Pending);
-    assert_eq!(end.map(plain), Some(KeyState::Present(value("done"))));
-    assert!(states.try_recv().is_err(), "it is told once");
+    let end = states.end();
+    assert_eq!(plain(end), KeyState::Present(value("done")));
+    assert!(states.is_silent(), "it is told once");
 }
 
-fn what_was_confirmed_outlives_the_broker(place: &Place) {
-    let client = place.client();
-    client.commit(vec![publish(message(1)), put(7, "kept")]);
-    client.commit(vec![publish_due(message(2), Some(Due::AfterMs(1)))]);
-    place.kill();
+fn what_was_confirmed_outlives_the_broker(bench: &Bench<'_>) {
+    let delayed = publish_due(message(2), Some(Due::AfterMs(1)));
+    outlives(bench, Durability::Os, delayed);
+}
+
+fn what_was_confirmed_from_disk_outlives_the_broker(bench: &Bench<'_>) {
+    outlives(bench, Durability::Disk, publish(message(2)));
+}
+
+fn outlives(bench: &Bench<'_>, durability: Durability, second: Op) {
+    let client = bench.client();
+    client.commit_at(durability, vec![publish(message(1)), put(7, "kept")]);
+    client.commit_at(durability, vec![second]);
+    bench.kill();
     assert_eq!(
         plain(client.end_of(result(7))),
-        KeyState::Present(value("kept"))
+        KeyState::Present(value("kept")),
+        "what was confirmed is gone"
     );
-    let taken: BTreeSet<_> = client
-        .worker("work", 9)
-        .take(2)
-        .iter()
-        .map(|delivery| delivery.message.id)
-        .collect();
+    let taken: BTreeSet<_> = ids(&client.worker("work", 9).take(2)).into_iter().collect();
     assert_eq!(taken, BTreeSet::from([id(1), id(2)]));
 }
 
-fn what_was_in_flight_is_applied_once_through_a_kill(place: &Place) {
-    const JOBS: u64 = 3_000;
-    let client = place.client();
-    let (confirm, confirmed) = std::sync::mpsc::channel();
-    for number in 0..JOBS {
-        let confirm = confirm.clone();
-        let done = Box::new(move |outcome: Result<Vec<Receipt>, _>| {
-            confirm.send(outcome.unwrap().remove(0)).unwrap();
-        });
-        let tx = vec![publish(message(number))].into();
-        client.driver.commit(vec![tx], Durability::Disk, None, done);
-        if number == JOBS / 2 {
-            place.kill();
-        }
-    }
-    for _ in 0..JOBS {
-        let receipt = confirmed
-            .recv_timeout(PATIENCE)
+/// Commits go on before, during and after the kill, with so many on their way at any time.
+fn what_was_in_flight_is_applied_once_through_a_kill(bench: &Bench<'_>) {
+    const IN_FLIGHT: usize = 300;
+    const AT_LEAST: u64 = 3_000;
+    let client = bench.client();
+    let (confirm, confirmed) = channel();
+    let is_over = AtomicBool::new(false);
+    let next_is_once = || {
+        let outcome: Result<Vec<Receipt>, DriverError> = confirmed
+            .recv_timeout(client.patience)
             .expect("every commit is confirmed");
+        let receipt = outcome.unwrap().remove(0);
         assert!(
             matches!(receipt, Receipt::Applied { .. } | Receipt::Duplicate),
-            "{receipt:?}"
+            "what was sent again ended as {receipt:?}"
         );
-    }
-    let worker = place.client().worker("work", JOBS as u32 + 1);
-    let taken: BTreeSet<_> = worker
-        .take(JOBS as usize)
-        .iter()
-        .map(|delivery| delivery.message.id)
-        .collect();
-    assert_eq!(taken.len(), JOBS as usize);
+    };
+    let jobs = thread::scope(|scope| {
+        let (mut jobs, mut ended) = (0, 0);
+        // Shows that there is an engine, and that it takes such commits.
+        let first = publish(message(u64::MAX));
+        client.commit_at(Durability::Os, vec![first]);
+        scope.spawn(|| {
+            let _end = AtEnd(&is_over);
+            bench.kill();
+        });
+        while jobs < AT_LEAST || !is_over.load(Ordering::Acquire) {
+            let confirm = confirm.clone();
+            let done = Box::new(move |outcome| {
+                let _failed_already = confirm.send(outcome);
+            });
+            let tx = vec![publish(message(jobs))].into();
+            client.driver.commit(vec![tx], Durability::Os, None, done);
+            jobs += 1;
+            if jobs - ended >= IN_FLIGHT as u64 {
+                next_is_once();
+                ended += 1;
+            }
+        }
+        for _ in ended..jobs {
+            next_is_once();
+        }
+        jobs
+    });
+    let worker = bench.client().worker("work", jobs as u32 + 2);
+    let jobs = jobs as usize + 1;
+    let taken: BTreeSet<_> = ids(&worker.take(jobs)).into_iter().collect();
+    assert_eq!(taken.len(), jobs);
     worker.client.status();
     assert!(worker.has_nothing());
 }
 
-fn running_work_is_not_handed_out_again_after_a_kill(place: &Place) {
-    let worker = place.client().worker("work", 10);
-    worker.client.commit(vec![publish(message(1))]);
+struct AtEnd<'a>(&'a AtomicBool);
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+fn running_work_is_not_handed_out_again_after_a_kill(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
+    worker
+        .client
+        .commit_at(Durability::Os, vec![publish(message(1))]);
     let delivery = worker.take_one();
     // Another worker would gladly have it.
-    let other = place.client().worker("work", 10);
+    let other = bench.client().worker("work", 10);
     other.client.status();
-    place.kill();
-    if place.outlives_kills {
-        let first_welcome = worker.leases_kept.recv_timeout(PATIENCE).unwrap();
-        assert_eq!(first_welcome, [], "at first there was nothing to keep");
-        assert_eq!(
-            worker.leases_kept.recv_timeout(PATIENCE).unwrap(),
-            [delivery.lease]
-        );
-    }
+    bench.kill();
+    let kept = || worker.leases_kept.recv_timeout(worker.client.patience);
+    assert_eq!(kept(), Ok(Vec::new()), "at first there was nothing to keep");
+    assert_eq!(kept(), Ok(vec![delivery.lease]), "the lease was lost");
     other.client.status();
     assert!(other.has_nothing());
     assert_eq!(
@@ -483,9 +571,9 @@ fn running_work_is_not_handed_out_again_after_a_kill(place: &Place) {
     assert!(other.has_nothing());
 }
 
-fn a_large_transaction_arrives_whole(place: &Place) {
+fn a_large_transaction_arrives_whole(bench: &Bench<'_>) {
     const JOBS: u64 = 40;
-    let client = place.client();
+    let client = bench.client();
     let body = Bytes::from(vec![b'x'; 200 << 10]);
     let ops = (0..JOBS)
         .map(|number| {
@@ -522,8 +610,8 @@ fn a_large_transaction_arrives_whole(place: &Place) {
     assert_eq!(client.end_of(result(200)), KeyState::Gone);
 }
 
-fn a_large_body_arrives_whole(place: &Place) {
-    let client = place.client();
+fn a_large_body_arrives_whole(bench: &Bench<'_>) {
+    let client = bench.client();
     let body: Bytes = (0..16 << 20)
         .map(|index| (index / 7) as u8)
         .collect::<Vec<u8>>()
@@ -559,66 +647,190 @@ fn a_large_body_arrives_whole(place: &Place) {
     }
 }
 
-fn every_durability_is_confirmed(place: &Place) {
-    let client = place.client();
+fn every_durability_is_confirmed(bench: &Bench<'_>) {
+    let client = bench.client();
     for (number, durability) in [Durability::None, Durability::Os, Durability::Disk]
         .into_iter()
         .enumerate()
     {
         let ops = vec![publish(message(number as u64))];
-        assert_eq!(
-            client.try_commit(ops, durability, PATIENCE).unwrap(),
-            applied()
-        );
+        assert_eq!(client.commit_at(durability, ops), applied());
     }
     assert_eq!(client.worker("work", 10).take(3).len(), 3);
 }
 
-fn a_goodbye_hands_leases_to_others_at_once(place: &Place) {
-    if !place.takes_many_clients() {
-        return a_goodbye_ends_the_broker_of_one_client(place);
-    }
-    let leaver = place.client().worker("work", 10);
+fn a_goodbye_hands_leases_to_others_at_once(bench: &Bench<'_>) {
+    let leaver = bench.client().worker("work", 10);
     leaver.client.commit(vec![publish(message(1))]);
     leaver.take_one();
-    let stayer = place.client().worker("work", 10);
-    leaver.client.driver.close(Instant::now() + PATIENCE);
+    let stayer = bench.client().worker("work", 10);
+    leaver
+        .client
+        .driver
+        .close(Instant::now() + leaver.client.patience);
     let delivery = stayer.take_one();
     assert_eq!((delivery.message.attempt, delivery.message.crashes), (0, 0));
 }
 
-fn a_goodbye_ends_the_broker_of_one_client(place: &Place) {
-    let client = place.client();
-    client.commit(vec![publish(message(1))]);
-    let pid = client.broker_pid();
-    client.driver.close(Instant::now() + PATIENCE);
-    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-    let gone = || rustix::process::test_kill_process(pid).is_err();
-    let deadline = Instant::now() + PATIENCE;
-    while !gone() {
-        assert!(Instant::now() < deadline, "the broker goes on for nobody");
-        std::thread::yield_now();
-    }
+fn a_paused_queue_hands_out_nothing_until_it_is_resumed(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
+    let queue = || "work".to_owned();
+    worker.client.commit(vec![Op::Pause { queue: queue() }]);
+    worker.client.commit(vec![publish(message(1))]);
+    let status = worker.client.status();
+    assert!(status.queues[0].paused, "its status says so");
+    assert!(worker.has_nothing(), "a paused queue hands out a job");
+    worker.client.commit(vec![Op::Resume { queue: queue() }]);
+    assert_eq!(worker.take_one().message.id, id(1));
 }
 
-fn a_purge_cancels(place: &Place) {
-    let client = place.client();
+fn a_full_queue_refuses_and_takes_again_once_there_is_room(bench: &Bench<'_>) {
+    let client = bench.client();
+    let limits = QueueLimits {
+        max_length: Some(1),
+        max_bytes: None,
+        overflow: Overflow::Reject,
+    };
+    let queue = "work".to_owned();
+    client.commit(vec![Op::Limit { queue, limits }]);
+    assert_eq!(client.commit(vec![publish(message(1))]), applied());
+    match client.commit(vec![publish(message(2))]) {
+        Receipt::Refused {
+            why: Refusal::QueueFull(_),
+            ..
+        } => {}
+        other => panic!("a full queue takes a job: {other:?}"),
+    }
+    let worker = client.worker("work", 1);
+    assert_eq!(worker.take_one().message.id, id(1));
+    assert_eq!(client.commit(vec![publish(message(3))]), applied());
+}
+
+fn a_worker_gets_only_the_tasks_that_it_names(bench: &Bench<'_>) {
+    let other = Message {
+        task: "other".into(),
+        ..message(2)
+    };
+    let named = Tasks::Named(vec!["other".into()]);
+    let picky = bench.client().worker_of(named, "work", 10);
+    picky
+        .client
+        .commit(vec![publish(message(1)), publish(other)]);
+    assert_eq!(
+        picky.take_one().message.task,
+        "other",
+        "a worker got a task that it does not name"
+    );
+    picky.client.status();
+    assert!(picky.has_nothing());
+    let any = picky.client.worker("work", 10);
+    assert_eq!(any.take_one().message.id, id(1));
+}
+
+/// Twenty jobs of one task, each a second long by its own account, stand before ten quick ones of another.
+fn quick_jobs_are_not_kept_waiting_by_long_ones(bench: &Bench<'_>) {
+    const QUICK: usize = 10;
+    let worker = bench.client().worker("work", 0);
+    let job = |task: &str, number| {
+        publish(Message {
+            task: task.into(),
+            ..message(number)
+        })
+    };
+    let long = (0..20).map(|number| job("long", number));
+    let quick = (20..30).map(|number| job("quick", number));
+    worker.client.commit(long.chain(quick).collect());
+    let (mut long, mut quick) = (0, 0);
+    while quick < QUICK {
+        worker.want(1);
+        let delivery = worker.take_one();
+        let is_quick = delivery.message.task == "quick";
+        quick += usize::from(is_quick);
+        long += usize::from(!is_quick);
+        let cost_us = if is_quick { 1 } else { 1_000_000 };
+        let lease = delivery.lease;
+        worker.settle(&delivery, vec![Op::Ack { lease, cost_us }]);
+    }
+    assert!(
+        long <= QUICK / 2,
+        "{long} long jobs ran before {QUICK} quick ones"
+    );
+}
+
+fn a_job_that_is_handed_back_keeps_its_place(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 1);
+    worker
+        .client
+        .commit((1..=3).map(|number| publish(message(number))).collect());
+    let first = worker.take_one();
+    worker.settle(&first, vec![release(&first, ReleaseReason::Returned)]);
+    worker.want(3);
+    assert_eq!(
+        ids(&worker.take(3)),
+        [id(1), id(2), id(3)],
+        "the job that was handed back has another place"
+    );
+}
+
+fn a_join_releases_what_it_holds_once(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
+    let join = id(100);
+    worker.client.commit(vec![Op::Hold {
+        join,
+        count: 2,
+        messages: vec![("work".into(), message(1))],
+        policy: JoinPolicy::AllSucceeded,
+    }]);
+    let arrive = |index| {
+        worker.client.commit(vec![Op::Join {
+            join,
+            index,
+            succeeded: true,
+        }])
+    };
+    arrive(0);
+    arrive(0);
+    worker.client.status();
+    assert!(
+        worker.has_nothing(),
+        "the held job came before all had joined"
+    );
+    arrive(1);
+    assert_eq!(worker.take_one().message.id, id(1));
+    worker.client.status();
+    assert!(worker.has_nothing());
+}
+
+fn a_clock_that_is_moved_makes_delayed_jobs_due(bench: &Bench<'_>) {
+    const HOUR_MS: u64 = 3_600_000;
+    let worker = bench.client().worker("work", 1);
+    let in_an_hour = publish_due(message(1), Some(Due::AfterMs(HOUR_MS)));
+    worker.client.commit(vec![in_an_hour]);
+    let forward_ms = HOUR_MS + 1;
+    match worker.client.ask(Query::SetClock { forward_ms }) {
+        Answer::Clock(_) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(worker.take_one().message.id, id(1));
+}
+
+fn a_purge_cancels(bench: &Bench<'_>) {
+    let client = bench.client();
     client.commit(vec![publish(message(1)), publish(message(2))]);
     let states = client.watch(result(2));
     client.commit(vec![Op::Purge {
         queue: "work".into(),
     }]);
-    let end = std::iter::from_fn(|| states.recv_timeout(PATIENCE).ok())
-        .find(|state| *state != KeyState::Pending);
+    let end = states.end();
     match end {
-        Some(KeyState::Present(value)) => assert_eq!(value.status, ValueStatus::Cancelled),
+        KeyState::Present(value) => assert_eq!(value.status, ValueStatus::Cancelled),
         other => panic!("{other:?}"),
     }
 }
 
-fn a_failed_job_is_kept_listed_retried_and_dropped(place: &Place) {
-    let worker = place.client().worker("work", 10);
-    let client = place.client();
+fn a_failed_job_is_kept_listed_retried_and_dropped(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
+    let client = bench.client();
     client.commit(vec![publish(message(1)), publish(message(2))]);
     let [first, second] = <[_; 2]>::try_from(worker.take(2)).unwrap();
     let failure = |class: &str| Failure {
@@ -642,11 +854,11 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(place: &Place) {
     // Its result is the error, and the broker tells what it knows of it.
     let error = Value::new(ValueStatus::Failed, Bytes::from_static(b"the error"));
     assert_eq!(plain(client.end_of(result(1))), KeyState::Present(error));
-    let info = |number| match client.query(Query::Message(id(number))).unwrap() {
+    let info = |number| match client.ask(Query::Message(id(number))) {
         Answer::Message(info) => info,
         other => panic!("{other:?}"),
     };
-    let failed = info(1).unwrap();
+    let failed = info(1).expect("a failed job is kept");
     assert_eq!(
         (failed.state, failed.queue.as_str(), failed.generation),
         (MessageState::Failed, "work", 0)
@@ -664,7 +876,7 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(place: &Place) {
             after,
             limit,
         };
-        match client.query(Query::Failed(query)).unwrap() {
+        match client.ask(Query::Failed(query)) {
             Answer::Failed(page) => page,
             other => panic!("{other:?}"),
         }
@@ -720,7 +932,7 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(place: &Place) {
     };
     let name = applied.operation.expect("it has a name");
     let over = loop {
-        match client.query(Query::Operation(name)).unwrap() {
+        match client.ask(Query::Operation(name)) {
             Answer::Operation(Some(status)) if status.is_over => break status,
             Answer::Operation(Some(_)) => std::thread::yield_now(),
             other => panic!("{other:?}"),
@@ -729,14 +941,14 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(place: &Place) {
     assert_eq!((over.matched, over.done, over.spared), (1, 1, 0));
     assert_eq!(info(2), None);
     assert_eq!(
-        client.query(Query::Operation(name + 1)).unwrap(),
+        client.ask(Query::Operation(name + 1)),
         Answer::Operation(None)
     );
 }
 
-fn a_job_is_cancelled_or_it_is_said_why_not(place: &Place) {
-    let client = place.client();
-    let worker = place.client().worker("work", 1);
+fn a_job_is_cancelled_or_it_is_said_why_not(bench: &Bench<'_>) {
+    let client = bench.client();
+    let worker = bench.client().worker("work", 1);
     client.commit(vec![publish(message(1))]);
     let running = worker.take_one();
     client.commit(vec![publish(message(2))]);
@@ -764,13 +976,13 @@ fn a_job_is_cancelled_or_it_is_said_why_not(place: &Place) {
     );
 }
 
-fn questions_are_answered(place: &Place) {
-    let client = place.client();
+fn the_status_counts_jobs_and_workers(bench: &Bench<'_>) {
+    let client = bench.client();
     client.commit(vec![
         publish(message(1)),
         publish_due(message(2), Some(Due::AfterMs(60_000))),
     ]);
-    let worker = place.client().worker("other", 5);
+    let worker = bench.client().worker("other", 5);
     worker.client.driver.report(8, 3);
     // Its answer says that the report has arrived.
     worker.client.status();
@@ -783,15 +995,22 @@ fn questions_are_answered(place: &Place) {
     assert_eq!((queue.ready, queue.delayed, queue.running), (1, 1, 0));
     // It holds no job, so nothing of it is busy, whatever it said last.
     assert_eq!((status.workers[0].slots, status.workers[0].busy), (8, 0));
-    let clients = u32::from(place.takes_many_clients());
+    let clients = u32::from(bench.several_clients());
     assert_eq!((status.clients, status.workers.len()), (clients, 1));
-    assert_ne!(status.process.pid, 0);
+}
 
-    let ask = |number| match client.query(Query::Message(id(number))).unwrap() {
+fn a_job_can_be_looked_at(bench: &Bench<'_>) {
+    let client = bench.client();
+    client.commit(vec![
+        publish(message(1)),
+        publish_due(message(2), Some(Due::AfterMs(60_000))),
+    ]);
+    let ask = |number| match client.ask(Query::Message(id(number))) {
         Answer::Message(info) => info,
         other => panic!("{other:?}"),
     };
-    assert_eq!(ask(1).unwrap().state, MessageState::Ready);
+    let ready = ask(1).expect("a job that is held is found");
+    assert_eq!(ready.state, MessageState::Ready);
     let delayed = ask(2).unwrap();
     assert_eq!(delayed.state, MessageState::Delayed);
     assert_eq!(
@@ -803,18 +1022,19 @@ fn questions_are_answered(place: &Place) {
     assert_eq!(ask(3), None);
 }
 
-/// What a driver claims before it has seen a broker is the most that one then declares.
-fn what_a_driver_declares_is_true(place: &Place) {
-    let client = place.client();
-    let bound = client.driver.upper_bound();
+/// A driver claims as much before it has seen an engine, or more.
+fn what_a_driver_declares_is_true(bench: &Bench<'_>) {
+    let client = bench.client();
     let said = client.probe().unwrap();
-    assert_eq!(&*said, bound);
-    let highest = match place.outlives_kills {
-        true => Durability::Disk,
-        false => Durability::None,
-    };
-    assert_eq!(said.highest_durability, highest);
-    assert_eq!(said.is_double, !place.outlives_kills);
+    assert_eq!(*said, bench.capabilities);
+    let bound = client.driver.upper_bound();
+    let beyond = said.features().minus(bound.features());
+    assert_eq!(beyond.first(), None, "it can do more than it can at best");
+    assert!(said.highest_durability <= bound.highest_durability);
+}
+
+fn ids(taken: &[Delivery]) -> Vec<penstock_message::MessageId> {
+    taken.iter().map(|delivery| delivery.message.id).collect()
 }
 
 fn named(name: &'static str) -> Key {

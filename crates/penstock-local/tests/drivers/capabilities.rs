@@ -54,7 +54,7 @@ fn an_engine_is_asked_what_it_can_do_and_what_it_lacks_is_never_sent() {
     let all = place.client();
     all.commit(vec![publish(message(1))]);
     let lesser = Lesser::beside(&socket_of(&place), Feature::DiskDurability);
-    let client = Client::new(DriverConfig::new(lesser.url()));
+    let client = client_of(DriverConfig::new(lesser.url()));
     let said = client.probe().unwrap();
     assert_eq!(
         (said.engine.as_str(), said.highest_durability),

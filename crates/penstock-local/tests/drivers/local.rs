@@ -110,7 +110,7 @@ fn a_socket_that_its_broker_has_left_behind_is_no_hindrance() {
 fn a_path_too_long_for_a_socket_works_all_the_same() {
     let place = Place::local();
     let long = place.directory.path().join("x".repeat(120));
-    let client = Client::new(DriverConfig {
+    let client = client_of(DriverConfig {
         program: Some(program().to_owned()),
         ..DriverConfig::new(format!("local:{}", long.display()))
     });
@@ -123,7 +123,7 @@ fn a_path_too_long_for_a_socket_works_all_the_same() {
 fn a_start_that_cannot_succeed_says_what_to_do() {
     let check = |prepare: &dyn Fn(&Place) -> DriverConfig, expected: &str| {
         let place = Place::local();
-        let client = Client::new(prepare(&place));
+        let client = client_of(prepare(&place));
         let start = Instant::now();
         match client.try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE) {
             Err(DriverError {
@@ -193,7 +193,7 @@ impl Hindered {
     }
 
     fn client(&self) -> Client {
-        Client::new(DriverConfig {
+        client_of(DriverConfig {
             program: Some(self.program.clone()),
             ..self.place.config()
         })

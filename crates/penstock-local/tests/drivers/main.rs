@@ -2,6 +2,8 @@
 
 mod capabilities;
 mod conformance;
+mod engines;
+mod liar;
 mod local;
 mod remote;
 mod support;

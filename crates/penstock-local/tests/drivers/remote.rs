@@ -23,7 +23,7 @@ fn unavailable(outcome: Result<penstock_message::Receipt, DriverError>) -> (Stri
 fn with_nobody_there_a_call_ends_at_its_deadline_and_says_that_it_was_not_sent() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
-    let client = Client::new(DriverConfig::new(format!("unix:{}", socket.display())));
+    let client = client_of(DriverConfig::new(format!("unix:{}", socket.display())));
     let start = Instant::now();
     let outcome = client.try_commit(vec![publish(message(1))], Durability::Disk, SHORT);
     let (reason, maybe_accepted) = unavailable(outcome);
@@ -32,7 +32,7 @@ fn with_nobody_there_a_call_ends_at_its_deadline_and_says_that_it_was_not_sent()
     assert!((SHORT..PATIENCE).contains(&start.elapsed()));
 
     // What was given up is not sent when a broker comes after all.
-    let mut server = start_server(directory.path());
+    let mut server = start_server(&format!("unix:{}", socket.display()), directory.path());
     assert_eq!(client.commit(vec![publish(message(2))]), applied());
     assert_eq!(client.worker("work", 10).take_one().message.id, id(2));
     server.kill().unwrap();
@@ -41,7 +41,7 @@ fn with_nobody_there_a_call_ends_at_its_deadline_and_says_that_it_was_not_sent()
 
 #[test]
 fn a_stopped_broker_ends_calls_at_their_deadlines_and_goes_on_where_it_was() {
-    let place = Place::remote();
+    let place = Place::unix();
     let client = place.client();
     client.commit(vec![publish(message(1))]);
     let pid = client.broker_pid();
@@ -71,7 +71,7 @@ fn a_stopped_broker_ends_calls_at_their_deadlines_and_goes_on_where_it_was() {
 
 #[test]
 fn a_full_socket_ends_what_waits_behind_it_as_not_sent() {
-    let place = Place::remote();
+    let place = Place::unix();
     let client = place.client();
     let pid = client.broker_pid();
     kill(pid, Signal::STOP);
@@ -126,7 +126,7 @@ fn a_wrong_token_is_a_typed_error_at_once() {
         .spawn()
         .unwrap();
     let client = |token: &str| {
-        Client::new(DriverConfig {
+        client_of(DriverConfig {
             token: Some(token.to_owned()),
             ..DriverConfig::new(format!("tcp://127.0.0.1:{port}"))
         })
@@ -143,7 +143,7 @@ fn a_wrong_token_is_a_typed_error_at_once() {
 #[test]
 fn what_is_no_broker_is_not_waited_for_longer_than_the_deadline() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let client = Client::new(DriverConfig::new(format!(
+    let client = client_of(DriverConfig::new(format!(
         "tcp://{}",
         listener.local_addr().unwrap()
     )));
@@ -165,7 +165,7 @@ fn what_is_no_broker_is_not_waited_for_longer_than_the_deadline() {
 
 #[test]
 fn a_closed_client_says_so_and_what_was_committed_before_is_there() {
-    let place = Place::remote();
+    let place = Place::unix();
     let client = place.client();
     let (ended, ends) = std::sync::mpsc::channel();
     let done = Box::new(move |outcome| ended.send(outcome).unwrap());

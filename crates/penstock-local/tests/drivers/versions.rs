@@ -140,7 +140,7 @@ fn a_server_that_is_older_is_left_alone_and_the_client_told_what_to_install() {
     let aged = Aged::in_place_of(&socket_of(&place));
     aged.grow_old();
     let url = format!("unix:{}", socket_of(&place).display());
-    let client = Client::new(DriverConfig::new(url));
+    let client = client_of(DriverConfig::new(url));
     let Err(DriverError {
         kind: ErrorKind::Invalid,
         reason,

@@ -166,7 +166,7 @@ fn work(place: &Place, books: &Books, over: &AtomicBool, name: u64) {
     let mut chance = Chance(name + 1);
     let mut runs = 0;
     'lives: while !over.load(Ordering::Relaxed) {
-        let worker = Client::new(DriverConfig {
+        let worker = client_of(DriverConfig {
             heartbeat: Duration::from_secs(1),
             ..place.config()
         })
@@ -203,7 +203,7 @@ fn work(place: &Place, books: &Books, over: &AtomicBool, name: u64) {
 #[test]
 fn chains_and_groups_end_exactly_once_whoever_is_killed_meanwhile() {
     let kills: u64 = std::env::var("WORKFLOW_KILLS").map_or(10, |text| text.parse().unwrap());
-    let place = Place::remote();
+    let place = Place::unix();
     let books = Books::default();
     let over = AtomicBool::new(false);
     let total = Step::all().count() as u64;

@@ -1,0 +1,289 @@
+//! Checks what every driver must do, whichever engine is behind it.
+//!
+//! An engine's tests implement [`Place`] and have a test made of each scenario:
+//!
+//! ```text
+//!     penstock_conformance::tests!(MyPlace::fresh);      one #[test] for each scenario
+//!     penstock_conformance::run(&|| Box::new(…))         or all of them, as a report
+//! ```
+//!
+//! A scenario names the features that it is meant for and the others that it needs. Where the engine says that it
+//! lacks one of them, the scenario must end in `NotOffered`, so nothing is skipped in silence. A feature that no
+//! call asks for, such as fencing, can't be refused: the report then says that it is not promised.
+//!
+//! A kill shows that a commit reached the operating system. That it reached the disk shows only when the power is
+//! cut, which no scenario can do: an engine's own tests have to.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use penstock_driver::Driver;
+use penstock_message::{Capabilities, Feature, Features, NotOffered};
+
+mod client;
+mod scenarios;
+
+pub use client::{Client, PATIENCE, States, Worker, words};
+pub use scenarios::SCENARIOS;
+
+/// A fresh engine, for one scenario.
+pub trait Place: Send + Sync {
+    /// What this engine is known to offer. Its driver has to declare exactly that.
+    fn capabilities(&self) -> Capabilities;
+
+    /// A driver of its own; the only one again, where there are no several clients.
+    fn driver(&self) -> Arc<dyn Driver>;
+
+    fn can(&self, ability: Ability) -> bool;
+
+    /// Kills the engine, as nothing could be worse for its clients, and sees to it that there is a next one.
+    fn kill(&self) {
+        unreachable!("{} can't be killed", self.capabilities().engine)
+    }
+
+    /// How long a scenario waits for something that has to happen.
+    fn patience(&self) -> Duration {
+        PATIENCE
+    }
+}
+
+/// Something that a scenario does to an engine from outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ability {
+    Kill,
+    SeveralClients,
+}
+
+impl fmt::Display for Ability {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Kill => "killing the engine",
+            Self::SeveralClients => "several clients",
+        })
+    }
+}
+
+pub struct Scenario {
+    pub name: &'static str,
+    /// Features that it is meant for: it fails where one of them is claimed and not there.
+    pub shows: &'static [Feature],
+    /// Features that it needs for that.
+    pub needs: &'static [Feature],
+    pub abilities: &'static [Ability],
+    pub(crate) run: fn(&Bench<'_>),
+}
+
+impl Scenario {
+    pub fn named(name: &str) -> Option<&'static Self> {
+        SCENARIOS.iter().find(|scenario| scenario.name == name)
+    }
+
+    /// All features that it is meant for or needs.
+    pub fn features(&self) -> Features {
+        let all = self.shows.iter().chain(self.needs);
+        all.fold(Features::NONE, |all, one| all.with(*one))
+    }
+
+    /// Runs on a fresh engine.
+    pub fn check(&self, place: &dyn Place) -> Outcome {
+        let cannot = self.abilities.iter().find(|one| !place.can(**one));
+        if let Some(ability) = cannot {
+            return Outcome::NotShown(*ability);
+        }
+        let capabilities = place.capabilities();
+        let lacking = self.features().minus(capabilities.features());
+        let lacking: Vec<Feature> = lacking.iter().collect();
+        if let Some(promise) = lacking.iter().find(|one| !is_asked_for(**one)) {
+            return Outcome::NotPromised(*promise);
+        }
+        let bench = Bench {
+            place,
+            capabilities,
+        };
+        let ended = catch_unwind(AssertUnwindSafe(|| (self.run)(&bench)));
+        match (ended, lacking.first()) {
+            (Ok(()), None) => Outcome::Passed,
+            (Ok(()), Some(feature)) => Outcome::Failed(format!(
+                "{} is not offered, and yet nothing was refused",
+                feature.name()
+            )),
+            (Err(panic), missing) => match (panic.downcast::<NotOffered>(), missing) {
+                (Ok(refused), Some(_)) => refusal(&refused, &lacking),
+                (Ok(refused), None) => Outcome::Failed(refused.to_string()),
+                (Err(panic), _) => Outcome::Failed(said(&*panic)),
+            },
+        }
+    }
+}
+
+/// Whether a refusal names something that the engine lacks, the engine, and what to do.
+fn refusal(refused: &NotOffered, lacking: &[Feature]) -> Outcome {
+    let named = lacking.iter().find(|one| one.name() == refused.feature);
+    match named {
+        Some(_) if refused.remedy.is_empty() || refused.engine.is_empty() => Outcome::Failed(
+            format!("the refusal names no engine or no remedy: {refused:?}"),
+        ),
+        Some(feature) => Outcome::Refused(*feature),
+        None => Outcome::Failed(format!("{refused}; but what it lacks here is {lacking:?}")),
+    }
+}
+
+fn said(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    text.unwrap_or_else(|| "it panicked".to_owned())
+}
+
+/// Whether calls ask for the feature, so that an engine without it refuses them. All others are promises about how
+/// calls are carried out.
+pub fn is_asked_for(feature: Feature) -> bool {
+    matches!(
+        feature,
+        Feature::ReplicatedDurability
+            | Feature::DiskDurability
+            | Feature::OsDurability
+            | Feature::Delays
+            | Feature::Priorities
+            | Feature::Values
+            | Feature::Keys
+            | Feature::Joins
+            | Feature::Purge
+            | Feature::Pause
+            | Feature::Limits
+            | Feature::Inspection
+            | Feature::FailedJobs
+            | Feature::CancelWaiting
+            | Feature::TasksOfConsumers
+            | Feature::MovableClock
+    )
+}
+
+/// How a scenario ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Passed,
+    /// The engine says that it lacks this feature, and refused the call that needs it.
+    Refused(Feature),
+    /// The engine does not promise this feature, which no call asks for. Nothing was run.
+    NotPromised(Feature),
+    /// This can't be done to the engine here. Nothing was run.
+    NotShown(Ability),
+    Failed(String),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => out.write_str("passed"),
+            Self::Refused(feature) => write!(out, "refused, as it has to be: {}", feature.name()),
+            Self::NotPromised(feature) => write!(out, "not promised: {}", feature.name()),
+            Self::NotShown(ability) => write!(out, "not shown, for want of {ability}"),
+            Self::Failed(why) => write!(out, "FAILED: {why}"),
+        }
+    }
+}
+
+/// How each scenario ended, by name.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub engine: String,
+    pub outcomes: Vec<(&'static str, Outcome)>,
+    /// Features that the engine claims and that no scenario is meant for.
+    pub unproven: Vec<Feature>,
+}
+
+impl Report {
+    pub fn failed(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        self.outcomes
+            .iter()
+            .filter_map(|(name, outcome)| match outcome {
+                Outcome::Failed(why) => Some((*name, why.as_str())),
+                _ => None,
+            })
+    }
+
+    pub fn is_sound(&self) -> bool {
+        self.failed().next().is_none() && self.unproven.is_empty()
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(out, "{}", self.engine)?;
+        for (name, outcome) in &self.outcomes {
+            writeln!(out, "    {name}: {outcome}")?;
+        }
+        for feature in &self.unproven {
+            writeln!(
+                out,
+                "    {}: FAILED: it is claimed, and no scenario shows it",
+                feature.name()
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// Features that the engine claims and that no scenario is meant for.
+pub fn unproven(capabilities: &Capabilities) -> Vec<Feature> {
+    let shown = |one: &Feature| {
+        SCENARIOS
+            .iter()
+            .any(|scenario| scenario.shows.contains(one))
+    };
+    let claimed = Feature::ALL.into_iter();
+    let claimed = claimed.filter(|one| capabilities.offers(*one) && !UNSHOWN.contains(one));
+    claimed.filter(|one| !shown(one)).collect()
+}
+
+/// Features that no driver can show: it would take another clock on the wall. `tests/crash/test_clock.py` has one.
+pub const UNSHOWN: [Feature; 1] = [Feature::SteadyClock];
+
+/// Runs every scenario, each on a fresh engine.
+pub fn run(fresh: &dyn Fn() -> Box<dyn Place>) -> Report {
+    let capabilities = fresh().capabilities();
+    let outcomes = SCENARIOS
+        .iter()
+        .map(|scenario| (scenario.name, scenario.check(&*fresh())));
+    Report {
+        outcomes: outcomes.collect(),
+        unproven: unproven(&capabilities),
+        engine: capabilities.engine,
+    }
+}
+
+/// Runs one scenario as a test: prints how it ended, and panics where it failed.
+pub fn check(name: &str, place: &dyn Place) {
+    let scenario = Scenario::named(name).expect("a scenario of this name");
+    let outcome = scenario.check(place);
+    println!("{name}: {outcome}");
+    assert!(!matches!(outcome, Outcome::Failed(_)), "{outcome}");
+}
+
+/// What a scenario works with.
+pub(crate) struct Bench<'a> {
+    pub(crate) place: &'a dyn Place,
+    pub(crate) capabilities: Capabilities,
+}
+
+impl Bench<'_> {
+    /// A client of its own, where there can be several.
+    pub(crate) fn client(&self) -> Client {
+        Client {
+            driver: self.place.driver(),
+            durability: self.capabilities.settle_at(),
+            patience: self.place.patience(),
+        }
+    }
+
+    pub(crate) fn kill(&self) {
+        self.place.kill();
+    }
+
+    pub(crate) fn several_clients(&self) -> bool {
+        self.place.can(Ability::SeveralClients)
+    }
+}

@@ -1,0 +1,50 @@
+//! Penstock's own brokers under the suite that every engine has to pass, however they are reached.
+
+use std::time::Instant;
+
+use crate::support::*;
+
+mod memory {
+    penstock_conformance::tests!(crate::support::Place::memory);
+
+    /// Where there is one client only, its goodbye ends the broker.
+    #[test]
+    fn a_goodbye_ends_the_broker_of_one_client() {
+        super::a_goodbye_ends_the_broker(&crate::support::Place::memory());
+    }
+}
+
+mod local {
+    penstock_conformance::tests!(crate::support::Place::local);
+}
+
+mod unix {
+    penstock_conformance::tests!(crate::support::Place::unix);
+}
+
+mod tcp {
+    penstock_conformance::tests!(crate::support::Place::tcp);
+}
+
+fn a_goodbye_ends_the_broker(place: &Place) {
+    let client = place.client();
+    client.commit(vec![publish(message(1))]);
+    let pid = client.broker_pid();
+    client.driver.close(Instant::now() + PATIENCE);
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    let gone = || rustix::process::test_kill_process(pid).is_err();
+    let deadline = Instant::now() + PATIENCE;
+    while !gone() {
+        assert!(Instant::now() < deadline, "the broker goes on for nobody");
+        std::thread::yield_now();
+    }
+}
+
+/// What a driver claims before it has seen a broker is what that then declares.
+#[test]
+fn a_broker_declares_what_its_driver_claims() {
+    for place in [Place::memory(), Place::local(), Place::unix()] {
+        let client = place.client();
+        assert_eq!(*client.probe().unwrap(), *client.driver.upper_bound());
+    }
+}

@@ -1,0 +1,434 @@
+//! A driver that claims all that its broker can do, and breaks one thing of it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use penstock_conformance::Ability;
+use penstock_driver::{DeliverySink, Done, Driver, DriverError, LeadToken, ValueSink, WatchId};
+use penstock_message::{
+    Answer, Applied, Capabilities, Consume, DEFAULT_PRIORITY, Delivery, Durability, Feature,
+    HeaderPatch, Key, KeyState, Lease, MessageState, Notice, Op, Query, Receipt, Refusal,
+    ReleaseReason, Target, Tasks, Tx, Value, ValueStatus,
+};
+
+use crate::support::*;
+
+pub struct Liar {
+    place: Place,
+    lie: Feature,
+    patience: Duration,
+    books: Arc<Books>,
+}
+
+/// What it has to remember for its lie.
+#[derive(Default)]
+struct Books {
+    kills: AtomicU32,
+    /// Undoes what was confirmed and is to be forgotten.
+    forget: Mutex<Vec<Op>>,
+}
+
+impl Liar {
+    pub fn about(lie: Feature, patience: Duration) -> Self {
+        let needs_kills = matches!(
+            lie,
+            Feature::DiskDurability
+                | Feature::OsDurability
+                | Feature::LeasesOfSessions
+                | Feature::Dedupe
+        );
+        Self {
+            place: match needs_kills {
+                true => Place::unix(),
+                false => Place::memory(),
+            },
+            lie,
+            patience,
+            books: Arc::default(),
+        }
+    }
+}
+
+impl penstock_conformance::Place for Liar {
+    fn capabilities(&self) -> Capabilities {
+        penstock_conformance::Place::capabilities(&self.place)
+    }
+
+    fn driver(&self) -> Arc<dyn Driver> {
+        Arc::new(Lying {
+            inner: self.place.client().driver,
+            lie: self.lie,
+            books: Arc::clone(&self.books),
+        })
+    }
+
+    fn can(&self, ability: Ability) -> bool {
+        self.place.can(ability)
+    }
+
+    fn kill(&self) {
+        self.books.kills.fetch_add(1, Ordering::Relaxed);
+        self.place.kill();
+        let forget = std::mem::take(&mut *self.books.forget.lock().unwrap());
+        for op in forget {
+            self.place.client().commit(vec![op]);
+        }
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+}
+
+struct Lying {
+    inner: Arc<dyn Driver>,
+    lie: Feature,
+    books: Arc<Books>,
+}
+
+impl Lying {
+    /// What it makes of an operation; several, or none.
+    fn twist(&self, op: Op) -> Vec<Op> {
+        match (self.lie, op) {
+            (
+                Feature::Delays,
+                Op::Publish {
+                    queues,
+                    message,
+                    unless_key,
+                    ..
+                },
+            ) => vec![Op::Publish {
+                queues,
+                message,
+                due: None,
+                unless_key,
+            }],
+            (
+                Feature::Keys,
+                Op::Publish {
+                    queues,
+                    message,
+                    due,
+                    ..
+                },
+            ) => vec![Op::Publish {
+                queues,
+                message,
+                due,
+                unless_key: None,
+            }],
+            (
+                Feature::Priorities,
+                Op::Publish {
+                    queues,
+                    mut message,
+                    due,
+                    unless_key,
+                },
+            ) => {
+                message.priority = DEFAULT_PRIORITY;
+                vec![Op::Publish {
+                    queues,
+                    message,
+                    due,
+                    unless_key,
+                }]
+            }
+            (
+                Feature::KeepsPlace,
+                Op::Release {
+                    lease,
+                    reason: ReleaseReason::Returned,
+                },
+            ) => vec![Op::Move {
+                lease,
+                queue: None,
+                due: None,
+                patch: HeaderPatch::default(),
+                cost_us: 0,
+            }],
+            (Feature::FairFlows, Op::Ack { lease, .. }) => vec![Op::Ack { lease, cost_us: 0 }],
+            (Feature::Joins, Op::Hold { messages, .. }) => {
+                let messages = messages.into_iter();
+                messages.map(|(_, message)| publish(message)).collect()
+            }
+            (
+                Feature::FailedJobs,
+                Op::Fail {
+                    lease,
+                    value: body,
+                    cost_us,
+                    ..
+                },
+            ) => vec![
+                Op::Ack { lease, cost_us },
+                Op::Put {
+                    key: Key::Result(lease.message),
+                    value: Value::new(ValueStatus::Failed, body.unwrap_or_default()),
+                    ttl_ms: Some(60_000),
+                    group: "task".into(),
+                },
+            ],
+            (
+                Feature::Values,
+                Op::Put {
+                    key: Key::Result(_),
+                    ..
+                },
+            )
+            | (Feature::Joins, Op::Join { .. })
+            | (Feature::Purge, Op::Purge { .. })
+            | (Feature::Pause, Op::Pause { .. })
+            | (Feature::Limits, Op::Limit { .. })
+            | (Feature::CancelWaiting, Op::Cancel { .. }) => Vec::new(),
+            (_, op) => vec![op],
+        }
+    }
+
+    fn remember(&self, tx: &Tx) {
+        let mut forget = self.books.forget.lock().unwrap();
+        forget.extend(tx.ops.iter().filter_map(|op| match op {
+            Op::Publish { message, .. } => Some(Op::Cancel {
+                target: Target::Job(message.id),
+                reason: "forgotten".into(),
+            }),
+            Op::Put { key, .. } => Some(Op::Delete { key: key.clone() }),
+            _ => None,
+        }));
+    }
+
+    /// What it makes of an answer. Some lies take another commit.
+    fn answer(&self, txs: Vec<Tx>, done: Done<Vec<Receipt>>) -> Done<Vec<Receipt>> {
+        let (lie, inner) = (self.lie, Arc::clone(&self.inner));
+        let books = Arc::clone(&self.books);
+        let kills = books.kills.load(Ordering::Relaxed);
+        Box::new(move |ended| {
+            let mut receipts = match ended {
+                Ok(receipts) => receipts,
+                Err(error) => return done(Err(error)),
+            };
+            let mut second = None;
+            for (tx, receipt) in txs.into_iter().zip(&mut receipts) {
+                match (lie, &receipt) {
+                    (Feature::OneStepSettlement, Receipt::Refused { op: 1.., .. }) => {
+                        let Receipt::Refused { op, .. } = *receipt else {
+                            unreachable!()
+                        };
+                        let mut ops = tx.ops;
+                        ops.truncate(op as usize);
+                        second = Some((ops, receipt.clone()));
+                    }
+                    (
+                        Feature::Fencing,
+                        Receipt::Refused {
+                            why: Refusal::LeaseLost,
+                            ..
+                        },
+                    ) => {
+                        let mut ops = tx.ops;
+                        ops.retain(|op| !op.is_settlement());
+                        second = Some((ops, applied()));
+                    }
+                    _ if lie == Feature::Dedupe && kills < books.kills.load(Ordering::Relaxed) => {
+                        // As if the engine did not know that it has had this.
+                        let deadline = Some(Instant::now() + PATIENCE);
+                        return inner.commit(vec![tx], Durability::Os, deadline, done);
+                    }
+                    _ => {}
+                }
+            }
+            match second {
+                Some((ops, receipt)) => {
+                    let deadline = Some(Instant::now() + PATIENCE);
+                    let done: Done<Vec<Receipt>> = Box::new(move |_| done(Ok(vec![receipt])));
+                    inner.commit(vec![Tx { ops }], Durability::None, deadline, done);
+                }
+                None => done(Ok(receipts)),
+            }
+        })
+    }
+
+    fn twisted(&self, txs: Vec<Tx>) -> Vec<Tx> {
+        let twist = |tx: Tx| Tx {
+            ops: tx.ops.into_iter().flat_map(|op| self.twist(op)).collect(),
+        };
+        txs.into_iter().map(twist).collect()
+    }
+}
+
+impl Driver for Lying {
+    fn upper_bound(&self) -> &'static Capabilities {
+        self.inner.upper_bound()
+    }
+
+    fn probe(&self, deadline: Instant, done: Done<Arc<Capabilities>>) {
+        self.inner.probe(deadline, done);
+    }
+
+    fn commit(
+        &self,
+        txs: Vec<Tx>,
+        durability: Durability,
+        deadline: Option<Instant>,
+        done: Done<Vec<Receipt>>,
+    ) {
+        if self.lie == Feature::of_durability(durability) {
+            txs.iter().for_each(|tx| self.remember(tx));
+        }
+        let had = txs.iter().map(|tx| tx.ops.len()).sum::<usize>();
+        let txs = self.twisted(txs);
+        if had > 0 && txs.iter().all(|tx| tx.ops.is_empty()) {
+            // It says that it has cancelled a job that waited.
+            let found = (self.lie == Feature::CancelWaiting).then_some(MessageState::Ready);
+            let receipt = Receipt::Applied(Applied {
+                found,
+                ..Applied::default()
+            });
+            return done(Ok(vec![receipt; txs.len()]));
+        }
+        let done = self.answer(txs.clone(), done);
+        self.inner.commit(txs, durability, deadline, done);
+    }
+
+    fn settle(&self, txs: Vec<Tx>, deadline: Option<Instant>, done: Done<Vec<Receipt>>) {
+        let txs = self.twisted(txs);
+        let done = self.answer(txs.clone(), done);
+        self.inner.settle(txs, deadline, done);
+    }
+
+    fn consume(&self, mut consume: Consume, sink: Arc<dyn DeliverySink>) {
+        if self.lie == Feature::TasksOfConsumers {
+            consume.tasks = Tasks::Any;
+        }
+        let lie = self.lie;
+        self.inner
+            .consume(consume, Arc::new(LyingSink { sink, lie }));
+    }
+
+    fn stop_consuming(&self) {
+        self.inner.stop_consuming();
+    }
+
+    fn watch(
+        &self,
+        keys: Vec<Key>,
+        deadline: Option<Instant>,
+        sink: Arc<dyn ValueSink>,
+    ) -> WatchId {
+        let lie = self.lie;
+        self.inner
+            .watch(keys, deadline, Arc::new(LyingValues { sink, lie }))
+    }
+
+    fn peek(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>) -> WatchId {
+        let lie = self.lie;
+        self.inner
+            .peek(keys, deadline, Arc::new(LyingValues { sink, lie }))
+    }
+
+    fn unwatch(&self, watch: WatchId) {
+        self.inner.unwatch(watch);
+    }
+
+    fn query(&self, query: Query, deadline: Instant, done: Done<Answer>) {
+        match (self.lie, &query) {
+            (Feature::Inspection, Query::Message(_)) => done(Ok(Answer::Message(None))),
+            (Feature::MovableClock, Query::SetClock { .. }) => done(Ok(Answer::Clock(1))),
+            _ => self.inner.query(query, deadline, done),
+        }
+    }
+
+    fn report(&self, slots: u32, busy: u32) {
+        self.inner.report(slots, busy);
+    }
+
+    fn take_notices(&self) -> Vec<Notice> {
+        self.inner.take_notices()
+    }
+
+    fn take_lead(&self) -> Option<LeadToken> {
+        self.inner.take_lead()
+    }
+
+    fn lead(&self, lead: LeadToken, until: Instant, over: &dyn Fn() -> bool) {
+        self.inner.lead(lead, until, over);
+    }
+
+    fn leave_lead(&self, lead: LeadToken) {
+        self.inner.leave_lead(lead);
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.inner.trouble()
+    }
+
+    fn abandon(&self) {
+        self.inner.abandon();
+    }
+
+    fn close(&self, deadline: Instant) {
+        self.inner.close(deadline);
+    }
+}
+
+struct LyingSink {
+    sink: Arc<dyn DeliverySink>,
+    lie: Feature,
+}
+
+impl DeliverySink for LyingSink {
+    fn deliver(&self, deliveries: Vec<Delivery>) {
+        self.sink.deliver(deliveries);
+    }
+
+    fn held_leases(&self) -> Vec<Lease> {
+        match self.lie {
+            Feature::LeasesOfSessions => Vec::new(),
+            _ => self.sink.held_leases(),
+        }
+    }
+
+    fn out_of_reach(&self) {
+        self.sink.out_of_reach();
+    }
+
+    fn leases_kept(&self, kept: &[Lease]) {
+        self.sink.leases_kept(kept);
+    }
+
+    fn failed(&self, error: DriverError) {
+        self.sink.failed(error);
+    }
+}
+
+struct LyingValues {
+    sink: Arc<dyn ValueSink>,
+    lie: Feature,
+}
+
+impl ValueSink for LyingValues {
+    fn value(&self, key: Key, state: KeyState) {
+        match (self.lie, &state) {
+            (Feature::Pending, KeyState::Gone) => self.sink.pending(key),
+            _ => self.sink.value(key, state),
+        }
+    }
+
+    fn pending(&self, key: Key) {
+        self.sink.pending(key);
+    }
+
+    fn reachable(&self, reachable: bool) {
+        self.sink.reachable(reachable);
+    }
+
+    fn failed(&self, error: DriverError) {
+        self.sink.failed(error);
+    }
+
+    fn timed_out(&self, trouble: Option<String>) {
+        self.sink.timed_out(trouble);
+    }
+}
