@@ -12,8 +12,8 @@ use penstock_directory::{LocalPaths, is_nobody};
 use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, ValueSink};
 use penstock_local::{connect, in_second_process};
 use penstock_message::{
-    Answer, Applied, Capabilities, Durability, Key, KeyState, MessageId, MessageInfo, Op,
-    OperationStatus, Query, Receipt, Status, StatusPage, StatusQuery, Tx,
+    Answer, Applied, Capabilities, Key, KeyState, MessageId, MessageInfo, Op, OperationStatus,
+    Query, Receipt, Status, StatusPage, StatusQuery, Tx,
 };
 
 use crate::exit::{FAILED, Failure, NO_BROKER, WRONG_CALL, applied, code_of_path};
@@ -141,14 +141,11 @@ impl Broker {
         }
     }
 
-    /// Carries out operations one by one: each has a receipt of its own.
+    /// Carries out operations one by one, as durably as the engine can: each has a receipt of its own.
     pub fn commit_each(&self, ops: Vec<Op>) -> Result<Vec<Receipt>, Failure> {
         let expected = ops.len();
         let txs = ops.into_iter().map(|op| Tx::from(vec![op])).collect();
-        let receipts = wait_for(|done| {
-            self.driver
-                .commit(txs, Durability::Disk, Some(deadline()), done)
-        })?;
+        let receipts = wait_for(|done| self.driver.settle(txs, Some(deadline()), done))?;
         match receipts.len() == expected {
             true => Ok(receipts),
             false => Err(Failure::new(FAILED, "the broker sent no receipt")),

@@ -60,8 +60,8 @@ pub trait Driver: Send + Sync {
         done: Done<Vec<Receipt>>,
     );
 
-    /// Commits settlements of jobs: as `commit`, but as durably as the engine can, up to disk. An engine that keeps
-    /// less would refuse to keep them on disk, and its jobs would never end.
+    /// Commits settlements of jobs, and orders of people such as a purge: as `commit`, but as durably as the engine
+    /// can, up to disk. An engine that keeps less would refuse to keep them on disk, and its jobs would never end.
     fn settle(&self, txs: Vec<Tx>, deadline: Option<Instant>, done: Done<Vec<Receipt>>);
 
     /// Has a consumer take deliveries, which arrive at the sink. There may be several, by their numbers, and queues

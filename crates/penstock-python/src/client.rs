@@ -243,7 +243,7 @@ impl Client {
         let tx = cancellation(job(job_id)?, reason);
         let driver = self.driver()?;
         let outcome = wait_for_end(py, &*driver, |done| {
-            driver.commit(vec![tx], Durability::Disk, deadline, done);
+            driver.settle(vec![tx], deadline, done);
         })?;
         Ok(found(outcome)?)
     }
@@ -298,7 +298,12 @@ impl Client {
 
     fn purge(&self, py: Python<'_>, queue: String, timeout_s: f64) -> PyResult<()> {
         let tx = Tx::from(vec![Op::Purge { queue }]);
-        self.commit(py, tx, Durability::Disk, timeout_s)
+        let deadline = deadline(Some(timeout_s))?;
+        let driver = self.driver()?;
+        let outcome = wait_for_end(py, &*driver, |done| {
+            driver.settle(vec![tx], deadline, done);
+        })?;
+        Ok(confirmed(outcome)?)
     }
 
     /// Failed jobs that match, oldest first, behind the one that a page before ended with.
@@ -334,7 +339,7 @@ impl Client {
         let deadline = deadline(Some(timeout_s))?;
         let driver = self.driver()?;
         let outcome = wait_for_end(py, &*driver, |done| {
-            driver.commit(vec![Tx::from(vec![op])], Durability::Disk, deadline, done);
+            driver.settle(vec![Tx::from(vec![op])], deadline, done);
         })?;
         Ok(failed::applied(outcome)?.operation)
     }
@@ -500,7 +505,7 @@ impl Client {
         let inbox = Arc::clone(&port.inbox);
         inbox.expect(token);
         let done = Box::new(move |outcome| inbox.end(token, found(outcome).map(End::Found)));
-        py.detach(move || driver.commit(vec![tx], Durability::Disk, deadline, done));
+        py.detach(move || driver.settle(vec![tx], deadline, done));
         Ok(())
     }
 

@@ -110,3 +110,18 @@ fn a_command_that_the_engine_can_not_carry_out_exits_with_75_and_the_remedy() {
         "{said}"
     );
 }
+
+/// An order of a person is as durable as the engine can keep it: a weaker engine would refuse every one.
+#[test]
+fn an_order_is_kept_as_durably_as_the_engine_can() {
+    let place = Place::local();
+    place.client().commit(vec![publish(message(1))]);
+    let lesser = Lesser::beside(&socket_of(&place), Feature::DiskDurability);
+    let output = Command::new(program())
+        .args(["purge", "work", "--yes", "--url", &lesser.url()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("dropped 1 waiting job"), "{said}");
+}
