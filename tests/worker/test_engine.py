@@ -54,3 +54,14 @@ def test_orders_are_kept_as_durably_as_the_engine_can(project: Project) -> None:
         purge = project.penstock("purge", "default", "--yes", PENSTOCK_URL=lesser.url)
         assert purge.returncode == 0, purge.output
         assert "dropped 2 waiting jobs" in purge.output
+
+
+def test_nobody_waits_for_a_result_that_the_engine_would_not_keep(project: Project) -> None:
+    project.write("shop.py", TASKS)
+    project.python("import shop; shop.work.delay()")
+    with Lesser(project.data / "broker.sock", project.directory / "lesser.sock", "results") as lesser:
+        app = penstock.App("clerk", lesser.url)
+        job = app.task(name="shop.work")(lambda: 1).delay()
+        with pytest.raises(penstock.NotOffered, match="keeping results is not offered by Lesser 1"):
+            job.result(timeout=60)
+        app.close()
