@@ -381,6 +381,12 @@ impl Queues {
         unknown.map(|flow| (flow.task, flow.ready))
     }
 
+    /// Ready messages that none of the queue's consumers can run.
+    pub(crate) fn unknown(&self, index: u32) -> u64 {
+        let flows = self.unknown_tasks(index);
+        flows.map(|(_, ready)| ready as u64).sum()
+    }
+
     /// Panics unless the flows count these ready messages, and no others.
     pub(crate) fn assert_flows_hold(&self, expected: &BTreeMap<(u32, u8, Name), usize>) {
         let mut flows = BTreeMap::new();

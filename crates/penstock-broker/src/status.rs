@@ -206,6 +206,7 @@ impl Broker {
             delayed: queue.delayed,
             ending: queue.ending,
             failed: queue.failed,
+            unknown: self.state.queues.unknown(index),
             running: queue.running,
             oldest_ready_ms: oldest.map_or(0, |entry| {
                 self.clocks.wall().saturating_sub(entry.enqueued_at())

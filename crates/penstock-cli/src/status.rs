@@ -83,6 +83,7 @@ pub fn queue_json(queue: &QueueStatus) -> Value {
         "delayed": queue.delayed,
         "running": queue.running,
         "failed": queue.failed,
+        "unknown": queue.unknown,
         "ending": queue.ending,
         "oldest_ready_ms": queue.oldest_ready_ms,
         "paused": queue.paused,
@@ -247,6 +248,9 @@ fn remarks(queue: &QueueStatus) -> String {
     if !queue.limits.is_none() {
         remarks.push(limits(&queue.limits));
     }
+    if queue.unknown > 0 {
+        remarks.push(format!("{} of tasks that no worker has", queue.unknown));
+    }
     if queue.ending > 0 {
         remarks.push(format!("{} still to be purged", queue.ending));
     }
@@ -273,6 +277,7 @@ mod tests {
                 ready: 3,
                 failed: 2,
                 ending: 1,
+                unknown: 2,
                 oldest_ready_ms: 61_000,
                 paused: true,
                 limits: QueueLimits {
@@ -324,7 +329,7 @@ trouble  the broker's disk is nearly full: it takes no new jobs until there is s
          and draining the queues or freeing space on its machine helps
 
 QUEUE  READY  DELAYED  RUNNING  FAILED     OLDEST  WORKERS
-mail       3        0        0       2  1 min 1 s        0  paused; at most 5 jobs; 1 still to be purged; 7 refused
+mail       3        0        0       2  1 min 1 s        0  paused; at most 5 jobs; 2 of tasks that no worker has; 1 still to be purged; 7 refused
 
 WORKER         SLOTS  BUSY  LEASES  QUEUES
 worker@host:7      4     1       2  default, mail  out of reach

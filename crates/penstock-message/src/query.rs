@@ -223,6 +223,8 @@ pub struct QueueStatus {
     pub ending: u64,
     /// Jobs of this queue that failed for good.
     pub failed: u64,
+    /// Ready jobs of tasks that none of the queue's consumers can run. 0 while it has no consumers.
+    pub unknown: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1257,6 +1257,9 @@ pub mod status {
         pub ending: u64,
         #[prost(uint64, tag = "13")]
         pub failed: u64,
+        /// ready jobs of tasks that none of its consumers can run; 0 without consumers
+        #[prost(uint64, tag = "14")]
+        pub unknown: u64,
     }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Worker {

@@ -351,12 +351,12 @@ prop_compose! {
 prop_compose! {
     fn any_status()(
         [failed, failed_bytes, failed_dropped, results, unreadable]: [u64; 5],
-        queues in vec((".{0,8}", any::<[u64; 4]>()), 0..3), counts: [u64; 3], connected_workers: u32,
+        queues in vec((".{0,8}", any::<[u64; 5]>()), 0..3), counts: [u64; 3], connected_workers: u32,
     ) -> Status {
         let [published, cancelled, failed_for_good] = counts;
         let counts = Counts { published, cancelled, failed: failed_for_good, ..Counts::default() };
-        let queues = queues.into_iter().map(|(name, [ready, running, ending, failed])| QueueStatus {
-            name, ready, running, ending, failed, ..QueueStatus::default()
+        let queues = queues.into_iter().map(|(name, [ready, running, ending, failed, unknown])| QueueStatus {
+            name, ready, running, ending, failed, unknown, ..QueueStatus::default()
         }).collect();
         Status { queues, counts, failed, failed_bytes, failed_dropped, results, unreadable, connected_workers, ..Status::default() }
     }

@@ -269,7 +269,7 @@ fn a_job_is_sent_only_to_a_consumer_that_can_run_its_task() {
         w hello                             -> w welcome 0
         w consume default 9 tasks=new       -> w deliver one two
         v consume default 9 tasks=other     ->
-        a status                            -> a status default:1/0/2 v=0/0/0 w=0/0/2 clients 1 results 0 evicted 0
+        a status                            -> a status default:1/0/2-unknown1 v=0/0/0 w=0/0/2 clients 1 results 0 evicted 0
         # Nobody knows it, which is said once.
         wait 2999                           ->
         wait 1                              -> notice: 1 of old and 0 others unknown in default
@@ -279,9 +279,10 @@ fn a_job_is_sent_only_to_a_consumer_that_can_run_its_task() {
         v consume default 0 tasks=other+old -> v deliver old old-too
         a publish three task=other          -> a confirm 5, v deliver three
         v consume default 0 tasks=new       ->
-        a publish four task=old             -> a confirm 6
+        a publish four task=old|publish five task=old priority=7  -> a confirm 7
+        a status                            -> a status default:2/0/5-unknown2 v=0/0/3 w=0/0/2 clients 1 results 0 evicted 0
         # Whoever names none can run all.
-        w consume - 0 tasks=any             -> w deliver four
+        w consume - 0 tasks=any             -> w deliver five four
         ",
     );
 }
@@ -316,8 +317,10 @@ fn what_nobody_knows_is_in_nobodys_way() {
         a publish high task=unknown priority=9|publish low task=known priority=1|publish middle task=known  -> a confirm 3
         w hello                             -> w welcome 0
         w consume default 9 tasks=known     -> w deliver middle low
+        a status                            -> a status default:1/0/2-unknown1 w=0/0/2 clients 1 results 0 evicted 0
         # While nobody takes from the queue at all, no task of it is unknown.
         w bye                               ->
+        a status                            -> a status default:3/0/0 clients 1 results 0 evicted 0
         wait 20000                          ->
         a purge default                     -> a confirm 4 4:operation-1
         a status                            -> a status default:0/0/0 clients 1 results 3 evicted 0

@@ -173,6 +173,7 @@ impl From<Status> for proto::Status {
             dropped: queue.dropped,
             ending: queue.ending,
             failed: queue.failed,
+            unknown: queue.unknown,
         };
         let worker = |worker: WorkerStatus| proto::status::Worker {
             name: worker.name,
@@ -248,6 +249,7 @@ impl TryFrom<proto::Status> for Status {
                 dropped: queue.dropped,
                 ending: queue.ending,
                 failed: queue.failed,
+                unknown: queue.unknown,
             })
         };
         let worker = |worker: proto::status::Worker| WorkerStatus {

@@ -225,6 +225,9 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
                 if queue.failed > 0 {
                     line += &format!("-failed{}", queue.failed);
                 }
+                if queue.unknown > 0 {
+                    line += &format!("-unknown{}", queue.unknown);
+                }
                 if queue.paused {
                     line += "-paused";
                 }
