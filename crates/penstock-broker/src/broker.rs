@@ -21,6 +21,7 @@ use crate::queues::Service;
 use crate::reading::Reading;
 use crate::records::{ENDED_AT_ONCE, Event, Record, RecordWriter};
 use crate::state::State;
+use crate::tally::Step;
 use crate::timers::Timer;
 use crate::{BrokerOptions, ConnId, Input, Now, Output, Position};
 
@@ -122,6 +123,7 @@ impl Broker {
             counts: Counts::default(),
             must_be_safe: false,
         };
+        broker.resume_use();
         broker.resume_chores();
         broker.resume_charges();
         broker.watch_unserved();
@@ -194,11 +196,17 @@ impl Broker {
         }
         self.watch_unserved();
         self.state.sweep();
+        self.state.names.sweep();
     }
 
     /// The time that `next_deadline` named has come, or any other.
     pub fn handle_deadline(&mut self, now: Now) {
         self.clocks.advance(now);
+        let now = Step::at(self.clocks.steady());
+        if self.state.queues.now != now {
+            self.state.add_counts();
+            self.state.queues.now = now;
+        }
         if self.clocks.take_step() {
             // Synced, though nobody waits for it: all that is counted down rests on it after a crash.
             self.begin(Durability::Disk);
@@ -397,6 +405,7 @@ impl Broker {
                 self.state.timers.set(at, timer);
             }
         }
+        self.watch_use();
     }
 
     // --- effects
@@ -562,6 +571,7 @@ impl Broker {
     // --- queries
 
     fn query(&mut self, conn: ConnId, id: u64, query: &Query) {
+        self.state.add_counts();
         let answer = match query {
             Query::Status(query) => Answer::Status(self.status_page(conn, query)),
             Query::Message(id) => Answer::Message(self.message_info(id)),

@@ -60,6 +60,11 @@ impl Chores {
         self.queues.insert(queue);
     }
 
+    /// Whether the queue has yet to be made room in.
+    pub(crate) fn has_queue(&self, queue: u32) -> bool {
+        self.queues.contains(&queue)
+    }
+
     pub(crate) fn forget(&mut self, session: u32, generation: u64) {
         self.forgotten.push((session, generation));
     }

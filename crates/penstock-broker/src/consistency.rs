@@ -7,6 +7,7 @@ use penstock_message::Key;
 use crate::Broker;
 use crate::consumers::Seat;
 use crate::messages::State as MessagePlace;
+use crate::names::Name;
 
 impl Broker {
     /// Counts everything again that the broker keeps counts of, and panics where a count is wrong. It
@@ -16,6 +17,7 @@ impl Broker {
         self.assert_values_are_counted();
         self.state.messages.assert_counts();
         self.assert_live_things_are_in_the_ledger();
+        self.assert_names_are_held();
         for connection in self.connections.values() {
             let ahead = connection.deliveries.iter().take(connection.ahead);
             assert!(connection.ahead <= connection.deliveries.len());
@@ -113,7 +115,8 @@ impl Broker {
             .map(|(_, session)| session.leases.len())
             .sum();
         assert_eq!(held, leases, "leases of all sessions");
-        state.queues.assert_flows_hold(&flows);
+        let users = state.messages.kinds.users_of_flows();
+        state.queues.assert_flows_hold(&flows, &users);
         let listed: BTreeMap<u64, u32> = state.failed.after(0).collect();
         assert_eq!(listed, failed, "failed jobs in their list");
         let ended = state.messages.iter().filter(|(_, entry)| entry.is_ended());
@@ -122,7 +125,7 @@ impl Broker {
             ended.count() as u64,
             "values of ended messages"
         );
-        for index in 0..state.queues.len() {
+        for index in state.queues.indexes() {
             let queue = &state.queues[index];
             let count = counts.remove(&index).unwrap_or_default();
             assert_eq!(
@@ -162,6 +165,51 @@ impl Broker {
         }
     }
 
+    /// Each queue, task, value, reason and class of a failure holds its name, and nothing else does.
+    fn assert_names_are_held(&self) {
+        let state = &self.state;
+        let mut held: BTreeMap<Name, u32> = BTreeMap::new();
+        let mut hold = |name: Name| *held.entry(name).or_insert(0) += 1;
+        let queues = &state.queues;
+        for index in queues.indexes() {
+            let queue = &queues[index];
+            assert_eq!(queues.find(queue.name), Some(index), "a queue by its name");
+            hold(queue.name);
+            queue.told_unknown.iter().for_each(|task| hold(*task));
+        }
+        let in_order = &queues.by_name.in_order;
+        assert_eq!(in_order.len(), queues.indexes().len(), "queues in order");
+        for (slot, task) in queues.tasks.all.iter() {
+            let found = queues.tasks.find(task.name);
+            assert_eq!(found, Some(slot), "a task by its name");
+            hold(task.name);
+        }
+        let in_order = &queues.tasks.by_name.in_order;
+        assert_eq!(in_order.len(), queues.tasks.all.len(), "tasks in order");
+        queues.sets.names().for_each(&mut hold);
+        for (mark, _) in state.marks.values() {
+            mark.names().for_each(&mut hold);
+        }
+        for stored in state.keys.iter() {
+            hold(stored.group);
+            stored.run.iter().for_each(|run| hold(run.head().queue));
+        }
+        state.keys.told().for_each(&mut hold);
+        for (slot, entry) in state.messages.iter() {
+            match entry.is_ended() {
+                true => hold(state.messages.ended(slot).reason),
+                false => {
+                    let failure = state.messages.failure(slot);
+                    failure.iter().for_each(|failure| hold(failure.class));
+                }
+            }
+            let kind = state.messages.kind(slot);
+            assert!(queues.tasks.find(kind.task).is_some(), "an unknown task");
+            assert!(queues.get(kind.queue).is_some(), "a forgotten queue");
+        }
+        state.names.assert_held(&held);
+    }
+
     fn assert_values_are_counted(&self) {
         let keys = &self.state.keys;
         keys.watchers.assert_paired();
@@ -198,12 +246,10 @@ impl Broker {
             .collect();
         let mut expected = state.messages.len() + state.keys.iter().count();
         expected += state.sessions.iter().count() + state.joins.iter().count();
-        expected += (0..state.queues.len())
-            .filter(|index| state.queues[*index].paused)
-            .count();
-        let limited = (0..state.queues.len())
-            .filter(|index| !state.queues[*index].limits.is_none())
-            .count();
+        let indexes = state.queues.indexes();
+        let queues = indexes.iter().map(|index| &state.queues[*index]);
+        expected += queues.clone().filter(|queue| queue.paused).count();
+        let limited = queues.filter(|queue| !queue.limits.is_none()).count();
         assert_eq!(
             state.queues.limited as usize, limited,
             "the count of queues with limits"

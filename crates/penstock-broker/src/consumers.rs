@@ -182,7 +182,7 @@ impl Broker {
         let mut chosen: Vec<u32> = Vec::with_capacity(queues.len());
         for queue in queues {
             let name = state.names.intern(queue);
-            let index = state.queues.find_or_create(name);
+            let index = state.queue_named(name);
             if !chosen.contains(&index) {
                 chosen.push(index);
             }
@@ -199,7 +199,8 @@ impl Broker {
             Tasks::Any => Some(None),
             Tasks::Named(tasks) => {
                 let names = tasks.iter().map(|task| state.names.intern(task));
-                Some(Some(state.queues.sets.take(names.collect())))
+                let names = names.collect();
+                Some(Some(state.queues.sets.take(names, &mut state.names)))
             }
         };
         let is_same = chosen == seats && set.is_none_or(|set| set == was);
@@ -226,7 +227,8 @@ impl Broker {
         if let Some(set) = set {
             // Its users are consumers, and it has one more only if it had another set.
             let given_back = if is_same { set } else { was };
-            self.state.queues.sets.give(given_back);
+            let state = &mut self.state;
+            state.queues.sets.give(given_back, &mut state.names);
         }
         for queue in chosen {
             self.state.review_service(queue);
@@ -255,7 +257,8 @@ impl Broker {
                 self.state.review_service(queue);
                 self.state.note_unknown(queue);
             }
-            self.state.queues.sets.give(consumer.tasks);
+            let state = &mut self.state;
+            state.queues.sets.give(consumer.tasks, &mut state.names);
         }
     }
 

@@ -12,9 +12,10 @@ use crate::endings::{CRASHED, End, Unrun};
 use crate::kinds::Kind;
 use crate::messages::{Handle, State as MessagePlace};
 use crate::names::Name;
-use crate::queues::Service;
+use crate::queues::{Queue, Service};
 use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How};
 use crate::state::State;
+use crate::tally::Counted;
 use crate::timers::Timer;
 
 /// While the disk has no space for leases, so many jobs more may run than before. Their outcomes fit into the reserve for
@@ -47,7 +48,7 @@ impl Broker {
                     // It ends at once, for its flow may list it a second time.
                     durability = Durability::Disk;
                     self.must_be_safe();
-                    self.state.queues.push_ready(&self.state.messages, slot);
+                    self.state.push_ready(slot);
                     self.expire(&mut vec![slot]);
                     self.state.queues.activate_first(queue);
                 }
@@ -123,6 +124,7 @@ impl Broker {
         if consumers.was_served(waiter, queue, connection) {
             queues.enroll(queue, consumers.tasks_of(waiter), waiter);
         }
+        messages.count(slot, Counted::Started);
         let session = connection.session;
         let session_number = sessions[session].number;
         let number = messages[slot].number();
@@ -173,10 +175,9 @@ impl Broker {
                 messages, queues, ..
             } = &mut self.state;
             let slot = charged.message.slot;
-            let kind = match messages.get(charged.message) {
-                Some(_) => *messages.kind(slot),
-                None => continue,
-            };
+            if messages.get(charged.message).is_none() {
+                continue;
+            }
             let lease = messages.lease_state_mut(slot);
             let Some(lease) = lease.filter(|lease| lease.grant.number == charged.grant) else {
                 continue;
@@ -185,7 +186,7 @@ impl Broker {
             let due_us = u32::try_from(due_ms.saturating_mul(1000)).unwrap_or(u32::MAX);
             let more_us = due_us.saturating_sub(lease.estimate_us);
             lease.estimate_us += more_us;
-            queues.charge(&kind, more_us);
+            queues.charge(messages, slot, more_us);
         }
     }
 
@@ -318,7 +319,8 @@ impl Broker {
                 queue: index,
                 generation,
             } => {
-                if self.state.queues[index].unknown_timer == Some(generation) {
+                let queue = self.state.queues.get(index);
+                if queue.is_some_and(|queue| queue.unknown_timer == Some(generation)) {
                     self.tell_unknown(index);
                 }
             }
@@ -326,8 +328,9 @@ impl Broker {
                 queue: index,
                 generation,
             } => {
-                let queue = &mut self.state.queues[index];
-                if queue.service == (Service::Missing { generation }) {
+                let is_meant = |queue: &Queue| queue.service == Service::Missing { generation };
+                if self.state.queues.get(index).is_some_and(is_meant) {
+                    let queue = &mut self.state.queues[index];
                     queue.service = Service::Told;
                     let notice = Notice::Unserved {
                         queue: self.state.names.text(queue.name).to_owned(),
@@ -337,6 +340,7 @@ impl Broker {
                     self.notice(notice);
                 }
             }
+            Timer::Unused(what) => self.review_use(what),
         }
     }
 
@@ -357,7 +361,11 @@ impl Broker {
             others: new.clone().count() as u64 - 1,
             waiting: new.map(|(_, ready)| *ready as u64).sum(),
         };
-        queue.told_unknown = unknown.into_iter().map(|(task, _)| task).collect();
+        let told = unknown.into_iter().map(|(task, _)| task).collect();
+        let names = &mut self.state.names;
+        let was_told = std::mem::replace(&mut queue.told_unknown, told);
+        queue.told_unknown.iter().for_each(|task| names.hold(*task));
+        was_told.iter().for_each(|task| names.let_go(*task));
         self.notice(notice);
     }
 
@@ -400,6 +408,7 @@ impl Broker {
     /// often.
     pub(crate) fn crash(&mut self, slot: u32, reason: Bytes) {
         let number = self.state.messages[slot].number();
+        self.count(slot, Counted::Crashed);
         let kind = self.state.messages.kind(slot);
         let head = CrashHead {
             crashes: kind.crashes,

@@ -20,6 +20,7 @@ use crate::records::{ENDED_AT_ONCE, Event, Failing, How, Renumbered, RunHead};
 use crate::state::Ending;
 #[cfg(doc)]
 use crate::state::State;
+use crate::tally::Counted;
 
 /// The end of a run, or of a message that can't be run any more.
 pub(crate) enum End<'a> {
@@ -46,12 +47,25 @@ pub(crate) const CRASHED: &str = "WorkerCrashed";
 pub(crate) const UNREADABLE: &str = "Unreadable";
 
 impl Broker {
+    /// Counts it for the queue and the task of the message.
+    #[inline]
+    pub(crate) fn count(&mut self, slot: u32, what: Counted) {
+        self.state.messages.count(slot, what);
+    }
+
+    /// Counts a message that has come from another queue.
+    pub(crate) fn count_arrival(&mut self, slot: u32) {
+        let queue = self.state.messages.queue(slot);
+        self.state.queues.count_arrival(queue);
+    }
+
     /// Ends a message whose run is over, or that failed without one.
     pub(crate) fn end(&mut self, slot: u32, end: End<'_>) {
         let number = self.state.messages[slot].number();
         match end {
             End::Acked { cost_us } => {
                 self.counts.settled += 1;
+                self.count(slot, Counted::Succeeded);
                 self.record(&Event::Settled { number });
                 let cost_us = Some(cost_us);
                 self.state.end(slot, Ending::Acked { cost_us });
@@ -62,6 +76,7 @@ impl Broker {
                 cost_us,
             } => {
                 self.counts.failed += 1;
+                self.count(slot, Counted::Failed);
                 let status = match failing.crashed || cost_us.is_none() {
                     true => ValueStatus::Crashed,
                     false => ValueStatus::Failed,
@@ -155,15 +170,15 @@ impl Broker {
 
     fn count_unrun(&mut self, slot: u32, unrun: Unrun, kept: bool) {
         let Unrun { how, reason } = unrun;
-        match how {
-            How::Expired => self.counts.expired += 1,
-            How::Displaced => {
-                self.counts.dropped += 1;
-                let queue = self.state.messages.queue(slot);
-                self.state.queues[queue].dropped += 1;
+        let (count, counted) = match how {
+            How::Expired => (&mut self.counts.expired, Counted::Expired),
+            How::Displaced => (&mut self.counts.dropped, Counted::Dropped),
+            How::Purged | How::Cancelled | How::Blocked => {
+                (&mut self.counts.cancelled, Counted::Cancelled)
             }
-            How::Purged | How::Cancelled | How::Blocked => self.counts.cancelled += 1,
-        }
+        };
+        *count += 1;
+        self.count(slot, counted);
         let has_value = self.state.messages.kind(slot).result_ttl_ms.is_some();
         if has_value && !kept {
             self.state.keys.evicted += 1;
@@ -270,6 +285,7 @@ impl Broker {
 
     fn tell_eviction(&mut self, group: Name) {
         if self.state.keys.tell_eviction(group) {
+            self.state.names.hold(group);
             let cap_bytes = self.options.results_cap_bytes;
             let group = self.state.names.text(group).to_owned();
             self.notice(Notice::Evicting { group, cap_bytes });

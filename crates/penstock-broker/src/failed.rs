@@ -12,6 +12,7 @@ use crate::clock::When;
 use crate::names::Name;
 use crate::records::{ENDED_AT_ONCE, Event, Mark};
 use crate::state::{Ending, State};
+use crate::tally::Counted;
 use crate::timers::Timer;
 
 /// How many failed jobs a page lists at most, and how many a query looks at.
@@ -136,7 +137,11 @@ impl Broker {
         let from = self.state.queues[self.state.messages.queue(slot)].name;
         let queue = queue.unwrap_or(from);
         self.record(&Event::Revived { number, to, queue });
+        self.count(slot, Counted::Retried);
         self.state.revive(slot, to, queue);
+        if queue != from {
+            self.count_arrival(slot);
+        }
         let queue = self.state.messages.queue(slot);
         self.make_room(queue);
     }

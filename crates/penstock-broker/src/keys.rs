@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use penstock_message::{Key, SeededMap, SeededState, Value, ValueStatus};
+use rustc_hash::FxHashMap;
 
 use crate::Position;
 use crate::effects::Rests;
@@ -98,7 +99,8 @@ pub(crate) struct Keys {
     by_key: Index,
     results: u64,
     claims: SeededMap<Key, Handle>,
-    groups: Vec<Group>,
+    /// Those that have results, and those of which was told that they are over the cap.
+    groups: FxHashMap<Name, Group>,
     pub(crate) watchers: Watchers,
     stored: u64,
     pub(crate) results_bytes: u64,
@@ -162,7 +164,7 @@ impl Keys {
         if let Some((group, bytes)) = result {
             self.results += 1;
             self.results_bytes += bytes;
-            let group = self.group(group);
+            let group = self.groups.entry(group).or_default();
             group.bytes += bytes;
             group.results += 1;
             group.order.push_back((slot, number));
@@ -180,10 +182,16 @@ impl Keys {
             self.results -= 1;
             self.results_bytes -= bytes;
             let values = &self.values;
-            let group = &mut self.groups[stored.group.index()];
+            let group = self.groups.get_mut(&stored.group);
+            let group = group.expect("a result is in its group");
             group.bytes -= bytes;
             group.results -= 1;
-            if group.order.len() > 2 * group.results + 64 {
+            if group.results == 0 && !group.was_told {
+                self.groups.remove(&stored.group);
+                if self.groups.capacity() > 1024 && self.groups.len() < self.groups.capacity() / 8 {
+                    self.groups.shrink_to(2 * self.groups.len());
+                }
+            } else if group.order.len() > 2 * group.results + 64 {
                 group
                     .order
                     .retain(|(slot, number)| is_stored(values, slot, number));
@@ -194,7 +202,7 @@ impl Keys {
 
     /// The oldest result that nobody watches, of a group that is over the cap.
     pub(crate) fn next_to_evict(&mut self, group: Name, cap_bytes: u64) -> Option<Key> {
-        let group = self.groups.get_mut(group.index())?;
+        let group = self.groups.get_mut(&group)?;
         if group.bytes <= cap_bytes {
             return None;
         }
@@ -213,9 +221,15 @@ impl Keys {
         None
     }
 
-    /// True the first time.
+    /// True the first time. The group is kept from then on.
     pub(crate) fn tell_eviction(&mut self, group: Name) -> bool {
-        !std::mem::replace(&mut self.group(group).was_told, true)
+        !std::mem::replace(&mut self.groups.entry(group).or_default().was_told, true)
+    }
+
+    /// Groups of which was told.
+    pub(crate) fn told(&self) -> impl Iterator<Item = Name> {
+        let groups = self.groups.iter().filter(|(_, group)| group.was_told);
+        groups.map(|(name, _)| *name)
     }
 
     pub(crate) fn claim(&mut self, key: Key, message: Handle) {
@@ -231,13 +245,6 @@ impl Keys {
         if self.claims.capacity() > 1024 && self.claims.len() < self.claims.capacity() / 8 {
             self.claims.shrink_to(2 * self.claims.len());
         }
-    }
-
-    fn group(&mut self, name: Name) -> &mut Group {
-        if self.groups.len() <= name.index() {
-            self.groups.resize_with(name.index() + 1, Group::default);
-        }
-        &mut self.groups[name.index()]
     }
 }
 

@@ -1,10 +1,12 @@
 //! What many messages have in common, kept once.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use penstock_message::{SeededMap, SeededState};
 
 use crate::names::Name;
+use crate::tally::{Counted as What, Counts};
 
 /// All of a message that few messages have for themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,6 +40,8 @@ impl KindId {
 /// Unused kinds are kept up to so many and as many as are used: a lone job at a time is always of the
 /// kind that was just let go.
 const UNUSED_KEPT: usize = 64;
+/// Counts of so many kinds are brought to tallies at once, or of as many as one input is about: some 10 µs.
+const COUNTED_AT_ONCE: usize = 1024;
 
 #[derive(Debug, Default)]
 pub(crate) struct Kinds {
@@ -46,6 +50,11 @@ pub(crate) struct Kinds {
     free: Vec<KindId>,
     unused: usize,
     last: Option<KindId>,
+    /// How many kinds there are of each queue, and of each task.
+    of_queues: Vec<u32>,
+    of_tasks: Vec<u32>,
+    /// Kinds of which something was counted that is not in the tallies of their queues and tasks yet.
+    counted: Vec<KindId>,
 }
 
 #[derive(Debug)]
@@ -53,6 +62,20 @@ struct Counted {
     kind: Kind,
     /// `None`: its place is free.
     users: Option<u32>,
+    /// The flow of ready messages of this kind, once there has been one.
+    flow: Option<u32>,
+    /// What became of messages of this kind, as far as no tally has it yet; it is in `counted` then.
+    counts: Counts,
+    is_counted: bool,
+}
+
+fn adjust(counts: &mut Vec<u32>, index: usize, by: i32) {
+    if counts.len() <= index {
+        counts.resize(index + 1, 0);
+    }
+    counts[index] = counts[index]
+        .checked_add_signed(by)
+        .expect("kinds are counted when they come and when they go");
 }
 
 impl Kinds {
@@ -89,8 +112,13 @@ impl Kinds {
         let counted = Counted {
             kind,
             users: Some(0),
+            flow: None,
+            counts: Counts::default(),
+            is_counted: false,
         };
         self.unused += 1;
+        adjust(&mut self.of_queues, kind.queue as usize, 1);
+        adjust(&mut self.of_tasks, kind.task.index(), 1);
         let id = match self.free.pop() {
             Some(id) => {
                 self.kinds[id.index()] = counted;
@@ -110,27 +138,97 @@ impl Kinds {
         let users = self.kinds[id.index()].users.as_mut();
         let users = users.expect("a kind in use is not free");
         *users -= 1;
-        if *users == 0 {
-            self.unused += 1;
-            if self.unused > UNUSED_KEPT + self.by_kind.len() / 2 {
-                self.drop_unused();
-            }
+        self.unused += usize::from(*users == 0);
+    }
+
+    /// Counts it for the queue and the task of the kind: see [`Kinds::next_counted`].
+    #[inline]
+    pub(crate) fn count(&mut self, id: KindId, what: What) {
+        let counted = &mut self.kinds[id.index()];
+        counted.counts[what as usize] += 1;
+        if !std::mem::replace(&mut counted.is_counted, true) {
+            self.counted.push(id);
         }
     }
 
-    fn drop_unused(&mut self) {
+    /// Whether there are more counts to be brought to tallies than should be at once.
+    pub(crate) fn has_many_counted(&self) -> bool {
+        self.counted.len() > COUNTED_AT_ONCE
+    }
+
+    /// A kind, and what is to be added to the tallies of its queue and its task.
+    pub(crate) fn next_counted(&mut self) -> Option<(Kind, Counts)> {
+        let counted = &mut self.kinds[self.counted.pop()?.index()];
+        counted.is_counted = false;
+        Some((counted.kind, std::mem::take(&mut counted.counts)))
+    }
+
+    /// Whether there are so many unused ones that they are to be dropped.
+    pub(crate) fn has_many_unused(&self) -> bool {
+        self.unused > UNUSED_KEPT + self.by_kind.len() / 2
+    }
+
+    /// Whether there are messages of the queue, in any state, or unused kinds of them are kept.
+    pub(crate) fn any_of_queue(&self, queue: u32) -> bool {
+        let kinds = self.of_queues.get(queue as usize);
+        kinds.is_some_and(|kinds| *kinds > 0)
+    }
+
+    pub(crate) fn any_of_task(&self, task: Name) -> bool {
+        let kinds = self.of_tasks.get(task.index());
+        kinds.is_some_and(|kinds| *kinds > 0)
+    }
+
+    #[inline]
+    pub(crate) fn flow(&self, id: KindId) -> Option<u32> {
+        self.kinds[id.index()].flow
+    }
+
+    pub(crate) fn set_flow(&mut self, id: KindId, flow: u32) {
+        self.kinds[id.index()].flow = Some(flow);
+    }
+
+    /// How many kinds use each flow.
+    pub(crate) fn users_of_flows(&self) -> BTreeMap<u32, u32> {
+        let mut users = BTreeMap::new();
+        for flow in self.kinds.iter().filter_map(|counted| counted.flow) {
+            *users.entry(flow).or_insert(0) += 1;
+        }
+        users
+    }
+
+    /// Forgets kinds that no message is of; returns the flows that they used, each as often as it has a user less.
+    /// Their counts must be in tallies.
+    pub(crate) fn drop_unused(&mut self) -> Vec<u32> {
+        let mut flows = Vec::new();
+        if self.unused == 0 {
+            return flows;
+        }
+        assert!(self.counted.is_empty(), "a kind goes with its counts");
         for (index, counted) in self.kinds.iter_mut().enumerate() {
             if counted.users == Some(0) {
                 counted.users = None;
                 self.by_kind.remove(&counted.kind);
                 self.free.push(KindId::new(index));
+                flows.extend(counted.flow.take());
+                adjust(&mut self.of_queues, counted.kind.queue as usize, -1);
+                adjust(&mut self.of_tasks, counted.kind.task.index(), -1);
             }
+        }
+        let used = |counted: &Counted| counted.users.is_some();
+        let len = self.kinds.iter().rposition(used).map_or(0, |last| last + 1);
+        if len < self.kinds.len() / 4 {
+            self.kinds.truncate(len);
+            self.kinds.shrink_to(2 * len);
+            self.free.retain(|id| id.index() < len);
+            self.free.shrink_to(2 * len);
         }
         if self.by_kind.len() < self.by_kind.capacity() / 8 {
             self.by_kind.shrink_to(2 * self.by_kind.len());
         }
         self.unused = 0;
         self.last = None;
+        flows
     }
 
     /// Panics unless each kind is counted as often as here.

@@ -57,8 +57,12 @@ mod sessions;
 mod slab;
 mod state;
 mod status;
+mod table;
+mod tally;
 mod task_sets;
+mod tasks;
 mod timers;
+mod unused;
 mod watchers;
 mod watches;
 

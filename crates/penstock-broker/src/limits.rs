@@ -162,7 +162,7 @@ impl Broker {
 
     pub(crate) fn limit(&mut self, queue: &str, limits: QueueLimits) {
         let name = self.state.names.intern(queue);
-        let queue = self.state.queues.find_or_create(name);
+        let queue = self.state.queue_named(name);
         self.record(&Event::Limited {
             queue: name,
             limits,

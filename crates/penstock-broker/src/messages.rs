@@ -24,6 +24,7 @@ use crate::kinds::{Kind, KindId, Kinds};
 use crate::names::Name;
 use crate::records::{Grant, How, MessageHead};
 use crate::slab::Slab;
+use crate::tally::Counted;
 
 /// A message, by its slot and its number. The slot may be used again; the number never is, and it
 /// changes when the message moves. So a handle that was left behind is seen to be stale.
@@ -276,7 +277,7 @@ pub(crate) struct Removed {
 pub(crate) struct Messages {
     entries: Slab<Entry>,
     hot: Slab<Hot>,
-    kinds: Kinds,
+    pub(crate) kinds: Kinds,
     dues: Times,
     expiries: Times,
     by_id: Index,
@@ -640,6 +641,22 @@ impl Messages {
 
     pub(crate) fn kind(&self, slot: u32) -> &Kind {
         &self.kinds[self.entries[slot].kind]
+    }
+
+    /// The flow of ready messages of its kind, once there has been one.
+    #[inline]
+    pub(crate) fn flow(&self, slot: u32) -> Option<u32> {
+        self.kinds.flow(self.entries[slot].kind)
+    }
+
+    /// Counts it for the queue and the task of a message.
+    #[inline]
+    pub(crate) fn count(&mut self, slot: u32, what: Counted) {
+        self.kinds.count(self.entries[slot].kind, what);
+    }
+
+    pub(crate) fn set_flow(&mut self, slot: u32, flow: u32) {
+        self.kinds.set_flow(self.entries[slot].kind, flow);
     }
 
     pub(crate) fn kind_of(&self, entry: &Entry) -> &Kind {

@@ -1,10 +1,14 @@
 //! Queues, tasks and groups are named by texts outside and by small numbers inside.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
+use penstock_faults::perhaps;
 use penstock_message::{SeededMap, SeededState};
 
-/// A text that was interned. Equal texts have equal names, for the life of the process.
+/// A text that was interned. Equal texts have equal names, for as long as anybody holds the name; another text may
+/// have it after that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Name(NonZeroU32);
 
@@ -20,17 +24,26 @@ impl Name {
     }
 }
 
+/// Names are counted by what holds them: queues, tasks, values, reasons, classes of failures, sets of tasks, marks.
+/// A name that is only in use while an input is handled need not be held, for names go when that is over.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
     /// As bytes, which take a step less to hash than a text does.
-    by_text: SeededMap<Box<[u8]>, Name>,
-    texts: Vec<Box<str>>,
+    by_text: SeededMap<Arc<[u8]>, Name>,
+    texts: Vec<Option<Arc<str>>>,
+    /// How often each is held.
+    holders: Vec<u32>,
+    /// How many there are that nobody holds.
+    unheld: usize,
+    free: Vec<Name>,
     /// Names that were asked for last, by [`recent_place`]: a burst of jobs is of a few names, and to compare one
     /// costs less than to hash it.
     recent: [Option<Name>; RECENT],
 }
 
 const RECENT: usize = 16;
+/// So many names that nobody holds are kept, and half as many as are held: most come back.
+const UNHELD_KEPT: usize = 1024;
 
 fn recent_place(text: &str) -> usize {
     let last = text.as_bytes().last().copied().unwrap_or(0);
@@ -41,8 +54,7 @@ impl Names {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             by_text: SeededMap::with_hasher(hashing),
-            texts: Vec::new(),
-            recent: [None; RECENT],
+            ..Self::default()
         }
     }
 
@@ -67,9 +79,15 @@ impl Names {
     }
 
     fn add(&mut self, text: &str) -> Name {
-        let name = Name::at(self.texts.len());
-        self.texts.push(text.into());
-        self.by_text.insert(text.as_bytes().into(), name);
+        let text: Arc<str> = text.into();
+        let name = self.free.pop().unwrap_or_else(|| {
+            self.texts.push(None);
+            self.holders.push(0);
+            Name::at(self.texts.len() - 1)
+        });
+        self.texts[name.index()] = Some(text.clone());
+        self.by_text.insert(text.into(), name);
+        self.unheld += 1;
         name
     }
 
@@ -78,6 +96,116 @@ impl Names {
     }
 
     pub(crate) fn text(&self, name: Name) -> &str {
-        &self.texts[name.index()]
+        self.shared(name)
+    }
+
+    /// The text, for others to share.
+    pub(crate) fn shared(&self, name: Name) -> &Arc<str> {
+        let text = self.texts[name.index()].as_ref();
+        text.expect("a name that is in use has its text")
+    }
+
+    /// One more holds the name.
+    pub(crate) fn hold(&mut self, name: Name) {
+        let holders = &mut self.holders[name.index()];
+        self.unheld -= usize::from(*holders == 0);
+        *holders += 1;
+    }
+
+    /// One that held the name does so no longer.
+    pub(crate) fn let_go(&mut self, name: Name) {
+        let holders = &mut self.holders[name.index()];
+        *holders -= 1;
+        self.unheld += usize::from(*holders == 0);
+    }
+
+    /// Forgets names that nobody holds once there are many; each pays for its own sweep. To be called while none
+    /// is in use.
+    pub(crate) fn sweep(&mut self) {
+        let held = self.texts.len() - self.free.len() - self.unheld;
+        if self.unheld > UNHELD_KEPT + held / 2 || self.unheld > 0 && perhaps!("forget-names") {
+            self.forget_unheld();
+        }
+    }
+
+    fn forget_unheld(&mut self) {
+        for (text, holders) in self.texts.iter_mut().zip(&self.holders) {
+            if *holders == 0
+                && let Some(text) = text.take()
+            {
+                self.by_text.remove(text.as_bytes());
+            }
+        }
+        let last = self.texts.iter().rposition(Option::is_some);
+        let len = last.map_or(0, |last| last + 1);
+        self.texts.truncate(len);
+        self.holders.truncate(len);
+        // The lowest are used first, so that the highest become free.
+        let free = (0..len).rev().filter(|index| self.texts[*index].is_none());
+        self.free = free.map(Name::at).collect();
+        if len < self.texts.capacity() / 4 {
+            self.texts.shrink_to(2 * len);
+            self.holders.shrink_to(2 * len);
+        }
+        if self.by_text.len() < self.by_text.capacity() / 4 {
+            self.by_text.shrink_to(2 * self.by_text.len());
+        }
+        self.unheld = 0;
+        self.recent = [None; RECENT];
+    }
+
+    /// How many names there are.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.by_text.len()
+    }
+
+    /// Panics unless the names are held as often as here.
+    pub(crate) fn assert_held(&self, expected: &BTreeMap<Name, u32>) {
+        let mut unheld = 0;
+        for (index, holders) in self.holders.iter().enumerate() {
+            let name = Name::at(index);
+            let expected = expected.get(&name).copied().unwrap_or(0);
+            let text = self.texts[index].as_deref();
+            assert_eq!(*holders, expected, "what holds the name {text:?}");
+            unheld += usize::from(*holders == 0 && text.is_some());
+        }
+        assert_eq!(self.unheld, unheld, "names that nobody holds");
+        let last = expected.keys().next_back();
+        assert!(last.is_none_or(|name| name.index() < self.holders.len()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_kept_for_as_long_as_it_is_held_and_then_used_again() {
+        let mut names = Names::default();
+        let kept = names.intern("kept");
+        names.hold(kept);
+        names.hold(kept);
+        for turn in 0..3 {
+            let passing: Vec<Name> = (0..100_000)
+                .map(|number| names.intern(&format!("passing {turn} {number}")))
+                .collect();
+            for name in &passing {
+                names.hold(*name);
+            }
+            names.sweep();
+            assert_eq!(names.text(passing[99_999]), format!("passing {turn} 99999"));
+            for name in passing {
+                names.let_go(name);
+            }
+            names.sweep();
+            assert_eq!((names.len(), names.texts.len()), (1, 1));
+            assert!(names.texts.capacity() < 1000 && names.by_text.capacity() < 1000);
+            assert_eq!(names.intern("kept"), kept);
+            assert_eq!(names.text(kept), "kept");
+            assert_eq!(names.find("passing 0 7"), None);
+        }
+        names.let_go(kept);
+        names.assert_held(&BTreeMap::from([(kept, 1)]));
     }
 }

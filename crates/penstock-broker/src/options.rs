@@ -14,6 +14,9 @@ pub struct BrokerOptions {
     pub unserved_ms: u64,
     /// Likewise when none of a queue's consumers can run the task of a job that waits there.
     pub unknown_ms: u64,
+    /// For how long a queue or task that is empty and has no settings is listed. Its counts are then among those of
+    /// others. Default an hour.
+    pub unused_kept_ms: u64,
     /// How many bytes of unfinished large transactions may be staged in all. Default 512 MiB.
     pub staged_parts_cap_bytes: usize,
     /// For how long failed jobs are kept. Default 30 days.
@@ -42,6 +45,7 @@ impl Default for BrokerOptions {
             default_heartbeat_ms: 15_000,
             unserved_ms: 30_000,
             unknown_ms: 3_000,
+            unused_kept_ms: 60 * 60 * 1000,
             staged_parts_cap_bytes: 512 << 20,
             failed_kept_ms: 30 * 24 * 60 * 60 * 1000,
             failed_kept: 1_000_000,

@@ -8,51 +8,44 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use penstock_faults::planted;
-use penstock_message::{QueueLimits, SeededState};
-use rustc_hash::{FxHashMap, FxHashSet};
+use penstock_message::{Others, QueueLimits, SeededMap, SeededState};
+use rustc_hash::FxHashSet;
 
 use crate::Position;
 use crate::kinds::Kind;
 use crate::line::Line;
 use crate::messages::{Entry, Handle, Messages, State};
-use crate::names::Name;
+use crate::names::{Name, Names};
+use crate::table::Table;
+use crate::tally::{self, Counted, Counts, Step, Tally};
 use crate::task_sets::TaskSets;
-
-/// What a run is expected to cost before any has been measured.
-const UNKNOWN_COST_US: u32 = 1_000;
-
-/// The moving average of what the runs of a task cost, in eighths of a microsecond; zero before the first.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cost {
-    eighths: u64,
-}
-
-impl Cost {
-    fn estimate_us(self) -> u32 {
-        match self.eighths {
-            0 => UNKNOWN_COST_US,
-            eighths => u32::try_from(eighths / 8).unwrap_or(u32::MAX).max(1),
-        }
-    }
-
-    fn add(&mut self, cost_us: u32) {
-        self.eighths = match self.eighths {
-            0 => u64::from(cost_us) * 8,
-            eighths => eighths - eighths / 8 + u64::from(cost_us),
-        };
-    }
-}
+use crate::tasks::{ByName, Tasks};
 
 #[derive(Debug, Default)]
 pub(crate) struct Queues {
-    all: Vec<Queue>,
-    by_name: Vec<Option<u32>>,
-    costs: Vec<Cost>,
+    all: Table<Queue>,
+    pub(crate) by_name: ByName,
+    pub(crate) tasks: Tasks,
+    flows: Table<Flow>,
+    by_key: SeededMap<FlowKey, u32>,
+    /// Queues and tasks that nobody has set a timer for yet, by which they are forgotten.
+    pub(crate) new: Vec<Forgettable>,
+    /// Counts of those that were forgotten.
+    pub(crate) others: Others,
+    /// The time, for counts.
+    pub(crate) now: Step,
     /// How many queues have limits.
     pub(crate) limited: u32,
     pub(crate) sets: TaskSets,
     /// Queues that have work and somebody who may take it, in turn. Some may have lost either since.
     ring: VecDeque<u32>,
+}
+
+/// What is forgotten when it has not been in use for long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Forgettable {
+    Queue(u32),
+    Task(u32),
 }
 
 /// An entry in the ring of a queue: a consumer, and the serial number by which it is seen to be stale.
@@ -72,10 +65,13 @@ struct Served {
     waiting: VecDeque<Waiter>,
 }
 
+const PRIORITIES: usize = penstock_message::HIGHEST_PRIORITY as usize + 1;
+
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) name: Name,
-    levels: [Level; penstock_message::HIGHEST_PRIORITY as usize + 1],
+    /// Those that have flows, by priority. In boxes, since most queues use one of them.
+    levels: [Option<Box<Level>>; PRIORITIES],
     /// One bit for each level that has ready messages.
     ready_levels: u16,
     pub(crate) ready: u64,
@@ -100,9 +96,9 @@ pub(crate) struct Queue {
     pub(crate) limits: QueueLimits,
     /// Where the journal tells of the limits.
     pub(crate) limits_base: Position,
-    /// Since the start: transactions refused because it was full, and messages dropped to make room.
+    /// Since the start: transactions refused because it was full.
     pub(crate) refused: u64,
-    pub(crate) dropped: u64,
+    pub(crate) tally: Tally,
     /// Messages with lower numbers that come to wait here were purged.
     pub(crate) purge_before: u64,
     /// How many of those that wait were purged.
@@ -126,47 +122,174 @@ impl Queues {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             sets: TaskSets::new(hashing),
+            by_key: SeededMap::with_hasher(hashing),
             ..Self::default()
         }
     }
 
+    #[inline]
     pub(crate) fn find(&self, name: Name) -> Option<u32> {
-        self.by_name.get(name.index()).copied().flatten()
+        self.by_name.find(name)
     }
 
-    pub(crate) fn find_or_create(&mut self, name: Name) -> u32 {
-        if self.by_name.len() <= name.index() {
-            self.by_name.resize(name.index() + 1, None);
+    #[inline]
+    pub(crate) fn find_or_create(&mut self, name: Name, names: &mut Names) -> u32 {
+        match self.find(name) {
+            Some(queue) => queue,
+            None => self.create(name, names),
         }
-        *self.by_name[name.index()].get_or_insert_with(|| {
-            self.all.push(Queue::new(name));
-            (self.all.len() - 1) as u32
-        })
     }
 
-    pub(crate) fn len(&self) -> u32 {
-        self.all.len() as u32
+    fn create(&mut self, name: Name, names: &mut Names) -> u32 {
+        let queue = self.all.insert(Queue::new(name, self.now));
+        self.by_name.insert(name, queue, names);
+        self.new.push(Forgettable::Queue(queue));
+        queue
+    }
+
+    /// A message of the task is about to be there.
+    #[inline]
+    pub(crate) fn know_task(&mut self, name: Name, names: &mut Names) {
+        let (task, is_new) = self.tasks.find_or_create(name, self.now, names);
+        if is_new {
+            self.new.push(Forgettable::Task(task));
+        }
+    }
+
+    /// What became of messages of this kind.
+    pub(crate) fn add_counts(&mut self, kind: &Kind, counts: &Counts) {
+        let task = self.tasks.find(kind.task);
+        let task = task.expect("the task of a message is known");
+        self.tasks.all[task].tally.add(counts, self.now);
+        self.all[kind.queue].tally.add(counts, self.now);
+    }
+
+    /// A message has come to the queue from another.
+    pub(crate) fn count_arrival(&mut self, index: u32) {
+        self.all[index].tally.count(Counted::Enqueued, self.now);
+    }
+
+    /// The queue or task is in use, or was until now.
+    pub(crate) fn touch(&mut self, what: Forgettable) {
+        let tally = match what {
+            Forgettable::Queue(queue) => &mut self.all[queue].tally,
+            Forgettable::Task(task) => &mut self.tasks.all[task].tally,
+        };
+        tally.touch(self.now);
+    }
+
+    pub(crate) fn last_use(&self, what: Forgettable) -> Step {
+        match what {
+            Forgettable::Queue(queue) => self.all[queue].tally.last,
+            Forgettable::Task(task) => self.tasks.all[task].tally.last,
+        }
+    }
+
+    pub(crate) fn get(&self, index: u32) -> Option<&Queue> {
+        self.all.get(index)
+    }
+
+    pub(crate) fn indexes(&self) -> Vec<u32> {
+        self.all.iter().map(|(index, _)| index).collect()
+    }
+
+    /// Forgets a queue or a task that nothing is of, but for its counts.
+    pub(crate) fn forget(&mut self, what: Forgettable, names: &mut Names) {
+        match what {
+            Forgettable::Queue(index) => self.forget_queue(index, names),
+            Forgettable::Task(task) => {
+                let task = self.tasks.remove(task, names);
+                self.others.tasks += 1;
+                tally::add(&mut self.others.of_tasks, task.tally.counts());
+            }
+        }
+    }
+
+    fn forget_queue(&mut self, index: u32, names: &mut Names) {
+        let queue = self.all.remove(index);
+        debug_assert!(queue.levels.iter().all(Option::is_none));
+        self.by_name.remove(queue.name, names);
+        for task in queue.told_unknown {
+            names.let_go(task);
+        }
+        if queue.in_ring {
+            self.ring.retain(|other| *other != index);
+        }
+        self.others.queues += 1;
+        self.others.refused += queue.refused;
+        tally::add(&mut self.others.of_queues, queue.tally.counts());
+    }
+
+    // --- flows
+
+    /// The flow of messages of this kind, which has one user more.
+    pub(crate) fn take_flow(&mut self, kind: &Kind) -> u32 {
+        let key = FlowKey {
+            queue: kind.queue,
+            priority: kind.priority,
+            task: kind.task,
+        };
+        let slot = match self.by_key.get(&key) {
+            Some(slot) => *slot,
+            None => self.add_flow(key),
+        };
+        self.flows[slot].users += 1;
+        slot
+    }
+
+    fn add_flow(&mut self, key: FlowKey) -> u32 {
+        let queue = &mut self.all[key.queue];
+        let is_wanted = is_wanted(&queue.served, &self.sets, key.task);
+        let level = queue.levels[usize::from(key.priority)].get_or_insert_default();
+        let place = level.flows.len() as u32;
+        let slot = self.flows.insert(Flow::new(key, place, is_wanted));
+        level.flows.push(slot);
+        self.by_key.insert(key, slot);
+        slot
+    }
+
+    /// A kind of messages that used the flow is no more; the flow goes with the last of them. What it has been
+    /// charged beyond the present is forgotten with it: that is what its last runs cost, and kinds are kept for
+    /// a while when they are not in use.
+    pub(crate) fn give_flow(&mut self, slot: u32) {
+        self.flows[slot].users -= 1;
+        if self.flows[slot].users > 0 {
+            return;
+        }
+        let Flow {
+            key, place, ready, ..
+        } = self.flows.remove(slot);
+        assert_eq!(ready, 0, "a flow goes without messages");
+        self.by_key.remove(&key);
+        if self.by_key.capacity() > 1024 && self.by_key.len() < self.by_key.capacity() / 8 {
+            self.by_key.shrink_to(2 * self.by_key.len());
+        }
+        let queue = &mut self.all[key.queue];
+        let level = queue.level_mut(key.priority);
+        level.flows.swap_remove(place as usize);
+        match level.flows.get(place as usize) {
+            Some(moved) => self.flows[*moved].place = place,
+            None if level.flows.is_empty() => queue.levels[usize::from(key.priority)] = None,
+            None => {}
+        }
     }
 
     /// Returns the limits it had.
     pub(crate) fn set_limits(&mut self, queue: u32, limits: QueueLimits) -> QueueLimits {
-        let had = std::mem::replace(&mut self.all[queue as usize].limits, limits);
+        let had = std::mem::replace(&mut self.all[queue].limits, limits);
         self.limited += u32::from(!limits.is_none());
         self.limited -= u32::from(!had.is_none());
         had
     }
 
     /// Returns whether it is the first of a flow that none of the consumers can run.
-    pub(crate) fn push_ready(&mut self, messages: &Messages, slot: u32) -> bool {
+    pub(crate) fn push_ready(&mut self, messages: &Messages, slot: u32, flow: u32) -> bool {
         let kind = messages.kind(slot);
-        let queue = &mut self.all[kind.queue as usize];
+        let queue = &mut self.all[kind.queue];
         queue.ready += 1;
         queue.ready_bytes += messages.body_bytes(slot);
-        let (served, sets) = (&queue.served, &self.sets);
-        let level = &mut queue.levels[usize::from(kind.priority)];
-        let is_unknown = level.push(kind.task, messages.handle(slot), || {
-            is_wanted(served, sets, kind.task)
-        });
+        let level = queue.level_mut(kind.priority);
+        let is_unknown = level.push(flow, &mut self.flows[flow], messages.handle(slot));
         if !level.active.is_empty() {
             queue.ready_levels |= 1 << kind.priority;
         }
@@ -176,7 +299,7 @@ impl Queues {
 
     /// The queue has a turn, if it has work and anybody waits for it.
     pub(crate) fn activate(&mut self, index: u32) {
-        let queue = &mut self.all[index as usize];
+        let queue = &mut self.all[index];
         let waits = |served: &Served| !served.waiting.is_empty();
         if queue.ready_levels > 0 && !queue.in_ring && queue.served.iter().any(waits) {
             queue.in_ring = true;
@@ -187,13 +310,13 @@ impl Queues {
     /// The queue whose turn it is. It has another one once it is given back to the ring.
     pub(crate) fn next_in_ring(&mut self) -> Option<u32> {
         let index = self.ring.pop_front()?;
-        self.all[index as usize].in_ring = false;
+        self.all[index].in_ring = false;
         Some(index)
     }
 
     /// The queue is to go on at once.
     pub(crate) fn activate_first(&mut self, index: u32) {
-        let queue = &mut self.all[index as usize];
+        let queue = &mut self.all[index];
         if !std::mem::replace(&mut queue.in_ring, true) {
             self.ring.push_front(index);
         }
@@ -201,7 +324,7 @@ impl Queues {
 
     /// A consumer takes from the queue from now on. `tasks`: those that it can run.
     pub(crate) fn subscribe(&mut self, index: u32, tasks: Option<u32>) {
-        let queue = &mut self.all[index as usize];
+        let queue = &mut self.all[index];
         queue.consumers += 1;
         let same = queue.served.iter_mut().find(|served| served.tasks == tasks);
         match same {
@@ -220,7 +343,8 @@ impl Queues {
     /// A consumer that could run these tasks does not take from the queue any more. `waiter`: its entry in the
     /// ring, if it has one; others would pile up where there is no work to meet them.
     pub(crate) fn unsubscribe(&mut self, index: u32, tasks: Option<u32>, waiter: Option<Waiter>) {
-        let queue = &mut self.all[index as usize];
+        self.touch(Forgettable::Queue(index));
+        let queue = &mut self.all[index];
         queue.consumers -= 1;
         let served = queue.served.iter_mut();
         let place = served
@@ -240,7 +364,7 @@ impl Queues {
 
     /// A consumer waits for work of the queue.
     pub(crate) fn enroll(&mut self, index: u32, tasks: Option<u32>, waiter: Waiter) {
-        let queue = &mut self.all[index as usize];
+        let queue = &mut self.all[index];
         let mut served = queue.served.iter_mut();
         let served = served
             .find(|served| served.tasks == tasks)
@@ -251,7 +375,7 @@ impl Queues {
 
     /// A consumer waits for work of the queue, before all others.
     pub(crate) fn enroll_first(&mut self, index: u32, tasks: Option<u32>, waiter: Waiter) {
-        let mut served = self.all[index as usize].served.iter_mut();
+        let mut served = self.all[index].served.iter_mut();
         let served = served
             .find(|served| served.tasks == tasks)
             .expect("it has subscribed");
@@ -260,11 +384,14 @@ impl Queues {
 
     /// Finds out anew which flows anybody can run.
     fn review_flows(&mut self, index: u32) {
-        let queue = &mut self.all[index as usize];
+        let queue = &mut self.all[index];
         let (served, sets) = (&queue.served, &self.sets);
         queue.ready_levels = 0;
         for (priority, level) in queue.levels.iter_mut().enumerate() {
-            level.review(|task| is_wanted(served, sets, task));
+            let Some(level) = level else {
+                continue;
+            };
+            level.review(&mut self.flows, |task| is_wanted(served, sets, task));
             queue.ready_levels |= u16::from(!level.active.is_empty()) << priority;
         }
         self.activate(index);
@@ -279,7 +406,7 @@ impl Queues {
         messages: &Messages,
         mut wants: impl FnMut(Waiter) -> bool,
     ) -> Option<(Waiter, u32, u32)> {
-        let queue = &mut self.all[index as usize];
+        let queue = &mut self.all[index];
         if queue.ready_levels == 0 || queue.paused && !planted!("serve-paused") {
             return None;
         }
@@ -293,13 +420,13 @@ impl Queues {
             let Some(waiter) = served.waiting.front().copied() else {
                 continue;
             };
-            let Some((priority, active)) = queue.find_active(place, &self.sets) else {
+            let Some((priority, active)) = queue.find_active(place, &self.flows, &self.sets) else {
                 continue;
             };
             queue.served[place].waiting.pop_front();
             queue.next_served = (place + 1) % count;
-            let level = &mut queue.levels[priority];
-            let (slot, estimate_us) = level.pop(active, messages, &self.costs);
+            let level = queue.level_mut(priority);
+            let (slot, estimate_us) = level.pop(active, &mut self.flows, messages, &self.tasks);
             if level.active.is_empty() {
                 queue.ready_levels &= !(1 << priority);
             }
@@ -313,9 +440,10 @@ impl Queues {
     /// A ready message goes another way than by being handed out.
     pub(crate) fn remove_ready(&mut self, messages: &Messages, slot: u32) {
         let kind = messages.kind(slot);
-        let queue = &mut self.all[kind.queue as usize];
-        let level = &mut queue.levels[usize::from(kind.priority)];
-        level.forget_one(kind.task, messages);
+        let queue = &mut self.all[kind.queue];
+        let level = queue.level_mut(kind.priority);
+        let flow = messages.flow(slot).expect("a ready message has a flow");
+        level.forget_one(flow, &mut self.flows[flow], messages);
         if level.active.is_empty() {
             queue.ready_levels &= !(1 << kind.priority);
         }
@@ -326,7 +454,7 @@ impl Queues {
     /// A message had a body of so many bytes, and may now be without.
     pub(crate) fn body_was_lost(&mut self, messages: &Messages, slot: u32, was_bytes: u64) {
         let lost = was_bytes - messages.body_bytes(slot);
-        let queue = &mut self.all[messages.queue(slot) as usize];
+        let queue = &mut self.all[messages.queue(slot)];
         match messages.state(slot) {
             State::Ready => queue.ready_bytes -= lost,
             State::Delayed(_) => queue.delayed_bytes -= lost,
@@ -334,51 +462,69 @@ impl Queues {
         }
     }
 
-    /// A run has ended: it cost what it cost, or nothing at all when it was handed back.
+    /// A run of the message has ended: it cost what it cost, or nothing at all when it was handed back.
     pub(crate) fn correct_cost(
         &mut self,
-        queue: u32,
-        priority: u8,
-        task: Name,
+        messages: &Messages,
+        slot: u32,
         estimate_us: u32,
         cost_us: Option<u64>,
     ) {
         let cost_us = cost_us.map_or(0, |cost| {
             let cost = cost.clamp(1, u64::from(u32::MAX)) as u32;
-            if self.costs.len() <= task.index() {
-                self.costs.resize(task.index() + 1, Cost::default());
+            if let Some(task) = self.tasks.find(messages.kind(slot).task) {
+                self.tasks.all[task].cost.add(cost);
             }
-            self.costs[task.index()].add(cost);
             cost
         });
-        let level = &mut self.all[queue as usize].levels[usize::from(priority)];
-        level.correct(task, i64::from(cost_us) - i64::from(estimate_us));
+        self.correct(messages, slot, i64::from(cost_us) - i64::from(estimate_us));
     }
 
-    /// A run of this kind has cost more by now than its flow was charged.
-    pub(crate) fn charge(&mut self, kind: &Kind, more_us: u32) {
-        let level = &mut self.all[kind.queue as usize].levels[usize::from(kind.priority)];
-        level.correct(kind.task, i64::from(more_us));
+    /// A run of this message has cost more by now than its flow was charged.
+    pub(crate) fn charge(&mut self, messages: &Messages, slot: u32, more_us: u32) {
+        self.correct(messages, slot, i64::from(more_us));
+    }
+
+    /// Gives its flow back what the message was charged when it was popped.
+    pub(crate) fn refund(&mut self, messages: &Messages, slot: u32, estimate_us: u32) {
+        self.correct(messages, slot, -i64::from(estimate_us));
+    }
+
+    fn correct(&mut self, messages: &Messages, slot: u32, by_us: i64) {
+        // The flow may be unknown: after a restart, for a run that was handed out before it.
+        let Some(flow) = messages.flow(slot) else {
+            return;
+        };
+        let kind = messages.kind(slot);
+        let level = self.all[kind.queue].level_mut(kind.priority);
+        level.correct(flow, &mut self.flows[flow], by_us);
     }
 
     pub(crate) fn estimate_us(&self, task: Name) -> u32 {
-        estimate_us(&self.costs, task)
+        self.tasks.estimate_us(task)
+    }
+
+    /// Flows of a queue, by priority.
+    fn flows_of(&self, index: u32) -> impl Iterator<Item = &Flow> {
+        let levels = self.all[index].levels.iter().flatten();
+        let flows = levels.flat_map(|level| &level.flows);
+        flows.map(|flow| &self.flows[*flow])
     }
 
     /// How many ready messages somebody with one of these sets of tasks can run.
     pub(crate) fn ready_for(&self, index: u32, sets: &[Option<u32>]) -> usize {
-        let levels = self.all[index as usize].levels.iter();
-        let flows = levels.flat_map(|level| &level.flows);
-        let known = flows.filter(|flow| sets.iter().any(|set| self.sets.has(*set, flow.task)));
+        let known = self.flows_of(index).filter(|flow| {
+            let mut sets = sets.iter();
+            sets.any(|set| self.sets.has(*set, flow.key.task))
+        });
         known.map(|flow| flow.ready).sum()
     }
 
     /// Flows with work that none of the queue's consumers can run, as (task, ready messages).
     pub(crate) fn unknown_tasks(&self, index: u32) -> impl Iterator<Item = (Name, usize)> {
-        let levels = self.all[index as usize].levels.iter();
-        let flows = levels.flat_map(|level| &level.flows);
+        let flows = self.flows_of(index);
         let unknown = flows.filter(|flow| flow.ready > 0 && !flow.is_wanted);
-        unknown.map(|flow| (flow.task, flow.ready))
+        unknown.map(|flow| (flow.key.task, flow.ready))
     }
 
     /// Ready messages that none of the queue's consumers can run.
@@ -387,20 +533,37 @@ impl Queues {
         flows.map(|(_, ready)| ready as u64).sum()
     }
 
-    /// Panics unless the flows count these ready messages, and no others.
-    pub(crate) fn assert_flows_hold(&self, expected: &BTreeMap<(u32, u8, Name), usize>) {
+    /// Panics unless the flows count these ready messages, and no others, and have so many users.
+    pub(crate) fn assert_flows_hold(
+        &self,
+        expected: &BTreeMap<(u32, u8, Name), usize>,
+        users: &BTreeMap<u32, u32>,
+    ) {
         let mut flows = BTreeMap::new();
-        for (index, queue) in self.all.iter().enumerate() {
+        let mut listed = 0;
+        for (index, queue) in self.all.iter() {
             for (priority, level) in queue.levels.iter().enumerate() {
                 let is_marked = queue.ready_levels >> priority & 1 == 1;
-                assert_eq!(
-                    is_marked,
-                    !level.active.is_empty(),
-                    "the mark of a priority"
-                );
-                for (place, flow) in level.flows.iter().enumerate() {
-                    let is_active = level.active.contains(&(flow.virtual_time, place as u32));
-                    let is_wanted = is_wanted(&queue.served, &self.sets, flow.task);
+                let is_active = level.as_ref().is_some_and(|level| !level.active.is_empty());
+                assert_eq!(is_marked, is_active, "the mark of a priority");
+                let Some(level) = level else {
+                    continue;
+                };
+                assert!(!level.flows.is_empty(), "a level without flows");
+                for (place, slot) in level.flows.iter().enumerate() {
+                    let flow = &self.flows[*slot];
+                    let key = FlowKey {
+                        queue: index,
+                        priority: priority as u8,
+                        task: flow.key.task,
+                    };
+                    assert_eq!((flow.key, flow.place as usize), (key, place), "a flow");
+                    assert_eq!(self.by_key.get(&key), Some(slot), "a flow is found");
+                    let used = users.get(slot).copied().unwrap_or(0);
+                    assert_eq!(flow.users, used, "the users of a flow");
+                    listed += 1;
+                    let is_active = level.active.contains(&(flow.virtual_time, *slot));
+                    let is_wanted = is_wanted(&queue.served, &self.sets, key.task);
                     assert_eq!(flow.is_wanted, is_wanted, "whether anybody can run a flow");
                     assert_eq!(
                         is_active,
@@ -408,42 +571,36 @@ impl Queues {
                         "a flow takes part while it has messages that somebody can run"
                     );
                     if flow.ready > 0 {
-                        flows.insert((index as u32, priority as u8, flow.task), flow.ready);
+                        flows.insert((index, priority as u8, key.task), flow.ready);
                     }
                 }
             }
         }
         assert_eq!(flows, *expected, "the ready messages of all flows");
+        assert_eq!((self.flows.len(), self.by_key.len()), (listed, listed));
     }
 
     /// The oldest ready message of the lowest priority that has any.
     pub(crate) fn oldest_of_lowest(&mut self, queue: u32, messages: &Messages) -> Option<u32> {
-        let queue = &mut self.all[queue as usize];
+        let queue = &self.all[queue];
         if queue.ready == 0 {
             return None;
         }
-        queue.levels.iter_mut().find_map(|level| {
-            let flows = level.flows.iter_mut();
-            let oldest = flows.filter_map(|flow| flow.next(messages)).min();
+        let flows = &mut self.flows;
+        queue.levels.iter().flatten().find_map(|level| {
+            let next = |flow: &u32| flows[*flow].next(messages);
+            let oldest = level.flows.iter().filter_map(next).min();
             oldest.map(|handle| handle.slot)
         })
     }
 
     /// The number of the message that is next, or one near it.
     pub(crate) fn next_number(&mut self, queue: u32, messages: &Messages) -> Option<u64> {
-        let queue = &mut self.all[queue as usize];
+        let queue = &self.all[queue];
         let priority = queue.ready_levels.checked_ilog2()? as usize;
-        let level = &mut queue.levels[priority];
-        let (_, index) = *level.active.first()?;
-        let next = level.flows[index as usize].next(messages);
+        let (_, flow) = *queue.levels[priority].as_ref()?.active.first()?;
+        let next = self.flows[flow].next(messages);
         next.map(|handle| handle.number)
-    }
-
-    /// Gives its flow back what the message was charged when it was popped.
-    pub(crate) fn refund(&mut self, messages: &Messages, slot: u32, estimate_us: u32) {
-        let kind = messages.kind(slot);
-        let level = &mut self.all[kind.queue as usize].levels[usize::from(kind.priority)];
-        level.correct(kind.task, -i64::from(estimate_us));
     }
 
     /// Up to so many ready messages with lower numbers than this, in no order that matters.
@@ -455,8 +612,9 @@ impl Queues {
         messages: &Messages,
     ) -> Vec<u32> {
         let mut found = Vec::new();
-        for level in &mut self.all[queue as usize].levels {
-            for flow in &mut level.flows {
+        for level in self.all[queue].levels.iter().flatten() {
+            for flow in &level.flows {
+                let flow = &mut self.flows[*flow];
                 if found.len() >= most {
                     return found;
                 }
@@ -471,11 +629,7 @@ impl Queues {
 
     /// The message that has waited longest among those that are ready.
     pub(crate) fn oldest_ready<'a>(&self, queue: u32, messages: &'a Messages) -> Option<&'a Entry> {
-        let flows = self.all[queue as usize]
-            .levels
-            .iter()
-            .flat_map(|level| &level.flows);
-        flows
+        self.flows_of(queue)
             .filter_map(|flow| flow.first_ready(messages))
             .min_by_key(|entry| entry.number())
     }
@@ -485,21 +639,21 @@ impl std::ops::Index<u32> for Queues {
     type Output = Queue;
 
     fn index(&self, queue: u32) -> &Queue {
-        &self.all[queue as usize]
+        &self.all[queue]
     }
 }
 
 impl std::ops::IndexMut<u32> for Queues {
     fn index_mut(&mut self, queue: u32) -> &mut Queue {
-        &mut self.all[queue as usize]
+        &mut self.all[queue]
     }
 }
 
 impl Queue {
-    fn new(name: Name) -> Self {
+    fn new(name: Name, now: Step) -> Self {
         Self {
             name,
-            levels: std::array::from_fn(|_| Level::default()),
+            levels: Default::default(),
             ready_levels: 0,
             ready: 0,
             delayed: 0,
@@ -518,7 +672,7 @@ impl Queue {
             limits: QueueLimits::NONE,
             limits_base: Position(0),
             refused: 0,
-            dropped: 0,
+            tally: Tally::new(now),
             purge_before: 0,
             ending: 0,
             failed: 0,
@@ -529,13 +683,34 @@ impl Queue {
         self.ready_bytes + self.delayed_bytes
     }
 
+    /// Whether it has messages, consumers, or settings of its own.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.ready + self.delayed + self.running + self.failed + self.ending > 0
+            || self.consumers > 0
+            || self.paused
+            || !self.limits.is_none()
+            || self.purge_before > 0
+    }
+
+    /// The level of a flow that is there.
+    #[inline]
+    fn level_mut(&mut self, priority: impl Into<usize>) -> &mut Level {
+        let level = self.levels[priority.into()].as_mut();
+        level.expect("a flow has its level")
+    }
+
     /// How many consumers stand in its ring.
     pub(crate) fn waiting(&self) -> usize {
         self.served.iter().map(|served| served.waiting.len()).sum()
     }
 
     /// The priority and the flow of the next message for these consumers, if there is any.
-    fn find_active(&self, served: usize, sets: &TaskSets) -> Option<(usize, (u64, u32))> {
+    fn find_active(
+        &self,
+        served: usize,
+        flows: &Table<Flow>,
+        sets: &TaskSets,
+    ) -> Option<(usize, (u64, u32))> {
         let tasks = self.served[served].tasks;
         let mut left = self.ready_levels;
         while left != 0 {
@@ -544,10 +719,9 @@ impl Queue {
                 false => left.ilog2(),
             } as usize;
             left &= !(1 << priority);
-            let level = &self.levels[priority];
-            let mut active = level.active.iter();
+            let mut active = self.levels[priority].as_ref()?.active.iter();
             let found = active.find(|(_, flow)| {
-                sets.has(tasks, level.flows[*flow as usize].task) || planted!("send-any-task")
+                sets.has(tasks, flows[*flow].key.task) || planted!("send-any-task")
             });
             if let Some(active) = found {
                 return Some((priority, *active));
@@ -562,28 +736,31 @@ fn is_wanted(served: &[Served], sets: &TaskSets, task: Name) -> bool {
     served.is_empty() || served.iter().any(|served| sets.has(served.tasks, task))
 }
 
-fn estimate_us(costs: &[Cost], task: Name) -> u32 {
-    costs
-        .get(task.index())
-        .copied()
-        .unwrap_or_default()
-        .estimate_us()
-}
-
 /// The flows of one priority.
 #[derive(Debug, Default)]
 struct Level {
-    flows: Vec<Flow>,
-    by_task: FxHashMap<Name, u32>,
+    flows: Vec<u32>,
     /// Flows that have ready messages which somebody can run, by virtual time.
     active: BTreeSet<(u64, u32)>,
     /// The virtual time at which the last message was taken: the present.
     present: u64,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct FlowKey {
+    queue: u32,
+    priority: u8,
+    task: Name,
+}
+
+/// Messages of one queue, priority and task. It is there for as long as there are kinds of them.
 #[derive(Debug)]
 struct Flow {
-    task: Name,
+    key: FlowKey,
+    /// In the list of its level.
+    place: u32,
+    /// Kinds of messages that are of this flow.
+    users: u32,
     virtual_time: u64,
     ready: usize,
     /// Some consumer of the queue can run its task, or the queue has none.
@@ -597,15 +774,10 @@ struct Flow {
 }
 
 impl Level {
-    fn push(&mut self, task: Name, handle: Handle, is_wanted: impl FnOnce() -> bool) -> bool {
-        let index = *self.by_task.entry(task).or_insert_with(|| {
-            self.flows.push(Flow::new(task, is_wanted()));
-            (self.flows.len() - 1) as u32
-        });
-        let flow = &mut self.flows[index as usize];
+    fn push(&mut self, slot: u32, flow: &mut Flow, handle: Handle) -> bool {
         if flow.ready == 0 && flow.is_wanted {
             flow.virtual_time = flow.virtual_time.max(self.present);
-            self.active.insert((flow.virtual_time, index));
+            self.active.insert((flow.virtual_time, slot));
         }
         let is_unknown = flow.ready == 0 && !flow.is_wanted;
         flow.ready += 1;
@@ -620,29 +792,36 @@ impl Level {
     }
 
     /// The consumers of the queue can run other tasks than before.
-    fn review(&mut self, is_wanted: impl Fn(Name) -> bool) {
-        for (index, flow) in self.flows.iter_mut().enumerate() {
-            let was_wanted = std::mem::replace(&mut flow.is_wanted, is_wanted(flow.task));
+    fn review(&mut self, flows: &mut Table<Flow>, is_wanted: impl Fn(Name) -> bool) {
+        for slot in &self.flows {
+            let flow = &mut flows[*slot];
+            let was_wanted = std::mem::replace(&mut flow.is_wanted, is_wanted(flow.key.task));
             if flow.ready == 0 || was_wanted == flow.is_wanted {
                 continue;
             }
             if was_wanted {
-                self.active.remove(&(flow.virtual_time, index as u32));
+                self.active.remove(&(flow.virtual_time, *slot));
             } else {
                 flow.virtual_time = flow.virtual_time.max(self.present);
-                self.active.insert((flow.virtual_time, index as u32));
+                self.active.insert((flow.virtual_time, *slot));
             }
         }
     }
 
     /// Takes the next message of an active flow.
-    fn pop(&mut self, active: (u64, u32), messages: &Messages, costs: &[Cost]) -> (u32, u32) {
+    fn pop(
+        &mut self,
+        active: (u64, u32),
+        flows: &mut Table<Flow>,
+        messages: &Messages,
+        tasks: &Tasks,
+    ) -> (u32, u32) {
         let (virtual_time, index) = active;
         // Others may be behind that wait for consumers of their own.
         self.present = self.present.max(virtual_time);
-        let flow = &mut self.flows[index as usize];
+        let flow = &mut flows[index];
         let slot = flow.pop(messages);
-        let estimate_us = estimate_us(costs, flow.task);
+        let estimate_us = tasks.estimate_us(flow.key.task);
         flow.ready -= 1;
         flow.virtual_time += u64::from(estimate_us);
         self.active.remove(&active);
@@ -655,12 +834,10 @@ impl Level {
         (slot, estimate_us)
     }
 
-    fn forget_one(&mut self, task: Name, messages: &Messages) {
-        let index = self.by_task[&task];
-        let flow = &mut self.flows[index as usize];
+    fn forget_one(&mut self, slot: u32, flow: &mut Flow, messages: &Messages) {
         flow.ready -= 1;
         if flow.ready == 0 {
-            self.active.remove(&(flow.virtual_time, index));
+            self.active.remove(&(flow.virtual_time, slot));
             flow.run.clear();
             flow.returned.clear();
         } else if flow.run.len() + flow.returned.len() > 2 * flow.ready + 64 {
@@ -671,28 +848,25 @@ impl Level {
         }
     }
 
-    fn correct(&mut self, task: Name, by_us: i64) {
-        // The flow may be unknown: after a restart, for a run that was handed out before it.
-        let Some(&index) = self.by_task.get(&task) else {
-            return;
-        };
-        let flow = &mut self.flows[index as usize];
+    fn correct(&mut self, slot: u32, flow: &mut Flow, by_us: i64) {
         if by_us == 0 {
             return;
         }
         let corrected = flow.virtual_time.saturating_add_signed(by_us);
         if flow.ready > 0 && flow.is_wanted {
-            self.active.remove(&(flow.virtual_time, index));
-            self.active.insert((corrected, index));
+            self.active.remove(&(flow.virtual_time, slot));
+            self.active.insert((corrected, slot));
         }
         flow.virtual_time = corrected;
     }
 }
 
 impl Flow {
-    fn new(task: Name, is_wanted: bool) -> Self {
+    fn new(key: FlowKey, place: u32, is_wanted: bool) -> Self {
         Self {
-            task,
+            key,
+            place,
+            users: 0,
             virtual_time: 0,
             ready: 0,
             is_wanted,

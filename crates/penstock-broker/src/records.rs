@@ -345,6 +345,14 @@ pub(crate) struct Mark {
     pub(crate) reason: Name,
 }
 
+impl Mark {
+    /// All names in it.
+    pub(crate) fn names(&self) -> impl Iterator<Item = Name> + use<> {
+        let names = [self.queue, self.task, self.class, self.target];
+        names.into_iter().flatten().chain([self.reason])
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum MarkedFor {

@@ -489,11 +489,11 @@ impl Recovery {
                 }
             }
             Event::Paused { queue, paused } => {
-                let queue = state.queues.find_or_create(queue);
+                let queue = state.queue_named(queue);
                 state.pause(queue, paused);
             }
             Event::Limited { queue, limits } => {
-                let queue = state.queues.find_or_create(queue);
+                let queue = state.queue_named(queue);
                 state.limit(queue, limits);
             }
         }

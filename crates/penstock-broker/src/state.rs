@@ -24,7 +24,7 @@ use crate::messages::{
 };
 use crate::names::{Name, Names};
 use crate::near::near_at;
-use crate::queues::{Queues, Service};
+use crate::queues::{Forgettable, Queues, Service};
 use crate::records::{
     Change, Failing, Grant, How, KeptEnd, KeptEnds, Mark, MarkedFor, MessageHead, Place,
     Renumbered, RunHead,
@@ -161,7 +161,8 @@ impl State {
         body: Option<Bytes>,
     ) -> u32 {
         self.numbers = self.numbers.max(head.number);
-        let queue = self.queues.find_or_create(head.queue);
+        self.queues.know_task(head.task, &mut self.names);
+        let queue = self.queues.find_or_create(head.queue, &mut self.names);
         let body = body.map(|body| (body, self.rests));
         let slot = self
             .messages
@@ -170,6 +171,7 @@ impl State {
             self.messages.set_extras(slot, extras);
         }
         if let Some(failure) = failure {
+            self.names.hold(failure.class);
             self.messages.set_failure(slot, Some(owned(failure)));
         }
         self.live_bytes += self.messages.journal_bytes(slot);
@@ -374,6 +376,10 @@ impl State {
 
     /// The lease ended and the message goes back to its place.
     pub(crate) fn return_message(&mut self, slot: u32, redelivered: bool) {
+        self.come_back(slot, redelivered, 0);
+    }
+
+    fn come_back(&mut self, slot: u32, redelivered: bool, crashes: u8) {
         let lease = self.messages.lease_state(slot);
         let has_expired = lease.is_some_and(|lease| lease.expired);
         self.take(slot, None);
@@ -384,6 +390,11 @@ impl State {
         let rests = self.messages.rests(slot).and(self.rests);
         self.messages.set_rests(slot, rests);
         self.messages.drop_body_read_back(slot);
+        if crashes > 0 {
+            self.messages.set_kind(slot, |kind| {
+                kind.crashes = kind.crashes.saturating_add(crashes)
+            });
+        }
         self.make_ready(slot);
         self.cool_when_safe(slot);
         if has_expired {
@@ -392,11 +403,8 @@ impl State {
     }
 
     pub(crate) fn crash_message(&mut self, slot: u32, reason: Bytes) {
-        self.return_message(slot, true);
         let crashes = u8::from(!planted!("miscount-crashes"));
-        self.messages.set_kind(slot, |kind| {
-            kind.crashes = kind.crashes.saturating_add(crashes)
-        });
+        self.come_back(slot, true, crashes);
         self.add_note(slot, reason);
     }
 
@@ -410,7 +418,7 @@ impl State {
         self.take(slot, cost_us);
         self.abandon_expiry(slot);
         self.numbers = self.numbers.max(change.to);
-        let queue = self.queues.find_or_create(change.queue);
+        let queue = self.queues.find_or_create(change.queue, &mut self.names);
         let was = self.messages[slot].number();
         self.messages.set_number(slot, change.to);
         self.messages.set_kind(slot, |kind| {
@@ -488,6 +496,9 @@ impl State {
         self.take(slot, cost_us);
         self.abandon_expiry(slot);
         self.free_claim(slot);
+        if let Some(failure) = self.messages.failure(slot) {
+            self.names.let_go(failure.class);
+        }
         let removed = self.messages.remove(slot);
         self.live_bytes -= removed.journal_bytes;
         self.ledger.abandon();
@@ -501,6 +512,10 @@ impl State {
         self.abandon_expiry(slot);
         self.free_claim(slot);
         self.live_bytes -= self.messages.journal_bytes(slot);
+        if let Some(failure) = self.messages.failure(slot) {
+            self.names.let_go(failure.class);
+        }
+        self.names.hold(ended.reason);
         self.messages.end(slot, ended);
         self.live_bytes += self.messages.journal_bytes(slot);
         self.count_ended(slot);
@@ -527,10 +542,15 @@ impl State {
     /// Forgets the value of a message that the broker has ended.
     pub(crate) fn drop_ended(&mut self, slot: u32) {
         let id = self.messages[slot].id;
+        self.remove_ended(slot);
+        self.touch_result(id);
+    }
+
+    fn remove_ended(&mut self, slot: u32) {
+        self.names.let_go(self.messages.ended(slot).reason);
         self.live_bytes -= self.messages.remove_ended(slot);
         self.ledger.abandon();
         self.ends.forget_one();
-        self.touch_result(id);
     }
 
     /// The journal tells of values that were carried forward; returns their places, by number.
@@ -538,7 +558,7 @@ impl State {
         self.numbers = self.numbers.max(end.number);
         self.forget_value(&Key::Result(end.id));
         let kind = crate::kinds::Kind {
-            queue: self.queues.find_or_create(ends.queue),
+            queue: self.queues.find_or_create(ends.queue, &mut self.names),
             task: ends.task,
             priority: 0,
             max_deliveries: 1,
@@ -553,6 +573,8 @@ impl State {
             reason: ends.reason,
             at: end.at,
         };
+        self.queues.know_task(ends.task, &mut self.names);
+        self.names.hold(ends.reason);
         let position = self.position;
         let slot = self
             .messages
@@ -584,6 +606,7 @@ impl State {
             kind.crashes = kind.crashes.saturating_add(u8::from(failure.crashed));
         });
         self.messages.set_rests(slot, self.rests);
+        self.names.hold(failure.class);
         self.messages.set_failure(slot, Some(owned(failure)));
         self.live_bytes += self.messages.journal_bytes(slot);
         if let Some(note) = note
@@ -609,10 +632,13 @@ impl State {
         let id = self.messages[slot].id;
         self.take(slot, None);
         self.live_bytes -= self.messages.journal_bytes(slot);
+        if let Some(failure) = self.messages.failure(slot) {
+            self.names.let_go(failure.class);
+        }
         self.messages.set_failure(slot, None);
         self.live_bytes += self.messages.journal_bytes(slot);
         self.numbers = self.numbers.max(to);
-        let queue = self.queues.find_or_create(queue);
+        let queue = self.queues.find_or_create(queue, &mut self.names);
         self.messages.set_number(slot, to);
         self.messages.set_kind(slot, |kind| {
             kind.queue = queue;
@@ -703,7 +729,9 @@ impl State {
     pub(crate) fn mark(&mut self, mark: Mark) {
         self.mark_numbers = self.mark_numbers.max(mark.number);
         let base = self.position;
-        if self.marks.insert(mark.number, (mark, base)).is_some() {
+        mark.names().for_each(|name| self.names.hold(name));
+        if let Some((was, _)) = self.marks.insert(mark.number, (mark, base)) {
+            was.names().for_each(|name| self.names.let_go(name));
             self.ledger.abandon();
         } else {
             self.live_bytes += MARK_BYTES;
@@ -713,7 +741,7 @@ impl State {
         if mark.what == MarkedFor::Purge
             && let Some(name) = mark.queue
         {
-            let index = self.queues.find_or_create(name);
+            let index = self.queues.find_or_create(name, &mut self.names);
             let queue = &mut self.queues[index];
             queue.purge_before = queue.purge_before.max(mark.before);
             queue.ending = queue.ready + queue.delayed;
@@ -726,6 +754,7 @@ impl State {
         };
         self.live_bytes -= MARK_BYTES;
         self.ledger.abandon();
+        mark.names().for_each(|name| self.names.let_go(name));
         if mark.what == MarkedFor::Purge
             && let Some(queue) = mark.queue.and_then(|name| self.queues.find(name))
             && self.queues[queue].purge_before == mark.before
@@ -761,7 +790,7 @@ impl State {
         if self.marks.is_empty() {
             return;
         }
-        for queue in 0..self.queues.len() {
+        for queue in self.queues.indexes() {
             self.queues[queue].ending = 0;
         }
         let slots: Vec<u32> = self.messages.iter().map(|(slot, _)| slot).collect();
@@ -774,7 +803,7 @@ impl State {
 
     pub(crate) fn make_ready(&mut self, slot: u32) {
         self.messages.set_state(slot, MessagePlace::Ready);
-        let is_unknown = self.queues.push_ready(&self.messages, slot);
+        let is_unknown = self.push_ready(slot);
         self.has_new_work = true;
         let kind = self.messages.kind(slot);
         let (queue, task) = (kind.queue, kind.task);
@@ -784,13 +813,30 @@ impl State {
         self.review_service(queue);
     }
 
+    /// Puts a message that is ready into its flow; returns whether it is the first there, and none of the consumers
+    /// can run it.
+    pub(crate) fn push_ready(&mut self, slot: u32) -> bool {
+        let flow = self.messages.flow(slot).unwrap_or_else(|| {
+            let flow = self.queues.take_flow(self.messages.kind(slot));
+            self.messages.set_flow(slot, flow);
+            flow
+        });
+        self.queues.push_ready(&self.messages, slot, flow)
+    }
+
     /// The consumers of the queue can run other tasks than before: notes whether work waits that none of them
     /// can run.
     pub(crate) fn note_unknown(&mut self, index: u32) {
         let unknown = self.queues.unknown_tasks(index);
         let unknown: Vec<Name> = unknown.map(|(task, _)| task).collect();
         let queue = &mut self.queues[index];
-        queue.told_unknown.retain(|task| unknown.contains(task));
+        queue.told_unknown.retain(|task| {
+            let waits = unknown.contains(task);
+            if !waits {
+                self.names.let_go(*task);
+            }
+            waits
+        });
         match unknown.iter().all(|task| queue.told_unknown.contains(task)) {
             true => queue.unknown_timer = None,
             false => self.wait_for_unknown(index),
@@ -846,7 +892,7 @@ impl State {
 
     /// After a recovery, which hears of many queues that were served since.
     pub(crate) fn review_all_service(&mut self) {
-        for index in 0..self.queues.len() {
+        for index in self.queues.indexes() {
             self.queues[index].service = Service::Well;
             self.review_service(index);
         }
@@ -854,8 +900,7 @@ impl State {
 
     /// Takes a message out of its place; what becomes of it is the caller's to say.
     fn take(&mut self, slot: u32, cost_us: Option<u64>) {
-        let kind = *self.messages.kind(slot);
-        let queue = kind.queue;
+        let queue = self.messages.queue(slot);
         if self.queues[queue].purge_before > 0 && self.is_purged(slot) {
             let ending = &mut self.queues[queue].ending;
             // A replay counts them at its end.
@@ -866,6 +911,7 @@ impl State {
                 let number = self.messages[slot].number();
                 self.failed.remove(number);
                 self.queues[queue].failed -= 1;
+                self.queues.touch(Forgettable::Queue(queue));
             }
             MessagePlace::Ended => unreachable!("only its value is left of it"),
             MessagePlace::Ready => {
@@ -883,13 +929,9 @@ impl State {
             }
             MessagePlace::Held(_) => {}
             MessagePlace::Leased(lease) => {
-                self.queues.correct_cost(
-                    queue,
-                    kind.priority,
-                    kind.task,
-                    lease.estimate_us,
-                    cost_us,
-                );
+                let estimate_us = lease.estimate_us;
+                self.queues
+                    .correct_cost(&self.messages, slot, estimate_us, cost_us);
                 self.queues[queue].running -= 1;
                 let leases = &mut self.sessions[lease.session].leases;
                 leases.swap_remove(lease.index as usize);
@@ -927,6 +969,10 @@ impl State {
     ) {
         self.forget_value(&key);
         self.touch(&key);
+        self.names.hold(group);
+        if let Some(run) = run {
+            self.names.hold(run.queue);
+        }
         let stored = Stored {
             key,
             status: value.status,
@@ -965,6 +1011,10 @@ impl State {
         if let Some(stored) = self.keys.remove(key) {
             self.live_bytes -= stored.bytes();
             self.ledger.abandon();
+            self.names.let_go(stored.group);
+            if let Some(run) = stored.run {
+                self.names.let_go(run.head().queue);
+            }
             if stored.expires_at().is_some() {
                 self.timers.abandon(Clock::Steady);
             }
@@ -973,9 +1023,7 @@ impl State {
             && self.ends.len > 0
             && let Some(slot) = self.messages.find_ended(id)
         {
-            self.live_bytes -= self.messages.remove_ended(slot);
-            self.ledger.abandon();
-            self.ends.forget_one();
+            self.remove_ended(slot);
         }
     }
 
@@ -1160,6 +1208,10 @@ impl State {
 
     // --- queues
 
+    pub(crate) fn queue_named(&mut self, name: Name) -> u32 {
+        self.queues.find_or_create(name, &mut self.names)
+    }
+
     pub(crate) fn pause(&mut self, queue: u32, paused: bool) {
         let was = std::mem::replace(&mut self.queues[queue].paused, paused);
         match (was, paused) {
@@ -1172,12 +1224,14 @@ impl State {
             _ => {}
         }
         self.has_new_work = true;
+        self.queues.touch(Forgettable::Queue(queue));
         self.queues.activate(queue);
         self.review_service(queue);
     }
 
     pub(crate) fn limit(&mut self, queue: u32, limits: QueueLimits) {
         let had = !self.queues.set_limits(queue, limits).is_none();
+        self.queues.touch(Forgettable::Queue(queue));
         if had {
             self.ledger.abandon();
         }
@@ -1232,8 +1286,29 @@ impl State {
 
     // --- housekeeping
 
+    /// Brings what was counted of kinds of messages to their queues and tasks.
+    pub(crate) fn add_counts(&mut self) {
+        while let Some((kind, counts)) = self.messages.kinds.next_counted() {
+            self.queues.add_counts(&kind, &counts);
+        }
+    }
+
+    /// Flows go with the last kind of messages that was theirs.
+    pub(crate) fn drop_unused_kinds(&mut self) {
+        self.add_counts();
+        for flow in self.messages.kinds.drop_unused() {
+            self.queues.give_flow(flow);
+        }
+    }
+
     /// Drops what is stale of timers and ledger, when it is the greater part.
     pub(crate) fn sweep(&mut self) {
+        if self.messages.kinds.has_many_counted() {
+            self.add_counts();
+        }
+        if self.messages.kinds.has_many_unused() {
+            self.drop_unused_kinds();
+        }
         // Each is taken out while the rest of the state is asked.
         let mut timers = std::mem::take(&mut self.timers);
         timers.sweep(|timer| self.is_wanted(timer));
@@ -1264,11 +1339,14 @@ impl State {
                 session.is_some_and(|session| session.generation == generation)
             }
             Timer::Unserved { queue, generation } => {
-                self.queues[queue].service == Service::Missing { generation }
+                let queue = self.queues.get(queue);
+                queue.is_some_and(|queue| queue.service == Service::Missing { generation })
             }
             Timer::Unknown { queue, generation } => {
-                self.queues[queue].unknown_timer == Some(generation)
+                let queue = self.queues.get(queue);
+                queue.is_some_and(|queue| queue.unknown_timer == Some(generation))
             }
+            Timer::Unused(_) => true,
         }
     }
 
@@ -1291,10 +1369,13 @@ impl State {
                 let join = self.joins.get(slot);
                 join.is_some_and(|join| join.number == number && join.base == base)
             }
-            Entity::Queue { index } => self.queues[index].paused && self.queues[index].base == base,
+            Entity::Queue { index } => {
+                let queue = self.queues.get(index);
+                queue.is_some_and(|queue| queue.paused && queue.base == base)
+            }
             Entity::Limits { index } => {
-                let queue = &self.queues[index];
-                !queue.limits.is_none() && queue.limits_base == base
+                let queue = self.queues.get(index);
+                queue.is_some_and(|queue| !queue.limits.is_none() && queue.limits_base == base)
             }
             Entity::Mark { number } => self
                 .marks

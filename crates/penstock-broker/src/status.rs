@@ -1,9 +1,10 @@
 //! What a broker tells of itself.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use penstock_message::{
-    MessageId, MessageInfo, QueueStatus, Status, StatusCursor, StatusPage, StatusQuery,
+    MessageId, MessageInfo, QueueStatus, Status, StatusCursor, StatusPage, StatusQuery, TaskStatus,
     WorkerStatus,
 };
 
@@ -12,54 +13,73 @@ use crate::ends::ENDED_VALUE_BYTES;
 use crate::messages::State as MessagePlace;
 use crate::{Broker, ConnId};
 
-/// Queues and workers on a page of the status: as many as a worker may serve queues.
+/// Queues, tasks and workers on a page of the status: as many as a worker may serve queues.
 pub(crate) const STATUS_PAGE: usize = QUEUES_CAP;
-/// A page ends when its queues and workers take so much, so that it fits into a frame whatever their names are.
+/// A page ends when its queues, tasks and workers take so much, so that it fits into a frame whatever their names are.
 const STATUS_PAGE_BYTES: usize = 1 << 20;
-/// Takes in a frame, beside the names: more than all numbers of a queue or a worker do.
-const ENTRY_BYTES: usize = 160;
+/// Takes in a frame, beside the names: more than all numbers of a queue, a task or a worker do.
+const ENTRY_BYTES: usize = 400;
 
 impl Broker {
-    /// All that there is to tell, for tests: clients ask for pages.
+    /// All that there is to tell, for tests: clients ask for pages. Counts of queues and tasks may lack what came since
+    /// anybody asked.
     pub fn status(&self) -> Status {
-        let names = self.names_behind(&[], None);
         let mut workers: Vec<WorkerStatus> = self.workers().map(|(_, worker)| worker).collect();
         workers.sort_by(|one, other| one.name.cmp(&other.name));
-        let mut queues: Vec<QueueStatus> = names
-            .into_iter()
-            .map(|(_, index)| self.queue_status(index))
-            .collect();
-        queues.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+        let queues = self.state.queues.by_name.in_order.values();
+        let tasks = self.state.queues.tasks.by_name.in_order.values();
         Status {
-            queues,
+            queues: queues.map(|index| self.queue_status(*index)).collect(),
+            tasks: tasks.map(|task| self.task_status(*task)).collect(),
             workers,
             ..self.totals()
         }
     }
 
+    /// Looks at what stands on the page, and not at the other queues and tasks.
     pub(crate) fn status_page(&self, conn: ConnId, query: &StatusQuery) -> StatusPage {
         let mut page = Page::new(query.limit);
-        if !matches!(query.after, Some(StatusCursor::Worker(_))) {
-            let after = match &query.after {
-                Some(StatusCursor::Queue(name)) => Some(name.as_str()),
-                _ => None,
+        let queues = &self.state.queues;
+        let has_no_names = query.queues.is_empty();
+        if let None | Some(StatusCursor::Queue(_)) = &query.after {
+            let behind = match &query.after {
+                Some(StatusCursor::Queue(name)) => Bound::Excluded(name.as_str()),
+                _ => Bound::Unbounded,
             };
-            let mut names = self.names_behind(&query.queues, after);
-            // Only the first ones need an order.
-            if names.len() > page.limit {
-                names.select_nth_unstable(page.limit);
-                names.truncate(page.limit + 1);
-            }
-            names.sort_unstable();
-            for (name, index) in names {
-                let place = || StatusCursor::Queue(name.to_owned());
-                let Some(queues) = page.take(name.len(), place) else {
-                    break;
-                };
-                queues.queues.push(self.queue_status(index));
+            let place = |name: &str| StatusCursor::Queue(name.to_owned());
+            if has_no_names {
+                let range = (behind, Bound::Unbounded);
+                for (name, index) in queues.by_name.in_order.range::<str, _>(range) {
+                    let Some(page) = page.take(name.len(), || place(name)) else {
+                        break;
+                    };
+                    page.queues.push(self.queue_status(*index));
+                }
+            } else {
+                for (name, index) in self.named(&query.queues, behind) {
+                    let Some(page) = page.take(name.len(), || place(name)) else {
+                        break;
+                    };
+                    page.queues.push(self.queue_status(index));
+                }
             }
         }
-        if query.queues.is_empty() && !page.is_cut_off {
+        if has_no_names && !page.is_cut_off && !matches!(query.after, Some(StatusCursor::Worker(_)))
+        {
+            let behind = match &query.after {
+                Some(StatusCursor::Task(name)) => Bound::Excluded(name.as_str()),
+                _ => Bound::Unbounded,
+            };
+            let range = (behind, Bound::Unbounded);
+            for (name, task) in queues.tasks.by_name.in_order.range::<str, _>(range) {
+                let place = || StatusCursor::Task(name.as_ref().to_owned());
+                let Some(page) = page.take(name.len(), place) else {
+                    break;
+                };
+                page.tasks.push(self.task_status(*task));
+            }
+        }
+        if has_no_names && !page.is_cut_off {
             let after = match query.after {
                 Some(StatusCursor::Worker(number)) => Some(number),
                 _ => None,
@@ -82,6 +102,7 @@ impl Broker {
             next: page.next(),
             status: Status {
                 queues: page.queues,
+                tasks: page.tasks,
                 workers: page.workers,
                 ..self.totals()
             },
@@ -112,19 +133,17 @@ impl Broker {
         ready.sum()
     }
 
-    /// Queues, all or some, whose names come after one; each once, in no particular order.
-    fn names_behind(&self, some: &[String], after: Option<&str>) -> Vec<(&str, u32)> {
-        let state = &self.state;
-        let is_behind = |(name, _): &(&str, u32)| after.is_none_or(|after| *name > after);
-        if some.is_empty() {
-            let all = (0..state.queues.len())
-                .map(|index| (state.names.text(state.queues[index].name), index));
-            return all.filter(is_behind).collect();
-        }
-        let found = some.iter().filter_map(|name| {
-            let index = state.queues.find(state.names.find(name)?)?;
-            Some((state.names.text(state.queues[index].name), index))
+    /// The queues with these names, as far as there are any: each once, in the order of their names.
+    fn named(&self, names: &[String], behind: Bound<&str>) -> Vec<(&str, u32)> {
+        let in_order = &self.state.queues.by_name.in_order;
+        let found = names.iter().filter_map(|name| {
+            let (name, index) = in_order.get_key_value(name.as_str())?;
+            Some((name.as_ref(), *index))
         });
+        let is_behind = |(name, _): &(&str, u32)| match behind {
+            Bound::Excluded(after) => *name > after,
+            _ => true,
+        };
         let mut found: Vec<(&str, u32)> = found.filter(is_behind).collect();
         found.sort_unstable();
         found.dedup();
@@ -190,7 +209,8 @@ impl Broker {
             failed_bytes: state.failed.bytes,
             failed_dropped: state.failed.dropped,
             unreadable: self.reading.unreadable,
-            counts: self.counts,
+            counts: Box::new(self.counts),
+            others: Box::new(state.queues.others),
             space: self.space,
             memory_is_full: self.memory_is_full.is_some(),
             ..Status::default()
@@ -216,7 +236,16 @@ impl Broker {
             waiting_bytes: queue.waiting_bytes(),
             limits: queue.limits,
             refused: queue.refused,
-            dropped: queue.dropped,
+            dropped: queue.tally.counts().dropped,
+            tallied: queue.tally.tallied(self.clocks.steady()),
+        }
+    }
+
+    fn task_status(&self, task: u32) -> TaskStatus {
+        let task = &self.state.queues.tasks.all[task];
+        TaskStatus {
+            name: self.state.names.text(task.name).to_owned(),
+            tallied: task.tally.tallied(self.clocks.steady()),
         }
     }
 
@@ -254,6 +283,7 @@ impl Broker {
 /// A page as it fills.
 struct Page {
     queues: Vec<QueueStatus>,
+    tasks: Vec<TaskStatus>,
     workers: Vec<WorkerStatus>,
     limit: usize,
     bytes: usize,
@@ -270,6 +300,7 @@ impl Page {
         };
         Self {
             queues: Vec::new(),
+            tasks: Vec::new(),
             workers: Vec::new(),
             limit,
             bytes: 0,
@@ -296,7 +327,7 @@ impl Page {
     }
 
     fn len(&self) -> usize {
-        self.queues.len() + self.workers.len()
+        self.queues.len() + self.tasks.len() + self.workers.len()
     }
 
     fn next(&mut self) -> Option<StatusCursor> {

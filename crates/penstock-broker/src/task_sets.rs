@@ -2,7 +2,7 @@
 
 use penstock_message::{SeededMap, SeededSet, SeededState};
 
-use crate::names::Name;
+use crate::names::{Name, Names};
 use crate::slab::Slab;
 
 #[derive(Debug, Default)]
@@ -29,39 +29,47 @@ impl TaskSets {
     }
 
     /// The set of these tasks, which has one user more.
-    pub(crate) fn take(&mut self, mut names: Vec<Name>) -> u32 {
-        names.sort_unstable();
-        names.dedup();
-        if let Some(set) = self.by_names.get(&names) {
+    pub(crate) fn take(&mut self, mut tasks: Vec<Name>, names: &mut Names) -> u32 {
+        tasks.sort_unstable();
+        tasks.dedup();
+        if let Some(set) = self.by_names.get(&tasks) {
             self.sets[*set].users += 1;
             return *set;
         }
         let mut members = SeededSet::with_hasher(*self.by_names.hasher());
-        members.extend(names.iter().copied());
+        members.extend(tasks.iter().copied());
+        tasks.iter().for_each(|task| names.hold(*task));
         let set = self.sets.insert(TaskSet {
-            names: names.clone(),
+            names: tasks.clone(),
             members,
             users: 1,
         });
-        self.by_names.insert(names, set);
+        self.by_names.insert(tasks, set);
         set
     }
 
     /// A set has one user less.
-    pub(crate) fn give(&mut self, set: Option<u32>) {
+    pub(crate) fn give(&mut self, set: Option<u32>, names: &mut Names) {
         let Some(set) = set else {
             return;
         };
         self.sets[set].users -= 1;
         if self.sets[set].users == 0 {
-            let TaskSet { names, .. } = self.sets.remove(set);
-            self.by_names.remove(&names);
+            let TaskSet { names: tasks, .. } = self.sets.remove(set);
+            self.by_names.remove(&tasks);
+            tasks.iter().for_each(|task| names.let_go(*task));
         }
     }
 
     /// `None`: a set of all tasks.
     pub(crate) fn has(&self, set: Option<u32>, task: Name) -> bool {
         set.is_none_or(|set| self.sets[set].members.contains(&task))
+    }
+
+    /// The names of all sets.
+    pub(crate) fn names(&self) -> impl Iterator<Item = Name> {
+        let sets = self.sets.iter();
+        sets.flat_map(|(_, set)| set.names.iter().copied())
     }
 
     /// How many sets there are, and how many users they have in all.
@@ -74,23 +82,28 @@ impl TaskSets {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     #[test]
     fn equal_lists_are_one_set_for_as_long_as_anybody_has_it() {
         let mut sets = TaskSets::default();
-        let [one, two, three] = [0, 1, 2].map(Name::at);
-        let first = sets.take(vec![two, one, two]);
-        assert_eq!(sets.take(vec![one, two]), first);
-        let other = sets.take(vec![three]);
+        let mut names = Names::default();
+        let [one, two, three] = ["one", "two", "three"].map(|text| names.intern(text));
+        let first = sets.take(vec![two, one, two], &mut names);
+        assert_eq!(sets.take(vec![one, two], &mut names), first);
+        let other = sets.take(vec![three], &mut names);
         assert_eq!(sets.counts(), (2, 3));
         assert!(sets.has(Some(first), one) && !sets.has(Some(first), three));
         assert!(sets.has(Some(other), three) && sets.has(None, one));
-        sets.give(Some(first));
+        sets.give(Some(first), &mut names);
         assert_eq!(sets.counts(), (2, 2));
-        sets.give(Some(first));
-        sets.give(Some(other));
-        sets.give(None);
+        names.assert_held(&[one, two, three].map(|name| (name, 1)).into());
+        sets.give(Some(first), &mut names);
+        sets.give(Some(other), &mut names);
+        sets.give(None, &mut names);
         assert_eq!(sets.counts(), (0, 0));
+        names.assert_held(&BTreeMap::new());
     }
 }

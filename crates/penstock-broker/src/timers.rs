@@ -7,6 +7,7 @@ use std::collections::BinaryHeap;
 use penstock_faults::perhaps;
 
 use crate::clock::{Clock, Clocks, When};
+use crate::queues::Forgettable;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
@@ -30,6 +31,8 @@ pub(crate) enum Timer {
     Unserved { queue: u32, generation: u64 },
     /// A queue has had work for a while that none of its consumers can run.
     Unknown { queue: u32, generation: u64 },
+    /// A queue or task may not have been in use for long. Each has one such timer for as long as it is there.
+    Unused(Forgettable),
 }
 
 #[derive(Debug, Default)]

@@ -27,9 +27,9 @@ pub use message::{
     DEFAULT_PRIORITY, Extras, HIGHEST_PRIORITY, InputShape, Inputs, Member, Message, Retries,
 };
 pub use query::{
-    Answer, Counts, FailedJob, FailedPage, FailedQuery, MessageInfo, MessageState, Notice,
-    OperationStatus, ProcessStatus, Query, QueueStatus, Status, StatusCursor, StatusPage,
-    StatusQuery, WorkerStatus,
+    Answer, Counts, FailedJob, FailedPage, FailedQuery, JobCounts, MessageInfo, MessageState,
+    Notice, OperationStatus, Others, ProcessStatus, Query, QueueStatus, Status, StatusCursor,
+    StatusPage, StatusQuery, Tallied, TaskStatus, WorkerStatus,
 };
 pub use tx::{
     Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, JoinId, JoinPolicy, Op,

@@ -68,16 +68,18 @@ impl StatusQuery {
     }
 }
 
-/// Queues are listed in the order of their names, then workers in an order of the broker's own.
+/// Queues are listed in the order of their names, then tasks in that of theirs, then workers in an order of the
+/// broker's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatusCursor {
     Queue(String),
+    Task(String),
     Worker(u64),
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusPage {
-    /// Has the queues and workers of this page. Everything else is of the whole broker.
+    /// Has the queues, tasks and workers of this page. Everything else is of the whole broker.
     pub status: Status,
     /// Where to go on; `None`: there are no more.
     pub next: Option<StatusCursor>,
@@ -136,7 +138,10 @@ pub struct OperationStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     pub queues: Vec<QueueStatus>,
+    pub tasks: Vec<TaskStatus>,
     pub workers: Vec<WorkerStatus>,
+    /// Counts of queues and tasks that are not listed any more.
+    pub others: Box<Others>,
     /// Workers that are connected, listed or not.
     pub connected_workers: u32,
     pub clients: u32,
@@ -150,7 +155,7 @@ pub struct Status {
     pub failed: u64,
     pub failed_bytes: u64,
     pub failed_dropped: u64,
-    pub counts: Counts,
+    pub counts: Box<Counts>,
     pub space: Space,
     pub memory_is_full: bool,
     /// Of the process around the broker, which fills it in. Boxed, since few answers are a status.
@@ -163,7 +168,7 @@ impl Status {
     pub fn collect<E>(
         mut ask: impl FnMut(StatusQuery) -> Result<StatusPage, E>,
     ) -> Result<Self, E> {
-        let (mut queues, mut workers) = (Vec::new(), Vec::new());
+        let (mut queues, mut tasks, mut workers) = (Vec::new(), Vec::new(), Vec::new());
         let mut after = None;
         loop {
             let page = ask(StatusQuery {
@@ -172,12 +177,14 @@ impl Status {
             })?;
             let mut status = page.status;
             queues.append(&mut status.queues);
+            tasks.append(&mut status.tasks);
             workers.append(&mut status.workers);
             after = page.next;
             if after.is_none() {
                 workers.sort_by(|one, other| one.name.cmp(&other.name));
                 return Ok(Self {
                     queues,
+                    tasks,
                     workers,
                     ..status
                 });
@@ -203,6 +210,85 @@ pub struct Counts {
     pub cancelled: u64,
 }
 
+/// What became of the jobs of a queue or of a task.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JobCounts {
+    /// Jobs that were published to it, or moved here from another queue.
+    pub enqueued: u64,
+    /// Runs: hand-outs to workers. A job that is retried is started again.
+    pub started: u64,
+    pub succeeded: u64,
+    /// Jobs that failed for good.
+    pub failed: u64,
+    /// Jobs that went back for another attempt after one had failed, by themselves or by a person.
+    pub retried: u64,
+    pub expired: u64,
+    /// Jobs that were cancelled or purged, or blocked by the failure of another.
+    pub cancelled: u64,
+    /// Runs that ended with their worker.
+    pub crashed: u64,
+    /// Jobs that were dropped from a full queue.
+    pub dropped: u64,
+}
+
+impl JobCounts {
+    /// How many counts there are, ...
+    pub const LEN: usize = 9;
+
+    /// ... and these, in the order of the fields.
+    pub fn from_array(counts: [u64; Self::LEN]) -> Self {
+        let [
+            enqueued,
+            started,
+            succeeded,
+            failed,
+            retried,
+            expired,
+            cancelled,
+            crashed,
+            dropped,
+        ] = counts;
+        Self {
+            enqueued,
+            started,
+            succeeded,
+            failed,
+            retried,
+            expired,
+            cancelled,
+            crashed,
+            dropped,
+        }
+    }
+}
+
+/// Jobs of a queue or a task since the broker started, and over the last minute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tallied {
+    pub counts: JobCounts,
+    /// Divided by 60, these are rates a second. Exact to about ten seconds: of the ten seconds that are only partly
+    /// within the last minute, that part is counted.
+    pub last_minute: JobCounts,
+}
+
+/// Queues and tasks that were empty and had no settings for an hour: they are forgotten but for their counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Others {
+    /// How often a queue was forgotten, and a task.
+    pub queues: u64,
+    pub tasks: u64,
+    pub of_queues: JobCounts,
+    pub of_tasks: JobCounts,
+    /// Transactions that such queues had refused because they were full.
+    pub refused: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TaskStatus {
+    pub name: String,
+    pub tallied: Tallied,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueueStatus {
     pub name: String,
@@ -225,6 +311,7 @@ pub struct QueueStatus {
     pub failed: u64,
     /// Ready jobs of tasks that none of the queue's consumers can run. 0 while it has no consumers.
     pub unknown: u64,
+    pub tallied: Tallied,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -209,6 +209,8 @@ impl<'a> World<'a> {
         };
         let broker = BrokerOptions {
             unserved_ms: 2_000,
+            // Queues and tasks are mostly forgotten as soon as they are not in use.
+            unused_kept_ms: [3_600_000, 10_000, 0, 0][rng.below(4) as usize],
             // From time to time all bodies are in memory; mostly hardly any.
             resident_bodies_bytes: [None, Some(0), Some(0), Some(1_000)][rng.below(4) as usize],
             ..BrokerOptions::default()

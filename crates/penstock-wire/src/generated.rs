@@ -1061,10 +1061,11 @@ pub struct StatusQuery {
     #[prost(uint32, tag = "3")]
     pub limit: u32,
 }
-/// Queues come first, in the order of their names; then workers, in the broker's own order.
+/// Queues come first, in the order of their names; then tasks, in the order of theirs; then workers, in the broker's
+/// own order.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusCursor {
-    #[prost(oneof = "status_cursor::Place", tags = "1, 2")]
+    #[prost(oneof = "status_cursor::Place", tags = "1, 2, 3")]
     pub place: ::core::option::Option<status_cursor::Place>,
 }
 /// Nested message and enum types in `StatusCursor`.
@@ -1075,6 +1076,8 @@ pub mod status_cursor {
         Queue(::prost::alloc::string::String),
         #[prost(uint64, tag = "2")]
         Worker(u64),
+        #[prost(string, tag = "3")]
+        Task(::prost::alloc::string::String),
     }
 }
 /// Failed jobs, in the order in which they failed.
@@ -1125,7 +1128,7 @@ pub mod answer {
 /// Near 1 MiB at most, whatever names there are.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatusPage {
-    /// whole but for its queues and workers, which are those of this page
+    /// whole but for its queues, tasks and workers, which are those of this page
     #[prost(message, optional, tag = "1")]
     pub status: ::core::option::Option<Status>,
     /// left out: there are no more
@@ -1185,6 +1188,33 @@ pub struct OperationStatus {
     #[prost(bool, tag = "4")]
     pub is_over: bool,
 }
+/// What became of jobs since the broker started, or over the last minute.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobCounts {
+    #[prost(uint64, tag = "1")]
+    pub enqueued: u64,
+    /// runs: a job that is retried is started again
+    #[prost(uint64, tag = "2")]
+    pub started: u64,
+    #[prost(uint64, tag = "3")]
+    pub succeeded: u64,
+    /// for good
+    #[prost(uint64, tag = "4")]
+    pub failed: u64,
+    #[prost(uint64, tag = "5")]
+    pub retried: u64,
+    #[prost(uint64, tag = "6")]
+    pub expired: u64,
+    /// also purged, and blocked
+    #[prost(uint64, tag = "7")]
+    pub cancelled: u64,
+    /// runs that ended with their worker
+    #[prost(uint64, tag = "8")]
+    pub crashed: u64,
+    /// from a full queue
+    #[prost(uint64, tag = "9")]
+    pub dropped: u64,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Status {
     #[prost(message, repeated, tag = "1")]
@@ -1225,6 +1255,10 @@ pub struct Status {
     /// all of them, on whatever page
     #[prost(uint32, tag = "18")]
     pub connected_workers: u32,
+    #[prost(message, repeated, tag = "19")]
+    pub tasks: ::prost::alloc::vec::Vec<status::Task>,
+    #[prost(message, optional, boxed, tag = "20")]
+    pub others: ::core::option::Option<::prost::alloc::boxed::Box<status::Others>>,
 }
 /// Nested message and enum types in `Status`.
 pub mod status {
@@ -1260,6 +1294,35 @@ pub mod status {
         /// ready jobs of tasks that none of its consumers can run; 0 without consumers
         #[prost(uint64, tag = "14")]
         pub unknown: u64,
+        #[prost(message, optional, tag = "15")]
+        pub counts: ::core::option::Option<super::JobCounts>,
+        #[prost(message, optional, tag = "16")]
+        pub last_minute: ::core::option::Option<super::JobCounts>,
+    }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Task {
+        #[prost(string, tag = "1")]
+        pub name: ::prost::alloc::string::String,
+        #[prost(message, optional, tag = "2")]
+        pub counts: ::core::option::Option<super::JobCounts>,
+        #[prost(message, optional, tag = "3")]
+        pub last_minute: ::core::option::Option<super::JobCounts>,
+    }
+    /// Queues and tasks that were empty and had no settings for an hour, and are not listed any more.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Others {
+        /// how often one was forgotten
+        #[prost(uint64, tag = "1")]
+        pub queues: u64,
+        #[prost(uint64, tag = "2")]
+        pub tasks: u64,
+        #[prost(message, optional, tag = "3")]
+        pub of_queues: ::core::option::Option<super::JobCounts>,
+        #[prost(message, optional, tag = "4")]
+        pub of_tasks: ::core::option::Option<super::JobCounts>,
+        /// transactions that such queues refused because they were full
+        #[prost(uint64, tag = "5")]
+        pub refused: u64,
     }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Worker {

@@ -4,10 +4,11 @@
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
     Answer, Applied, Condition, Counts, Delivery, Due, Durability, Extras, FailedJob, FailedPage,
-    FailedQuery, Failure, Filter, HeaderPatch, InputShape, Inputs, JoinPolicy, Key, KeyState,
-    Lease, Member, Message, MessageId, MessageInfo, MessageState, Notice, Op, OperationStatus,
-    Overflow, Query, QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, Retries, Run,
-    Status, StatusCursor, StatusPage, StatusQuery, Target, Tx, Value, ValueStatus,
+    FailedQuery, Failure, Filter, HeaderPatch, InputShape, Inputs, JobCounts, JoinPolicy, Key,
+    KeyState, Lease, Member, Message, MessageId, MessageInfo, MessageState, Notice, Op,
+    OperationStatus, Others, Overflow, Query, QueueLimits, QueueStatus, Receipt, Refusal,
+    ReleaseReason, Retries, Run, Status, StatusCursor, StatusPage, StatusQuery, Tallied, Target,
+    TaskStatus, Tx, Value, ValueStatus,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -300,6 +301,7 @@ fn any_durability() -> impl Strategy<Value = Durability> {
 fn any_cursor() -> impl Strategy<Value = StatusCursor> {
     prop_oneof![
         ".{0,8}".prop_map(StatusCursor::Queue),
+        ".{0,8}".prop_map(StatusCursor::Task),
         any::<u64>().prop_map(StatusCursor::Worker),
     ]
 }
@@ -348,17 +350,41 @@ prop_compose! {
     }
 }
 
+fn any_counts() -> impl Strategy<Value = JobCounts> {
+    any::<[u64; JobCounts::LEN]>().prop_map(JobCounts::from_array)
+}
+
+prop_compose! {
+    fn any_tallied()(counts in any_counts(), last_minute in any_counts()) -> Tallied {
+        Tallied { counts, last_minute }
+    }
+}
+
+prop_compose! {
+    fn any_others()(
+        [queues, tasks, refused]: [u64; 3], of_queues in any_counts(), of_tasks in any_counts(),
+    ) -> Others {
+        Others { queues, tasks, of_queues, of_tasks, refused }
+    }
+}
+
 prop_compose! {
     fn any_status()(
         [failed, failed_bytes, failed_dropped, results, unreadable]: [u64; 5],
-        queues in vec((".{0,8}", any::<[u64; 5]>()), 0..3), counts: [u64; 3], connected_workers: u32,
+        queues in vec((".{0,8}", any::<[u64; 5]>(), any_tallied()), 0..3), counts: [u64; 3], connected_workers: u32,
+        tasks in vec((".{0,8}", any_tallied()), 0..3), others in any_others(),
     ) -> Status {
         let [published, cancelled, failed_for_good] = counts;
-        let counts = Counts { published, cancelled, failed: failed_for_good, ..Counts::default() };
-        let queues = queues.into_iter().map(|(name, [ready, running, ending, failed, unknown])| QueueStatus {
-            name, ready, running, ending, failed, unknown, ..QueueStatus::default()
+        let counts = Box::new(Counts { published, cancelled, failed: failed_for_good, ..Counts::default() });
+        let queues = queues.into_iter().map(|(name, [ready, running, ending, failed, unknown], tallied)| QueueStatus {
+            name, ready, running, ending, failed, unknown, tallied, ..QueueStatus::default()
         }).collect();
-        Status { queues, counts, failed, failed_bytes, failed_dropped, results, unreadable, connected_workers, ..Status::default() }
+        let tasks = tasks.into_iter().map(|(name, tallied)| TaskStatus { name, tallied }).collect();
+        let others = Box::new(others);
+        Status {
+            queues, tasks, others, counts, failed, failed_bytes, failed_dropped, results, unreadable, connected_workers,
+            ..Status::default()
+        }
     }
 }
 

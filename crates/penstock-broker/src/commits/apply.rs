@@ -12,6 +12,7 @@ use crate::Broker;
 use crate::endings::{End, Unrun};
 use crate::messages::BodyAt;
 use crate::records::{Change, Event, Failing, How, MarkedFor, MessageHead, Place, RunHead};
+use crate::tally::Counted;
 
 impl Broker {
     /// Applies operations that were checked, and says what there is to say of it.
@@ -72,12 +73,13 @@ impl Broker {
                 } => {
                     let slot = next_lease();
                     let number = self.state.messages[slot].number();
+                    let from = self.state.queues[self.state.messages.queue(slot)].name;
                     run = Some((lease.message, self.state.run_of(slot, self.writer.time())));
                     let change = Change {
                         to: self.state.numbers + 1,
                         queue: match queue {
                             Some(queue) => self.state.names.intern(queue),
-                            None => self.state.queues[self.state.messages.queue(slot)].name,
+                            None => from,
                         },
                         due: due.map(|due| self.clocks.resolve_start(due)),
                         next_attempt: patch.next_attempt,
@@ -89,7 +91,13 @@ impl Broker {
                     };
                     self.record(&Event::Moved { number, change });
                     let note = patch.note.clone().as_mut().map(own);
+                    if change.next_attempt {
+                        self.count(slot, Counted::Retried);
+                    }
                     self.state.move_message(slot, &change, note, Some(*cost_us));
+                    if change.queue != from {
+                        self.count_arrival(slot);
+                    }
                     let queue = self.state.messages.queue(slot);
                     self.make_room(queue);
                 }
@@ -225,12 +233,13 @@ impl Broker {
                 source,
                 queue,
             });
-            self.state.copy_message(slot, number, queue);
+            let copy = self.state.copy_message(slot, number, queue);
+            self.count(copy, Counted::Enqueued);
         }
         if self.state.queues.limited > 0 {
             for queue in queues {
                 let name = self.state.names.intern(queue);
-                let queue = self.state.queues.find_or_create(name);
+                let queue = self.state.queue_named(name);
                 self.make_room(queue);
             }
         }
@@ -270,6 +279,7 @@ impl Broker {
         let slot = self
             .state
             .insert_message(&head, extras, None, body_at, body);
+        self.count(slot, Counted::Enqueued);
         for note in &mut message.notes {
             self.record(&Event::Noted {
                 number: head.number,
@@ -329,7 +339,7 @@ impl Broker {
 
     fn pause(&mut self, queue: &str, paused: bool) {
         let name = self.state.names.intern(queue);
-        let queue = self.state.queues.find_or_create(name);
+        let queue = self.state.queue_named(name);
         self.record(&Event::Paused {
             queue: name,
             paused,

@@ -1,8 +1,9 @@
 //! Questions, answers and notices.
 
 use penstock_message::{
-    Answer, Counts, Failure, MessageInfo, MessageState, Notice, ProcessStatus, Query, QueueLimits,
-    QueueStatus, Space, Status, StatusCursor, StatusPage, StatusQuery, WorkerStatus,
+    Answer, Counts, Failure, JobCounts, MessageInfo, MessageState, Notice, Others, ProcessStatus,
+    Query, QueueLimits, QueueStatus, Space, Status, StatusCursor, StatusPage, StatusQuery, Tallied,
+    TaskStatus, WorkerStatus,
 };
 
 use super::{FromNumber, id_bytes, message_id, small, wanted};
@@ -115,6 +116,7 @@ impl From<StatusCursor> for proto::StatusCursor {
         Self {
             place: Some(match cursor {
                 StatusCursor::Queue(name) => Place::Queue(name),
+                StatusCursor::Task(name) => Place::Task(name),
                 StatusCursor::Worker(number) => Place::Worker(number),
             }),
         }
@@ -128,6 +130,7 @@ impl TryFrom<proto::StatusCursor> for StatusCursor {
         use proto::status_cursor::Place;
         Ok(match wanted(wire.place, "a cursor is empty or unknown")? {
             Place::Queue(name) => Self::Queue(name),
+            Place::Task(name) => Self::Task(name),
             Place::Worker(number) => Self::Worker(number),
         })
     }
@@ -157,6 +160,72 @@ impl TryFrom<proto::StatusPage> for StatusPage {
     }
 }
 
+impl From<JobCounts> for proto::JobCounts {
+    fn from(counts: JobCounts) -> Self {
+        let JobCounts {
+            enqueued,
+            started,
+            succeeded,
+            failed,
+            retried,
+            expired,
+            cancelled,
+            crashed,
+            dropped,
+        } = counts;
+        Self {
+            enqueued,
+            started,
+            succeeded,
+            failed,
+            retried,
+            expired,
+            cancelled,
+            crashed,
+            dropped,
+        }
+    }
+}
+
+impl From<proto::JobCounts> for JobCounts {
+    fn from(counts: proto::JobCounts) -> Self {
+        let proto::JobCounts {
+            enqueued,
+            started,
+            succeeded,
+            failed,
+            retried,
+            expired,
+            cancelled,
+            crashed,
+            dropped,
+        } = counts;
+        Self {
+            enqueued,
+            started,
+            succeeded,
+            failed,
+            retried,
+            expired,
+            cancelled,
+            crashed,
+            dropped,
+        }
+    }
+}
+
+/// Left out while all of it is zero, as it is of most queues and tasks in any minute.
+fn some(counts: JobCounts) -> Option<proto::JobCounts> {
+    (counts != JobCounts::default()).then(|| counts.into())
+}
+
+fn tallied(counts: Option<proto::JobCounts>, last_minute: Option<proto::JobCounts>) -> Tallied {
+    Tallied {
+        counts: counts.unwrap_or_default().into(),
+        last_minute: last_minute.unwrap_or_default().into(),
+    }
+}
+
 impl From<Status> for proto::Status {
     fn from(status: Status) -> Self {
         let queue = |queue: QueueStatus| proto::status::Queue {
@@ -174,6 +243,20 @@ impl From<Status> for proto::Status {
             ending: queue.ending,
             failed: queue.failed,
             unknown: queue.unknown,
+            counts: some(queue.tallied.counts),
+            last_minute: some(queue.tallied.last_minute),
+        };
+        let task = |task: TaskStatus| proto::status::Task {
+            name: task.name,
+            counts: some(task.tallied.counts),
+            last_minute: some(task.tallied.last_minute),
+        };
+        let others = proto::status::Others {
+            queues: status.others.queues,
+            tasks: status.others.tasks,
+            of_queues: some(status.others.of_queues),
+            of_tasks: some(status.others.of_tasks),
+            refused: status.others.refused,
         };
         let worker = |worker: WorkerStatus| proto::status::Worker {
             name: worker.name,
@@ -185,7 +268,9 @@ impl From<Status> for proto::Status {
         };
         Self {
             queues: status.queues.into_iter().map(queue).collect(),
+            tasks: status.tasks.into_iter().map(task).collect(),
             workers: status.workers.into_iter().map(worker).collect(),
+            others: Some(Box::new(others)),
             clients: status.clients,
             connected_workers: status.connected_workers,
             results: status.results,
@@ -250,8 +335,21 @@ impl TryFrom<proto::Status> for Status {
                 ending: queue.ending,
                 failed: queue.failed,
                 unknown: queue.unknown,
+                tallied: tallied(queue.counts, queue.last_minute),
             })
         };
+        let task = |task: proto::status::Task| TaskStatus {
+            name: task.name,
+            tallied: tallied(task.counts, task.last_minute),
+        };
+        let others = wire.others.unwrap_or_default();
+        let others = Box::new(Others {
+            queues: others.queues,
+            tasks: others.tasks,
+            of_queues: others.of_queues.unwrap_or_default().into(),
+            of_tasks: others.of_tasks.unwrap_or_default().into(),
+            refused: others.refused,
+        });
         let worker = |worker: proto::status::Worker| WorkerStatus {
             name: worker.name,
             queues: worker.queues,
@@ -267,7 +365,9 @@ impl TryFrom<proto::Status> for Status {
                 .into_iter()
                 .map(queue)
                 .collect::<Result<_, WireError>>()?,
+            tasks: wire.tasks.into_iter().map(task).collect(),
             workers: wire.workers.into_iter().map(worker).collect(),
+            others,
             clients: wire.clients,
             connected_workers: wire.connected_workers,
             results: wire.results,
@@ -277,7 +377,7 @@ impl TryFrom<proto::Status> for Status {
             failed: wire.failed,
             failed_bytes: wire.failed_bytes,
             failed_dropped: wire.failed_dropped,
-            counts: Counts {
+            counts: Box::new(Counts {
                 published: health.published,
                 delivered: health.delivered,
                 settled: health.settled,
@@ -286,7 +386,7 @@ impl TryFrom<proto::Status> for Status {
                 refused: health.refused,
                 failed: health.failed,
                 cancelled: health.cancelled,
-            },
+            }),
             space: Space::from_number(health.space)?,
             memory_is_full: health.memory_is_full,
             process: Box::new(ProcessStatus {

@@ -2,8 +2,8 @@
 
 use penstock_broker::{Answer, Broker, ConnId, Input, Now, Output, Position, Query};
 use penstock_message::{
-    Counts, Due, Extras, Filter, Key, KeyState, Member, MessageId, Receipt, Refusal, Retries,
-    SessionId, Space, StatusQuery, Target,
+    Counts, Due, Extras, Filter, Key, KeyState, Member, MessageId, Others, Receipt, Refusal,
+    Retries, SessionId, Space, StatusQuery, Tallied, Target,
 };
 
 pub(super) struct Options<'a>(Vec<(&'a str, &'a str)>);
@@ -327,12 +327,15 @@ pub(super) fn describe_whole(
                             || !queue.limits.is_none()
                     });
                     (status.unreadable, status.failed_dropped) = (0, 0);
-                    status.counts = Counts::default();
+                    *status.counts = Counts::default();
+                    status.tasks.clear();
+                    *status.others = Others::default();
                     status.space = Space::Plenty;
                     status.memory_is_full = false;
                     // What is counted since the start is not remembered either.
                     for queue in &mut status.queues {
                         (queue.refused, queue.dropped) = (0, 0);
+                        queue.tallied = Tallied::default();
                     }
                     status
                         .queues

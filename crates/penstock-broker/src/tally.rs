@@ -1,0 +1,201 @@
+//! Counts of what became of jobs, for each queue and each task: since the broker started, and over the last minute.
+//!
+//! A count is one addition, to the kind of the message (see `kinds.rs`). The counts of kinds come into the tallies of
+//! their queues and tasks when ten seconds are over, when somebody asks, or when there are many. A tally brings
+//! its sums and its last minute up to date when other ten seconds have begun. So one that is not used costs
+//! nothing, and one that was used in a single moment keeps no minute.
+
+use penstock_message::{JobCounts, Tallied};
+
+/// What is counted, in the order of the fields of [`JobCounts`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counted {
+    Enqueued,
+    Started,
+    Succeeded,
+    Failed,
+    Retried,
+    Expired,
+    Cancelled,
+    Crashed,
+    Dropped,
+}
+
+/// The steady clock in steps of ten seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Step(u32);
+
+const STEP_MS: u64 = 10_000;
+/// Of a minute.
+const STEPS: usize = 6;
+
+impl Step {
+    pub(crate) fn at(steady_ms: u64) -> Self {
+        Self((steady_ms / STEP_MS) as u32)
+    }
+
+    pub(crate) fn end_ms(self) -> u64 {
+        (u64::from(self.0) + 1) * STEP_MS
+    }
+
+    fn place(self) -> usize {
+        self.0 as usize % STEPS
+    }
+}
+
+pub(crate) type Counts = [u32; JobCounts::LEN];
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    /// When it was last used.
+    pub(crate) last: Step,
+    /// Within that step.
+    now: Counts,
+    before: [u64; JobCounts::LEN],
+    /// The steps of a minute before the last one, by [`Step::place`]; `None`: they brought nothing.
+    minute: Option<Box<[Counts; STEPS]>>,
+}
+
+impl Tally {
+    pub(crate) fn new(now: Step) -> Self {
+        Self {
+            last: now,
+            ..Self::default()
+        }
+    }
+
+    pub(crate) fn count(&mut self, what: Counted, now: Step) {
+        self.touch(now);
+        self.now[what as usize] += 1;
+    }
+
+    pub(crate) fn add(&mut self, counts: &Counts, now: Step) {
+        self.touch(now);
+        for (sum, count) in self.now.iter_mut().zip(counts) {
+            *sum += count;
+        }
+    }
+
+    /// It is in use, though there is nothing to count.
+    #[inline]
+    pub(crate) fn touch(&mut self, now: Step) {
+        if self.last != now {
+            self.turn(now);
+        }
+    }
+
+    #[cold]
+    fn turn(&mut self, now: Step) {
+        for (before, now) in self.before.iter_mut().zip(self.now) {
+            *before += u64::from(now);
+        }
+        let passed = now.0.saturating_sub(self.last.0) as usize;
+        if passed > STEPS {
+            self.minute = None;
+        } else if self.minute.is_some() || self.now != Counts::default() {
+            let minute = self.minute.get_or_insert_default();
+            minute[self.last.place()] = self.now;
+            for empty in self.last.0 + 1..now.0 {
+                minute[Step(empty).place()] = Counts::default();
+            }
+        }
+        self.now = Counts::default();
+        self.last = now;
+    }
+
+    pub(crate) fn counts(&self) -> JobCounts {
+        let mut counts = self.before;
+        for (count, now) in counts.iter_mut().zip(self.now) {
+            *count += u64::from(now);
+        }
+        JobCounts::from_array(counts)
+    }
+
+    pub(crate) fn tallied(&self, steady_ms: u64) -> Tallied {
+        let now = Step::at(steady_ms);
+        let mut tally = self.clone();
+        tally.touch(now);
+        let mut last_minute = tally.now.map(u64::from);
+        if let Some(minute) = &tally.minute {
+            // The oldest is only partly within the minute.
+            let gone_ms = steady_ms % STEP_MS;
+            let part = |count: u32| (u64::from(count) * (STEP_MS - gone_ms)).div_ceil(STEP_MS);
+            for (place, counts) in minute.iter().enumerate() {
+                for (sum, count) in last_minute.iter_mut().zip(counts) {
+                    *sum += match place == now.place() {
+                        true => part(*count),
+                        false => u64::from(*count),
+                    };
+                }
+            }
+        }
+        Tallied {
+            counts: self.counts(),
+            last_minute: JobCounts::from_array(last_minute),
+        }
+    }
+}
+
+/// Adds what another has counted.
+pub(crate) fn add(sum: &mut JobCounts, counts: JobCounts) {
+    sum.enqueued += counts.enqueued;
+    sum.started += counts.started;
+    sum.succeeded += counts.succeeded;
+    sum.failed += counts.failed;
+    sum.retried += counts.retried;
+    sum.expired += counts.expired;
+    sum.cancelled += counts.cancelled;
+    sum.crashed += counts.crashed;
+    sum.dropped += counts.dropped;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_minute_is_right_to_a_part_of_ten_seconds() {
+        // One each 100 ms, after a pause of various lengths.
+        for pause_ms in [0, 7_000, 49_000, 61_000, 200_000] {
+            let mut tally = Tally::default();
+            let mut times = Vec::new();
+            let start_ms = 1_000_000;
+            let busy = (start_ms..start_ms + 90_000).chain(start_ms + 90_000 + pause_ms..);
+            for now_ms in busy.step_by(100).take(1_500) {
+                tally.count(Counted::Started, Step::at(now_ms));
+                times.push(now_ms);
+                let tallied = tally.tallied(now_ms);
+                let recent = times.iter().filter(|at| **at + 60_000 > now_ms).count() as u64;
+                // As if what a step has brought were spread evenly over it.
+                let error = tallied.last_minute.started.abs_diff(recent);
+                assert!(
+                    error <= if pause_ms == 0 { 1 } else { 71 },
+                    "{tallied:?}, not {recent}"
+                );
+                assert_eq!(tallied.counts.started, times.len() as u64);
+                assert_eq!(tallied.counts.enqueued, 0);
+            }
+            let end_ms = times[times.len() - 1];
+            assert!(tally.tallied(end_ms + 30_000).last_minute.started > 0);
+            assert_eq!(
+                tally.tallied(end_ms + 70_000).last_minute,
+                JobCounts::default()
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_used_once_keeps_no_minute() {
+        let mut tally = Tally::new(Step::at(5_000));
+        for what in [Counted::Enqueued, Counted::Started, Counted::Succeeded] {
+            tally.count(what, Step::at(9_999));
+        }
+        assert!(tally.minute.is_none());
+        assert_eq!(tally.tallied(65_000).last_minute.succeeded, 1);
+        assert!(size_of::<Tally>() <= 128);
+        // Nor after a long time.
+        tally.count(Counted::Enqueued, Step::at(100_000));
+        assert!(tally.minute.is_none());
+        assert_eq!(tally.counts().enqueued, 2);
+    }
+}

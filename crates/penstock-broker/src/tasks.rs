@@ -1,0 +1,116 @@
+//! Tasks: what their runs cost, and what became of their jobs.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::names::{Name, Names};
+use crate::table::Table;
+use crate::tally::{Step, Tally};
+
+/// What a run is expected to cost before any has been measured.
+const UNKNOWN_COST_US: u32 = 1_000;
+
+/// The moving average of what the runs of a task cost, in eighths of a microsecond; zero before the first.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cost {
+    eighths: u64,
+}
+
+impl Cost {
+    pub(crate) fn estimate_us(self) -> u32 {
+        match self.eighths {
+            0 => UNKNOWN_COST_US,
+            eighths => u32::try_from(eighths / 8).unwrap_or(u32::MAX).max(1),
+        }
+    }
+
+    pub(crate) fn add(&mut self, cost_us: u32) {
+        self.eighths = match self.eighths {
+            0 => u64::from(cost_us) * 8,
+            eighths => eighths - eighths / 8 + u64::from(cost_us),
+        };
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) name: Name,
+    pub(crate) cost: Cost,
+    pub(crate) tally: Tally,
+}
+
+/// Slots by names: queues, or tasks. It holds the names.
+#[derive(Debug, Default)]
+pub(crate) struct ByName {
+    slots: Vec<Option<u32>>,
+    /// In the order of the texts.
+    pub(crate) in_order: BTreeMap<Arc<str>, u32>,
+}
+
+impl ByName {
+    #[inline]
+    pub(crate) fn find(&self, name: Name) -> Option<u32> {
+        self.slots.get(name.index()).copied().flatten()
+    }
+
+    pub(crate) fn insert(&mut self, name: Name, slot: u32, names: &mut Names) {
+        if self.slots.len() <= name.index() {
+            self.slots.resize(name.index() + 1, None);
+        }
+        self.slots[name.index()] = Some(slot);
+        self.in_order.insert(names.shared(name).clone(), slot);
+        names.hold(name);
+    }
+
+    pub(crate) fn remove(&mut self, name: Name, names: &mut Names) {
+        self.slots[name.index()] = None;
+        self.in_order.remove(names.text(name));
+        names.let_go(name);
+    }
+}
+
+/// Every task that a message is of, or that was in use of late.
+#[derive(Debug, Default)]
+pub(crate) struct Tasks {
+    pub(crate) all: Table<Task>,
+    pub(crate) by_name: ByName,
+}
+
+impl Tasks {
+    #[inline]
+    pub(crate) fn find(&self, name: Name) -> Option<u32> {
+        self.by_name.find(name)
+    }
+
+    /// True when it is new.
+    pub(crate) fn find_or_create(
+        &mut self,
+        name: Name,
+        now: Step,
+        names: &mut Names,
+    ) -> (u32, bool) {
+        if let Some(task) = self.find(name) {
+            return (task, false);
+        }
+        let task = self.all.insert(Task {
+            name,
+            cost: Cost::default(),
+            tally: Tally::new(now),
+        });
+        self.by_name.insert(name, task, names);
+        (task, true)
+    }
+
+    pub(crate) fn remove(&mut self, task: u32, names: &mut Names) -> Task {
+        let task = self.all.remove(task);
+        self.by_name.remove(task.name, names);
+        task
+    }
+
+    /// What a run of the task is expected to cost.
+    #[inline]
+    pub(crate) fn estimate_us(&self, name: Name) -> u32 {
+        let cost = self.find(name).map(|task| self.all[task].cost);
+        cost.unwrap_or_default().estimate_us()
+    }
+}

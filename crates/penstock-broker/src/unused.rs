@@ -1,0 +1,70 @@
+//! Queues and tasks that are not in use are forgotten.
+//!
+//! They come to be by their first message, or by a setting, and anybody may make up any number of names. So one
+//! that has been empty for an hour, and that nobody serves or has configured, is forgotten but for its counts,
+//! which go to those of others. Each has one timer, which is set again for as long as there is a reason to keep it.
+
+use penstock_faults::perhaps;
+
+use crate::Broker;
+use crate::clock::When;
+use crate::queues::Forgettable;
+use crate::state::State;
+use crate::tally::Step;
+use crate::timers::Timer;
+
+impl Broker {
+    /// Sets timers for new queues and tasks.
+    pub(crate) fn watch_use(&mut self) {
+        if self.state.queues.new.is_empty() {
+            return;
+        }
+        let at = When::steady(self.clocks.steady() + self.options.unused_kept_ms);
+        for what in std::mem::take(&mut self.state.queues.new) {
+            self.state.timers.set(at, Timer::Unused(what));
+        }
+    }
+
+    /// After a recovery, which does not know when anything was last in use: all may have been until now.
+    pub(crate) fn resume_use(&mut self) {
+        let queues = &mut self.state.queues;
+        queues.now = Step::at(self.clocks.steady());
+        for what in queues.new.clone() {
+            queues.touch(what);
+        }
+    }
+
+    /// Forgets a queue or task that has not been in use for long, or looks at it again later.
+    pub(crate) fn review_use(&mut self, what: Forgettable) {
+        let kept_ms = self.options.unused_kept_ms;
+        self.state.add_counts();
+        let last = self.state.queues.last_use(what);
+        let is_over = last.end_ms() + kept_ms <= self.clocks.steady() || perhaps!("forget-early");
+        let is_kept_for = match what {
+            Forgettable::Queue(queue) => {
+                self.state.queues[queue].is_in_use() || self.chores.has_queue(queue)
+            }
+            Forgettable::Task(_) => false,
+        };
+        if is_kept_for || is_over && self.state.is_of_messages(what) {
+            self.state.queues.touch(what);
+        } else if is_over {
+            let State { queues, names, .. } = &mut self.state;
+            return queues.forget(what, names);
+        }
+        let at = self.state.queues.last_use(what).end_ms() + kept_ms;
+        self.state.timers.set(When::steady(at), Timer::Unused(what));
+    }
+}
+
+impl State {
+    /// Whether there are messages, in any state, or values of such that have ended.
+    fn is_of_messages(&mut self, what: Forgettable) -> bool {
+        self.drop_unused_kinds();
+        let kinds = &self.messages.kinds;
+        match what {
+            Forgettable::Queue(queue) => kinds.any_of_queue(queue),
+            Forgettable::Task(task) => kinds.any_of_task(self.queues.tasks.all[task].name),
+        }
+    }
+}
