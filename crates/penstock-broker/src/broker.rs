@@ -196,12 +196,13 @@ impl Broker {
         }
         self.watch_unserved();
         self.state.sweep();
-        self.state.names.sweep();
     }
 
     /// The time that `next_deadline` named has come, or any other.
     pub fn handle_deadline(&mut self, now: Now) {
         self.clocks.advance(now);
+        // No name is in use between inputs.
+        self.state.names.sweep();
         let now = Step::at(self.clocks.steady());
         if self.state.queues.now != now {
             self.state.add_counts();

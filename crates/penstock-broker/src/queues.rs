@@ -9,7 +9,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use penstock_faults::planted;
 use penstock_message::{Others, QueueLimits, SeededMap, SeededState};
-use rustc_hash::FxHashSet;
 
 use crate::Position;
 use crate::kinds::Kind;
@@ -70,8 +69,9 @@ const PRIORITIES: usize = penstock_message::HIGHEST_PRIORITY as usize + 1;
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) name: Name,
-    /// Those that have flows, by priority. In boxes, since most queues use one of them.
-    levels: [Option<Box<Level>>; PRIORITIES],
+    /// Those that have flows, by priority, or nothing at all while there are no flows. In boxes, since most queues
+    /// use one of them.
+    levels: Box<[Option<Box<Level>>]>,
     /// One bit for each level that has ready messages.
     ready_levels: u16,
     pub(crate) ready: u64,
@@ -88,7 +88,7 @@ pub(crate) struct Queue {
     /// A timer waits to tell of tasks that none of the consumers can run; its generation.
     pub(crate) unknown_timer: Option<u64>,
     /// Tasks that were told of so, and still wait.
-    pub(crate) told_unknown: FxHashSet<Name>,
+    pub(crate) told_unknown: BTreeSet<Name>,
     pub(crate) paused: bool,
     pub(crate) service: Service,
     /// Where the journal says that it is paused.
@@ -240,6 +240,9 @@ impl Queues {
     fn add_flow(&mut self, key: FlowKey) -> u32 {
         let queue = &mut self.all[key.queue];
         let is_wanted = is_wanted(&queue.served, &self.sets, key.task);
+        if queue.levels.is_empty() {
+            queue.levels = (0..PRIORITIES).map(|_| None).collect();
+        }
         let level = queue.levels[usize::from(key.priority)].get_or_insert_default();
         let place = level.flows.len() as u32;
         let slot = self.flows.insert(Flow::new(key, place, is_wanted));
@@ -269,7 +272,12 @@ impl Queues {
         level.flows.swap_remove(place as usize);
         match level.flows.get(place as usize) {
             Some(moved) => self.flows[*moved].place = place,
-            None if level.flows.is_empty() => queue.levels[usize::from(key.priority)] = None,
+            None if level.flows.is_empty() => {
+                queue.levels[usize::from(key.priority)] = None;
+                if queue.levels.iter().all(Option::is_none) {
+                    queue.levels = Box::default();
+                }
+            }
             None => {}
         }
     }
@@ -358,6 +366,9 @@ impl Queues {
         }
         if queue.served[place].consumers == 0 {
             queue.served.remove(place);
+            if queue.served.is_empty() {
+                queue.served = Vec::new();
+            }
             self.review_flows(index);
         }
     }
@@ -653,7 +664,7 @@ impl Queue {
     fn new(name: Name, now: Step) -> Self {
         Self {
             name,
-            levels: Default::default(),
+            levels: Box::default(),
             ready_levels: 0,
             ready: 0,
             delayed: 0,
@@ -663,7 +674,7 @@ impl Queue {
             next_served: 0,
             in_ring: false,
             unknown_timer: None,
-            told_unknown: FxHashSet::default(),
+            told_unknown: BTreeSet::new(),
             paused: false,
             service: Service::Well,
             base: Position(0),

@@ -51,7 +51,8 @@ pub(crate) struct Tally {
     pub(crate) last: Step,
     /// Within that step.
     now: Counts,
-    before: [u64; JobCounts::LEN],
+    /// Up to that step; `None`: nothing. (Most of many queues are used in one step only.)
+    before: Option<Box<[u64; JobCounts::LEN]>>,
     /// The steps of a minute before the last one, by [`Step::place`]; `None`: they brought nothing.
     minute: Option<Box<[Counts; STEPS]>>,
 }
@@ -86,8 +87,11 @@ impl Tally {
 
     #[cold]
     fn turn(&mut self, now: Step) {
-        for (before, now) in self.before.iter_mut().zip(self.now) {
-            *before += u64::from(now);
+        if self.now != Counts::default() {
+            let before = self.before.get_or_insert_default();
+            for (before, now) in before.iter_mut().zip(self.now) {
+                *before += u64::from(now);
+            }
         }
         let passed = now.0.saturating_sub(self.last.0) as usize;
         if passed > STEPS {
@@ -104,7 +108,7 @@ impl Tally {
     }
 
     pub(crate) fn counts(&self) -> JobCounts {
-        let mut counts = self.before;
+        let mut counts = self.before.as_deref().copied().unwrap_or_default();
         for (count, now) in counts.iter_mut().zip(self.now) {
             *count += u64::from(now);
         }
@@ -192,7 +196,8 @@ mod tests {
         }
         assert!(tally.minute.is_none());
         assert_eq!(tally.tallied(65_000).last_minute.succeeded, 1);
-        assert!(size_of::<Tally>() <= 128);
+        assert!(tally.before.is_none());
+        assert!(size_of::<Tally>() <= 56);
         // Nor after a long time.
         tally.count(Counted::Enqueued, Step::at(100_000));
         assert!(tally.minute.is_none());

@@ -1,5 +1,7 @@
 use clap::Args;
-use penstock_message::{Capabilities, Notice, QueueStatus, Space, Status, WorkerStatus};
+use penstock_message::{
+    Capabilities, JobCounts, Notice, QueueStatus, Space, Status, TaskStatus, WorkerStatus,
+};
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
@@ -33,6 +35,14 @@ fn as_json(status: &Status, engine: &Capabilities) -> Value {
             "durability": engine.highest_durability.name(),
         },
         "queues": status.queues.iter().map(queue_json).collect::<Vec<_>>(),
+        "tasks": status.tasks.iter().map(task_json).collect::<Vec<_>>(),
+        "others": {
+            "queues": status.others.queues,
+            "tasks": status.others.tasks,
+            "queue_counts": job_counts_json(&status.others.of_queues),
+            "task_counts": job_counts_json(&status.others.of_tasks),
+            "refused": status.others.refused,
+        },
         "workers": status.workers.iter().map(worker_json).collect::<Vec<_>>(),
         "clients": status.clients,
         "results": status.results,
@@ -94,6 +104,30 @@ pub fn queue_json(queue: &QueueStatus) -> Value {
         "overflow": overflow_name(queue.limits.overflow),
         "refused": queue.refused,
         "dropped": queue.dropped,
+        "counts": job_counts_json(&queue.tallied.counts),
+        "last_minute": job_counts_json(&queue.tallied.last_minute),
+    })
+}
+
+pub fn task_json(task: &TaskStatus) -> Value {
+    json!({
+        "name": task.name,
+        "counts": job_counts_json(&task.tallied.counts),
+        "last_minute": job_counts_json(&task.tallied.last_minute),
+    })
+}
+
+fn job_counts_json(counts: &JobCounts) -> Value {
+    json!({
+        "enqueued": counts.enqueued,
+        "started": counts.started,
+        "succeeded": counts.succeeded,
+        "failed": counts.failed,
+        "retried": counts.retried,
+        "expired": counts.expired,
+        "cancelled": counts.cancelled,
+        "crashed": counts.crashed,
+        "dropped": counts.dropped,
     })
 }
 

@@ -25,6 +25,14 @@ pub const POINTS: &[(&str, &str)] = &[
         "sweep-early",
         "stale entries of a table are swept though they are few",
     ),
+    (
+        "forget-names",
+        "names that nobody holds are forgotten though they are few",
+    ),
+    (
+        "forget-early",
+        "a queue or task that is not in use is forgotten before its time",
+    ),
     ("wake-late", "a batch that is due is taken at a later call"),
     (
         "full-early",

@@ -22,15 +22,15 @@ use penstock_broker::{
 };
 use penstock_message::{
     Condition, Consume, Durability, FailedQuery, Failure, HeaderPatch, Key, Lease, Message,
-    MessageId, Op, Overflow, QueueLimits, ReleaseReason, SessionId, Space, StatusQuery, Tasks, Tx,
-    Value, ValueStatus,
+    MessageId, Op, Others, Overflow, QueueLimits, ReleaseReason, SessionId, Space, StatusQuery,
+    Tasks, Tx, Value, ValueStatus,
 };
 
 mod words;
 
 use words::{
     Options, describe_answer, describe_receipt, describe_value, describe_whole, extras, filter,
-    join_id, message_id, name_of_message, number, target,
+    job_counts, join_id, message_id, name_of_message, number, tallied, target,
 };
 
 /// Runs a script and compares each line's outputs with what stands behind its arrow.
@@ -135,6 +135,7 @@ impl World {
     pub fn run(&mut self, command: &str) -> Vec<String> {
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
+            ["counts"] => return self.counts(),
             ["wait", ms] => {
                 let ms = number(ms);
                 self.now.mono_ms += ms;
@@ -563,6 +564,36 @@ impl World {
 
     fn conn(&self, client: &str) -> ConnId {
         self.clients[client].conn.expect("the client said hello")
+    }
+
+    /// What the broker has counted, a line each for queues, tasks and those that it has forgotten. The first client
+    /// asks.
+    fn counts(&mut self) -> Vec<String> {
+        let client = self.clients.keys().next().expect("a client").clone();
+        self.query(&client, Query::Status(StatusQuery::default()));
+        self.settle();
+        while self.broker.poll_output().is_some() {}
+        let status = self.broker.status();
+        let queues = status.queues.iter();
+        let queues =
+            queues.map(|queue| format!("queue {} {}", queue.name, tallied(&queue.tallied)));
+        let tasks = status.tasks.iter();
+        let tasks = tasks.map(|task| format!("task {} {}", task.name, tallied(&task.tallied)));
+        let Others {
+            queues: forgotten,
+            tasks: forgotten_tasks,
+            of_queues,
+            of_tasks,
+            refused,
+        } = *status.others;
+        let others = (forgotten + forgotten_tasks > 0).then(|| {
+            format!(
+                "others {forgotten} queues {} refused {refused} and {forgotten_tasks} tasks {}",
+                job_counts(&of_queues),
+                job_counts(&of_tasks)
+            )
+        });
+        queues.chain(tasks).chain(others).collect()
     }
 
     fn query(&mut self, client: &str, query: Query) {

@@ -2,8 +2,8 @@
 
 use penstock_broker::{Answer, Broker, ConnId, Input, Now, Output, Position, Query};
 use penstock_message::{
-    Counts, Due, Extras, Filter, Key, KeyState, Member, MessageId, Others, Receipt, Refusal,
-    Retries, SessionId, Space, StatusQuery, Tallied, Target,
+    Counts, Due, Extras, Filter, JobCounts, Key, KeyState, Member, MessageId, Others, Receipt,
+    Refusal, Retries, SessionId, Space, StatusQuery, Tallied, Target,
 };
 
 pub(super) struct Options<'a>(Vec<(&'a str, &'a str)>);
@@ -264,6 +264,39 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
             line
         }
         other => format!("{other:?}"),
+    }
+}
+
+/// Those that are not zero: `enqueued3+started2`.
+pub(super) fn job_counts(counts: &JobCounts) -> String {
+    let all = [
+        ("enqueued", counts.enqueued),
+        ("started", counts.started),
+        ("succeeded", counts.succeeded),
+        ("failed", counts.failed),
+        ("retried", counts.retried),
+        ("expired", counts.expired),
+        ("cancelled", counts.cancelled),
+        ("crashed", counts.crashed),
+        ("dropped", counts.dropped),
+    ];
+    let some = all.iter().filter(|(_, count)| *count > 0);
+    let some: Vec<String> = some.map(|(what, count)| format!("{what}{count}")).collect();
+    match some.is_empty() {
+        true => "none".to_owned(),
+        false => some.join("+"),
+    }
+}
+
+/// `lately` when all of it was within the last minute.
+pub(super) fn tallied(tallied: &Tallied) -> String {
+    let Tallied {
+        counts,
+        last_minute,
+    } = tallied;
+    match counts == last_minute {
+        true => format!("{} lately", job_counts(counts)),
+        false => format!("{} lately {}", job_counts(counts), job_counts(last_minute)),
     }
 }
 

@@ -1,0 +1,60 @@
+//! What became of jobs, by queue and by task, and what is left of it when their queue is forgotten.
+
+use crate::script::check;
+
+#[test]
+fn each_way_of_a_job_is_counted_for_its_queue_and_its_task() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one task=t|publish two task=t|publish three task=t|publish four task=u|publish five task=v after=50 expires=100|publish six queue=mail task=u  -> a confirm 6
+        counts                              -> queue default enqueued5 lately, queue mail enqueued1 lately, task t enqueued3 lately, task u enqueued2 lately, task v enqueued1 lately
+        w hello                             -> w welcome 0
+        w consume default 4                 -> w deliver one four two three
+        w ack one; put one yes              -> w confirm 1
+        w fail two class=ValueError message=bad  -> w confirm 2
+        w move three next after=1000        -> w confirm 3
+        wait 100                            ->
+        w crash four reason=SIGSEGV         -> w confirm 4
+        a cancel six                        -> a confirm 7 7:Ready
+        counts                              -> queue default enqueued5+started4+succeeded1+failed1+retried1+expired1+crashed1 lately, queue mail enqueued1+cancelled1 lately, task t enqueued3+started3+succeeded1+failed1+retried1 lately, task u enqueued2+started1+cancelled1+crashed1 lately, task v enqueued1+expired1 lately
+        # A person has it tried again.
+        a retry two queue=mail              -> a confirm 8 8:Failed
+        counts                              -> queue default enqueued5+started4+succeeded1+failed1+retried2+expired1+crashed1 lately, queue mail enqueued1+cancelled1 lately, task t enqueued3+started3+succeeded1+failed1+retried2 lately, task u enqueued2+started1+cancelled1+crashed1 lately, task v enqueued1+expired1 lately
+        ",
+    );
+}
+
+#[test]
+fn a_queue_and_a_task_that_are_empty_for_an_hour_leave_their_counts_to_others() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one queue=once task=t|publish two queue=kept task=u|publish three queue=paused task=u|pause paused  -> a confirm 4
+        w hello                             -> w welcome 0
+        w consume once 1                    -> w deliver one@once
+        w consume kept 1                    -> w deliver two@kept
+        w ack one|ack two                   -> w confirm 2
+        wait 50000                          -> notice: 1 unserved in paused for 30000
+        counts                              -> queue kept enqueued1+started1+succeeded1 lately, queue once enqueued1+started1+succeeded1 lately, queue paused enqueued1 lately, task t enqueued1+started1+succeeded1 lately, task u enqueued2+started1+succeeded1 lately
+        wait 3500000                        ->
+        counts                              -> queue kept enqueued1+started1+succeeded1 lately none, queue once enqueued1+started1+succeeded1 lately none, queue paused enqueued1 lately none, task t enqueued1+started1+succeeded1 lately none, task u enqueued2+started1+succeeded1 lately none
+        wait 70000                          ->
+        # What is served or configured stays, and so does a task of jobs that wait.
+        counts                              -> others 1 queues enqueued1+started1+succeeded1 refused 0 and 1 tasks enqueued1+started1+succeeded1, queue kept enqueued1+started1+succeeded1 lately none, queue paused enqueued1 lately none, task u enqueued2+started1+succeeded1 lately none
+        w bye                               ->
+        a purge paused|resume paused        -> a confirm 6 5:operation-1
+        wait 3500000                        ->
+        counts                              -> others 1 queues enqueued1+started1+succeeded1 refused 0 and 1 tasks enqueued1+started1+succeeded1, queue kept enqueued1+started1+succeeded1 lately none, queue paused enqueued1+cancelled1 lately none, task u enqueued2+started1+succeeded1+cancelled1 lately none
+        wait 120000                         ->
+        counts                              -> others 2 queues enqueued2+started2+succeeded2 refused 0 and 1 tasks enqueued1+started1+succeeded1, queue paused enqueued1+cancelled1 lately none, task u enqueued2+started1+succeeded1+cancelled1 lately none
+        # A name that comes back begins anew.
+        a publish four queue=once task=t    -> a confirm 7
+        counts                              -> others 2 queues enqueued2+started2+succeeded2 refused 0 and 1 tasks enqueued1+started1+succeeded1, queue once enqueued1 lately, queue paused enqueued1+cancelled1 lately none, task t enqueued1 lately, task u enqueued2+started1+succeeded1+cancelled1 lately none
+        # Counts begin anew with the broker, whose journal tells of all those names once more.
+        kill                                ->
+        a hello                             -> a welcome 4, a confirm 7 5:operation-1
+        counts                              -> queue kept none lately, queue once none lately, queue paused none lately, task t none lately, task u none lately
+        ",
+    );
+}
