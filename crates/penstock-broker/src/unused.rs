@@ -13,6 +13,9 @@ use crate::state::State;
 use crate::tally::Step;
 use crate::timers::Timer;
 
+/// While it is in use it is not looked at more often, however short the time it would be kept for.
+const REVIEWED_AFTER_MS: u64 = 3_600_000;
+
 impl Broker {
     /// Sets timers for new queues and tasks.
     pub(crate) fn watch_use(&mut self) {
@@ -46,13 +49,15 @@ impl Broker {
             }
             Forgettable::Task(_) => false,
         };
+        let mut look_again_ms = kept_ms;
         if is_kept_for || is_over && self.state.is_of_messages(what) {
             self.state.queues.touch(what);
+            look_again_ms = kept_ms.max(REVIEWED_AFTER_MS);
         } else if is_over {
             let State { queues, names, .. } = &mut self.state;
             return queues.forget(what, names);
         }
-        let at = self.state.queues.last_use(what).end_ms() + kept_ms;
+        let at = self.state.queues.last_use(what).end_ms() + look_again_ms;
         self.state.timers.set(When::steady(at), Timer::Unused(what));
     }
 }
