@@ -201,6 +201,7 @@ impl Broker {
     /// The time that `next_deadline` named has come, or any other.
     pub fn handle_deadline(&mut self, now: Now) {
         self.clocks.advance(now);
+        self.state.queues.now_ms = self.clocks.steady();
         // No name is in use between inputs.
         self.state.names.sweep();
         let now = Step::at(self.clocks.steady());
@@ -392,7 +393,8 @@ impl Broker {
     /// Sets a timer for each queue that has come to have work and nobody to take it.
     fn watch_unserved(&mut self) {
         for queue in std::mem::take(&mut self.state.newly_unserved) {
-            if let Service::Missing { generation } = self.state.queues[queue].service {
+            let found = self.state.queues.get(queue);
+            if let Some(Service::Missing { generation }) = found.map(|queue| queue.service) {
                 let at = self.clocks.steady() + self.options.unserved_ms;
                 self.state
                     .timers
@@ -400,7 +402,8 @@ impl Broker {
             }
         }
         for queue in std::mem::take(&mut self.state.newly_unknown) {
-            if let Some(generation) = self.state.queues[queue].unknown_timer {
+            let found = self.state.queues.get(queue);
+            if let Some(generation) = found.and_then(|queue| queue.rare().unknown_timer) {
                 let at = When::steady(self.clocks.steady() + self.options.unknown_ms);
                 let timer = Timer::Unknown { queue, generation };
                 self.state.timers.set(at, timer);

@@ -142,7 +142,7 @@ impl Broker {
             let failed_here = failed_of.get(&index).copied().unwrap_or(0);
             assert_eq!(queue.failed, failed_here, "failed jobs of a queue");
             let ending = ending.get(&index).copied().unwrap_or(0);
-            assert_eq!(queue.ending, ending, "purged messages of a queue");
+            assert_eq!(queue.rare().ending, ending, "purged messages of a queue");
             let all = self.connections.values();
             let slots = all.flat_map(|connection| &connection.consumers);
             let consumers = slots.filter_map(|slot| self.consumers.get(*slot));
@@ -159,7 +159,8 @@ impl Broker {
                 .filter(|consumer| consumer.seats.iter().any(takes))
                 .count();
             assert_eq!(
-                queue.consumers as usize, consumers,
+                queue.consumers() as usize,
+                consumers,
                 "the consumers of a queue"
             );
         }
@@ -175,7 +176,11 @@ impl Broker {
             let queue = &queues[index];
             assert_eq!(queues.find(queue.name), Some(index), "a queue by its name");
             hold(queue.name);
-            queue.told_unknown.iter().for_each(|task| hold(*task));
+            queue
+                .rare()
+                .told_unknown
+                .iter()
+                .for_each(|task| hold(*task));
         }
         let in_order = &queues.by_name.in_order;
         assert_eq!(in_order.len(), queues.indexes().len(), "queues in order");
@@ -249,7 +254,9 @@ impl Broker {
         let indexes = state.queues.indexes();
         let queues = indexes.iter().map(|index| &state.queues[*index]);
         expected += queues.clone().filter(|queue| queue.paused).count();
-        let limited = queues.filter(|queue| !queue.limits.is_none()).count();
+        let limited = queues
+            .filter(|queue| !queue.rare().limits.is_none())
+            .count();
         assert_eq!(
             state.queues.limited as usize, limited,
             "the count of queues with limits"

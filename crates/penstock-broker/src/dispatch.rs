@@ -92,7 +92,7 @@ impl Broker {
             sessions,
             ..
         } = &mut self.state;
-        let purge_before = queues[queue].purge_before;
+        let purge_before = queues[queue].rare().purge_before;
         if purge_before > 0
             && !planted!("lose-purge")
             && queues
@@ -320,7 +320,7 @@ impl Broker {
                 generation,
             } => {
                 let queue = self.state.queues.get(index);
-                if queue.is_some_and(|queue| queue.unknown_timer == Some(generation)) {
+                if queue.is_some_and(|queue| queue.rare().unknown_timer == Some(generation)) {
                     self.tell_unknown(index);
                 }
             }
@@ -348,6 +348,8 @@ impl Broker {
     fn tell_unknown(&mut self, index: u32) {
         let unknown: Vec<(Name, usize)> = self.state.queues.unknown_tasks(index).collect();
         let queue = &mut self.state.queues[index];
+        let name = queue.name;
+        let queue = queue.rare_mut();
         queue.unknown_timer = None;
         let new = unknown
             .iter()
@@ -356,7 +358,7 @@ impl Broker {
             return;
         };
         let notice = Notice::UnknownTask {
-            queue: self.state.names.text(queue.name).to_owned(),
+            queue: self.state.names.text(name).to_owned(),
             task: self.state.names.text(task).to_owned(),
             others: new.clone().count() as u64 - 1,
             waiting: new.map(|(_, ready)| *ready as u64).sum(),

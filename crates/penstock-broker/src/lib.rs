@@ -49,6 +49,7 @@ mod near;
 mod numbers;
 mod options;
 mod queues;
+mod readiness;
 mod reading;
 mod reclaim;
 mod records;

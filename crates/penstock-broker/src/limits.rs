@@ -90,14 +90,14 @@ impl Broker {
                 continue;
             };
             let queue = &mut self.state.queues[index];
-            let limits = queue.limits;
+            let limits = queue.rare().limits;
             if limits.is_none() {
                 continue;
             }
             // Where the oldest make room, only what is delayed can be in the way.
             let (mut length, mut waiting_bytes) = match limits.overflow {
                 Overflow::Reject => (
-                    queue.ready + queue.delayed - queue.ending,
+                    queue.ready + queue.delayed - queue.rare().ending,
                     queue.waiting_bytes(),
                 ),
                 Overflow::DropOldest => (queue.delayed, queue.delayed_bytes),
@@ -121,7 +121,7 @@ impl Broker {
                 }
             }
             if !limits.allow(length, waiting_bytes) {
-                queue.refused += 1;
+                queue.rare_mut().refused += 1;
                 return Err(Refusal::QueueFull(full(
                     name,
                     queue.ready + queue.delayed,
@@ -155,9 +155,9 @@ impl Broker {
 
     fn is_overfull(&self, queue: u32) -> bool {
         let queue = &self.state.queues[queue];
-        let length = queue.ready + queue.delayed - queue.ending;
-        queue.limits.overflow == Overflow::DropOldest
-            && !queue.limits.allow(length, queue.waiting_bytes())
+        let length = queue.ready + queue.delayed - queue.rare().ending;
+        let limits = &queue.rare().limits;
+        limits.overflow == Overflow::DropOldest && !limits.allow(length, queue.waiting_bytes())
     }
 
     pub(crate) fn limit(&mut self, queue: &str, limits: QueueLimits) {

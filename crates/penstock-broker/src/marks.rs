@@ -189,7 +189,7 @@ impl Broker {
                 return false;
             }
         }
-        if self.state.queues[queue].ending == 0 {
+        if self.state.queues[queue].rare().ending == 0 {
             return true;
         }
         // The rest is delayed, or has come due meanwhile, and stands in no list by its queue.
@@ -199,7 +199,7 @@ impl Broker {
         self.end_marked(slots, unrun, progress);
         progress.cursor = cursor.unwrap_or(0);
         // One that was released by a join stands where it stood.
-        cursor.is_none() && self.state.queues[queue].ending == 0
+        cursor.is_none() && self.state.queues[queue].rare().ending == 0
     }
 
     /// Ready messages that were purged, up to so many.

@@ -72,7 +72,7 @@ impl Broker {
         let Handle { number, slot } = message;
         let near = &mut self.reading.near;
         let room = self.state.resident_limit.unwrap_or(u64::MAX);
-        if queues[messages.queue(slot)].consumers == 0
+        if queues[messages.queue(slot)].consumers() == 0
             || !self.state.may_come_near(message)
             || messages.resident_bytes() + near.bytes >= room.saturating_add(BYTES)
         {

@@ -15,6 +15,7 @@ use crate::kinds::Kind;
 use crate::line::Line;
 use crate::messages::{Entry, Handle, Messages, State};
 use crate::names::{Name, Names};
+use crate::readiness::Readiness;
 use crate::table::Table;
 use crate::tally::{self, Counted, Counts, Step, Tally};
 use crate::task_sets::TaskSets;
@@ -33,6 +34,8 @@ pub(crate) struct Queues {
     pub(crate) others: Others,
     /// The time, for counts.
     pub(crate) now: Step,
+    /// The steady clock.
+    pub(crate) now_ms: u64,
     /// How many queues have limits.
     pub(crate) limited: u32,
     pub(crate) sets: TaskSets,
@@ -69,9 +72,8 @@ const PRIORITIES: usize = penstock_message::HIGHEST_PRIORITY as usize + 1;
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) name: Name,
-    /// Those that have flows, by priority, or nothing at all while there are no flows. In boxes, since most queues
-    /// use one of them.
-    levels: Box<[Option<Box<Level>>]>,
+    /// Those that have flows, by priority; `None`: there are no flows. In boxes, since most queues use one of them.
+    levels: Option<Box<Levels>>,
     /// One bit for each level that has ready messages.
     ready_levels: u16,
     pub(crate) ready: u64,
@@ -80,17 +82,37 @@ pub(crate) struct Queue {
     pub(crate) ready_bytes: u64,
     pub(crate) delayed_bytes: u64,
     pub(crate) running: u64,
-    pub(crate) consumers: u32,
-    served: Vec<Served>,
-    /// Of those, the ones that are asked first next time.
-    next_served: usize,
+    /// `None`: it has no consumers.
+    serving: Option<Box<Serving>>,
     in_ring: bool,
+    pub(crate) paused: bool,
+    pub(crate) service: Service,
+    pub(crate) tally: Tally,
+    /// Failed jobs of this queue.
+    pub(crate) failed: u64,
+    /// `None`: all of it is as by default.
+    rare: Option<Box<Rare>>,
+}
+
+type Levels = [Option<Box<Level>>; PRIORITIES];
+
+/// The consumers of a queue.
+#[derive(Debug)]
+struct Serving {
+    consumers: u32,
+    by_tasks: Vec<Served>,
+    /// Of those, the ones that are asked first next time.
+    next: usize,
+    readiness: Readiness,
+}
+
+/// State of a queue that most queues never have; they would take twice the memory otherwise.
+#[derive(Debug)]
+pub(crate) struct Rare {
     /// A timer waits to tell of tasks that none of the consumers can run; its generation.
     pub(crate) unknown_timer: Option<u64>,
     /// Tasks that were told of so, and still wait.
     pub(crate) told_unknown: BTreeSet<Name>,
-    pub(crate) paused: bool,
-    pub(crate) service: Service,
     /// Where the journal says that it is paused.
     pub(crate) base: Position,
     pub(crate) limits: QueueLimits,
@@ -98,14 +120,26 @@ pub(crate) struct Queue {
     pub(crate) limits_base: Position,
     /// Since the start: transactions refused because it was full.
     pub(crate) refused: u64,
-    pub(crate) tally: Tally,
     /// Messages with lower numbers that come to wait here were purged.
     pub(crate) purge_before: u64,
     /// How many of those that wait were purged.
     pub(crate) ending: u64,
-    /// Failed jobs of this queue.
-    pub(crate) failed: u64,
 }
+
+impl Rare {
+    const NONE: Self = Self {
+        unknown_timer: None,
+        told_unknown: BTreeSet::new(),
+        base: Position(0),
+        limits: QueueLimits::NONE,
+        limits_base: Position(0),
+        refused: 0,
+        purge_before: 0,
+        ending: 0,
+    };
+}
+
+static NONE: Rare = Rare::NONE;
 
 /// Whether somebody takes from a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,16 +241,16 @@ impl Queues {
 
     fn forget_queue(&mut self, index: u32, names: &mut Names) {
         let queue = self.all.remove(index);
-        debug_assert!(queue.levels.iter().all(Option::is_none));
+        debug_assert!(queue.levels.is_none());
         self.by_name.remove(queue.name, names);
-        for task in queue.told_unknown {
-            names.let_go(task);
+        for task in &queue.rare().told_unknown {
+            names.let_go(*task);
         }
         if queue.in_ring {
             self.ring.retain(|other| *other != index);
         }
         self.others.queues += 1;
-        self.others.refused += queue.refused;
+        self.others.refused += queue.rare().refused;
         tally::add(&mut self.others.of_queues, queue.tally.counts());
     }
 
@@ -239,11 +273,9 @@ impl Queues {
 
     fn add_flow(&mut self, key: FlowKey) -> u32 {
         let queue = &mut self.all[key.queue];
-        let is_wanted = is_wanted(&queue.served, &self.sets, key.task);
-        if queue.levels.is_empty() {
-            queue.levels = (0..PRIORITIES).map(|_| None).collect();
-        }
-        let level = queue.levels[usize::from(key.priority)].get_or_insert_default();
+        let is_wanted = is_wanted(queue.served(), &self.sets, key.task);
+        let levels = queue.levels.get_or_insert_default();
+        let level = levels[usize::from(key.priority)].get_or_insert_default();
         let place = level.flows.len() as u32;
         let slot = self.flows.insert(Flow::new(key, place, is_wanted));
         level.flows.push(slot);
@@ -273,9 +305,10 @@ impl Queues {
         match level.flows.get(place as usize) {
             Some(moved) => self.flows[*moved].place = place,
             None if level.flows.is_empty() => {
-                queue.levels[usize::from(key.priority)] = None;
-                if queue.levels.iter().all(Option::is_none) {
-                    queue.levels = Box::default();
+                let levels = queue.levels.get_or_insert_default();
+                levels[usize::from(key.priority)] = None;
+                if levels.iter().all(Option::is_none) {
+                    queue.levels = None;
                 }
             }
             None => {}
@@ -284,7 +317,7 @@ impl Queues {
 
     /// Returns the limits it had.
     pub(crate) fn set_limits(&mut self, queue: u32, limits: QueueLimits) -> QueueLimits {
-        let had = std::mem::replace(&mut self.all[queue].limits, limits);
+        let had = std::mem::replace(&mut self.all[queue].rare_mut().limits, limits);
         self.limited += u32::from(!limits.is_none());
         self.limited -= u32::from(!had.is_none());
         had
@@ -309,9 +342,13 @@ impl Queues {
     pub(crate) fn activate(&mut self, index: u32) {
         let queue = &mut self.all[index];
         let waits = |served: &Served| !served.waiting.is_empty();
-        if queue.ready_levels > 0 && !queue.in_ring && queue.served.iter().any(waits) {
-            queue.in_ring = true;
-            self.ring.push_back(index);
+        if queue.ready_levels > 0 && !queue.in_ring {
+            if queue.served().iter().any(waits) {
+                queue.in_ring = true;
+                self.ring.push_back(index);
+            } else {
+                queue.review_readiness(self.now_ms);
+            }
         }
     }
 
@@ -333,12 +370,20 @@ impl Queues {
     /// A consumer takes from the queue from now on. `tasks`: those that it can run.
     pub(crate) fn subscribe(&mut self, index: u32, tasks: Option<u32>) {
         let queue = &mut self.all[index];
-        queue.consumers += 1;
-        let same = queue.served.iter_mut().find(|served| served.tasks == tasks);
-        match same {
+        let serving = queue.serving.get_or_insert_with(|| {
+            Box::new(Serving {
+                consumers: 0,
+                by_tasks: Vec::new(),
+                next: 0,
+                readiness: Readiness::new(self.now_ms),
+            })
+        });
+        serving.consumers += 1;
+        let mut same = serving.by_tasks.iter_mut();
+        match same.find(|served| served.tasks == tasks) {
             Some(served) => served.consumers += 1,
             None => {
-                queue.served.push(Served {
+                serving.by_tasks.push(Served {
                     tasks,
                     consumers: 1,
                     waiting: VecDeque::new(),
@@ -353,52 +398,58 @@ impl Queues {
     pub(crate) fn unsubscribe(&mut self, index: u32, tasks: Option<u32>, waiter: Option<Waiter>) {
         self.touch(Forgettable::Queue(index));
         let queue = &mut self.all[index];
-        queue.consumers -= 1;
-        let served = queue.served.iter_mut();
+        let serving = queue.serving.as_mut().expect("it has subscribed");
+        serving.consumers -= 1;
+        let mut served = serving.by_tasks.iter();
         let place = served
-            .into_iter()
             .position(|served| served.tasks == tasks)
             .expect("it has subscribed");
-        queue.served[place].consumers -= 1;
+        let served = &mut serving.by_tasks[place];
+        served.consumers -= 1;
         if let Some(waiter) = waiter {
-            let waiting = &mut queue.served[place].waiting;
-            waiting.retain(|other| *other != waiter);
+            served.waiting.retain(|other| *other != waiter);
         }
-        if queue.served[place].consumers == 0 {
-            queue.served.remove(place);
-            if queue.served.is_empty() {
-                queue.served = Vec::new();
+        if served.consumers == 0 {
+            serving.by_tasks.remove(place);
+            if serving.by_tasks.is_empty() {
+                queue.serving = None;
             }
             self.review_flows(index);
         }
+        self.all[index].review_readiness(self.now_ms);
+    }
+
+    /// The consumers of the queue that can run these tasks.
+    fn served_mut(&mut self, index: u32, tasks: Option<u32>) -> &mut Served {
+        let serving = self.all[index].serving.as_mut();
+        let mut served = serving
+            .into_iter()
+            .flat_map(|serving| &mut serving.by_tasks);
+        served
+            .find(|served| served.tasks == tasks)
+            .expect("it has subscribed")
     }
 
     /// A consumer waits for work of the queue.
     pub(crate) fn enroll(&mut self, index: u32, tasks: Option<u32>, waiter: Waiter) {
-        let queue = &mut self.all[index];
-        let mut served = queue.served.iter_mut();
-        let served = served
-            .find(|served| served.tasks == tasks)
-            .expect("it has subscribed");
-        served.waiting.push_back(waiter);
+        self.served_mut(index, tasks).waiting.push_back(waiter);
         self.activate(index);
     }
 
     /// A consumer waits for work of the queue, before all others.
     pub(crate) fn enroll_first(&mut self, index: u32, tasks: Option<u32>, waiter: Waiter) {
-        let mut served = self.all[index].served.iter_mut();
-        let served = served
-            .find(|served| served.tasks == tasks)
-            .expect("it has subscribed");
-        served.waiting.push_front(waiter);
+        self.served_mut(index, tasks).waiting.push_front(waiter);
     }
 
     /// Finds out anew which flows anybody can run.
     fn review_flows(&mut self, index: u32) {
         let queue = &mut self.all[index];
-        let (served, sets) = (&queue.served, &self.sets);
+        let served = queue.serving.as_ref();
+        let served = served.map_or(&[][..], |serving| &serving.by_tasks);
+        let sets = &self.sets;
         queue.ready_levels = 0;
-        for (priority, level) in queue.levels.iter_mut().enumerate() {
+        let levels = queue.levels.iter_mut();
+        for (priority, level) in levels.flat_map(|levels| levels.iter_mut().enumerate()) {
             let Some(level) = level else {
                 continue;
             };
@@ -421,21 +472,25 @@ impl Queues {
         if queue.ready_levels == 0 || queue.paused && !planted!("serve-paused") {
             return None;
         }
-        let count = queue.served.len();
+        let count = queue.served().len();
         for turn in 0..count {
-            let place = (queue.next_served + turn) % count;
-            let served = &mut queue.served[place];
+            let serving = queue.serving.as_mut()?;
+            let place = (serving.next + turn) % count;
+            let served = &mut serving.by_tasks[place];
             while served.waiting.front().is_some_and(|waiter| !wants(*waiter)) {
                 served.waiting.pop_front();
             }
             let Some(waiter) = served.waiting.front().copied() else {
                 continue;
             };
-            let Some((priority, active)) = queue.find_active(place, &self.flows, &self.sets) else {
+            let tasks = served.tasks;
+            let Some((priority, active)) = queue.find_active(tasks, &self.flows, &self.sets) else {
                 continue;
             };
-            queue.served[place].waiting.pop_front();
-            queue.next_served = (place + 1) % count;
+            let serving = queue.serving.as_mut()?;
+            serving.by_tasks[place].waiting.pop_front();
+            serving.next = (place + 1) % count;
+            serving.readiness.set(true, self.now_ms);
             let level = queue.level_mut(priority);
             let (slot, estimate_us) = level.pop(active, &mut self.flows, messages, &self.tasks);
             if level.active.is_empty() {
@@ -445,6 +500,7 @@ impl Queues {
             queue.ready_bytes -= messages.body_bytes(slot);
             return Some((waiter, slot, estimate_us));
         }
+        queue.review_readiness(self.now_ms);
         None
     }
 
@@ -457,6 +513,7 @@ impl Queues {
         level.forget_one(flow, &mut self.flows[flow], messages);
         if level.active.is_empty() {
             queue.ready_levels &= !(1 << kind.priority);
+            queue.review_readiness(self.now_ms);
         }
         queue.ready -= 1;
         queue.ready_bytes -= messages.body_bytes(slot);
@@ -517,7 +574,7 @@ impl Queues {
 
     /// Flows of a queue, by priority.
     fn flows_of(&self, index: u32) -> impl Iterator<Item = &Flow> {
-        let levels = self.all[index].levels.iter().flatten();
+        let levels = self.all[index].levels();
         let flows = levels.flat_map(|level| &level.flows);
         flows.map(|flow| &self.flows[*flow])
     }
@@ -553,7 +610,18 @@ impl Queues {
         let mut flows = BTreeMap::new();
         let mut listed = 0;
         for (index, queue) in self.all.iter() {
-            for (priority, level) in queue.levels.iter().enumerate() {
+            if let Some(serving) = &queue.serving {
+                let is_ready = serving.readiness.is_ready();
+                let can_go = queue.ready_levels > 0 && !queue.paused;
+                assert!(is_ready || can_go, "work that can go waits for consumers");
+                let waits = can_go && !queue.in_ring && queue.waiting() == 0;
+                assert!(!(is_ready && waits), "no consumer is ready");
+            }
+            for (priority, level) in queue
+                .levels
+                .iter()
+                .flat_map(|levels| levels.iter().enumerate())
+            {
                 let is_marked = queue.ready_levels >> priority & 1 == 1;
                 let is_active = level.as_ref().is_some_and(|level| !level.active.is_empty());
                 assert_eq!(is_marked, is_active, "the mark of a priority");
@@ -574,7 +642,7 @@ impl Queues {
                     assert_eq!(flow.users, used, "the users of a flow");
                     listed += 1;
                     let is_active = level.active.contains(&(flow.virtual_time, *slot));
-                    let is_wanted = is_wanted(&queue.served, &self.sets, key.task);
+                    let is_wanted = is_wanted(queue.served(), &self.sets, key.task);
                     assert_eq!(flow.is_wanted, is_wanted, "whether anybody can run a flow");
                     assert_eq!(
                         is_active,
@@ -598,7 +666,7 @@ impl Queues {
             return None;
         }
         let flows = &mut self.flows;
-        queue.levels.iter().flatten().find_map(|level| {
+        queue.levels().find_map(|level| {
             let next = |flow: &u32| flows[*flow].next(messages);
             let oldest = level.flows.iter().filter_map(next).min();
             oldest.map(|handle| handle.slot)
@@ -609,7 +677,8 @@ impl Queues {
     pub(crate) fn next_number(&mut self, queue: u32, messages: &Messages) -> Option<u64> {
         let queue = &self.all[queue];
         let priority = queue.ready_levels.checked_ilog2()? as usize;
-        let (_, flow) = *queue.levels[priority].as_ref()?.active.first()?;
+        let level = queue.levels.as_ref()?[priority].as_ref()?;
+        let (_, flow) = *level.active.first()?;
         let next = self.flows[flow].next(messages);
         next.map(|handle| handle.number)
     }
@@ -623,7 +692,7 @@ impl Queues {
         messages: &Messages,
     ) -> Vec<u32> {
         let mut found = Vec::new();
-        for level in self.all[queue].levels.iter().flatten() {
+        for level in self.all[queue].levels() {
             for flow in &level.flows {
                 let flow = &mut self.flows[*flow];
                 if found.len() >= most {
@@ -664,30 +733,51 @@ impl Queue {
     fn new(name: Name, now: Step) -> Self {
         Self {
             name,
-            levels: Box::default(),
+            levels: None,
             ready_levels: 0,
             ready: 0,
             delayed: 0,
             running: 0,
-            consumers: 0,
-            served: Vec::new(),
-            next_served: 0,
+            serving: None,
             in_ring: false,
-            unknown_timer: None,
-            told_unknown: BTreeSet::new(),
             paused: false,
             service: Service::Well,
-            base: Position(0),
             ready_bytes: 0,
             delayed_bytes: 0,
-            limits: QueueLimits::NONE,
-            limits_base: Position(0),
-            refused: 0,
             tally: Tally::new(now),
-            purge_before: 0,
-            ending: 0,
             failed: 0,
+            rare: None,
         }
+    }
+
+    #[inline]
+    pub(crate) fn rare(&self) -> &Rare {
+        self.rare.as_deref().unwrap_or(&NONE)
+    }
+
+    pub(crate) fn has_rare(&self) -> bool {
+        self.rare.is_some()
+    }
+
+    pub(crate) fn rare_mut(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_with(|| Box::new(Rare::NONE))
+    }
+
+    #[inline]
+    pub(crate) fn consumers(&self) -> u32 {
+        self.serving.as_ref().map_or(0, |serving| serving.consumers)
+    }
+
+    #[inline]
+    fn served(&self) -> &[Served] {
+        self.serving
+            .as_ref()
+            .map_or(&[], |serving| &serving.by_tasks)
+    }
+
+    fn levels(&self) -> impl Iterator<Item = &Level> {
+        let levels = self.levels.iter().flat_map(|levels| levels.iter());
+        levels.flatten().map(Box::as_ref)
     }
 
     pub(crate) fn waiting_bytes(&self) -> u64 {
@@ -696,33 +786,52 @@ impl Queue {
 
     /// Whether it has messages, consumers, or settings of its own.
     pub(crate) fn is_in_use(&self) -> bool {
-        self.ready + self.delayed + self.running + self.failed + self.ending > 0
-            || self.consumers > 0
+        let rare = self.rare();
+        self.ready + self.delayed + self.running + self.failed + rare.ending > 0
+            || self.serving.is_some()
             || self.paused
-            || !self.limits.is_none()
-            || self.purge_before > 0
+            || !rare.limits.is_none()
+            || rare.purge_before > 0
+    }
+
+    /// Notes whether work waits for its consumers now: to be called when that may have changed.
+    pub(crate) fn review_readiness(&mut self, now_ms: u64) {
+        let waits = self.ready_levels > 0 && !self.in_ring && !self.paused;
+        if let Some(serving) = &mut self.serving {
+            serving.readiness.set(!waits, now_ms);
+        }
+    }
+
+    /// The share of the time, mostly of the last 10 seconds, in which a job that some consumer can run would have gone
+    /// to one at once, in thousandths. `None`: it has no consumers.
+    pub(crate) fn capacity_permille(&self, now_ms: u64) -> Option<u16> {
+        let serving = self.serving.as_ref()?;
+        Some(serving.readiness.permille(now_ms))
     }
 
     /// The level of a flow that is there.
     #[inline]
     fn level_mut(&mut self, priority: impl Into<usize>) -> &mut Level {
-        let level = self.levels[priority.into()].as_mut();
+        let levels = self.levels.as_mut();
+        let level = levels.and_then(|levels| levels[priority.into()].as_mut());
         level.expect("a flow has its level")
     }
 
     /// How many consumers stand in its ring.
     pub(crate) fn waiting(&self) -> usize {
-        self.served.iter().map(|served| served.waiting.len()).sum()
+        self.served()
+            .iter()
+            .map(|served| served.waiting.len())
+            .sum()
     }
 
     /// The priority and the flow of the next message for these consumers, if there is any.
     fn find_active(
         &self,
-        served: usize,
+        tasks: Option<u32>,
         flows: &Table<Flow>,
         sets: &TaskSets,
     ) -> Option<(usize, (u64, u32))> {
-        let tasks = self.served[served].tasks;
         let mut left = self.ready_levels;
         while left != 0 {
             let priority = match planted!("ignore-priority") {
@@ -730,7 +839,7 @@ impl Queue {
                 false => left.ilog2(),
             } as usize;
             left &= !(1 << priority);
-            let mut active = self.levels[priority].as_ref()?.active.iter();
+            let mut active = self.levels.as_ref()?[priority].as_ref()?.active.iter();
             let found = active.find(|(_, flow)| {
                 sets.has(tasks, flows[*flow].key.task) || planted!("send-any-task")
             });

@@ -116,7 +116,7 @@ impl Broker {
                 let queue = self.state.queues[index].name;
                 let paused = !planted!("carry-no-pause");
                 self.record(&Event::Paused { queue, paused });
-                self.state.queues[index].base = position;
+                self.state.queues[index].rare_mut().base = position;
             }
             Entity::Mark { number } => {
                 if let Some((mark, base)) = self.state.marks.get_mut(&number)
@@ -129,8 +129,8 @@ impl Broker {
             }
             Entity::Limits { index } => {
                 let queue = &mut self.state.queues[index];
-                queue.limits_base = position;
-                let (queue, limits) = (queue.name, queue.limits);
+                queue.rare_mut().limits_base = position;
+                let (queue, limits) = (queue.name, queue.rare().limits);
                 self.record(&Event::Limited { queue, limits });
             }
         }

@@ -743,8 +743,10 @@ impl State {
         {
             let index = self.queues.find_or_create(name, &mut self.names);
             let queue = &mut self.queues[index];
-            queue.purge_before = queue.purge_before.max(mark.before);
-            queue.ending = queue.ready + queue.delayed;
+            let waiting = queue.ready + queue.delayed;
+            let rare = queue.rare_mut();
+            rare.purge_before = rare.purge_before.max(mark.before);
+            rare.ending = waiting;
         }
     }
 
@@ -757,10 +759,10 @@ impl State {
         mark.names().for_each(|name| self.names.let_go(name));
         if mark.what == MarkedFor::Purge
             && let Some(queue) = mark.queue.and_then(|name| self.queues.find(name))
-            && self.queues[queue].purge_before == mark.before
+            && self.queues[queue].rare().purge_before == mark.before
         {
-            self.queues[queue].purge_before = 0;
-            self.queues[queue].ending = 0;
+            let rare = self.queues[queue].rare_mut();
+            (rare.purge_before, rare.ending) = (0, 0);
             self.queues.activate(queue);
         }
     }
@@ -781,7 +783,7 @@ impl State {
 
     /// Whether the message was published before a purge of its queue that is not over.
     pub(crate) fn is_behind_mark(&self, slot: u32) -> bool {
-        let before = self.queues[self.messages.queue(slot)].purge_before;
+        let before = self.queues[self.messages.queue(slot)].rare().purge_before;
         self.messages[slot].number() < before && !planted!("lose-purge")
     }
 
@@ -791,12 +793,14 @@ impl State {
             return;
         }
         for queue in self.queues.indexes() {
-            self.queues[queue].ending = 0;
+            if self.queues[queue].rare().ending > 0 {
+                self.queues[queue].rare_mut().ending = 0;
+            }
         }
         let slots: Vec<u32> = self.messages.iter().map(|(slot, _)| slot).collect();
         for slot in slots {
             if self.is_purged(slot) {
-                self.queues[self.messages.queue(slot)].ending += 1;
+                self.queues[self.messages.queue(slot)].rare_mut().ending += 1;
             }
         }
     }
@@ -807,7 +811,7 @@ impl State {
         self.has_new_work = true;
         let kind = self.messages.kind(slot);
         let (queue, task) = (kind.queue, kind.task);
-        if is_unknown && !self.queues[queue].told_unknown.contains(&task) {
+        if is_unknown && !self.queues[queue].rare().told_unknown.contains(&task) {
             self.wait_for_unknown(queue);
         }
         self.review_service(queue);
@@ -830,6 +834,10 @@ impl State {
         let unknown = self.queues.unknown_tasks(index);
         let unknown: Vec<Name> = unknown.map(|(task, _)| task).collect();
         let queue = &mut self.queues[index];
+        if unknown.is_empty() && !queue.has_rare() {
+            return;
+        }
+        let queue = queue.rare_mut();
         queue.told_unknown.retain(|task| {
             let waits = unknown.contains(task);
             if !waits {
@@ -845,9 +853,9 @@ impl State {
 
     fn wait_for_unknown(&mut self, index: u32) {
         let queue = &mut self.queues[index];
-        if queue.unknown_timer.is_none() {
+        if queue.rare().unknown_timer.is_none() {
             self.generations += 1;
-            queue.unknown_timer = Some(self.generations);
+            queue.rare_mut().unknown_timer = Some(self.generations);
             self.newly_unknown.push(index);
         }
     }
@@ -855,7 +863,7 @@ impl State {
     /// Notes queues that have work and nobody who takes it.
     pub(crate) fn review_service(&mut self, index: u32) {
         let queue = &mut self.queues[index];
-        if queue.consumers > 0 {
+        if queue.consumers() > 0 {
             queue.service = Service::Well;
         } else if queue.service == Service::Well && queue.ready > 0 && !queue.paused {
             self.generations += 1;
@@ -901,8 +909,8 @@ impl State {
     /// Takes a message out of its place; what becomes of it is the caller's to say.
     fn take(&mut self, slot: u32, cost_us: Option<u64>) {
         let queue = self.messages.queue(slot);
-        if self.queues[queue].purge_before > 0 && self.is_purged(slot) {
-            let ending = &mut self.queues[queue].ending;
+        if self.queues[queue].rare().purge_before > 0 && self.is_purged(slot) {
+            let ending = &mut self.queues[queue].rare_mut().ending;
             // A replay counts them at its end.
             *ending = ending.saturating_sub(1);
         }
@@ -1216,7 +1224,7 @@ impl State {
         let was = std::mem::replace(&mut self.queues[queue].paused, paused);
         match (was, paused) {
             (false, true) => {
-                self.queues[queue].base = self.position;
+                self.queues[queue].rare_mut().base = self.position;
                 self.ledger
                     .add(self.position, Entity::Queue { index: queue });
             }
@@ -1226,6 +1234,8 @@ impl State {
         self.has_new_work = true;
         self.queues.touch(Forgettable::Queue(queue));
         self.queues.activate(queue);
+        let now_ms = self.queues.now_ms;
+        self.queues[queue].review_readiness(now_ms);
         self.review_service(queue);
     }
 
@@ -1236,7 +1246,7 @@ impl State {
             self.ledger.abandon();
         }
         if !limits.is_none() {
-            self.queues[queue].limits_base = self.position;
+            self.queues[queue].rare_mut().limits_base = self.position;
             self.ledger
                 .add(self.position, Entity::Limits { index: queue });
         }
@@ -1344,7 +1354,7 @@ impl State {
             }
             Timer::Unknown { queue, generation } => {
                 let queue = self.queues.get(queue);
-                queue.is_some_and(|queue| queue.unknown_timer == Some(generation))
+                queue.is_some_and(|queue| queue.rare().unknown_timer == Some(generation))
             }
             Timer::Unused(_) => true,
         }
@@ -1371,11 +1381,14 @@ impl State {
             }
             Entity::Queue { index } => {
                 let queue = self.queues.get(index);
-                queue.is_some_and(|queue| queue.paused && queue.base == base)
+                queue.is_some_and(|queue| queue.paused && queue.rare().base == base)
             }
             Entity::Limits { index } => {
                 let queue = self.queues.get(index);
-                queue.is_some_and(|queue| !queue.limits.is_none() && queue.limits_base == base)
+                queue.is_some_and(|queue| {
+                    let rare = queue.rare();
+                    !rare.limits.is_none() && rare.limits_base == base
+                })
             }
             Entity::Mark { number } => self
                 .marks

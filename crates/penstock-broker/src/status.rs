@@ -224,7 +224,7 @@ impl Broker {
             name: self.state.names.text(queue.name).to_owned(),
             ready: queue.ready,
             delayed: queue.delayed,
-            ending: queue.ending,
+            ending: queue.rare().ending,
             failed: queue.failed,
             unknown: self.state.queues.unknown(index),
             running: queue.running,
@@ -232,10 +232,11 @@ impl Broker {
                 self.clocks.wall().saturating_sub(entry.enqueued_at())
             }),
             paused: queue.paused,
-            consumers: queue.consumers,
+            consumers: queue.consumers(),
+            capacity_permille: queue.capacity_permille(self.clocks.steady()),
             waiting_bytes: queue.waiting_bytes(),
-            limits: queue.limits,
-            refused: queue.refused,
+            limits: queue.rare().limits,
+            refused: queue.rare().refused,
             dropped: queue.tally.counts().dropped,
             tallied: queue.tally.tallied(self.clocks.steady()),
         }

@@ -1,6 +1,7 @@
 //! Tasks: what their runs cost, and what became of their jobs.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::names::{Name, Names};
@@ -42,7 +43,8 @@ pub(crate) struct Task {
 /// Slots by names: queues, or tasks. It holds the names.
 #[derive(Debug, Default)]
 pub(crate) struct ByName {
-    slots: Vec<Option<u32>>,
+    /// By name: the slot, and 1; `None` takes no more room than that.
+    slots: Vec<Option<NonZeroU32>>,
     /// In the order of the texts.
     pub(crate) in_order: BTreeMap<Arc<str>, u32>,
 }
@@ -50,14 +52,15 @@ pub(crate) struct ByName {
 impl ByName {
     #[inline]
     pub(crate) fn find(&self, name: Name) -> Option<u32> {
-        self.slots.get(name.index()).copied().flatten()
+        let slot = self.slots.get(name.index()).copied().flatten();
+        slot.map(|slot| slot.get() - 1)
     }
 
     pub(crate) fn insert(&mut self, name: Name, slot: u32, names: &mut Names) {
         if self.slots.len() <= name.index() {
             self.slots.resize(name.index() + 1, None);
         }
-        self.slots[name.index()] = Some(slot);
+        self.slots[name.index()] = NonZeroU32::new(slot + 1);
         self.in_order.insert(names.shared(name).clone(), slot);
         names.hold(name);
     }

@@ -312,6 +312,9 @@ pub struct QueueStatus {
     /// Ready jobs of tasks that none of the queue's consumers can run. 0 while it has no consumers.
     pub unknown: u64,
     pub tallied: Tallied,
+    /// The share of the time in which consumers were ready to take a job at once, as RabbitMQ's consumer capacity, in
+    /// thousandths: a moving average over some 10 seconds. `None`: the queue has no consumers.
+    pub capacity_permille: Option<u16>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1298,6 +1298,9 @@ pub mod status {
         pub counts: ::core::option::Option<super::JobCounts>,
         #[prost(message, optional, tag = "16")]
         pub last_minute: ::core::option::Option<super::JobCounts>,
+        /// The share of the time, over some 10 seconds, in which consumers were ready to take a job; left out: it has none.
+        #[prost(uint32, optional, tag = "17")]
+        pub capacity_permille: ::core::option::Option<u32>,
     }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Task {

@@ -371,13 +371,17 @@ prop_compose! {
 prop_compose! {
     fn any_status()(
         [failed, failed_bytes, failed_dropped, results, unreadable]: [u64; 5],
-        queues in vec((".{0,8}", any::<[u64; 5]>(), any_tallied()), 0..3), counts: [u64; 3], connected_workers: u32,
+        queues in vec((".{0,8}", any::<[u64; 5]>(), any_tallied(), proptest::option::of(0..=1000u16)), 0..3),
+        counts: [u64; 3], connected_workers: u32,
         tasks in vec((".{0,8}", any_tallied()), 0..3), others in any_others(),
     ) -> Status {
         let [published, cancelled, failed_for_good] = counts;
         let counts = Box::new(Counts { published, cancelled, failed: failed_for_good, ..Counts::default() });
-        let queues = queues.into_iter().map(|(name, [ready, running, ending, failed, unknown], tallied)| QueueStatus {
-            name, ready, running, ending, failed, unknown, tallied, ..QueueStatus::default()
+        let queues = queues.into_iter().map(|(name, numbers, tallied, capacity_permille)| {
+            let [ready, running, ending, failed, unknown] = numbers;
+            QueueStatus {
+                name, ready, running, ending, failed, unknown, tallied, capacity_permille, ..QueueStatus::default()
+            }
         }).collect();
         let tasks = tasks.into_iter().map(|(name, tallied)| TaskStatus { name, tallied }).collect();
         let others = Box::new(others);

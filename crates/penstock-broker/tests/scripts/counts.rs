@@ -58,3 +58,41 @@ fn a_queue_and_a_task_that_are_empty_for_an_hour_leave_their_counts_to_others() 
         ",
     );
 }
+
+#[test]
+fn capacity_is_the_share_of_the_time_in_which_consumers_were_ready() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one task=t|publish two task=t|publish odd task=odd  -> a confirm 3
+        capacity                            -> default none
+        w hello                             -> w welcome 0
+        w consume default 1 tasks=t         -> w deliver one
+        # Job two waits until the consumer wants more. A moving average over 10 seconds that begins now.
+        wait 2000                           ->
+        capacity                            -> default 0
+        w ack one                           -> w confirm 1
+        w consume default 1                 -> w deliver two
+        # What none of them can run does not count, and nothing else waits.
+        wait 2000                           -> notice: 1 of odd and 0 others unknown in default
+        capacity                            -> default 550
+        wait 60000                          ->
+        capacity                            -> default 1000
+        # A job that waits is over, too, when it is cancelled, or while its queue is paused.
+        a publish three task=t              -> a confirm 4
+        wait 10000                          ->
+        capacity                            -> default 367
+        a cancel three                      -> a confirm 5 5:Ready
+        wait 60000                          ->
+        capacity                            -> default 998
+        a publish four task=t|pause default -> a confirm 7
+        wait 60000                          ->
+        capacity                            -> default 1000
+        a resume default                    -> a confirm 8
+        wait 10000                          ->
+        capacity                            -> default 368
+        w bye                               ->
+        capacity                            -> default none
+        ",
+    );
+}

@@ -136,6 +136,7 @@ impl World {
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
             ["counts"] => return self.counts(),
+            ["capacity"] => return self.capacity(),
             ["wait", ms] => {
                 let ms = number(ms);
                 self.now.mono_ms += ms;
@@ -594,6 +595,16 @@ impl World {
             )
         });
         queues.chain(tasks).chain(others).collect()
+    }
+
+    fn capacity(&self) -> Vec<String> {
+        let status = self.broker.status();
+        let queues = status.queues.iter();
+        let queues = queues.map(|queue| match queue.capacity_permille {
+            Some(permille) => format!("{} {permille}", queue.name),
+            None => format!("{} none", queue.name),
+        });
+        queues.collect()
     }
 
     fn query(&mut self, client: &str, query: Query) {

@@ -226,6 +226,12 @@ fn tallied(counts: Option<proto::JobCounts>, last_minute: Option<proto::JobCount
     }
 }
 
+fn share(permille: u32) -> Result<u16, WireError> {
+    let permille = u16::try_from(permille).ok();
+    let permille = permille.filter(|permille| *permille <= 1000);
+    permille.ok_or(WireError::Invalid("a share is over 1000 thousandths"))
+}
+
 impl From<Status> for proto::Status {
     fn from(status: Status) -> Self {
         let queue = |queue: QueueStatus| proto::status::Queue {
@@ -245,6 +251,7 @@ impl From<Status> for proto::Status {
             unknown: queue.unknown,
             counts: some(queue.tallied.counts),
             last_minute: some(queue.tallied.last_minute),
+            capacity_permille: queue.capacity_permille.map(u32::from),
         };
         let task = |task: TaskStatus| proto::status::Task {
             name: task.name,
@@ -336,6 +343,7 @@ impl TryFrom<proto::Status> for Status {
                 failed: queue.failed,
                 unknown: queue.unknown,
                 tallied: tallied(queue.counts, queue.last_minute),
+                capacity_permille: queue.capacity_permille.map(share).transpose()?,
             })
         };
         let task = |task: proto::status::Task| TaskStatus {
