@@ -34,6 +34,6 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         true => show_json(&Value::Array(
             status.queues.iter().map(queue_json).collect(),
         )),
-        false => show(&queue_table(&status.queues)),
+        false => show(&queue_table(&status.queues, &status.others)),
     }
 }

@@ -1,6 +1,6 @@
 use clap::Args;
 use penstock_message::{
-    Capabilities, JobCounts, Notice, QueueStatus, Space, Status, TaskStatus, WorkerStatus,
+    Capabilities, JobCounts, Notice, Others, QueueStatus, Space, Status, TaskStatus, WorkerStatus,
 };
 use serde_json::{Value, json};
 
@@ -98,6 +98,7 @@ pub fn queue_json(queue: &QueueStatus) -> Value {
         "oldest_ready_ms": queue.oldest_ready_ms,
         "paused": queue.paused,
         "consumers": queue.consumers,
+        "capacity_permille": queue.capacity_permille,
         "waiting_bytes": queue.waiting_bytes,
         "max_length": queue.limits.max_length,
         "max_bytes": queue.limits.max_bytes,
@@ -222,15 +223,17 @@ fn for_people(shown: &str, status: &Status, engine: &Capabilities) -> String {
 
     text.push_str(&troubles(status));
 
-    text + "\n" + &queue_table(&status.queues) + "\n" + &worker_table(&status.workers)
+    let queues = queue_table(&status.queues, &status.others);
+    text + "\n" + &queues + "\n" + &worker_table(&status.workers)
 }
 
-pub fn queue_table(queues: &[QueueStatus]) -> String {
-    if queues.is_empty() {
+pub fn queue_table(queues: &[QueueStatus], others: &Others) -> String {
+    if queues.is_empty() && others.queues == 0 {
         return "no queues yet\n".to_owned();
     }
     let mut table = Table::new(&[
-        "QUEUE", ">READY", ">DELAYED", ">RUNNING", ">FAILED", ">OLDEST", ">WORKERS", "",
+        "QUEUE", ">READY", ">DELAYED", ">RUNNING", ">FAILED", ">IN/S", ">DONE/S", ">OLDEST",
+        ">WORKERS", "",
     ]);
     for queue in queues {
         table.row(vec![
@@ -239,6 +242,8 @@ pub fn queue_table(queues: &[QueueStatus]) -> String {
             queue.delayed.to_string(),
             queue.running.to_string(),
             queue.failed.to_string(),
+            per_second(queue.tallied.last_minute.enqueued),
+            per_second(done(&queue.tallied.last_minute)),
             match queue.ready {
                 0 => "-".to_owned(),
                 _ => duration_ms(queue.oldest_ready_ms),
@@ -247,7 +252,42 @@ pub fn queue_table(queues: &[QueueStatus]) -> String {
             remarks(queue),
         ]);
     }
+    if others.queues > 0 {
+        let mut row = vec!["others".to_owned()];
+        row.resize(9, "-".to_owned());
+        row.push(others_remarks(others));
+        table.row(row);
+    }
     table.to_string()
+}
+
+/// Jobs that ended, in any way.
+fn done(counts: &JobCounts) -> u64 {
+    counts.succeeded + counts.failed + counts.expired + counts.cancelled + counts.dropped
+}
+
+/// The rate of so many in a minute.
+fn per_second(of_minute: u64) -> String {
+    match of_minute {
+        0 => "-".to_owned(),
+        1..600 => format!("{:.1}", (of_minute as f64 / 60.0).max(0.1)),
+        _ => (of_minute.saturating_add(30) / 60).to_string(),
+    }
+}
+
+fn others_remarks(others: &Others) -> String {
+    let JobCounts {
+        enqueued, failed, ..
+    } = others.of_queues;
+    let mut remarks = format!(
+        "{} unused for an hour: {enqueued} in, {} done",
+        count(others.queues, "queue"),
+        done(&others.of_queues)
+    );
+    if failed > 0 {
+        remarks += &format!(", {failed} of them failed");
+    }
+    remarks
 }
 
 pub fn worker_table(workers: &[WorkerStatus]) -> String {
@@ -299,7 +339,7 @@ fn remarks(queue: &QueueStatus) -> String {
 
 #[cfg(test)]
 mod tests {
-    use penstock_message::{Durability, ProcessStatus, QueueLimits};
+    use penstock_message::{Durability, ProcessStatus, QueueLimits, Tallied};
 
     use super::*;
 
@@ -319,8 +359,27 @@ mod tests {
                     ..QueueLimits::NONE
                 },
                 refused: 7,
+                tallied: Tallied {
+                    last_minute: JobCounts {
+                        enqueued: 90_000,
+                        succeeded: 29,
+                        failed: 1,
+                        ..JobCounts::default()
+                    },
+                    ..Tallied::default()
+                },
                 ..QueueStatus::default()
             }],
+            others: Box::new(Others {
+                queues: 2,
+                of_queues: JobCounts {
+                    enqueued: 12,
+                    succeeded: 8,
+                    failed: 3,
+                    ..JobCounts::default()
+                },
+                ..Others::default()
+            }),
             workers: vec![WorkerStatus {
                 name: "worker@host:7".to_owned(),
                 queues: vec!["default".to_owned(), "mail".to_owned()],
@@ -362,8 +421,9 @@ clients  2
 trouble  the broker's disk is nearly full: it takes no new jobs until there is space; workers go on, \
          and draining the queues or freeing space on its machine helps
 
-QUEUE  READY  DELAYED  RUNNING  FAILED     OLDEST  WORKERS
-mail       3        0        0       2  1 min 1 s        0  paused; at most 5 jobs; 2 of tasks that no worker has; 1 still to be purged; 7 refused
+QUEUE   READY  DELAYED  RUNNING  FAILED  IN/S  DONE/S     OLDEST  WORKERS
+mail        3        0        0       2  1500     0.5  1 min 1 s        0  paused; at most 5 jobs; 2 of tasks that no worker has; 1 still to be purged; 7 refused
+others      -        -        -       -     -       -          -        -  2 queues unused for an hour: 12 in, 11 done, 3 of them failed
 
 WORKER         SLOTS  BUSY  LEASES  QUEUES
 worker@host:7      4     1       2  default, mail  out of reach
