@@ -555,10 +555,12 @@ fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
                     status.queues.retain(|queue| {
                         queue.ready + queue.delayed + queue.running > 0 || queue.paused
                     });
-                    status
-                        .queues
-                        .iter_mut()
-                        .for_each(|queue| queue.consumers = 0);
+                    // Counts are those since the start, and consumers come again by themselves.
+                    for queue in &mut status.queues {
+                        queue.consumers = 0;
+                        queue.capacity_permille = None;
+                        queue.tallied = Default::default();
+                    }
                     let forget = |worker: &mut penstock_broker::WorkerStatus| {
                         (worker.slots, worker.busy) = (0, 0);
                     };
