@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from penstock import _core
+from penstock._current import running
 from penstock.errors import BrokerUnavailable, CallTimeout, InvalidConfiguration, ResultTimeout
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Connection:
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""
         warn_of_blocking("result()", "aresult()")
+        _warn_of_waiting_job()
         return self._in_slices(lambda slice_s: self._client.wait(job_id, slice_s), timeout_s)
 
     def _in_slices(self, wait: Callable[[float], T], timeout_s: float | None) -> T:
@@ -95,6 +97,7 @@ class Connection:
         return ids
 
     async def watch(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
+        _warn_of_waiting_job()
         end = await self._call(lambda port, token: self._client.watch(job_id, timeout_s, port, token))
         return cast(tuple[int, bytes], end)
 
@@ -116,9 +119,11 @@ class Connection:
 
     def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         """Wait for the end of each job; a value that has gone is (-1, b"")."""
+        _warn_of_waiting_job()
         return self._in_slices(lambda slice_s: self._client.wait_all(job_ids, slice_s), timeout_s)
 
     async def watch_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        _warn_of_waiting_job()
         end = await self._call(lambda port, token: self._client.watch_all(job_ids, timeout_s, port, token))
         return cast(list[tuple[int, bytes]], end)
 
@@ -177,6 +182,8 @@ class Connection:
         self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float, port: _core.Port
     ) -> None:
         only_ask = timeout_s is not None and timeout_s <= 0
+        if not only_ask:
+            _warn_of_waiting_job()
         self._client.watch_each(job_ids, call_timeout_s if only_ask else timeout_s, only_ask, port, 0)
 
     async def _call(self, start: Callable[[_core.Port, int], None]) -> object:
@@ -272,6 +279,20 @@ def warn_of_blocking(call: str, instead: str) -> None:
         return
     _warned_of.add(call)
     logger.warning("%s was called in an event loop, which it blocks; use %s there", call, instead)
+
+
+def _warn_of_waiting_job() -> None:
+    """Say once for each task that its jobs keep their slots while they wait for others."""
+    current = running.get()
+    if current is None or current[5].name in _warned_of:
+        return
+    task = current[5].name
+    _warned_of.add(task)
+    logger.warning(
+        "the task %s waits for other jobs. It keeps its slot meanwhile: when all slots of a worker wait so, none is"
+        " left for the jobs that they wait for. Enqueue what comes next from the other job, or wait outside of tasks",
+        task,
+    )
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
