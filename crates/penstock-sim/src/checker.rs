@@ -123,6 +123,9 @@ struct View {
     queues: BTreeSet<String>,
     /// The tasks that it can run; `None`: any.
     tasks: Option<Vec<String>>,
+    /// What it could run before, since all was quiet: a delivery that was handed out then may be on its way yet,
+    /// for its body is being read.
+    tasks_before: Vec<Vec<String>>,
 }
 
 impl Checker {
@@ -185,6 +188,7 @@ impl Checker {
                     credit: 0,
                     queues: BTreeSet::new(),
                     tasks: None,
+                    tasks_before: Vec::new(),
                 },
             );
             self.tell(Event::Hello(
@@ -208,7 +212,10 @@ impl Checker {
             && let Some(view) = self.views.get_mut(&conn)
         {
             view.credit += u64::from(consume.credit);
-            view.tasks = consume.tasks.clone();
+            if view.tasks != consume.tasks {
+                let before = std::mem::replace(&mut view.tasks, consume.tasks.clone());
+                view.tasks_before.extend(before);
+            }
             view.queues.extend(consume.queues.iter().cloned());
         }
         if said.goodbye {
@@ -465,11 +472,17 @@ impl Checker {
         };
         self.counts.order_checks += self.ready.len() as u64;
         let conn = self.current.get(&session);
-        let tasks = conn.and_then(|conn| self.views.get(conn)?.tasks.as_ref());
+        let view = conn.and_then(|conn| self.views.get(conn));
+        let can_run = |task: &String| {
+            view.is_none_or(|view| {
+                let sets = view.tasks.iter().chain(&view.tasks_before);
+                sets.into_iter().all(|tasks| tasks.contains(task))
+            })
+        };
         let skipped = self.ready.iter().map(|index| &items[*index]).find(|item| {
             let level = (item.message.priority, given.message.priority);
             item.queue == queue
-                && tasks.is_none_or(|tasks| tasks.contains(&item.message.task))
+                && can_run(&item.message.task)
                 && (level.0 > level.1
                     || level.0 == level.1
                         && item.message.task == given.message.task
@@ -530,6 +543,9 @@ impl Checker {
         };
         let live = self.model.live.iter().copied();
         self.ready = live.filter(is_candidate).collect();
+        for view in self.views.values_mut() {
+            view.tasks_before.clear();
+        }
         Ok(())
     }
 }
