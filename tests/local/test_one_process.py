@@ -79,7 +79,7 @@ def test_a_pre_forking_web_server(shop, options):
     server = shop.start(
         "gunicorn", "--workers", "4", "--bind", f"unix:{address}", "--timeout", "60", *options, "web:application"
     )
-    eventually(address.exists, 30, lambda: server.output)
+    eventually(lambda: listens(address), 30, lambda: server.output)
 
     with ThreadPoolExecutor(8) as pool:
         pids: set[int] = set()
@@ -92,6 +92,12 @@ def test_a_pre_forking_web_server(shop, options):
                 break
     assert len(pids) == 4
     assert server.returncode is None, server.output
+
+
+def listens(address: Path) -> bool:
+    """A socket has its name before anybody listens on it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        return connection.connect_ex(str(address)) == 0
 
 
 def get(address: Path, number: int) -> dict[str, int]:
