@@ -73,27 +73,31 @@ class Sender(Generic[P, R]):
 
     async def adelay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """As ``delay``, for an event loop. Cancelling it does not take the job back."""
-        return (await self._submit([(args, kwargs)]))[0]
+        body, app = self.task._encode(args, kwargs), self.task.app
+        if app._enqueue_layers is not None or here.get() is not None:
+            return (await app._asend([self._call(args, kwargs, body)]))[0]
+        (job_id,) = await app._connected().submit([(self._core_options, body)], app.call_timeout)
+        return Job(app, job_id, True)
 
     def map(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
         """Enqueue a call for each item, which is its only argument, in one transaction: all or none."""
         assert isinstance(self, Sender)
-        return self._publish([((item,), {}) for item in items])
+        return self._publish((item,) for item in items)
 
     def starmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``map``, where each item is a tuple of all positional arguments of its call."""
         assert isinstance(self, Sender)
-        return self._publish([(_arguments(item), {}) for item in items])
+        return self._publish(map(_arguments, items))
 
     async def amap(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
         """As ``map``, for an event loop."""
         assert isinstance(self, Sender)
-        return await self._submit([((item,), {}) for item in items])
+        return await self._submit((item,) for item in items)
 
     async def astarmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``starmap``, for an event loop."""
         assert isinstance(self, Sender)
-        return await self._submit([(_arguments(item), {}) for item in items])
+        return await self._submit(map(_arguments, items))
 
     def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
         """Return a call to be enqueued later, with any part of its arguments: ``app.enqueue(send.s("ada"))``.
@@ -110,31 +114,34 @@ class Sender(Generic[P, R]):
         """The same task with other options: ``send.options(countdown=60).delay(...)``."""
         return Sender(self.task, self._options.with_changes(options))
 
-    def _publish(self, arguments: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Job[R]]:
-        bodies = [self.task._encode(args, kwargs) for args, kwargs in arguments]
-        if not bodies:
-            return []
+    def _publish(self, arguments: Iterable[tuple[Any, ...]]) -> list[Job[R]]:
         app = self.task.app
         if app._enqueue_layers is not None or here.get() is not None:
-            return app._send(self._calls(arguments, bodies))
+            calls = self._calls(arguments)
+            return app._send(calls) if calls else []
+        # Arguments are let go one by one: to keep a tuple and a dictionary for each would cost as much as the rest.
+        bodies = [self.task._encode(args, {}) for args in arguments]
+        if not bodies:
+            return []
         connection = app._connected()
         job_ids = connection.publish_same(self._core_options, bodies, app.call_timeout)
         connection.log_notices(BLOCKING)
         return [Job(app, job_id, True) for job_id in job_ids]
 
-    async def _submit(self, arguments: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Job[R]]:
-        bodies = [self.task._encode(args, kwargs) for args, kwargs in arguments]
-        if not bodies:
-            return []
+    async def _submit(self, arguments: Iterable[tuple[Any, ...]]) -> list[Job[R]]:
         app = self.task.app
         if app._enqueue_layers is not None or here.get() is not None:
-            return await app._asend(self._calls(arguments, bodies))
+            calls = self._calls(arguments)
+            return await app._asend(calls) if calls else []
+        bodies = [self.task._encode(args, {}) for args in arguments]
+        if not bodies:
+            return []
         jobs = [(self._core_options, body) for body in bodies]
         job_ids = await app._connected().submit(jobs, app.call_timeout)
         return [Job(app, job_id, True) for job_id in job_ids]
 
-    def _calls(self, arguments: list[tuple[tuple[Any, ...], dict[str, Any]]], bodies: list[bytes]) -> list[Call]:
-        return [self._call(args, kwargs, body) for (args, kwargs), body in zip(arguments, bodies, strict=True)]
+    def _calls(self, arguments: Iterable[tuple[Any, ...]]) -> list[Call]:
+        return [self._call(args, {}, self.task._encode(args, {})) for args in arguments]
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes) -> Call:
         """Describe a call for middleware, with the headers that it gets where it is made."""
