@@ -99,7 +99,7 @@ pub(crate) struct Keys {
     by_key: Index,
     results: u64,
     claims: SeededMap<Key, Handle>,
-    /// Those that have results, and those of which was told that they are over the cap.
+    /// Groups that have results, and groups that were told of as over the cap.
     groups: FxHashMap<Name, Group>,
     pub(crate) watchers: Watchers,
     stored: u64,

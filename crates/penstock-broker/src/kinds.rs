@@ -64,7 +64,7 @@ struct Counted {
     users: Option<u32>,
     /// The flow of ready messages of this kind, once there has been one.
     flow: Option<u32>,
-    /// What became of messages of this kind, as far as no tally has it yet; it is in `counted` then.
+    /// Counts of messages of this kind that no tally has yet; the kind is in `counted` while there are any.
     counts: Counts,
     is_counted: bool,
 }

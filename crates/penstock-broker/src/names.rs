@@ -42,7 +42,7 @@ pub(crate) struct Names {
 }
 
 const RECENT: usize = 16;
-/// So many names that nobody holds are kept, and half as many as are held: most come back.
+/// Names that nobody holds are kept up to this number and half of those that are held: most come back.
 const UNHELD_KEPT: usize = 1024;
 
 fn recent_place(text: &str) -> usize {
@@ -105,14 +105,14 @@ impl Names {
         text.expect("a name that is in use has its text")
     }
 
-    /// One more holds the name.
+    /// Adds a holder of the name.
     pub(crate) fn hold(&mut self, name: Name) {
         let holders = &mut self.holders[name.index()];
         self.unheld -= usize::from(*holders == 0);
         *holders += 1;
     }
 
-    /// One that held the name does so no longer.
+    /// Removes a holder of the name.
     pub(crate) fn let_go(&mut self, name: Name) {
         let holders = &mut self.holders[name.index()];
         *holders -= 1;

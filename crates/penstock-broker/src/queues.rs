@@ -43,7 +43,7 @@ pub(crate) struct Queues {
     ring: VecDeque<u32>,
 }
 
-/// What is forgotten when it has not been in use for long.
+/// A queue or a task, which is forgotten when it has not been in use for long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Forgettable {
     Queue(u32),
@@ -72,7 +72,7 @@ const PRIORITIES: usize = penstock_message::HIGHEST_PRIORITY as usize + 1;
 #[derive(Debug)]
 pub(crate) struct Queue {
     pub(crate) name: Name,
-    /// Those that have flows, by priority; `None`: there are no flows. In boxes, since most queues use one of them.
+    /// Levels that have flows, by priority; `None`: there are no flows. In boxes, since most queues use one of them.
     levels: Option<Box<Levels>>,
     /// One bit for each level that has ready messages.
     ready_levels: u16,
@@ -101,7 +101,7 @@ type Levels = [Option<Box<Level>>; PRIORITIES];
 struct Serving {
     consumers: u32,
     by_tasks: Vec<Served>,
-    /// Of those, the ones that are asked first next time.
+    /// The ones of those that are asked first next time.
     next: usize,
     readiness: Readiness,
 }
@@ -190,7 +190,7 @@ impl Queues {
         }
     }
 
-    /// What became of messages of this kind.
+    /// Counts of messages of this kind.
     pub(crate) fn add_counts(&mut self, kind: &Kind, counts: &Counts) {
         let task = self.tasks.find(kind.task);
         let task = task.expect("the task of a message is known");

@@ -26,7 +26,7 @@ pub(crate) enum Counted {
 pub(crate) struct Step(u32);
 
 const STEP_MS: u64 = 10_000;
-/// Of a minute.
+/// Number of steps in a minute.
 const STEPS: usize = 6;
 
 impl Step {
@@ -77,7 +77,7 @@ impl Tally {
         }
     }
 
-    /// It is in use, though there is nothing to count.
+    /// Notes that it is in use, though there is nothing to count.
     #[inline]
     pub(crate) fn touch(&mut self, now: Step) {
         if self.last != now {
