@@ -24,6 +24,8 @@ class RemoteTask(AnyTask[..., Any]):
     """A task whose code is not in this process, see ``App.send``."""
 
     def __init__(self, app: App, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a task is named by a text such as 'shop.mail.post', not {name!r}")
         super().__init__(app, _elsewhere, {"name": name})
 
     @functools.cached_property

@@ -81,6 +81,9 @@ def test_what_is_no_shared_task_is_refused(library: ModuleType) -> None:
         shared_task(int)
     with pytest.raises(TypeError, match="unknown"):
         shared_task(colour="red")(lambda: None)  # type: ignore[call-overload]
+    for name in ("", 3):
+        with pytest.raises(TypeError, match=r"a task is named by a text such as 'shop.mail.post', not"):
+            app.remote_task(name)  # type: ignore[arg-type]
     app.add(library.post)
     app.add(library.post)
     with pytest.raises(ValueError, match="two tasks are called"):
