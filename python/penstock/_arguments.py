@@ -21,7 +21,7 @@ from penstock._hints import check_of, resolve, shapes_in, simple_class, spell
 from penstock._remote_errors import message_of
 from penstock._secrets import is_secret_hint, is_secret_name
 from penstock._shapes import shape_of
-from penstock.errors import ArgumentMismatch
+from penstock.errors import ArgumentMismatch, PayloadTooLarge
 
 _encode = msgspec.msgpack.Encoder().encode
 _HIGHEST_BIT = 1 << 63
@@ -88,12 +88,31 @@ class Arguments:
         has_version = body[:1] == _ARRAY_OF_THREE and body[-9:-8] == _UINT_64
         return has_version and int.from_bytes(body[-8:]) not in (self._version, _UNKNOWN_VERSION)
 
-    def encode_result(self, value: object) -> bytes:
-        """``TypeError`` names the task and what to do."""
+    def encode_success(self, before: tuple[Any, ...], value: object, limit_bytes: int) -> bytes:
+        """Encode a `Success`: the fields before its result, and the result.
+
+        Raises ``TypeError``, which names the task and what to do, or ``PayloadTooLarge``.
+        """
         if self._result_check is not None and not self._result_check(value):
             raise TypeError(
                 f"{self._task}() returned {_describe(value)}, but is annotated to return {spell(self._hints['return'])}"
             )
+        try:
+            # In one pass, as msgpack does not tell a tuple from a Struct, or bytes in bytes from a value.
+            encoded = _encode((*before, self.codec.pack(value)))
+            if len(encoded) <= limit_bytes:
+                return encoded
+        except (CannotEncode, OverflowError, UnicodeEncodeError, RecursionError):
+            pass  # what follows knows what to do, or to say
+        result = self._encode_result(value)
+        if len(result) > limit_bytes:
+            raise PayloadTooLarge(
+                f"{self._task}(): the result takes {len(result):,} bytes, and {limit_bytes:,} are allowed;"
+                " store large data elsewhere and return its place, or raise App(max_payload_bytes=...)"
+            )
+        return _encode((*before, msgspec.Raw(result)))
+
+    def _encode_result(self, value: object) -> bytes:
         try:
             return self.codec.encode(value)
         except CannotEncode as error:

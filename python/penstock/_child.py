@@ -27,7 +27,7 @@ def run_jobs(apps: list[App], worker: str, link: ChildLink) -> None:
     try:
         # As little as can be between two jobs: this loop is most of what a short one costs.
         for job in link:
-            finish(*run(*job))
+            finish(*run(job))
             if runner.is_unsound:
                 # Its jobs would fail one after another, with errors that are not theirs.
                 raise RuntimeError("an error could not be recorded: this process is replaced by another")

@@ -80,6 +80,9 @@ class Codec:
         self._shape_of_type = {shape.type: shape for shape in shapes.values()}
         self.decode: Callable[[bytes | memoryview | msgspec.Raw], Any]
         self.decode = msgspec.msgpack.Decoder(ext_hook=self._unpack).decode
+        # Gives what msgpack can encode. It raises `CannotEncode`, and leaves to msgpack what only msgpack sees:
+        # integers beyond 64 bits, text that is not Unicode, endless nesting.
+        self.pack: Callable[[object], object] = _Packer(self, _PLAIN).pack
 
     def outlines(self) -> list[str]:
         """Describe each class that the annotations name: what its values are made of."""
@@ -89,7 +92,7 @@ class Codec:
         """Raises ``CannotEncode``."""
         try:
             try:
-                return _raw_encode(_Packer(self, _PLAIN).pack(value))
+                return _raw_encode(self.pack(value))
             except (OverflowError, UnicodeEncodeError):
                 # Some integer is beyond 64 bits, or some text is not Unicode: look at each.
                 return _raw_encode(_Packer(self, _PLAIN_WITHOUT_LIMITS).pack(value))

@@ -7,6 +7,8 @@ milliseconds where it ends in ``_ms``. Errors are the classes of ``penstock.erro
 from collections.abc import Sequence
 from typing import Any, TypeAlias, final
 
+from penstock._run import Delivered
+
 __all__ = ["ChildLink", "Client", "Options", "Port", "__version__"]
 
 __version__: str
@@ -156,26 +158,8 @@ class ChildLink:
     def __new__(cls, work_fd: int, reply_fd: int, pages_fd: int, slot: int, parent_pid: int) -> ChildLink:
         """Own the descriptors from here on. The process ends when its parent does."""
     def __iter__(self) -> ChildLink: ...
-    def __next__(
-        self,
-    ) -> tuple[
-        str,
-        bytes,
-        int,
-        int,
-        bool,
-        bool,
-        int,
-        bytes,
-        list[bytes],
-        tuple[int, int, int | tuple[int, ...] | None, dict[str, str]] | None,
-    ]:
-        """Wait for the next job and claim it.
-
-        It is (task, job id, attempt, crashes, redelivered, wants_result, enqueued_at_ms, body, notes, extras). The
-        last is None, or (generation, attempts of earlier generations, retries of the call, headers). The end comes
-        when the supervisor wants no more.
-        """
+    def __next__(self) -> Delivered:
+        """Wait for the next job and claim it. The end comes when the supervisor wants no more."""
     def finish(
         self,
         kind: int,

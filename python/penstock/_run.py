@@ -14,17 +14,15 @@ from collections.abc import Mapping, Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
-
 from penstock import _envelope
 from penstock._current import NO_EXTRAS, Extras, current_job, format_id, running
-from penstock._envelope import ErrorRecord, Failure, Success
+from penstock._envelope import ErrorRecord, Failure
 from penstock._failures import Listing, listing_of
 from penstock._headers import inherit
 from penstock._preview import preview_of
 from penstock._remote_errors import below, message_of, record_of
 from penstock._retries import Retry
-from penstock.errors import ArgumentMismatch, PayloadTooLarge, UnknownTask
+from penstock.errors import ArgumentMismatch, UnknownTask
 
 if TYPE_CHECKING:
     from penstock._app import App
@@ -32,11 +30,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.job")
 
+# Looked up once: each look costs a fiftieth of a short job, and a task that breaks a module breaks none of these.
+_is_logged, _time_ns, _copy_context = logger.isEnabledFor, time.time_ns, contextvars.copy_context
+
 SUCCEEDED, RETRY, FAILED, GIVEN_BACK, DEFERRED = range(5)
 
 # Between two tries of a job of another version: twice as long each time, and up to a fifth more, by chance.
 _DEFERRED_FOR_S = 30.0
 _DEFERRED_AT_MOST_S = 120.0
+
+Delivered: TypeAlias = tuple[str, bytes, int, int, bool, bool, int, bytes, list[bytes], Extras | None]
+"""(task, job id, attempt, crashes, redelivered, wants_result, enqueued_at_ms, body, notes, extras): one attempt of a
+job, as the supervisor gives it. ``attempt`` counts from 0; ``notes`` are the records of the attempts before; ``extras``
+is None for most jobs."""
 
 Outcome: TypeAlias = tuple[int, int, bytes | None, bytes | None, Listing | None]
 """(kind, delay_ms, value, note, listing): the value is for the result, the note is the record of this attempt's
@@ -60,40 +66,25 @@ class Runner:
         # Set when not even an error could be recorded, as after a task that has changed a built-in function.
         self.is_unsound = False
 
-    def run(
-        self,
-        task: str,
-        job_id: bytes,
-        attempt: int,
-        crashes: int,
-        redelivered: bool,
-        wants_result: bool,
-        enqueued_at_ms: int,
-        body: bytes,
-        notes: list[bytes],
-        extras: Extras | None,
-    ) -> Outcome:
-        """Run one attempt. Whatever the task, its error or the app's logging raises, nothing of it gets out.
-
-        ``attempt`` counts from 0. ``notes``: the records of the attempts before. ``extras``: what few jobs have.
-        """
-        started_ms = _now_ms()
-        attempt_of_job = _Attempt(
-            self, task, job_id, attempt, extras, crashes, wants_result, enqueued_at_ms, notes, started_ms, body
-        )
+    def run(self, job: Delivered) -> Outcome:
+        """Run one attempt. Whatever the task, its error or the app's logging raises, nothing of it gets out."""
+        # A job that succeeds is written out here, without an `_Attempt` and with one pass over its result: that is
+        # two fifths of what this costs.
+        task, job_id, attempt, crashes, redelivered, wants_result, enqueued_ms, body, notes, extras = job
+        started_ms = _time_ns() // 1_000_000
         try:
             known = self._tasks.get(task)
             if known is None:
-                return attempt_of_job.fail(self._unknown(task))
+                return _Attempt(self, job, started_ms).fail(self._unknown(task))
+            arguments = known.arguments
             try:
-                args, kwargs = known.arguments.decode(body)
+                args, kwargs = arguments.decode(body)
             except ArgumentMismatch as error:
-                is_skew = known.arguments.is_of_another_version(body)
-                return (attempt_of_job.defer(error, known.app) if is_skew else None) or attempt_of_job.fail(error)
-            context = contextvars.copy_context()
+                return _Attempt(self, job, started_ms).defer_or_fail(error, known)
+            context = _copy_context()
             try:
                 value = context.run(
-                    self._call if known.app._run_layers is None else self._call_within,
+                    _call if known.app._run_layers is None else _call_within,
                     known,
                     args,
                     kwargs,
@@ -104,40 +95,31 @@ class Runner:
             except GiveBack:
                 raise
             except BaseException as error:
-                return attempt_of_job.retry_or_fail(error, known)
-            try:
-                return attempt_of_job.succeed(value, known)
-            except GiveBack:
-                raise
-            except BaseException as error:
-                # Not tried again: the task did its work, only its result can't be sent.
-                return attempt_of_job.fail(error)
+                return _Attempt(self, job, started_ms).retry_or_fail(error, known)
+            finished_ms = _time_ns() // 1_000_000
+            encoded = None
+            if wants_result:
+                before = (task, attempt, crashes, enqueued_ms, started_ms, finished_ms, self._worker, notes)
+                try:
+                    encoded = arguments.encode_success(before, value, known.app.max_payload_bytes)
+                except GiveBack:
+                    raise
+                except BaseException as error:
+                    # Not tried again: the task did its work, only its result can't be sent.
+                    return _Attempt(self, job, started_ms).fail(error)
+            if _is_logged(logging.INFO):
+                _log(logging.INFO, "%s %s succeeded in %d ms", task, job_id, finished_ms - started_ms)
+            return SUCCEEDED, 0, encoded, None, None
         except GiveBack:
             return GIVEN_BACK, 0, None, None, None
         except BaseException as error:
-            return attempt_of_job.fail(error)
+            return _Attempt(self, job, started_ms).fail(error)
 
     def close(self) -> None:
         """End the event loop, if there was an ``async def`` task that needed one."""
         if self._loop is not None:
             self._loop.close()
             self._loop = None
-
-    def _call(self, task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any], current: Any) -> Any:
-        running.set(current)
-        if current[2] is not None:
-            inherit(current[2][3])
-        return task.function(*args, **kwargs)
-
-    def _call_within(self, task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any], current: Any) -> Any:
-        """Call the task as the innermost of its app's middleware."""
-        running.set(current)
-        if current[2] is not None:
-            inherit(current[2][3])
-        job, layers = current_job(), task.app._run_layers
-        assert job is not None
-        assert layers is not None
-        return layers.run(task, job, args, kwargs)
 
     def _event_loop(self) -> asyncio.Runner:
         # Kept between jobs, as are the connection pools that tasks leave in it.
@@ -160,59 +142,12 @@ class _Attempt:
         "_task", "_wants_result",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        runner: Runner,
-        task: str,
-        job_id: bytes,
-        attempt: int,
-        extras: Extras | None,
-        crashes: int,
-        wants_result: bool,
-        enqueued_ms: int,
-        notes: list[bytes],
-        started_ms: int,
-        body: bytes,
-    ) -> None:
+    def __init__(self, runner: Runner, job: Delivered, started_ms: int) -> None:
         self._runner = runner
-        self._task = task
-        self._job_id = job_id
-        self._attempt = attempt
-        self._extras = extras or NO_EXTRAS
-        self._crashes = crashes
-        self._wants_result = wants_result
-        self._enqueued_ms = enqueued_ms
-        self._notes = notes
         self._started_ms = started_ms
-        self._body = body
-
-    def succeed(self, value: object, task: AnyTask[..., Any]) -> Outcome:
-        encoded = None
-        finished_ms = _now_ms()
-        if self._wants_result:
-            result = task.arguments.encode_result(value)
-            limit = task.app.max_payload_bytes
-            if len(result) > limit:
-                raise PayloadTooLarge(
-                    f"{self._task}(): the result takes {len(result):,} bytes, and {limit:,} are allowed;"
-                    " store large data elsewhere and return its place, or raise App(max_payload_bytes=...)"
-                )
-            encoded = _envelope.encode(
-                Success(
-                    self._task,
-                    self._attempt,
-                    self._crashes,
-                    self._enqueued_ms,
-                    self._started_ms,
-                    finished_ms,
-                    self._runner._worker,
-                    self._notes,
-                    msgspec.Raw(result),
-                )
-            )
-        took_ms = finished_ms - self._started_ms
-        _log(logging.INFO, "%s %s succeeded in %d ms", self._task, self._job_id, took_ms)
-        return SUCCEEDED, 0, encoded, None, None
+        self._task, self._job_id, self._attempt, self._crashes, _, wants_result, enqueued_ms, body, notes, extras = job
+        self._wants_result, self._enqueued_ms, self._body, self._notes = wants_result, enqueued_ms, body, notes
+        self._extras = extras or NO_EXTRAS
 
     def retry_or_fail(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome:
         try:
@@ -254,7 +189,11 @@ class _Attempt:
         text = f"no retries left: {task.name} {'has' if of_call is None else 'was enqueued with'} retries={limit}"
         return Retry(f"{text} ({reason})" if reason else text).with_traceback(error.__traceback__)
 
-    def defer(self, error: ArgumentMismatch, app: App) -> Outcome | None:
+    def defer_or_fail(self, error: ArgumentMismatch, task: AnyTask[..., Any]) -> Outcome:
+        is_of_another_version = task.arguments.is_of_another_version(self._body)
+        return (self._defer(error, task.app) if is_of_another_version else None) or self.fail(error)
+
+    def _defer(self, error: ArgumentMismatch, app: App) -> Outcome | None:
         """Have it tried later by a worker of the version that enqueued it, which burns no attempt.
 
         None when the app's ``version_grace`` since the first such try is over.
@@ -276,7 +215,7 @@ class _Attempt:
         return DEFERRED, round(delay_s * 1000), None, _envelope.encode(record), None
 
     def _is_mismatch(self, note: ErrorRecord) -> bool:
-        """Whether it was recorded by ``defer`` since the job last failed in another way."""
+        """Whether it was recorded by ``_defer`` since the job last failed in another way."""
         return note.attempt == self._attempt and note.qualname == ArgumentMismatch.__qualname__
 
     def fail(self, error: BaseException) -> Outcome:
@@ -337,6 +276,24 @@ class _Attempt:
         )
 
 
+def _call(task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any], current: Any) -> Any:
+    running.set(current)
+    if current[2] is not None:
+        inherit(current[2][3])
+    return task.function(*args, **kwargs)
+
+
+def _call_within(task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any], current: Any) -> Any:
+    """Call the task as the innermost of its app's middleware."""
+    running.set(current)
+    if current[2] is not None:
+        inherit(current[2][3])
+    job, layers = current_job(), task.app._run_layers
+    assert job is not None
+    assert layers is not None
+    return layers.run(task, job, args, kwargs)
+
+
 def _behind(error: BaseException) -> BaseException:
     """Return the error that made a task ask for another attempt, which says more than that it asked."""
     if not isinstance(error, Retry):
@@ -360,7 +317,7 @@ def _log(level: int, text: str, task: str, job_id: bytes, *details: object, exc_
     A filter or a handler that raises is reported as logging itself reports one, and changes nothing for the job.
     """
     try:
-        if logger.isEnabledFor(level):
+        if _is_logged(level):
             logger.log(level, text, task, format_id(job_id), *details, exc_info=exc_info, stacklevel=2)
     except BaseException:
         with contextlib.suppress(BaseException):
@@ -377,4 +334,4 @@ def _summary_of(error: BaseException) -> str:
 
 
 def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return _time_ns() // 1_000_000

@@ -93,7 +93,7 @@ class _InlineConnection:
             context.run(inherit, {})
             kind, _, value, note, _ = context.run(
                 self.runner.run,
-                *(options.task, job_id, len(notes), 0, False, True, enqueued_ms, body, notes, extras),
+                (options.task, job_id, len(notes), 0, False, True, enqueued_ms, body, notes, extras),
             )
             if kind != _run.RETRY:
                 break

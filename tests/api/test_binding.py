@@ -228,16 +228,16 @@ def test_a_result_is_checked_and_encoded_like_an_argument():
 
     arguments = arguments_of(f)
     with pytest.raises(TypeError, match=r"shop\.send\(\) returned str 'x', but is annotated to return list\[int\]"):
-        arguments.encode_result("x")
+        arguments.encode_success((), "x", 1_000)
 
     def g(): ...
 
     with pytest.raises(
         TypeError, match=r"shop\.send\(\): the result at \[1\] is a .*Thing, which the annotations do not"
     ):
-        arguments_of(g).encode_result([1, Thing(1)])
+        arguments_of(g).encode_success((), [1, Thing(1)], 1_000)
     with pytest.raises(TypeError, match=r"shop\.send\(\): the result is an object"):
-        arguments_of(g).encode_result(object())
+        arguments_of(g).encode_success((), object(), 1_000)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="the type statement is of Python 3.12")

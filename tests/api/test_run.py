@@ -84,7 +84,7 @@ class Attempts:
         if attempt is None:
             attempt = len(self.notes)
         outcome = self.runner.run(
-            task, b"i" * 16, attempt, crashes, crashes > 0, wants_result, 1_000, body, self.notes, extras
+            (task, b"i" * 16, attempt, crashes, crashes > 0, wants_result, 1_000, body, self.notes, extras)
         )
         if outcome[0] == _run.RETRY:
             assert outcome[3] is not None
