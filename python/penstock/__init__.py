@@ -22,20 +22,20 @@ if sys.platform == "win32":
     raise ImportError("Penstock runs on Linux and macOS. On Windows, use it inside WSL 2.")
 
 if TYPE_CHECKING:
-    from penstock._app import App
     from penstock._core import __version__
-    from penstock._current import CurrentJob, current_job
-    from penstock._failed import FailedJob, FailedJobs
-    from penstock._info import AttemptError, JobInfo, JobState
-    from penstock._job import Job
-    from penstock._job_logging import JobLogFilter
-    from penstock._middleware import Call, Middleware
-    from penstock._options import JobOptions, TaskOptions
-    from penstock._retries import Retry
-    from penstock._secrets import Secret
-    from penstock._shared_tasks import shared_task
-    from penstock._task import AsyncTask, Sender, Signature, Task
-    from penstock._waits import AsCompleted, Waited, aresults, as_completed, async_wait, results, wait
+    from penstock._jobs.current import CurrentJob, current_job
+    from penstock._jobs.failed import FailedJob, FailedJobs
+    from penstock._jobs.info import AttemptError, JobInfo, JobState
+    from penstock._jobs.job import Job
+    from penstock._jobs.log_filter import JobLogFilter
+    from penstock._jobs.waits import AsCompleted, Waited, aresults, as_completed, async_wait, results, wait
+    from penstock._tasks.app import App
+    from penstock._tasks.middleware import Call, Middleware
+    from penstock._tasks.options import JobOptions, TaskOptions
+    from penstock._tasks.retries import Retry
+    from penstock._tasks.shared import shared_task
+    from penstock._tasks.task import AsyncTask, Sender, Signature, Task
+    from penstock._values.secrets import Secret
     from penstock.errors import (
         ArgumentMismatch,
         BrokerUnavailable,
@@ -130,8 +130,9 @@ __all__ = [
 
 
 _HOMES = (
-    "_app", "_task", "_shared_tasks", "_job", "_info", "_waits", "_current", "_retries", "_options", "_secrets",
-    "_failed", "_middleware", "_job_logging", "errors", "_core",
+    "_tasks.app", "_tasks.task", "_tasks.shared", "_jobs.job", "_jobs.info", "_jobs.waits", "_jobs.current",
+    "_tasks.retries", "_tasks.options", "_values.secrets", "_jobs.failed", "_tasks.middleware", "_jobs.log_filter",
+    "errors", "_core",
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from penstock import _core
-from penstock._current import running
+from penstock._jobs.current import running
 from penstock.errors import BrokerUnavailable, CallTimeout, InvalidConfiguration, ResultTimeout
 
 if TYPE_CHECKING:

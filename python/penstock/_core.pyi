@@ -7,7 +7,7 @@ milliseconds where it ends in ``_ms``. Errors are the classes of ``penstock.erro
 from collections.abc import Sequence
 from typing import Any, TypeAlias, final
 
-from penstock._run import Delivered
+from penstock._worker.runner import Delivered
 
 __all__ = ["ChildLink", "Client", "Options", "Port", "__version__"]
 

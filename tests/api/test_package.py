@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import pickle
+import re
 import subprocess
 import sys
 import types
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +112,20 @@ def test_the_command_is_not_kept_waiting_for_imports():
     output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     # Not even `typing` or `pathlib`, each of which takes several times as long as the command itself.
     assert output.stdout.split() == ["__future__", "penstock", "penstock._cli"]
+
+
+def test_each_folder_imports_only_those_above_it_in_the_list():
+    package = Path(penstock.__file__).parent
+    text = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text().partition("folder of `python/penstock`")[2]
+    folders = re.findall(r"^\| `(\w+)` \|", text.partition("## ")[0], re.MULTILINE)
+    assert {*folders} == {file.parent.name for file in package.glob("*/__init__.py")}
+    upward = []
+    for place, folder in enumerate(folders):
+        for file in (package / folder).glob("*.py"):
+            # At its top level: what is under TYPE_CHECKING, or in a function, is not imported with the module.
+            for statement in ast.parse(file.read_text()).body:
+                if isinstance(statement, ast.ImportFrom):
+                    home = (statement.module or "").split(".")
+                    if home[0] == "penstock" and home[1:2] and home[1] in folders[place + 1 :]:
+                        upward.append(f"{folder}/{file.name}: {statement.module}")
+    assert upward == []

@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 import pytest
 
 import penstock
-from penstock import App, CurrentJob, JobState, Retry, TaskError, UnknownTask, _run, current_job
-from penstock._current import Extras
+from penstock import App, CurrentJob, JobState, Retry, TaskError, UnknownTask, current_job
+from penstock._jobs.current import Extras
+from penstock._worker import runner
 from penstock.errors import PayloadTooLarge, RemoteTraceback
 from penstock.testing import inline
 
@@ -56,7 +57,7 @@ class Attempts:
     def __init__(self, function: Any, **options: Any) -> None:
         self.app = App("shop", max_payload_bytes=100_000)
         self.task = self.app.task(name="shop.send", **options)(function)
-        self.runner = _run.Runner([self.app], "worker-1")
+        self.runner = runner.Runner([self.app], "worker-1")
         self.notes: list[bytes] = []
         self.made.append(self)
 
@@ -66,7 +67,7 @@ class Attempts:
         wants_result: bool = True,
         crashes: int = 0,
         extras: Extras | None = None,
-    ) -> _run.Outcome:
+    ) -> runner.Outcome:
         return self.run_encoded(
             self.task.arguments.encode(args, {}), wants_result=wants_result, crashes=crashes, extras=extras
         )
@@ -80,22 +81,22 @@ class Attempts:
         wants_result: bool = True,
         crashes: int = 0,
         extras: Extras | None = None,
-    ) -> _run.Outcome:
+    ) -> runner.Outcome:
         if attempt is None:
             attempt = len(self.notes)
         outcome = self.runner.run(
             (task, b"i" * 16, attempt, crashes, crashes > 0, wants_result, 1_000, body, self.notes, extras)
         )
-        if outcome[0] == _run.RETRY:
+        if outcome[0] == runner.RETRY:
             assert outcome[3] is not None
             self.notes.append(outcome[3])
         return outcome
 
-    def ended(self, outcome: _run.Outcome, generation: int | None = None) -> penstock.Job[Any]:
+    def ended(self, outcome: runner.Outcome, generation: int | None = None) -> penstock.Job[Any]:
         """The job as its caller sees it after this outcome. ``generation``: of a broker that tells the run."""
         kind, _, value, _, _ = outcome
-        assert kind in (_run.SUCCEEDED, _run.FAILED)
-        status = 0 if kind == _run.SUCCEEDED else 1
+        assert kind in (runner.SUCCEEDED, runner.FAILED)
+        status = 0 if kind == runner.SUCCEEDED else 1
         run = None if generation is None else ("shop.send", "mail", 0, generation, 9_000)
 
         class Connection:
@@ -136,7 +137,7 @@ def test_a_result_arrives():
 
 def test_a_result_that_nobody_wants_is_not_encoded():
     attempts = Attempts(lambda: object())
-    assert attempts.run(wants_result=False) == (_run.SUCCEEDED, 0, None, None, None)
+    assert attempts.run(wants_result=False) == (runner.SUCCEEDED, 0, None, None, None)
 
 
 def test_coroutines_run_in_one_loop_that_is_kept_between_jobs():
@@ -214,7 +215,7 @@ def test_endless_recursion_fails_the_job_with_a_readable_traceback():
 def test_arguments_of_another_version_fail_without_a_retry():
     attempts = Attempts(lambda: None, retries=5)
     outcome = attempts.run_encoded(b"\x92\x91\xc7\x00\x3f\x80")
-    assert outcome[0] == _run.FAILED
+    assert outcome[0] == runner.FAILED
     with pytest.raises(TypeError, match="do not fit this version of the task: it holds a value of an unknown kind"):
         attempts.ended(outcome).result()
 
@@ -260,7 +261,7 @@ class TestNothingGetsOut:
         finally:
             logger.removeFilter(broken)
         if fails:
-            assert [kind for kind, *_ in outcomes] == [_run.RETRY, _run.FAILED]
+            assert [kind for kind, *_ in outcomes] == [runner.RETRY, runner.FAILED]
             assert attempts.ended(outcomes[1]).info().error == "ZeroDivisionError: division by zero"
         else:
             assert [attempts.ended(outcome).result() for outcome in outcomes] == [42, 42]
@@ -271,7 +272,7 @@ class TestNothingGetsOut:
         def undecided(*arguments: object) -> int:
             raise RuntimeError("undecided")
 
-        monkeypatch.setattr("penstock._retries.RetryPolicy.delay_ms", undecided)
+        monkeypatch.setattr("penstock._tasks.retries.RetryPolicy.delay_ms", undecided)
         info = (attempts := Attempts(lambda: 1 / 0, retries=1)).ended(attempts.run()).info()
         assert info.error == "ZeroDivisionError: division by zero"
         assert "penstock could not decide whether to retry it: RuntimeError: undecided" in str(info.traceback)
@@ -294,13 +295,13 @@ class TestNothingGetsOut:
 @pytest.mark.parametrize("module", ["_retry", "fail"])
 def test_a_job_is_given_back_even_while_its_end_is_written_down(module, monkeypatch):
     attempts = Attempts(lambda: 1 / 0, retries=1 if module == "_retry" else 0)
-    monkeypatch.setattr(_run, "record_of", lambda *args, **kwargs: raise_(_run.GiveBack()))
-    assert attempts.run() == (_run.GIVEN_BACK, 0, None, None, None)
+    monkeypatch.setattr(runner, "record_of", lambda *args, **kwargs: raise_(runner.GiveBack()))
+    assert attempts.run() == (runner.GIVEN_BACK, 0, None, None, None)
 
 
 def test_a_signal_handler_can_give_the_job_back():
-    attempts = Attempts(lambda: raise_(_run.GiveBack()), retries=3)
-    assert attempts.run() == (_run.GIVEN_BACK, 0, None, None, None)
+    attempts = Attempts(lambda: raise_(runner.GiveBack()), retries=3)
+    assert attempts.run() == (runner.GIVEN_BACK, 0, None, None, None)
 
 
 @dataclasses.dataclass
@@ -425,7 +426,7 @@ class TestRetries:
             retries=4, backoff=1, max_backoff=3, jitter=0,
         )  # fmt: skip
         outcomes = [attempts.run() for _ in range(5)]
-        assert [kind for kind, *_ in outcomes] == [_run.RETRY] * 4 + [_run.FAILED]
+        assert [kind for kind, *_ in outcomes] == [runner.RETRY] * 4 + [runner.FAILED]
         assert [delay_ms for _, delay_ms, *_ in outcomes] == [1000, 2000, 3000, 3000, 0]
         info = attempts.ended(outcomes[-1]).info()
         assert [error.message for error in info.errors] == [f"attempt {n}" for n in range(5)]
@@ -446,7 +447,7 @@ class TestRetries:
     @pytest.mark.parametrize(("backoff", "delay_ms"), [(0, 0), (0.001, 600_000)])
     def test_however_many_and_however_steep_have_a_wait(self, backoff, delay_ms):
         attempts = Attempts(lambda: 1 / 0, retries=10_000, backoff=backoff, backoff_factor=1e200, jitter=0)
-        assert attempts.run_encoded(attempt=5_000)[:2] == (_run.RETRY, delay_ms)
+        assert attempts.run_encoded(attempt=5_000)[:2] == (runner.RETRY, delay_ms)
 
     @pytest.mark.parametrize(
         ("options", "error", "retried"),
@@ -464,11 +465,11 @@ class TestRetries:
     )
     def test_follow_the_errors_that_are_worth_it(self, options, error, retried):
         attempts = Attempts(lambda: raise_(error), retries=1, **options)
-        assert attempts.run()[0] == (_run.RETRY if retried else _run.FAILED)
+        assert attempts.run()[0] == (runner.RETRY if retried else runner.FAILED)
 
     def test_can_be_asked_for_with_a_time(self):
         attempts = Attempts(lambda: raise_(Retry(countdown=dt.timedelta(minutes=2))), retries=1)
-        assert attempts.run()[:2] == (_run.RETRY, 120_000)
+        assert attempts.run()[:2] == (runner.RETRY, 120_000)
         with pytest.raises(Retry, match=r"no retries left: shop\.send has retries=1"):
             attempts.ended(attempts.run()).result()
 
@@ -547,11 +548,11 @@ class TestRetries:
 
         attempts = Attempts(send, retries=2, backoff=1, jitter=0)
         outcomes = [attempts.run() for _ in range(3)]
-        assert outcomes[2][0] == _run.FAILED
+        assert outcomes[2][0] == runner.FAILED
         attempts.notes.append(b"why it had failed")
         # As the broker counts: the attempt that failed is one of those before.
         again = [attempts.run_encoded(attempt=attempt, extras=(1, 3, None, {})) for attempt in (3, 4, 5)]
-        assert [kind for kind, *_ in again] == [_run.RETRY, _run.RETRY, _run.FAILED]
+        assert [kind for kind, *_ in again] == [runner.RETRY, runner.RETRY, runner.FAILED]
         assert [delay_ms for _, delay_ms, *_ in again] == [1000, 2000, 0]
         assert seen == [(0, 1, 2), (0, 2, 1), (0, 3, 0), (1, 4, 2), (1, 5, 1), (1, 6, 0)]
         assert "retry 1 of 2 in 1.0 s" in caplog.messages[3]
@@ -627,7 +628,7 @@ class TestWhatAFailedJobIsListedBy:
 
     def listing(self, function: Any) -> tuple[str, str, int]:
         outcome = Attempts(function).run()
-        assert outcome[0] == _run.FAILED
+        assert outcome[0] == runner.FAILED
         assert outcome[4] is not None
         return outcome[4]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock import App, Job, NotOffered
-from penstock._options import _RESERVED as RESERVED
+from penstock._tasks.options import _RESERVED as RESERVED
 from penstock.testing import inline
 
 

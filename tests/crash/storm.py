@@ -132,7 +132,7 @@ class Storm:
 
     def children(self) -> list[int]:
         """The processes of all workers but the supervisors: zygotes and those that run jobs."""
-        return [pid for pid, command in self.project.processes().items() if "penstock._zygote" in command]
+        return [pid for pid, command in self.project.processes().items() if "penstock._worker.zygote" in command]
 
     def kill(self, what: str) -> None:
         match what:

@@ -74,7 +74,9 @@ def test_storms_of_signals_end_a_worker_in_order_or_by_force_and_lose_nothing(sh
         ends[worker.wait(30)] += 1
         assert ends.keys() <= {0, 4}, worker.output
         # By force, they die of their parent's death, a moment after it.
-        eventually(lambda: not [line for line in shop.project.processes().values() if "_zygote" in line])
+        eventually(
+            lambda: not [line for line in shop.project.processes().values() if "penstock._worker.zygote" in line]
+        )
         assert shop.worker("-c", "2", "--burst").wait(60) == 0
         assert [job.result(timeout=30) for job in jobs] == labels
     cycles.report(f"{number} storms: {ends[0]} ended in order, {ends[4]} by force; every job has its result")

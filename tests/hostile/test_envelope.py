@@ -15,9 +15,9 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from penstock import _envelope
-from penstock._arguments import Arguments
-from penstock._remote_errors import rebuild
+from penstock._values import envelope
+from penstock._values.arguments import Arguments
+from penstock._values.remote_errors import rebuild
 
 SEEDS = range(4)
 EACH = 300
@@ -114,25 +114,25 @@ def test_arguments_of_any_bytes_are_refused_with_an_error_or_read(seed: int) -> 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_travels_around_a_result_is_read_or_refused(seed: int) -> None:
     chance = random.Random(seed)
-    record = _envelope.encode(
-        _envelope.ErrorRecord(
+    record = envelope.encode(
+        envelope.ErrorRecord(
             "builtins", "ValueError", "no", ARGUMENTS.codec.encode([["no"], {}, ["no"]]), "Traceback", 0, "w", 1, 2
         )
     )
-    success = _envelope.encode(_envelope.Success("shop.send", 0, 0, 1, 2, 3, "w", [record], msgspec.Raw(b"\x01")))
-    failure = _envelope.encode(_envelope.Failure("shop.send", 0, 1, [record, b"a worker died"]))
+    success = envelope.encode(envelope.Success("shop.send", 0, 0, 1, 2, 3, "w", [record], msgspec.Raw(b"\x01")))
+    failure = envelope.encode(envelope.Failure("shop.send", 0, 1, [record, b"a worker died"]))
     for _ in range(EACH):
         for decode, valid in [
-            (_envelope.decode_success, success),
-            (_envelope.decode_failure, failure),
-            (_envelope.read_note, record),
+            (envelope.decode_success, success),
+            (envelope.decode_failure, failure),
+            (envelope.read_note, record),
         ]:
             wrong = changed(valid, chance) if chance.random() < 0.8 else chance.randbytes(chance.randrange(60))
             try:
                 read = decode(wrong)
             except (msgspec.DecodeError, UnicodeDecodeError):
                 continue
-            if isinstance(read, _envelope.ErrorRecord):
+            if isinstance(read, envelope.ErrorRecord):
                 error = rebuild(read, ARGUMENTS.codec)
                 assert isinstance(error, Exception), "no record may raise what ends a program"
                 str(error)

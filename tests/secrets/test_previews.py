@@ -18,7 +18,7 @@ import pytest
 from project import Project, eventually
 
 from penstock import App, JobState, Secret
-from penstock._preview import LONGEST_BYTES, preview_of
+from penstock._values.preview import LONGEST_BYTES, preview_of
 
 PLANTED = "Tr0ub4dor"
 app = App("shop")

@@ -17,7 +17,7 @@ ASK = """\
 
     from penstock import _core
     from penstock._connection import _program
-    from penstock._job import job_id_of
+    from penstock._jobs.job import job_id_of
     from penstock.errors import ResultExpired
 
     client = _core.Client(sys.argv[1], program=_program())

@@ -209,7 +209,7 @@ class Shop:
 
     def zygote_pid(self) -> int:
         # Its children have the same command line, and it as their parent.
-        found = [pid for pid, command in self.project.processes().items() if "penstock._zygote" in command]
+        found = [pid for pid, command in self.project.processes().items() if "penstock._worker.zygote" in command]
         return next(pid for pid in found if parent_of(pid) not in found)
 
 

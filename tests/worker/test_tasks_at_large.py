@@ -12,7 +12,7 @@ from project import pidfd
 from worker.odd_shop import Shop
 
 from penstock import App
-from penstock._zygote import Control, Zygote
+from penstock._worker.zygote import Control, Zygote
 from penstock.errors import JobError, TaskError
 
 

@@ -104,10 +104,11 @@ def test_apps_that_can_not_share_a_worker_are_told_apart_at_its_start(project: P
 
 
 VERSIONS = """
-    from penstock import App, _run
+    from penstock import App
+    from penstock._worker import runner
 
     # Half a minute in earnest.
-    _run._DEFERRED_FOR_S = 0.05
+    runner._DEFERRED_FOR_S = 0.05
     app = App("shop", url="{url}", version_grace={grace})
 
     @app.task(name="shop.order")

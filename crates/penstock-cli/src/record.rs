@@ -1,4 +1,4 @@
-//! What a worker notes of an attempt that failed, as `python/penstock/_envelope.py` writes it.
+//! What a worker notes of an attempt that failed, as `python/penstock/_values/envelope.py` writes it.
 
 use penstock_message::MessageInfo;
 use serde::Deserialize;

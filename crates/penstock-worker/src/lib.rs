@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!     supervisor   this crate, in the `penstock worker` process; never runs the user's code
-//!       └─ zygote     python -m penstock._zygote: imports the app once, forks on command
-//!            ├─ child    python/penstock/_child.py, a slot: pulls packets, runs jobs
+//!       └─ zygote     python -m penstock._worker.zygote: imports the app once, forks on command
+//!            ├─ child    python/penstock/_worker/child.py, a slot: pulls packets, runs jobs
 //!            └─ child
 //! ```
 //!

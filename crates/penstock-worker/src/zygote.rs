@@ -1,4 +1,4 @@
-//! The process that has the app loaded and forks children on command (`python -m penstock._zygote`).
+//! The process that has the app loaded and forks children on command (`python -m penstock._worker.zygote`).
 //!
 //! Both sides talk over one stream socket in messages of a length (u32, little-endian) and text, the
 //! first word of which says what it is:
@@ -93,7 +93,7 @@ impl Zygote {
         ];
         let mut command = Command::new(start.python);
         command
-            .args(["-m", "penstock._zygote", start.name])
+            .args(["-m", "penstock._worker.zygote", start.name])
             .args(inherited.map(|fd| fd.to_string()))
             .arg(start.log.level)
             .arg(if start.log.json { "json" } else { "text" })

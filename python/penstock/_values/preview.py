@@ -16,11 +16,11 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock._secrets import is_secret_hint, is_secret_name, is_secret_type
-from penstock._shapes import hints_by_name, shape_of
+from penstock._values.secrets import is_secret_hint, is_secret_name, is_secret_type
+from penstock._values.shapes import hints_by_name, shape_of
 
 if TYPE_CHECKING:
-    from penstock._arguments import Arguments
+    from penstock._values.arguments import Arguments
 
 LONGEST_BYTES = 1024
 """What the broker keeps."""

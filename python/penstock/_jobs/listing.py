@@ -13,8 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeAlias
 
-from penstock._remote_errors import message_of, sound
-from penstock._shapes import module_name
+import penstock
+from penstock._values.remote_errors import message_of, sound
+from penstock._values.shapes import module_name
 
 Listing: TypeAlias = tuple[str, str, int, bytes]
 """(class, message, fingerprint, preview of the arguments), as the broker keeps it."""
@@ -76,7 +77,7 @@ def _is_users_own(filename: str) -> bool:
 def _not_users_own() -> tuple[Path, ...]:
     python = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     # `os` is imported from where Python's own modules are, whatever links lead there.
-    places = (*python, os.path.dirname(os.__file__), site.getusersitepackages(), os.path.dirname(__file__))
+    places = (*python, os.path.dirname(os.__file__), site.getusersitepackages(), os.path.dirname(penstock.__file__))
     return tuple(Path(place) for place in places if place)
 
 

@@ -21,20 +21,20 @@ from typing import (
 )
 
 from penstock import _core
-from penstock._arguments import Arguments
 from penstock._connection import BLOCKING
 from penstock._durations import duration_ms
-from penstock._headers import headers_for, here
-from penstock._job import Job, job_id_of
-from penstock._middleware import Call
-from penstock._options import JobOptions, Options, TaskOptions, refuse_unknown
+from penstock._jobs.job import Job, job_id_of
 from penstock._public import public
-from penstock._retries import RetryPolicy, checked_retries, exception_types
-from penstock._shapes import module_name
+from penstock._tasks.headers import headers_for, here
+from penstock._tasks.middleware import Call
+from penstock._tasks.options import JobOptions, Options, TaskOptions, refuse_unknown
+from penstock._tasks.retries import RetryPolicy, checked_retries, exception_types
+from penstock._values.arguments import Arguments
+from penstock._values.shapes import module_name
 from penstock.errors import PayloadTooLarge
 
 if TYPE_CHECKING:
-    from penstock._app import App
+    from penstock._tasks.app import App
 
 logger = logging.getLogger("penstock")
 

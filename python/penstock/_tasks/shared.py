@@ -7,14 +7,14 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from penstock import _core
-from penstock._arguments import UncheckedArguments
-from penstock._options import Options, TaskOptions, refuse_unknown
-from penstock._retries import RetryPolicy
-from penstock._task import AnyTask, AsyncTask, Task, check_task_options, is_async, name_of, refuse_unsuitable
+from penstock._tasks.options import Options, TaskOptions, refuse_unknown
+from penstock._tasks.retries import RetryPolicy
+from penstock._tasks.task import AnyTask, AsyncTask, Task, check_task_options, is_async, name_of, refuse_unsuitable
+from penstock._values.arguments import UncheckedArguments
 
 if TYPE_CHECKING:
-    from penstock._app import App
-    from penstock._arguments import Arguments
+    from penstock._tasks.app import App
+    from penstock._values.arguments import Arguments
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,14 +8,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-from penstock import _envelope
-from penstock._codec import register_job
-from penstock._current import format_id
 from penstock._durations import Seconds, timeout_s
-from penstock._envelope import ErrorRecord, Success
-from penstock._info import AttemptError, JobInfo, JobState
+from penstock._jobs.current import format_id
+from penstock._jobs.info import AttemptError, JobInfo, JobState
 from penstock._public import public
-from penstock._remote_errors import rebuild, shown_type
+from penstock._values import envelope
+from penstock._values.codec import register_job
+from penstock._values.envelope import ErrorRecord, Success
+from penstock._values.remote_errors import rebuild, shown_type
 from penstock.errors import (
     CannotDecode,
     JobCancelled,
@@ -29,8 +29,8 @@ from penstock.errors import (
 )
 
 if TYPE_CHECKING:
-    from penstock._app import App
     from penstock._connection import Connection, Ended, Run
+    from penstock._tasks.app import App
 
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
@@ -226,7 +226,7 @@ class Job(Generic[R_co]):
 
     def _late(self, connection: Connection) -> ResultTimeout:
         """Say where the job is instead of having ended."""
-        from penstock._whereabouts import whereabouts
+        from penstock._jobs.whereabouts import whereabouts
 
         try:
             where = whereabouts(connection, self._id, self._app.url, self._app.call_timeout)
@@ -278,10 +278,10 @@ class Job(Generic[R_co]):
         status, body = end[:2]
         state = _end_state(status)
         if state is JobState.SUCCEEDED:
-            success = _envelope.decode_success(body)
+            success = envelope.decode_success(body)
             return self._decoded(success)
         if state is JobState.FAILED:
-            last = _envelope.decode_error(_envelope.decode_failure(body).notes[-1])
+            last = envelope.decode_error(envelope.decode_failure(body).notes[-1])
             raise rebuild(last, self._app._plain_codec)
         reason = body.decode(errors="replace")
         if state is JobState.CRASHED:
@@ -311,7 +311,7 @@ class Job(Generic[R_co]):
 
     def _info_of_value(self, state: JobState, body: bytes) -> JobInfo:
         if state is JobState.SUCCEEDED:
-            success = _envelope.decode_success(body)
+            success = envelope.decode_success(body)
             errors = _errors(success.notes)
             return JobInfo(
                 id=self.id,
@@ -327,7 +327,7 @@ class Job(Generic[R_co]):
                 error=_summary(errors),
             )
         if state is JobState.FAILED:
-            failure = _envelope.decode_failure(body)
+            failure = envelope.decode_failure(body)
             errors = _errors(failure.notes)
             return JobInfo(
                 id=self.id,
@@ -396,7 +396,7 @@ def _unpickled(name: str, url: str, job_id: bytes, accepted: bool) -> Job[Any]:
     """Make a pickled job again: of the app of this name and broker that this process has, else of a new one."""
     app = _apps.get((name, url))
     if app is None:
-        from penstock._app import App
+        from penstock._tasks.app import App
 
         app = App(name, url)
     return Job(app, job_id, accepted)
@@ -444,7 +444,7 @@ def _errors(notes: list[bytes]) -> tuple[AttemptError, ...]:
     errors: list[AttemptError] = []
     attempt = 1
     for note in notes:
-        found = _envelope.read_note(note)
+        found = envelope.read_note(note)
         if isinstance(found, str):
             errors.append(AttemptError(attempt, _CRASHED, found))
         else:

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 
-from penstock._job_logging import JobLogFilter
+from penstock._jobs.log_filter import JobLogFilter
 
 # As the worker itself, which is not Python, calls them.
 LEVELS = {"WARNING": "WARN", "CRITICAL": "ERROR"}

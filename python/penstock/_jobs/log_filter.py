@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from penstock._current import format_id, running
+from penstock._jobs.current import format_id, running
 from penstock._public import public
 
 

@@ -1,18 +1,4 @@
-"""For tests of code that enqueues: run each job here, at once, without a broker or a worker.
-
-    from penstock.testing import inline
-
-    def test_signup_sends_a_mail():
-        with inline(app) as calls:
-            signup("ada@example.org")
-        assert [call.task for call in calls] == ["shop.send"]
-
-Arguments and results are encoded and decoded, errors retried (without the wait), and ``result()``
-raises as it does in production. Countdowns, priorities and expiry are not acted upon.
-
-For tests of when jobs are due, an ``App`` with the URL ``memory:`` has a real broker of its own, which keeps everything
-in memory, and whose clock ``move_clock`` moves on. No worker can reach it.
-"""
+"""Running each job inside the call that enqueues it, over a dictionary of results."""
 
 from __future__ import annotations
 
@@ -23,17 +9,14 @@ import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from penstock import _core, _run
-from penstock._app import App
+from penstock import _core
 from penstock._connection import Ended
-from penstock._durations import Seconds, duration_ms
-from penstock._headers import inherit
+from penstock._tasks.app import App
+from penstock._tasks.headers import inherit
+from penstock._worker import runner
 from penstock.errors import NotOffered, ResultExpired
-
-__all__ = ["Call", "inline", "move_clock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +42,13 @@ def inline(app: App) -> Iterator[list[Call]]:
         connection.runner.close()
 
 
-def move_clock(app: App, by: Seconds) -> datetime:
-    """Move the clock of ``app``'s broker on, and return its time (UTC). Whatever is due by then is due at once.
-
-    ``by``: seconds or a timedelta, at least zero; a hundred years in all. A clock is never moved back.
-    Raises ``NotOffered`` unless the app's URL is ``memory:``.
-    """
-    now_ms = app._connected().move_clock(duration_ms("by", by), app.call_timeout)
-    return datetime.fromtimestamp(now_ms / 1000, UTC)
-
-
 class _InlineConnection:
     """What a `Connection` offers, over a dictionary of results."""
 
     def __init__(self, app: App) -> None:
         self.app = app
         self.calls: list[Call] = []
-        self.runner = _run.Runner([app], "inline")
+        self.runner = runner.Runner([app], "inline")
         self._ends: dict[bytes, tuple[int, bytes]] = {}
 
     def publish(self, options: _core.Options, body: bytes, timeout_s: float) -> bytes:
@@ -95,12 +68,12 @@ class _InlineConnection:
                 self.runner.run,
                 (options.task, job_id, len(notes), 0, False, True, enqueued_ms, body, notes, extras),
             )
-            if kind != _run.RETRY:
+            if kind != runner.RETRY:
                 break
             assert note is not None
             notes.append(note)
         assert value is not None
-        self._ends[job_id] = (0 if kind == _run.SUCCEEDED else 1, value)
+        self._ends[job_id] = (0 if kind == runner.SUCCEEDED else 1, value)
         return job_id
 
     def publish_same(self, options: _core.Options, bodies: Sequence[bytes], timeout_s: float) -> list[bytes]:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 from penstock import _core
 from penstock._durations import Seconds, duration_ms, is_int
 from penstock._public import public
-from penstock._retries import Retries, checked_retries
+from penstock._tasks.retries import Retries, checked_retries
 from penstock.errors import NotOffered
 
 Durability: TypeAlias = Literal["replicated", "disk", "os", "none"]

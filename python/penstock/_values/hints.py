@@ -9,7 +9,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from penstock._shapes import Shape, full_name, hints_by_name, shape_of
+from penstock._values.shapes import Shape, full_name, hints_by_name, shape_of
 
 Check = Callable[[Any], bool]
 """Whether a value fits; ``None`` in its place when every value does."""

@@ -14,19 +14,19 @@ from collections.abc import Mapping, Sequence
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock import _envelope
-from penstock._current import NO_EXTRAS, Extras, current_job, format_id, running
-from penstock._envelope import ErrorRecord, Failure
-from penstock._failures import Listing, listing_of
-from penstock._headers import inherit
-from penstock._preview import preview_of
-from penstock._remote_errors import below, message_of, record_of
-from penstock._retries import Retry
+from penstock._jobs.current import NO_EXTRAS, Extras, current_job, format_id, running
+from penstock._jobs.listing import Listing, listing_of
+from penstock._tasks.headers import inherit
+from penstock._tasks.retries import Retry
+from penstock._values import envelope
+from penstock._values.envelope import ErrorRecord, Failure
+from penstock._values.preview import preview_of
+from penstock._values.remote_errors import below, message_of, record_of
 from penstock.errors import ArgumentMismatch, UnknownTask
 
 if TYPE_CHECKING:
-    from penstock._app import App
-    from penstock._task import AnyTask
+    from penstock._tasks.app import App
+    from penstock._tasks.task import AnyTask
 
 logger = logging.getLogger("penstock.job")
 
@@ -177,7 +177,7 @@ class _Attempt:
             self._job_id,
             _summary(record),
         )
-        return RETRY, delay_ms, None, _envelope.encode(record), None
+        return RETRY, delay_ms, None, envelope.encode(record), None
 
     def _without_retry(self, error: BaseException, task: AnyTask[..., Any]) -> BaseException:
         """Return the error to fail with. A ``Retry`` that nothing stands behind then says that no retries are left."""
@@ -198,7 +198,7 @@ class _Attempt:
 
         None when the app's ``version_grace`` since the first such try is over.
         """
-        mismatches = [note for note in map(_envelope.decode_error, self._notes) if self._is_mismatch(note)]
+        mismatches = [note for note in map(envelope.decode_error, self._notes) if self._is_mismatch(note)]
         first_ms = mismatches[0].finished_ms if mismatches else self._started_ms
         if self._started_ms - first_ms >= app._version_grace_ms:
             return None
@@ -212,7 +212,7 @@ class _Attempt:
             self._job_id,
             _summary(record),
         )
-        return DEFERRED, round(delay_s * 1000), None, _envelope.encode(record), None
+        return DEFERRED, round(delay_s * 1000), None, envelope.encode(record), None
 
     def _is_mismatch(self, note: ErrorRecord) -> bool:
         """Whether it was recorded by ``_defer`` since the job last failed in another way."""
@@ -233,10 +233,10 @@ class _Attempt:
             _summary(record),
             exc_info=(type(error), error, below(error.__traceback__, __file__)),
         )
-        note = _envelope.encode(record)
+        note = envelope.encode(record)
         value = None
         if self._wants_result:
-            value = _envelope.encode(Failure(self._task, self._crashes, self._enqueued_ms, [*self._notes, note]))
+            value = envelope.encode(Failure(self._task, self._crashes, self._enqueued_ms, [*self._notes, note]))
         return FAILED, 0, value, note, listing
 
     def _bare_record(self, error: BaseException, internal: BaseException) -> tuple[ErrorRecord, Listing]:

@@ -11,17 +11,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from penstock import _connection
-from penstock._codec import Codec, CustomType, is_built_in
 from penstock._connection import BLOCKING, Connection
 from penstock._durations import Seconds, duration_ms, is_int
-from penstock._headers import adding, here
-from penstock._job import Job, job_id_of, remember_app
-from penstock._middleware import Call, Layers, Middleware
-from penstock._options import JobOptions, TaskOptions, checked_headers, refuse_unknown
+from penstock._jobs.job import Job, job_id_of, remember_app
 from penstock._public import public
-from penstock._shapes import full_name, shown_name
-from penstock._shared_tasks import RemoteTask, SharedAsyncTask, SharedTask
-from penstock._task import (
+from penstock._tasks.headers import adding, here
+from penstock._tasks.middleware import Call, Layers, Middleware
+from penstock._tasks.options import JobOptions, TaskOptions, checked_headers, refuse_unknown
+from penstock._tasks.shared import RemoteTask, SharedAsyncTask, SharedTask
+from penstock._tasks.task import (
     AnyTask,
     AsyncTask,
     Sender,
@@ -33,9 +31,11 @@ from penstock._task import (
     place_of,
     refuse_unsuitable,
 )
+from penstock._values.codec import Codec, CustomType, is_built_in
+from penstock._values.shapes import full_name, shown_name
 
 if TYPE_CHECKING:
-    from penstock._failed import FailedJobs
+    from penstock._jobs.failed import FailedJobs
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -284,7 +284,7 @@ class App:
         later, or so many seconds ago at most.
         """
         # Not imported above: few programs do this, and all import this module.
-        from penstock._failed import FailedJobs
+        from penstock._jobs.failed import FailedJobs
 
         name = task if task is None or isinstance(task, str) else task.name
         return FailedJobs(self, id=id, task=name, queue=queue, error=error, fingerprint=fingerprint, since=since)

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from penstock._app import App
+    from penstock._tasks.app import App
 
 # A job's own headers, which calls to all apps inherit, and for each app what its own blocks add. A variable for each
 # app would never be freed.

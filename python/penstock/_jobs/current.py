@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from penstock._public import public
 
 if TYPE_CHECKING:
-    from penstock._task import AnyTask
+    from penstock._tasks.task import AnyTask
 
 
 @public

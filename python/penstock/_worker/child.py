@@ -6,11 +6,11 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from penstock._run import Runner
+from penstock._worker.runner import Runner
 
 if TYPE_CHECKING:
-    from penstock._app import App
     from penstock._core import ChildLink
+    from penstock._tasks.app import App
 
 
 logger = logging.getLogger("penstock")

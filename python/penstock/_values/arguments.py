@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from penstock._codec import CannotEncode, Codec, CustomType
-from penstock._hints import check_of, resolve, shapes_in, simple_class, spell
-from penstock._remote_errors import message_of
-from penstock._secrets import is_secret_hint, is_secret_name
-from penstock._shapes import shape_of
+from penstock._values.codec import CannotEncode, Codec, CustomType
+from penstock._values.hints import check_of, resolve, shapes_in, simple_class, spell
+from penstock._values.remote_errors import message_of
+from penstock._values.secrets import is_secret_hint, is_secret_name
+from penstock._values.shapes import shape_of
 from penstock.errors import ArgumentMismatch, PayloadTooLarge
 
 _encode = msgspec.msgpack.Encoder().encode

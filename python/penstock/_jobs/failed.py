@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import Seconds, duration_ms
-from penstock._failures import type_name_of
-from penstock._job import Job, job_id_of
+from penstock._jobs.job import Job, job_id_of
+from penstock._jobs.listing import type_name_of
 from penstock._public import public
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock._app import App
     from penstock._connection import Connection
+    from penstock._tasks.app import App
 
 # How often a broker is asked how far an order has come: at first, and at most.
 _FIRST_LOOK_S = 0.002

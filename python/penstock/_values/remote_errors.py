@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Any
 
 import penstock
-from penstock._codec import CannotEncode, Codec
-from penstock._envelope import ErrorRecord
-from penstock._shapes import module_name
+from penstock._values.codec import CannotEncode, Codec
+from penstock._values.envelope import ErrorRecord
+from penstock._values.shapes import module_name
 from penstock.errors import RemoteTraceback, TaskError
 
 # Enough to read; the broker keeps one for each attempt.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ov
 
 from penstock._connection import warn_of_blocking
 from penstock._durations import Seconds, timeout_s
-from penstock._job import Job
+from penstock._jobs.job import Job
 from penstock._public import public
 from penstock.errors import ResultTimeout
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock import _core
-from penstock._current import CurrentJob
-from penstock._options import checked_headers
+from penstock._jobs.current import CurrentJob
 from penstock._public import public
+from penstock._tasks.options import checked_headers
 
 if TYPE_CHECKING:
-    from penstock._job import Job
-    from penstock._task import AnyTask
+    from penstock._jobs.job import Job
+    from penstock._tasks.task import AnyTask
 
 
 @public

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 from msgspec.msgpack import Ext
 
-from penstock._shapes import Shape, full_name, is_database_model, outline, shape_of, shown_name
+from penstock._values.shapes import Shape, full_name, is_database_model, outline, shape_of, shown_name
 from penstock.errors import CannotDecode, PenstockError
 
 _raw_encode = msgspec.msgpack.Encoder().encode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from penstock._hints import parts_of
+from penstock._values.hints import parts_of
 
 T = TypeVar("T")
 

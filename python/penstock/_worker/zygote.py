@@ -20,13 +20,13 @@ import traceback
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from penstock._child import run_jobs
 from penstock._core import ChildLink
-from penstock._loading import explain, load_all, refuse_unsuitable, report_of
-from penstock._worker_log import log_to_stderr
+from penstock._worker.child import run_jobs
+from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
+from penstock._worker.log import log_to_stderr
 
 if TYPE_CHECKING:
-    from penstock._app import App
+    from penstock._tasks.app import App
 
 EXIT_APP = 3
 EXIT_LOOP = 1

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock._shapes import module_name
+from penstock._values.shapes import module_name
 
 if TYPE_CHECKING:
-    from penstock._app import App
+    from penstock._tasks.app import App
 
 
 class Loaded(NamedTuple):
@@ -101,7 +101,7 @@ def explain(place: str, error: BaseException) -> str:
     if isinstance(error, LoadError):
         return f"cannot load {place}: {error}"
     # Frames of ours and of the import system tell nobody anything.
-    ours = {os.path.join(os.path.dirname(__file__), name) for name in ("_loading.py", "_zygote.py")}
+    ours = {os.path.join(os.path.dirname(__file__), name) for name in ("loading.py", "zygote.py")}
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -121,7 +121,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _named(home: ModuleType, module: str, name: str) -> App:
-    from penstock._app import App
+    from penstock._tasks.app import App
 
     found: object = home
     for part in name.split("."):
@@ -149,6 +149,6 @@ def _only_app(home: ModuleType, module: str) -> tuple[str, App]:
 
 
 def _apps(home: ModuleType) -> dict[str, App]:
-    from penstock._app import App
+    from penstock._tasks.app import App
 
     return {name: value for name, value in vars(home).items() if isinstance(value, App)}

@@ -1,0 +1,1 @@
+"""The app, its tasks, and what a call of one takes: options, retries, headers, middleware."""

@@ -1,0 +1,1 @@
+"""Arguments, results and errors on their way between processes: checks, encodings, previews."""
