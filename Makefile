@@ -39,6 +39,7 @@ lint: .venv/.ready ## check formatting, lints and types
 	$(python) -m ruff format --check .
 	$(python) -m ruff check .
 	$(python) -m mypy
+	$(python) -m basedpyright
 
 simulate: ## run the simulator over SEEDS=2000 seeds FROM=1, or replay and shrink one with SEED=8211 (all of it: WHOLE=1)
 	@mkdir -p .ran

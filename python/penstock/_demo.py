@@ -19,7 +19,7 @@ import tempfile
 import time
 import tokenize
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TypeVar
@@ -155,7 +155,7 @@ def source_files() -> list[Path]:
 
 
 @contextlib.contextmanager
-def broker() -> Iterator[None]:
+def broker() -> Generator[None]:
     """Use a broker in a directory of its own, so that nothing of the user's is touched and nothing stays."""
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as directory:
         os.environ["PENSTOCK_URL"] = f"local:{directory}/broker"
@@ -170,7 +170,7 @@ def broker() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def worker() -> Iterator[subprocess.Popen[bytes]]:
+def worker() -> Generator[subprocess.Popen[bytes]]:
     """Run what ``penstock worker penstock._demo:app -c 2`` runs."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Numbers and lengths of time (seconds or a timedelta), as users give them. Every one is checked here."""
+"""Checks of what users give: of numbers and lengths of time (seconds or a timedelta) all that there are."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ def _seconds(name: str, value: Seconds) -> float:
         return float(value)
     except OverflowError:
         return math.copysign(math.inf, value)
+
+
+def is_a(value: object, kind: type | tuple[type, ...]) -> bool:
+    """Like ``isinstance``, for what users give: type checkers believe the annotations, so to them it needs no check."""
+    return isinstance(value, kind)
 
 
 def is_int(value: object) -> bool:

@@ -1,7 +1,8 @@
 """What a type checker must say about uses of Penstock. Read by test_typing.py; never run.
 
-A line that must be refused ends with the codes of mypy's errors there: ``# E: arg-type``. On all
-other lines there must be none. ``assert_type`` is refused when the type is another one.
+A line that must be refused ends with the codes of mypy's errors there: ``# E: arg-type``, or ``# E(mypy): arg-type``
+where pyright accepts it. On all other lines neither of them may find any. ``assert_type`` is refused when the type is
+another one.
 """
 
 import datetime
@@ -222,6 +223,6 @@ def enqueue_later(task: Task[[str], float] | AsyncTask[[str], float]) -> None:
 # Codecs
 app.codec(complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts))
 app.codec(complex, lambda value: value.reel, lambda parts: complex(*parts))  # E: attr-defined
-app.codec(complex, str, lambda text: [text])  # E: arg-type return-value
+app.codec(complex, str, lambda text: [text])  # E(mypy): arg-type return-value
 app.on_worker_start(lambda: None)
 app.on_worker_start(lambda name: None)  # E: type-var

@@ -31,7 +31,7 @@ class CurrentJob:
     worker: str
     generation: int = 0
     """How often it was retried after it had failed for good; its task's retries begin anew each time."""
-    headers: Mapping[str, str] = field(default_factory=dict, hash=False)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     """The headers that it was enqueued with."""
 
 

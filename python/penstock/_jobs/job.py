@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
-from penstock._durations import Seconds, timeout_s
+from penstock._durations import Seconds, is_a, timeout_s
 from penstock._jobs.current import format_id
 from penstock._jobs.info import AttemptError, JobInfo, JobState
 from penstock._public import public
@@ -403,7 +403,7 @@ def _unpickled(name: str, url: str, job_id: bytes, accepted: bool) -> Job[Any]:
 
 
 def _check_cancel(reason: str, running: str) -> None:
-    if not isinstance(reason, str):
+    if not is_a(reason, str):
         raise TypeError(f"the reason of a cancellation must be a text, not {reason!r}")
     if len(reason.encode(errors="replace")) > _LONGEST_REASON:
         raise ValueError(f"the reason of a cancellation may take {_LONGEST_REASON} bytes, not {len(reason.encode())}")
@@ -428,7 +428,7 @@ def _end_state(status: int) -> JobState:
 
 
 def job_id_of(text: str) -> bytes:
-    if not isinstance(text, str):
+    if not is_a(text, str):
         raise TypeError(f"a job id is a text, as Job.id gives it, not {text!r}")
     digits = text.replace("-", "")
     try:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from penstock._connection import warn_of_blocking
-from penstock._durations import Seconds, timeout_s
+from penstock._durations import Seconds, is_a, timeout_s
 from penstock._jobs.job import Job
 from penstock._public import public
 from penstock.errors import ResultTimeout
@@ -205,7 +205,7 @@ def _aeach(jobs: list[Job[Any]], limit_s: float | None) -> AsyncGenerator[tuple[
 
 def _connection_of(jobs: list[Job[R]]) -> "Connection":
     for job in jobs:
-        if not isinstance(job, Job):
+        if not is_a(job, Job):
             raise TypeError(f"jobs are what delay() and app.job() return, not {job!r}")
     connection = jobs[0]._app._connected()
     for job in jobs:

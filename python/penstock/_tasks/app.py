@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from penstock import _connection
 from penstock._connection import BLOCKING, Connection
-from penstock._durations import Seconds, duration_ms, is_int
+from penstock._durations import Seconds, duration_ms, is_a, is_int
 from penstock._jobs.job import Job, job_id_of, remember_app
 from penstock._public import public
 from penstock._tasks.headers import adding, here
@@ -74,12 +74,12 @@ class App:
         version_grace: Seconds = 600.0,
         defaults: TaskOptions | None = None,
     ) -> None:
-        if not isinstance(name, str) or not name:
+        if not is_a(name, str) or not name:
             raise TypeError(f"an app's name must be a text, not {name!r}")
-        if url is not None and not isinstance(url, str):
+        if url is not None and not is_a(url, str):
             raise TypeError(f"url must be a text such as 'local:.penstock', not {url!r}")
-        self.include = () if isinstance(include, str) else (*include,)
-        if isinstance(include, str) or not all(isinstance(module, str) and module for module in self.include):
+        self.include: tuple[str, ...] = () if isinstance(include, str) else (*include,)
+        if isinstance(include, str) or not all(is_a(module, str) and module for module in self.include):
             raise TypeError(f"include must be a list of names of modules, such as ['shop.mail'], not {include!r}")
         timeout_ms = duration_ms("call_timeout", call_timeout)
         if timeout_ms == 0:
@@ -88,7 +88,7 @@ class App:
             raise ValueError(f"max_payload_bytes must be an integer of at least 1, not {max_payload_bytes!r}")
         self.name = name
         self._given_url = url
-        self.call_timeout = timeout_ms / 1000
+        self.call_timeout: float = timeout_ms / 1000
         self.max_payload_bytes = max_payload_bytes
         self._version_grace_ms = duration_ms("version_grace", version_grace)
         self.tasks: dict[str, AnyTask[..., Any]] = {}
@@ -125,7 +125,7 @@ class App:
 
         See ``TaskOptions`` for what it takes. ``async def`` functions work alike.
         """
-        decorator = TaskDecorator(self, options)
+        decorator: Any = TaskDecorator(self, options)
         return decorator if function is None else decorator(function)
 
     @overload
@@ -140,11 +140,12 @@ class App:
         Returns this app's task, or a list of them. ``ValueError`` when the module has none, or when a task of this
         app has such a name already; ``TypeError`` for anything else.
         """
-        if isinstance(tasks, SharedTask | SharedAsyncTask):
+        if is_a(tasks, (SharedTask, SharedAsyncTask)):
             return tasks.bind(self)
-        if not isinstance(tasks, ModuleType):
+        if not is_a(tasks, ModuleType):
             raise TypeError(f"app.add takes a @shared_task or a module that has some, not {tasks!r}")
-        found = {id(each): each for each in vars(tasks).values() if isinstance(each, SharedTask | SharedAsyncTask)}
+        members = vars(cast(ModuleType, tasks))
+        found = {id(each): each for each in members.values() if is_a(each, (SharedTask, SharedAsyncTask))}
         if not found:
             raise ValueError(f"{tasks.__name__} has no @shared_task at its top level")
         return [each.bind(self) for each in found.values()]
@@ -260,7 +261,7 @@ class App:
     def use(self, *middleware: Middleware) -> None:
         """Put middleware around every enqueue and every run of this app, the first outermost."""
         for layer in middleware:
-            if not isinstance(layer, Middleware):
+            if not is_a(layer, Middleware):
                 raise TypeError(f"app.use takes instances of penstock.Middleware, not {layer!r}")
         self._middleware.extend(middleware)
         layers = Layers(tuple(self._middleware))
@@ -324,7 +325,7 @@ class App:
 
     def check(self) -> None:
         """Resolve the annotations of all tasks; ``TypeError`` lists what is wrong. A worker does it at its start."""
-        problems = []
+        problems: list[str] = []
         for task in self.tasks.values():
             try:
                 task.arguments  # noqa: B018
@@ -365,13 +366,13 @@ class App:
         return self._connection
 
     def _signatures(self, calls: tuple[Any, ...]) -> list[Signature[Any]]:
-        signatures = list(calls)
+        signatures: list[Any] = list(calls)
         if len(calls) == 1 and not isinstance(calls[0], Signature):
-            if not isinstance(calls[0], Iterable):
+            if not is_a(calls[0], Iterable):
                 raise TypeError(_NO_SIGNATURE.format(calls[0]))
             signatures = list(calls[0])
         for signature in signatures:
-            if not isinstance(signature, Signature):
+            if not is_a(signature, Signature):
                 raise TypeError(_NO_SIGNATURE.format(signature))
             other = signature.task.app
             if other is not self and other.url != self.url:
@@ -439,7 +440,7 @@ def _add_hook(hooks: list[Callable[[], object]], name: str, function: F) -> F:
 
 
 def _checked_defaults(defaults: TaskOptions) -> TaskOptions:
-    if not isinstance(defaults, Mapping):
+    if not is_a(defaults, Mapping):
         raise TypeError(f"defaults must be a dictionary of task options, not {defaults!r}")
     refuse_unknown(defaults, set(TaskOptions.__annotations__) - {"name"}, "App(defaults=...)")
     check_task_options(defaults)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeAlias
@@ -23,7 +23,7 @@ def inherit(headers: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def adding(app: App, headers: Mapping[str, str]) -> Iterator[None]:
+def adding(app: App, headers: Mapping[str, str]) -> Generator[None]:
     """Let calls of ``app`` in the block have these; an inner block's headers go before an outer one's."""
     inherited, added = here.get() or ({}, {})
     token = here.set((inherited, {**added, app: {**added.get(app, {}), **headers}}))

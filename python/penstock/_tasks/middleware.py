@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock import _core
+from penstock._durations import is_a
 from penstock._jobs.current import CurrentJob
 from penstock._public import public
 from penstock._tasks.options import checked_headers
@@ -153,7 +154,7 @@ def _arun_step(
 
 
 def _one_job_each(calls: Sequence[Call], jobs: "list[Job[Any]]") -> "list[Job[Any]]":
-    if not isinstance(jobs, list) or len(jobs) != len(calls):
+    if not is_a(jobs, list) or len(jobs) != len(calls):
         raise TypeError(
             f"middleware must return the jobs that next(calls) returned, {len(calls)} of them, not {jobs!r}"
         )

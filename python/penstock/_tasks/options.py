@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from penstock import _core
-from penstock._durations import Seconds, duration_ms, is_int
+from penstock._durations import Seconds, duration_ms, is_a, is_int
 from penstock._public import public
 from penstock._tasks.retries import Retries, checked_retries
 from penstock.errors import NotOffered
@@ -99,7 +99,7 @@ class Options:
     store_result: bool = True
     durability: Durability = "disk"
     retries: int | tuple[int, ...] | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Options":
         refuse_unknown(changes, _JOB_OPTIONS, "options()")
@@ -113,7 +113,7 @@ class Options:
     def for_core(self) -> _core.Options:
         """Check everything and freeze it; ``ValueError`` or ``TypeError`` says what is wrong."""
         queue = self.queue
-        if not isinstance(queue, str) or not queue or queue != queue.strip() or not queue.isprintable():
+        if not is_a(queue, str) or not queue or queue != queue.strip() or not queue.isprintable():
             raise ValueError(
                 f"queue must be a name, not {queue!r}; it has no control characters and no spaces around it"
             )
@@ -186,9 +186,9 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
 _HEADERS_BYTES = 4096
 
 
-def checked_headers(headers: object) -> Mapping[str, str]:
+def checked_headers(headers: Any) -> Mapping[str, str]:
     """Return a copy of the headers; ``TypeError`` or ``ValueError`` says what is wrong with them."""
-    if not isinstance(headers, Mapping):
+    if not is_a(headers, Mapping):
         raise TypeError(f"headers must be a dictionary of texts, not {headers!r}")
     size = 0
     for name, value in headers.items():
@@ -209,7 +209,7 @@ def checked_headers(headers: object) -> Mapping[str, str]:
 
 
 def _epoch_ms(name: str, value: datetime) -> int:
-    if not isinstance(value, datetime):
+    if not is_a(value, datetime):
         raise TypeError(f"{name} must be a datetime, not {value!r}")
     if value.tzinfo is None:
         raise ValueError(f"{name} must say its time zone: datetime.now(timezone.utc) instead of datetime.now()")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from penstock._durations import Seconds, duration_ms, is_int, is_number
+from penstock._durations import Seconds, duration_ms, is_a, is_int, is_number
 from penstock._public import public
 
 Retries: TypeAlias = int | Sequence[Seconds] | None
@@ -18,13 +18,13 @@ NO_LIMIT = 2**32 - 1
 _MOST_DELAYS = 32
 
 
-def checked_retries(value: object) -> int | tuple[int, ...]:
+def checked_retries(value: Any) -> int | tuple[int, ...]:
     """Return how many retries there are, or the milliseconds before each."""
     if value is None:
         return NO_LIMIT
-    if is_int(value) and isinstance(value, int) and 0 <= value <= NO_LIMIT:
-        return value
-    if isinstance(value, (list, tuple)):
+    if is_int(value) and 0 <= value <= NO_LIMIT:
+        return int(value)
+    if is_a(value, (list, tuple)):
         if len(value) > _MOST_DELAYS:
             raise ValueError(f"retries has {len(value)} delays, and {_MOST_DELAYS} are the most")
         return tuple(duration_ms("a delay of retries", delay) for delay in value)
@@ -41,7 +41,7 @@ class Retry(Exception):
     """
 
     def __init__(self, reason: str = "", *, countdown: Seconds | None = None) -> None:
-        if not isinstance(reason, str):
+        if not is_a(reason, str):
             raise TypeError(
                 f"the reason of a Retry must be a text, not {reason!r}; for a delay write Retry(countdown=...)"
             )
@@ -99,8 +99,8 @@ class RetryPolicy:
         return round(longest_ms * (1 - self.jitter * random.random()))
 
 
-def exception_types(name: str, value: object) -> tuple[type[BaseException], ...]:
-    types = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)
+def exception_types(name: str, value: Any) -> tuple[type[BaseException], ...]:
+    types: Iterable[Any] = value if is_a(value, (tuple, list, set, frozenset)) else (value,)
     for item in types:
         if not (isinstance(item, type) and issubclass(item, BaseException)):
             raise TypeError(f"{name} must be an exception type or several, not {item!r}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
 
 from penstock import _core
+from penstock._durations import is_a
 from penstock._tasks.options import Options, TaskOptions, refuse_unknown
 from penstock._tasks.retries import RetryPolicy
 from penstock._tasks.task import AnyTask, AsyncTask, Task, check_task_options, is_async, name_of, refuse_unsuitable
@@ -24,7 +25,7 @@ class RemoteTask(AnyTask[..., Any]):
     """A task whose code is not in this process, see ``App.send``."""
 
     def __init__(self, app: App, name: str) -> None:
-        if not isinstance(name, str) or not name:
+        if not is_a(name, str) or not name:
             raise TypeError(f"a task is named by a text such as 'shop.mail.post', not {name!r}")
         super().__init__(app, _elsewhere, {"name": name})
 
@@ -50,7 +51,7 @@ class _Shared(AnyTask[P, R]):
 
     def bind(self, app: App) -> AnyTask[P, R]:
         """Make it a task of this app as well."""
-        kind: type[AnyTask[P, R]] = AsyncTask if self.is_async else Task
+        kind = AsyncTask[P, R] if self.is_async else Task[P, R]
         task = kind(app, self.function, self.given)
         app._add(task)
         self._bound[app] = task
@@ -87,15 +88,16 @@ class _Shared(AnyTask[P, R]):
         return self.task._core_options
 
     @property
-    def arguments(self) -> Arguments:
+    def arguments(self) -> Arguments:  # pyright: ignore[reportIncompatibleVariableOverride]  # not cached: see above
         return self.task.arguments
 
 
-class SharedTask(_Shared[P, R], Task[P, R]):
+# Their properties hide attributes of `AnyTask` that nobody sets from outside.
+class SharedTask(_Shared[P, R], Task[P, R]):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A function that becomes a task of each app that adds it."""
 
 
-class SharedAsyncTask(_Shared[P, R], AsyncTask[P, R]):
+class SharedAsyncTask(_Shared[P, R], AsyncTask[P, R]):  # pyright: ignore[reportIncompatibleVariableOverride]
     """An ``async def`` that becomes a task of each app that adds it."""
 
 
@@ -133,5 +135,5 @@ def shared_task(function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
     An app takes it with ``app.add(post)`` or ``app.add(mail_library)``. Until one has, enqueuing it raises
     ``RuntimeError``, as it does when several have: then the task that ``app.add`` returned is the one to enqueue.
     """
-    decorator = SharedTaskDecorator(options)
+    decorator: Any = SharedTaskDecorator(options)
     return decorator if function is None else decorator(function)

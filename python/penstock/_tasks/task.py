@@ -22,7 +22,7 @@ from typing import (
 
 from penstock import _core
 from penstock._connection import BLOCKING
-from penstock._durations import duration_ms
+from penstock._durations import duration_ms, is_a
 from penstock._jobs.job import Job, job_id_of
 from penstock._public import public
 from penstock._tasks.headers import headers_for, here
@@ -81,23 +81,19 @@ class Sender(Generic[P, R]):
 
     def map(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
         """Enqueue a call for each item, which is its only argument, in one transaction: all or none."""
-        assert isinstance(self, Sender)
-        return self._publish((item,) for item in items)
+        return cast("Sender[..., R]", self)._publish((item,) for item in items)
 
     def starmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``map``, where each item is a tuple of all positional arguments of its call."""
-        assert isinstance(self, Sender)
-        return self._publish(map(_arguments, items))
+        return cast("Sender[..., R]", self)._publish(map(_arguments, items))
 
     async def amap(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
         """As ``map``, for an event loop."""
-        assert isinstance(self, Sender)
-        return await self._submit((item,) for item in items)
+        return await cast("Sender[..., R]", self)._submit((item,) for item in items)
 
     async def astarmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``starmap``, for an event loop."""
-        assert isinstance(self, Sender)
-        return await self._submit(map(_arguments, items))
+        return await cast("Sender[..., R]", self)._submit(map(_arguments, items))
 
     def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
         """Return a call to be enqueued later, with any part of its arguments: ``app.enqueue(send.s("ada"))``.
@@ -244,9 +240,9 @@ class Signature(Generic[R_co]):
         self, sender: Sender[..., R_co], args: tuple[Any, ...], kwargs: dict[str, Any], *, immutable: bool = False
     ) -> None:
         self._sender = sender
-        self.args = args
+        self.args: tuple[Any, ...] = args
         self.kwargs: Mapping[str, Any] = MappingProxyType(kwargs)
-        self.immutable = immutable
+        self.immutable: bool = immutable
 
     @property
     def task(self) -> AnyTask[..., R_co]:
@@ -265,14 +261,15 @@ class Signature(Generic[R_co]):
         return await self._sender.adelay(*self.args, **self.kwargs)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Signature):
+        if not is_a(other, Signature):
             return NotImplemented
         mine, others = (
-            (each.task, each._sender._options, each.args, each.kwargs, each.immutable) for each in (self, other)
+            (each.task, each._sender._options, each.args, each.kwargs, each.immutable)
+            for each in (self, cast("Signature[Any]", other))
         )
         return mine == others
 
-    __hash__ = None  # type: ignore[assignment]  # arguments need not be hashable
+    __hash__: None = None  # type: ignore[assignment]  # arguments need not be hashable
 
     def __repr__(self) -> str:
         arguments = [repr(arg) for arg in self.args] + [f"{name}={value!r}" for name, value in self.kwargs.items()]
@@ -286,8 +283,8 @@ class Signature(Generic[R_co]):
         return self._sender._call(self.args, kwargs, self.task._encode(self.args, kwargs))
 
 
-def _arguments(item: object) -> tuple[Any, ...]:
-    if isinstance(item, (str, bytes)) or not isinstance(item, Iterable):
+def _arguments(item: Any) -> tuple[Any, ...]:
+    if isinstance(item, (str, bytes)) or not is_a(item, Iterable):
         raise TypeError(f"starmap takes a tuple of arguments for each call, not {item!r}; map takes single ones")
     return tuple(item)
 

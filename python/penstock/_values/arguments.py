@@ -16,11 +16,12 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from penstock._durations import is_a
 from penstock._values.codec import CannotEncode, Codec, CustomType
 from penstock._values.hints import check_of, resolve, shapes_in, simple_class, spell
 from penstock._values.remote_errors import message_of
 from penstock._values.secrets import is_secret_hint, is_secret_name
-from penstock._values.shapes import shape_of
+from penstock._values.shapes import shape_of, type_of
 from penstock.errors import ArgumentMismatch, PayloadTooLarge
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -250,19 +251,19 @@ class _Absent:
         return self._name
 
 
-def _path_to(culprit: object, value: object, path: str) -> str | None:
+def _path_to(culprit: object, value: Any, path: str) -> str | None:
     """Where in ``value`` the culprit sits, as one would write it: ``orders[3].price``. None: nowhere."""
     if value is culprit:
         return path
     inside: list[tuple[str, object]] = []
-    if isinstance(value, Mapping):
+    if is_a(value, Mapping):
         inside = [(f"{path}[{key!r}]", item) for key, item in value.items()]
         inside += [(f"{path} (key {key!r})", key) for key in value]
-    elif isinstance(value, (list, tuple, set, frozenset, collections.deque)):
+    elif is_a(value, (list, tuple, set, frozenset, collections.deque)):
         inside = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
-    elif not isinstance(value, (str, bytes, int, float)) and (shape := shape_of(type(value))) is not None:
-        state = shape.take(value)
-        state = state.get("__dict__", state) if isinstance(state, dict) else {}
+    elif not isinstance(value, (str, bytes, int, float)) and (shape := shape_of(type_of(value))) is not None:
+        state: Any = shape.take(value)
+        state = state.get("__dict__", state) if is_a(state, dict) else {}
         inside = [(f"{path}.{name}", item) for name, item in state.items()]
     for inner_path, item in inside:
         found = _path_to(culprit, item, inner_path)

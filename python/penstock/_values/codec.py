@@ -25,12 +25,12 @@ import uuid
 import zoneinfo
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec.msgpack import Ext
 
-from penstock._values.shapes import Shape, full_name, is_database_model, outline, shape_of, shown_name
+from penstock._values.shapes import Shape, full_name, is_database_model, outline, shape_of, shown_name, type_of
 from penstock.errors import CannotDecode, PenstockError
 
 _raw_encode = msgspec.msgpack.Encoder().encode
@@ -103,7 +103,7 @@ class Codec:
 
     def pack_named(self, packer: _Packer, value: Any) -> object:
         """Pack a value of a type that is not built in."""
-        kind = type(value)
+        kind = type_of(value)
         shape = self._shape_of_type.get(kind)
         if shape is not None:
             return Ext(_NAMED, _raw_encode([shape.name, packer.pack(shape.take(value))]))
@@ -148,7 +148,7 @@ class _Packer:
         self._plain = plain
 
     def pack(self, value: Any) -> object:
-        kind = type(value)
+        kind = type_of(value)
         if kind in self._plain:
             return value
         if kind is list:
@@ -226,9 +226,11 @@ def _zone(pack: _Pack, value: datetime.datetime | datetime.time) -> object:
 
 
 def _pack_zone_info(pack: _Pack, value: zoneinfo.ZoneInfo) -> Ext:
-    if value.key is None:
+    # None for one made by ZoneInfo.from_file, though type checkers are told otherwise.
+    key = cast("str | None", value.key)
+    if key is None:
         raise CannotEncode(value, "is a time zone without a name; use zoneinfo.ZoneInfo(name)")
-    return Ext(16, value.key.encode())
+    return Ext(16, key.encode())
 
 
 def _pack_timezone(pack: _Pack, value: datetime.timezone) -> Ext:

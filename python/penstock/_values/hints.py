@@ -9,7 +9,8 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from penstock._values.shapes import Shape, full_name, hints_by_name, shape_of
+from penstock._durations import is_a
+from penstock._values.shapes import DICT, TUPLE, Shape, full_name, hints_by_name, shape_of
 
 Check = Callable[[Any], bool]
 """Whether a value fits; ``None`` in its place when every value does."""
@@ -94,7 +95,7 @@ def parts_of(hint: Any) -> list[Any]:
         return [*hint.__constraints__, *([hint.__bound__] if hint.__bound__ else [])]
     if _is_type_alias(hint):
         return [hint.__value__]
-    if isinstance(hint, (list, tuple)):  # the parameters of a Callable
+    if is_a(hint, (list, tuple)):  # the parameters of a Callable
         return list(hint)
     return []
 
@@ -142,7 +143,7 @@ def _check_of_generic(origin: Any, arguments: tuple[Any, ...]) -> Check | None:
         return lambda value: any(value == item and type(value) is type(item) for item in arguments)
     if _is_type_alias(origin):
         return _later(origin)
-    if not isinstance(origin, type) or origin in (type, collections.abc.Callable):
+    if not isinstance(origin, type) or origin in _NOT_LOOKED_INTO:
         return None
     is_origin = _instance_of(origin)
     if is_origin is None:
@@ -164,9 +165,10 @@ def _check_of_generic(origin: Any, arguments: tuple[Any, ...]) -> Check | None:
     return is_origin
 
 
+_NOT_LOOKED_INTO = (type, typing.get_origin(Callable[..., Any]))
 _CONTAINERS = ("builtins", "collections", "collections.abc")
 # Iterators are used up by looking at them, and the items of a text are texts.
-_WALKABLE = (list, tuple, set, frozenset, dict, collections.deque)
+_WALKABLE: tuple[type[Any], ...] = (list, tuple, set, frozenset, dict, collections.deque)
 
 
 # ReadOnly is of Python 3.13.
@@ -198,7 +200,7 @@ def _all(hint: Any) -> Callable[[Iterable[Any]], bool] | None:
 
 
 def _any_of(hints: Iterable[Any]) -> Check | None:
-    checks = []
+    checks: list[Check] = []
     for hint in hints:
         check = check_of(hint)
         if check is None:
@@ -210,12 +212,12 @@ def _any_of(hints: Iterable[Any]) -> Check | None:
 def _tuple(arguments: tuple[Any, ...]) -> Check:
     if len(arguments) == 2 and arguments[1] is ...:
         fits_items = _all(arguments[0])
-        return lambda value: isinstance(value, tuple) and (fits_items is None or fits_items(value))
+        return lambda value: isinstance(value, TUPLE) and (fits_items is None or fits_items(value))
     if any(typing.get_origin(item) is typing.Unpack for item in arguments):
-        return lambda value: isinstance(value, tuple)
+        return lambda value: isinstance(value, TUPLE)
     checks = [check_of(item) for item in arguments]
     return lambda value: (
-        isinstance(value, tuple)
+        isinstance(value, TUPLE)
         and len(value) == len(checks)
         and all(check is None or check(item) for check, item in zip(checks, value, strict=True))
     )
@@ -235,7 +237,7 @@ def _typed_dict(hint: Any) -> Check:
                     required.add(name)
                 checks[name] = check_of(item)
         return (
-            isinstance(value, dict)
+            isinstance(value, DICT)
             and required <= value.keys() <= checks.keys()
             and all((fits := checks[name]) is None or fits(item) for name, item in value.items())
         )

@@ -16,8 +16,9 @@ import uuid
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock._durations import is_a
 from penstock._values.secrets import is_secret_hint, is_secret_name, is_secret_type
-from penstock._values.shapes import hints_by_name, shape_of
+from penstock._values.shapes import hints_by_name, shape_of, type_of
 
 if TYPE_CHECKING:
     from penstock._values.arguments import Arguments
@@ -81,7 +82,7 @@ class _Text:
         return self._bytes
 
     def add_value(self, value: Any, depth: int) -> None:
-        kind = type(value)
+        kind = type_of(value)
         if is_secret_type(kind):
             self.add(_MASK)
         elif isinstance(value, enum.Enum):
@@ -99,7 +100,7 @@ class _Text:
             self.add(str(value)[: LONGEST_BYTES + 1])
         elif depth == 0:
             self.add(_MORE)
-        elif isinstance(value, dict):
+        elif is_a(value, dict):
             self.add_items(kind.__name__ if kind is not dict else "", value.items(), depth)
         elif kind in _CONTAINERS:
             opening, closing = _CONTAINERS[kind]
@@ -124,12 +125,12 @@ class _Text:
         self.add("}")
 
     def add_object(self, value: Any, depth: int) -> None:
-        kind = type(value)
+        kind = type_of(value)
         shape = shape_of(kind)
-        state = None if shape is None else shape.take(value)
-        if isinstance(state, Mapping) and isinstance(state.get("__dict__"), Mapping):
+        state: Any = None if shape is None else shape.take(value)
+        if is_a(state, Mapping) and is_a(state.get("__dict__"), Mapping):
             state = state["__dict__"]
-        if not isinstance(state, Mapping):
+        if not is_a(state, Mapping):
             # A codec of the user's own, perhaps. What is in it, nobody here can tell.
             self.add(f"<{kind.__qualname__}>")
             return

@@ -20,6 +20,11 @@ import msgspec
 
 from penstock.errors import CannotDecode
 
+# The built-in ones, under types that say `Any` of what is inside: a look at a value's class tells nobody more.
+DICT: type[Any] = dict
+TUPLE: type[Any] = tuple
+type_of: Callable[[object], type[Any]] = type
+
 
 class ShapeError(CannotDecode):
     """The state that arrived does not fit the class."""
@@ -81,12 +86,12 @@ def is_database_model(cls: type) -> bool:
     )
 
 
-def _shape_of(cls: type) -> _Parts | None:
+def _shape_of(cls: type[Any]) -> _Parts | None:
     if is_database_model(cls):
         return None
     if issubclass(cls, enum.Enum):
         return _enum(cls)
-    if issubclass(cls, tuple) and hasattr(cls, "_fields"):
+    if issubclass(cls, TUPLE) and hasattr(cls, "_fields"):
         return _named_tuple(cls)
     if issubclass(cls, msgspec.Struct):
         return _struct(cls)
@@ -135,7 +140,7 @@ def _named_tuple(cls: Any) -> _Parts:
         for name in cls._fields:
             if name not in state:
                 state[name] = defaults[name] if name in defaults else _missing(cls, name)
-        return tuple.__new__(cls, [state[name] for name in cls._fields])
+        return TUPLE.__new__(cls, [state[name] for name in cls._fields])
 
     return (lambda value: dict(zip(cls._fields, value, strict=True))), make, functools.partial(_hints_of, cls)
 
@@ -178,11 +183,11 @@ def _pydantic(cls: Any) -> _Parts:
     return take, make, lambda: [field.annotation for field in cls.model_fields.values()]
 
 
-def _object(cls: type, defaults: _Defaults) -> _Parts:
+def _object(cls: type[Any], defaults: _Defaults) -> _Parts:
     slots = frozenset(_slots_of(cls))
     has_dict = bool(cls.__dictoffset__)
 
-    def take(value: Any) -> object:
+    def take(value: object) -> object:
         state = {name: getattr(value, name) for name in slots if hasattr(value, name)}
         if has_dict:
             state.update(_without_caches(cls, vars(value)))

@@ -33,6 +33,9 @@ logger = logging.getLogger("penstock.job")
 # Looked up once: each look costs a fiftieth of a short job, and a task that breaks a module breaks none of these.
 _is_logged, _time_ns, _copy_context = logger.isEnabledFor, time.time_ns, contextvars.copy_context
 
+# Of any results: to type checkers, the class itself is of unknown ones.
+_COROUTINE: type[Any] = CoroutineType
+
 SUCCEEDED, RETRY, FAILED, GIVEN_BACK, DEFERRED = range(5)
 
 # Between two tries of a job of another version: twice as long each time, and up to a fifth more, by chance.
@@ -90,7 +93,7 @@ class Runner:
                     kwargs,
                     (job_id, attempt, extras, crashes, redelivered, known, self._worker),
                 )
-                if type(value) is CoroutineType:
+                if type(value) is _COROUTINE:
                     value = self._event_loop().run(value, context=context)
             except GiveBack:
                 raise

@@ -103,7 +103,7 @@ class Control:
             raise EOFError
         self._incoming += data
         self._descriptors += descriptors
-        commands = []
+        commands: list[list[str]] = []
         while len(self._incoming) >= LENGTH_BYTES:
             end = LENGTH_BYTES + int.from_bytes(self._incoming[:LENGTH_BYTES], "little")
             if len(self._incoming) < end:

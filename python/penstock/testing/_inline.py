@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import os
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,7 @@ class Call:
 
 
 @contextmanager
-def inline(app: App) -> Iterator[list[Call]]:
+def inline(app: App) -> Generator[list[Call]]:
     """Within the ``with``, run every job of ``app`` inside the call that enqueues it; gives the list of those calls."""
     connection = _InlineConnection(app)
     # In the instance, so that it hides the method: tests pay for this, not every delay().
