@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 import types
+import zoneinfo
 from typing import Any
 
 import pytest
@@ -236,6 +237,47 @@ def test_options_build_on_one_another():
     assert (view._options.queue, view._options.countdown, view._options.priority) == ("mail", 3, 9)
     assert view._options.expires is None
     assert task._options.countdown is None
+
+
+class TestOptionsThatWereGivenBefore:
+    """Checking options takes longer than enqueuing a job, so a task keeps what `options` has made."""
+
+    def test_are_not_checked_again(self, monkeypatch):
+        task = App("shop").task(send)
+        view = task.options(queue="mail", countdown=dt.timedelta(seconds=3))
+        deeper = view.options(priority=2)
+        monkeypatch.setattr("penstock._tasks.options.Options.for_core", lambda self: pytest.fail("checked again"))
+        assert task.options(queue="mail", countdown=dt.timedelta(seconds=3)) is view
+        assert view.options(priority=2) is deeper
+
+    def test_are_others_when_they_are_equal_and_of_another_type(self):
+        task = App("shop").task(send)
+        task.options(priority=1, store_result=True)
+        with pytest.raises(ValueError, match="priority must be an integer from 0 to 9, not True"):
+            task.options(priority=True, store_result=True)
+
+    def test_are_others_in_the_hour_that_a_clock_shows_twice(self):
+        task = App("shop").task(send)
+        twice = dt.datetime(2026, 10, 25, 2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"))
+        first, second = (task.options(eta=twice.replace(fold=fold))._options.eta for fold in (0, 1))
+        assert first is not None
+        assert second is not None
+        assert second.timestamp() - first.timestamp() == 3600
+
+    def test_may_be_lists_and_dictionaries_that_change(self):
+        task = App("shop").task(send)
+        headers, delays = {"a": "1"}, [1]
+        before = task.options(headers=headers, retries=delays)
+        headers["a"], delays[0] = "2", 2
+        after = task.options(headers=headers, retries=delays)
+        assert (before._options.headers, before._options.retries) == ({"a": "1"}, (1_000,))
+        assert (after._options.headers, after._options.retries) == ({"a": "2"}, (2_000,))
+
+    def test_are_forgotten_when_there_are_many(self):
+        task = App("shop").task(send)
+        for countdown in range(1_000):
+            assert task.options(countdown=countdown)._options.countdown == countdown
+        assert len(task._views) <= 32
 
 
 def test_a_job_id_is_read_in_either_spelling():

@@ -10,7 +10,16 @@ from penstock import _core
 from penstock._durations import is_a
 from penstock._tasks.options import Options, TaskOptions, refuse_unknown
 from penstock._tasks.retries import RetryPolicy
-from penstock._tasks.task import AnyTask, AsyncTask, Task, check_task_options, is_async, name_of, refuse_unsuitable
+from penstock._tasks.task import (
+    AnyTask,
+    AsyncTask,
+    Sender,
+    Task,
+    check_task_options,
+    is_async,
+    name_of,
+    refuse_unsuitable,
+)
 from penstock._values.arguments import UncheckedArguments
 
 if TYPE_CHECKING:
@@ -86,6 +95,10 @@ class _Shared(AnyTask[P, R]):
     @property
     def _core_options(self) -> _core.Options:  # type: ignore[override]
         return self.task._core_options
+
+    @property
+    def _views(self) -> dict[object, Sender[P, R]]:  # type: ignore[override]
+        return self.task._views
 
     @property
     def arguments(self) -> Arguments:  # pyright: ignore[reportIncompatibleVariableOverride]  # not cached: see above

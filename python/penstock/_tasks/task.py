@@ -7,6 +7,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from datetime import timedelta
 from types import MappingProxyType
 from typing import (
     TYPE_CHECKING,
@@ -54,6 +55,7 @@ class Sender(Generic[P, R]):
         self.task = task
         self._options = options
         self._core_options = options.for_core()
+        self._views: dict[object, Sender[P, R]] = {}
 
     def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Enqueue one call; returns once the broker has it as safe as ``durability`` says.
@@ -108,7 +110,20 @@ class Sender(Generic[P, R]):
 
     def options(self, **options: Unpack[JobOptions]) -> Sender[P, R]:
         """The same task with other options: ``send.options(countdown=60).delay(...)``."""
-        return Sender(self.task, self._options.with_changes(options))
+        values = options.values()
+        types = (*map(type, values),)
+        if not _KEPT.issuperset(types):
+            return Sender(self.task, self._options.with_changes(options))
+        # With their types, as True equals 1 and must be refused all the same.
+        key = (types, *options.items())
+        views = self._views
+        view = views.get(key)
+        if view is None:
+            view = Sender(self.task, self._options.with_changes(options))
+            if len(views) >= _MOST_VIEWS:
+                views.clear()
+            views[key] = view
+        return view
 
     def _publish(self, arguments: Iterable[tuple[Any, ...]]) -> list[Job[R]]:
         app = self.task.app
@@ -146,6 +161,13 @@ class Sender(Generic[P, R]):
         return Call(
             self.task.name, self._options.queue, args, MappingProxyType(kwargs), headers, self._core_options, body, own
         )
+
+
+# Programs have few combinations of options, and checking one takes longer than enqueuing a job with it: `options` keeps
+# what it has made. Only of values that are equal just where they mean the same: two datetimes an hour apart are equal,
+# when only their `fold` differs.
+_KEPT = frozenset({str, int, float, bool, type(None), timedelta})
+_MOST_VIEWS = 32
 
 
 class _OneArgument(Protocol[A_contra, R_co]):

@@ -55,7 +55,7 @@ class Arguments:
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Give the body of a job. ``TypeError`` names the task, the argument and what to do."""
         self.bind(*args, **kwargs)
-        if not kwargs and _PLAIN.issuperset(map(type, args)):
+        if _PLAIN.issuperset(map(type, args)) and (not kwargs or _PLAIN.issuperset(map(type, kwargs.values()))):
             try:
                 return _encode((args, kwargs, self._version))
             except (OverflowError, UnicodeEncodeError):
