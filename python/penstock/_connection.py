@@ -19,7 +19,6 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from penstock import _core
@@ -399,5 +398,5 @@ os.register_at_fork(after_in_child=_start_anew_after_fork)
 
 def _program() -> str | None:
     """The executable that ``local:`` starts. Never looked for beside ``sys.executable``, which lies under uWSGI."""
-    program = Path(__file__).with_name("_bin") / "penstock"
-    return str(program) if program.is_file() else None
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bin", "penstock")
+    return program if os.path.isfile(program) else None

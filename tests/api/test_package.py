@@ -114,6 +114,13 @@ def test_the_command_is_not_kept_waiting_for_imports():
     assert output.stdout.split() == ["__future__", "penstock", "penstock._cli"]
 
 
+def test_an_app_is_made_without_modules_that_few_programs_need():
+    late = {"asyncio", "difflib", "fractions", "hashlib", "ipaddress", "pathlib", "random", "zoneinfo"}
+    script = "import sys; from penstock import App; App('shop').task(print); print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
+    assert late & {*output.stdout.split()} == set()
+
+
 def test_each_folder_imports_only_those_above_it_in_the_list():
     package = Path(penstock.__file__).parent
     text = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text().partition("folder of `python/penstock`")[2]

@@ -14,6 +14,8 @@ import ipaddress
 import math
 import pathlib
 import re
+import subprocess
+import sys
 import typing
 import uuid
 import zoneinfo
@@ -624,3 +626,19 @@ class TestAMessageFromAnotherVersion:
         new.__module__ = "elsewhere"
         with pytest.raises(TypeError, match=r"it holds a .*Thing, which the annotations do not name here"):
             self.exchange(old, new, old(1))
+
+
+def test_a_value_arrives_where_nothing_has_imported_its_module():
+    """Few programs use these, so that `import penstock` does without their modules."""
+    values = [BERLIN, fractions.Fraction(1, 3), pathlib.PurePosixPath("a"), ipaddress.ip_network("10.0.0.0/8")]
+    body = App("shop").task(name="shop.f")(lambda *values: None).arguments.encode(tuple(values), {})
+    script = (
+        "import sys; from penstock import App\n"
+        "late = {'fractions', 'ipaddress', 'pathlib', 'zoneinfo'} & {*sys.modules}\n"
+        "task = App('shop').task(name='shop.f')(lambda *values: None)\n"
+        f"print(late, task.arguments.decode({body!r})[0])\n"
+        f"print(task.arguments.decode({body!r})[0])\n"
+        f"print(task.arguments.encode(tuple(task.arguments.decode({body!r})[0]), {{}}) == {body!r})\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert run.stdout.splitlines() == [f"set() {values}", f"{values}", "True"], run.stderr

@@ -1,7 +1,6 @@
 """What can be said about a job beside its arguments, checked where it is said."""
 
 # No `from __future__ import annotations`: see `_public.py`.
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
@@ -178,6 +177,9 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
         if name in _RESERVED and name not in known:
             raise NotOffered(f"{where}: {name!r} is reserved for {_RESERVED[name]}, not built yet; leave it out")
         if name not in known:
+            # Not imported above: few programs get here.
+            import difflib
+
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
             raise TypeError(f"{where} got an unknown option {name!r}; {hint}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -95,6 +94,9 @@ class RetryPolicy:
         except OverflowError:
             # Beyond every cap, but 0 times anything is still at once.
             longest_ms = min(self.cap_ms, self.backoff_ms * self.cap_ms)
+        # Not imported above: only workers get here, who have it.
+        import random
+
         # Jobs that failed together must not come back together.
         return round(longest_ms * (1 - self.jitter * random.random()))
 

@@ -7,7 +7,6 @@ Binding is done by a function generated for each task, with the task's own param
 from __future__ import annotations
 
 import collections
-import hashlib
 import inspect
 import re
 import typing
@@ -174,6 +173,9 @@ def _version(parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, An
         f"{name} {parameter.kind.name} {parameter.default is not parameter.empty} {spell(hints.get(name))}"
         for name, parameter in parameters.items()
     ]
+    # Not imported above: programs import modules with tasks that they never call.
+    import hashlib
+
     # What has no better spelling is shown with its address, another one in each process.
     text = re.sub(" at 0x[0-9a-fA-F]+", "", "\n".join([*signature, *codec.outlines()]))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | _HIGHEST_BIT

@@ -18,14 +18,12 @@ from __future__ import annotations
 import collections
 import datetime
 import decimal
-import fractions
-import ipaddress
-import pathlib
+import sys
 import uuid
-import zoneinfo
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from importlib import import_module
+from typing import Any
 
 import msgspec
 from msgspec.msgpack import Ext
@@ -52,7 +50,7 @@ def register_job(kind: type, id_of: Callable[[Any], bytes]) -> None:
 
 def is_built_in(kind: type) -> bool:
     """Whether values of exactly this type travel by themselves."""
-    return kind in _PLAIN or kind in _PACK or kind in (list, dict)
+    return kind in _PLAIN or kind in _PACK or kind in (list, dict) or _pack_late(kind) is not None
 
 
 class CannotEncode(Exception):
@@ -107,6 +105,9 @@ class Codec:
         shape = self._shape_of_type.get(kind)
         if shape is not None:
             return Ext(_NAMED, _raw_encode([shape.name, packer.pack(shape.take(value))]))
+        pack = _pack_late(kind)
+        if pack is not None:
+            return pack(packer.pack, value)
         name = full_name(kind)
         custom = self._custom.get(name)
         if custom is not None and custom.type is kind:
@@ -218,19 +219,18 @@ def _pack_time(pack: _Pack, value: datetime.time) -> Ext:
 
 def _zone(pack: _Pack, value: datetime.datetime | datetime.time) -> object:
     zone = value.tzinfo
-    if zone is None or type(zone) in (datetime.timezone, zoneinfo.ZoneInfo):
+    if zone is None or type(zone) in _PACK or _pack_late(type(zone)) is not None:
         return pack(zone)
     raise CannotEncode(
         value, f"has a time zone of type {shown_name(type(zone))}; use zoneinfo.ZoneInfo or datetime.timezone"
     )
 
 
-def _pack_zone_info(pack: _Pack, value: zoneinfo.ZoneInfo) -> Ext:
-    # None for one made by ZoneInfo.from_file, though type checkers are told otherwise.
-    key = cast("str | None", value.key)
-    if key is None:
+def _pack_zone_info(pack: _Pack, value: Any) -> Ext:
+    # Of a zone that ZoneInfo.from_file made.
+    if value.key is None:
         raise CannotEncode(value, "is a time zone without a name; use zoneinfo.ZoneInfo(name)")
-    return Ext(16, key.encode())
+    return Ext(_ZONE_INFO, value.key.encode())
 
 
 def _pack_timezone(pack: _Pack, value: datetime.timezone) -> Ext:
@@ -297,23 +297,48 @@ _PACK: dict[type, Callable[[_Pack, Any], object]] = {
     datetime.time: _pack_time,
     datetime.timedelta: lambda pack, value: Ext(14, _raw_encode([value.days, value.seconds, value.microseconds])),
     datetime.timezone: _pack_timezone,
-    zoneinfo.ZoneInfo: _pack_zone_info,
-    fractions.Fraction: _text(17),
     collections.OrderedDict: lambda pack, value: Ext(18, _pairs(pack, value)),
     collections.Counter: lambda pack, value: Ext(19, _pairs(pack, value)),
     collections.defaultdict: _pack_default_dict,
-    pathlib.PosixPath: _text(21),
-    pathlib.PurePosixPath: _text(22),
-    pathlib.PureWindowsPath: _text(23),
     collections.deque: lambda pack, value: Ext(24, _raw_encode([value.maxlen, [pack(item) for item in value]])),
     range: lambda pack, value: Ext(25, _raw_encode([pack(value.start), pack(value.stop), pack(value.step)])),
-    ipaddress.IPv4Address: _text(26),
-    ipaddress.IPv6Address: _text(27),
-    ipaddress.IPv4Network: _text(28),
-    ipaddress.IPv6Network: _text(29),
-    ipaddress.IPv4Interface: _text(30),
-    ipaddress.IPv6Interface: _text(31),
 }
+
+# Those that few programs use, and whose modules take a tenth of the time that `import penstock` takes: they are looked
+# at when there is a value of them.
+_ZONE_INFO = 16
+_LATE = {
+    "ZoneInfo": (_ZONE_INFO, "zoneinfo"),
+    "Fraction": (17, "fractions"),
+    "PosixPath": (21, "pathlib"),
+    "PurePosixPath": (22, "pathlib"),
+    "PureWindowsPath": (23, "pathlib"),
+    "IPv4Address": (26, "ipaddress"),
+    "IPv6Address": (27, "ipaddress"),
+    "IPv4Network": (28, "ipaddress"),
+    "IPv6Network": (29, "ipaddress"),
+    "IPv4Interface": (30, "ipaddress"),
+    "IPv6Interface": (31, "ipaddress"),
+}
+
+
+def _pack_late(kind: type) -> Callable[[_Pack, Any], object] | None:
+    """Return how values of this type are packed, if it is one of these; from then on it is known like the others."""
+    code, module = _LATE.get(kind.__name__, (0, ""))
+    if getattr(sys.modules.get(module), kind.__name__, None) is not kind:
+        return None
+    pack = _PACK[kind] = _pack_zone_info if code == _ZONE_INFO else _text(code)
+    return pack
+
+
+def _unpack_late(code: int, module: str, name: str) -> Callable[[_Decode, memoryview], object]:
+    def unpack(decode: _Decode, payload: memoryview) -> object:
+        kind = getattr(import_module(module), name)
+        _UNPACK[code] = lambda decode, payload: kind(_utf8(payload))
+        return kind(_utf8(payload))
+
+    return unpack
+
 
 _UNPACK: dict[int, Callable[[_Decode, memoryview], object]] = {
     _PAIRS: lambda decode, payload: dict(decode(payload)),
@@ -331,22 +356,12 @@ _UNPACK: dict[int, Callable[[_Decode, memoryview], object]] = {
     13: _unpack_time,
     14: lambda decode, payload: datetime.timedelta(*decode(payload)),
     15: _unpack_timezone,
-    16: lambda decode, payload: zoneinfo.ZoneInfo(_utf8(payload)),
-    17: lambda decode, payload: fractions.Fraction(_utf8(payload)),
     18: lambda decode, payload: collections.OrderedDict(decode(payload)),
     19: lambda decode, payload: collections.Counter(dict(decode(payload))),
     20: _unpack_default_dict,
-    21: lambda decode, payload: pathlib.PosixPath(_utf8(payload)),
-    22: lambda decode, payload: pathlib.PurePosixPath(_utf8(payload)),
-    23: lambda decode, payload: pathlib.PureWindowsPath(_utf8(payload)),
     24: _unpack_deque,
     25: lambda decode, payload: range(*decode(payload)),
-    26: lambda decode, payload: ipaddress.IPv4Address(_utf8(payload)),
-    27: lambda decode, payload: ipaddress.IPv6Address(_utf8(payload)),
-    28: lambda decode, payload: ipaddress.IPv4Network(_utf8(payload)),
-    29: lambda decode, payload: ipaddress.IPv6Network(_utf8(payload)),
-    30: lambda decode, payload: ipaddress.IPv4Interface(_utf8(payload)),
-    31: lambda decode, payload: ipaddress.IPv6Interface(_utf8(payload)),
+    **{code: _unpack_late(code, module, name) for name, (code, module) in _LATE.items()},
 }
 
 

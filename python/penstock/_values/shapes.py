@@ -10,10 +10,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import os
 import sys
 import typing
 from collections.abc import Callable, Iterator
-from pathlib import PurePath
 from typing import Any
 
 import msgspec
@@ -67,7 +67,7 @@ def module_name(module: str) -> str:
     if spec is not None:
         return str(spec.name)
     file = getattr(main, "__file__", None)
-    return PurePath(file).stem if file else module
+    return os.path.splitext(os.path.basename(file))[0] if file else module
 
 
 def shape_of(cls: type) -> Shape | None:
