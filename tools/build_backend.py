@@ -1,13 +1,16 @@
-"""The build backend of the wheel: maturin, with the `penstock` executable built first.
+"""The build backend of the wheel: maturin, and the `penstock` executable that it does not know of.
 
-maturin builds one Rust crate for each wheel, the extension module. `local:` and the command line need
-the executable too, so it is built into `python/penstock/_bin/`, from where pyproject.toml includes it.
+maturin builds one Rust crate for each wheel, the extension module. `local:` and the command line need the executable
+too, at `penstock/_bin/`. An editable install has it there in the checkout; a wheel gets it when maturin is done, and
+the checkout stays as it is.
 """
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +39,41 @@ ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "python" / "penstock" / "_bin" / "penstock"
 
 
-def place_program(*, stripped: bool = False) -> None:
-    """Build the executable and put it into the package; without the line tables of profilers if ``stripped``."""
+def built_program() -> Path:
+    """Build the executable, and return where cargo has left it."""
     if sys.platform == "win32":
         raise SystemExit("penstock runs on Linux and macOS; on Windows, use it inside WSL")
-    cargo = ["cargo", "build", "--release", "--package", "penstock-cli"]
-    subprocess.run(cargo, cwd=ROOT, check=True)
-    built = Path(os.environ.get("CARGO_TARGET_DIR", "target"), "release", "penstock")
+    cargo = ["cargo", "build", "--release", "--package", "penstock-cli", "--message-format", "json-render-diagnostics"]
+    told = subprocess.run(cargo, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    # Which folder that is depends on the target directory, and on the target that may be configured.
+    found = [json.loads(line).get("executable") for line in told.splitlines()]
+    return Path(next(name for name in found if name))
+
+
+def place_program() -> None:
+    """Put the executable into the checkout, with the line tables of profilers."""
+    program = built_program()
     PROGRAM.parent.mkdir(exist_ok=True)
     # Renamed into place: brokers that run from the old file keep it, and nobody starts half a file.
     fresh = PROGRAM.with_name(f".penstock-{os.getpid()}")
-    shutil.copy(ROOT / built, fresh)
-    if stripped:
-        subprocess.run(["strip", "-S", fresh], check=True)
+    shutil.copy(program, fresh)
     fresh.replace(PROGRAM)
 
 
-def build_wheel(*args: Any, **kwargs: Any) -> str:
-    place_program(stripped=True)
-    return maturin.build_wheel(*args, **kwargs)
+def build_wheel(wheel_directory: str, *args: Any, **kwargs: Any) -> str:
+    program = built_program()
+    with tempfile.TemporaryDirectory() as directory:
+        name = maturin.build_wheel(directory, *args, **kwargs)
+        wheel = [sys.executable, "-m", "wheel"]
+        quietly: Any = {"check": True, "stdout": subprocess.DEVNULL}
+        subprocess.run([*wheel, "unpack", "--dest", f"{directory}/open", f"{directory}/{name}"], **quietly)
+        (opened,) = Path(directory, "open").iterdir()
+        place = opened / "penstock" / "_bin" / "penstock"
+        place.parent.mkdir()
+        shutil.copy(program, place)
+        subprocess.run(["strip", "-S", place], check=True)
+        subprocess.run([*wheel, "pack", "--dest-dir", wheel_directory, opened], **quietly)
+    return name
 
 
 def build_editable(*args: Any, **kwargs: Any) -> str:

@@ -57,6 +57,13 @@ def test_it_holds_what_it_needs_and_no_more(wheel):
     assert "abi3" in wheel.name
 
 
+def test_its_program_has_no_line_tables_and_that_of_the_checkout_keeps_them(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        without_bytes = archive.getinfo("penstock/_bin/penstock").file_size
+    # Building a wheel used to leave its program in the checkout, under the tests that ran just then.
+    assert without_bytes * 2 < (ROOT / "python/penstock/_bin/penstock").stat().st_size
+
+
 def test_it_holds_no_planted_bug(wheel):
     table = (ROOT / "crates/penstock-faults/src/table.rs").read_text()
     names = re.findall(r'plant\(\s*"([a-z-]+)"', table)
