@@ -92,16 +92,6 @@ impl Broker {
             sessions,
             ..
         } = &mut self.state;
-        let purge_before = queues[queue].rare().purge_before;
-        if purge_before > 0
-            && !planted!("lose-purge")
-            && queues
-                .next_number(queue, messages)
-                .is_some_and(|next| next < purge_before)
-        {
-            // What was purged ends first, step by step.
-            return HandOut::NothingReady;
-        }
         let (consumers, connections) = (&mut self.consumers, &mut self.connections);
         let taken = queues.take_next(queue, messages, |waiter| {
             consumers.wants(waiter, queue, connections)

@@ -460,8 +460,8 @@ impl Queues {
     }
 
     /// Takes the message that is next, for one of those who wait and can run it, in turn. What its run is
-    /// expected to cost is charged to its flow. `None`: there is nothing for any of them, or the queue is
-    /// paused. Whoever is not found to want work any more leaves the ring.
+    /// expected to cost is charged to its flow. `None`: there is nothing for any of them, or it was purged and
+    /// has still to end, or the queue is paused. Whoever is not found to want work any more leaves the ring.
     pub(crate) fn take_next(
         &mut self,
         index: u32,
@@ -487,6 +487,16 @@ impl Queues {
             let Some((priority, active)) = queue.find_active(tasks, &self.flows, &self.sets) else {
                 continue;
             };
+            let purge_before = queue.rare().purge_before;
+            if purge_before > 0
+                && !planted!("lose-purge")
+                && self.flows[active.1]
+                    .next(messages)
+                    .is_some_and(|next| next.number < purge_before)
+            {
+                // What was purged ends first, step by step.
+                return None;
+            }
             let serving = queue.serving.as_mut()?;
             serving.by_tasks[place].waiting.pop_front();
             serving.next = (place + 1) % count;
@@ -671,16 +681,6 @@ impl Queues {
             let oldest = level.flows.iter().filter_map(next).min();
             oldest.map(|handle| handle.slot)
         })
-    }
-
-    /// The number of the message that is next, or one near it.
-    pub(crate) fn next_number(&mut self, queue: u32, messages: &Messages) -> Option<u64> {
-        let queue = &self.all[queue];
-        let priority = queue.ready_levels.checked_ilog2()? as usize;
-        let level = queue.levels.as_ref()?[priority].as_ref()?;
-        let (_, flow) = *level.active.first()?;
-        let next = self.flows[flow].next(messages);
-        next.map(|handle| handle.number)
     }
 
     /// Up to so many ready messages with lower numbers than this, in no order that matters.

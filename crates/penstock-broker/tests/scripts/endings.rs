@@ -459,6 +459,30 @@ fn what_came_after_a_purge_is_handed_out_as_soon_as_the_purge_is_over() {
     );
 }
 
+/// The task whose turn it is stands behind no purge here, but the consumer can't run it, and the next one does.
+#[test]
+fn a_purged_job_is_not_handed_out_in_the_place_of_one_that_the_consumer_cannot_run() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        v hello                             -> v welcome 0
+        w consume default 1 tasks=dear      ->
+        v consume default 1 tasks=cheap     ->
+        a publish one task=dear             -> a confirm 1, w deliver one
+        a publish two task=cheap            -> a confirm 2, v deliver two
+        w ack one cost=5000                 -> w confirm 1
+        v ack two cost=1                    -> v confirm 1
+        a pause default                     -> a confirm 3
+        a publish three task=dear           -> a confirm 4
+        w consume default 9 tasks=dear      ->
+        a purge default|publish four task=cheap|resume default  -> a confirm 7 5:operation-1
+        a watch three                       -> a sees three Cancelled its queue was purged
+        v consume default 1 tasks=cheap     -> v deliver four
+        ",
+    );
+}
+
 #[test]
 fn while_space_is_short_values_without_a_body_go_and_then_failed_jobs() {
     check(
