@@ -9,7 +9,6 @@ use penstock_message::{
 };
 use rustc_hash::FxHashMap;
 
-use crate::charges::Charges;
 use crate::chores::Chores;
 use crate::clock::{Clocks, When};
 use crate::commits::Checking;
@@ -47,7 +46,6 @@ pub struct Broker {
     /// Sessions with decisions that are not safe yet.
     unconfirmed: Vec<u32>,
     pub(crate) consumers: Consumers,
-    pub(crate) charges: Charges,
     /// Connections that have something to be sent, in turn.
     line: VecDeque<ConnId>,
     /// Outputs that wait for nothing and belong before the others.
@@ -103,7 +101,6 @@ impl Broker {
             staged: Rests::default(),
             unconfirmed: Vec::new(),
             consumers: Consumers::default(),
-            charges: Charges::default(),
             line: VecDeque::new(),
             outbox: VecDeque::new(),
             reading: Reading::default(),
@@ -125,7 +122,7 @@ impl Broker {
         };
         broker.resume_use();
         broker.resume_chores();
-        broker.resume_charges();
+        broker.state.resume_charges();
         broker.watch_unserved();
         broker
     }
@@ -216,7 +213,6 @@ impl Broker {
             self.seal(Durability::Disk);
         }
         self.run_timers();
-        self.charge_what_runs();
     }
 
     /// The journal has written all records up to this one to the operating system.

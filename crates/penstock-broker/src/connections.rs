@@ -194,6 +194,7 @@ impl Broker {
                     grant,
                 });
                 self.state.grant(slot, session, grant);
+                self.state.charge_run(slot);
                 self.state.messages.set_checked_by(slot, self.checks);
                 kept.push(*lease);
             }

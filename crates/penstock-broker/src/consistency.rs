@@ -44,6 +44,7 @@ impl Broker {
         let mut counts: BTreeMap<u32, [u64; 5]> = BTreeMap::new();
         let mut flows = BTreeMap::new();
         let mut leases = 0;
+        let mut runs: BTreeMap<u32, u32> = BTreeMap::new();
         let mut failed = BTreeMap::new();
         let mut failed_of: BTreeMap<u32, u64> = BTreeMap::new();
         let mut ending: BTreeMap<u32, u64> = BTreeMap::new();
@@ -80,6 +81,8 @@ impl Broker {
                 MessagePlace::Leased(lease) => {
                     count[2] += 1;
                     leases += 1;
+                    let flow = state.messages.flow(slot).expect("it is charged");
+                    *runs.entry(flow).or_default() += 1;
                     let held = &state.sessions[lease.session].leases;
                     assert_eq!(
                         held.get(lease.index as usize),
@@ -116,7 +119,7 @@ impl Broker {
             .sum();
         assert_eq!(held, leases, "leases of all sessions");
         let users = state.messages.kinds.users_of_flows();
-        state.queues.assert_flows_hold(&flows, &users);
+        state.queues.assert_flows_hold(&flows, &users, &runs);
         let listed: BTreeMap<u64, u32> = state.failed.after(0).collect();
         assert_eq!(listed, failed, "failed jobs in their list");
         let ended = state.messages.iter().filter(|(_, entry)| entry.is_ended());

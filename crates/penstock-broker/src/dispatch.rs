@@ -96,7 +96,7 @@ impl Broker {
         let taken = queues.take_next(queue, messages, |waiter| {
             consumers.wants(waiter, queue, connections)
         });
-        let Some((waiter, slot, estimate_us)) = taken else {
+        let Some((waiter, slot, charge)) = taken else {
             return HandOut::NothingReady;
         };
         if let Some(when) = messages.expires_at(slot)
@@ -104,7 +104,7 @@ impl Broker {
             && !planted!("deliver-expired")
         {
             // Its timer has not had its turn among many.
-            queues.refund(messages, slot, estimate_us);
+            queues.refund(messages, slot, charge);
             queues.enroll_first(queue, consumers.tasks_of(waiter), waiter);
             return HandOut::Overdue { slot };
         }
@@ -136,10 +136,8 @@ impl Broker {
             session: session_number,
             grant,
         });
-        self.state.lease(slot, session, grant, estimate_us, false);
+        self.state.lease(slot, session, grant, Some(charge), false);
         let message = Handle { number, slot };
-        let now_ms = self.clocks.steady();
-        self.charges.add(message, grant.number, estimate_us, now_ms);
         self.effect(
             rests,
             Effect::Deliver {
@@ -150,47 +148,6 @@ impl Broker {
             },
         );
         HandOut::Done { must_be_safe }
-    }
-
-    /// Charges the flows of what runs for longer than was expected: see `charges.rs`.
-    pub(crate) fn charge_what_runs(&mut self) {
-        /// More than are handed out in one go, or those that have ended would pile up.
-        const AT_ONCE: usize = 1 << 17;
-        let now_ms = self.clocks.steady();
-        for _ in 0..AT_ONCE {
-            let Some(charged) = self.charges.pop(now_ms) else {
-                break;
-            };
-            let State {
-                messages, queues, ..
-            } = &mut self.state;
-            let slot = charged.message.slot;
-            if messages.get(charged.message).is_none() {
-                continue;
-            }
-            let lease = messages.lease_state_mut(slot);
-            let Some(lease) = lease.filter(|lease| lease.grant.number == charged.grant) else {
-                continue;
-            };
-            let due_ms = self.charges.look_again(charged, now_ms);
-            let due_us = u32::try_from(due_ms.saturating_mul(1000)).unwrap_or(u32::MAX);
-            let more_us = due_us.saturating_sub(lease.estimate_us);
-            lease.estimate_us += more_us;
-            queues.charge(messages, slot, more_us);
-        }
-    }
-
-    /// After a recovery: what runs goes on being charged.
-    pub(crate) fn resume_charges(&mut self) {
-        let now_ms = self.clocks.steady();
-        let sessions = self.state.sessions.iter();
-        for slot in sessions.flat_map(|(_, session)| &session.leases) {
-            if let Some(lease) = self.state.messages.lease_state(*slot) {
-                let message = self.state.messages.handle(*slot);
-                self.charges
-                    .add(message, lease.grant.number, lease.estimate_us, now_ms);
-            }
-        }
     }
 
     pub(crate) fn run_timers(&mut self) {

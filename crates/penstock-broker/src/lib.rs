@@ -18,6 +18,7 @@
 //!
 //! At the start, [`Recovery`] takes the journal's records in order and becomes the [`Broker`].
 
+mod active;
 mod broker;
 mod charges;
 mod chores;

@@ -17,6 +17,7 @@ use penstock_faults::planted;
 use penstock_message::{Extras, JoinId, Key, Lease, Member, MessageId, SeededState, WallMs};
 
 use crate::Position;
+use crate::charges::Charge;
 use crate::clock::{Clock, When};
 use crate::effects::Rests;
 use crate::index::{Hash, Index};
@@ -257,8 +258,8 @@ pub(crate) struct LeaseState {
     pub(crate) session: u32,
     /// Its place in the session's list.
     pub(crate) index: u32,
-    /// What the run was expected to cost when it was handed out.
-    pub(crate) estimate_us: u32,
+    /// What its flow was charged for it; `None`: nothing yet, during a recovery.
+    pub(crate) charge: Option<Charge>,
     /// Whether the delivery has left the broker, so that the job may have begun.
     pub(crate) sent: bool,
     /// Whether the message would have expired meanwhile: it does when it comes back.

@@ -11,6 +11,8 @@ use penstock_faults::planted;
 use penstock_message::{Others, QueueLimits, SeededMap, SeededState};
 
 use crate::Position;
+use crate::active::{Active, Turn};
+use crate::charges::{Charge, Running};
 use crate::kinds::Kind;
 use crate::line::Line;
 use crate::messages::{Entry, Handle, Messages, State};
@@ -467,7 +469,10 @@ impl Queues {
         index: u32,
         messages: &Messages,
         mut wants: impl FnMut(Waiter) -> bool,
-    ) -> Option<(Waiter, u32, u32)> {
+    ) -> Option<(Waiter, u32, Charge)> {
+        /// Flows that are charged before one is taken as it is.
+        const CHARGED_AT_ONCE: usize = 16;
+        let now_ms = self.now_ms;
         let queue = &mut self.all[index];
         if queue.ready_levels == 0 || queue.paused && !planted!("serve-paused") {
             return None;
@@ -475,7 +480,16 @@ impl Queues {
         let count = queue.served().len();
         for turn in 0..count {
             let serving = queue.serving.as_mut()?;
-            let place = (serving.next + turn) % count;
+            // Some may have left since.
+            let first = if serving.next < count {
+                serving.next
+            } else {
+                0
+            };
+            let place = match first + turn {
+                place if place < count => place,
+                place => place - count,
+            };
             let served = &mut serving.by_tasks[place];
             while served.waiting.front().is_some_and(|waiter| !wants(*waiter)) {
                 served.waiting.pop_front();
@@ -484,7 +498,18 @@ impl Queues {
                 continue;
             };
             let tasks = served.tasks;
-            let Some((priority, active)) = queue.find_active(tasks, &self.flows, &self.sets) else {
+            let mut found = queue.find_active(tasks, &self.flows, &self.sets);
+            for _ in 0..CHARGED_AT_ONCE {
+                let Some((priority, (_, flow))) = found else {
+                    break;
+                };
+                let level = queue.level_mut(priority);
+                if !level.charge(flow, &mut self.flows[flow], now_ms) {
+                    break;
+                }
+                found = queue.find_active(tasks, &self.flows, &self.sets);
+            }
+            let Some((priority, active)) = found else {
                 continue;
             };
             let purge_before = queue.rare().purge_before;
@@ -499,16 +524,16 @@ impl Queues {
             }
             let serving = queue.serving.as_mut()?;
             serving.by_tasks[place].waiting.pop_front();
-            serving.next = (place + 1) % count;
+            serving.next = if place + 1 < count { place + 1 } else { 0 };
             serving.readiness.set(true, self.now_ms);
             let level = queue.level_mut(priority);
-            let (slot, estimate_us) = level.pop(active, &mut self.flows, messages, &self.tasks);
+            let (slot, charge) = level.pop(active, &mut self.flows, messages, &self.tasks, now_ms);
             if level.active.is_empty() {
                 queue.ready_levels &= !(1 << priority);
             }
             queue.ready -= 1;
             queue.ready_bytes -= messages.body_bytes(slot);
-            return Some((waiter, slot, estimate_us));
+            return Some((waiter, slot, charge));
         }
         queue.review_readiness(self.now_ms);
         None
@@ -545,7 +570,7 @@ impl Queues {
         &mut self,
         messages: &Messages,
         slot: u32,
-        estimate_us: u32,
+        charge: Option<Charge>,
         cost_us: Option<u64>,
     ) {
         let cost_us = cost_us.map_or(0, |cost| {
@@ -555,31 +580,39 @@ impl Queues {
             }
             cost
         });
-        self.correct(messages, slot, i64::from(cost_us) - i64::from(estimate_us));
-    }
-
-    /// A run of this message has cost more by now than its flow was charged.
-    pub(crate) fn charge(&mut self, messages: &Messages, slot: u32, more_us: u32) {
-        self.correct(messages, slot, i64::from(more_us));
+        if let Some(charge) = charge {
+            self.end_run(messages, slot, charge, cost_us);
+        }
     }
 
     /// Gives its flow back what the message was charged when it was popped.
-    pub(crate) fn refund(&mut self, messages: &Messages, slot: u32, estimate_us: u32) {
-        self.correct(messages, slot, -i64::from(estimate_us));
+    pub(crate) fn refund(&mut self, messages: &Messages, slot: u32, charge: Charge) {
+        self.end_run(messages, slot, charge, 0);
     }
 
-    fn correct(&mut self, messages: &Messages, slot: u32, by_us: i64) {
-        // The flow may be unknown: after a restart, for a run that was handed out before it.
-        let Some(flow) = messages.flow(slot) else {
-            return;
-        };
+    fn end_run(&mut self, messages: &Messages, slot: u32, charge: Charge, cost_us: u32) {
+        let flow = messages
+            .flow(slot)
+            .expect("a run that is charged has a flow");
         let kind = messages.kind(slot);
         let level = self.all[kind.queue].level_mut(kind.priority);
+        let back_us = self.flows[flow].running.end(charge, self.now_ms);
+        let by_us = i64::from(cost_us) - i64::from(charge.estimate_us);
+        let by_us = by_us.saturating_sub_unsigned(back_us);
         level.correct(flow, &mut self.flows[flow], by_us);
     }
 
-    pub(crate) fn estimate_us(&self, task: Name) -> u32 {
-        self.tasks.estimate_us(task)
+    /// Charges the flow of a run that is there after a recovery.
+    pub(crate) fn charge_run(&mut self, flow: u32) -> Charge {
+        let key = self.flows[flow].key;
+        let charge = Charge {
+            estimate_us: self.tasks.estimate_us(key.task),
+            since_ms: self.now_ms,
+        };
+        self.flows[flow].running.begin(charge);
+        let level = self.all[key.queue].level_mut(key.priority);
+        level.correct(flow, &mut self.flows[flow], i64::from(charge.estimate_us));
+        charge
     }
 
     /// Flows of a queue, by priority.
@@ -611,11 +644,12 @@ impl Queues {
         flows.map(|(_, ready)| ready as u64).sum()
     }
 
-    /// Panics unless the flows count these ready messages, and no others, and have so many users.
+    /// Panics unless the flows count these ready messages, and no others, and have so many users and runs.
     pub(crate) fn assert_flows_hold(
         &self,
         expected: &BTreeMap<(u32, u8, Name), usize>,
         users: &BTreeMap<u32, u32>,
+        runs: &BTreeMap<u32, u32>,
     ) {
         let mut flows = BTreeMap::new();
         let mut listed = 0;
@@ -650,8 +684,10 @@ impl Queues {
                     assert_eq!(self.by_key.get(&key), Some(slot), "a flow is found");
                     let used = users.get(slot).copied().unwrap_or(0);
                     assert_eq!(flow.users, used, "the users of a flow");
+                    let runs = runs.get(slot).copied().unwrap_or(0);
+                    assert_eq!(flow.running.runs(), runs, "the runs of a flow");
                     listed += 1;
-                    let is_active = level.active.contains(&(flow.virtual_time, *slot));
+                    let is_active = level.active.contains((flow.virtual_time, *slot));
                     let is_wanted = is_wanted(queue.served(), &self.sets, key.task);
                     assert_eq!(flow.is_wanted, is_wanted, "whether anybody can run a flow");
                     assert_eq!(
@@ -825,13 +861,16 @@ impl Queue {
             .sum()
     }
 
-    /// The priority and the flow of the next message for these consumers, if there is any.
+    /// The priority and the flow of the next message for consumers that can run these tasks, if there is any.
+    #[inline]
     fn find_active(
         &self,
         tasks: Option<u32>,
         flows: &Table<Flow>,
         sets: &TaskSets,
-    ) -> Option<(usize, (u64, u32))> {
+    ) -> Option<(usize, Turn)> {
+        // What takes part can be run by somebody.
+        let is_for_all = self.served().len() == 1 || tasks.is_none();
         let mut left = self.ready_levels;
         while left != 0 {
             let priority = match planted!("ignore-priority") {
@@ -839,12 +878,15 @@ impl Queue {
                 false => left.ilog2(),
             } as usize;
             left &= !(1 << priority);
-            let mut active = self.levels.as_ref()?[priority].as_ref()?.active.iter();
-            let found = active.find(|(_, flow)| {
-                sets.has(tasks, flows[*flow].key.task) || planted!("send-any-task")
-            });
-            if let Some(active) = found {
-                return Some((priority, *active));
+            let active = &self.levels.as_ref()?[priority].as_ref()?.active;
+            let found = match is_for_all || planted!("send-any-task") {
+                true => active.first(),
+                false => active
+                    .iter()
+                    .find(|(_, flow)| sets.has(tasks, flows[*flow].key.task)),
+            };
+            if let Some(turn) = found {
+                return Some((priority, turn));
             }
         }
         None
@@ -861,7 +903,7 @@ fn is_wanted(served: &[Served], sets: &TaskSets, task: Name) -> bool {
 struct Level {
     flows: Vec<u32>,
     /// Flows that have ready messages which somebody can run, by virtual time.
-    active: BTreeSet<(u64, u32)>,
+    active: Active,
     /// The virtual time at which the last message was taken: the present.
     present: u64,
 }
@@ -883,6 +925,7 @@ struct Flow {
     users: u32,
     virtual_time: u64,
     ready: usize,
+    running: Running,
     /// Some consumer of the queue can run its task, or the queue has none.
     is_wanted: bool,
     /// In order of number; some may be stale.
@@ -890,7 +933,55 @@ struct Flow {
     /// The number of the last in the run.
     last_number: u64,
     /// Those that came back after a younger one had come: taken by number among the others.
-    returned: BTreeSet<Handle>,
+    returned: Returned,
+}
+
+/// Messages by number. Most flows never have any.
+#[derive(Debug, Default)]
+struct Returned(
+    #[expect(
+        clippy::box_collection,
+        reason = "a third of the size, where it is not"
+    )]
+    Option<Box<BTreeSet<Handle>>>,
+);
+
+impl Returned {
+    fn insert(&mut self, handle: Handle) {
+        self.0.get_or_insert_default().insert(handle);
+    }
+
+    fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, |handles| handles.len())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Handle> {
+        self.0.iter().flat_map(|handles| handles.iter())
+    }
+
+    #[inline]
+    fn first(&self) -> Option<Handle> {
+        self.0.as_ref()?.first().copied()
+    }
+
+    fn pop_first(&mut self) {
+        if let Some(handles) = &mut self.0 {
+            handles.pop_first();
+            if handles.is_empty() {
+                self.clear();
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        self.0 = None;
+    }
+
+    fn retain(&mut self, is_wanted: impl FnMut(&Handle) -> bool) {
+        if let Some(handles) = &mut self.0 {
+            handles.retain(is_wanted);
+        }
+    }
 }
 
 impl Level {
@@ -920,7 +1011,7 @@ impl Level {
                 continue;
             }
             if was_wanted {
-                self.active.remove(&(flow.virtual_time, *slot));
+                self.active.remove((flow.virtual_time, *slot));
             } else {
                 flow.virtual_time = flow.virtual_time.max(self.present);
                 self.active.insert((flow.virtual_time, *slot));
@@ -931,33 +1022,50 @@ impl Level {
     /// Takes the next message of an active flow.
     fn pop(
         &mut self,
-        active: (u64, u32),
+        active: Turn,
         flows: &mut Table<Flow>,
         messages: &Messages,
         tasks: &Tasks,
-    ) -> (u32, u32) {
+        now_ms: u64,
+    ) -> (u32, Charge) {
         let (virtual_time, index) = active;
         // Others may be behind that wait for consumers of their own.
         self.present = self.present.max(virtual_time);
         let flow = &mut flows[index];
         let slot = flow.pop(messages);
-        let estimate_us = tasks.estimate_us(flow.key.task);
+        let charge = Charge {
+            estimate_us: tasks.estimate_us(flow.key.task),
+            since_ms: now_ms,
+        };
+        flow.running.begin(charge);
         flow.ready -= 1;
-        flow.virtual_time += u64::from(estimate_us);
-        self.active.remove(&active);
+        flow.virtual_time += u64::from(charge.estimate_us);
         if flow.ready > 0 {
-            self.active.insert((flow.virtual_time, index));
+            self.active.replace(active, (flow.virtual_time, index));
         } else {
+            self.active.remove(active);
             flow.run.clear();
             flow.returned.clear();
         }
-        (slot, estimate_us)
+        (slot, charge)
+    }
+
+    /// Charges an active flow what its runs have taken beyond what they were expected to. Returns whether that
+    /// may have changed whose turn it is.
+    fn charge(&mut self, slot: u32, flow: &mut Flow, now_ms: u64) -> bool {
+        if self.active.is_alone() {
+            // Nobody else wants the turn. It is charged when somebody does.
+            return false;
+        }
+        let more_us = flow.running.charge(now_ms);
+        self.correct(slot, flow, i64::try_from(more_us).unwrap_or(i64::MAX));
+        more_us > 0
     }
 
     fn forget_one(&mut self, slot: u32, flow: &mut Flow, messages: &Messages) {
         flow.ready -= 1;
         if flow.ready == 0 {
-            self.active.remove(&(flow.virtual_time, slot));
+            self.active.remove((flow.virtual_time, slot));
             flow.run.clear();
             flow.returned.clear();
         } else if flow.run.len() + flow.returned.len() > 2 * flow.ready + 64 {
@@ -974,8 +1082,8 @@ impl Level {
         }
         let corrected = flow.virtual_time.saturating_add_signed(by_us);
         if flow.ready > 0 && flow.is_wanted {
-            self.active.remove(&(flow.virtual_time, slot));
-            self.active.insert((corrected, slot));
+            self.active
+                .replace((flow.virtual_time, slot), (corrected, slot));
         }
         flow.virtual_time = corrected;
     }
@@ -992,7 +1100,8 @@ impl Flow {
             is_wanted,
             run: Line::default(),
             last_number: 0,
-            returned: BTreeSet::new(),
+            running: Running::default(),
+            returned: Returned::default(),
         }
     }
 
@@ -1008,7 +1117,7 @@ impl Flow {
                     },
                 };
             };
-            let (slot, is_ready) = match (next, self.returned.first().copied()) {
+            let (slot, is_ready) = match (next, self.returned.first()) {
                 (Some((_, next)), Some(returned)) if returned.number < next.number() => {
                     self.returned.pop_first();
                     (returned.slot, is_ready(messages, returned))
@@ -1046,11 +1155,11 @@ impl Flow {
         while self
             .returned
             .first()
-            .is_some_and(|first| !is_ready(messages, *first))
+            .is_some_and(|first| !is_ready(messages, first))
         {
             self.returned.pop_first();
         }
-        let returned = self.returned.first().copied();
+        let returned = self.returned.first();
         next.into_iter().chain(returned).min()
     }
 
@@ -1067,7 +1176,7 @@ impl Flow {
                 found.push(place.slot);
             }
         }
-        for handle in &self.returned {
+        for handle in self.returned.iter() {
             if handle.number >= before || found.len() >= most {
                 break;
             }

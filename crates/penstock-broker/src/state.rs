@@ -12,6 +12,7 @@ use penstock_message::{
 };
 
 use crate::Position;
+use crate::charges::Charge;
 use crate::clock::{Clock, When};
 use crate::effects::Rests;
 use crate::ends::Ends;
@@ -189,7 +190,7 @@ impl State {
                 self.joins.hold(join, handle);
             }
             Place::Leased { session, grant } => match self.sessions.by_number(session) {
-                Some(session) => self.lease(slot, session, grant, 0, true),
+                Some(session) => self.lease(slot, session, grant, None, true),
                 None => self.make_ready(slot),
             },
         }
@@ -344,8 +345,7 @@ impl State {
     /// A message that waits anywhere is handed out, or a hand-out is heard of later.
     pub(crate) fn grant(&mut self, slot: u32, session: u32, grant: Grant) {
         self.take(slot, None);
-        let estimate_us = self.queues.estimate_us(self.messages.kind(slot).task);
-        self.lease(slot, session, grant, estimate_us, true);
+        self.lease(slot, session, grant, None, true);
     }
 
     /// Enters the lease of a message that was taken out of its place.
@@ -354,7 +354,7 @@ impl State {
         slot: u32,
         session: u32,
         grant: Grant,
-        estimate_us: u32,
+        charge: Option<Charge>,
         sent: bool,
     ) {
         self.grants = self.grants.max(grant.number);
@@ -366,12 +366,31 @@ impl State {
             grant,
             session,
             index,
-            estimate_us,
+            charge,
             sent,
             expired: false,
         };
         self.messages.set_state(slot, MessagePlace::Leased(lease));
         self.queues[self.messages.queue(slot)].running += 1;
+    }
+
+    /// After a recovery: charges the flows of what runs, from now on.
+    pub(crate) fn resume_charges(&mut self) {
+        let sessions = self.sessions.iter();
+        let leases: Vec<u32> = sessions
+            .flat_map(|(_, session)| session.leases.iter().copied())
+            .collect();
+        for slot in leases {
+            self.charge_run(slot);
+        }
+    }
+
+    /// Charges the flow of what runs, from now on, for a hand-out that charged it nothing.
+    pub(crate) fn charge_run(&mut self, slot: u32) {
+        let flow = self.flow(slot);
+        if let Some(lease) = self.messages.lease_state_mut(slot) {
+            lease.charge = Some(self.queues.charge_run(flow));
+        }
     }
 
     /// The lease ended and the message goes back to its place.
@@ -820,12 +839,18 @@ impl State {
     /// Puts a message that is ready into its flow; returns whether it is the first there, and none of the consumers
     /// can run it.
     pub(crate) fn push_ready(&mut self, slot: u32) -> bool {
-        let flow = self.messages.flow(slot).unwrap_or_else(|| {
+        let flow = self.flow(slot);
+        self.queues.push_ready(&self.messages, slot, flow)
+    }
+
+    /// The flow of messages of its kind.
+    #[inline]
+    fn flow(&mut self, slot: u32) -> u32 {
+        self.messages.flow(slot).unwrap_or_else(|| {
             let flow = self.queues.take_flow(self.messages.kind(slot));
             self.messages.set_flow(slot, flow);
             flow
-        });
-        self.queues.push_ready(&self.messages, slot, flow)
+        })
     }
 
     /// The consumers of the queue can run other tasks than before: notes whether work waits that none of them
@@ -937,9 +962,8 @@ impl State {
             }
             MessagePlace::Held(_) => {}
             MessagePlace::Leased(lease) => {
-                let estimate_us = lease.estimate_us;
                 self.queues
-                    .correct_cost(&self.messages, slot, estimate_us, cost_us);
+                    .correct_cost(&self.messages, slot, lease.charge, cost_us);
                 self.queues[queue].running -= 1;
                 let leases = &mut self.sessions[lease.session].leases;
                 leases.swap_remove(lease.index as usize);

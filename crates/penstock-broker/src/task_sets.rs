@@ -1,6 +1,6 @@
 //! Sets of tasks that consumers can run. Equal ones are kept once: a thousand workers of an app share one.
 
-use penstock_message::{SeededMap, SeededSet, SeededState};
+use penstock_message::{SeededMap, SeededState};
 
 use crate::names::{Name, Names};
 use crate::slab::Slab;
@@ -15,7 +15,6 @@ pub(crate) struct TaskSets {
 struct TaskSet {
     /// In order; the key of `by_names`.
     names: Vec<Name>,
-    members: SeededSet<Name>,
     /// Consumers that can run these.
     users: usize,
 }
@@ -36,12 +35,9 @@ impl TaskSets {
             self.sets[*set].users += 1;
             return *set;
         }
-        let mut members = SeededSet::with_hasher(*self.by_names.hasher());
-        members.extend(tasks.iter().copied());
         tasks.iter().for_each(|task| names.hold(*task));
         let set = self.sets.insert(TaskSet {
             names: tasks.clone(),
-            members,
             users: 1,
         });
         self.by_names.insert(tasks, set);
@@ -63,7 +59,7 @@ impl TaskSets {
 
     /// `None`: a set of all tasks.
     pub(crate) fn has(&self, set: Option<u32>, task: Name) -> bool {
-        set.is_none_or(|set| self.sets[set].members.contains(&task))
+        set.is_none_or(|set| self.sets[set].names.binary_search(&task).is_ok())
     }
 
     /// The names of all sets.

@@ -1,0 +1,101 @@
+//! Flows that take part, by virtual time.
+
+use std::collections::BTreeSet;
+
+/// A virtual time, and the flow that has it.
+pub(crate) type Turn = (u64, u32);
+
+/// The first stands outside of the tree, for most levels have one flow, and each job moves a flow twice.
+#[derive(Debug, Default)]
+pub(crate) struct Active {
+    first: Option<Turn>,
+    rest: BTreeSet<Turn>,
+}
+
+impl Active {
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+
+    /// Whether there is one flow, or none.
+    #[inline]
+    pub(crate) fn is_alone(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    #[inline]
+    pub(crate) fn first(&self) -> Option<Turn> {
+        self.first
+    }
+
+    pub(crate) fn contains(&self, turn: Turn) -> bool {
+        self.first == Some(turn) || self.rest.contains(&turn)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Turn> {
+        self.first.into_iter().chain(self.rest.iter().copied())
+    }
+
+    #[inline]
+    pub(crate) fn insert(&mut self, turn: Turn) {
+        match self.first {
+            None => self.first = Some(turn),
+            Some(first) if turn < first => {
+                self.rest.insert(first);
+                self.first = Some(turn);
+            }
+            Some(_) => {
+                self.rest.insert(turn);
+            }
+        }
+    }
+
+    #[inline]
+    pub(crate) fn remove(&mut self, turn: Turn) {
+        if self.first == Some(turn) {
+            self.first = match self.rest.is_empty() {
+                true => None,
+                false => self.rest.pop_first(),
+            };
+        } else {
+            self.rest.remove(&turn);
+        }
+    }
+
+    /// A flow's virtual time is another one from now on.
+    #[inline]
+    pub(crate) fn replace(&mut self, old: Turn, new: Turn) {
+        if self.rest.is_empty() && self.first == Some(old) {
+            self.first = Some(new);
+        } else {
+            self.remove(old);
+            self.insert(new);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_come_in_order_however_they_came_and_went() {
+        let mut active = Active::default();
+        assert!(active.is_empty() && active.is_alone());
+        for turn in [(5, 1), (3, 2), (9, 3), (3, 4)] {
+            active.insert(turn);
+        }
+        assert!(active.iter().eq([(3, 2), (3, 4), (5, 1), (9, 3)]));
+        active.replace((3, 2), (7, 2));
+        active.replace((9, 3), (1, 3));
+        assert!(active.iter().eq([(1, 3), (3, 4), (5, 1), (7, 2)]));
+        active.remove((1, 3));
+        active.remove((5, 1));
+        assert_eq!(active.first(), Some((3, 4)));
+        assert!(active.contains((7, 2)) && active.contains((3, 4)) && !active.contains((5, 1)));
+        active.remove((3, 4));
+        active.replace((7, 2), (8, 2));
+        assert!(active.is_alone() && active.iter().eq([(8, 2)]));
+    }
+}
