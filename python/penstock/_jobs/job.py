@@ -62,15 +62,23 @@ class Job(Generic[R_co]):
     an argument or a result of a task: it travels as its id.
     """
 
-    __slots__ = ("__weakref__", "_accepted", "_app", "_end", "_id")
+    __slots__ = ("__weakref__", "_app", "_id", "_known")
 
     def __init__(self, app: App, job_id: bytes, accepted: bool = False) -> None:
         self._app = app
         self._id = job_id
-        # Whether it is known that a broker had it, and so that it has ended when the broker no longer knows it.
-        self._accepted = accepted
-        # How it ended, where `wait` or `as_completed` has seen that.
-        self._end: tuple[int, bytes] | None = None
+        # How it ended, where `wait` or `as_completed` has seen that; else whether a broker surely had it. In one place,
+        # as a bulk enqueue makes so many of these.
+        self._known: bool | tuple[int, bytes] = accepted
+
+    @property
+    def _accepted(self) -> bool:
+        """Whether it has ended when the broker no longer knows it, since a broker surely had it."""
+        return self._known is not False
+
+    @property
+    def _end(self) -> tuple[int, bytes] | None:
+        return self._known if isinstance(self._known, tuple) else None
 
     @property
     def id(self) -> str:

@@ -220,7 +220,7 @@ def _connection_of(jobs: list[Job[R]]) -> "Connection":
 def _keep(job: Job[R], end: tuple[int, bytes]) -> Job[R]:
     """Let the job know its end, so that nobody asks for it again."""
     if end != _GONE:
-        job._end = end
+        job._known = end
     return job
 
 

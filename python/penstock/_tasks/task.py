@@ -131,7 +131,7 @@ class Sender(Generic[P, R]):
             calls = self._calls(arguments)
             return app._send(calls) if calls else []
         # Arguments are let go one by one: to keep a tuple and a dictionary for each would cost as much as the rest.
-        bodies = [self.task._encode(args, {}) for args in arguments]
+        bodies = self.task._encode_each(arguments)
         if not bodies:
             return []
         connection = app._connected()
@@ -144,7 +144,7 @@ class Sender(Generic[P, R]):
         if app._enqueue_layers is not None or here.get() is not None:
             calls = self._calls(arguments)
             return await app._asend(calls) if calls else []
-        bodies = [self.task._encode(args, {}) for args in arguments]
+        bodies = self.task._encode_each(arguments)
         if not bodies:
             return []
         jobs = [(self._core_options, body) for body in bodies]
@@ -222,11 +222,21 @@ class AnyTask(Sender[P, R]):
     def _encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         body = self.arguments.encode(args, kwargs)
         if len(body) > self.app.max_payload_bytes:
-            raise PayloadTooLarge(
-                f"{self.name}(): the arguments take {len(body):,} bytes, and {self.app.max_payload_bytes:,}"
-                " are allowed; store large data elsewhere and pass its place, or raise App(max_payload_bytes=...)"
-            )
+            raise self._too_large(len(body))
         return body
+
+    def _encode_each(self, calls: Iterable[tuple[Any, ...]]) -> list[bytes]:
+        bodies = self.arguments.encode_each(calls)
+        largest = max(map(len, bodies), default=0)
+        if largest > self.app.max_payload_bytes:
+            raise self._too_large(largest)
+        return bodies
+
+    def _too_large(self, length: int) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"{self.name}(): the arguments take {length:,} bytes, and {self.app.max_payload_bytes:,}"
+            " are allowed; store large data elsewhere and pass its place, or raise App(max_payload_bytes=...)"
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
