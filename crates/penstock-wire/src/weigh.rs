@@ -5,9 +5,8 @@
 //! entries would take too much. Frames that cannot take too much, whatever is in them, are not walked;
 //! those are nearly all.
 
-use bytes::{Buf, Bytes};
 use prost::DecodeError;
-use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+use prost::encoding::{DecodeContext, WireType, decode_varint, skip_field};
 
 /// What the entries of all lists of a frame may take in memory, beside the bytes of the frame itself.
 pub const MAX_ENTRY_BYTES: usize = 64 << 20;
@@ -15,6 +14,8 @@ pub const MAX_ENTRY_BYTES: usize = 64 << 20;
 /// The fields of a message that hold messages, or that may come any number of times.
 pub(crate) struct Shape {
     fields: &'static [(u32, Field)],
+    /// One bit for the number of each.
+    numbers: u64,
     /// Fields from this one on are in a box of so many bytes.
     boxed: Option<(u32, usize)>,
 }
@@ -22,9 +23,26 @@ pub(crate) struct Shape {
 impl Shape {
     pub(crate) const fn new(fields: &'static [(u32, Field)]) -> Self {
         assert!(fields.len() <= MOST_FIELDS);
+        let mut numbers = 0;
+        let mut place = 0;
+        while place < fields.len() {
+            assert!(fields[place].0 < u64::BITS);
+            numbers |= 1 << fields[place].0;
+            place += 1;
+        }
         Self {
             fields,
+            numbers,
             boxed: None,
+        }
+    }
+
+    /// The place of a field in the list.
+    fn place_of(&self, number: u32) -> Option<usize> {
+        let is_known = number < u64::BITS && self.numbers & 1 << number != 0;
+        match is_known {
+            true => self.fields.iter().position(|(known, _)| *known == number),
+            false => None,
         }
     }
 
@@ -49,7 +67,7 @@ pub(crate) enum Field {
 
 /// Whether the entries of this frame stay under [`MAX_ENTRY_BYTES`]. What is not protobuf passes, for
 /// the decoder to say so.
-pub(crate) fn is_bearable(frame: &Bytes, shape: &Shape, largest_entry: usize) -> bool {
+pub(crate) fn is_bearable(frame: &[u8], shape: &Shape, largest_entry: usize) -> bool {
     // The shortest entry is the number of its field and a length of zero, and one that is alone in its
     // list takes the room of FIRST_ROOM.
     if frame.len() / 2 * FIRST_ROOM * largest_entry <= MAX_ENTRY_BYTES {
@@ -58,7 +76,7 @@ pub(crate) fn is_bearable(frame: &Bytes, shape: &Shape, largest_entry: usize) ->
     let mut walk = Walk {
         left: MAX_ENTRY_BYTES,
     };
-    !matches!(walk.message(&mut frame.clone(), shape), Err(Stop::TooHeavy))
+    !matches!(walk.message(frame, shape), Err(Stop::TooHeavy))
 }
 
 /// A list that is not empty has room for so many entries, and doubles it when it is full.
@@ -80,37 +98,35 @@ impl From<DecodeError> for Stop {
 }
 
 impl Walk {
-    fn message(&mut self, bytes: &mut Bytes, shape: &Shape) -> Result<(), Stop> {
+    /// Works on borrowed bytes, as every part of a counted buffer would count it up and down: half of the time of
+    /// a large frame's walk.
+    fn message(&mut self, mut bytes: &[u8], shape: &Shape) -> Result<(), Stop> {
         if shape.fields.is_empty() {
             return Ok(());
         }
         let mut lists = [List::default(); MOST_FIELDS];
         let mut boxed = shape.boxed;
-        while bytes.has_remaining() {
-            let (number, wire_type) = decode_key(bytes)?;
+        while !bytes.is_empty() {
+            let (number, wire_type) = key(&mut bytes)?;
             if let Some((_, box_bytes)) = boxed.take_if(|(first, _)| number >= *first) {
                 self.take(box_bytes)?;
             }
-            let place = shape.fields.iter().position(|(known, _)| *known == number);
+            let place = shape.place_of(number);
             let (Some(place), WireType::LengthDelimited) = (place, wire_type) else {
                 if let Some(place) = place
                     && let Field::ManyNumbers(entry_bytes) = &shape.fields[place].1
                 {
                     self.add(&mut lists[place], *entry_bytes)?;
                 }
-                skip_field(wire_type, number, bytes, DecodeContext::default())?;
+                skip(wire_type, number, &mut bytes)?;
                 continue;
             };
-            let length = decode_varint(bytes)?;
-            if length > bytes.remaining() as u64 {
-                return Err(Stop::NotProtobuf);
-            }
-            let mut held = bytes.split_to(length as usize);
+            let held = part(&mut bytes)?;
             match &shape.fields[place].1 {
-                Field::One(shape) => self.message(&mut held, shape)?,
+                Field::One(shape) => self.message(held, shape)?,
                 Field::Many(shape, entry_bytes) => {
                     self.add(&mut lists[place], *entry_bytes)?;
-                    self.message(&mut held, shape)?;
+                    self.message(held, shape)?;
                 }
                 Field::ManyPlain(entry_bytes) => self.add(&mut lists[place], *entry_bytes)?,
                 Field::ManyNumbers(entry_bytes) => {
@@ -137,6 +153,45 @@ impl Walk {
         }
         list.entries += 1;
         Ok(())
+    }
+}
+
+/// The number and type of a field.
+fn key(bytes: &mut &[u8]) -> Result<(u32, WireType), Stop> {
+    let key = varint(bytes)?;
+    let number = u32::try_from(key >> 3).map_err(|_| Stop::NotProtobuf)?;
+    Ok((number, WireType::try_from(key & 7)?))
+}
+
+fn skip(wire_type: WireType, number: u32, bytes: &mut &[u8]) -> Result<(), Stop> {
+    match wire_type {
+        WireType::Varint => varint(bytes).map(drop),
+        WireType::LengthDelimited => part(bytes).map(drop),
+        _ => Ok(skip_field(
+            wire_type,
+            number,
+            bytes,
+            DecodeContext::default(),
+        )?),
+    }
+}
+
+/// The bytes of a field, after their length.
+fn part<'a>(bytes: &mut &'a [u8]) -> Result<&'a [u8], Stop> {
+    let length = usize::try_from(varint(bytes)?).map_err(|_| Stop::NotProtobuf)?;
+    let (part, rest) = bytes.split_at_checked(length).ok_or(Stop::NotProtobuf)?;
+    *bytes = rest;
+    Ok(part)
+}
+
+#[inline]
+fn varint(bytes: &mut &[u8]) -> Result<u64, Stop> {
+    match **bytes {
+        [byte, ref rest @ ..] if byte < 0x80 => {
+            *bytes = rest;
+            Ok(u64::from(byte))
+        }
+        _ => Ok(decode_varint(bytes)?),
     }
 }
 
