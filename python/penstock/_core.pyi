@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, final
 
 from penstock._worker.runner import Delivered
 
-__all__ = ["ChildLink", "Client", "Options", "Port", "__version__"]
+__all__ = ["ChildLink", "Client", "Consumer", "Options", "Port", "__version__"]
 
 __version__: str
 
@@ -41,6 +41,11 @@ class Options:
     ) -> Options: ...
     def with_headers(self, headers: Sequence[tuple[str, str]]) -> Options:
         """The same with these headers in place of its own."""
+    def at_once(self) -> Options:
+        """The same without its countdown or eta."""
+    def details(self) -> dict[str, Any]:
+        """Return what has no property: priority, countdown_ms, eta_ms, expires_after_ms, expires_at_ms, result_ttl_ms,
+        max_crashes and durability, each as it was given, or None."""
     @property
     def task(self) -> str: ...
     @property
@@ -149,6 +154,39 @@ class Client:
     def peek_async(self, job_id: bytes, timeout_s: float, port: Port, token: int) -> None: ...
     def forget(self, port: Port, token: int) -> None:
         """A cancelled await: its end is no longer wanted. The job is not touched."""
+
+@final
+class Consumer:
+    """Takes jobs of a client's broker in this process, over the client's own connection. For tests of applications.
+
+    Any thread may call it, and several may take at once.
+    """
+
+    def __new__(cls, client: Client, app: str) -> Consumer:
+        """``app``: shown to people."""
+    def serve(self, queues: Sequence[str], tasks: Sequence[str]) -> None:
+        """Take jobs of these tasks from these queues from now on. Comes before the first ``take``."""
+    def take(self, wait: bool, timeout_s: float) -> Delivered | None:
+        """Take the next job.
+
+        Without ``wait``, None says that the broker has none that is ready; it must answer within the timeout. With it,
+        None says that ``stop`` was called.
+        """
+    def finish(
+        self,
+        job_id: bytes,
+        kind: int,
+        delay_ms: int,
+        value: bytes | None,
+        note: bytes | None,
+        failure: tuple[str, str, int, bytes] | None,
+        timeout_s: float,
+    ) -> None:
+        """Settle a job that was taken, with what ``Runner.run`` says of it; returns once that is confirmed."""
+    def left(self, timeout_s: float) -> tuple[int, int]:
+        """Return how many jobs are ready that it could take, and how many are taken and not settled."""
+    def stop(self, timeout_s: float) -> None:
+        """End every ``take``, and give back what has come and nobody took."""
 
 @final
 class ChildLink:

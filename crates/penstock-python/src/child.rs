@@ -2,7 +2,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, TryLockError};
 
-use penstock_message::Failure;
+use penstock_message::{Failure, Retries};
 use penstock_worker::{Ended, FailureView, JobView, Kind, Link, Pulled, end_with_parent};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyValueError};
 use pyo3::prelude::*;
@@ -44,21 +44,32 @@ impl ChildLink {
 }
 
 /// What few jobs have, as (generation, attempts of earlier ones, retries, headers); `None` for all others.
-fn extras<'py>(py: Python<'py>, job: &JobView<'_>) -> PyResult<Option<Bound<'py, PyTuple>>> {
-    if job.retried.is_none() && job.retries.is_none() && job.headers.is_empty() {
+pub(crate) fn extras_to_python<'py, 'a>(
+    py: Python<'py>,
+    retried: (u32, u32),
+    retries: Option<&Retries>,
+    headers: impl ExactSizeIterator<Item = (&'a str, &'a [u8])>,
+) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    if retried == (0, 0) && retries.is_none() && headers.len() == 0 {
         return Ok(None);
     }
-    let (generation, attempts_before) = job.retried.map_or((0, 0), |retried| {
-        (retried.generation, retried.attempts_before)
-    });
-    let retries = retries_to_python(py, job.retries.as_ref())?;
-    let headers = PyDict::new(py);
-    for (name, value) in &job.headers {
-        headers.set_item(name, String::from_utf8_lossy(value))?;
+    let (generation, attempts_before) = retried;
+    let retries = retries_to_python(py, retries)?;
+    let named = PyDict::new(py);
+    for (name, value) in headers {
+        named.set_item(name, String::from_utf8_lossy(value))?;
     }
-    (generation, attempts_before, retries, headers)
+    (generation, attempts_before, retries, named)
         .into_pyobject(py)
         .map(Some)
+}
+
+fn extras<'py>(py: Python<'py>, job: &JobView<'_>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let retried = job.retried.map_or((0, 0), |retried| {
+        (retried.generation, retried.attempts_before)
+    });
+    let headers = job.headers.iter().copied();
+    extras_to_python(py, retried, job.retries.as_ref(), headers)
 }
 
 #[pymethods]

@@ -43,7 +43,7 @@ struct State {
 }
 
 impl Client {
-    fn driver(&self) -> Result<Arc<dyn Driver>, Failure> {
+    pub(crate) fn driver(&self) -> Result<Arc<dyn Driver>, Failure> {
         let mut state = self.state.lock().unwrap();
         let pid = std::process::id();
         if state.pid != pid {
@@ -576,7 +576,7 @@ impl Client {
 }
 
 /// Waits for what is sure to come: a driver ends each call itself when its time is up.
-fn wait_for_end<T: Send + 'static>(
+pub(crate) fn wait_for_end<T: Send + 'static>(
     py: Python<'_>,
     driver: &dyn Driver,
     call: impl FnOnce(Done<T>) + Send,
@@ -601,7 +601,7 @@ fn copied(body: &Bound<'_, PyBytes>) -> Bytes {
     Bytes::copy_from_slice(body.as_bytes())
 }
 
-fn job(id: &[u8]) -> Result<MessageId, Failure> {
+pub(crate) fn job(id: &[u8]) -> Result<MessageId, Failure> {
     id.try_into()
         .map(MessageId)
         .map_err(|_| Failure::invalid(format!("a job id is 16 bytes long, not {}", id.len())))
@@ -642,7 +642,7 @@ fn question_deadline(timeout_s: f64) -> PyResult<Instant> {
 
 // To Python.
 
-fn confirmed(outcome: Result<Vec<Receipt>, DriverError>) -> Result<(), Failure> {
+pub(crate) fn confirmed(outcome: Result<Vec<Receipt>, DriverError>) -> Result<(), Failure> {
     let receipts = outcome.map_err(Failure::of_commit)?;
     receipts.into_iter().try_for_each(Failure::of_receipt)
 }
@@ -733,7 +733,7 @@ fn message_info(answer: Answer) -> Result<Option<MessageInfo>, Failure> {
     }
 }
 
-fn odd_answer(answer: &Answer) -> Failure {
+pub(crate) fn odd_answer(answer: &Answer) -> Failure {
     match answer {
         Answer::Refused(why) => Failure::refused(why),
         _ => Failure::refused("the broker gave the answer to another question"),

@@ -3,6 +3,7 @@
 
 mod child;
 mod client;
+mod consumer;
 mod errors;
 mod failed;
 mod ids;
@@ -21,6 +22,8 @@ mod _core {
     use crate::child::ChildLink;
     #[pymodule_export]
     use crate::client::Client;
+    #[pymodule_export]
+    use crate::consumer::Consumer;
     #[pymodule_export]
     use crate::options::Options;
     #[pymodule_export]

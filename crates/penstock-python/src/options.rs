@@ -145,6 +145,30 @@ impl Options {
         })
     }
 
+    /// Returns the same options without a countdown or an eta.
+    fn at_once(&self) -> Self {
+        Self {
+            due: None,
+            ..self.clone()
+        }
+    }
+
+    /// Returns the options that have no getter, by the names that `new` takes.
+    fn details<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let details = PyDict::new(py);
+        let (countdown_ms, eta_ms) = after_or_at(self.due);
+        let (expires_after_ms, expires_at_ms) = after_or_at(self.expires_at);
+        details.set_item("priority", self.priority)?;
+        details.set_item("countdown_ms", countdown_ms)?;
+        details.set_item("eta_ms", eta_ms)?;
+        details.set_item("expires_after_ms", expires_after_ms)?;
+        details.set_item("expires_at_ms", expires_at_ms)?;
+        details.set_item("result_ttl_ms", self.result_ttl_ms)?;
+        details.set_item("max_crashes", self.max_crashes)?;
+        details.set_item("durability", durability_name(self.durability))?;
+        Ok(details)
+    }
+
     #[getter]
     fn task(&self) -> &str {
         &self.task
@@ -225,6 +249,23 @@ fn checked_headers(given: Vec<(String, String)>) -> Result<Vec<(String, Bytes)>,
     }
     let headers = given.into_iter().map(|(name, value)| (name, value.into()));
     Ok(headers.collect())
+}
+
+fn after_or_at(due: Option<Due>) -> (Option<u64>, Option<u64>) {
+    match due {
+        None => (None, None),
+        Some(Due::AfterMs(ms)) => (Some(ms), None),
+        Some(Due::At(ms)) => (None, Some(ms)),
+    }
+}
+
+fn durability_name(durability: Durability) -> &'static str {
+    match durability {
+        Durability::Replicated => "replicated",
+        Durability::Disk => "disk",
+        Durability::Os => "os",
+        Durability::None => "none",
+    }
 }
 
 fn one_of(after: (&str, Option<u64>), at: (&str, Option<u64>)) -> Result<Option<Due>, Failure> {

@@ -7,7 +7,7 @@ use penstock_driver::{Driver, Lead};
 use pyo3::prelude::*;
 
 /// A wait ends this often to let Python run its signal handlers, so that Ctrl-C gets through.
-const SLICE: Duration = Duration::from_millis(50);
+pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
 /// One value that another thread brings.
 pub(crate) struct Slot<T> {

@@ -18,10 +18,12 @@
 //! | files.rs | the limit of open files, and what passes |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
 //! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
+//! | desk.rs | a worker without processes, for tests of applications |
 //!
 //! `policy` and `inbox` are public for the simulator alone, whose workers decide by them.
 
 mod config;
+mod desk;
 mod files;
 #[cfg(feature = "hostile")]
 pub mod hostile;
@@ -39,6 +41,7 @@ mod zygote;
 pub use config::{
     ChildLog, Connect, Connected, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name,
 };
+pub use desk::{Desk, Left, Look};
 pub use link::{Ended, Link, Pulled};
 #[doc(hidden)]
 pub use packet::job_bytes;
