@@ -21,12 +21,14 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
-from penstock import _core
+from penstock import _core, _guard
 from penstock._jobs.current import running
 from penstock.errors import BrokerUnavailable, CallTimeout, InvalidConfiguration, ResultTimeout
 
 if TYPE_CHECKING:
     import asyncio
+
+    from penstock._tasks.app import App
 
 logger = logging.getLogger("penstock")
 
@@ -48,9 +50,9 @@ Ended: TypeAlias = tuple[int, bytes, Run | None]
 class Connection:
     """A client with awaitable calls beside the blocking ones. Use ``connect``, which shares them."""
 
-    def __init__(self, url: str, token: str | None, name: str) -> None:
+    def __init__(self, url: str, client: _core.Client) -> None:
         self.url = url
-        self._client = client = _core.Client(url, token=token, program=_program(), name=name)
+        self._client = client
         self._ports = _Ports(self.log_notices)
         self._notices_due = 0.0
         # Bound once: these are on the path of every delay().
@@ -198,6 +200,12 @@ class Connection:
             if port.forget(token):
                 self._client.forget(port.core, token)
 
+    def whereabouts(self, job_id: bytes, url: str, call_timeout_s: float) -> str:
+        """Say where a job is that has not ended in time. Raises ``PenstockError`` when the broker does not answer."""
+        from penstock._jobs.whereabouts import whereabouts
+
+        return whereabouts(self, job_id, url, call_timeout_s)
+
     def log_notices(self, blocking: tuple[str, str] | None = None) -> None:
         """Show what the broker wants people to know, at most once a second.
 
@@ -344,8 +352,10 @@ def is_own(url: str) -> bool:
     return url.startswith("memory:")
 
 
-def connect(url: str, name: str, owner: object) -> Connection:
+def connect(url: str, name: str, owner: App) -> Connection:
     """Return this process's connection to ``url``, or its owner's where that is its own; opens nothing by itself."""
+    if _guard.may_connect is not None:
+        _guard.may_connect(owner)
     token = os.environ.get("PENSTOCK_TOKEN")
     if url.startswith("tcp://") and "@" in url:
         raise InvalidConfiguration("the URL of a server holds no token: set PENSTOCK_TOKEN, and give tcp://HOST:PORT")
@@ -353,12 +363,24 @@ def connect(url: str, name: str, owner: object) -> Connection:
         if is_own(url):
             connection = _owned.get(owner)
             if connection is None:
-                connection = _owned[owner] = Connection(url, token, name)
+                connection = _owned[owner] = new_connection(url, token, name)
             return connection
         connection = _connections.get((url, token))
         if connection is None:
-            connection = _connections[url, token] = Connection(url, token, name)
+            connection = _connections[url, token] = new_connection(url, token, name)
         return connection
+
+
+def new_connection(url: str, token: str | None, name: str) -> Connection:
+    """Make a connection that nobody shares. Opens nothing."""
+    return Connection(url, _core.Client(url, token=token, program=penstock_program(), name=name))
+
+
+def start_over() -> None:
+    """Let every app look anew where its broker is, and whether it may be used. Ends no connection."""
+    global _generation
+    with _lock:
+        _generation += 1
 
 
 def disconnect(connection: Connection, timeout_s: float) -> None:
@@ -396,7 +418,7 @@ def _start_anew_after_fork() -> None:
 os.register_at_fork(after_in_child=_start_anew_after_fork)
 
 
-def _program() -> str | None:
+def penstock_program() -> str | None:
     """The executable that ``local:`` starts. Never looked for beside ``sys.executable``, which lies under uWSGI."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bin", "penstock")
     return program if os.path.isfile(program) else None

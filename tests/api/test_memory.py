@@ -17,7 +17,7 @@ from project import pidfd
 
 from penstock import App, JobExpired, JobState, NotOffered
 from penstock.errors import BrokerUnavailable, InvalidConfiguration
-from penstock.testing import inline, move_clock
+from penstock.testing import move_clock
 
 PATIENCE_S = 30
 
@@ -78,8 +78,6 @@ def test_a_clock_is_moved_on_and_not_beyond_all_bounds(app):
 def test_no_other_broker_lets_its_clock_be_moved(project):
     app = App("shop", project.url)
     with pytest.raises(NotOffered, match=r"moving the clock is not offered by penstock .* a double for tests"):
-        move_clock(app, timedelta(seconds=1))
-    with inline(app), pytest.raises(NotOffered, match="inline has no clock"):
         move_clock(app, timedelta(seconds=1))
     app.close()
 

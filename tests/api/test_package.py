@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock import testing
 
 
 def test_everything_public_is_there():
@@ -136,3 +137,13 @@ def test_each_folder_imports_only_those_above_it_in_the_list():
                     if home[0] == "penstock" and home[1:2] and home[1] in folders[place + 1 :]:
                         upward.append(f"{folder}/{file.name}: {statement.module}")
     assert upward == []
+
+
+def test_what_is_for_users_tests_is_imported_when_it_is_asked_for():
+    for name in testing.__all__:
+        found = getattr(testing, name)
+        if isinstance(found, type):
+            assert found.__module__ == "penstock.testing"
+    assert {*testing.__all__} == {*dir(testing)}
+    with pytest.raises(AttributeError, match=r"module 'penstock.testing' has no attribute 'outline'"):
+        testing.outline  # noqa: B018

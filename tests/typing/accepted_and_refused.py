@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, assert_type
 
 import penstock
+import penstock.testing as testing
 from penstock import (
     App,
     AsyncTask,
@@ -24,6 +25,7 @@ from penstock import (
     Task,
     current_job,
 )
+from penstock.testing import Calls, capture, inline, worker
 
 app = App("shop", url="memory:", call_timeout=2)
 App("shop", call_timeout="2")  # E: arg-type
@@ -226,3 +228,16 @@ app.codec(complex, lambda value: value.reel, lambda parts: complex(*parts))  # E
 app.codec(complex, str, lambda text: [text])  # E(mypy): arg-type return-value
 app.on_worker_start(lambda: None)
 app.on_worker_start(lambda name: None)  # E: type-var
+
+
+# Tests of one's own
+with inline(app) as calls, capture() as captured, worker(app, threads=3) as threaded:
+    assert_type(calls, Calls)
+    assert_type(calls.assert_enqueued(send, args=("ada",), countdown=60, headers={"a": "b"}), testing.Call)
+    assert_type(captured.run_until_idle(), int)
+    threaded.run_until_idle(timeout=datetime.timedelta(seconds=1))
+    calls.run_until_idle()  # E: attr-defined
+    calls.refute_enqueued("shop.send", countdown="60")  # E: arg-type
+    calls.assert_enqueued(send, colour="red")  # E: call-arg
+with inline("shop"):  # E: arg-type
+    pass

@@ -57,7 +57,7 @@ def test_pyright_refuses_exactly_what_is_wrong(tmp_path):
 
 def test_everything_public_has_a_type_that_all_checkers_agree_on():
     told = pyright("--verifytypes", "penstock", "--ignoreexternal")["typeCompleteness"]
-    unknown = [each["fullName"] for each in told["symbols"] if each["isExported"] and not each["isTypeKnown"]]
+    unknown = [each["name"] for each in told["symbols"] if each["isExported"] and not each["isTypeKnown"]]
     assert told["exportedSymbolCounts"]["withKnownType"] > 50
     assert (told["completenessScore"], unknown) == (1, [])
 

@@ -234,10 +234,8 @@ class Job(Generic[R_co]):
 
     def _late(self, connection: Connection) -> ResultTimeout:
         """Say where the job is instead of having ended."""
-        from penstock._jobs.whereabouts import whereabouts
-
         try:
-            where = whereabouts(connection, self._id, self._app.url, self._app.call_timeout)
+            where = connection.whereabouts(self._id, self._app.url, self._app.call_timeout)
         except PenstockError as error:
             where = f"where it is, its broker does not say ({error})"
         return ResultTimeout(

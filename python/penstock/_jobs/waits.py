@@ -209,7 +209,7 @@ def _connection_of(jobs: list[Job[R]]) -> "Connection":
             raise TypeError(f"jobs are what delay() and app.job() return, not {job!r}")
     connection = jobs[0]._app._connected()
     for job in jobs:
-        if job._app is not jobs[0]._app and job._app._connected() is not connection:
+        if job._app is not jobs[0]._app and job._app._connected() != connection:
             raise ValueError(
                 f"{jobs[0]!r} is at {jobs[0]._app.url} and {job!r} at {job._app.url}: wait for the jobs of each broker"
                 " apart"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -45,6 +46,11 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 F = TypeVar("F", bound=Callable[[], object])
+
+
+# Every app of this process, and who wants to know of each new one: doubles for tests, which take the brokers' places.
+made: weakref.WeakSet[App] = weakref.WeakSet()
+on_made: list[Callable[[App], None]] = []
 
 
 @public
@@ -105,6 +111,9 @@ class App:
         self._connection: Connection | None = None
         self._generation = -1
         remember_app(self)
+        made.add(self)
+        for tell in on_made:
+            tell(self)
 
     @property
     def url(self) -> str:

@@ -118,6 +118,10 @@ class Runner:
         except BaseException as error:
             return _Attempt(self, job, started_ms).fail(error)
 
+    @property
+    def has_event_loop(self) -> bool:
+        return self._loop is not None
+
     def close(self) -> None:
         """End the event loop, if there was an ``async def`` task that needed one."""
         if self._loop is not None:

@@ -1,23 +1,59 @@
-"""For tests of code that enqueues: run each job here, at once, without a broker or a worker.
+"""For tests of code that enqueues: run its jobs in the test's own process, or look at what was enqueued.
 
     from penstock.testing import inline
 
     def test_signup_sends_a_mail():
         with inline(app) as calls:
             signup("ada@example.org")
-        assert [call.task for call in calls] == ["shop.send"]
+        calls.assert_enqueued(send, args=("ada@example.org",))
 
-Arguments and results are encoded and decoded, errors retried (without the wait), and ``result()``
-raises as it does in production. Countdowns, priorities and expiry are not acted upon.
-
-For tests of when jobs are due, an ``App`` with the URL ``memory:`` has a real broker of its own, which keeps everything
-in memory, and whose clock ``move_clock`` moves on. No worker can reach it.
+``inline`` runs each job inside the call that enqueues it, ``capture`` records it, ``worker`` runs it in a thread. Each
+puts a real broker in the place of the app's own: a process that keeps everything in memory, and whose clock
+``move_clock`` moves on. pytest has them as the fixtures ``penstock_inline``, ``penstock_capture`` and
+``penstock_worker``, and ``penstock_server`` for real workers: see docs/testing.md.
 """
 
-from penstock.testing._clock import move_clock
-from penstock.testing._inline import Call, inline
+TYPE_CHECKING = False
 
-__all__ = ["Call", "inline", "move_clock"]
+if TYPE_CHECKING:
+    from penstock.testing._calls import Call, Calls
+    from penstock.testing._clock import move_clock
+    from penstock.testing._doubles import CapturedCalls, WorkerCalls, capture, inline, worker
+    from penstock.testing._errors import BrokerNotAllowed
+    from penstock.testing._server import Server, ServerWorker
 
-# Shown as it is imported, like the public classes of `penstock`.
-Call.__module__ = __name__
+__all__ = [
+    "BrokerNotAllowed",
+    "Call",
+    "Calls",
+    "CapturedCalls",
+    "Server",
+    "ServerWorker",
+    "WorkerCalls",
+    "capture",
+    "inline",
+    "move_clock",
+    "worker",
+]
+
+_HOMES = ("_calls", "_clock", "_doubles", "_server", "_errors")
+
+
+def __getattr__(name: str) -> object:
+    # The pytest plugin is in this package, and must not make every run of pytest import all of it.
+    from importlib import import_module
+
+    if name in __all__:
+        for home in _HOMES:
+            found = vars(import_module(f"penstock.testing.{home}"))
+            if name in found:
+                if isinstance(found[name], type):
+                    # Shown as it is imported, like the public classes of `penstock`.
+                    found[name].__module__ = __name__
+                globals()[name] = found[name]
+                return found[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,256 @@
+"""Puts a broker in memory in the place of each app's own, for the time of a block."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from penstock import _core
+from penstock._connection import Connection, is_own
+from penstock._durations import Seconds, timeout_s
+from penstock._tasks.app import App
+from penstock.errors import ResultTimeout
+from penstock.testing._bench import Bench, InlineBench, WorkerBench
+from penstock.testing._calls import Calls, signature_in
+from penstock.testing._places import connected
+
+B = TypeVar("B", bound=Bench)
+T = TypeVar("T")
+
+# A wait for a job that another thread runs looks so often whether that still goes on.
+_LOOKS_EVERY_S = 0.05
+
+
+class CapturedCalls(Calls):
+    """What ``capture`` gives: the calls so far, and a way to run them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._benches: Callable[[], list[Bench]] = list
+
+    def run_until_idle(self) -> int:
+        """Run the jobs that are ready, and those that they enqueue, until none is; return how many attempts that were.
+
+        Jobs run in the order in which a worker would get them, the highest priority first. A job that is delayed, or
+        waits for a retry, is ready only once ``move_clock`` has come so far. Raises nothing of what tasks raise: their
+        jobs fail, as in a worker.
+        """
+        attempts = 0
+        while ran := sum(bench.run_until_idle() for bench in self._benches()):
+            attempts += ran
+        return attempts
+
+    async def arun_until_idle(self) -> int:
+        """Like ``run_until_idle``, but awaitable: the jobs run in another thread."""
+        return await asyncio.to_thread(self.run_until_idle)
+
+
+class WorkerCalls(Calls):
+    """What ``worker`` gives: the calls so far, and a way to wait for them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._benches: Callable[[], list[WorkerBench]] = list
+
+    def run_until_idle(self, timeout: Seconds = 30.0) -> None:
+        """Wait until no job is ready and none runs.
+
+        A job that is delayed, or waits for a retry, is not waited for: ``move_clock`` makes it ready. Raises
+        ``TimeoutError`` after so many seconds (or a timedelta).
+        """
+        limit_s = timeout_s("timeout", timeout)
+        until = float("inf") if limit_s is None else time.monotonic() + limit_s
+        # Again when there were more calls meanwhile: jobs of one broker may enqueue at another.
+        calls = -1
+        while calls != len(self):
+            calls = len(self)
+            for bench in self._benches():
+                bench.wait_until_idle(until)
+
+    async def arun_until_idle(self, timeout: Seconds = 30.0) -> None:
+        """Like ``run_until_idle``, but awaitable."""
+        await asyncio.to_thread(self.run_until_idle, timeout)
+
+
+@contextmanager
+def inline(*apps: App) -> Generator[Calls, None, None]:
+    """Within the block, run every job inside the call that enqueues it; gives the list of those calls.
+
+    ``apps``: the apps whose jobs run. Without any: all of this process, also those made within the block.
+
+    Jobs go through a real broker in memory, and are run by the code of a real worker: arguments and results travel,
+    errors are retried, middleware is called, and ``result()`` returns and raises as it does in production. A job runs
+    at once also where it has a ``countdown`` or an ``eta``, which its ``Call`` tells (unless it expires before: then
+    it ends as expired); and so does each retry, for which the broker's clock is moved on by the backoff. For when
+    jobs are due, use ``capture``.
+
+    A plain task runs in the thread that enqueues it, where it sees the test's own database transaction. An ``async
+    def`` task runs in the event loop of another thread, and so does everything that an event loop enqueues. A job sees
+    no context variable of the code around the call, as it would not in a worker. Functions of ``on_worker_start`` and
+    its like are not called.
+
+    Blocks may be nested: of an app that several name, the innermost has the jobs.
+    """
+    calls = Calls()
+    with _in_place_of(apps, calls, lambda: InlineBench(calls)):
+        yield calls
+
+
+@contextmanager
+def capture(*apps: App) -> Generator[CapturedCalls, None, None]:
+    """Within the block, record what is enqueued and run nothing; gives the list of those calls.
+
+    ``apps`` as for ``inline``. The jobs wait in a real broker in memory: ``job.info()``, ``job.cancel()`` and
+    ``app.failed()`` work, and ``result()`` raises ``ResultTimeout`` at once, as nothing would end it. They are run by
+    ``run_until_idle()`` of what this gives; those that are delayed become ready when ``move_clock(app, ...)`` reaches
+    them. Jobs that never ran are gone with the block.
+    """
+    calls = CapturedCalls()
+    with _in_place_of(apps, calls, lambda: Bench(calls)) as benches:
+        calls._benches = benches
+        yield calls
+
+
+@contextmanager
+def worker(*apps: App, threads: int = 2) -> Generator[WorkerCalls, None, None]:
+    """Within the block, run jobs in threads of this process as they are enqueued; gives the list of those calls.
+
+    ``apps`` as for ``inline``. Jobs wait in a real broker in memory, are delayed and retried by its clock, which
+    ``move_clock(app, ...)`` moves on, and run at the same time: ``result(timeout=...)`` waits. ``threads``: how many
+    run at once. At the end of the block jobs that run are waited for, and all others are gone.
+    """
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads!r}")
+    calls = WorkerCalls()
+    with _in_place_of(apps, calls, lambda: WorkerBench(calls, threads)) as benches:
+        calls._benches = benches
+        yield calls
+
+
+class _Connection(Connection):
+    """An app's connection to a bench."""
+
+    def __init__(self, bench: Bench, app: App) -> None:
+        super().__init__(app.url, bench.client)
+        self.bench = bench
+        self._app = app
+        # Over those of the client, which `Connection` has put into the instance.
+        self.publish = self._publish
+        self.publish_same = self._publish_same
+        self.publish_many = self._publish_many
+        self.order_failed = self._order_failed
+        self.operation = self._operation
+        self.move_clock = bench.move_clock
+
+    def __eq__(self, other: object) -> bool:
+        """Apps of one URL have one broker, and their jobs can be waited for together."""
+        return isinstance(other, _Connection) and other.bench is self.bench
+
+    def __hash__(self) -> int:
+        return hash(self.bench)
+
+    def _publish(self, options: _core.Options, body: bytes, timeout_s: float) -> bytes:
+        return self._publish_many([(options, body)], timeout_s)[0]
+
+    def _publish_same(self, options: _core.Options, bodies: Sequence[bytes], timeout_s: float) -> list[bytes]:
+        return self._publish_many([(options, body) for body in bodies], timeout_s)
+
+    def _publish_many(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
+        return self.bench.enqueue(self._app, jobs, timeout_s)
+
+    async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
+        return await asyncio.to_thread(self._publish_many, jobs, timeout_s)
+
+    def _order_failed(
+        self, order: str, job_id: bytes | None, filter: _core._Filter, queue: str | None, timeout_s: float
+    ) -> int | None:
+        operation = self._client.order_failed(order, job_id, filter, queue, timeout_s)
+        self.bench.after_change()
+        return operation
+
+    def _operation(self, operation: int, timeout_s: float) -> tuple[int, int, bool] | None:
+        status = self._client.operation(operation, timeout_s)
+        if status is not None and status[2]:
+            self.bench.after_change()
+        return status
+
+    def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
+        return self._until_nothing_runs(lambda slice_s: self._client.wait(job_id, slice_s), timeout_s)
+
+    def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        return self._until_nothing_runs(lambda slice_s: self._client.wait_all(job_ids, slice_s), timeout_s)
+
+    async def watch(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
+        return await asyncio.to_thread(self.wait, job_id, timeout_s)
+
+    async def watch_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        return await asyncio.to_thread(self.wait_all, job_ids, timeout_s)
+
+    def each(
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float
+    ) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
+        return super().each(job_ids, timeout_s if self.bench.may_end() else 0, call_timeout_s)
+
+    def aeach(
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float
+    ) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
+        return super().aeach(job_ids, timeout_s if self.bench.may_end() else 0, call_timeout_s)
+
+    def whereabouts(self, job_id: bytes, url: str, call_timeout_s: float) -> str:
+        if self.bench.may_end():
+            return super().whereabouts(job_id, url, call_timeout_s)
+        held = self._client.message_info(job_id, call_timeout_s)
+        state = "has ended meanwhile" if held is None else f"is {held['state']}"
+        return f"it {state}, and nothing runs that could end it. {self.bench.why_nothing_runs}"
+
+    def log_notices(self, blocking: tuple[str, str] | None = None) -> None:
+        # That no worker serves a queue is as it should be here, and so are calls that wait.
+        pass
+
+    def _until_nothing_runs(self, wait: Callable[[float], T], timeout_s: float | None) -> T:
+        """Wait for jobs' ends while any job runs that may bring them."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            # Asked before: what runs now and ends meanwhile has brought what it brings.
+            may_end = self.bench.may_end()
+            left_s = _LOOKS_EVERY_S if until is None else min(_LOOKS_EVERY_S, max(0.0, until - time.monotonic()))
+            try:
+                return wait(left_s)
+            except ResultTimeout:
+                if not may_end or (until is not None and time.monotonic() >= until):
+                    raise
+
+
+@contextmanager
+def _in_place_of(
+    apps: Sequence[App], calls: Calls, new_bench: Callable[[], B]
+) -> Generator[Callable[[], list[B]], None, None]:
+    """Let these apps, or all, have benches for brokers: those of one URL share one, as they would share a broker."""
+    benches: dict[object, B] = {}
+
+    def connect(app: App) -> Connection:
+        key = app if is_own(app.url) else app.url
+        bench = benches.get(key)
+        if bench is None:
+            bench = benches[key] = new_bench()
+        bench.apps.append(app)
+        return _Connection(bench, app)
+
+    calls._signature_of = lambda task: signature_in([app for bench in benches.values() for app in bench.apps], task)
+    try:
+        with connected(apps, connect):
+            yield lambda: list(benches.values())
+    finally:
+        _close(list(benches.values()))
+
+
+def _close(benches: Sequence[Bench]) -> None:
+    """Close all, whatever one of them says."""
+    if benches:
+        try:
+            benches[0].close()
+        finally:
+            _close(benches[1:])

@@ -1,0 +1,58 @@
+"""Puts other connections in the places of apps' own, for the time of a block."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+
+from penstock._connection import Connection
+from penstock._durations import is_a
+from penstock._tasks import app as app_module
+from penstock._tasks.app import App
+
+# The connections that stand in for each app's own, the innermost last.
+_stacks: weakref.WeakKeyDictionary[App, list[Connection]] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def connected(apps: Sequence[App], connect: Callable[[App], Connection]) -> Generator[None, None, None]:
+    """Let each of these apps have the connection that ``connect`` makes for it; without any, all of this process.
+
+    Blocks may be nested, and may end in any order.
+    """
+    for app in apps:
+        if not is_a(app, App):
+            raise TypeError(f"an App is what jobs are enqueued with, not {app!r}")
+    replaced: list[tuple[App, Connection]] = []
+
+    def replace(app: App) -> None:
+        if not any(each is app for each, _ in replaced):
+            connection = connect(app)
+            replaced.append((app, connection))
+            _stacks.setdefault(app, []).append(connection)
+            _put_in_place(app)
+
+    if not apps:
+        app_module.on_made.append(replace)
+    try:
+        for app in apps or tuple(app_module.made):
+            replace(app)
+        yield
+    finally:
+        if not apps:
+            app_module.on_made.remove(replace)
+        for app, connection in replaced:
+            # By identity: connections of one broker are equal.
+            _stacks[app] = [each for each in _stacks[app] if each is not connection]
+            _put_in_place(app)
+
+
+def _put_in_place(app: App) -> None:
+    """Let the innermost connection hide the method, in the instance: tests pay for this, and not every delay()."""
+    if _stacks[app]:
+        innermost = _stacks[app][-1]
+        vars(app)["_connected"] = lambda: innermost
+    else:
+        vars(app).pop("_connected", None)
+        del _stacks[app]
