@@ -1,0 +1,9 @@
+"""What only tests can come to."""
+
+from __future__ import annotations
+
+from penstock.errors import PenstockError
+
+
+class BrokerNotAllowed(PenstockError):
+    """A test would have used a real broker, and no fixture or marker allowed that. Nothing was sent."""
