@@ -102,3 +102,22 @@ def test_no_connection_outlives_the_job_that_opened_it(project):
     project.worker("shop.connections:app", "-c", "1", DJANGO_SETTINGS_MODULE="shop.settings")
     use = App("shop").task(name="shop.use_database")(lambda: None)
     assert penstock.results([use.delay(), use.delay()], timeout=30) == [False, False]
+
+
+def test_its_tests_pass_in_djangos_runner(project):
+    write_project(project)
+    output = project.python(
+        """
+        import django
+        django.setup()
+
+        from django.core.management import call_command
+
+        call_command("test", "shop", verbosity=2)
+        """,
+        DJANGO_SETTINGS_MODULE="shop.settings",
+    )
+    assert "Ran 2 tests" in output
+    assert "OK" in output
+    # No broker was started for them.
+    assert not project.data.exists()
