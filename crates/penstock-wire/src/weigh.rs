@@ -70,7 +70,7 @@ pub(crate) enum Field {
 pub(crate) fn is_bearable(frame: &[u8], shape: &Shape, largest_entry: usize) -> bool {
     // The shortest entry is the number of its field and a length of zero, and one that is alone in its
     // list takes the room of FIRST_ROOM.
-    if frame.len() / 2 * FIRST_ROOM * largest_entry <= MAX_ENTRY_BYTES {
+    if frame.len() / 2 * FIRST_ROOM as usize * largest_entry <= MAX_ENTRY_BYTES {
         return true;
     }
     let mut walk = Walk {
@@ -80,7 +80,7 @@ pub(crate) fn is_bearable(frame: &[u8], shape: &Shape, largest_entry: usize) -> 
 }
 
 /// A list that is not empty has room for so many entries, and doubles it when it is full.
-const FIRST_ROOM: usize = 4;
+const FIRST_ROOM: u32 = 4;
 
 struct Walk {
     left: usize,
@@ -148,7 +148,7 @@ impl Walk {
     fn add(&mut self, list: &mut List, entry_bytes: usize) -> Result<(), Stop> {
         if list.entries == list.room {
             let room = (list.room * 2).max(FIRST_ROOM);
-            self.take((room - list.room) * entry_bytes)?;
+            self.take((room - list.room) as usize * entry_bytes)?;
             list.room = room;
         }
         list.entries += 1;
@@ -157,12 +157,14 @@ impl Walk {
 }
 
 /// The number and type of a field.
+#[inline(always)]
 fn key(bytes: &mut &[u8]) -> Result<(u32, WireType), Stop> {
     let key = varint(bytes)?;
     let number = u32::try_from(key >> 3).map_err(|_| Stop::NotProtobuf)?;
     Ok((number, WireType::try_from(key & 7)?))
 }
 
+#[inline(always)]
 fn skip(wire_type: WireType, number: u32, bytes: &mut &[u8]) -> Result<(), Stop> {
     match wire_type {
         WireType::Varint => varint(bytes).map(drop),
@@ -177,6 +179,7 @@ fn skip(wire_type: WireType, number: u32, bytes: &mut &[u8]) -> Result<(), Stop>
 }
 
 /// The bytes of a field, after their length.
+#[inline(always)]
 fn part<'a>(bytes: &mut &'a [u8]) -> Result<&'a [u8], Stop> {
     let length = usize::try_from(varint(bytes)?).map_err(|_| Stop::NotProtobuf)?;
     let (part, rest) = bytes.split_at_checked(length).ok_or(Stop::NotProtobuf)?;
@@ -184,7 +187,7 @@ fn part<'a>(bytes: &mut &'a [u8]) -> Result<&'a [u8], Stop> {
     Ok(part)
 }
 
-#[inline]
+#[inline(always)]
 fn varint(bytes: &mut &[u8]) -> Result<u64, Stop> {
     match **bytes {
         [byte, ref rest @ ..] if byte < 0x80 => {
@@ -197,6 +200,6 @@ fn varint(bytes: &mut &[u8]) -> Result<u64, Stop> {
 
 #[derive(Clone, Copy, Default)]
 struct List {
-    entries: usize,
-    room: usize,
+    entries: u32,
+    room: u32,
 }
