@@ -5,7 +5,7 @@
 //! ring of queues. So a job costs the same beside any number of consumers of other queues, and a job that
 //! none of its queue's consumers can run is sent to nobody.
 
-use penstock_message::{Consume, Tasks};
+use penstock_message::{Consume, Notice, Tasks};
 use rustc_hash::FxHashMap;
 
 use crate::connections::{Connection, NAME_CAP_BYTES};
@@ -167,16 +167,17 @@ impl Broker {
         });
         let consumer = &mut self.consumers.all[slot];
         consumer.credit += u64::from(*add_credit);
-        if consumer.app != *app && !app.is_empty() {
+        let is_renamed = consumer.app != *app && !app.is_empty();
+        if is_renamed {
             consumer.app.clone_from(app);
         }
-        self.change_consumer(slot, queues, tasks);
+        self.change_consumer(slot, queues, tasks, is_renamed);
         self.seek_work(slot);
     }
 
     /// Has it take from other queues, or run other tasks. An empty list of queues, or [`Tasks::Same`], leaves
     /// these as they are.
-    fn change_consumer(&mut self, slot: u32, queues: &[String], tasks: &Tasks) {
+    fn change_consumer(&mut self, slot: u32, queues: &[String], tasks: &Tasks, is_renamed: bool) {
         let state = &mut self.state;
         let consumer = &self.consumers.all[slot];
         let mut chosen: Vec<u32> = Vec::with_capacity(queues.len());
@@ -194,21 +195,22 @@ impl Broker {
         }
         // The new set is taken before the old one is given back, so that an equal one stays.
         let was = consumer.tasks;
+        let (sets, names) = (&mut state.queues.sets, &mut state.names);
         let set = match tasks {
-            Tasks::Same => None,
+            Tasks::Same => was
+                .filter(|_| is_renamed)
+                .map(|set| Some(sets.take_for(&consumer.app, set, names))),
             Tasks::Any => Some(None),
             Tasks::Named(tasks) => {
-                let names = tasks.iter().map(|task| state.names.intern(task));
-                let names = names.collect();
-                Some(Some(state.queues.sets.take(names, &mut state.names)))
+                let tasks = tasks.iter().map(|task| names.intern(task)).collect();
+                Some(Some(sets.take(&consumer.app, tasks, names)))
             }
         };
         let is_same = chosen == seats && set.is_none_or(|set| set == was);
         if !is_same {
             let now = set.unwrap_or(was);
-            for queue in &chosen {
-                state.queues.subscribe(*queue, now);
-            }
+            let mut first_in = chosen.clone();
+            first_in.retain(|queue| state.queues.subscribe(*queue, now));
             for (queue, waiter) in self.consumers.all[slot].places(slot) {
                 state.queues.unsubscribe(queue, was, waiter);
             }
@@ -223,6 +225,9 @@ impl Broker {
             consumer.next_seat = 0;
             consumer.tasks = now;
             consumer.serial = serial;
+            first_in
+                .iter()
+                .for_each(|queue| self.tell_shared(*queue, now));
         }
         if let Some(set) = set {
             // Its users are consumers, and it has one more only if it had another set.
@@ -234,6 +239,24 @@ impl Broker {
             self.state.review_service(queue);
             self.state.note_unknown(queue);
         }
+    }
+
+    /// The first consumer with these tasks has come to a queue: tells if another app has some of them too.
+    fn tell_shared(&mut self, queue: u32, tasks: Option<u32>) {
+        let state = &self.state;
+        let shared = state.queues.shared_tasks(queue, tasks);
+        let (Some(set), Some((other, task, others))) = (tasks, shared) else {
+            return;
+        };
+        let sets = &state.queues.sets;
+        let notice = Notice::SharedTask {
+            queue: state.names.text(state.queues[queue].name).to_owned(),
+            task: state.names.text(task).to_owned(),
+            others,
+            app: sets.app(set).to_owned(),
+            other_app: sets.app(other).to_owned(),
+        };
+        self.notice(notice);
     }
 
     /// Takes nothing more: credit becomes 0.

@@ -369,8 +369,9 @@ impl Queues {
         }
     }
 
-    /// A consumer takes from the queue from now on. `tasks`: those that it can run.
-    pub(crate) fn subscribe(&mut self, index: u32, tasks: Option<u32>) {
+    /// A consumer takes from the queue from now on. `tasks`: those that it can run. Returns whether it is the
+    /// first with these.
+    pub(crate) fn subscribe(&mut self, index: u32, tasks: Option<u32>) -> bool {
         let queue = &mut self.all[index];
         let serving = queue.serving.get_or_insert_with(|| {
             Box::new(Serving {
@@ -383,7 +384,10 @@ impl Queues {
         serving.consumers += 1;
         let mut same = serving.by_tasks.iter_mut();
         match same.find(|served| served.tasks == tasks) {
-            Some(served) => served.consumers += 1,
+            Some(served) => {
+                served.consumers += 1;
+                false
+            }
             None => {
                 serving.by_tasks.push(Served {
                     tasks,
@@ -391,8 +395,20 @@ impl Queues {
                     waiting: VecDeque::new(),
                 });
                 self.review_flows(index);
+                true
             }
         }
+    }
+
+    /// Another set of tasks of the queue's consumers, of another app, that has some of these tasks, with one of
+    /// them and how many others.
+    pub(crate) fn shared_tasks(&self, index: u32, tasks: Option<u32>) -> Option<(u32, Name, u64)> {
+        let served = self.all[index].served();
+        let mut others = served.iter().filter_map(|served| served.tasks);
+        others.find_map(|other| {
+            let (task, more) = self.sets.shared(tasks?, other)?;
+            Some((other, task, more))
+        })
     }
 
     /// A consumer that could run these tasks does not take from the queue any more. `waiter`: its entry in the

@@ -1,4 +1,7 @@
-//! Sets of tasks that consumers can run. Equal ones are kept once: a thousand workers of an app share one.
+//! Sets of tasks that consumers can run. Those of one app that are equal are kept once: a thousand workers
+//! share one.
+
+use std::sync::Arc;
 
 use penstock_message::{SeededMap, SeededState};
 
@@ -8,13 +11,15 @@ use crate::slab::Slab;
 #[derive(Debug, Default)]
 pub(crate) struct TaskSets {
     sets: Slab<TaskSet>,
-    by_names: SeededMap<Vec<Name>, u32>,
+    by_tasks: SeededMap<AppTasks, u32>,
 }
+
+/// An app's name, which may be empty, and the names of its tasks, in order.
+type AppTasks = (Arc<str>, Arc<[Name]>);
 
 #[derive(Debug)]
 struct TaskSet {
-    /// In order; the key of `by_names`.
-    names: Vec<Name>,
+    tasks: AppTasks,
     /// Consumers that can run these.
     users: usize,
 }
@@ -23,25 +28,32 @@ impl TaskSets {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             sets: Slab::default(),
-            by_names: SeededMap::with_hasher(hashing),
+            by_tasks: SeededMap::with_hasher(hashing),
         }
     }
 
-    /// The set of these tasks, which has one user more.
-    pub(crate) fn take(&mut self, mut tasks: Vec<Name>, names: &mut Names) -> u32 {
+    /// The set of these tasks of the app, which has one user more.
+    pub(crate) fn take(&mut self, app: &str, mut tasks: Vec<Name>, names: &mut Names) -> u32 {
         tasks.sort_unstable();
         tasks.dedup();
-        if let Some(set) = self.by_names.get(&tasks) {
+        let tasks: AppTasks = (app.into(), tasks.into());
+        if let Some(set) = self.by_tasks.get(&tasks) {
             self.sets[*set].users += 1;
             return *set;
         }
-        tasks.iter().for_each(|task| names.hold(*task));
+        tasks.1.iter().for_each(|task| names.hold(*task));
         let set = self.sets.insert(TaskSet {
-            names: tasks.clone(),
+            tasks: tasks.clone(),
             users: 1,
         });
-        self.by_names.insert(tasks, set);
+        self.by_tasks.insert(tasks, set);
         set
+    }
+
+    /// The same tasks of another app, in a set that has one user more.
+    pub(crate) fn take_for(&mut self, app: &str, set: u32, names: &mut Names) -> u32 {
+        let tasks = self.sets[set].tasks.1.to_vec();
+        self.take(app, tasks, names)
     }
 
     /// A set has one user less.
@@ -51,21 +63,39 @@ impl TaskSets {
         };
         self.sets[set].users -= 1;
         if self.sets[set].users == 0 {
-            let TaskSet { names: tasks, .. } = self.sets.remove(set);
-            self.by_names.remove(&tasks);
-            tasks.iter().for_each(|task| names.let_go(*task));
+            let TaskSet { tasks, .. } = self.sets.remove(set);
+            self.by_tasks.remove(&tasks);
+            tasks.1.iter().for_each(|task| names.let_go(*task));
         }
+    }
+
+    /// The app whose tasks a set has.
+    pub(crate) fn app(&self, set: u32) -> &str {
+        &self.sets[set].tasks.0
+    }
+
+    /// Tasks that two sets of different apps have in common: one of them, and how many others. `None`: none, or
+    /// the sets are of one app, or of one that has no name.
+    pub(crate) fn shared(&self, one: u32, other: u32) -> Option<(Name, u64)> {
+        let (one, other) = (&self.sets[one].tasks, &self.sets[other].tasks);
+        if one.0 == other.0 || one.0.is_empty() || other.0.is_empty() {
+            return None;
+        }
+        let is_in_other = |task: &&Name| other.1.binary_search(task).is_ok();
+        let mut shared = one.1.iter().filter(is_in_other);
+        let first = *shared.next()?;
+        Some((first, shared.count() as u64))
     }
 
     /// `None`: a set of all tasks.
     pub(crate) fn has(&self, set: Option<u32>, task: Name) -> bool {
-        set.is_none_or(|set| self.sets[set].names.binary_search(&task).is_ok())
+        set.is_none_or(|set| self.sets[set].tasks.1.binary_search(&task).is_ok())
     }
 
     /// The names of all sets.
     pub(crate) fn names(&self) -> impl Iterator<Item = Name> {
         let sets = self.sets.iter();
-        sets.flat_map(|(_, set)| set.names.iter().copied())
+        sets.flat_map(|(_, set)| set.tasks.1.iter().copied())
     }
 
     /// How many sets there are, and how many users they have in all.
@@ -83,13 +113,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn tasks_of_two_apps_that_are_called_alike_are_found() {
+        let mut sets = TaskSets::default();
+        let mut names = Names::default();
+        let [one, two, three] = ["one", "two", "three"].map(|text| names.intern(text));
+        let shop = sets.take("shop", vec![one, two], &mut names);
+        let mail = sets.take("mail", vec![two, three], &mut names);
+        let new_shop = sets.take("shop", vec![one, two, three], &mut names);
+        let unnamed = sets.take_for("", shop, &mut names);
+        assert_eq!(sets.shared(shop, mail), Some((two, 0)));
+        assert_eq!(
+            sets.shared(mail, new_shop).map(|(_, others)| others),
+            Some(1)
+        );
+        assert_eq!(sets.shared(shop, new_shop), None, "a deployment of one app");
+        assert_eq!(sets.shared(unnamed, mail), None);
+    }
+
+    #[test]
     fn equal_lists_are_one_set_for_as_long_as_anybody_has_it() {
         let mut sets = TaskSets::default();
         let mut names = Names::default();
         let [one, two, three] = ["one", "two", "three"].map(|text| names.intern(text));
-        let first = sets.take(vec![two, one, two], &mut names);
-        assert_eq!(sets.take(vec![one, two], &mut names), first);
-        let other = sets.take(vec![three], &mut names);
+        let first = sets.take("app", vec![two, one, two], &mut names);
+        assert_eq!(sets.take("app", vec![one, two], &mut names), first);
+        let other = sets.take("app", vec![three], &mut names);
         assert_eq!(sets.counts(), (2, 3));
         assert!(sets.has(Some(first), one) && !sets.has(Some(first), three));
         assert!(sets.has(Some(other), three) && sets.has(None, one));

@@ -412,6 +412,15 @@ pub enum Notice {
         others: u64,
         waiting: u64,
     },
+    /// Workers of two apps have this task, and so many `others`, and take from one queue: each runs jobs that
+    /// were meant for the other. Each time that the first such worker of an app comes.
+    SharedTask {
+        queue: String,
+        task: String,
+        others: u64,
+        app: String,
+        other_app: String,
+    },
     /// Results of this group are evicted before their time because the group is over its size cap, or
     /// because space on the disk is short. Once a group and process.
     Evicting { group: String, cap_bytes: u64 },
@@ -465,6 +474,24 @@ impl fmt::Display for Notice {
                     "no worker of queue {queue:?} has the task {task:?}{others}: {}; start a worker whose app has {them}, \
                      or deploy {them}",
                     jobs_wait(waiting)
+                )
+            }
+            Self::SharedTask {
+                queue,
+                task,
+                others,
+                app,
+                other_app,
+            } => {
+                let others = match others {
+                    0 => String::new(),
+                    _ => format!(" and {others} other tasks"),
+                };
+                write!(
+                    out,
+                    "the apps {app:?} and {other_app:?} both have the task {task:?}{others} in queue {queue:?}, so \
+                     either runs the other's jobs; rename the task in one of them, give them queues of their own, or \
+                     if they are the same app, give them one name"
                 )
             }
             Self::Space(space) => out.write_str(match space {

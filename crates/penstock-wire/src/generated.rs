@@ -1536,7 +1536,7 @@ pub struct Report {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {
-    #[prost(oneof = "notice::Notice", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "notice::Notice", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub notice: ::core::option::Option<notice::Notice>,
 }
 /// Nested message and enum types in `Notice`.
@@ -1584,6 +1584,19 @@ pub mod notice {
         #[prost(uint64, tag = "4")]
         pub waiting: u64,
     }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct SharedTask {
+        #[prost(string, tag = "1")]
+        pub queue: ::prost::alloc::string::String,
+        #[prost(string, tag = "2")]
+        pub task: ::prost::alloc::string::String,
+        #[prost(uint64, tag = "3")]
+        pub others: u64,
+        #[prost(string, tag = "4")]
+        pub app: ::prost::alloc::string::String,
+        #[prost(string, tag = "5")]
+        pub other_app: ::prost::alloc::string::String,
+    }
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct FailedDropped {
         #[prost(uint64, tag = "1")]
@@ -1607,6 +1620,8 @@ pub mod notice {
         FailedDropped(FailedDropped),
         #[prost(message, tag = "7")]
         UnknownTask(UnknownTask),
+        #[prost(message, tag = "8")]
+        SharedTask(SharedTask),
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -328,6 +328,27 @@ fn what_nobody_knows_is_in_nobodys_way() {
     );
 }
 
+/// Whoever runs two apps that have a task of one name finds out when their workers meet, not when a job runs in
+/// the wrong one.
+#[test]
+fn two_apps_that_have_a_task_of_one_name_in_one_queue_are_told() {
+    check(
+        "
+        v hello                             -> v welcome 0
+        w hello                             -> w welcome 0
+        x hello                             -> x welcome 0
+        v consume default 1 app=shop tasks=send+pack ->
+        # A deployment of the same app is no news, and nor is a queue of one's own.
+        w consume default 1 app=shop tasks=send ->
+        x consume other 1 app=mail tasks=send+pack ->
+        x consume default+other 0           -> notice: mail and shop share send and 1 others in default
+        x consume - 1                       ->
+        # A worker that has another name from now on.
+        w consume - 0 app=post              -> notice: post and shop share send and 0 others in default
+        ",
+    );
+}
+
 /// Eight slots, jobs that never end, and jobs of a millisecond. Charged at their hand-out alone, those that
 /// never end cost nothing more, and took one slot after the other: all eight after seven short jobs.
 #[test]

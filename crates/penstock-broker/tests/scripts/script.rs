@@ -277,8 +277,12 @@ impl World {
                     ..Consume::default()
                 };
                 for option in options {
-                    match option.split_once('=').expect("as=... or tasks=...") {
+                    match option
+                        .split_once('=')
+                        .expect("as=..., app=... or tasks=...")
+                    {
                         ("as", consumer) => consume.consumer = number(consumer) as u32,
+                        ("app", app) => consume.app = app.to_owned(),
                         ("tasks", "any") => consume.tasks = Tasks::Any,
                         ("tasks", tasks) => {
                             let tasks = tasks.split('+').map(str::to_owned);
@@ -878,6 +882,17 @@ impl World {
             }) => {
                 lines.push(format!(
                     "notice: {waiting} of {task} and {others} others unknown in {queue}"
+                ));
+            }
+            Output::Notice(Notice::SharedTask {
+                queue,
+                task,
+                others,
+                app,
+                other_app,
+            }) => {
+                lines.push(format!(
+                    "notice: {app} and {other_app} share {task} and {others} others in {queue}"
                 ));
             }
             Output::Notice(Notice::Space(space)) => lines.push(format!("notice: {space:?}")),

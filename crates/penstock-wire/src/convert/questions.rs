@@ -508,6 +508,19 @@ impl From<Notice> for proto::Notice {
                     others,
                     waiting,
                 }),
+                Notice::SharedTask {
+                    queue,
+                    task,
+                    others,
+                    app,
+                    other_app,
+                } => notice::Notice::SharedTask(notice::SharedTask {
+                    queue,
+                    task,
+                    others,
+                    app,
+                    other_app,
+                }),
                 Notice::Unreadable { id, queue, reason } => {
                     notice::Notice::Unreadable(notice::Unreadable {
                         id: id_bytes(id),
@@ -530,6 +543,13 @@ impl TryFrom<proto::Notice> for Notice {
                 queue: unserved.queue,
                 waiting: unserved.waiting,
                 for_ms: unserved.for_ms,
+            },
+            Wire::SharedTask(shared) => Self::SharedTask {
+                queue: shared.queue,
+                task: shared.task,
+                others: shared.others,
+                app: shared.app,
+                other_app: shared.other_app,
             },
             Wire::UnknownTask(unknown) => Self::UnknownTask {
                 queue: unknown.queue,
