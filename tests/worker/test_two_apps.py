@@ -36,6 +36,28 @@ def test_two_apps_share_a_queue_and_each_worker_runs_the_jobs_of_its_own(project
         assert "no worker of queue" not in worker.output
 
 
+def test_workers_of_two_apps_that_have_a_task_of_one_name_are_told_of_it(project: Project) -> None:
+    for app in ("shop", "mail"):
+        project.write(
+            f"{app}.py",
+            f"""
+            from penstock import App
+
+            app = App("{app}", url="{project.url}")
+
+            @app.task(name="clean")
+            def clean() -> None: ...
+            """,
+        )
+    first = project.worker("shop:app", "-c", "1")
+    first.wait_for_output("queues: default")
+    second = project.worker("mail:app", "-c", "1")
+    for worker in (first, second):
+        said = worker.wait_for_output("both have the task")
+        assert 'the apps "mail" and "shop" both have the task "clean" in queue "default"' in said
+        assert "rename the task in one of them" in said
+
+
 def test_a_job_of_a_newer_version_waits_for_a_worker_of_it(project: Project) -> None:
     """A rolling deployment: the clients are new already, one worker is still old."""
     write_app(project, "old", "shop", "order")
