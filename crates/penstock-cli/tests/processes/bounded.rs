@@ -43,7 +43,7 @@ impl SmallDisk {
         if mounted.as_ref().is_ok_and(|output| output.status.success()) {
             return Some(Self(at));
         }
-        let must = std::env::var("CI").is_ok() && rustix::process::geteuid().is_root();
+        let must = std::env::var("CI").is_ok_and(|value| value == "true");
         assert!(!must, "no disk can be mounted: {mounted:?}");
         None
     }
