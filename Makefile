@@ -12,6 +12,13 @@ HOSTILE ?= 100000
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 export PYO3_PYTHON ?= $(CURDIR)/.venv/bin/python
 
+# What tests draw depends on the commit alone, so a red run is the commit's. `make soak` draws others.
+chance = $(or $(SEED),$(shell git rev-parse --short=8 HEAD 2>/dev/null),1)
+export PROPTEST_RNG_SEED ?= 1
+# These would be written between the sources.
+export PROPTEST_DISABLE_FAILURE_PERSISTENCE ?= 1
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/.ran/pycache
+
 python := .venv/bin/python
 # With the fault points and planted bugs of crates/penstock-faults, which nothing else is built with.
 simulator := cargo run --quiet --profile simulate --package penstock-sim --features faults --
@@ -53,9 +60,13 @@ simulator-check:
 mutants: ## plant each bug of the table in crates/penstock-faults, and see the simulator catch it
 	$(simulator) --mutants $(PLANTS)
 
-soak: ## look for what fixed seeds miss, until it is stopped: seeds at random for the simulator, then tests by force
+soak: .venv/.built ## look for what fixed seeds miss, until it is stopped: draws seeds for the simulator, properties and tests by force
 	@while from=$$(shuf -i 1000000-999999999 -n 1); do \
-		$(MAKE) --no-print-directory simulate SEEDS=20000 FROM=$$from && $(MAKE) --no-print-directory crash CYCLES=20 || exit 1; \
+		echo "seed $$from"; \
+		$(MAKE) --no-print-directory simulate SEEDS=20000 FROM=$$from && \
+		PROPTEST_RNG_SEED=$$from PROPTEST_CASES=5000 cargo test --quiet && \
+		$(python) -m pytest -q --hypothesis-profile=drawn --hypothesis-seed=$$from tests/api/test_values.py && \
+		$(MAKE) --no-print-directory crash CYCLES=20 SEED=$$from || exit 1; \
 	done
 
 crash-points: ## cut the power at every call to the disk, in STATES=200000 states of small pieces of work
@@ -63,7 +74,8 @@ crash-points: ## cut the power at every call to the disk, in STATES=200000 state
 		--test crash_points -- --nocapture
 
 crash: .venv/.built ## kill, stop, cut off and starve real processes, at full length with CYCLES=1000 (hours); SEED=, TESTS=
-	CYCLES=$(or $(CYCLES),100) $(if $(SEED),SEED=$(SEED)) CRASH_REPORT=$(or $(CRASH_REPORT),crash-report.txt) \
+	@mkdir -p .ran
+	CYCLES=$(or $(CYCLES),100) SEED=$(chance) CRASH_REPORT=$(or $(CRASH_REPORT),.ran/crash-report.txt) \
 		$(python) -m pytest -q -p no:cacheprovider tests/crash $(if $(TESTS),-k "$(TESTS)")
 
 rot: ## cut a golden journal at every byte, flip 50,000 of its bits, and repair what that leaves (a minute)
@@ -107,10 +119,9 @@ rust-test:
 wire-check:
 	cargo run --quiet --package generate-wire -- --check
 
-# What tests by force try depends on the commit alone, so a red run is the commit's; `make soak` draws at random.
 python-test: .venv/.built
 	@mkdir -p .ran
-	SEED=$${SEED:-$$(git rev-parse --short=8 HEAD 2>/dev/null)} $(python) -m pytest -n 4 -m "not alone" --passed=.ran/python.txt
+	SEED=$(chance) $(python) -m pytest -n 4 -m "not alone" --passed=.ran/python.txt
 	$(python) -m pytest -m alone --passed=.ran/alone.txt
 	@cat .ran/alone.txt >> .ran/python.txt
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
+import hypothesis.configuration
 import pytest
 from project import MARK, Project
+
+ROOT = Path(__file__).parent.parent
+
+# The same examples in each run, so that what fails has been broken; `make soak` draws others.
+hypothesis.configuration.set_hypothesis_home_dir(ROOT / ".ran" / "hypothesis")
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None)
+hypothesis.settings.register_profile("drawn", database=None, max_examples=2_000)
+hypothesis.settings.load_profile("fixed")
 
 # What ignores a signal passes that on to all that it starts: `nohup` ignores hang-ups, and a shell without job
 # control lets what it starts in the background ignore Ctrl-C. Workers under test would rightly do so too.
@@ -43,7 +54,44 @@ class Passed:
         self.file.write_text("".join(f"{test}\n" for test in sorted(self.ids)))
 
 
+class Checkout:
+    """Fails a run whose tests have written into the checkout, and not only where git or everybody ignores it."""
+
+    def __init__(self) -> None:
+        self.before = self.files()
+        self.changed: list[str] = []
+
+    @staticmethod
+    def files() -> dict[str, tuple[int, int]]:
+        found = {}
+        for place, folders, names in os.walk(ROOT):
+            if place == str(ROOT):
+                # The build's, and what runs leave there on purpose.
+                folders[:] = [name for name in folders if name not in {".git", ".venv", "target", ".ran"}]
+            for name in names:
+                state = os.lstat(os.path.join(place, name))
+                found[os.path.relpath(os.path.join(place, name), ROOT)] = (state.st_mtime_ns, state.st_size)
+        return found
+
+    # After all others, as what passed is written then.
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.changed = sorted(name for name, _ in self.before.items() ^ self.files().items())
+        if self.changed and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.changed:
+            terminalreporter.section("tests have changed the checkout", red=True)
+            terminalreporter.line("\n".join(dict.fromkeys(self.changed)))
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # With several processes, the one that hands out the tests hears of all of them.
-    if (file := config.getoption("--passed")) and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    if file := config.getoption("--passed"):
         config.pluginmanager.register(Passed(file))
+    # Elsewhere somebody may be at work on the files while the tests run.
+    if os.environ.get("CI") == "true":
+        config.pluginmanager.register(Checkout())

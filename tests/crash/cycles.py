@@ -13,7 +13,8 @@ class Cycles:
     def __init__(self, test: str) -> None:
         self._test = test
         self._share = int(os.environ["CYCLES"]) / 1000 if "CYCLES" in os.environ else None
-        self._seed = os.environ.get("SEED") or f"{random.getrandbits(32):08x}"
+        # The same in each run, so that what fails has been broken: `make soak` draws others.
+        self._seed = os.environ.get("SEED") or "1"
 
     @property
     def long(self) -> bool:

@@ -34,7 +34,7 @@ def test_mypy_refuses_exactly_what_is_wrong():
     expected = marked(r"# E(?:\(mypy\))?: ([\w -]+)$")
     found = defaultdict(list)
     arguments = ["--strict", "--show-error-codes", "--no-error-summary", "--no-pretty", "--config-file="]
-    output, problems, _ = api.run([*arguments, f"--cache-dir={ROOT / '.mypy_cache'}", str(EXAMPLES)])
+    output, problems, _ = api.run([*arguments, f"--cache-dir={ROOT / '.ran' / 'mypy-samples'}", str(EXAMPLES)])
     assert problems == ""
     for line in output.splitlines():
         if ": note: " in line:
@@ -62,7 +62,9 @@ def test_everything_public_has_a_type_that_all_checkers_agree_on():
     assert (told["completenessScore"], unknown) == (1, [])
 
 
-def test_the_stub_of_the_core_is_what_was_compiled(capsys):
+def test_the_stub_of_the_core_is_what_was_compiled(capsys, monkeypatch, tmp_path):
+    # It leaves a cache where it is run.
+    monkeypatch.chdir(tmp_path)
     options = stubtest.parse_options(["penstock._core", "--concise"])
     assert stubtest.test_stubs(options) == 0, capsys.readouterr().out
 
