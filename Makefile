@@ -1,6 +1,6 @@
 # The verbs of this project; `make` alone lists them. They run the same here and in CI (.ci/run).
 .DEFAULT_GOAL := help
-.PHONY: help build demo test quick soak lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench bench-against docs format rust-test python-test wire-check guarantees
+.PHONY: help build demo test quick soak lint simulate simulator-check mutants crash-points crash rot fuzz hostile bench bench-against docs format rust-test python-test wire wire-check guarantees
 
 SHELL := bash
 .SHELLFLAGS := -o pipefail -c
@@ -116,8 +116,19 @@ rust-test:
 	@mkdir -p .ran
 	@cargo test 2>&1 | tee .ran/rust.txt | grep -v -e '^test .* ok$$' -e '^$$'
 
+# The generator takes longer to compile than all of the product takes to check, so it is asked only when something
+# differs from what it was last seen to agree with.
+wire_state = cat proto/penstock.proto crates/penstock-wire/src/generated.rs tools/generate-wire/Cargo.toml \
+	tools/generate-wire/src/*.rs <(grep -A 2 -E '^name = "(prost|protox)' Cargo.lock) | sha256sum | cut -c 1-64
+
+wire: ## write the protocol's code again, after a change in proto/ or tools/generate-wire
+	cargo run --quiet --package generate-wire
+	@$(wire_state) > proto/generated.sha256
+
 wire-check:
-	cargo run --quiet --package generate-wire -- --check
+	@[ "$$($(wire_state))" = "$$(cat proto/generated.sha256)" ] || { \
+		cargo run --quiet --package generate-wire -- --check && \
+		echo "the protocol's code is up to date; \`make wire\` notes that, and spares the next check its time"; }
 
 python-test: .venv/.built
 	@mkdir -p .ran

@@ -1,6 +1,6 @@
 //! Writes crates/penstock-wire/src/generated.rs from proto/penstock.proto.
 //!
-//!     cargo run -p generate-wire              write it
+//!     make wire                               write it, and note what it agrees with
 //!     cargo run -p generate-wire -- --check   only say whether it agrees
 //!
 //! The result is committed, so that nobody needs a protobuf compiler to build penstock.
@@ -26,7 +26,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
                 eprintln!(
                     "crates/penstock-wire/src/generated.rs does not agree with proto/penstock.proto."
                 );
-                eprintln!("Run: cargo run -p generate-wire");
+                eprintln!("Run: make wire");
                 return Ok(ExitCode::FAILURE);
             }
         }
