@@ -76,7 +76,7 @@ crash-points: ## cut the power at every call to the disk, in STATES=200000 state
 crash: .venv/.built ## kill, stop, cut off and starve real processes, at full length with CYCLES=1000 (hours); SEED=, TESTS=
 	@mkdir -p .ran
 	CYCLES=$(or $(CYCLES),100) SEED=$(chance) CRASH_REPORT=$(or $(CRASH_REPORT),.ran/crash-report.txt) \
-		$(python) -m pytest -q -p no:cacheprovider tests/crash $(if $(TESTS),-k "$(TESTS)")
+		$(python) -m pytest -q tests/crash $(if $(TESTS),-k "$(TESTS)")
 
 rot: ## cut a golden journal at every byte, flip 50,000 of its bits, and repair what that leaves (a minute)
 	PENSTOCK_LONG=1 cargo test --quiet --package penstock-journal -- golden bits repair
