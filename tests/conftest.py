@@ -10,6 +10,7 @@ from pathlib import Path
 import hypothesis
 import hypothesis.configuration
 import pytest
+from guarantees import SKIPPED
 from project import MARK, Project
 
 ROOT = Path(__file__).parent.parent
@@ -38,20 +39,24 @@ def project(monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--passed", type=Path, help="write the ids of the tests that passed to this file")
+    parser.addoption(
+        "--passed", type=Path, help="write the ids of the tests that passed, or were skipped, to this file"
+    )
 
 
 class Passed:
     def __init__(self, file: Path) -> None:
         self.file = file
-        self.ids: list[str] = []
+        self.lines: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" and report.passed:
-            self.ids.append(report.nodeid)
+            self.lines.append(f"{report.nodeid}\n")
+        elif report.skipped:
+            self.lines.append(f"{SKIPPED}{report.nodeid}\n")
 
     def pytest_sessionfinish(self) -> None:
-        self.file.write_text("".join(f"{test}\n" for test in sorted(self.ids)))
+        self.file.write_text("".join(sorted(self.lines)))
 
 
 class Checkout:

@@ -58,8 +58,9 @@ def test_a_test_that_did_not_run_is_named(tmp_path):
 [^a]: `tests/x.py::test_x`
 [^b]: `crates/penstock-z/src/z.rs::good`, `crates/penstock-z/tests/y/q.rs::bad`
 [^c]: `crates/penstock-sim/src/model.rs::check`
+[^d]: `tests/v.py::test_v`
 """
-    (tmp_path / "python.txt").write_text("tests/x.py::test_x[3]\n")
+    (tmp_path / "python.txt").write_text("skipped tests/v.py::test_v\ntests/x.py::test_x[3]\n")
     (tmp_path / "rust.txt").write_text(
         "     Running unittests src/lib.rs (target/debug/deps/penstock_z-0a1b)\n"
         "test z::tests::good ... ok\n"
@@ -69,4 +70,9 @@ def test_a_test_that_did_not_run_is_named(tmp_path):
     )
     (tmp_path / "simulate.txt").write_text("2 seeds, 1000 steps in 0.1 s\n")
     ran = guarantees.passed(tmp_path)
-    assert missing(page, ran) == ["[^b] names crates/penstock-z/tests/y/q.rs::bad, which did not run"]
+    bad, skipped = (
+        "[^b] names crates/penstock-z/tests/y/q.rs::bad, which did not run",
+        "[^d] names tests/v.py::test_v, which did not run",
+    )
+    assert missing(page, ran) == [bad, skipped]
+    assert missing(page, ran | guarantees.skipped(tmp_path)) == [bad]
