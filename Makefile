@@ -20,8 +20,12 @@ export PROPTEST_DISABLE_FAILURE_PERSISTENCE ?= 1
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/.ran/pycache
 
 python := .venv/bin/python
-# With the fault points and planted bugs of crates/penstock-faults, which nothing else is built with.
-simulator := cargo run --quiet --profile simulate --package penstock-sim --features faults --
+# Tests and the simulator are compiled once, together: one profile, all packages, and in both the fault points and planted
+# bugs of crates/penstock-faults, which do nothing outside of a simulation. A release with them does not compile. What
+# runs for hours is worth a profile of its own: PROFILE=simulate.
+together := --features penstock-sim/faults
+simulator = cargo build --quiet $(together) --bin penstock-sim $(if $(PROFILE),--profile $(PROFILE)) && \
+	$(CARGO_TARGET_DIR)/$(or $(PROFILE),debug)/penstock-sim
 # A stamp over everything that is compiled: while it is newer, `make demo` starts at once.
 compiled := $(shell find crates Cargo.toml Cargo.lock pyproject.toml tools/build_backend.py -type f -not -name '*.md')
 
@@ -37,7 +41,7 @@ test: lint rust-test simulate simulator-check wire-check python-test guarantees 
 	@echo "all checks passed"
 
 quick: lint .venv/.built ## check what changes most often, within a minute: lints, broker scripts, the client's and the core's tests
-	@cargo test --quiet --package penstock-broker --package penstock-jobs --package penstock-message
+	@cargo test --quiet $(together) --lib --test scripts
 	@$(python) -m pytest -q -n 4 tests/api tests/core
 
 lint: .venv/.ready ## check formatting, lints and types
@@ -63,15 +67,14 @@ mutants: ## plant each bug of the table in crates/penstock-faults, and see the s
 soak: .venv/.built ## look for what fixed seeds miss, until it is stopped: draws seeds for the simulator, properties and tests by force
 	@while from=$$(shuf -i 1000000-999999999 -n 1); do \
 		echo "seed $$from"; \
-		$(MAKE) --no-print-directory simulate SEEDS=20000 FROM=$$from && \
-		PROPTEST_RNG_SEED=$$from PROPTEST_CASES=5000 cargo test --quiet && \
+		$(MAKE) --no-print-directory simulate SEEDS=20000 FROM=$$from PROFILE=simulate && \
+		PROPTEST_RNG_SEED=$$from PROPTEST_CASES=5000 cargo test --quiet $(together) && \
 		$(python) -m pytest -q --hypothesis-profile=drawn --hypothesis-seed=$$from tests/api/test_values.py && \
 		$(MAKE) --no-print-directory crash CYCLES=20 SEED=$$from || exit 1; \
 	done
 
 crash-points: ## cut the power at every call to the disk, in STATES=200000 states of small pieces of work
-	CRASH_POINTS=$(or $(STATES),200000) cargo test --quiet --profile simulate --package penstock-server \
-		--test crash_points -- --nocapture
+	CRASH_POINTS=$(or $(STATES),200000) cargo test --quiet --profile simulate $(together) --test crash_points -- --nocapture
 
 crash: .venv/.built ## kill, stop, cut off and starve real processes, at full length with CYCLES=1000 (hours); SEED=, TESTS=
 	@mkdir -p .ran
@@ -79,7 +82,7 @@ crash: .venv/.built ## kill, stop, cut off and starve real processes, at full le
 		$(python) -m pytest -q tests/crash $(if $(TESTS),-k "$(TESTS)")
 
 rot: ## cut a golden journal at every byte, flip 50,000 of its bits, and repair what that leaves (a minute)
-	PENSTOCK_LONG=1 cargo test --quiet --package penstock-journal -- golden bits repair
+	PENSTOCK_LONG=1 cargo test --quiet $(together) --test journal -- golden bits repair
 
 # Only the slots are shared memory, which takes unsafe code; the others run several times as often without a sanitizer.
 fuzz: ## look for input that breaks something: FUZZ_SECONDS=60 for each of TARGETS="journal frames broker slots" (cargo install cargo-fuzz; nightly Rust)
@@ -91,7 +94,7 @@ fuzz: ## look for input that breaks something: FUZZ_SECONDS=60 for each of TARGE
 	done
 
 hostile: ## send HOSTILE=100000 strangers, guesses and floods to servers of their own, and print what they cost
-	HOSTILE_CONNECTIONS=$(HOSTILE) cargo test --quiet --package penstock-cli --test processes strangers -- --nocapture --test-threads 1
+	HOSTILE_CONNECTIONS=$(HOSTILE) cargo test --quiet $(together) --test processes strangers -- --nocapture --test-threads 1
 
 bench: .venv/.built ## measure Penstock beside its peers (installs their servers) and print the table
 	$(python) bench/run.py
@@ -114,7 +117,7 @@ format: .venv/.ready ## format all code
 # What passed is kept in .ran/, for docs/guarantees.md to be held against.
 rust-test:
 	@mkdir -p .ran
-	@cargo test 2>&1 | tee .ran/rust.txt | grep -v -e '^test .* ok$$' -e '^$$'
+	@cargo test $(together) 2>&1 | tee .ran/rust.txt | grep -v -e '^test .* ok$$' -e '^$$'
 
 # The generator takes longer to compile than all of the product takes to check, so it is asked only when something
 # differs from what it was last seen to agree with.
