@@ -178,7 +178,10 @@ TASKS = """
     def sign(user: str, code: Secret[str], login: Login, options: dict[str, str]) -> None:
         # What the task makes of its arguments is not shown either.
         options["note"] = code
-        raise ValueError(f"{user} can't sign")
+        try:
+            {}[login.password]
+        except KeyError as error:
+            raise ValueError(f"{user} can't sign with {code}\\n{options}") from error
 
 
     @app.task(on_crash="fail")

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TypeAlias
 
 import penstock
+from penstock._values.masking import NOTHING_SECRET, Masking
 from penstock._values.remote_errors import message_of, sound
 from penstock._values.shapes import module_name
 
@@ -28,10 +29,10 @@ _PACKAGES = {"site-packages", "dist-packages"}
 _COMPREHENSION = re.compile(r"\.<locals>\.<(list|dict|set)comp>")
 
 
-def listing_of(error: BaseException, preview: bytes = b"") -> Listing:
+def listing_of(error: BaseException, preview: bytes = b"", masking: Masking = NOTHING_SECRET) -> Listing:
     """Say by what people find this error again among others, with the arguments that it may be due to."""
     type_name = type_name_of(type(error))
-    lines = (line.strip() for line in message_of(error).splitlines())
+    lines = (line.strip() for line in masking.text(message_of(error)).splitlines())
     first = next((line for line in lines if line), "")
     return _cut(type_name), _cut(first), _fingerprint(type_name, error), preview
 

@@ -96,6 +96,11 @@ class Arguments:
             ) from None
         return args, kwargs
 
+    def decode_unchecked(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
+        """Return arguments whether they fit the signature or not."""
+        args, kwargs, *_ = self.codec.decode(body)
+        return args, kwargs
+
     def is_of_another_version(self, body: bytes) -> bool:
         """Whether a signature that surely differs from this one has encoded these arguments.
 

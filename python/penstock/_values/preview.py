@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock._durations import is_a
-from penstock._values.secrets import is_secret_hint, is_secret_name, is_secret_type
+from penstock._values.secrets import MASK, is_secret_hint, is_secret_name, is_secret_type
 from penstock._values.shapes import hints_by_name, shape_of, type_of
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 LONGEST_BYTES = 1024
 """What the broker keeps."""
 
-_MASK = "***"
 _MORE = "…"
 _DEEPEST = 6
 _PLAIN = (bool, float, complex, type(None))
@@ -34,6 +33,8 @@ _SPEAKING = (
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
     *(decimal.Decimal, fractions.Fraction, uuid.UUID, pathlib.PurePath),
 )
+SPEAKING_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "pathlib._local", "zoneinfo"})
+"""Modules whose values are known by their ``str``."""
 _CONTAINERS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
@@ -52,7 +53,7 @@ def preview_of(arguments: Arguments, body: bytes) -> bytes:
         for index, (name, value) in enumerate(arguments.named(args, kwargs)):
             text.add(f"{', ' if index else ''}{name}=")
             if arguments.is_secret(name):
-                text.add(_MASK)
+                text.add(MASK)
             else:
                 text.add_value(value, _DEEPEST)
     except _Full:
@@ -84,7 +85,7 @@ class _Text:
     def add_value(self, value: Any, depth: int) -> None:
         kind = type_of(value)
         if is_secret_type(kind):
-            self.add(_MASK)
+            self.add(MASK)
         elif isinstance(value, enum.Enum):
             self.add(f"{kind.__qualname__}.{value.name}")
         elif kind in _PLAIN:
@@ -96,7 +97,7 @@ class _Text:
             self.add(repr(value if len(value) <= LONGEST_BYTES else value[:LONGEST_BYTES]))
         elif kind in (bytes, bytearray, memoryview):
             self.add(f"<{len(value)} bytes>")
-        elif kind.__module__ in _MODULES and isinstance(value, _SPEAKING):
+        elif kind.__module__ in SPEAKING_MODULES and isinstance(value, _SPEAKING):
             self.add(str(value)[: LONGEST_BYTES + 1])
         elif depth == 0:
             self.add(_MORE)
@@ -119,7 +120,7 @@ class _Text:
             self.add_value(key, depth - 1)
             self.add(": ")
             if isinstance(key, str) and is_secret_name(key):
-                self.add(_MASK)
+                self.add(MASK)
             else:
                 self.add_value(item, depth - 1)
         self.add("}")
@@ -139,10 +140,7 @@ class _Text:
         for index, (name, item) in enumerate(state.items()):
             self.add(f"{', ' if index else ''}{name}=")
             if is_secret_name(str(name)) or is_secret_hint(hints.get(name)):
-                self.add(_MASK)
+                self.add(MASK)
             else:
                 self.add_value(item, depth - 1)
         self.add(")")
-
-
-_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "pathlib._local", "zoneinfo"})

@@ -7,13 +7,17 @@ import sys
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock._values.codec import CannotEncode, Codec
 from penstock._values.envelope import ErrorRecord
+from penstock._values.secrets import MASK
 from penstock._values.shapes import module_name
 from penstock.errors import RemoteTraceback, TaskError
+
+if TYPE_CHECKING:
+    from penstock._values.masking import Masking
 
 # Enough to read; the broker keeps one for each attempt.
 _LONGEST_TRACEBACK = 16_384
@@ -30,15 +34,17 @@ def record_of(
     worker: str,
     started_ms: int,
     finished_ms: int,
+    masking: Masking,
 ) -> ErrorRecord:
     """Write down an error. ``skip``: the file whose frames lead to the task and tell a reader nothing."""
     kind = type(error)
     return ErrorRecord(
         module=sound(module_name(kind.__module__)),
         qualname=sound(kind.__qualname__),
-        message=_shorten(message_of(error), _LONGEST_MESSAGE),
-        arguments=_encode_arguments(error, codec),
-        traceback=_shorten(_traceback_of(error, skip), _LONGEST_TRACEBACK),
+        # Masked before it is cut: of half a secret nothing would be found.
+        message=_shorten(masking.text(message_of(error)), _LONGEST_MESSAGE),
+        arguments=_encode_arguments(error, codec, masking),
+        traceback=_shorten(masking.text(traceback_of(error, skip)), _LONGEST_TRACEBACK),
         attempt=attempt,
         worker=worker,
         started_ms=started_ms,
@@ -74,7 +80,8 @@ def _rebuild(record: ErrorRecord, codec: Codec) -> Exception | None:
         try:
             error = make()
             vars(error).update(attributes)
-            if error.args == args and message_of(error) == record.message:
+            # A mask may stand between other quotation marks than the secret did.
+            if error.args == args and (message_of(error) == record.message or MASK in record.message):
                 return error
         except Exception:
             continue
@@ -95,7 +102,7 @@ def _find_type(module: str, qualname: str) -> type[Exception] | None:
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
-def _encode_arguments(error: BaseException, codec: Codec) -> bytes | None:
+def _encode_arguments(error: BaseException, codec: Codec, masking: Masking) -> bytes | None:
     attributes: dict[str, object] = {}
     try:
         for name, value in vars(error).items():
@@ -107,10 +114,11 @@ def _encode_arguments(error: BaseException, codec: Codec) -> bytes | None:
         # What it would be pickled by: an OSError keeps its file's name apart from its args.
         reduced: Any = error.__reduce__()
         constructed_with = reduced[1] if reduced[0] is type(error) else error.args
-        encoded = codec.encode([error.args, attributes, constructed_with])
+        encoded = codec.encode(masking.value([error.args, attributes, constructed_with]))
     except BaseException:  # whatever the error's own methods raise
         return None
-    return encoded if len(encoded) <= _LARGEST_ARGUMENTS_BYTES else None
+    # Secrets can be left in objects of the user's own. Then only the masked message travels.
+    return encoded if len(encoded) <= _LARGEST_ARGUMENTS_BYTES and not masking.is_in(encoded) else None
 
 
 def message_of(error: BaseException) -> str:
@@ -126,7 +134,7 @@ def sound(text: object) -> str:
     return str(text).encode(errors="backslashreplace").decode()
 
 
-def _traceback_of(error: BaseException, skip: str) -> str:
+def traceback_of(error: BaseException, skip: str) -> str:
     try:
         lines = traceback.format_exception(type(error), error, below(error.__traceback__, skip))
         return "".join(lines).encode(errors="backslashreplace").decode()

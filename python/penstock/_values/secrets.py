@@ -1,4 +1,4 @@
-"""Which arguments nobody should read: they are masked wherever penstock shows arguments to people."""
+"""Which arguments nobody should read: they are masked wherever penstock shows arguments or errors to people."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated, Any, TypeVar
 from penstock._values.hints import parts_of
 
 T = TypeVar("T")
+
+MASK = "***"
 
 
 class Mark:
@@ -24,7 +26,7 @@ Secret = Annotated[T, _MARK]
 """A parameter or field whose value is never shown: ``def log_in(user: str, code: Secret[str]) -> None``.
 
 Type checkers see ``str``. The value travels and is stored as any other is; it is masked as ``***`` where
-penstock shows arguments to people.
+penstock shows arguments, or errors of jobs, to people.
 """
 
 # Hyphens and underscores apart: `api_key`, `apikey` and `X-Api-Key` are one.

@@ -20,8 +20,9 @@ from penstock._tasks.headers import inherit
 from penstock._tasks.retries import Retry
 from penstock._values import envelope
 from penstock._values.envelope import ErrorRecord, Failure
+from penstock._values.masking import NOTHING_SECRET, Masking, masking_of
 from penstock._values.preview import preview_of
-from penstock._values.remote_errors import below, message_of, record_of
+from penstock._values.remote_errors import below, message_of, record_of, traceback_of
 from penstock.errors import ArgumentMismatch, UnknownTask
 
 if TYPE_CHECKING:
@@ -226,20 +227,21 @@ class _Attempt:
         return note.attempt == self._attempt and note.qualname == ArgumentMismatch.__qualname__
 
     def fail(self, error: BaseException) -> Outcome:
+        masking = self._masking()
         try:
-            record, listing = self._record(error), listing_of(error, self._preview())
+            record, listing = self._record(error, masking), listing_of(error, self._preview(), masking)
         except GiveBack:
             raise
         except BaseException as internal:
             record, listing = self._bare_record(error, internal)
-        _log(
-            logging.ERROR,
-            "%s %s failed (%s)",
-            self._task,
-            self._job_id,
-            _summary(record),
-            exc_info=(type(error), error, below(error.__traceback__, __file__)),
-        )
+        text = traceback_of(error, __file__) if masking.is_needed else ""
+        masked = masking.text(text)
+        if masked != text:
+            # As text: whatever a handler makes of the error itself has a secret in it.
+            _log(logging.ERROR, "%s %s failed (%s)\n%s", self._task, self._job_id, _summary(record), masked)
+        else:
+            exc_info = (type(error), error, below(error.__traceback__, __file__))
+            _log(logging.ERROR, "%s %s failed (%s)", self._task, self._job_id, _summary(record), exc_info=exc_info)
         note = envelope.encode(record)
         value = None
         if self._wants_result:
@@ -249,7 +251,7 @@ class _Attempt:
     def _bare_record(self, error: BaseException, internal: BaseException) -> tuple[ErrorRecord, Listing]:
         """Write down what can be told of an error that can't be looked at."""
         self._runner.is_unsound = True
-        message = f"<it could not be recorded: {_summary_of(internal)}>"
+        message = self._masking().text(f"<it could not be recorded: {_summary_of(internal)}>")
         name = type.__getattribute__(type(error), "__name__")
         record = ErrorRecord(
             "builtins", name, message, None, "", self._attempt, self._runner._worker, self._started_ms, _now_ms()
@@ -269,7 +271,19 @@ class _Attempt:
             # They may be why the job failed, and the user's own code may be what decodes them.
             return b""
 
-    def _record(self, error: BaseException) -> ErrorRecord:
+    def _masking(self) -> Masking:
+        """Find the secrets among the arguments; none, where they can't be read."""
+        task = self._runner._tasks.get(self._task)
+        if task is None:
+            return NOTHING_SECRET
+        try:
+            return masking_of(task.arguments, self._body)
+        except GiveBack:
+            raise
+        except BaseException:
+            return NOTHING_SECRET
+
+    def _record(self, error: BaseException, masking: Masking | None = None) -> ErrorRecord:
         task = self._runner._tasks.get(self._task)
         app = self._runner._apps[0] if task is None else task.app
         return record_of(
@@ -280,6 +294,7 @@ class _Attempt:
             worker=self._runner._worker,
             started_ms=self._started_ms,
             finished_ms=_now_ms(),
+            masking=self._masking() if masking is None else masking,
         )
 
 
