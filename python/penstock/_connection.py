@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 # A long wait comes back this often to show what the broker wants people to know: that no worker
 # serves the queue is best told to whoever waits for one.
-_WAIT_SLICE_S = 10.0
+_WAIT_SLICE_S = 4.0
 
 # What an event loop calls in place of the calls that enqueue.
 BLOCKING = ("delay()", "adelay()")

@@ -54,3 +54,35 @@ async def test_a_job_that_is_late_is_where_the_error_says(project: Project) -> N
         await second.aresult(timeout=0.1)
     (project.directory / "go").touch()
     first.result(timeout=30)
+
+
+def test_the_directory_of_a_local_broker_is_told_in_full(project: Project) -> None:
+    """Two of them are easily mistaken: the worker serves the one next door."""
+    project.write("tasks.py", TASKS)
+    output = project.python(
+        """
+        import penstock
+        import tasks
+
+        for call in (
+            lambda: tasks.wait_here.delay().result(timeout=0.1),
+            lambda: tasks.app.job("0" * 32).result(timeout=0.1),
+        ):
+            try:
+                call()
+            except penstock.PenstockError as error:
+                print(error)
+        """,
+        PENSTOCK_URL="local:.penstock",
+    )
+    late, unknown = output.splitlines()
+    assert f'in queue "mail" of {project.url}, which no worker serves' in late
+    assert f"the broker at {project.url} knows nothing of it" in unknown
+
+
+def test_whoever_waits_without_a_worker_is_told_within_seconds(project: Project) -> None:
+    project.write("tasks.py", TASKS)
+    waiting = project.start_python("import tasks; tasks.wait_here.delay().result()")
+    said = waiting.wait_for_output("no worker", timeout=20)
+    notice = '1 job waits in queue "mail", which no worker has served for 3 s; start one with -Q mail'
+    assert said.strip() == f"{project.url}: {notice}"

@@ -390,8 +390,9 @@ impl Broker {
     fn watch_unserved(&mut self) {
         for queue in std::mem::take(&mut self.state.newly_unserved) {
             let found = self.state.queues.get(queue);
-            if let Some(Service::Missing { generation }) = found.map(|queue| queue.service) {
-                let at = self.clocks.steady() + self.options.unserved_ms;
+            let Some(found) = found else { continue };
+            if let Service::Missing { generation } = found.service {
+                let at = self.clocks.steady() + self.options.patience_ms(found.was_served);
                 self.state
                     .timers
                     .set(When::steady(at), Timer::Unserved { queue, generation });

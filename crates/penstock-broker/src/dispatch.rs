@@ -282,7 +282,7 @@ impl Broker {
                     let notice = Notice::Unserved {
                         queue: self.state.names.text(queue.name).to_owned(),
                         waiting: queue.ready,
-                        for_ms: self.options.unserved_ms,
+                        for_ms: self.options.patience_ms(queue.was_served),
                     };
                     self.notice(notice);
                 }

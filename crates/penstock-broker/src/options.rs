@@ -10,8 +10,11 @@ pub struct BrokerOptions {
     pub session_memory_ms: u64,
     /// For sessions that ask for none. Default 15 s.
     pub default_heartbeat_ms: u64,
-    /// After how long ready messages without any consumer are warned of. Default 30 s.
+    /// After how long ready messages without any consumer are warned of. Default 30 s: workers are restarted.
     pub unserved_ms: u64,
+    /// After how long ready messages are warned of in a queue that never had a consumer. Default 3 s: somebody who
+    /// tries it out is waiting.
+    pub never_served_ms: u64,
     /// Likewise when none of a queue's consumers can run the task of a job that waits there.
     pub unknown_ms: u64,
     /// For how long a queue or task that is empty and has no settings is listed. Its counts are then among those of
@@ -36,6 +39,16 @@ pub struct BrokerOptions {
     pub hash_seed: u64,
 }
 
+impl BrokerOptions {
+    /// Returns after how long ready messages of a queue without any consumer are warned of.
+    pub(crate) fn patience_ms(&self, was_served: bool) -> u64 {
+        match was_served {
+            true => self.unserved_ms,
+            false => self.never_served_ms,
+        }
+    }
+}
+
 impl Default for BrokerOptions {
     fn default() -> Self {
         Self {
@@ -44,6 +57,7 @@ impl Default for BrokerOptions {
             session_memory_ms: 600_000,
             default_heartbeat_ms: 15_000,
             unserved_ms: 30_000,
+            never_served_ms: 3_000,
             unknown_ms: 3_000,
             unused_kept_ms: 60 * 60 * 1000,
             staged_parts_cap_bytes: 512 << 20,

@@ -89,6 +89,8 @@ pub(crate) struct Queue {
     in_ring: bool,
     pub(crate) paused: bool,
     pub(crate) service: Service,
+    /// Whether it has had a consumer, in this life of the broker or in an earlier one.
+    pub(crate) was_served: bool,
     pub(crate) tally: Tally,
     /// Failed jobs of this queue.
     pub(crate) failed: u64,
@@ -794,6 +796,7 @@ impl Queue {
             in_ring: false,
             paused: false,
             service: Service::Well,
+            was_served: false,
             ready_bytes: 0,
             delayed_bytes: 0,
             tally: Tally::new(now),

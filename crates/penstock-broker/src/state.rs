@@ -890,6 +890,7 @@ impl State {
         let queue = &mut self.queues[index];
         if queue.consumers() > 0 {
             queue.service = Service::Well;
+            queue.was_served = true;
         } else if queue.service == Service::Well && queue.ready > 0 && !queue.paused {
             self.generations += 1;
             queue.service = Service::Missing {
@@ -926,7 +927,10 @@ impl State {
     /// After a recovery, which hears of many queues that were served since.
     pub(crate) fn review_all_service(&mut self) {
         for index in self.queues.indexes() {
-            self.queues[index].service = Service::Well;
+            let queue = &mut self.queues[index];
+            queue.service = Service::Well;
+            // Its workers have their time to come back.
+            queue.was_served = true;
             self.review_service(index);
         }
     }

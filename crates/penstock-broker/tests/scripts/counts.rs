@@ -35,7 +35,7 @@ fn a_queue_and_a_task_that_are_empty_for_an_hour_leave_their_counts_to_others() 
         w consume once 1                    -> w deliver one@once
         w consume kept 1                    -> w deliver two@kept
         w ack one|ack two                   -> w confirm 2
-        wait 50000                          -> notice: 1 unserved in paused for 30000
+        wait 50000                          -> notice: 1 unserved in paused for 3000
         counts                              -> queue kept enqueued1+started1+succeeded1 lately, queue once enqueued1+started1+succeeded1 lately, queue paused enqueued1 lately, task t enqueued1+started1+succeeded1 lately, task u enqueued2+started1+succeeded1 lately
         wait 3500000                        ->
         counts                              -> queue kept enqueued1+started1+succeeded1 lately none, queue once enqueued1+started1+succeeded1 lately none, queue paused enqueued1 lately none, task t enqueued1+started1+succeeded1 lately none, task u enqueued2+started1+succeeded1 lately none

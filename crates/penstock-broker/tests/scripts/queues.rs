@@ -33,15 +33,22 @@ fn a_queue_that_nobody_serves_is_told_of_once() {
         "
         a hello                             -> a welcome 0
         a publish one|publish two           -> a confirm 2
-        wait 29999                          ->
-        wait 1                              -> notice: 2 unserved in default for 30000
+        # Soon, while no worker was ever there.
+        wait 2999                           ->
+        wait 1                              -> notice: 2 unserved in default for 3000
         a publish three                     -> a confirm 3
         wait 60000                          ->
         w hello                             -> w welcome 0
         w consume default 1                 -> w deliver one
         w ack one                           -> w confirm 1
         w bye                               ->
-        wait 30000                          -> notice: 2 unserved in default for 30000
+        # Later, when they may come back: after a restart of theirs, or of the broker.
+        wait 29999                          ->
+        wait 1                              -> notice: 2 unserved in default for 30000
+        kill                                ->
+        a hello                             -> a welcome 3
+        wait 29999                          ->
+        wait 1                              -> notice: 2 unserved in default for 30000
         a purge default                     -> a confirm 4 4:operation-1
         ",
     );
@@ -50,10 +57,10 @@ fn a_queue_that_nobody_serves_is_told_of_once() {
         "
         a hello                             -> a welcome 0
         a publish one                       -> a confirm 1
-        wait 20000                          ->
+        wait 2000                           ->
         a purge default                     -> a confirm 2 2:operation-1
         a publish two deliveries=1 expires=40000  -> a confirm 3
-        wait 20000                          ->
+        wait 2000                           ->
         w hello                             -> w welcome 0
         w consume default 1                 -> w deliver two
         w crash two                         -> w confirm 1
