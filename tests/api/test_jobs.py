@@ -212,6 +212,44 @@ class TestCancel:
             job.cancel(running="kill")
 
 
+def test_a_job_shows_its_headers_while_the_broker_holds_it(project):
+    project.write(
+        "shop.py",
+        """
+        from penstock import App
+        app = App("shop")
+        @app.task
+        def pay(amount: int) -> int:
+            if amount < 0:
+                raise ValueError("no debts")
+            return amount
+        """,
+    )
+    shop = project.tasks("shop.py")
+    pay = shop.pay.options(headers={"tenant": "north", "größe": "ü"})
+    paid, failed, plain = pay.delay(1), pay.delay(-1), shop.pay.delay(-1)
+    headers = {"tenant": "north", "größe": "ü"}
+    assert [job.info().headers for job in (paid, failed, plain)] == [headers, headers, {}]
+    assert asyncio.run(failed.ainfo()).headers == headers
+    assert "north" not in repr(paid.info())
+    project.worker("shop:app", "-c", "1")
+    for job in (failed, plain):
+        with pytest.raises(ValueError):
+            job.result(timeout=30)
+    assert paid.result(timeout=30) == 1
+    info = failed.info()
+    assert (info.state, info.attempts, info.error, info.headers) == (
+        JobState.FAILED,
+        1,
+        "ValueError: no debts",
+        headers,
+    )
+    assert info.started_at is not None and info.finished_at is not None and info.errors[0].worker == info.worker
+    assert (plain.info().headers, paid.info().headers) == ({}, None)
+    shop.app.failed(id=failed.id).remove()
+    assert (failed.info().state, failed.info().headers) == (JobState.FAILED, None)
+
+
 def test_an_ended_job_keeps_its_task_and_its_queue_as_long_as_its_result(app, send):
     """They used to be None for expired and cancelled jobs, and the queue for all that had ended."""
     mail = send.options(queue="mail")

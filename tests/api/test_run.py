@@ -106,6 +106,9 @@ class Attempts:
             def wait(self, job_id: bytes, timeout_s: float | None) -> object:
                 return status, value
 
+            def message_info(self, job_id: bytes, timeout_s: float) -> None:
+                return None
+
         vars(self.app)["_connected"] = Connection
         return self.app.job("69" * 16)
 

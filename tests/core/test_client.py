@@ -19,9 +19,9 @@ SUCCEEDED, FAILED, EXPIRED, CRASHED, CANCELLED = range(5)
 
 
 def ready(client: _core.Client) -> int:
-    queues = client.status(5.0)["queues"]
-    assert isinstance(queues, list)
-    return sum(queue["ready"] for queue in queues)
+    queues = client.status(5.0)["ready"]
+    assert isinstance(queues, dict)
+    return sum(queues.values())
 
 
 def test_a_job_is_accepted_under_an_id_of_its_own(client):
@@ -149,7 +149,7 @@ def test_replicated_is_offered_by_no_engine_of_today(client):
         errors.NotOffered, match=r'no engine of today .* "disk" is the safest there is\. Nothing was sent'
     ):
         client.publish(_core.Options("task", durability="replicated"), b"", 5.0)
-    assert client.status(5.0)["queues"] == []
+    assert client.status(5.0)["ready"] == {}
 
 
 def test_a_closed_client_says_so(client):

@@ -65,7 +65,7 @@ for pid, end in children:
     assert os.waitpid(pid, 0)[1] == 0
 ids.append(client.publish(job, b"", 5.0))
 assert sockets() == [inherited]
-print(len(set(ids)), client.status(5.0)["queues"][0]["ready"])
+print(len(set(ids)), client.status(5.0)["ready"]["default"])
 """
     )
     assert said.split() == ["11", "11"]
@@ -129,7 +129,7 @@ def test_every_job_confirmed_through_kills_of_the_broker_is_there(project, clien
     lost = [job for job in confirmed if client.message_info(job, 10.0) is None]
     assert not lost
     # Nor is one there twice: what was sent again after a kill was applied once.
-    assert client.status(10.0)["queues"][0]["ready"] == len(confirmed)
+    assert client.status(10.0)["ready"]["default"] == len(confirmed)
 
 
 def test_a_wait_without_a_timeout_goes_on_through_kills(project, client):

@@ -159,7 +159,7 @@ class TestFixtures:
 
             def test_each_has_a_broker_of_its_own(penstock_server):
                 job = shop.sign_up("eve")
-                assert shop.app._connected()._client.status(5.0)["queues"][0]["ready"] == 1
+                assert shop.app._connected()._client.status(5.0)["ready"] == {"mail": 1}
             """,
             "--basetemp=pytest",
         )

@@ -277,6 +277,10 @@ impl Broker {
             notes: state.messages.notes(slot).to_vec(),
             generation: kind.generation,
             failed: self.describe_failure(slot).map(Box::new),
+            headers: state
+                .messages
+                .extras(slot)
+                .map_or_else(Vec::new, |extras| extras.headers.clone()),
         })
     }
 }

@@ -375,6 +375,7 @@ pub struct MessageInfo {
     pub generation: u32,
     /// Time and reason of the failure of a failed job.
     pub failed: Option<Box<(WallMs, Failure)>>,
+    pub headers: Vec<(String, Bytes)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
-    Answer, Applied, Durability, FailedQuery, KeyState, MessageId, MessageInfo, Op, Query,
-    QueueStatus, Receipt, Refusal, Run, Status, StatusQuery, Target, Tx, WorkerStatus,
+    Answer, Applied, Durability, FailedQuery, KeyState, MessageId, MessageInfo, Op, Query, Receipt,
+    Refusal, Run, Status, StatusQuery, Target, Tx,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
+use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyList, PyTuple};
 
 use crate::errors::{Failure, state_name};
 use crate::failed;
@@ -771,47 +771,23 @@ pub(crate) fn info_dict(
     dict.set_item("generation", info.generation)?;
     dict.set_item("failed_at_ms", failed_at)?;
     dict.set_item("failure", failure)?;
+    let headers = info.headers.iter();
+    let headers = headers.map(|(name, value)| (name, String::from_utf8_lossy(value)));
+    dict.set_item("headers", headers.into_py_dict(py)?)?;
     Ok(Some(dict))
 }
 
+/// Returns what tests and benchmarks ask for; `penstock status --json` has all of it.
 fn status_dict<'py>(py: Python<'py>, status: &Status) -> PyResult<Bound<'py, PyDict>> {
-    let queue = |queue: &QueueStatus| {
-        let dict = PyDict::new(py);
-        dict.set_item("name", &queue.name)?;
-        dict.set_item("ready", queue.ready)?;
-        dict.set_item("delayed", queue.delayed)?;
-        dict.set_item("running", queue.running)?;
-        dict.set_item("oldest_ready_ms", queue.oldest_ready_ms)?;
-        dict.set_item("paused", queue.paused)?;
-        dict.set_item("consumers", queue.consumers)?;
-        PyResult::Ok(dict)
-    };
-    let worker = |worker: &WorkerStatus| {
-        let dict = PyDict::new(py);
-        dict.set_item("name", &worker.name)?;
-        dict.set_item("queues", &worker.queues)?;
-        dict.set_item("slots", worker.slots)?;
-        dict.set_item("busy", worker.busy)?;
-        dict.set_item("leases", worker.leases)?;
-        dict.set_item("connected", worker.connected)?;
-        PyResult::Ok(dict)
-    };
-    let queues: Vec<_> = status.queues.iter().map(queue).collect::<PyResult<_>>()?;
-    let workers: Vec<_> = status.workers.iter().map(worker).collect::<PyResult<_>>()?;
+    let ready = status.queues.iter().map(|queue| (&queue.name, queue.ready));
     let process = &status.process;
     let dict = PyDict::new(py);
-    dict.set_item("queues", queues)?;
-    dict.set_item("workers", workers)?;
+    dict.set_item("ready", ready.into_py_dict(py)?)?;
     dict.set_item("clients", status.clients)?;
     dict.set_item("results", status.results)?;
-    dict.set_item("results_bytes", status.results_bytes)?;
     dict.set_item("evicted", status.evicted)?;
-    dict.set_item("unreadable", status.unreadable)?;
     dict.set_item("broker_version", &process.version)?;
     dict.set_item("broker_pid", process.pid)?;
-    dict.set_item("uptime_ms", process.uptime_ms)?;
-    dict.set_item("sync_p50_us", process.sync_p50_us)?;
-    dict.set_item("sync_p99_us", process.sync_p99_us)?;
     dict.set_item("journal_bytes", process.journal_bytes)?;
     Ok(dict)
 }

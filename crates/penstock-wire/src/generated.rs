@@ -1438,7 +1438,7 @@ pub mod health {
         }
     }
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MessageInfo {
     #[prost(bytes = "bytes", tag = "1")]
     pub id: ::prost::bytes::Bytes,
@@ -1469,6 +1469,9 @@ pub struct MessageInfo {
     pub failed_at_ms: ::core::option::Option<u64>,
     #[prost(message, optional, tag = "14")]
     pub failure: ::core::option::Option<Failure>,
+    /// an older broker sends none
+    #[prost(message, repeated, tag = "15")]
+    pub headers: ::prost::alloc::vec::Vec<Header>,
 }
 /// Nested message and enum types in `MessageInfo`.
 pub mod message_info {

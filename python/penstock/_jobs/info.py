@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: see `_public.py`.
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -79,6 +80,8 @@ class JobInfo:
     """Why the job failed, or the last attempt did."""
     generation: int = 0
     """How often it was retried after it had failed for good."""
+    headers: Mapping[str, str] | None = field(default=None, repr=False)
+    """The headers that it was enqueued with. None when it has ended, unless it has failed: they go with the job."""
 
     @property
     def traceback(self) -> str | None:

@@ -379,6 +379,7 @@ class Job(Generic[R_co]):
             errors=errors,
             error=known.error or _summary(errors) or held["failure"],
             generation=held["generation"],
+            headers=held["headers"],
         )
 
 
@@ -421,8 +422,8 @@ _LONGEST_REASON = 200
 
 
 def _tells_all(end: Ended) -> bool:
-    """Whether a job's end says itself what there is to say; of a crash the broker knows more."""
-    return _end_state(end[0]) is not JobState.CRASHED
+    """Whether a job's end says itself what there is to say; of a failed job the broker knows more."""
+    return _end_state(end[0]) not in (JobState.FAILED, JobState.CRASHED)
 
 
 def _end_state(status: int) -> JobState:

@@ -106,9 +106,18 @@ impl TryFrom<proto::Message> for Message {
     }
 }
 
+pub(super) fn headers_to_wire(headers: Vec<(String, Bytes)>) -> Vec<proto::Header> {
+    let header = |(key, value)| proto::Header { key, value };
+    headers.into_iter().map(header).collect()
+}
+
+pub(super) fn headers_from_wire(headers: Vec<proto::Header>) -> Vec<(String, Bytes)> {
+    let header = |header: proto::Header| (header.key, header.value);
+    headers.into_iter().map(header).collect()
+}
+
 impl From<Extras> for proto::MessageExtras {
     fn from(extras: Extras) -> Self {
-        let header = |(key, value)| proto::Header { key, value };
         Self {
             member: extras.member.map(|member| proto::Member {
                 join: id_bytes(member.join),
@@ -120,7 +129,7 @@ impl From<Extras> for proto::MessageExtras {
             }),
             workflow: extras.workflow.map_or(Bytes::new(), id_bytes),
             key: extras.key,
-            headers: extras.headers.into_iter().map(header).collect(),
+            headers: headers_to_wire(extras.headers),
             generation: extras.generation,
             timeout_ms: extras.timeout_ms,
             soft_timeout_ms: extras.soft_timeout_ms,
@@ -149,13 +158,12 @@ impl TryFrom<proto::MessageExtras> for Extras {
                 shape: InputShape::from_number(inputs.shape)?,
             })
         };
-        let header = |header: proto::Header| (header.key, header.value);
         Ok(Self {
             member: wire.member.map(member).transpose()?,
             inputs: wire.inputs.map(inputs).transpose()?,
             workflow: optional_id(&wire.workflow)?,
             key: wire.key,
-            headers: wire.headers.into_iter().map(header).collect(),
+            headers: headers_from_wire(wire.headers),
             generation: wire.generation,
             attempts_before: wire.attempts_before,
             retries: wire.retries.map(Retries::try_from).transpose()?,

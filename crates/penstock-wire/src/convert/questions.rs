@@ -6,6 +6,7 @@ use penstock_message::{
     TaskStatus, WorkerStatus,
 };
 
+use super::messages::{headers_from_wire, headers_to_wire};
 use super::{FromNumber, id_bytes, message_id, small, wanted};
 use crate::{WireError, proto};
 
@@ -438,6 +439,7 @@ impl From<MessageInfo> for proto::MessageInfo {
             generation: info.generation,
             failed_at_ms,
             failure: failure.map(Into::into),
+            headers: headers_to_wire(info.headers),
         }
     }
 }
@@ -463,6 +465,7 @@ impl TryFrom<proto::MessageInfo> for MessageInfo {
                 .failed_at_ms
                 .zip(wire.failure)
                 .map(|(at, failure)| Box::new((at, Failure::from(failure)))),
+            headers: headers_from_wire(wire.headers),
         })
     }
 }
