@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from penstock import _core, _guard
 from penstock._jobs.current import running
-from penstock.errors import BrokerUnavailable, CallTimeout, InvalidConfiguration, ResultTimeout
+from penstock.errors import BrokerUnavailable, CallTimeout, ResultTimeout
 
 if TYPE_CHECKING:
     import asyncio
@@ -357,8 +357,6 @@ def connect(url: str, name: str, owner: App) -> Connection:
     if _guard.may_connect is not None:
         _guard.may_connect(owner)
     token = os.environ.get("PENSTOCK_TOKEN")
-    if url.startswith("tcp://") and "@" in url:
-        raise InvalidConfiguration("the URL of a server holds no token: set PENSTOCK_TOKEN, and give tcp://HOST:PORT")
     with _lock:
         if is_own(url):
             connection = _owned.get(owner)

@@ -26,7 +26,7 @@ impl FromStr for Address {
     fn from_str(url: &str) -> Result<Self, DriverError> {
         let wrong = |why: &str| {
             DriverError::invalid(format!(
-                "the broker URL {url:?} {why}; give local:PATH, unix:PATH, tcp://HOST:PORT or memory:"
+                "the broker URL {url:?} {why}; give local:PATH, unix:PATH or tcp://HOST:PORT"
             ))
         };
         let (scheme, rest) = url
@@ -35,6 +35,12 @@ impl FromStr for Address {
         // unix:///run/x and unix:/run/x mean the same; a path never needs two slashes in front.
         let path = rest.strip_prefix("//").unwrap_or(rest);
         match scheme {
+            // `rel` of local://rel/dir would be a host in any other URL.
+            "local" | "unix" | "penstock+unix"
+                if rest.starts_with("//") && !path.is_empty() && !path.starts_with('/') =>
+            {
+                Err(wrong("has // before a path that does not begin with /"))
+            }
             "local" | "unix" | "penstock+unix" if path.is_empty() => Err(wrong("has no path")),
             "local" => Ok(Self::Local(path.into())),
             "unix" | "penstock+unix" => Ok(Self::Unix(path.into())),
@@ -43,6 +49,12 @@ impl FromStr for Address {
                 let place = rest
                     .strip_prefix("//")
                     .ok_or_else(|| wrong("needs // before the host"))?;
+                // Nothing of it is repeated: it would be in logs.
+                if place.contains('@') {
+                    return Err(DriverError::invalid(
+                        "the URL of a server holds no token: set PENSTOCK_TOKEN, and give tcp://HOST:PORT".to_owned(),
+                    ));
+                }
                 let place = place.strip_suffix('/').unwrap_or(place);
                 // The colons of a bare IPv6 address stand in brackets, as in any URL.
                 let (host, port) = match place.rsplit_once(':') {
@@ -92,6 +104,7 @@ mod tests {
                 Err(error) => error.to_string(),
             };
             assert!(shown.contains(expected), "{url}: {shown}");
+            assert!(!shown.contains("hunter2"), "{shown}");
         };
         check("local:.penstock", "local:.penstock");
         check("local:/var/lib/shop", "local:/var/lib/shop");
@@ -102,7 +115,14 @@ mod tests {
         check("tcp://[::1]:1234", "tcp://[::1]:1234");
         check("tcp://[::1]", "tcp://[::1]:5670");
         check("memory:", "memory:");
+        check("local:///var/lib/shop", "local:/var/lib/shop");
         check("local:", "has no path");
+        check("local://", "has no path");
+        check("local://shop/data", "does not begin with /");
+        check(
+            "tcp://:hunter2@broker",
+            "holds no token: set PENSTOCK_TOKEN",
+        );
         check("tcp://:1", "has no host");
         check("tcp:broker", "needs //");
         check("tcp://broker:99999", "up to 65535");
