@@ -217,7 +217,12 @@ class Connection:
             if blocking is not None:
                 warn_of_blocking(*blocking)
             for notice in self._client.take_notices():
-                logger.warning("%s", notice)
+                logger.warning("%s: %s", self.broker, notice)
+
+    @property
+    def broker(self) -> str:
+        """The URL, with the directory of a local broker in full: two of them are easily mistaken."""
+        return self._client.broker()
 
     def rest(self, timeout_s: float) -> None:
         """Say goodbye for now; the next call opens a new connection."""

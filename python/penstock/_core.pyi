@@ -109,6 +109,8 @@ class Client:
         crashes, generation, worker, notes (list of bytes), failure (text or None)."""
     def consumers(self, queue: str, timeout_s: float) -> int:
         """How many consumers a queue has: each worker is one."""
+    def broker(self) -> str:
+        """Return the broker's URL, with the directory of a local one in full. Asks nothing."""
     def status(self, timeout_s: float) -> dict[str, object]: ...
     def purge(self, queue: str, timeout_s: float) -> None: ...
     def failed(self, filter: _Filter, after: int, timeout_s: float) -> tuple[list[dict[str, Any]], int | None]:

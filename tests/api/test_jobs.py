@@ -544,12 +544,15 @@ def test_notices_go_to_the_log_once(app, send, caplog, monkeypatch):
         def take_notices(self) -> list[str]:
             return notices.pop(0)
 
+        def broker(self) -> str:
+            return "local:/shop/.penstock"
+
     connection = Connection.__new__(Connection)
     connection._client, connection._notices_due = Client(), 0.0  # type: ignore[assignment]
     connection.log_notices()
     connection.log_notices()
     assert [(record.name, record.levelno, record.message) for record in caplog.records] == [
-        ("penstock", logging.WARNING, "nobody serves 'mail'")
+        ("penstock", logging.WARNING, "local:/shop/.penstock: nobody serves 'mail'")
     ]
     assert notices == [[]]
 

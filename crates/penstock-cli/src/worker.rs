@@ -3,9 +3,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
-use penstock_directory::LocalPaths;
 use penstock_driver::{Address, DEFAULT_HEARTBEAT, DriverConfig, DriverError};
-use penstock_local::{connect, in_second_process};
+use penstock_local::{connect, in_full, in_second_process};
 use penstock_worker::{ChildLog, Connected, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
 
 use crate::exit::Failure;
@@ -66,7 +65,7 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
     let heartbeat = Duration::from_secs_f64(arguments.heartbeat);
     let connect = move |named: Option<&str>| {
         let url = given.as_deref().or(named).unwrap_or(DEFAULT_URL);
-        let (is_here, is_named) = (shown(url)?, named.map(shown).transpose()?);
+        let (is_here, is_named) = (reachable(url)?, named.map(reachable).transpose()?);
         if let Some(is_named) = is_named.filter(|is_named| *is_named != is_here) {
             tracing::warn!(
                 "the app's own broker is {is_named}, but this worker was told to serve {is_here} (--url or \
@@ -109,16 +108,11 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
     })
 }
 
-/// A broker's URL for people: the directory of a local one in full, since two of them are easily mistaken.
-fn shown(url: &str) -> Result<String, DriverError> {
+/// Returns the broker's URL in full, if a worker can use it.
+fn reachable(url: &str) -> Result<String, DriverError> {
     match url.parse()? {
-        Address::Local(path) => match LocalPaths::resolve(&path) {
-            Ok(paths) => Ok(format!("local:{}", paths.directory.display())),
-            // Whoever connects says what is wrong with it.
-            Err(_) => Ok(url.to_owned()),
-        },
         Address::Memory(_) => Err(DriverError::invalid(in_second_process())),
-        Address::Unix(_) | Address::Tcp { .. } => Ok(url.to_owned()),
+        Address::Local(_) | Address::Unix(_) | Address::Tcp { .. } => Ok(in_full(url)),
     }
 }
 

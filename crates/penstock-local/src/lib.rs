@@ -10,6 +10,7 @@
 
 use std::sync::Arc;
 
+use penstock_directory::LocalPaths;
 use penstock_driver::{Address, Driver, DriverConfig, DriverError, Tcp, Unix, native};
 use penstock_wire::native::{in_memory, on_disk};
 
@@ -18,6 +19,17 @@ mod memory;
 mod started;
 
 pub use memory::in_second_process;
+
+/// Returns a broker's URL for people: the directory of a local one in full, since two of them are easily mistaken. A URL
+/// that means no broker stays as it is: connecting says what is wrong with it.
+pub fn in_full(url: &str) -> String {
+    if let Ok(Address::Local(path)) = url.parse()
+        && let Ok(paths) = LocalPaths::resolve(&path)
+    {
+        return format!("local:{}", paths.directory.display());
+    }
+    url.to_owned()
+}
 
 /// Makes the driver for the URL. Opens, starts and connects nothing: the first call does.
 pub fn connect(mut config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError> {

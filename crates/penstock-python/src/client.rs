@@ -39,6 +39,8 @@ pub(crate) struct Client {
 struct State {
     pid: u32,
     driver: Option<Arc<dyn Driver>>,
+    /// The broker's URL in full, as it was when the driver was made.
+    broker: Option<String>,
     closed: bool,
 }
 
@@ -69,6 +71,7 @@ impl Client {
         })
         .map_err(Failure::of_question)?;
         state.driver = Some(Arc::clone(&driver));
+        state.broker = Some(penstock_local::in_full(&self.url));
         Ok(driver)
     }
 
@@ -164,6 +167,7 @@ impl Client {
             state: Mutex::new(State {
                 pid: std::process::id(),
                 driver: None,
+                broker: None,
                 closed: false,
             }),
         })
@@ -282,6 +286,11 @@ impl Client {
             }
             other => Err(odd_answer(&other).into()),
         }
+    }
+
+    fn broker(&self) -> String {
+        let known = self.state.lock().unwrap().broker.clone();
+        known.unwrap_or_else(|| penstock_local::in_full(&self.url))
     }
 
     fn status<'py>(&self, py: Python<'py>, timeout_s: f64) -> PyResult<Bound<'py, PyDict>> {

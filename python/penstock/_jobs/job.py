@@ -235,7 +235,7 @@ class Job(Generic[R_co]):
     def _late(self, connection: Connection) -> ResultTimeout:
         """Say where the job is instead of having ended."""
         try:
-            where = connection.whereabouts(self._id, self._app.url, self._app.call_timeout)
+            where = connection.whereabouts(self._id, self._broker(), self._app.call_timeout)
         except PenstockError as error:
             where = f"where it is, its broker does not say ({error})"
         return ResultTimeout(
@@ -253,9 +253,14 @@ class Job(Generic[R_co]):
 
     def _unknown(self) -> NoSuchJob:
         return NoSuchJob(
-            f"job {self.id}: the broker at {self._app.url} knows nothing of it: it never was, or it has ended and its"
+            f"job {self.id}: the broker at {self._broker()} knows nothing of it: it never was, or it has ended and its"
             " result is not kept"
         )
+
+    def _broker(self) -> str:
+        """Name the broker for people: of a directory in full, where this process is connected to it."""
+        connection = self._app._connection
+        return self._app.url if connection is None else connection.broker
 
     def _is_over(self, error: PenstockError) -> bool:
         """Say whether a job has ended of which a question brought this error; raise the error if it says nothing."""
