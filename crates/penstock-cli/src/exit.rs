@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{Write, stderr};
+use std::path::Path;
 use std::process::ExitCode;
 
 use penstock_driver::{DriverError, ErrorKind};
@@ -149,8 +150,20 @@ impl From<ServerError> for Failure {
     }
 }
 
+/// Says that the directory of a local broker can't be used, and what to do where a permission is missing.
+pub fn cannot_use(directory: &Path, error: &std::io::Error) -> Failure {
+    let mut text = format!("can't use {}: {error}", directory.display());
+    // Refusals of our own say it themselves.
+    let is_of_the_system = error.raw_os_error().is_some();
+    if is_of_the_system && error.kind() == std::io::ErrorKind::PermissionDenied {
+        text += ". Give this user the permission to write there, or choose a directory of its own with \
+                 PENSTOCK_URL=local:PATH";
+    }
+    Failure::new(code_of_path(error), text)
+}
+
 /// The code for what the system says of a path.
-pub fn code_of_path(error: &std::io::Error) -> u8 {
+fn code_of_path(error: &std::io::Error) -> u8 {
     match error {
         error if is_of_the_disk(error) => DISK_FAILED,
         error if is_wrong_place(error) => UNUSABLE,
@@ -175,4 +188,30 @@ pub fn is_of_the_disk(error: &std::io::Error) -> bool {
         number,
         Some(Errno::IO | Errno::NXIO | Errno::NOSPC | Errno::DQUOT | Errno::ROFS)
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Error, ErrorKind};
+
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn where_a_permission_is_missing_the_way_out_is_named() {
+        let check = |error: Error, code: u8, is_advised: bool| {
+            let failure = cannot_use(Path::new("/srv/shop"), &error);
+            assert_eq!(failure.code, code, "{error}");
+            let says = failure.message.starts_with("can't use /srv/shop: ");
+            let advises = failure.message.ends_with("with PENSTOCK_URL=local:PATH");
+            assert_eq!((says, advises), (true, is_advised), "{}", failure.message);
+        };
+        check(Errno::ACCESS.into(), UNUSABLE, true);
+        check(Errno::NOSPC.into(), DISK_FAILED, false);
+        check(Errno::NOTDIR.into(), UNUSABLE, false);
+        // What penstock itself refuses, it explains.
+        let refused = Error::new(ErrorKind::PermissionDenied, "others may write there");
+        check(refused, UNUSABLE, false);
+    }
 }

@@ -120,6 +120,10 @@ const OPTIONS: &[(&[&str], &str)] = &[
         &["-X", "--exclude-queues"],
         "`-Q` names the queues to serve",
     ),
+    (
+        &["--reload", "--watch", "--autoreload", "--dev"],
+        "a worker keeps the code that it has loaded: stop it and start it again. Reloading is not offered yet",
+    ),
     (&["--repair"], "it is `penstock journal repair DIR` now"),
     (&["--none"], "it is `penstock limit rm QUEUE` now"),
 ];
@@ -198,6 +202,7 @@ mod tests {
             "penstock worker shop:app --max-tasks-per-child=10",
             "not offered yet",
         );
+        check("penstock worker shop:app --reload", "start it again");
         check("penstock beat", "no beat process");
         check("penstock flower", "penstock status");
         check("penstock requeue --all", "penstock failed retry");

@@ -16,7 +16,7 @@ use penstock_message::{
     Query, Receipt, Status, StatusPage, StatusQuery, Tx,
 };
 
-use crate::exit::{FAILED, Failure, NO_BROKER, WRONG_CALL, applied, code_of_path};
+use crate::exit::{FAILED, Failure, NO_BROKER, WRONG_CALL, applied, cannot_use};
 use crate::text::count;
 
 /// How long a broker may take to answer.
@@ -277,11 +277,7 @@ pub fn find_socket(paths: &LocalPaths) -> Result<Option<PathBuf>, Failure> {
     match paths.connect(|path| UnixStream::connect(path)) {
         Ok((_, socket)) => Ok(Some(socket.to_path_buf())),
         Err(error) if is_nobody(&error) => Ok(None),
-        Err(error) => {
-            let directory = paths.directory.display();
-            let text = format!("can't use {directory}: {error}");
-            Err(Failure::new(code_of_path(&error), text))
-        }
+        Err(error) => Err(cannot_use(&paths.directory, &error)),
     }
 }
 

@@ -11,7 +11,7 @@ use penstock_server::{
     detach, let_go_of_stderr,
 };
 
-use crate::exit::{Failure, IN_USE, WRONG_CALL, code_of_path, is_of_the_disk};
+use crate::exit::{Failure, IN_USE, WRONG_CALL, cannot_use, is_of_the_disk};
 use crate::logging::LogArguments;
 use crate::remote::{resolve, token_from_environment};
 use crate::text::byte_count;
@@ -111,11 +111,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     let paths = resolve(path)?;
     // SAFETY: nothing was done yet but to read the command line: there is one thread and no file.
     drop(unsafe { detach() }?);
-    let cannot_use = |error| {
-        let directory = paths.directory.display();
-        let code = code_of_path(&error);
-        Failure::new(code, format!("can't use {directory}: {error}"))
-    };
+    let cannot_use = |error: io::Error| cannot_use(&paths.directory, &error);
     let Some(guard) = LocalGuard::take(paths.clone()).map_err(cannot_use)? else {
         let in_use = format!("another broker serves {}", paths.directory.display());
         return Err(Failure::new(IN_USE, in_use));
