@@ -10,20 +10,19 @@ mod habits;
 mod job;
 mod journal;
 mod limit;
+mod lists;
 mod logging;
 mod memory;
 mod moment;
 mod pause;
 mod ping;
 mod purge;
-mod queue;
 mod record;
 mod remote;
 mod server;
 mod status;
 mod text;
 mod worker;
-mod workers;
 
 use std::process::ExitCode;
 
@@ -57,7 +56,8 @@ enum Command {
     /// Run the jobs of an app
     Worker(worker::Arguments),
     /// Look at the workers of a broker
-    Workers(workers::Arguments),
+    #[command(subcommand)]
+    Workers(lists::WorkersCommand),
     /// Run a broker of its own, for clients on this machine or others
     Server(server::Arguments),
     /// Show queues, workers and the broker's health
@@ -65,7 +65,8 @@ enum Command {
     /// Check that a broker answers
     Ping(ping::Arguments),
     /// Look at the queues of a broker
-    Queue(queue::Arguments),
+    #[command(subcommand)]
+    Queue(lists::QueueCommand),
     /// Drop everything that waits in a queue
     Purge(purge::Arguments),
     /// Limit how much may wait in a queue
@@ -93,11 +94,11 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Worker(arguments) => return worker::run(arguments),
-        Command::Workers(arguments) => workers::run(&arguments),
+        Command::Workers(command) => lists::workers(&command),
         Command::Server(arguments) => server::run(arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Ping(arguments) => ping::run(&arguments),
-        Command::Queue(arguments) => queue::run(&arguments),
+        Command::Queue(command) => lists::queues(&command),
         Command::Purge(arguments) => purge::run(&arguments),
         Command::Limit(arguments) => limit::run(&arguments),
         Command::Pause(arguments) => pause::pause(&arguments),

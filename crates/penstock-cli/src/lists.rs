@@ -1,0 +1,59 @@
+//! `penstock queue ls` and `penstock workers ls`: the parts of the status that grow long.
+
+use clap::{Args, Subcommand};
+use penstock_message::Status;
+use serde_json::Value;
+
+use crate::exit::Failure;
+use crate::remote::BrokerArguments;
+use crate::status::{queue_json, queue_table, worker_json, worker_table};
+use crate::text::{show, show_json};
+
+#[derive(Subcommand)]
+pub enum QueueCommand {
+    /// List the queues, with their jobs and who serves them
+    Ls(Arguments),
+}
+
+#[derive(Subcommand)]
+pub enum WorkersCommand {
+    /// List the workers, with their slots and queues
+    Ls(Arguments),
+}
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// One JSON array, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn queues(QueueCommand::Ls(arguments): &QueueCommand) -> Result<(), Failure> {
+    arguments.list(
+        |status| queue_table(&status.queues, &status.others),
+        |status| status.queues.iter().map(queue_json).collect(),
+    )
+}
+
+pub fn workers(WorkersCommand::Ls(arguments): &WorkersCommand) -> Result<(), Failure> {
+    arguments.list(
+        |status| worker_table(&status.workers),
+        |status| status.workers.iter().map(worker_json).collect(),
+    )
+}
+
+impl Arguments {
+    fn list(
+        &self,
+        table: fn(&Status) -> String,
+        items: fn(&Status) -> Vec<Value>,
+    ) -> Result<(), Failure> {
+        let status = self.broker.find()?.status()?;
+        match self.json {
+            true => show_json(&Value::Array(items(&status))),
+            false => show(&table(&status)),
+        }
+    }
+}
