@@ -139,3 +139,12 @@ def test_the_directory_of_a_local_broker_is_said_in_full(acme: Project) -> None:
     worker = acme.worker("acme.app", "-c", "1", PENSTOCK_URL="local:.penstock")
     eventually(lambda: "is connected" in worker.output)
     assert f"from local:{acme.directory}/.penstock" in worker.output
+
+
+def test_a_queue_that_no_task_names_is_told_of(acme: Project) -> None:
+    """A name that is mistyped; but jobs may be sent there by `options`."""
+    typo = acme.worker("acme.app", "--burst", "-Q", "mail,maill")
+    assert typo.wait(30) == 0, typo.output
+    assert 'WARN no task of the app names the queue "maill"; its tasks name default, mail.' in typo.output
+    right = acme.worker("acme.app", "--burst", "-Q", "mail")
+    assert right.wait(30) == 0 and "WARN" not in right.output, right.output

@@ -224,7 +224,13 @@ impl Supervisor {
         if queues.is_empty() {
             queues.push("default".to_owned());
         }
-        self.queues = self.config.queues.clone().unwrap_or(queues);
+        self.queues = match self.config.queues.clone() {
+            Some(given) => {
+                warn_of_unnamed(&given, &queues);
+                given
+            }
+            None => queues,
+        };
         self.ask_status();
     }
 
@@ -475,6 +481,27 @@ impl Supervisor {
             // A zygote that can't be told is dead, and its children with it.
             let _ = zygote.kill_child(number);
         }
+    }
+}
+
+/// Warns of queues that were given with -Q and that no task names: a name may be mistyped. Calls may still send jobs
+/// there.
+fn warn_of_unnamed(given: &[String], named: &[String]) {
+    let unnamed: Vec<_> = given
+        .iter()
+        .filter(|queue| !named.contains(queue))
+        .collect();
+    if !unnamed.is_empty() {
+        tracing::warn!(
+            "no task of the app names the queue {}; its tasks name {}. Only jobs that are sent there with \
+             options(queue=...) will run",
+            unnamed
+                .iter()
+                .map(|queue| format!("{queue:?}"))
+                .collect::<Vec<_>>()
+                .join(" or "),
+            named.join(", ")
+        );
     }
 }
 
