@@ -20,7 +20,7 @@ import penstock
 from penstock import App, CurrentJob, JobState, Retry, TaskError, UnknownTask, current_job
 from penstock._jobs.current import Extras
 from penstock._worker import runner
-from penstock.errors import PayloadTooLarge, RemoteTraceback
+from penstock.errors import NotOffered, PayloadTooLarge, RemoteTraceback
 from penstock.testing import inline
 
 
@@ -576,11 +576,14 @@ class TestRetries:
             ({"backoff_factor": "2"}, "backoff_factor must be a number of at least 1, not '2'"),
             ({"retry_on": "ValueError"}, "retry_on must be an exception type or several, not 'ValueError'"),
             ({"retires": 1}, "@app.task got an unknown option 'retires'; did you mean 'retries'?"),
+            ({"bind": True}, "@app.task got an unknown option 'bind'; current_job() tells a task about its job"),
+            ({"acks_late": True}, "@app.task got an unknown option 'acks_late'; it is always so"),
+            ({"schedule": 5}, "@app.task: 'schedule' is reserved for schedules, not built yet"),
             ({"on_crash": "ignore"}, 'on_crash must be "retry" or "fail", not \'ignore\''),
         ],
     )
     def test_options_that_make_no_sense_are_refused_where_they_stand(self, options, says):
-        with pytest.raises((ValueError, TypeError)) as caught:
+        with pytest.raises((ValueError, TypeError, NotOffered)) as caught:
             Attempts(lambda: None, **options)
         assert says in str(caught.value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import functools
 import importlib
@@ -205,6 +206,8 @@ class TestTwoTasksOfOneName:
             "options() got an unknown option 'x'; it takes countdown, durability, eta, expires, headers,",
         ),
         ({"task": "y"}, "options() got an unknown option 'task'"),
+        ({"delay": 5}, "options() got an unknown option 'delay'; it is countdown"),
+        ({"ttl": 5}, "options() got an unknown option 'ttl'; it is expires for a job that waits"),
         ({"countdown": -1}, "countdown must be between 0 seconds and 100 years, not -1"),
         ({"countdown": float("nan")}, "countdown must be between 0 seconds and 100 years, not nan"),
         ({"countdown": 10**12}, "countdown must be between 0 seconds and 100 years"),
@@ -229,6 +232,12 @@ def test_options_that_make_no_sense_are_refused(options, says):
     with pytest.raises((TypeError, ValueError)) as caught:
         task.options(**options)
     assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("call", [lambda task: task.map(5), lambda task: asyncio.run(task.amap(5))])
+def test_a_map_over_no_items_says_what_it_takes(call):
+    with pytest.raises(TypeError, match="map takes an iterable of arguments, one for each call, not 5"):
+        call(App("shop").task(send))
 
 
 def test_options_build_on_one_another():

@@ -168,6 +168,26 @@ _RESERVED = {
     "when_full": "waiting for room in a full queue",
     "link": "callbacks",
     "link_error": "callbacks",
+    "schedule": "schedules",
+}
+
+# Names that other queues have for options, and what does the same here.
+_HABITS = {
+    "acks_late": "it is always so: a job whose worker process dies runs again, unless on_crash='fail'",
+    "at": "it is eta",
+    "bind": "current_job() tells a task about its job, and raise Retry(...) asks for another attempt",
+    "crontab": "schedules are not offered yet",
+    "default_retry_delay": "it is backoff, or a list of delays as retries",
+    "delay": "it is countdown",
+    "every": "schedules are not offered yet",
+    "job_timeout": "it will be timeout; time limits are not offered yet",
+    "max_concurrency": "it will be max_running; limits on running jobs are not offered yet",
+    "rate": "it will be rate_limit; rate limits are not offered yet",
+    "serializer": "there is one encoding, and app.codec(...) for types of your own",
+    "soft_time_limit": "it will be soft_timeout; time limits are not offered yet",
+    "throws": "no_retry_on names errors that are not worth another attempt",
+    "time_limit": "it will be timeout; time limits are not offered yet",
+    "ttl": "it is expires for a job that waits, and result_ttl for its result",
 }
 
 
@@ -177,11 +197,13 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
         if name in _RESERVED and name not in known:
             raise NotOffered(f"{where}: {name!r} is reserved for {_RESERVED[name]}, not built yet; leave it out")
         if name not in known:
-            # Not imported above: few programs get here.
-            import difflib
+            hint = _HABITS.get(name)
+            if hint is None:
+                # Not imported above: few programs get here.
+                import difflib
 
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
             raise TypeError(f"{where} got an unknown option {name!r}; {hint}")
 
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
 from types import MappingProxyType
 from typing import (
@@ -83,7 +83,7 @@ class Sender(Generic[P, R]):
 
     def map(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
         """Enqueue a call for each item, which is its only argument, in one transaction: all or none."""
-        return cast("Sender[..., R]", self)._publish((item,) for item in items)
+        return cast("Sender[..., R]", self)._publish(_only_arguments(items))
 
     def starmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``map``, where each item is a tuple of all positional arguments of its call."""
@@ -91,7 +91,7 @@ class Sender(Generic[P, R]):
 
     async def amap(self: _OneArgument[A, R], items: Iterable[A]) -> list[Job[R]]:
         """As ``map``, for an event loop."""
-        return await cast("Sender[..., R]", self)._submit((item,) for item in items)
+        return await cast("Sender[..., R]", self)._submit(_only_arguments(items))
 
     async def astarmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``starmap``, for an event loop."""
@@ -313,6 +313,13 @@ class Signature(Generic[R_co]):
     def _call(self) -> Call:
         kwargs = dict(self.kwargs)
         return self._sender._call(self.args, kwargs, self.task._encode(self.args, kwargs))
+
+
+def _only_arguments(items: Iterable[A]) -> Iterator[tuple[A]]:
+    try:
+        return ((item,) for item in items)
+    except TypeError:
+        raise TypeError(f"map takes an iterable of arguments, one for each call, not {items!r}") from None
 
 
 def _arguments(item: Any) -> tuple[Any, ...]:
