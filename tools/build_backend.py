@@ -43,6 +43,11 @@ def built_program() -> Path:
     """Build the executable, and return where cargo has left it."""
     if sys.platform == "win32":
         raise SystemExit("penstock runs on Linux and macOS; on Windows, use it inside WSL")
+    if shutil.which("cargo") is None:
+        raise SystemExit(
+            "building penstock needs Rust, and there is no `cargo` on the PATH: install it from https://rustup.rs"
+            " and try again"
+        )
     cargo = ["cargo", "build", "--release", "--package", "penstock-cli", "--message-format", "json-render-diagnostics"]
     told = subprocess.run(cargo, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     # Which folder that is depends on the target directory, and on the target that may be configured.

@@ -87,3 +87,13 @@ def test_the_quickstart_runs_from_another_directory(project, wheel, python):
     run = project.run(environment / "bin" / "python", "shop.py", PATH=path, timeout=60)
     assert run.output == blocks(ROOT / "README.md", "text")[0].text
     assert worker.returncode is None, worker.output
+
+
+def test_a_build_without_rust_says_what_to_install(tmp_path):
+    build = [sys.executable, "tools/build_backend.py"]
+    run = subprocess.run(build, cwd=ROOT, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr.splitlines() == [
+        "building penstock needs Rust, and there is no `cargo` on the PATH: install it from https://rustup.rs"
+        " and try again"
+    ]
