@@ -92,8 +92,16 @@ def test_the_page_works_as_it_says(project):
 
     worker = project.worker("shop.worker:app", "--burst", PENSTOCK_URL="local:.penstock")
     assert worker.wait(60) == 0, worker.output
+    assert "WARN" not in worker.output
     assert project.status()["queues"][0]["ready"] == 0
     assert Path(project.directory, "shop", "db.sqlite3").exists()
+
+
+def test_a_worker_whose_django_is_not_set_up_says_so(project):
+    write_project(project)
+    worker = project.worker("shop.tasks:app", "--burst")
+    assert worker.wait(60) == 0, worker.output
+    assert "WARN Django is imported and not set up, so models can't be used." in worker.output
 
 
 def test_no_connection_outlives_the_job_that_opened_it(project):

@@ -56,6 +56,7 @@ def main() -> None:
         control.say(f"failed {explain(' '.join(places), error)}")
         sys.exit(EXIT_APP)
     warn_of_threads(control)
+    warn_of_django(control)
     log_to_stderr(log_level, log_format)
     control.say(f"ready {json.dumps(report_of(loaded))}")
     Zygote([each.app for each in loaded], worker, control, descriptors).serve()
@@ -77,6 +78,18 @@ def warn_of_threads(control: Control) -> None:
             f"warning the app started {count - 1} thread(s) while it was loaded"
             f" ({', '.join(names) or 'from native code'}); they do not exist in the processes that run jobs, and locks"
             " they hold at the fork stay locked there. Start threads in tasks, not at import"
+        )
+
+
+def warn_of_django(control: Control) -> None:
+    """Where Django was imported and not set up, each job that touches a model fails."""
+    if "django" not in sys.modules or not ("DJANGO_SETTINGS_MODULE" in os.environ or os.path.exists("manage.py")):
+        return  # not there, or only because some library looks for it
+    apps = sys.modules.get("django.apps")
+    if apps is None or not apps.apps.ready:
+        control.say(
+            "warning Django is imported and not set up, so models can't be used. Give the worker a module that calls"
+            " django.setup() before it imports the tasks: shop.worker:app in Penstock's page about Django"
         )
 
 
