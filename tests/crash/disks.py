@@ -52,12 +52,13 @@ class ForgetfulDisk:
 
 
 @contextmanager
-def forgetful_disk(project: Project, seed: str) -> Iterator[ForgetfulDisk]:
+def forgetful_disk(project: Project, seed: str, at: Path | None = None) -> Iterator[ForgetfulDisk]:
+    """Mount it in the project's directory, or at a directory that is to be made."""
     needs(
         os.geteuid() == 0 and os.access("/dev/fuse", os.R_OK | os.W_OK), "root and /dev/fuse, for a disk that forgets"
     )
-    directory = project.directory / "disk"
-    directory.mkdir()
+    directory = at or project.directory / "disk"
+    directory.mkdir(parents=True)
     process = subprocess.Popen(
         [sys.executable, HERE / "forgetful_disk.py", directory, seed],
         stdin=subprocess.PIPE,

@@ -1,0 +1,88 @@
+"""A broker whose start fails for a while, for want of space or by errors of its disk, ends nothing but calls in time.
+
+A worker in the midst of a job used to exit and to kill the job's process, and calls raised `InvalidConfiguration`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from crash.disks import ForgetfulDisk, forgetful_disk
+from project import Project, eventually
+
+from penstock import BrokerUnavailable, ResultTimeout
+
+TASKS = """
+    import time
+    from pathlib import Path
+
+    from penstock import App, current_job
+
+    app = App("shop", call_timeout=2)
+
+    @app.task
+    def waits(release: str) -> int:
+        Path("begun").touch()
+        while not Path(release).exists():
+            time.sleep(0.005)
+        return current_job().attempt
+"""
+# In what a start does first; each lasts until the disk is healed.
+FAULTS = [("open", "EIO"), ("read", "EIO"), ("open", "ENOSPC"), ("open", "EROFS")]
+# Longer than the deadline of a call, for a busy machine.
+IN_TIME_S = 2 + 3
+
+
+@pytest.fixture
+def disk(project: Project) -> Iterator[ForgetfulDisk]:
+    """Has the journal of the project's local broker, whose socket is elsewhere."""
+    with forgetful_disk(project, "starts", at=project.data / "journal") as disk:
+        project.data.chmod(0o700)
+        try:
+            yield disk
+        finally:
+            project.end_all()
+
+
+@pytest.mark.parametrize(("what", "error"), FAULTS)
+def test_workers_and_clients_wait_until_a_broker_can_start(
+    project: Project, disk: ForgetfulDisk, what: str, error: str
+) -> None:
+    project.write("tasks.py", TASKS)
+    tasks = project.tasks()
+    job = tasks.waits.delay("release")
+    worker = project.worker("tasks:app", "-c", "1", "-v")
+    eventually((project.directory / "begun").exists, 30)
+    results: list[int] = []
+    waiting = threading.Thread(target=lambda: results.append(job.result()))
+    waiting.start()
+
+    disk.fail(what, 1, error, forever=True)
+    project.kill_broker()
+    worker.wait_for_output("no broker can be started")
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(BrokerUnavailable) as refused:
+            tasks.waits.delay("release")
+        assert time.monotonic() - began < IN_TIME_S
+        assert not refused.value.maybe_accepted, refused.value
+    began = time.monotonic()
+    with pytest.raises((ResultTimeout, BrokerUnavailable)):
+        job.result(timeout=0.5)
+    assert time.monotonic() - began < IN_TIME_S
+    # The job goes on to its end, and its outcome is kept.
+    (project.directory / "release").touch()
+    worker.wait_for_output("succeeded")
+    assert worker.returncode is None and waiting.is_alive()
+
+    assert disk.heal() > 0
+    waiting.join(30)
+    assert results == [1]
+    assert (job.info().attempts, job.info().crashes) == (1, 0)
+    assert tasks.waits.delay("release").result(timeout=30) == 1
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(30) == 0, worker.output
