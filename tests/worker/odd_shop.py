@@ -9,10 +9,12 @@ from project import Process, Project, eventually
 
 TASKS = """
     import builtins
+    import contextlib
     import ctypes
     import os
     import resource
     import signal
+    import socket
     import subprocess
     import sys
     import threading
@@ -161,6 +163,16 @@ TASKS = """
     def breaks_the_interpreter() -> None:
         threading.Thread(target=threading.Event().wait).start()
         builtins.len = None
+
+    @app.task(max_crashes=1)
+    def damages_its_outcomes() -> None:
+        # As C code does that runs over a buffer: nonsense where the supervisor reads outcomes.
+        note(f"damages {os.getpid()}")
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
+                if found.type == socket.SOCK_STREAM:
+                    found.send(b"\\xff" * 4096)
+        threading.Event().wait()
 
     @app.task
     def attempts() -> tuple[int, int]:

@@ -13,7 +13,7 @@ from worker.odd_shop import Shop
 
 from penstock import App
 from penstock._worker.zygote import Control, Zygote
-from penstock.errors import JobError, TaskError
+from penstock.errors import JobError, TaskError, WorkerCrashed
 
 
 @pytest.mark.parametrize("size", [0, 1, 40_000, 70_000, 300_000, 16 * 1024 * 1024 - 100])
@@ -89,6 +89,24 @@ def test_a_process_that_a_forgotten_alarm_ends_is_replaced_and_named(shop: Shop)
     worker.wait_for_output(f"pid={child} slot=0")
     assert "TimeoutError: the forgotten alarm" in worker.output
     assert "an idle process was lost: exited with status 1" in worker.output
+
+
+def test_a_process_that_damages_its_outcomes_is_killed_named_and_replaced(shop: Shop) -> None:
+    """Nothing that it reports can be believed, and it would run on for ever."""
+    worker = shop.ready_worker("-c", "2")
+    running = shop.tasks.begin_and_wait.delay("other")
+    other = shop.pid_of("other")
+    damaging = shop.tasks.damages_its_outcomes.delay()
+    with pytest.raises(WorkerCrashed, match="killed by signal 9"):
+        damaging.result(timeout=30)
+    (damaged,) = [int(run.removeprefix("damages ")) for run in shop.runs() if run.startswith("damages")]
+    worker.wait_for_output("the memory in which a child reports its outcomes is damaged")
+    assert f"pid={damaged}" in worker.output and other != damaged
+    # Its slot runs jobs again, and its neighbour's job has not heard of it.
+    assert shop.tasks.pid.delay().result(timeout=30) not in (damaged, other)
+    shop.release("other")
+    assert running.result(timeout=30) == other
+    assert running.info().crashes == 0
 
 
 def test_a_task_that_breaks_the_interpreter_fails_and_its_process_is_replaced(shop: Shop) -> None:
