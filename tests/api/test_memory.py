@@ -11,9 +11,10 @@ import textwrap
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
-from project import pidfd
+from project import eventually, pidfd
 
 from penstock import App, JobExpired, JobState, NotOffered
 from penstock.errors import BrokerUnavailable, InvalidConfiguration
@@ -162,3 +163,36 @@ def test_no_second_process_can_reach_it_and_each_command_says_why(command, proje
     assert outcome.wait() == 2, outcome.output
     assert "memory: lives in the process that made it" in outcome.output
     assert "Use local:PATH or a server" in outcome.output
+
+
+def test_queues_and_tasks_that_were_used_once_are_forgotten_but_for_their_counts(app):
+    """Anybody may make up names. A broker keeps those of the last hour."""
+    client = app._connected()._client
+
+    def use_once(round: int) -> None:
+        """Use 3,000 queues and tasks, with names of 250 bytes."""
+        names = [f"{round}.{number:0>248}" for number in range(3_000)]
+        app.enqueue([app.remote_task(name, queue=name, expires=1, store_result=False).s() for name in names])
+        assert set(names) <= client.status(PATIENCE_S)["ready"].keys()
+        move_clock(app, timedelta(hours=1))
+        # Only what has been empty for an hour is forgotten.
+        move_clock(app, timedelta(hours=2))
+        used = 3_000 * (round + 1)
+        others = {"queues": used, "tasks": used, "enqueued": used, "expired": used}
+        eventually(lambda: client.status(PATIENCE_S)["others"] == others, PATIENCE_S)
+        assert client.status(PATIENCE_S)["ready"] == {}
+
+    # It takes what it needs for the first ones, and for its journal, which is in memory too.
+    for round in range(3):
+        use_once(round)
+    before = memory_of(broker_of(app))
+    for round in range(3, 13):
+        use_once(round)
+    # The names alone of what it has forgotten take 30 MB.
+    assert memory_of(broker_of(app)) - before < 18_000_000
+
+
+def memory_of(pid: int) -> int:
+    """In bytes, of real memory."""
+    pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

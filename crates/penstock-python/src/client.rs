@@ -789,9 +789,15 @@ pub(crate) fn info_dict(
 /// Returns what tests and benchmarks ask for; `penstock status --json` has all of it.
 fn status_dict<'py>(py: Python<'py>, status: &Status) -> PyResult<Bound<'py, PyDict>> {
     let ready = status.queues.iter().map(|queue| (&queue.name, queue.ready));
-    let process = &status.process;
+    let (process, others) = (&status.process, &status.others);
+    let of_others = PyDict::new(py);
+    of_others.set_item("queues", others.queues)?;
+    of_others.set_item("tasks", others.tasks)?;
+    of_others.set_item("enqueued", others.of_queues.enqueued)?;
+    of_others.set_item("expired", others.of_queues.expired)?;
     let dict = PyDict::new(py);
     dict.set_item("ready", ready.into_py_dict(py)?)?;
+    dict.set_item("others", of_others)?;
     dict.set_item("clients", status.clients)?;
     dict.set_item("results", status.results)?;
     dict.set_item("evicted", status.evicted)?;
