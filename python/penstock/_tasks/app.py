@@ -26,11 +26,11 @@ from penstock._tasks.task import (
     Sender,
     Signature,
     Task,
+    TaskDecorator,
     check_task_options,
     is_async,
     may_replace,
     place_of,
-    refuse_unsuitable,
 )
 from penstock._values.codec import Codec, CustomType, is_built_in
 from penstock._values.shapes import full_name, shown_name
@@ -134,7 +134,7 @@ class App:
 
         See ``TaskOptions`` for what it takes. ``async def`` functions work alike.
         """
-        decorator: Any = TaskDecorator(self, options)
+        decorator: Any = TaskDecorator(lambda function: self._new_task(function, options))
         return decorator if function is None else decorator(function)
 
     @overload
@@ -421,7 +421,9 @@ class App:
         known = self.tasks.get(task)
         return self._plain_codec if known is None else known.arguments.codec
 
-    def _add(self, task: AnyTask[..., Any]) -> None:
+    def _new_task(self, function: Callable[..., Any], options: TaskOptions) -> AnyTask[..., Any]:
+        kind = AsyncTask[..., Any] if is_async(function) else Task[..., Any]
+        task = kind(self, function, options)
         other = self.tasks.get(task.name)
         if other is not None and not may_replace(task.function, other.function):
             raise ValueError(
@@ -429,6 +431,7 @@ class App:
                 " give one another name with @app.task(name=...)"
             )
         self.tasks[task.name] = task
+        return task
 
 
 _NO_SIGNATURE = "app.enqueue takes calls that are not made yet, such as send.s(1), not {!r}"
@@ -454,29 +457,3 @@ def _checked_defaults(defaults: TaskOptions) -> TaskOptions:
     refuse_unknown(defaults, set(TaskOptions.__annotations__) - {"name"}, "App(defaults=...)")
     check_task_options(defaults)
     return defaults.copy()
-
-
-class TaskDecorator:
-    """``@app.task(...)`` with its options, still without a function."""
-
-    def __init__(self, app: App, options: TaskOptions) -> None:
-        self._app = app
-        self._options = options
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-    def __call__(self, function: Any, /) -> Any:
-        if isinstance(function, staticmethod):
-            function = function.__func__
-        if isinstance(function, AnyTask):
-            # A task of another app: its function becomes a task of this one as well.
-            function = function.function
-        refuse_unsuitable(function)
-        kind: Any = AsyncTask if is_async(function) else Task
-        task = kind(self._app, function, self._options)
-        self._app._add(task)
-        return task

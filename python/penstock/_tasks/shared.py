@@ -15,10 +15,10 @@ from penstock._tasks.task import (
     AsyncTask,
     Sender,
     Task,
+    TaskDecorator,
     check_task_options,
     is_async,
     name_of,
-    refuse_unsuitable,
 )
 from penstock._values.arguments import UncheckedArguments
 
@@ -60,9 +60,7 @@ class _Shared(AnyTask[P, R]):
 
     def bind(self, app: App) -> AnyTask[P, R]:
         """Make it a task of this app as well."""
-        kind = AsyncTask[P, R] if self.is_async else Task[P, R]
-        task = kind(app, self.function, self.given)
-        app._add(task)
+        task = cast(AnyTask[P, R], app._new_task(self.function, self.given))
         self._bound[app] = task
         return task
 
@@ -114,26 +112,6 @@ class SharedAsyncTask(_Shared[P, R], AsyncTask[P, R]):  # pyright: ignore[report
     """An ``async def`` that becomes a task of each app that adds it."""
 
 
-class SharedTaskDecorator:
-    """``@shared_task(...)`` with its options, still without a function."""
-
-    def __init__(self, options: TaskOptions) -> None:
-        self._options = options
-
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> AsyncTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-    def __call__(self, function: Any, /) -> Any:
-        if isinstance(function, staticmethod):
-            function = function.__func__
-        refuse_unsuitable(function)
-        kind: Any = SharedAsyncTask if is_async(function) else SharedTask
-        return kind(function, self._options)
-
-
 @overload
 def shared_task(  # type: ignore[overload-overlap]
     function: Callable[P, Coroutine[Any, Any, R]], /
@@ -141,12 +119,14 @@ def shared_task(  # type: ignore[overload-overlap]
 @overload
 def shared_task(function: Callable[P, R], /) -> Task[P, R]: ...
 @overload
-def shared_task(**options: Unpack[TaskOptions]) -> SharedTaskDecorator: ...
+def shared_task(**options: Unpack[TaskOptions]) -> TaskDecorator: ...
 def shared_task(function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
     """Make a function a task that has no app yet, for libraries: ``@shared_task`` or ``@shared_task(retries=5)``.
 
     An app takes it with ``app.add(post)`` or ``app.add(mail_library)``. Until one has, enqueuing it raises
     ``RuntimeError``, as it does when several have: then the task that ``app.add`` returned is the one to enqueue.
     """
-    decorator: Any = SharedTaskDecorator(options)
+    decorator: Any = TaskDecorator(
+        lambda function: (SharedAsyncTask if is_async(function) else SharedTask)(function, options)
+    )
     return decorator if function is None else decorator(function)

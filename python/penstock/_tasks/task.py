@@ -19,6 +19,7 @@ from typing import (
     TypeVarTuple,
     Unpack,
     cast,
+    overload,
 )
 
 from penstock import _core
@@ -260,6 +261,29 @@ class AsyncTask(AnyTask[P, R]):
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         coroutine: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
         return coroutine
+
+
+class TaskDecorator:
+    """``@app.task(...)`` or ``@shared_task(...)`` with its options, still without a function."""
+
+    def __init__(self, new_task: Callable[[Callable[..., Any]], AnyTask[..., Any]]) -> None:
+        self._new_task = new_task
+
+    # The first is a case of the second, and meant to be: of an `async def` the result is what it awaits.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> AsyncTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def __call__(self, function: Any, /) -> Any:
+        if isinstance(function, staticmethod):
+            function = function.__func__
+        if isinstance(function, AnyTask):
+            # A task of another app: its function becomes a task of this one as well.
+            function = function.function
+        refuse_unsuitable(function)
+        return self._new_task(function)
 
 
 @public
