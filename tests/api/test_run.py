@@ -113,6 +113,33 @@ class Attempts:
         return self.app.job("69" * 16)
 
 
+def test_a_job_that_ends_while_its_info_is_asked_for_is_not_unknown():
+    """It was: its message had gone when that was asked for, and its result had not come when that was."""
+    attempts = Attempts(lambda: 7)
+    ended = attempts.ended(attempts.run())
+    kept = attempts.app._connected()
+
+    class Connection:
+        def __init__(self) -> None:
+            self.answers = [None, kept.peek(b"", 5)]
+
+        def peek(self, job_id: bytes, timeout_s: float) -> object:
+            return self.answers.pop(0)
+
+        def message_info(self, job_id: bytes, timeout_s: float) -> None:
+            return None
+
+        async def peek_async(self, job_id: bytes, timeout_s: float) -> object:
+            return self.answers.pop(0)
+
+        async def message_info_async(self, job_id: bytes, timeout_s: float) -> None:
+            return None
+
+    vars(attempts.app)["_connected"] = Connection
+    for info in (ended.info(), asyncio.run(ended.ainfo())):
+        assert (info.state, info.task) == (JobState.SUCCEEDED, "shop.send")
+
+
 @pytest.fixture(autouse=True)
 def close_event_loops() -> Iterator[None]:
     yield

@@ -161,13 +161,14 @@ class Job(Generic[R_co]):
         """
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
-            try:
-                end = connection.peek(self._id, limit_s)
-            except ResultExpired:
-                end = None
+            end, is_pending = self._peek(connection)
             if end is not None and _tells_all(end):
                 return self._info_of_end(*end)
-            return self._info_of_message(connection.message_info(self._id, limit_s), end)
+            held = connection.message_info(self._id, limit_s)
+            if held is None and is_pending:
+                # It has ended between the two questions.
+                end, _ = self._peek(connection)
+            return self._info_of_message(held, end)
         except PenstockError as error:
             raise self._named(error) from None
 
@@ -175,13 +176,13 @@ class Job(Generic[R_co]):
         """Like ``info``, but awaitable."""
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
-            try:
-                end = await connection.peek_async(self._id, limit_s)
-            except ResultExpired:
-                end = None
+            end, is_pending = await self._apeek(connection)
             if end is not None and _tells_all(end):
                 return self._info_of_end(*end)
-            return self._info_of_message(await connection.message_info_async(self._id, limit_s), end)
+            held = await connection.message_info_async(self._id, limit_s)
+            if held is None and is_pending:
+                end, _ = await self._apeek(connection)
+            return self._info_of_message(held, end)
         except PenstockError as error:
             raise self._named(error) from None
 
@@ -223,6 +224,21 @@ class Job(Generic[R_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (self._app.name, self._app.url, self._id, self._accepted)
+
+    def _peek(self, connection: Connection) -> tuple[Ended | None, bool]:
+        """Return how the job has ended, if it has and that is kept, and whether its end is still to come."""
+        try:
+            end = connection.peek(self._id, self._app.call_timeout)
+        except ResultExpired:
+            return None, False
+        return end, end is None
+
+    async def _apeek(self, connection: Connection) -> tuple[Ended | None, bool]:
+        try:
+            end = await connection.peek_async(self._id, self._app.call_timeout)
+        except ResultExpired:
+            return None, False
+        return end, end is None
 
     def _named(self, error: PenstockError) -> PenstockError:
         """Return the error with a text that begins with the job that it is about."""
