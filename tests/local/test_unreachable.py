@@ -191,3 +191,14 @@ def test_a_worker_waits_for_its_broker_and_says_so(project: Project) -> None:
     assert project.python(script, PENSTOCK_URL=url) == "8\n"
     worker.end()
     server.end()
+
+
+def test_a_worker_without_a_broker_stops_at_once(project: Project) -> None:
+    """It used to wait until its first question to the broker was given up, after 5 s."""
+    project.write("tasks.py", "from penstock import App\napp = App('shop')\n@app.task\ndef work(): ...\n")
+    worker = project.worker("tasks:app", "-c", "1", "-v", PENSTOCK_URL=f"unix:{project.directory}/socket")
+    worker.wait_for_output("no connection to the broker")
+    began = time.monotonic()
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(30) == 0, worker.output
+    assert time.monotonic() - began < 3

@@ -522,7 +522,12 @@ impl Supervisor {
         self.settlements.give_back(left);
         self.commit();
         if let Some(broker) = &self.broker {
-            broker.driver.close(Instant::now() + CONFIRM_WITHIN);
+            // A question that a broker out of reach has not answered is not waited for.
+            let patience = match self.inbox.unconfirmed() {
+                0 => Duration::ZERO,
+                _ => CONFIRM_WITHIN,
+            };
+            broker.driver.close(Instant::now() + patience);
         }
         let unconfirmed = self.inbox.unconfirmed();
         if unconfirmed > 0 {
