@@ -44,6 +44,11 @@ pub trait Place: Send + Sync {
         unreachable!("{} can't be killed", self.capabilities().engine)
     }
 
+    /// Kills the engine; the clock on the wall of the next one is so far ahead.
+    fn set_wall_clock(&self, ahead: Duration) {
+        unreachable!("the clock can't be set {ahead:?} ahead")
+    }
+
     /// How long a scenario waits for something that has to happen.
     fn patience(&self) -> Duration {
         PATIENCE
@@ -55,6 +60,7 @@ pub trait Place: Send + Sync {
 pub enum Ability {
     Kill,
     SeveralClients,
+    SetWallClock,
 }
 
 impl fmt::Display for Ability {
@@ -62,6 +68,7 @@ impl fmt::Display for Ability {
         out.write_str(match self {
             Self::Kill => "killing the engine",
             Self::SeveralClients => "several clients",
+            Self::SetWallClock => "setting the clock on the wall",
         })
     }
 }
@@ -235,12 +242,9 @@ pub fn unproven(capabilities: &Capabilities) -> Vec<Feature> {
             .any(|scenario| scenario.shows.contains(one))
     };
     let claimed = Feature::ALL.into_iter();
-    let claimed = claimed.filter(|one| capabilities.offers(*one) && !UNSHOWN.contains(one));
+    let claimed = claimed.filter(|one| capabilities.offers(*one));
     claimed.filter(|one| !shown(one)).collect()
 }
-
-/// Features that no driver can show: it would take another clock on the wall. `tests/crash/test_clock.py` has one.
-pub const UNSHOWN: [Feature; 1] = [Feature::SteadyClock];
 
 /// Runs every scenario, each on a fresh engine.
 pub fn run(fresh: &dyn Fn() -> Box<dyn Place>) -> Report {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use penstock_driver::DriverError;
@@ -94,6 +94,7 @@ scenarios! { $
     a_job_is_cancelled_or_it_is_said_why_not { shows [CancelWaiting] needs [Values] }
     a_worker_gets_only_the_tasks_that_it_names { shows [TasksOfConsumers] needs [] }
     a_clock_that_is_moved_makes_delayed_jobs_due { shows [MovableClock] needs [Delays] }
+    a_countdown_does_not_follow_the_clock_on_the_wall { shows [SteadyClock] needs [Delays, OsDurability] by SetWallClock }
     the_status_counts_jobs_and_workers { shows [] needs [Delays] }
     a_job_can_be_looked_at { shows [Inspection] needs [Delays] }
     what_a_driver_declares_is_true { shows [] needs [] }
@@ -799,6 +800,29 @@ fn a_join_releases_what_it_holds_once(bench: &Bench<'_>) {
     assert_eq!(worker.take_one().message.id, id(1));
     worker.client.status();
     assert!(worker.has_nothing());
+}
+
+fn a_countdown_does_not_follow_the_clock_on_the_wall(bench: &Bench<'_>) {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let worker = bench.client().worker("work", 10);
+    let commit = |op| worker.client.commit_at(Durability::Os, vec![op]);
+    let in_an_hour = Due::AfterMs(HOUR.as_millis() as u64);
+    commit(publish_due(message(1), Some(in_an_hour)));
+    bench.place.set_wall_clock(2 * HOUR);
+    let by_the_wall = SystemTime::now() + HOUR;
+    let by_the_wall = by_the_wall.duration_since(UNIX_EPOCH).unwrap();
+    let at = Due::At(by_the_wall.as_millis() as u64);
+    commit(publish_due(message(2), Some(at)));
+    assert_eq!(
+        worker.take_one().message.id,
+        id(2),
+        "a countdown followed the clock on the wall"
+    );
+    worker.client.status();
+    assert!(
+        worker.has_nothing(),
+        "a countdown followed the clock on the wall"
+    );
 }
 
 fn a_clock_that_is_moved_makes_delayed_jobs_due(bench: &Bench<'_>) {

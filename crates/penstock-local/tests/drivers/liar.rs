@@ -2,12 +2,12 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use penstock_conformance::Ability;
 use penstock_driver::{DeliverySink, Done, Driver, DriverError, LeadToken, ValueSink, WatchId};
 use penstock_message::{
-    Answer, Applied, Capabilities, Consume, DEFAULT_PRIORITY, Delivery, Durability, Feature,
+    Answer, Applied, Capabilities, Consume, DEFAULT_PRIORITY, Delivery, Due, Durability, Feature,
     HeaderPatch, Key, KeyState, Lease, MessageState, Notice, Op, Query, Receipt, Refusal,
     ReleaseReason, Target, Tasks, Tx, Value, ValueStatus,
 };
@@ -37,6 +37,7 @@ impl Liar {
                 | Feature::OsDurability
                 | Feature::LeasesOfSessions
                 | Feature::Dedupe
+                | Feature::SteadyClock
         );
         Self {
             place: match needs_kills {
@@ -76,6 +77,10 @@ impl penstock_conformance::Place for Liar {
         }
     }
 
+    fn set_wall_clock(&self, ahead: Duration) {
+        self.place.set_wall_clock(ahead);
+    }
+
     fn patience(&self) -> Duration {
         self.patience
     }
@@ -105,6 +110,25 @@ impl Lying {
                 due: None,
                 unless_key,
             }],
+            (
+                Feature::SteadyClock,
+                Op::Publish {
+                    queues,
+                    message,
+                    // A short one would be over, by this clock, before a busy broker has it.
+                    due: Some(Due::AfterMs(after_ms @ 60_000..)),
+                    unless_key,
+                },
+            ) => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+                let due = Some(Due::At(now.as_millis() as u64 + after_ms));
+                vec![Op::Publish {
+                    queues,
+                    message,
+                    due,
+                    unless_key,
+                }]
+            }
             (
                 Feature::Keys,
                 Op::Publish {

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use penstock_conformance::Ability;
 pub use penstock_conformance::words::*;
@@ -135,12 +136,38 @@ impl penstock_conformance::Place for Place {
         match ability {
             Ability::Kill => self.outlives_kills,
             Ability::SeveralClients => self.only_client.is_none(),
+            Ability::SetWallClock => self.server.is_some() && cfg!(target_os = "linux"),
         }
     }
 
     fn kill(&self) {
         Self::kill(self);
     }
+
+    fn set_wall_clock(&self, ahead: Duration) {
+        let server = self.server.as_ref().expect("a server");
+        let mut server = server.lock().unwrap();
+        server.kill().unwrap();
+        server.wait().unwrap();
+        *server = server_command(&self.url, self.directory.path())
+            .envs(wall_clock(ahead))
+            .spawn()
+            .unwrap();
+    }
+}
+
+/// The environment that `faketime` gives: it would itself stay, as a parent.
+fn wall_clock(ahead: Duration) -> [(&'static str, String); 2] {
+    let step = format!("+{}s", ahead.as_secs());
+    let told = Command::new("faketime")
+        .args(["-f", &step, "printenv", "LD_PRELOAD"])
+        .output()
+        .expect("faketime is there (Debian: apt-get install faketime)");
+    let library = String::from_utf8(told.stdout).unwrap();
+    [
+        ("LD_PRELOAD", library.trim().to_owned()),
+        ("FAKETIME", step),
+    ]
 }
 
 impl Drop for Place {
@@ -165,15 +192,19 @@ pub fn kill(pid: u64, signal: rustix::process::Signal) {
 }
 
 pub fn start_server(listen: &str, directory: &Path) -> Child {
-    Command::new(program())
+    server_command(listen, directory).spawn().unwrap()
+}
+
+fn server_command(listen: &str, directory: &Path) -> Command {
+    let mut command = Command::new(program());
+    command
         .args(["server", "--listen", listen, "--data"])
         .arg(directory.join("data"))
         .env("PENSTOCK_TOKEN", TOKEN)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
+        .stderr(Stdio::null());
+    command
 }
 
 /// A port that nobody listens on.
