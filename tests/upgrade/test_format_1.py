@@ -16,11 +16,11 @@ ASK = """\
     import sys
 
     from penstock import _core
-    from penstock._connection import _program
+    from penstock._connection import penstock_program
     from penstock._jobs.job import job_id_of
     from penstock.errors import ResultExpired
 
-    client = _core.Client(sys.argv[1], program=_program())
+    client = _core.Client(sys.argv[1], program=penstock_program())
     found = {}
     for job in sys.argv[2:]:
         held = client.message_info(job_id_of(job), 20)
