@@ -5,6 +5,7 @@ use bytes::Bytes;
 use penstock_message::{Features, Tx};
 use penstock_wire::proto;
 use prost::Message as _;
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 
 /// How large a frame of several transactions, or a part of a large one, may grow. Small enough that
 /// other clients of the broker get their turn in between.
@@ -61,30 +62,38 @@ impl Encoded {
 
 impl Form {
     fn new(tx: Tx) -> Self {
-        let tx = proto::Tx::from(tx);
-        if tx.encoded_len() <= FRAME_TARGET_BYTES {
-            return Self::Whole(tx.encode_to_vec().into());
-        }
+        let proto::Tx { ops } = tx.into();
         let mut parts = Vec::new();
-        let mut part = proto::Tx::default();
-        let mut part_bytes = 0;
-        for op in tx.ops {
+        let mut part = Vec::new();
+        for op in ops {
+            // A message within others would be asked for its length once for each of them: of a settlement that
+            // was a tenth of all that its worker's supervisor does.
             let op_bytes = op.encoded_len();
-            if part_bytes + op_bytes > FRAME_TARGET_BYTES && !part.ops.is_empty() {
-                parts.push(part.encode_to_vec().into());
-                part.ops.clear();
-                part_bytes = 0;
+            let room = 1 + encoded_len_varint(op_bytes as u64) + op_bytes;
+            if part.len() + room > FRAME_TARGET_BYTES && !part.is_empty() {
+                parts.push(Bytes::from(std::mem::take(&mut part)));
             }
-            part_bytes += op_bytes;
-            part.ops.push(op);
+            match part.is_empty() {
+                // Most transactions have one operation.
+                true => part.reserve_exact(room),
+                false => part.reserve(room),
+            }
+            encode_key(OPS, WireType::LengthDelimited, &mut part);
+            encode_varint(op_bytes as u64, &mut part);
+            op.encode_raw(&mut part);
         }
-        parts.push(part.encode_to_vec().into());
-        match parts.len() {
-            1 => Self::Whole(parts.remove(0)),
-            _ => Self::Parts(parts),
+        match parts.is_empty() {
+            true => Self::Whole(part.into()),
+            false => {
+                parts.push(part.into());
+                Self::Parts(parts)
+            }
         }
     }
 }
+
+/// The number of the operations in `proto::Tx`.
+const OPS: u32 = 1;
 
 /// `proto::Commit` with its transactions already encoded: on the wire a message within a message and
 /// a field of bytes look the same.
@@ -129,7 +138,7 @@ mod tests {
             }],
             ..Default::default()
         };
-        let encoded = |tx: &Tx| proto::Tx::from(tx.clone()).encode_to_vec().into();
+        let encoded = |tx: &Tx| Encoded::new(tx.clone()).parts()[0].clone();
         let ours = EncodedCommits {
             commits: vec![EncodedCommit {
                 first_seq: 300,
@@ -139,5 +148,28 @@ mod tests {
             }],
         };
         assert_eq!(ours.encode_to_vec(), whole.encode_to_vec());
+    }
+    #[test]
+    fn parts_of_a_transaction_are_the_whole_of_it() {
+        let purge = |length: usize| Op::Purge {
+            queue: "q".repeat(length),
+        };
+        let lengths = [
+            1,
+            127,
+            128,
+            700_000,
+            300_000,
+            40_000,
+            20_000,
+            2 * FRAME_TARGET_BYTES,
+            1,
+        ];
+        let tx = Tx::from(lengths.map(purge).to_vec());
+        let encoded = Encoded::new(tx.clone());
+        let parts = encoded.parts();
+        assert_eq!(parts.concat(), proto::Tx::from(tx).encode_to_vec());
+        let within = |part: &&Bytes| part.len() <= FRAME_TARGET_BYTES;
+        assert_eq!((parts.len(), parts.iter().filter(within).count()), (4, 3));
     }
 }
