@@ -112,7 +112,7 @@ def cpu_seconds_by_thread(roles: Mapping[int, str]) -> Counter[str]:
     spent: Counter[str] = Counter()
     for pid, role in roles.items():
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
                 name = (thread / "comm").read_text().strip()
                 spent[f"{role}: {name}"] += int((thread / "schedstat").read_text().split()[0]) / 1e9
     return spent
