@@ -9,7 +9,7 @@
 //! Sums are enough: n runs that began at t1, t2, … have taken n × now − (t1 + t2 + …). A queue of runs to be
 //! looked at in a while, each by itself, took a twelfth of the broker's time for jobs that do nothing.
 
-/// What a run was charged when it was handed out.
+/// Charge for a run, made when it is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Charge {
     pub(crate) estimate_us: u32,
@@ -29,7 +29,7 @@ pub(crate) struct Running {
     runs: u32,
     /// The sum of when they began.
     since_ms: u64,
-    /// What they were expected to take.
+    /// The time that they were expected to take.
     expected_ms: u64,
     /// Charged beyond what was expected.
     beyond_us: u64,
@@ -65,7 +65,7 @@ impl Running {
         more_us
     }
 
-    /// What there is to charge beyond what was expected.
+    /// The charge that is due beyond what was expected.
     fn beyond_us(&self, now_ms: u64) -> u64 {
         let (now_ms, since_ms) = (u64::from(self.runs) * now_ms, self.since_ms);
         let (ran_ms, expected_ms) = (now_ms.saturating_sub(since_ms), self.expected_ms);

@@ -258,7 +258,7 @@ pub(crate) struct LeaseState {
     pub(crate) session: u32,
     /// Its place in the session's list.
     pub(crate) index: u32,
-    /// What its flow was charged for it; `None`: nothing yet, during a recovery.
+    /// Charge to its flow; `None`: none yet, during a recovery.
     pub(crate) charge: Option<Charge>,
     /// Whether the delivery has left the broker, so that the job may have begun.
     pub(crate) sent: bool,

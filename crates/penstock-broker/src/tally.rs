@@ -7,7 +7,7 @@
 
 use penstock_message::{JobCounts, Tallied};
 
-/// What is counted, in the order of the fields of [`JobCounts`].
+/// Events that are counted, in the order of the fields of [`JobCounts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counted {
     Enqueued,

@@ -8,7 +8,7 @@ use crate::names::{Name, Names};
 use crate::table::Table;
 use crate::tally::{Step, Tally};
 
-/// What a run is expected to cost before any has been measured.
+/// Expected cost of a run before any has been measured.
 const UNKNOWN_COST_US: u32 = 1_000;
 
 /// The moving average of what the runs of a task cost, in eighths of a microsecond; zero before the first.
@@ -110,7 +110,7 @@ impl Tasks {
         task
     }
 
-    /// What a run of the task is expected to cost.
+    /// Expected cost of a run of the task.
     #[inline]
     pub(crate) fn estimate_us(&self, name: Name) -> u32 {
         let cost = self.find(name).map(|task| self.all[task].cost);

@@ -70,7 +70,7 @@ impl World {
         world
     }
 
-    /// One input, its records synced, and what comes of it.
+    /// Handles an input, syncs its records, and returns the outputs.
     fn turn(&mut self, input: Input) -> Vec<Output> {
         self.now.mono_ms += 1;
         self.broker.handle(self.now, input);
