@@ -272,6 +272,22 @@ def needs(found: object, what: str) -> None:
         pytest.skip(f"needs {what}")
 
 
+def wall_clock(setting: str) -> dict[str, str]:
+    """The environment of a process whose clock on the wall is set, such as "+1h" or "@2026-01-15 12:05:00".
+
+    Its steady clock is the true one: a wait with a deadline on that ends by the kernel's. The process is no child of
+    the program `faketime`, which would have to be killed, too.
+    """
+    needs(shutil.which("faketime"), "faketime (Debian: apt-get install faketime)")
+    # A killed process leaves its share, and libfaketime ends the next process that has the same number with
+    # "shm_open failed: File exists".
+    for shared in Path("/dev/shm").glob("*faketime_*_*"):
+        if not Path("/proc", shared.name.rpartition("_")[2]).exists():
+            shared.unlink(missing_ok=True)
+    preload = subprocess.run(["faketime", "now", "printenv", "LD_PRELOAD"], check=True, capture_output=True, text=True)
+    return {"LD_PRELOAD": preload.stdout.strip(), "FAKETIME": setting, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+
+
 def eventually(condition: Callable[[], object], timeout: float = 60, explain: Callable[[], str] = str) -> None:
     """Wait until a condition holds that other processes bring about and nothing announces."""
     deadline = time.monotonic() + timeout

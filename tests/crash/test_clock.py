@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
 
 import pytest
-from project import Process, Project, needs
+from project import Process, Project, needs, wall_clock
 
 TASKS = """
     from penstock import App
@@ -27,20 +25,10 @@ def serve(project: Project, **environment: str) -> Process:
     return server
 
 
-def with_wall_set(step: str) -> dict[str, str]:
-    """The environment that ``faketime`` gives: it would itself stay, as a parent."""
-    told = subprocess.run(
-        ["faketime", "-f", step, "printenv", "LD_PRELOAD"], capture_output=True, text=True, check=True
-    )
-    # A wait with a deadline on the steady clock would be off by as much: the kernel knows the true time.
-    return {"LD_PRELOAD": told.stdout.strip(), "FAKETIME": step, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-
-
 @pytest.mark.parametrize("step", ["+1h", "-1h"])
 def test_a_countdown_goes_on_by_the_machines_clock_while_no_broker_runs(
     project: Project, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    needs(shutil.which("faketime"), "faketime (Debian: apt-get install faketime)")
     needs(os.path.exists("/proc/sys/kernel/random/boot_id"), "a system that names its boot")
     project.url = f"unix:{project.directory}/socket"
     project.environment["PENSTOCK_URL"] = project.url
@@ -52,7 +40,7 @@ def test_a_countdown_goes_on_by_the_machines_clock_while_no_broker_runs(
     soon = tasks.greet.options(countdown=2).delay()
     server.signal(signal.SIGKILL)
     server.wait()
-    serve(project, **with_wall_set(step))
+    serve(project, **wall_clock(step))
     project.worker("tasks:app", "-c", "1")
     # Neither at once, nor an hour late.
     assert soon.result(timeout=20) == "hello"

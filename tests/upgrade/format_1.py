@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from project import needs
+from project import wall_clock
 
 FIXTURE = Path(__file__).with_name("format-1")
 # Results, failed jobs and sessions age, so it is opened five minutes after it was made.
@@ -50,7 +49,4 @@ def unpack(data: Path) -> None:
 
 def at_the_time() -> dict[str, str]:
     """The environment of a process that runs when the journal was young."""
-    needs(shutil.which("faketime"), "faketime (Debian: apt-get install faketime)")
-    # Not the program itself: it stays between us and the process that it starts.
-    preload = subprocess.run(["faketime", "now", "printenv", "LD_PRELOAD"], check=True, capture_output=True, text=True)
-    return {"LD_PRELOAD": preload.stdout.strip(), "FAKETIME": OPENED, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "TZ": "UTC"}
+    return {**wall_clock(OPENED), "TZ": "UTC"}

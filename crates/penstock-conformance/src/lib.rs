@@ -25,9 +25,11 @@ use penstock_message::{Capabilities, Feature, Features, NotOffered};
 
 mod client;
 mod scenarios;
+mod wall_clock;
 
 pub use client::{Client, PATIENCE, States, Worker, words};
 pub use scenarios::SCENARIOS;
+pub use wall_clock::{has_wall_clock, wall_clock};
 
 /// A fresh engine, for one scenario.
 pub trait Place: Send + Sync {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use bytes::Bytes;
+use penstock_conformance::{has_wall_clock, wall_clock};
 use penstock_message::{Answer, Condition, Key, Message, MessageId, MessageState, Op, Query, Tx};
 use penstock_wire::proto::{self, ToBroker, receipt::Why};
 use rustix::process::Signal;
@@ -14,26 +15,6 @@ use crate::support::*;
 
 /// The date on which `tests/upgrade/format-1` was made, and five minutes: sessions age.
 const OPENED: &str = "@2026-01-15 12:05:00";
-
-/// What makes a process run at that time; `None`: it can't be had on this machine.
-fn at_the_time() -> Option<[(&'static str, String); 4]> {
-    let found = Command::new("faketime")
-        .args(["now", "printenv", "LD_PRELOAD"])
-        .output();
-    let Ok(found) = found else {
-        let is_ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
-        assert!(!is_ci, "this needs faketime, which .ci/run installs");
-        eprintln!("skipped: needs faketime (Debian: apt-get install faketime)");
-        return None;
-    };
-    let preload = String::from_utf8(found.stdout).expect("a path");
-    Some([
-        ("LD_PRELOAD", preload.trim().to_owned()),
-        ("FAKETIME", OPENED.to_owned()),
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
-        ("TZ", "UTC".to_owned()),
-    ])
-}
 
 fn unpack_format_1(data: &Path) {
     let packed = concat!(
@@ -137,7 +118,10 @@ impl Client {
 
 #[test]
 fn claims_joins_values_and_refusals_of_format_1_hold() {
-    let Some(time) = at_the_time() else { return };
+    if !has_wall_clock() {
+        eprintln!("skipped: needs faketime (Debian: apt-get install faketime)");
+        return;
+    }
     let place = tempfile::tempdir().unwrap();
     let data = place.path().join("data");
     unpack_format_1(&data);
@@ -145,7 +129,7 @@ fn claims_joins_values_and_refusals_of_format_1_hold() {
     assert!(upgraded.status.success(), "{}", text(&upgraded));
     let mut command = penstock();
     command.args(["server", "--listen", "tcp://127.0.0.1:0", "--data"]);
-    command.arg(&data).envs(time);
+    command.arg(&data).envs(wall_clock(OPENED)).env("TZ", "UTC");
     let mut server = Running::start(&mut command);
     let line = server.said("listening on tcp://");
     let (_, address) = line.split_once("tcp://").unwrap();

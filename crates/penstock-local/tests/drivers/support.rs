@@ -5,8 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use penstock_conformance::Ability;
 pub use penstock_conformance::words::*;
+use penstock_conformance::{Ability, has_wall_clock, wall_clock};
 pub use penstock_conformance::{Client, PATIENCE};
 use penstock_driver::{Driver, DriverConfig};
 use penstock_local::connect;
@@ -136,7 +136,7 @@ impl penstock_conformance::Place for Place {
         match ability {
             Ability::Kill => self.outlives_kills,
             Ability::SeveralClients => self.only_client.is_none(),
-            Ability::SetWallClock => self.server.is_some() && cfg!(target_os = "linux"),
+            Ability::SetWallClock => self.server.is_some() && has_wall_clock(),
         }
     }
 
@@ -150,32 +150,19 @@ impl penstock_conformance::Place for Place {
         server.kill().unwrap();
         server.wait().unwrap();
         *server = server_command(&self.url, self.directory.path())
-            .envs(wall_clock(ahead))
+            .envs(wall_clock(&format!("+{}s", ahead.as_secs())))
             .spawn()
             .unwrap();
     }
-}
-
-/// The environment that `faketime` gives: it would itself stay, as a parent.
-fn wall_clock(ahead: Duration) -> [(&'static str, String); 3] {
-    let step = format!("+{}s", ahead.as_secs());
-    let told = Command::new("faketime")
-        .args(["-f", &step, "printenv", "LD_PRELOAD"])
-        .output()
-        .expect("faketime is there (Debian: apt-get install faketime)");
-    let library = String::from_utf8(told.stdout).unwrap();
-    [
-        ("LD_PRELOAD", library.trim().to_owned()),
-        ("FAKETIME", step),
-        // A wait with a deadline on the steady clock would last too long by as much: the kernel knows the true time.
-        ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
-    ]
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         if let Some(server) = &self.server {
             let mut server = server.lock().unwrap();
+            if let Some(status) = server.try_wait().unwrap() {
+                eprintln!("the broker had ended by itself: {status}");
+            }
             server.kill().unwrap();
             server.wait().unwrap();
         } else if self.outlives_kills
