@@ -9,17 +9,20 @@
 //! Sums are enough: n runs that began at t1, t2, … have taken n × now − (t1 + t2 + …). A queue of runs to be
 //! looked at in a while, each by itself, took a twelfth of the broker's time for jobs that do nothing.
 
+use std::num::NonZeroU32;
+
 /// Charge for a run, made when it is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Charge {
-    pub(crate) estimate_us: u32,
+    /// Never zero, which makes an `Option` of this no larger.
+    pub(crate) estimate_us: NonZeroU32,
     /// On the steady clock.
     pub(crate) since_ms: u64,
 }
 
 impl Charge {
     fn expected_ms(self) -> u64 {
-        u64::from(self.estimate_us.div_ceil(1000))
+        u64::from(self.estimate_us.get().div_ceil(1000))
     }
 }
 
@@ -84,7 +87,7 @@ mod tests {
     fn runs_are_charged_what_they_take_and_give_it_back_when_they_end() {
         let mut running = Running::default();
         let charge = |estimate_us, since_ms| Charge {
-            estimate_us,
+            estimate_us: NonZeroU32::new(estimate_us).unwrap(),
             since_ms,
         };
         let (short, long) = (charge(1_000, 0), charge(5_000, 10));

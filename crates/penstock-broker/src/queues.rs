@@ -615,7 +615,7 @@ impl Queues {
         let kind = messages.kind(slot);
         let level = self.all[kind.queue].level_mut(kind.priority);
         let back_us = self.flows[flow].running.end(charge, self.now_ms);
-        let by_us = i64::from(cost_us) - i64::from(charge.estimate_us);
+        let by_us = i64::from(cost_us) - i64::from(charge.estimate_us.get());
         let by_us = by_us.saturating_sub_unsigned(back_us);
         level.correct(flow, &mut self.flows[flow], by_us);
     }
@@ -629,7 +629,11 @@ impl Queues {
         };
         self.flows[flow].running.begin(charge);
         let level = self.all[key.queue].level_mut(key.priority);
-        level.correct(flow, &mut self.flows[flow], i64::from(charge.estimate_us));
+        level.correct(
+            flow,
+            &mut self.flows[flow],
+            i64::from(charge.estimate_us.get()),
+        );
         charge
     }
 
@@ -1058,7 +1062,7 @@ impl Level {
         };
         flow.running.begin(charge);
         flow.ready -= 1;
-        flow.virtual_time += u64::from(charge.estimate_us);
+        flow.virtual_time += u64::from(charge.estimate_us.get());
         if flow.ready > 0 {
             self.active.replace(active, (flow.virtual_time, index));
         } else {

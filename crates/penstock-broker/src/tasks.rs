@@ -18,11 +18,12 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    pub(crate) fn estimate_us(self) -> u32 {
-        match self.eighths {
+    pub(crate) fn estimate_us(self) -> NonZeroU32 {
+        let us = match self.eighths {
             0 => UNKNOWN_COST_US,
-            eighths => u32::try_from(eighths / 8).unwrap_or(u32::MAX).max(1),
-        }
+            eighths => u32::try_from(eighths / 8).unwrap_or(u32::MAX),
+        };
+        NonZeroU32::new(us).unwrap_or(NonZeroU32::MIN)
     }
 
     pub(crate) fn add(&mut self, cost_us: u32) {
@@ -112,7 +113,7 @@ impl Tasks {
 
     /// Expected cost of a run of the task.
     #[inline]
-    pub(crate) fn estimate_us(&self, name: Name) -> u32 {
+    pub(crate) fn estimate_us(&self, name: Name) -> NonZeroU32 {
         let cost = self.find(name).map(|task| self.all[task].cost);
         cost.unwrap_or_default().estimate_us()
     }
