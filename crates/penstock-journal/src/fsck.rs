@@ -1,8 +1,9 @@
 //! Looks at a journal without changing it.
 
 use crate::format::{FIRST_BATCH, NewestSlot, segment_name};
+use crate::open_error::OpenError;
 use crate::read::{SegmentImage, read_header};
-use crate::recovery::{Found, OpenError, RecoveryReport, check_nothing, recover};
+use crate::recovery::{Found, RecoveryReport, check_nothing, recover};
 use crate::storage::Storage;
 
 /// What `penstock journal check` prints.

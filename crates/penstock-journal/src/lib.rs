@@ -16,6 +16,8 @@ pub mod hostile;
 mod index;
 mod journal;
 mod newest;
+mod open;
+mod open_error;
 mod read;
 mod reader;
 mod recovery;
@@ -25,19 +27,20 @@ mod salvage;
 pub mod sim;
 mod spares;
 mod storage;
+mod upgrade;
 mod writer;
 
 pub use format::{FORMAT_VERSION, KNOWN_FEATURES};
 pub use fsck::{Damage, FsckReport, SegmentReport, fsck};
 pub use index::ReadAt;
 pub use journal::{Batch, Journal, JournalOptions};
+pub use open::Opened;
+pub use open_error::OpenError;
 pub use reader::{ReadError, Reader};
-pub use recovery::{
-    NotReplayed, OpenError, Opened, RecoveryReport, Replay, Replayed, UPGRADE_COMMAND, Upgraded,
-    upgrade,
-};
+pub use recovery::{NotReplayed, RecoveryReport, Replay, Replayed};
 pub use repair::{RepairError, RepairReport, repair};
 pub use salvage::Lost;
 pub use spares::{Space, Spares, is_full};
 pub use storage::{DiskStorage, Storage, StoredFile};
+pub use upgrade::{UPGRADE_COMMAND, Upgraded, upgrade};
 pub use writer::{WriteError, Writer};

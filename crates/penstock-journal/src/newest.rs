@@ -8,7 +8,8 @@
 use std::io;
 
 use crate::format::NewestSlot;
-use crate::recovery::{Found, OpenError};
+use crate::open_error::OpenError;
+use crate::recovery::Found;
 use crate::storage::{Storage, StoredFile};
 
 pub(crate) const NEWEST: &str = "newest";

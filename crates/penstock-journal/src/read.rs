@@ -6,7 +6,7 @@ use crate::format::{
     BATCH_ALIGN, BatchHeader, FIRST_BATCH, FORMAT_VERSION, KNOWN_FEATURES, PAGE, Record,
     RecordHeader, SegmentHeader, batch_aligned, batch_tag, segment_name,
 };
-use crate::recovery::OpenError;
+use crate::open_error::OpenError;
 use crate::storage::{Storage, StoredFile};
 use crate::writer::Chain;
 use penstock_faults::planted;

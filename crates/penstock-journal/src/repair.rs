@@ -21,12 +21,13 @@ use std::path::{Path, PathBuf};
 use crate::format::{Format, segment_name, segment_number};
 use crate::journal::JournalOptions;
 use crate::newest::NEWEST;
+use crate::open::{Opened, resume, start};
+use crate::open_error::OpenError;
 use crate::read::{read_header, stated_header};
-use crate::recovery::{
-    Found, OpenError, Opened, Recovered, begin_format, check_nothing, recover, resume, start,
-};
+use crate::recovery::{Found, Recovered, check_nothing, recover};
 use crate::salvage::{Lost, Salvage, salvage};
 use crate::storage::{DiskStorage, Storage};
+use crate::upgrade::begin_format;
 use crate::writer::WriteError;
 
 const UNFINISHED: &str = "repaired.partial";
@@ -318,7 +319,7 @@ fn move_files(
         let name = entry.map_err(failed_to("list", path))?.file_name();
         let Some(name) = name.to_str() else { continue };
         let is_old = segment_number(name).is_some_and(|number| number < oldest);
-        if is_old || name.ends_with(".spare") || name == crate::recovery::UNFINISHED {
+        if is_old || name.ends_with(".spare") || name == crate::open::UNFINISHED {
             before("move a damaged one")?;
             rename(&path.join(name), &damaged_files.join(name))?;
         }

@@ -8,8 +8,9 @@ use crate::format::{
     BATCH_ALIGN, BatchHeader, FIRST_BATCH, Format, NewestSlot, Record, RecordHeader, RecordKind,
     SegmentHeader, batch_tag, segment_name,
 };
+use crate::open_error::OpenError;
 use crate::read::{Flaw, SegmentImage, read_damaged_header};
-use crate::recovery::{Found, OpenError, Replayed};
+use crate::recovery::{Found, Replayed};
 use crate::storage::Storage;
 
 /// Records that can't be brought back.

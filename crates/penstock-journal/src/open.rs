@@ -1,0 +1,296 @@
+//! Opens a journal: what was found is replayed, what must be is written again, and a new segment begins.
+//!
+//! *The page cache is not the truth.* Batches above the proven watermark may be read from memory
+//! that the disk never got, for instance because a sync failed and took the process down. They are
+//! replayed, but before anything rests on them they are written again, to a new segment under a
+//! raised epoch, and synced. The rename that names this segment is the moment at which it counts:
+//! until then the journal is as it was found, and a second power cut costs nothing. From then on
+//! the old segment counts only up to the watermark.
+
+use std::io;
+
+use penstock_faults::planted;
+
+use crate::format::{FIRST_BATCH, FORMAT_VERSION, Format, segment_name};
+use crate::journal::{Batch, Journal, JournalOptions, Segment};
+use crate::newest::{NEWEST, Newest};
+use crate::open_error::OpenError;
+use crate::recovery::{Found, Recovered, RecoveryReport, Replay, check_nothing, recover};
+use crate::reserve::{give_up_reserve, making_room};
+use crate::spares::{Shared, Spares, fill, is_full};
+use crate::storage::{Storage, StoredFile};
+use crate::upgrade::{begin_format, older_format};
+use crate::writer::{ActiveSegment, Chain, NewSegment, Writer};
+
+/// The new segment of an opening that is not finished. Never reused: its batches could pass for
+/// those of the next attempt.
+pub(crate) const UNFINISHED: &str = "opening.partial";
+
+/// A journal that is ready to be written.
+pub struct Opened<S: Storage> {
+    pub journal: Journal,
+    pub writer: Writer<S>,
+    pub report: RecoveryReport,
+    /// The format that it is written in from now on.
+    pub format: u32,
+    /// Higher at each opening.
+    pub epoch: u32,
+    /// For the next record.
+    pub next_position: u64,
+}
+
+impl Journal {
+    /// Opens the journal in a directory, or makes one there; `replay` is shown all its records in
+    /// order. Sizes in the options may differ from one opening to the next. A journal of an earlier format
+    /// is upgraded before, where the options allow it.
+    pub fn open<S: Storage>(
+        storage: S,
+        options: JournalOptions,
+        replay: &mut Replay<'_>,
+    ) -> Result<Opened<S>, OpenError> {
+        let location = storage.location();
+        let lock = storage.lock().map_err(OpenError::io("lock", &location))?;
+        let mut lock = lock.ok_or(OpenError::Locked { location })?;
+        let mut upgraded = None;
+        if let Some(written) = older_format(&storage)? {
+            if !options.upgrades {
+                return Err(OpenError::OlderFormat {
+                    location: storage.location(),
+                    written,
+                    known: FORMAT_VERSION,
+                });
+            }
+            let (found, kept) = begin_format(&storage, lock, &options, FORMAT_VERSION)?;
+            upgraded = Some((written, found));
+            lock = kept;
+        }
+        let mut opened = resume(storage, lock, options, replay)?;
+        if let Some((written, found)) = upgraded {
+            // What the upgrade has seen to is not found again.
+            opened.report.upgraded_from = Some(written);
+            opened.report.torn_batches = found.torn_batches;
+            opened.report.rewritten_records = found.rewritten_records;
+        }
+        Ok(opened)
+    }
+}
+
+/// Opens a journal that is locked, in the format in which it is.
+pub(crate) fn resume<S: Storage>(
+    storage: S,
+    lock: S::Lock,
+    options: JournalOptions,
+    replay: &mut Replay<'_>,
+) -> Result<Opened<S>, OpenError> {
+    let found = Found::list(&storage)?;
+    let recovered = match found.segments.is_empty() {
+        false => recover(&storage, &found, replay)?,
+        true => {
+            check_nothing(&storage, &found)?;
+            Recovered::nothing(options.journal_id)
+        }
+    };
+    start(storage, lock, options, found, recovered)
+}
+
+/// Writes the new segment, gives it its name, and lets go of what no longer counts.
+pub(crate) fn start<S: Storage>(
+    storage: S,
+    lock: S::Lock,
+    options: JournalOptions,
+    mut found: Found,
+    mut recovered: Recovered,
+) -> Result<Opened<S>, OpenError> {
+    if found.unfinished {
+        storage
+            .remove(UNFINISHED)
+            .map_err(OpenError::io("remove", UNFINISHED))?;
+    }
+    let number = recovered.number + 1;
+    let epoch = recovered.epoch + u32::from(!planted!("keep-epoch") || recovered.epoch == 0);
+    let base_position = recovered.base_position;
+    let proven = recovered.proven;
+    let older_segments = recovered.segments.len() as u32;
+    let found_bytes = recovered.segments.iter().map(|segment| segment.bytes);
+    let largest_segment = found_bytes.max().unwrap_or(0);
+    recovered.segments.push_back(Segment {
+        number,
+        base_position,
+        bytes: FIRST_BATCH,
+    });
+    // What is written again stands in two segments, and stays until the later one goes.
+    let mut later = base_position;
+    for segment in recovered.segments.iter_mut().rev() {
+        later = later.min(segment.base_position);
+        segment.base_position = later;
+    }
+
+    let shared = Shared::new(&options);
+    let mut journal = Journal::resume(
+        &options,
+        epoch,
+        recovered.segments,
+        proven.sequence,
+        base_position,
+        recovered.index,
+        shared.clone(),
+    );
+    let mut batches = Vec::new();
+    journal.without_rolls(|journal| {
+        for (position, record) in (base_position..).zip(&recovered.unproven) {
+            journal.append(position, record);
+        }
+        batches.extend(std::iter::from_fn(|| journal.take_batch()));
+    });
+    let next_position = base_position + recovered.unproven.len() as u64;
+    journal.rewritten(next_position - 1);
+    let asked = storage.clone();
+    journal.ask_for_free_bytes(Box::new(move || asked.free_bytes()));
+
+    let name = segment_name(number);
+    let opening = Opening {
+        storage: &storage,
+        options: &options,
+        format: recovered.format,
+        number,
+        epoch,
+        base_position,
+        older_segments,
+        proven,
+        batches,
+    };
+    let mut spares = std::mem::take(&mut found.spares);
+    let (file, file_bytes, chain) = opening.write(&mut spares)?;
+    shared.begin_segment(number, file_bytes);
+    let mut newest = Newest::resume(&storage, &found, chain.journal_id, recovered.number)?;
+    // What was found may have got its names from a process that died before it could sync them: not
+    // one of them may be lost once the new segment, which counts on them, has its own.
+    let names_synced = match planted!("count-on-unsynced-names") {
+        true => Ok(()),
+        false => storage.sync_directory(),
+    };
+    names_synced
+        .and_then(|()| making_room(&storage, &mut spares, || storage.rename(UNFINISHED, &name)))
+        .and_then(|()| match planted!("open-without-directory-sync") {
+            true => Ok(()),
+            false => storage.sync_directory(),
+        })
+        .map_err(OpenError::io("name", &name))?;
+    let named = newest.write(number, 0).and_then(|()| newest.sync());
+    named.map_err(OpenError::full_or_io(&storage, "write to", NEWEST))?;
+
+    let spares = Spares::resume(storage.clone(), shared, spares, largest_segment)
+        .map_err(OpenError::io("clean", &storage.location()))?;
+    let oldest = number - u64::from(older_segments);
+    for leftover in found.segments.into_iter().filter(|found| *found < oldest) {
+        // The drop of this segment was interrupted.
+        let dropped = spares.drop_leftover(leftover);
+        dropped.map_err(OpenError::io("drop", &segment_name(leftover)))?;
+    }
+    let active = ActiveSegment { file, name, number };
+    Ok(Opened {
+        journal,
+        writer: Writer::resume(
+            storage,
+            lock,
+            active,
+            newest,
+            recovered.format,
+            chain,
+            spares,
+        ),
+        report: recovered.report,
+        format: recovered.format.version,
+        epoch,
+        next_position,
+    })
+}
+
+/// The first segment of an opening, under a name at which it does not count yet.
+struct Opening<'a, S> {
+    storage: &'a S,
+    options: &'a JournalOptions,
+    format: Format,
+    number: u64,
+    epoch: u32,
+    base_position: u64,
+    older_segments: u32,
+    proven: Chain,
+    /// What must be written again.
+    batches: Vec<Batch>,
+}
+
+impl<S: Storage> Opening<'_, S> {
+    /// Writes and syncs it: the file, its length, and where the chain then stands. A full disk has
+    /// spares for this.
+    fn write(&self, spares: &mut Vec<String>) -> Result<(S::File, u64, Chain), OpenError> {
+        let mut spare = None;
+        loop {
+            match self.try_to_write(spare.as_deref()) {
+                Ok(written) => return Ok(written),
+                Err(error) if is_full(&error) => {
+                    // It may not have come to be.
+                    let _removed = self.storage.remove(UNFINISHED);
+                    if give_up_reserve(self.storage).unwrap_or(false) {
+                        spare = None;
+                        continue;
+                    }
+                    spare = spares.pop();
+                    if spare.is_none() {
+                        let location = self.storage.location();
+                        return Err(OpenError::DiskFull {
+                            location,
+                            source: error,
+                        });
+                    }
+                }
+                Err(error) => return Err(OpenError::io("write to", UNFINISHED)(error)),
+            }
+        }
+    }
+
+    fn try_to_write(&self, spare: Option<&str>) -> io::Result<(S::File, u64, Chain)> {
+        let file = match spare {
+            None => self.storage.create(UNFINISHED)?,
+            // What is in it was written for other segments.
+            Some(spare) => {
+                self.storage.rename(spare, UNFINISHED)?;
+                self.storage.open(UNFINISHED)?
+            }
+        };
+        let mut chain = self.proven;
+        let mut end = FIRST_BATCH;
+        for batch in &self.batches {
+            let header = chain.link(batch, self.proven.sequence);
+            file.write_at(batch.offset, &[&header, &batch.body])?;
+            end = batch.offset + batch.bytes() as u64;
+        }
+        let filled = (end + 1).next_multiple_of(self.options.opening_bytes);
+        let filled = filled.min(self.options.segment_bytes).max(end);
+        let file_bytes = match spare {
+            None => {
+                fill(&file, end, filled)?;
+                filled
+            }
+            // Its sync may have failed in an earlier process: it is filled again, as any such spare.
+            Some(_) => {
+                let bytes = file.size()?.max(end);
+                fill(&file, end, bytes)?;
+                bytes
+            }
+        };
+        let header = NewSegment {
+            format: self.format,
+            number: self.number,
+            epoch: self.epoch,
+            base_position: self.base_position,
+            older_segments: self.older_segments,
+            file_bytes,
+            durable_through: chain.sequence,
+        };
+        // The header tells where the chain stood before the segment's first batch.
+        file.write_at(0, &[&header.header(&self.proven)])?;
+        file.sync()?;
+        Ok((file, file_bytes, chain))
+    }
+}
