@@ -24,7 +24,7 @@ pub(crate) const FEATURE_OF_TESTS: u64 = 1 << 63;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Format {
     pub version: u32,
-    /// Those that this journal uses, whatever else this program knows.
+    /// Features that this journal uses, whatever else this program knows.
     pub features: u64,
 }
 
@@ -37,7 +37,7 @@ impl Format {
 }
 
 pub(crate) const MAGIC: [u8; 8] = *b"PENSTOCK";
-/// Where the first batch of a segment begins.
+/// Offset of the first batch in a segment.
 pub(crate) const FIRST_BATCH: u64 = SegmentHeader::BYTES as u64;
 pub(crate) const BATCH_ALIGN: u64 = 64;
 /// The unit in which a disk goes bad.
@@ -106,7 +106,7 @@ layout! {
 }
 
 layout! {
-    /// What one write carries.
+    /// Header of one write.
     BatchHeader {
         /// A fold of the journal's id, which marks the beginning of a batch.
         tag: u32,
@@ -133,7 +133,7 @@ layout! {
 }
 
 layout! {
-    /// One of the two slots of the file that names the newest segment.
+    /// Slot of the file that names the newest segment; it has two.
     NewestSlot {
         magic: [u8; 8],
         journal_id: [u8; 16],
@@ -358,7 +358,7 @@ impl<'a> Record<'a> {
     }
 }
 
-/// What the batches of a journal begin with.
+/// First bytes of each batch.
 pub(crate) fn batch_tag(journal_id: [u8; 16]) -> u32 {
     crc32c_append(crc32c(b"penstock batch"), &journal_id)
 }

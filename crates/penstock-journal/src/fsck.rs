@@ -6,12 +6,12 @@ use crate::read::{SegmentImage, read_header};
 use crate::recovery::{Found, RecoveryReport, check_nothing, recover};
 use crate::storage::Storage;
 
-/// What `penstock journal check` prints.
+/// Report that `penstock journal check` prints.
 #[derive(Debug)]
 pub struct FsckReport {
     pub segments: Vec<SegmentReport>,
     pub spares: usize,
-    /// What opening the journal would find, or why it would be refused.
+    /// Findings of an opening, or why it would be refused.
     pub opening: Result<RecoveryReport, OpenError>,
 }
 

@@ -19,7 +19,7 @@ pub(crate) struct Mark {
     /// How much of the record's payload comes before this part of it.
     pub skipped: u64,
     pub segment: u64,
-    /// Where the header of its batch begins, and where its own does.
+    /// Offsets of its batch's header and of its own.
     pub batch: u64,
     pub record: u64,
 }
@@ -57,13 +57,13 @@ impl Spacing {
     }
 }
 
-/// Where to look for bytes of one record. Made by [`crate::Journal::reads`], carried out by
+/// Places to look for bytes of one record. Made by [`crate::Journal::reads`], carried out by
 /// [`crate::Reader::read`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadAt {
     pub(crate) position: u64,
     pub(crate) range: Range<u64>,
-    /// Where to walk from, for each part that holds some of the range.
+    /// Start of the walk, for each part that holds some of the range.
     pub(crate) marks: Vec<Mark>,
 }
 

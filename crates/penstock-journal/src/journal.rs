@@ -1,4 +1,4 @@
-//! What the next batch holds, and where in which segment it goes. Lives on the core's thread and
+//! Decides the content of the next batch, and its place in which segment. Lives on the core's thread and
 //! touches no file: [`crate::Writer`] carries batches out on a thread of its own.
 
 use std::collections::VecDeque;
@@ -114,7 +114,7 @@ pub struct Journal {
     epoch: u32,
     /// Oldest first; the last is the one that is written to.
     segments: VecDeque<Segment>,
-    /// Where in the last segment the next batch begins.
+    /// Offset of the next batch in the last segment.
     end: u64,
     /// Of the last batch taken.
     sequence: u64,
@@ -146,9 +146,9 @@ pub(crate) type FreeBytes = Box<dyn Fn() -> Option<u64> + Send>;
 /// How far reclaiming has come.
 #[derive(Clone, Copy, Debug)]
 enum Reclaim {
-    /// Segments up to this one are to go, if that is what it takes; so much was live when it began.
+    /// Segments up to this one are to go, if that is what it takes; this much was live when it began.
     Through { last: u64, live_bytes: u64 },
-    /// It ended when so much had been appended and so much was live.
+    /// Bytes appended and bytes live when it ended.
     Rested {
         since_bytes: u64,
         live_bytes: u64,
@@ -188,7 +188,7 @@ impl Batch {
         BatchHeader::BYTES + self.body.len()
     }
 
-    /// Where the batch after it may begin.
+    /// Offset at which the batch after it may begin.
     pub(crate) fn end(&self) -> u64 {
         batch_aligned(self.offset + self.bytes() as u64)
     }
@@ -428,7 +428,7 @@ impl Journal {
         }
     }
 
-    /// What fits into every spare there is: a batch must not be stuck for its size when the disk is full.
+    /// Size that fits into every spare there is: a batch must not be stuck for its size when the disk is full.
     fn longest_body(&self) -> usize {
         let fits = self.shared.largest_batch() as usize;
         self.longest_body
@@ -459,7 +459,7 @@ impl Journal {
         Some(free_bytes.saturating_sub(taken_bytes))
     }
 
-    /// What fits into the segment in use, besides what waits.
+    /// Bytes that fit into the segment in use, besides the waiting ones.
     pub fn segment_room_bytes(&self) -> u64 {
         self.unfilled_bytes()
             .saturating_sub(self.waiting_bytes() as u64)
@@ -474,13 +474,13 @@ impl Journal {
         self.closed_bytes + self.filling.body.len()
     }
 
-    /// What the segment in use still has room for.
+    /// Room left in the segment in use.
     fn unfilled_bytes(&self) -> u64 {
         let active = self.segments.back().expect("a journal has a segment");
         active.bytes.saturating_sub(self.end)
     }
 
-    /// What the journal occupies on disk, but for spares, once what waits is written.
+    /// Bytes that the journal occupies on disk without spares, once all that waits is written.
     pub fn total_bytes(&self) -> u64 {
         let segments: u64 = self.segments.iter().map(|segment| segment.bytes).sum();
         segments + self.waiting_bytes() as u64
@@ -576,7 +576,7 @@ impl Journal {
         self.index.forget_segment(oldest.number);
     }
 
-    /// Where to read bytes of a record's payload, without reading them: for [`crate::Reader::read`], on a
+    /// Places of bytes of a record's payload, without reading them: for [`crate::Reader::read`], on a
     /// thread of its own. The record must be synced, and stand in a segment that was not dropped.
     pub fn reads(&self, position: u64, range: Range<u64>) -> ReadAt {
         assert!(

@@ -14,11 +14,11 @@ use crate::storage::{Storage, StoredFile};
 
 pub(crate) const NEWEST: &str = "newest";
 
-/// Where the second slot begins.
+/// Offset of the second slot.
 const SLOT_SPACING: u64 = 4096;
 
 impl NewestSlot {
-    /// What the file says; `None`: there is none, or nothing in it can be read.
+    /// Content of the file; `None`: there is none, or nothing in it can be read.
     pub fn read<S: Storage>(storage: &S, found: &Found) -> Result<Option<Self>, OpenError> {
         if !found.newest {
             return Ok(None);

@@ -216,7 +216,7 @@ struct Opening<'a, S> {
     base_position: u64,
     older_segments: u32,
     proven: Chain,
-    /// What must be written again.
+    /// Batches to write again.
     batches: Vec<Batch>,
 }
 

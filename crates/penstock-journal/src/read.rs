@@ -24,16 +24,16 @@ pub(crate) struct SegmentImage {
 pub(crate) struct BatchView<'a> {
     pub header: BatchHeader,
     pub body: &'a [u8],
-    /// Where the next one begins.
+    /// Offset of the next one.
     pub end: u64,
 }
 
-/// What lies behind the last valid batch of a segment.
+/// Findings behind the last valid batch of a segment.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Beyond {
     /// Batches of this segment that can't be read, or can't be reached.
     pub torn_batches: u64,
-    /// What proves that the missing batch had been synced.
+    /// Proof that the missing batch had been synced.
     pub proof: Option<Proof>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn stated_header<S: Storage>(
     Ok(SegmentHeader::decode(&page).filter(SegmentHeader::is_plausible))
 }
 
-/// What is wrong, and at which byte.
+/// Fault, and the byte at which it is.
 pub(crate) type Flaw = (u64, String);
 
 /// The header, if it is one, and what is wrong with it or with the file's length.
@@ -216,7 +216,7 @@ impl SegmentImage {
             .find(|(_, header)| self.is_ours(header) && header.sequence > sequence)
     }
 
-    /// What lies at `offset` and behind, where the batch after `sequence` can't be read.
+    /// Looks at `offset` and behind, where the batch after `sequence` can't be read.
     pub fn beyond(&self, offset: u64, sequence: u64) -> Beyond {
         let missing = sequence + 1;
         let mut beyond = Beyond::default();

@@ -21,7 +21,7 @@ use crate::format::{
 use crate::index::{Mark, ReadAt};
 use crate::storage::{Storage, StoredFile};
 
-/// What is read from a file at a time.
+/// Bytes read from a file at a time.
 const BLOCK_BYTES: u64 = 256 << 10;
 /// How many blocks are kept: so many queues can be read at once, each in rising order, with one
 /// call for each block.
@@ -30,7 +30,7 @@ const BLOCKS: usize = 16;
 /// Why a record can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// What was live in it was carried forward before: ask the journal again, for where it stands now.
+    /// Its live records were carried forward before: ask the journal again for their place.
     #[error("the segment was dropped meanwhile")]
     Gone,
     #[error("{file} is damaged at byte {offset}: {what}")]
@@ -47,7 +47,7 @@ pub enum ReadError {
 pub struct Reader<S: Storage> {
     blocks: Blocks<S>,
     tag: u32,
-    /// Where the last walk ended, so that the next one in rising order need not begin at its mark.
+    /// End of the last walk, so that the next one in rising order need not begin at its mark.
     cursor: Option<Cursor>,
     /// Records whose checksum was compared, while their bytes are among the blocks: of a long
     /// record with many messages, each is read on its own.
@@ -70,7 +70,7 @@ struct Cursor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Found {
     segment: u64,
-    /// Where its header begins.
+    /// Offset of its header.
     record: u64,
     length: u64,
     skipped: u64,

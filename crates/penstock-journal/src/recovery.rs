@@ -24,7 +24,7 @@ use crate::spares::Spares;
 use crate::storage::Storage;
 use crate::writer::Chain;
 
-/// Is shown each record; an error ends the opening.
+/// Callback for each record; an error ends the opening.
 pub type Replay<'a> = dyn FnMut(Replayed<'_>) -> Result<(), NotReplayed> + 'a;
 
 /// A record as it is read back.
@@ -44,12 +44,12 @@ pub enum NotReplayed {
     Wrong(String),
 }
 
-/// What was found.
+/// Findings of an opening.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RecoveryReport {
-    /// There was no journal before.
+    /// Whether there was no journal before.
     pub created: bool,
-    /// It was in this format, and was upgraded.
+    /// Format that it was upgraded from.
     pub upgraded_from: Option<u32>,
     pub segments: u64,
     pub batches: u64,
@@ -60,7 +60,7 @@ pub struct RecoveryReport {
     pub rewritten_records: u64,
     /// Writes that a crash interrupted; none was confirmed. They were cut off.
     pub torn_batches: u64,
-    /// It was closed in order, so nothing can be missing unnoticed.
+    /// Whether it was closed in order, so that nothing can be missing unnoticed.
     pub was_closed: bool,
 }
 
@@ -97,10 +97,10 @@ impl Found {
     }
 }
 
-/// What a journal holds, and where its next segment takes up.
+/// Content of a journal, and where its next segment takes up.
 pub(crate) struct Recovered {
     pub report: RecoveryReport,
-    /// Those that still count.
+    /// Segments that still count.
     pub segments: VecDeque<Segment>,
     /// Of the next segment.
     pub format: Format,
@@ -156,7 +156,7 @@ impl Recovered {
     }
 }
 
-/// Where the last segment ends.
+/// End of the last segment.
 struct Tail {
     /// Behind the last valid batch.
     last: Chain,
@@ -295,7 +295,7 @@ fn check_newest<S: Storage>(
     }
 }
 
-/// Where there is no segment, there was none.
+/// Checks that a journal without a segment never had one.
 pub(crate) fn check_nothing<S: Storage>(storage: &S, found: &Found) -> Result<(), OpenError> {
     match NewestSlot::read(storage, found)? {
         Some(slot) if slot.segment > 0 => Err(missing(storage, slot.segment)),

@@ -33,12 +33,12 @@ use crate::writer::WriteError;
 const UNFINISHED: &str = "repaired.partial";
 const FINISHED: &str = "repaired";
 
-/// What was done.
+/// Outcome of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepairReport {
     /// Segments that had each other's names and have their own again.
     pub put_back: u64,
-    /// Where the damaged files are now; `None`: none was damaged, and nothing was written.
+    /// Place of the damaged files now; `None`: none was damaged, and nothing was written.
     pub damaged_files: Option<PathBuf>,
     /// An earlier repair was interrupted, and only had to be finished. It said what was lost.
     pub resumed: bool,

@@ -19,18 +19,18 @@ pub struct Lost {
     /// How many records are gone for certain, from this position on.
     pub position: u64,
     pub records: u64,
-    /// It is the beginning or the end of the journal, so nobody can know whether there were more.
+    /// Whether it is the beginning or the end of the journal, so that nobody can know whether there were more.
     pub is_open_ended: bool,
     pub file: String,
-    /// Where the damage begins, and where what is sound begins again.
+    /// Beginning of the damage, and the beginning of the next sound record.
     pub from: u64,
     pub to: u64,
     pub what: String,
-    /// What stands where a record should, to be read with doubt: its checksum is wrong.
+    /// Bytes found in place of a record, to be read with doubt: the checksum is wrong.
     pub remains: Vec<Vec<u8>>,
 }
 
-/// What a damaged journal still says of itself.
+/// Facts that a damaged journal still states about itself.
 #[derive(Debug)]
 pub(crate) struct Salvage {
     pub lost: Vec<Lost>,
@@ -42,7 +42,7 @@ pub(crate) struct Salvage {
     pub format: Format,
 }
 
-/// Is shown each sound record, in order.
+/// Callback for each sound record, in order.
 pub(crate) type Keep<'a> = dyn FnMut(Replayed<'_>) -> Result<(), OpenError> + 'a;
 
 pub(crate) fn salvage<S: Storage>(
@@ -133,7 +133,7 @@ struct Image {
     flaw: Option<Flaw>,
     /// 0: nothing in it can be read.
     base_sequence: u64,
-    /// Where its first batch stands that can be read, if the header can't.
+    /// Offset of its first batch that can be read, if the header can't.
     first_batch: u64,
 }
 
@@ -276,7 +276,7 @@ impl Salvager<'_> {
         Ok(())
     }
 
-    /// One or more batches that are not valid, up to the next one that is.
+    /// Batches that are not valid, one or more, up to the next valid one.
     fn broken_batch(
         &mut self,
         image: &SegmentImage,

@@ -49,7 +49,7 @@ impl Rng {
     }
 }
 
-/// What goes wrong, and when. Calls that change anything are counted from 0.
+/// Faults to inject, and when. Calls that change anything are counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The call fails with EIO, and what it was to do may have been done in part. After a failed
@@ -65,7 +65,7 @@ pub enum Fault {
     Killed,
 }
 
-/// One directory on a simulated disk. Clones are the same directory.
+/// Directory on a simulated disk. Clones are the same directory.
 #[derive(Clone)]
 pub struct SimStorage {
     disk: Arc<Mutex<Disk>>,
@@ -159,12 +159,12 @@ impl SimStorage {
         self.disk().quota_bytes = bytes;
     }
 
-    /// What all files together have.
+    /// Bytes of all files together.
     pub fn used_bytes(&self) -> u64 {
         self.disk().used_bytes()
     }
 
-    /// What was planned does not happen.
+    /// Cancels the planned faults.
     pub fn forget_faults(&self) {
         self.disk().faults.clear();
     }

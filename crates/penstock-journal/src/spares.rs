@@ -16,9 +16,9 @@ use crate::journal::JournalOptions;
 use crate::reserve;
 use crate::storage::{Storage, StoredFile};
 
-/// What a spare holds at least: the longest part of a record, with all the headers around it.
+/// Smallest size of a spare: the longest part of a record, with all the headers around it.
 const LEAST_BYTES: u64 = 2 << 20;
-/// So much of a segment is used before spares are prepared.
+/// Bytes of a segment that are used before spares are prepared.
 const HARDLY_USED_BYTES: u64 = 64 << 10;
 /// The bytes that are written at a time to fill a file.
 const FILL_BYTES: u64 = 1 << 20;
@@ -62,7 +62,7 @@ pub struct Spares<S: Storage> {
     shared: Arc<Shared>,
 }
 
-/// What the core's thread, the writer's and the preparing one know of each other.
+/// State that the threads of the core, the writer and the preparation share.
 #[derive(Debug, Default)]
 pub(crate) struct Shared {
     state: Mutex<State>,
@@ -124,7 +124,7 @@ impl State {
         }
     }
 
-    /// What fits into whatever spare comes next. Never falls, so that a batch that was closed fits later.
+    /// Size that fits into any next spare. Never falls, so that a batch that was closed fits later.
     fn smallest_bytes(&self) -> u64 {
         let ready = self.ready.iter().map(|spare| spare.bytes);
         ready.min().unwrap_or(self.next_bytes)
@@ -399,9 +399,9 @@ impl<S: Storage> Spares<S> {
         }
     }
 
-    /// One that holds so many bytes. None is ready: one is made at once, which the caller waits for. So it does while
-    /// some are missing that the disk may have no space for: who comes to know of that only when most of the
-    /// reserves are gone would have stopped new work too late, and what is left would be full of it.
+    /// Returns a spare that holds at least `needed` bytes. If none is ready, the caller waits while one is made; also
+    /// while spares are missing that the disk may have no space for. Learning of a full disk only when most
+    /// reserves are gone would stop new work too late: it would have filled the rest.
     pub(crate) fn take(&self, needed: u64) -> io::Result<Spare<S::File>> {
         let unknown = {
             let state = self.shared.lock();
@@ -449,7 +449,7 @@ impl<S: Storage> Spares<S> {
             })
     }
 
-    /// It could not be used, and is taken first the next time.
+    /// Puts back a spare that could not be used. It is taken first the next time.
     pub(crate) fn give_back(&self, name: String, bytes: u64) {
         let spare = Ready {
             name,

@@ -1,4 +1,4 @@
-//! What the journal asks of a disk, and the disk of this machine.
+//! Interface of a disk, and the disk of this machine.
 //!
 //! The traits are small so that a test's disk can be exact about what survives a power cut
 //! ([`crate::sim::SimStorage`]). Names are plain file names inside one directory.
