@@ -16,7 +16,7 @@ use crate::connections::{Connection, Waiting, Welcome};
 use crate::consumers::Consumers;
 use crate::effects::{Effect, Effects, Rests};
 use crate::marks::Operations;
-use crate::queues::Service;
+use crate::queue::Service;
 use crate::reading::Reading;
 use crate::records::{ENDED_AT_ONCE, Event, Record, RecordWriter};
 use crate::state::State;

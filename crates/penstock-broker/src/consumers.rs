@@ -9,7 +9,7 @@ use penstock_message::{Consume, Notice, Tasks};
 use rustc_hash::FxHashMap;
 
 use crate::connections::{Connection, NAME_CAP_BYTES};
-use crate::queues::Waiter;
+use crate::queue::Waiter;
 use crate::slab::Slab;
 use crate::{Broker, CloseReason, ConnId};
 

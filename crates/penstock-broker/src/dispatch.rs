@@ -12,7 +12,7 @@ use crate::endings::{CRASHED, End, Unrun};
 use crate::kinds::Kind;
 use crate::messages::{Handle, State as MessagePlace};
 use crate::names::Name;
-use crate::queues::{Queue, Service};
+use crate::queue::{Queue, Service};
 use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How};
 use crate::state::State;
 use crate::tally::Counted;

@@ -25,7 +25,8 @@ use crate::messages::{
 };
 use crate::names::{Name, Names};
 use crate::near::near_at;
-use crate::queues::{Forgettable, Queues, Service};
+use crate::queue::Service;
+use crate::queues::{Forgettable, Queues};
 use crate::records::{
     Change, Failing, Grant, How, KeptEnd, KeptEnds, Mark, MarkedFor, MessageHead, Place,
     Renumbered, RunHead,

@@ -1,0 +1,350 @@
+//! Flows: the ready messages of one queue, priority and task, first in, first out.
+
+use std::collections::BTreeSet;
+
+use penstock_faults::planted;
+
+use crate::active::{Active, Turn};
+use crate::charges::{Charge, Running};
+use crate::line::Line;
+use crate::messages::{Entry, Handle, Messages};
+use crate::names::Name;
+use crate::table::Table;
+use crate::tasks::Tasks;
+
+/// The flows of one priority.
+#[derive(Debug, Default)]
+pub(crate) struct Level {
+    pub(crate) flows: Vec<u32>,
+    /// Flows that have ready messages which somebody can run, by virtual time.
+    pub(crate) active: Active,
+    /// The virtual time at which the last message was taken: the present.
+    pub(crate) present: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FlowKey {
+    pub(crate) queue: u32,
+    pub(crate) priority: u8,
+    pub(crate) task: Name,
+}
+
+/// Messages of one queue, priority and task. It is there for as long as there are kinds of them.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    pub(crate) key: FlowKey,
+    /// In the list of its level.
+    pub(crate) place: u32,
+    /// Kinds of messages that are of this flow.
+    pub(crate) users: u32,
+    pub(crate) virtual_time: u64,
+    pub(crate) ready: usize,
+    pub(crate) running: Running,
+    /// Some consumer of the queue can run its task, or the queue has none.
+    pub(crate) is_wanted: bool,
+    /// In order of number; some may be stale.
+    run: Line<InRun>,
+    /// The number of the last in the run.
+    last_number: u64,
+    /// Those that came back after a younger one had come: taken by number among the others.
+    returned: Returned,
+}
+
+/// Messages by number. Most flows never have any.
+#[derive(Debug, Default)]
+struct Returned(
+    #[expect(
+        clippy::box_collection,
+        reason = "a third of the size, where it is not"
+    )]
+    Option<Box<BTreeSet<Handle>>>,
+);
+
+impl Returned {
+    fn insert(&mut self, handle: Handle) {
+        self.0.get_or_insert_default().insert(handle);
+    }
+
+    fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, |handles| handles.len())
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Handle> {
+        self.0.iter().flat_map(|handles| handles.iter())
+    }
+
+    #[inline]
+    fn first(&self) -> Option<Handle> {
+        self.0.as_ref()?.first().copied()
+    }
+
+    fn pop_first(&mut self) {
+        if let Some(handles) = &mut self.0 {
+            handles.pop_first();
+            if handles.is_empty() {
+                self.clear();
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        self.0 = None;
+    }
+
+    fn retain(&mut self, is_wanted: impl FnMut(&Handle) -> bool) {
+        if let Some(handles) = &mut self.0 {
+            handles.retain(is_wanted);
+        }
+    }
+}
+
+impl Level {
+    pub(crate) fn push(&mut self, slot: u32, flow: &mut Flow, handle: Handle) -> bool {
+        if flow.ready == 0 && flow.is_wanted {
+            flow.virtual_time = flow.virtual_time.max(self.present);
+            self.active.insert((flow.virtual_time, slot));
+        }
+        let is_unknown = flow.ready == 0 && !flow.is_wanted;
+        flow.ready += 1;
+        let is_late = !flow.run.is_empty() && flow.last_number > handle.number;
+        if is_late && !planted!("return-to-end") {
+            flow.returned.insert(handle);
+        } else {
+            flow.run.push_back(InRun::new(handle));
+            flow.last_number = handle.number;
+        }
+        is_unknown
+    }
+
+    /// The consumers of the queue can run other tasks than before.
+    pub(crate) fn review(&mut self, flows: &mut Table<Flow>, is_wanted: impl Fn(Name) -> bool) {
+        for slot in &self.flows {
+            let flow = &mut flows[*slot];
+            let was_wanted = std::mem::replace(&mut flow.is_wanted, is_wanted(flow.key.task));
+            if flow.ready == 0 || was_wanted == flow.is_wanted {
+                continue;
+            }
+            if was_wanted {
+                self.active.remove((flow.virtual_time, *slot));
+            } else {
+                flow.virtual_time = flow.virtual_time.max(self.present);
+                self.active.insert((flow.virtual_time, *slot));
+            }
+        }
+    }
+
+    /// Takes the next message of an active flow.
+    pub(crate) fn pop(
+        &mut self,
+        active: Turn,
+        flows: &mut Table<Flow>,
+        messages: &Messages,
+        tasks: &Tasks,
+        now_ms: u64,
+    ) -> (u32, Charge) {
+        let (virtual_time, index) = active;
+        // Others may be behind that wait for consumers of their own.
+        self.present = self.present.max(virtual_time);
+        let flow = &mut flows[index];
+        let slot = flow.pop(messages);
+        let charge = Charge {
+            estimate_us: tasks.estimate_us(flow.key.task),
+            since_ms: now_ms,
+        };
+        flow.running.begin(charge);
+        flow.ready -= 1;
+        flow.virtual_time += u64::from(charge.estimate_us.get());
+        if flow.ready > 0 {
+            self.active.replace(active, (flow.virtual_time, index));
+        } else {
+            self.active.remove(active);
+            flow.run.clear();
+            flow.returned.clear();
+        }
+        (slot, charge)
+    }
+
+    /// Charges an active flow what its runs have taken beyond what they were expected to. Returns whether that
+    /// may have changed whose turn it is.
+    pub(crate) fn charge(&mut self, slot: u32, flow: &mut Flow, now_ms: u64) -> bool {
+        if self.active.is_alone() {
+            // Nobody else wants the turn. It is charged when somebody does.
+            return false;
+        }
+        let more_us = flow.running.charge(now_ms);
+        self.correct(slot, flow, i64::try_from(more_us).unwrap_or(i64::MAX));
+        more_us > 0
+    }
+
+    pub(crate) fn forget_one(&mut self, slot: u32, flow: &mut Flow, messages: &Messages) {
+        flow.ready -= 1;
+        if flow.ready == 0 {
+            self.active.remove((flow.virtual_time, slot));
+            flow.run.clear();
+            flow.returned.clear();
+        } else if flow.run.len() + flow.returned.len() > 2 * flow.ready + 64 {
+            // Called while the message still looks ready; it is dropped at the next sweep or pop.
+            flow.run
+                .retain(|place| place.find(messages).is_some_and(Entry::is_ready));
+            flow.returned.retain(|handle| is_ready(messages, *handle));
+        }
+    }
+
+    pub(crate) fn correct(&mut self, slot: u32, flow: &mut Flow, by_us: i64) {
+        if by_us == 0 {
+            return;
+        }
+        let corrected = flow.virtual_time.saturating_add_signed(by_us);
+        if flow.ready > 0 && flow.is_wanted {
+            self.active
+                .replace((flow.virtual_time, slot), (corrected, slot));
+        }
+        flow.virtual_time = corrected;
+    }
+}
+
+impl Flow {
+    pub(crate) fn new(key: FlowKey, place: u32, is_wanted: bool) -> Self {
+        Self {
+            key,
+            place,
+            users: 0,
+            virtual_time: 0,
+            ready: 0,
+            is_wanted,
+            run: Line::default(),
+            last_number: 0,
+            running: Running::default(),
+            returned: Returned::default(),
+        }
+    }
+
+    pub(crate) fn pop(&mut self, messages: &Messages) -> u32 {
+        loop {
+            // What is stale has no number any more, and is in nobody's way.
+            let next = loop {
+                match self.run.front() {
+                    None => break None,
+                    Some(place) => match place.find(messages) {
+                        Some(entry) => break Some((place, entry)),
+                        None => self.run.pop_front(),
+                    },
+                };
+            };
+            let (slot, is_ready) = match (next, self.returned.first()) {
+                (Some((_, next)), Some(returned)) if returned.number < next.number() => {
+                    self.returned.pop_first();
+                    (returned.slot, is_ready(messages, returned))
+                }
+                (Some((place, next)), _) => {
+                    self.run.pop_front();
+                    (place.slot, next.is_ready())
+                }
+                (None, Some(returned)) => {
+                    self.returned.pop_first();
+                    (returned.slot, is_ready(messages, returned))
+                }
+                (None, None) => panic!("a flow that counts ready messages has one"),
+            };
+            if is_ready {
+                return slot;
+            }
+        }
+    }
+
+    /// The next one to be taken. Forgets those before it that are no longer ready.
+    pub(crate) fn next(&mut self, messages: &Messages) -> Option<Handle> {
+        if self.ready == 0 {
+            return None;
+        }
+        let next = loop {
+            let Some(place) = self.run.front() else {
+                break None;
+            };
+            match place.find(messages) {
+                Some(entry) if entry.is_ready() => break Some(messages.handle(place.slot)),
+                _ => self.run.pop_front(),
+            };
+        };
+        while self
+            .returned
+            .first()
+            .is_some_and(|first| !is_ready(messages, first))
+        {
+            self.returned.pop_first();
+        }
+        let returned = self.returned.first();
+        next.into_iter().chain(returned).min()
+    }
+
+    /// Adds ready messages with lower numbers than this, until there are so many.
+    pub(crate) fn list_before(
+        &self,
+        before: u64,
+        most: usize,
+        messages: &Messages,
+        found: &mut Vec<u32>,
+    ) {
+        for place in self.run.iter() {
+            let Some(entry) = place.find(messages) else {
+                continue;
+            };
+            if entry.number() >= before || found.len() >= most {
+                break;
+            }
+            if entry.is_ready() {
+                found.push(place.slot);
+            }
+        }
+        for handle in self.returned.iter() {
+            if handle.number >= before || found.len() >= most {
+                break;
+            }
+            if is_ready(messages, *handle) {
+                found.push(handle.slot);
+            }
+        }
+    }
+
+    pub(crate) fn first_ready<'a>(&self, messages: &'a Messages) -> Option<&'a Entry> {
+        let next = self.run.iter().find_map(|place| {
+            let entry = place.find(messages)?;
+            entry.is_ready().then_some(entry)
+        });
+        let returned = self
+            .returned
+            .iter()
+            .find(|handle| is_ready(messages, **handle));
+        let returned = returned.and_then(|handle| messages.get(*handle));
+        next.into_iter()
+            .chain(returned)
+            .min_by_key(|entry| entry.number())
+    }
+}
+
+/// A place in a run: a handle, of whose number the lower half will do. A place left behind is swept, or
+/// passed by, long before its slot has been used by four billion others and one that looks like it.
+#[derive(Clone, Copy, Debug)]
+struct InRun {
+    slot: u32,
+    number: u32,
+}
+
+impl InRun {
+    pub(crate) fn new(handle: Handle) -> Self {
+        Self {
+            slot: handle.slot,
+            number: handle.number as u32,
+        }
+    }
+
+    /// The message, unless the place is stale.
+    pub(crate) fn find(self, messages: &Messages) -> Option<&Entry> {
+        let entry = messages.by_slot(self.slot)?;
+        (entry.number() as u32 == self.number).then_some(entry)
+    }
+}
+
+fn is_ready(messages: &Messages, handle: Handle) -> bool {
+    messages.get(handle).is_some_and(Entry::is_ready)
+}

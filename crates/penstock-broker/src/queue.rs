@@ -1,0 +1,253 @@
+//! A queue: its levels, its counts, and the consumers that it has.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use penstock_faults::planted;
+use penstock_message::QueueLimits;
+
+use crate::Position;
+use crate::active::Turn;
+use crate::flows::{Flow, Level};
+use crate::names::Name;
+use crate::readiness::Readiness;
+use crate::table::Table;
+use crate::tally::{Step, Tally};
+use crate::task_sets::TaskSets;
+
+/// An entry in the ring of a queue: a consumer, and the serial number by which it is seen to be stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Waiter {
+    pub(crate) consumer: u32,
+    pub(crate) serial: u64,
+}
+
+/// The consumers of a queue that can run the same tasks.
+#[derive(Debug)]
+pub(crate) struct Served {
+    /// `None`: any task.
+    pub(crate) tasks: Option<u32>,
+    pub(crate) consumers: u32,
+    /// Those that want work, in turn. Some may be stale.
+    pub(crate) waiting: VecDeque<Waiter>,
+}
+
+const PRIORITIES: usize = penstock_message::HIGHEST_PRIORITY as usize + 1;
+
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) name: Name,
+    /// Levels that have flows, by priority; `None`: there are no flows. In boxes, since most queues use one of them.
+    pub(crate) levels: Option<Box<Levels>>,
+    /// One bit for each level that has ready messages.
+    pub(crate) ready_levels: u16,
+    pub(crate) ready: u64,
+    pub(crate) delayed: u64,
+    /// Of the bodies of what is ready, and of what is delayed.
+    pub(crate) ready_bytes: u64,
+    pub(crate) delayed_bytes: u64,
+    pub(crate) running: u64,
+    /// `None`: it has no consumers.
+    pub(crate) serving: Option<Box<Serving>>,
+    pub(crate) in_ring: bool,
+    pub(crate) paused: bool,
+    pub(crate) service: Service,
+    /// Whether it has had a consumer, in this life of the broker or in an earlier one.
+    pub(crate) was_served: bool,
+    pub(crate) tally: Tally,
+    /// Failed jobs of this queue.
+    pub(crate) failed: u64,
+    /// `None`: all of it is as by default.
+    pub(crate) rare: Option<Box<Rare>>,
+}
+
+type Levels = [Option<Box<Level>>; PRIORITIES];
+
+/// The consumers of a queue.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    pub(crate) consumers: u32,
+    pub(crate) by_tasks: Vec<Served>,
+    /// The ones of those that are asked first next time.
+    pub(crate) next: usize,
+    pub(crate) readiness: Readiness,
+}
+
+/// State of a queue that most queues never have; they would take twice the memory otherwise.
+#[derive(Debug)]
+pub(crate) struct Rare {
+    /// A timer waits to tell of tasks that none of the consumers can run; its generation.
+    pub(crate) unknown_timer: Option<u64>,
+    /// Tasks that were told of so, and still wait.
+    pub(crate) told_unknown: BTreeSet<Name>,
+    /// Where the journal says that it is paused.
+    pub(crate) base: Position,
+    pub(crate) limits: QueueLimits,
+    /// Where the journal tells of the limits.
+    pub(crate) limits_base: Position,
+    /// Since the start: transactions refused because it was full.
+    pub(crate) refused: u64,
+    /// Messages with lower numbers that come to wait here were purged.
+    pub(crate) purge_before: u64,
+    /// How many of those that wait were purged.
+    pub(crate) ending: u64,
+}
+
+impl Rare {
+    const NONE: Self = Self {
+        unknown_timer: None,
+        told_unknown: BTreeSet::new(),
+        base: Position(0),
+        limits: QueueLimits::NONE,
+        limits_base: Position(0),
+        refused: 0,
+        purge_before: 0,
+        ending: 0,
+    };
+}
+
+static NONE: Rare = Rare::NONE;
+
+/// Whether somebody takes from a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// Somebody does, or there is nothing to take.
+    Well,
+    /// There is work and nobody to do it; the generation tells which timer waits for that to last.
+    Missing { generation: u64 },
+    /// ... and that was told.
+    Told,
+}
+
+impl Queue {
+    pub(crate) fn new(name: Name, now: Step) -> Self {
+        Self {
+            name,
+            levels: None,
+            ready_levels: 0,
+            ready: 0,
+            delayed: 0,
+            running: 0,
+            serving: None,
+            in_ring: false,
+            paused: false,
+            service: Service::Well,
+            was_served: false,
+            ready_bytes: 0,
+            delayed_bytes: 0,
+            tally: Tally::new(now),
+            failed: 0,
+            rare: None,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn rare(&self) -> &Rare {
+        self.rare.as_deref().unwrap_or(&NONE)
+    }
+
+    pub(crate) fn has_rare(&self) -> bool {
+        self.rare.is_some()
+    }
+
+    pub(crate) fn rare_mut(&mut self) -> &mut Rare {
+        self.rare.get_or_insert_with(|| Box::new(Rare::NONE))
+    }
+
+    #[inline]
+    pub(crate) fn consumers(&self) -> u32 {
+        self.serving.as_ref().map_or(0, |serving| serving.consumers)
+    }
+
+    #[inline]
+    pub(crate) fn served(&self) -> &[Served] {
+        self.serving
+            .as_ref()
+            .map_or(&[], |serving| &serving.by_tasks)
+    }
+
+    pub(crate) fn levels(&self) -> impl Iterator<Item = &Level> {
+        let levels = self.levels.iter().flat_map(|levels| levels.iter());
+        levels.flatten().map(Box::as_ref)
+    }
+
+    pub(crate) fn waiting_bytes(&self) -> u64 {
+        self.ready_bytes + self.delayed_bytes
+    }
+
+    /// Whether it has messages, consumers, or settings of its own.
+    pub(crate) fn is_in_use(&self) -> bool {
+        let rare = self.rare();
+        self.ready + self.delayed + self.running + self.failed + rare.ending > 0
+            || self.serving.is_some()
+            || self.paused
+            || !rare.limits.is_none()
+            || rare.purge_before > 0
+    }
+
+    /// Notes whether work waits for its consumers now: to be called when that may have changed.
+    pub(crate) fn review_readiness(&mut self, now_ms: u64) {
+        let waits = self.ready_levels > 0 && !self.in_ring && !self.paused;
+        if let Some(serving) = &mut self.serving {
+            serving.readiness.set(!waits, now_ms);
+        }
+    }
+
+    /// The share of the time, mostly of the last 10 seconds, in which a job that some consumer can run would have gone
+    /// to one at once, in thousandths. `None`: it has no consumers.
+    pub(crate) fn capacity_permille(&self, now_ms: u64) -> Option<u16> {
+        let serving = self.serving.as_ref()?;
+        Some(serving.readiness.permille(now_ms))
+    }
+
+    /// The level of a flow that is there.
+    #[inline]
+    pub(crate) fn level_mut(&mut self, priority: impl Into<usize>) -> &mut Level {
+        let levels = self.levels.as_mut();
+        let level = levels.and_then(|levels| levels[priority.into()].as_mut());
+        level.expect("a flow has its level")
+    }
+
+    /// How many consumers stand in its ring.
+    pub(crate) fn waiting(&self) -> usize {
+        self.served()
+            .iter()
+            .map(|served| served.waiting.len())
+            .sum()
+    }
+
+    /// The priority and the flow of the next message for consumers that can run these tasks, if there is any.
+    #[inline]
+    pub(crate) fn find_active(
+        &self,
+        tasks: Option<u32>,
+        flows: &Table<Flow>,
+        sets: &TaskSets,
+    ) -> Option<(usize, Turn)> {
+        // What takes part can be run by somebody.
+        let is_for_all = self.served().len() == 1 || tasks.is_none();
+        let mut left = self.ready_levels;
+        while left != 0 {
+            let priority = match planted!("ignore-priority") {
+                true => left.trailing_zeros(),
+                false => left.ilog2(),
+            } as usize;
+            left &= !(1 << priority);
+            let active = &self.levels.as_ref()?[priority].as_ref()?.active;
+            let found = match is_for_all || planted!("send-any-task") {
+                true => active.first(),
+                false => active
+                    .iter()
+                    .find(|(_, flow)| sets.has(tasks, flows[*flow].key.task)),
+            };
+            if let Some(turn) = found {
+                return Some((priority, turn));
+            }
+        }
+        None
+    }
+}
+
+/// Whether any of the consumers of a queue can run the task, or it has none.
+pub(crate) fn is_wanted(served: &[Served], sets: &TaskSets, task: Name) -> bool {
+    served.is_empty() || served.iter().any(|served| sets.has(served.tasks, task))
+}
