@@ -104,7 +104,8 @@ impl Broker {
         self.state.ends.len > 0 || self.state.failed.len() > 0 || !self.state.joins_over.is_empty()
     }
 
-    /// How many messages a step may end: with each of them a join may end, too.
+    /// How many messages a step may end: with each of them an arrival may have to be told by itself, and a join
+    /// may end, too.
     pub(crate) fn step_size(&self) -> usize {
         let mut room = ENDED_AT_ONCE.saturating_sub(self.added).min(self.budget);
         if room > 16 && perhaps!("small-steps") {
@@ -112,7 +113,7 @@ impl Broker {
         }
         match self.state.joins.is_empty() {
             true => room,
-            false => room / 2,
+            false => room / 3,
         }
     }
 
@@ -173,8 +174,8 @@ impl Broker {
                 continue;
             }
             while let Some((handle, grant)) = end.leases.last().copied() {
-                // A crash may be a failure, with its value, and end a join.
-                if self.step_size() < 8 {
+                // A crash may be a failure, with its value, and be told to a join, and end it.
+                if self.step_size() < 5 {
                     self.chores.leases.push_front(end);
                     return;
                 }
@@ -239,13 +240,14 @@ impl Broker {
             let next = told + some.len();
             for handle in some {
                 if self.is_held_by(handle, &id) {
-                    let id = self.state.messages[handle.slot].id;
+                    let entry = &self.state.messages[handle.slot];
+                    let (id, base) = (entry.id, entry.base());
                     self.state.touch(&Key::Result(id));
                     let member = self.state.messages.member(handle.slot);
-                    self.state.report(member, false);
+                    self.state.report(member, base, false);
                 }
             }
-            self.added += self.settle_joins();
+            self.added += self.follow_ends();
             if !is_all {
                 self.chores.blocked.push_front((id, next));
                 return;

@@ -36,8 +36,8 @@ impl Broker {
         let mut durability = Durability::None;
         self.begin(durability);
         while let Some(queue) = self.state.queues.next_in_ring() {
-            // An end may end a join, too.
-            if self.added + 2 > ENDED_AT_ONCE || may_start == 0 {
+            // An end may have to be told to a join, and end it, too.
+            if self.added + 3 > ENDED_AT_ONCE || may_start == 0 {
                 // The record is full, or the disk; the next one goes on.
                 self.state.queues.activate_first(queue);
                 self.state.has_new_work = true;

@@ -104,7 +104,7 @@ impl Broker {
                 self.trim_failed();
             }
         }
-        self.settle_joins();
+        self.follow_ends();
     }
 
     /// Ends messages that wait, as [`Broker::end_unrun`] does, but for those of which it was told already how
@@ -165,7 +165,7 @@ impl Broker {
             }
         }
         self.make_room_for_ends();
-        self.settle_joins()
+        self.follow_ends()
     }
 
     fn count_unrun(&mut self, slot: u32, unrun: Unrun, kept: bool) {
@@ -320,22 +320,36 @@ impl Broker {
         })
     }
 
-    // --- joins
+    // --- joins, and keys of copies
 
-    /// Ends the joins that have heard of their last member, or of one that failed; returns how many. The
-    /// members that such a join blocks report in steps of their own, so that no chain of joins makes this
-    /// long.
-    pub(crate) fn settle_joins(&mut self) -> usize {
-        let mut settled = 0;
-        while let Some((id, has_failed)) = self.state.reported.pop_front() {
+    /// Does what follows from ends, in the same record; returns how many events that took.
+    pub(crate) fn follow_ends(&mut self) -> usize {
+        let inherited = std::mem::take(&mut self.state.inherited);
+        for (number, key) in &inherited {
+            let (number, key) = (*number, key.clone());
+            self.record(&Event::Claimed { number, key });
+        }
+        inherited.len() + self.settle_joins()
+    }
+
+    /// Ends the joins that have heard of their last member, or of one that failed. The members that such a
+    /// join blocks report in steps of their own, so that no chain of joins makes this long.
+    fn settle_joins(&mut self) -> usize {
+        let mut events = 0;
+        while let Some(reported) = self.state.reported.pop_front() {
+            let (id, index) = (reported.join, reported.index);
             let Some(slot) = self.state.joins.find(&id) else {
                 continue;
             };
+            if reported.must_be_told && !planted!("lose-arrival") {
+                self.record(&Event::Joined { join: id, index });
+                events += 1;
+            }
             let join: &Join = &self.state.joins[slot];
             if join.is_over {
                 continue;
             }
-            if has_failed && join.policy == JoinPolicy::AllSucceeded {
+            if reported.has_failed && join.policy == JoinPolicy::AllSucceeded {
                 let at = self.clocks.steady();
                 self.record(&Event::JoinOver { join: id, at });
                 self.state.block_join(slot, at);
@@ -351,9 +365,9 @@ impl Broker {
             } else {
                 continue;
             }
-            settled += 1;
+            events += 1;
         }
-        settled
+        events
     }
 
     fn release_join(&mut self, slot: u32, renumbered: Option<Renumbered>) {

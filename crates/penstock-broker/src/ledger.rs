@@ -3,6 +3,10 @@
 //! What counts is a thing's *base*: the record that holds its full state. Later records that only
 //! change it (a grant, a join, a move) come after the base by nature; so once all bases are past a
 //! segment, nothing in that segment is needed.
+//!
+//! A change of one thing may change another (the end of a member its join, the end of a copy the owner of a key, a
+//! retry a result). Where the other's base comes after its own, the record says that by itself: a reader who
+//! begins between the two bases does not know the first, and passes over what is told of it.
 
 use std::collections::VecDeque;
 

@@ -265,7 +265,12 @@ impl Broker {
     }
 
     fn step_failed(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
-        let most = self.step_size();
+        // With a job that is retried its result goes, too.
+        let events = match mark.what {
+            MarkedFor::Retry => 2,
+            _ => 1,
+        };
+        let most = self.step_size() / events;
         let mut found = Vec::new();
         let mut cursor = None;
         for (looked_at, (number, slot)) in self.state.failed.after(progress.cursor).enumerate() {
@@ -282,7 +287,7 @@ impl Broker {
             }
         }
         progress.status.matched += found.len() as u64;
-        self.added += found.len();
+        self.added += events * found.len();
         let mut dropped = Vec::new();
         for slot in found {
             let is_done = match mark.what {

@@ -124,6 +124,7 @@ impl Recovery {
         self.state.newly_unserved.clear();
         // Of what follows from them the journal tells in events of their own.
         self.state.reported.clear();
+        self.state.inherited.clear();
         self.state.cool();
         self.state.sweep();
         Ok(())

@@ -52,8 +52,11 @@ pub(crate) struct State {
     /// Operations on many messages that are not over, and where the journal tells of each.
     pub(crate) marks: BTreeMap<u64, (Mark, Position)>,
     pub(crate) mark_numbers: u64,
-    /// Joins that have heard of a member since anybody looked, and whether it failed.
-    pub(crate) reported: VecDeque<(JoinId, bool)>,
+    /// Members that joins have heard of since anybody looked.
+    pub(crate) reported: VecDeque<Reported>,
+    /// Copies that have come to own the key of another one since anybody looked, and stand behind it in the
+    /// journal, by their numbers.
+    pub(crate) inherited: Vec<(u64, Key)>,
     /// Joins that are over because a member failed, in the order of that.
     pub(crate) joins_over: VecDeque<JoinId>,
     /// What the journal would need to hold all of this, roughly.
@@ -88,6 +91,18 @@ const SHORT_QUEUE: u64 = 1024;
 const NOTES_CAP_BYTES: usize = 256 << 10;
 /// Bytes of the journal for an operation on many messages.
 pub(crate) const MARK_BYTES: u64 = 64;
+
+/// A member of a join that has arrived.
+#[derive(Debug)]
+pub(crate) struct Reported {
+    pub(crate) join: JoinId,
+    pub(crate) index: u32,
+    pub(crate) has_failed: bool,
+    /// The join stands behind its member in the journal: it was carried forward already. The member's segment
+    /// may be reclaimed, and then its end says nothing to whoever reads the rest, for it names a message that is
+    /// not there. So the arrival is told by itself.
+    pub(crate) must_be_told: bool,
+}
 
 /// How a message ends.
 pub(crate) enum Ending<'a> {
@@ -135,6 +150,7 @@ impl State {
             marks: BTreeMap::new(),
             mark_numbers: 0,
             reported: VecDeque::new(),
+            inherited: Vec::new(),
             joins_over: VecDeque::new(),
             live_bytes: 0,
             position: Position(0),
@@ -477,13 +493,13 @@ impl State {
     /// out of its place, frees the key that it owns, reports to the join that it is a member of, and keeps
     /// what is to be kept.
     pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
-        let id = self.messages[slot].id;
+        let (id, base) = (self.messages[slot].id, self.messages[slot].base());
         let member = self.messages.member(slot);
         let mut is_last = true;
         match ending {
             Ending::Acked { cost_us } => {
                 is_last = self.forget_message(slot, cost_us);
-                self.report(member, true);
+                self.report(member, base, true);
             }
             Ending::Failed {
                 failure,
@@ -491,7 +507,7 @@ impl State {
                 cost_us,
             } => {
                 self.fail(slot, failure, note, cost_us);
-                self.report(member, false);
+                self.report(member, base, false);
             }
             Ending::Unrun { ended, kept } => {
                 let keeps_value = kept && self.messages.kind(slot).result_ttl_ms.is_some();
@@ -500,7 +516,7 @@ impl State {
                     false => is_last = self.forget_message(slot, None),
                 }
                 if !planted!("lose-member") {
-                    self.report(member, false);
+                    self.report(member, base, false);
                 }
             }
             // It has reported when it failed.
@@ -699,7 +715,14 @@ impl State {
         let others = messages.copies(&messages[slot].id);
         let others = others.filter(|other| *other != slot && !messages[*other].is_failed());
         match others.min_by_key(|other| messages[*other].number()) {
-            Some(copy) => self.claim(copy, claim),
+            Some(copy) => {
+                // As with members of joins: the end of this one may say nothing later.
+                if messages[slot].base() < messages[copy].base() {
+                    let number = messages[copy].number();
+                    self.inherited.push((number, claim.clone()));
+                }
+                self.claim(copy, claim);
+            }
             None => {
                 self.keys.end_claim(&claim);
                 self.touch(&claim);
@@ -1031,6 +1054,19 @@ impl State {
         }
     }
 
+    /// Whether the value of this key, or what is left of a message that has it, stands behind a message in the
+    /// journal.
+    pub(crate) fn value_stands_behind(&self, key: &Key, slot: u32) -> bool {
+        let base = self.messages[slot].base();
+        let stored = self.keys.value(key).map(|stored| stored.base);
+        let ended = match key {
+            Key::Result(id) => self.messages.find_ended(id),
+            Key::Named(_) => None,
+        };
+        let ended = ended.map(|slot| self.messages[slot].base());
+        stored.max(ended).is_some_and(|at| base < at)
+    }
+
     /// The value goes, and whatever claim there is.
     pub(crate) fn remove_key(&mut self, key: &Key) {
         self.forget_value(key);
@@ -1107,19 +1143,26 @@ impl State {
         let bytes = join.journal_bytes();
         let is_new = join.arrive(index);
         if is_new {
-            self.reported.push_back((join.id, !succeeded));
+            self.reported.push_back(Reported {
+                join: join.id,
+                index,
+                has_failed: !succeeded,
+                must_be_told: false,
+            });
         }
         self.live_bytes += join.journal_bytes() - bytes;
         is_new
     }
 
-    /// A member of a join has ended.
-    pub(crate) fn report(&mut self, member: Option<Member>, succeeded: bool) {
+    /// A member of a join has ended; its full state stands in the journal at `base`.
+    pub(crate) fn report(&mut self, member: Option<Member>, base: Position, succeeded: bool) {
         if let Some(Member { join, index }) = member
             && let Some(slot) = self.joins.find(&join)
             && index < self.joins[slot].count
+            && self.arrive(slot, index, succeeded)
+            && let Some(reported) = self.reported.back_mut()
         {
-            self.arrive(slot, index, succeeded);
+            reported.must_be_told = base < self.joins[slot].base;
         }
     }
 

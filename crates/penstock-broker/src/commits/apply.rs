@@ -315,7 +315,7 @@ impl Broker {
         };
         if self.state.arrive(slot, index, succeeded) {
             self.record(&Event::Joined { join: id, index });
-            self.settle_joins();
+            self.follow_ends();
         }
     }
 

@@ -77,6 +77,7 @@ fn basic_line() -> impl Strategy<Value = String> {
             prop_oneof![
                 6 => Just(format!("publish {message} {extra}")),
                 1 => Just(format!("publish {message} queue={queue}")),
+                2 => Just(format!("publish {message} member=join:{index}")),
                 5 => Just(format!("ack {message} cost=300")),
                 3 => Just(format!("ack {message}; put {message} done")),
                 1 => Just(format!("put {message} x bytes=300")),
@@ -140,7 +141,8 @@ fn basic_line() -> impl Strategy<Value = String> {
         1 => Just("write".to_owned()),
         2 => Just("sync".to_owned()),
         1 => Just("carry".to_owned()),
-        1 => Just("mark".to_owned()),
+        2 => (1..4_u32).prop_map(|steps| format!("carry {steps}")),
+        2 => Just("mark".to_owned()),
         1 => Just("rot".to_owned()),
         1 => Just("kill".to_owned()),
         1 => Just("power-cut".to_owned()),

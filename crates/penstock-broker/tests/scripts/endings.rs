@@ -144,6 +144,84 @@ fn whatever_ends_a_member_its_join_hears_of_it() {
     });
 }
 
+/// Seed 4003213 of a soak: the journal's oldest segment was being emptied. The join had been carried forward,
+/// its member had not, and ended. So the segment went with the member's record, and after a crash the end was
+/// of a message that nobody knew: the join waited for it for ever, and what it held never ran.
+#[test]
+fn a_join_has_heard_of_a_member_that_ended_while_a_segment_was_emptied() {
+    for steps in 1..8 {
+        each_end(|prepare, end, _| {
+            format!(
+                "
+                a hello last=5                  -> a welcome 5 forgotten
+                a hold join count=2 messages=last all-ended; publish m {PUBLISH} member=join:1  -> a confirm 6
+                {prepare}
+                mark                            ->
+                carry {steps}                   ->
+                {end}
+                carry                           ->
+                kill                            ->
+                b hello                         -> b welcome 0
+                b info last                     -> b knows Held in default attempt 0 crashes 0
+                b join join index=0             -> b confirm 1
+                b info last                     -> b knows Ready in default attempt 0 crashes 0
+                "
+            )
+        });
+    }
+}
+
+/// ... and so with the key that went over to a copy,
+#[test]
+fn a_copy_owns_the_key_of_one_that_ended_while_a_segment_was_emptied() {
+    for steps in 1..8 {
+        // The one in `r` was retried, so that the one in `s` inherits the key of the one in `q`.
+        check(&format!(
+            "
+            a hello                             -> a welcome 0
+            a publish m queue=q+r+s unless=k    -> a confirm 1
+            w hello                             -> w welcome 0
+            w consume r 1                       -> w deliver m@r
+            w move m                            -> w confirm 1
+            w consume q 1                       -> w deliver m@q
+            w ack m                             -> w confirm 2
+            w consume s 1                       -> w deliver m@s
+            mark                                ->
+            carry {steps}                       ->
+            w ack m                             -> w confirm 3
+            carry                               ->
+            kill                                ->
+            a hello                             -> a welcome 1
+            a guard k present                   -> a confirm 2
+            w hello                             -> w welcome 3
+            w consume r 1                       -> w deliver m@r!
+            w ack m                             -> w confirm 4
+            a guard k absent                    -> a confirm 3
+            "
+        ));
+    }
+}
+
+/// ... and with the result of a failed job that is retried.
+#[test]
+fn a_result_is_gone_of_a_job_that_was_retried_before_its_segment_was_emptied() {
+    check(
+        "
+        a hello                                 -> a welcome 0
+        a publish m                             -> a confirm 1
+        mark                                    ->
+        w hello                                 -> w welcome 0
+        w consume default 1                     -> w deliver m
+        w fail m                                -> w confirm 1
+        a retry m                               -> a confirm 2 2:Failed
+        carry                                   ->
+        kill                                    ->
+        a hello                                 -> a welcome 1, a confirm 2 2:Failed
+        a watch m                               -> a sees m pending
+        ",
+    );
+}
+
 #[test]
 fn a_failure_goes_through_joins_within_joins() {
     each_end(|prepare, end, succeeded| {

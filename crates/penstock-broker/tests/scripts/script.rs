@@ -208,6 +208,7 @@ impl World {
             }),
             ["mark"] => self.mark = self.journal.len(),
             ["carry"] => self.carry_forward(),
+            ["carry", steps] => self.carry_steps(number(steps)),
             [client, ref verb @ ..] => self.run_client(client, verb, command),
             [] => panic!("an empty command"),
         }
@@ -216,7 +217,7 @@ impl World {
 
     /// Whether the line names no client without a connection and no lease that was never given.
     pub fn is_possible(&self, command: &str) -> bool {
-        if command == "carry" {
+        if command.starts_with("carry") {
             return !self.is_stalled;
         }
         let mut words = command.split_whitespace();
@@ -741,6 +742,21 @@ impl World {
         self.epoch += 1;
         self.broker = self.recover(self.now);
         self.broker.assert_consistent();
+    }
+
+    /// Carries a few things forward of those up to the mark, one by one, and leaves the journal as it is: the
+    /// segment is not empty yet.
+    fn carry_steps(&mut self, steps: u64) {
+        self.take_records();
+        let end = match self.mark {
+            0 => self.journal.len(),
+            mark => mark,
+        };
+        for _ in 0..steps {
+            self.broker.carry_forward(Position(end as u64 + 1), 1);
+            self.read_back();
+        }
+        self.take_records();
     }
 
     /// Empties the journal up to the mark, or of all that was in it, as reclaim does with a segment.
