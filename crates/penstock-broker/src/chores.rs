@@ -94,7 +94,7 @@ impl Broker {
                     || !self.chores.is_empty()
                     || !self.state.marks.is_empty()
                     || self.ended_values_over() > 0
-                    || self.failed_over() > 0
+                    || self.keeps_too_much()
             }
         }
     }
@@ -263,7 +263,7 @@ impl Broker {
             self.make_room(queue);
         }
         self.make_room_for_ends();
-        self.trim_failed();
+        self.trim_kept();
     }
 
     /// While space is short, what is kept for people gives way: first values without a body, then failed
@@ -284,6 +284,7 @@ impl Broker {
     /// Ends what the oldest failed join holds, and then the join.
     pub(crate) fn drop_oldest_join(&mut self) {
         while let Some(id) = self.state.joins_over.front().copied() {
+            self.state.failed.going = None;
             let Some(slot) = self.state.joins.find(&id) else {
                 self.state.joins_over.pop_front();
                 continue;
@@ -300,10 +301,15 @@ impl Broker {
                 }
             }
             self.added += slots.len();
+            self.state.failed.dropped += slots.len() as u64;
+            if self.space != Space::Plenty {
+                self.tell_dropped();
+            }
             let reason = self.state.names.intern(BLOCKED);
             let how = How::Blocked;
             self.added += self.end_unrun(slots, Unrun { how, reason });
             if !self.state.joins[slot].held.is_empty() || self.step_size() == 0 {
+                self.state.failed.going = Some(id);
                 return;
             }
             self.state.joins_over.pop_front();

@@ -6,6 +6,7 @@ use penstock_message::Key;
 
 use crate::Broker;
 use crate::consumers::Seat;
+use crate::joins::Amount;
 use crate::messages::State as MessagePlace;
 use crate::names::Name;
 
@@ -278,6 +279,26 @@ impl Broker {
             .iter()
             .map(|(_, join)| join.journal_bytes())
             .sum();
+        let mut kept: BTreeMap<_, Amount> = BTreeMap::new();
+        for (slot, entry) in state.messages.iter() {
+            if !entry.is_ended()
+                && let MessagePlace::Held(join) = state.messages.state(slot)
+            {
+                let bytes = state.messages.journal_bytes(slot);
+                *kept.entry(join).or_default() += Amount { jobs: 1, bytes };
+            }
+        }
+        let mut blocked = Amount::default();
+        for (_, join) in state.joins.iter() {
+            let bytes = join.journal_bytes();
+            let mut kept = kept.get(&join.id).copied().unwrap_or_default();
+            kept += Amount { jobs: 1, bytes };
+            assert_eq!(join.kept, kept, "a join and what it holds");
+            if join.is_over {
+                blocked += kept;
+            }
+        }
+        assert_eq!(state.blocked, blocked, "failed joins and what they block");
         let marks = state.marks.len() as u64 * crate::state::MARK_BYTES;
         let sessions = 64 * state.sessions.iter().count() as u64;
         assert_eq!(

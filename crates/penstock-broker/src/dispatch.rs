@@ -232,7 +232,7 @@ impl Broker {
             Timer::FailedJobs => {
                 self.state.failed.is_timed = false;
                 // What is old goes in steps, the last of which sets the timer again.
-                if self.failed_over() == 0 {
+                if !self.keeps_too_much() {
                     self.state.wait_for_failed_jobs();
                 }
             }

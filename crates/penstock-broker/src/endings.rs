@@ -101,7 +101,7 @@ impl Broker {
                         cost_us,
                     },
                 );
-                self.trim_failed();
+                self.trim_failed(slot);
             }
         }
         self.follow_ends();
@@ -341,7 +341,7 @@ impl Broker {
             let Some(slot) = self.state.joins.find(&id) else {
                 continue;
             };
-            if reported.must_be_told && !planted!("lose-arrival") {
+            if reported.must_be_told {
                 self.record(&Event::Joined { join: id, index });
                 events += 1;
             }

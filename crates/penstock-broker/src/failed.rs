@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use penstock_message::{
-    FailedJob, FailedPage, FailedQuery, Filter, Key, MessageId, MessageState, Notice, Space, WallMs,
+    FailedJob, FailedPage, FailedQuery, Filter, JoinId, Key, MessageId, MessageState, Notice,
+    Space, WallMs,
 };
 
 use crate::Broker;
@@ -25,9 +26,12 @@ pub(crate) struct FailedJobs {
     by_number: BTreeMap<u64, (u32, u64)>,
     /// Bytes that they take in the journal.
     pub(crate) bytes: u64,
-    /// How many were dropped to keep to the limits or for want of space, since the process began.
+    /// How many were dropped to keep to the limits or for want of space, since the process began; with those that
+    /// failed groups had blocked.
     pub(crate) dropped: u64,
     pub(crate) was_told: bool,
+    /// A part of what this group has blocked is gone; the rest goes, too.
+    pub(crate) going: Option<JoinId>,
     /// A timer is set for the oldest, or for one that was older.
     pub(crate) is_timed: bool,
 }
@@ -67,6 +71,14 @@ impl FailedJobs {
         let range = self.by_number.range(from..);
         range.map(|(number, (slot, _))| (*number, *slot))
     }
+}
+
+/// Something that is kept after a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kept {
+    Job,
+    /// A group that has failed, with the jobs that it blocks.
+    Group,
 }
 
 /// Which failed jobs are meant.
@@ -170,57 +182,77 @@ impl Broker {
         }
     }
 
-    /// How many failed jobs are too many, or have been kept for long enough; at least one when they take
-    /// too much room.
-    pub(crate) fn failed_over(&self) -> usize {
-        let failed = &self.state.failed;
-        let over = failed
-            .len()
-            .saturating_sub(self.options.failed_kept as usize);
-        let takes_too_much = failed.bytes > self.options.failed_kept_bytes;
-        let is_old = failed
-            .oldest()
-            .is_some_and(|(_, slot)| self.is_old_failure(slot));
-        over.max(usize::from(takes_too_much || is_old)) + usize::from(self.has_old_join())
+    /// Whether more is kept of failed jobs, and of groups that have failed with the jobs that they block, than is
+    /// to be, or something for long enough.
+    pub(crate) fn keeps_too_much(&self) -> bool {
+        self.is_over_caps()
+            || self.state.failed.going.is_some()
+            || self.oldest_kept().is_some_and(|(at, _)| self.is_old(at))
     }
 
-    fn is_old_failure(&self, slot: u32) -> bool {
-        let failure = self.state.messages.failure(slot);
-        failure.is_some_and(|failure| self.is_old(failure.at))
+    fn is_over_caps(&self) -> bool {
+        let State {
+            failed, blocked, ..
+        } = &self.state;
+        failed.len() as u64 + blocked.jobs > self.options.failed_kept
+            || failed.bytes + blocked.bytes > self.options.failed_kept_bytes
     }
 
     fn is_old(&self, at: u64) -> bool {
         at.saturating_add(self.options.failed_kept_ms) <= self.clocks.steady()
     }
 
-    fn has_old_join(&self) -> bool {
-        let join = self.state.joins_over.front();
-        let join = join.and_then(|id| self.state.joins.find(id));
-        join.is_some_and(|join| self.is_old(self.state.joins[join].over_at))
+    /// What was kept first, and since when. A job fails before the group that it is a member of.
+    fn oldest_kept(&self) -> Option<(u64, Kept)> {
+        let failed = &self.state.failed;
+        // One that is going is the first of them.
+        let job = failed.oldest().filter(|_| failed.going.is_none());
+        let job = job.and_then(|(_, slot)| self.state.messages.failure(slot));
+        let group = self.state.joins_over.front();
+        let group = group.and_then(|id| self.state.joins.find(id));
+        let job = job.map(|failure| (failure.at, Kept::Job));
+        let group = group.map(|slot| (self.state.joins[slot].over_at, Kept::Group));
+        job.into_iter().chain(group).min()
     }
 
-    /// Drops the oldest failed jobs until there are as many as are kept; what does not fit into the record
-    /// at hand is for a later step.
-    pub(crate) fn trim_failed(&mut self) {
-        while self.added < ENDED_AT_ONCE {
-            let failed = &self.state.failed;
-            let is_over = failed.len() as u64 > self.options.failed_kept
-                || failed.bytes > self.options.failed_kept_bytes;
-            let is_old = failed
+    /// This job has failed: drops older ones while there is too much, but no group, for that is more than belongs
+    /// to the end of one job, and not the job itself, which is still at hand. A step does that, and what does not
+    /// fit into the record.
+    pub(crate) fn trim_failed(&mut self, slot: u32) {
+        while self.added < ENDED_AT_ONCE
+            && self.keeps_too_much()
+            && let Some((_, Kept::Job)) = self.oldest_kept()
+            && self
+                .state
+                .failed
                 .oldest()
-                .is_some_and(|(_, slot)| self.is_old_failure(slot));
-            if !is_over && !is_old {
-                break;
-            }
-            if is_over {
-                self.tell_dropped();
-            }
-            self.drop_oldest_failed(1);
-        }
-        if self.has_old_join() && self.step_size() > 0 {
-            self.drop_oldest_join();
+                .is_some_and(|(_, oldest)| oldest != slot)
+        {
+            self.drop_oldest_kept(Kept::Job);
         }
         self.state.wait_for_failed_jobs();
+    }
+
+    /// Drops what was kept first, of failed jobs and failed groups, while there is too much, as far as it fits
+    /// into the record at hand.
+    pub(crate) fn trim_kept(&mut self) {
+        while self.step_size() > 0
+            && self.keeps_too_much()
+            && let Some((_, kept)) = self.oldest_kept()
+        {
+            self.drop_oldest_kept(kept);
+        }
+        self.state.wait_for_failed_jobs();
+    }
+
+    fn drop_oldest_kept(&mut self, kept: Kept) {
+        if self.is_over_caps() {
+            self.tell_dropped();
+        }
+        match kept {
+            Kept::Job => self.drop_oldest_failed(1),
+            Kept::Group => self.drop_oldest_join(),
+        }
     }
 
     /// Drops the oldest failed jobs, up to so many and as many as fit into the record at hand.
@@ -239,7 +271,7 @@ impl Broker {
         self.state.failed.dropped += oldest.len() as u64;
     }
 
-    fn tell_dropped(&mut self) {
+    pub(crate) fn tell_dropped(&mut self) {
         if !std::mem::replace(&mut self.state.failed.was_told, true) {
             self.notice(Notice::FailedDropped {
                 kept: self.options.failed_kept,

@@ -12,6 +12,27 @@ use crate::slab::Slab;
 /// Bytes of the journal for the arrivals of 64 neighbours.
 const ARRIVED_WORD_BYTES: u64 = 10;
 
+/// How much is kept of something: jobs, and bytes that they take in the journal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Amount {
+    pub(crate) jobs: u64,
+    pub(crate) bytes: u64,
+}
+
+impl std::ops::AddAssign for Amount {
+    fn add_assign(&mut self, other: Self) {
+        self.jobs += other.jobs;
+        self.bytes += other.bytes;
+    }
+}
+
+impl std::ops::SubAssign for Amount {
+    fn sub_assign(&mut self, other: Self) {
+        self.jobs -= other.jobs;
+        self.bytes -= other.bytes;
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Join {
     pub(crate) id: JoinId,
@@ -28,6 +49,8 @@ pub(crate) struct Join {
     pub(crate) over_at: u64,
     /// Some may have expired since.
     pub(crate) held: Vec<Handle>,
+    /// The join and what it still holds.
+    pub(crate) kept: Amount,
     pub(crate) base: Position,
 }
 
@@ -119,6 +142,7 @@ impl Joins {
             is_over: false,
             over_at: 0,
             held: self.early.remove(&id).unwrap_or_default(),
+            kept: Amount::default(),
             base: Position(0),
         });
         self.by_id.insert(id, slot);

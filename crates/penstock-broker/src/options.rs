@@ -22,9 +22,10 @@ pub struct BrokerOptions {
     pub unused_kept_ms: u64,
     /// How many bytes of unfinished large transactions may be staged in all. Default 512 MiB.
     pub staged_parts_cap_bytes: usize,
-    /// For how long failed jobs are kept. Default 30 days.
+    /// For how long failed jobs are kept, and groups that have failed. Default 30 days.
     pub failed_kept_ms: u64,
-    /// How many failed jobs are kept at most; the oldest go first. Default 1,000,000.
+    /// How many failed jobs are kept at most, with groups that have failed and the jobs that they block; the oldest go
+    /// first. Default 1,000,000.
     pub failed_kept: u64,
     /// How many bytes of the journal they may take. Default 1 GiB.
     pub failed_kept_bytes: u64,

@@ -7,6 +7,7 @@ use crate::keys::StoredRun;
 use crate::ledger::Entity;
 use crate::messages::{BodyAt, State as MessagePlace};
 use crate::records::{Event, KeptEnd, KeptEnds, Place};
+use crate::state::Adjust;
 use crate::{Broker, Position};
 
 /// How far `carry_forward` has come.
@@ -200,6 +201,7 @@ impl Broker {
     pub(crate) fn carry_message(&mut self, slot: u32, body: &[u8]) {
         let position = self.state.position;
         self.state.live_bytes -= self.state.messages.journal_bytes(slot);
+        self.state.count_held(slot, Adjust::Subtract);
         let mut head = self.state.head(slot);
         if planted!("carry-no-delay") && matches!(head.place, Place::Delayed(_)) {
             head.place = Place::Ready;
@@ -232,6 +234,7 @@ impl Broker {
             .queues
             .body_was_lost(&self.state.messages, slot, was_bytes);
         self.state.live_bytes += self.state.messages.journal_bytes(slot);
+        self.state.count_held(slot, Adjust::Add);
         self.state.recount_failed(slot);
         self.state.ledger.add(position, Entity::Message { slot });
     }

@@ -17,7 +17,7 @@ use crate::clock::{Clock, When};
 use crate::effects::Rests;
 use crate::ends::Ends;
 use crate::failed::FailedJobs;
-use crate::joins::Joins;
+use crate::joins::{Amount, Joins};
 use crate::keys::{Keys, NEVER, Stored, StoredRun};
 use crate::ledger::{Entity, Ledger};
 use crate::messages::{
@@ -59,6 +59,8 @@ pub(crate) struct State {
     pub(crate) inherited: Vec<(u64, Key)>,
     /// Joins that are over because a member failed, in the order of that.
     pub(crate) joins_over: VecDeque<JoinId>,
+    /// Those, and all that they have blocked.
+    pub(crate) blocked: Amount,
     /// What the journal would need to hold all of this, roughly.
     pub(crate) live_bytes: u64,
     /// The record that is being written or replayed, and what its effects rest on.
@@ -91,6 +93,12 @@ const SHORT_QUEUE: u64 = 1024;
 const NOTES_CAP_BYTES: usize = 256 << 10;
 /// Bytes of the journal for an operation on many messages.
 pub(crate) const MARK_BYTES: u64 = 64;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Adjust {
+    Add,
+    Subtract,
+}
 
 /// A member of a join that has arrived.
 #[derive(Debug)]
@@ -152,6 +160,7 @@ impl State {
             reported: VecDeque::new(),
             inherited: Vec::new(),
             joins_over: VecDeque::new(),
+            blocked: Amount::default(),
             live_bytes: 0,
             position: Position(0),
             rests: Rests::default(),
@@ -205,6 +214,7 @@ impl State {
             Place::Held(join) => {
                 self.messages.set_state(slot, MessagePlace::Held(join));
                 self.joins.hold(join, handle);
+                self.count_held(slot, Adjust::Add);
             }
             Place::Leased { session, grant } => match self.sessions.by_number(session) {
                 Some(session) => self.lease(slot, session, grant, None, true),
@@ -336,6 +346,7 @@ impl State {
     /// Keeps the first note and the latest ones, as far as there is room.
     pub(crate) fn add_note(&mut self, slot: u32, note: Bytes) {
         self.live_bytes -= self.messages.journal_bytes(slot);
+        self.count_held(slot, Adjust::Subtract);
         let notes = self.messages.notes_mut(slot);
         notes.push(match note.len() {
             0..=NOTES_CAP_BYTES => note,
@@ -347,7 +358,34 @@ impl State {
             bytes -= notes.remove(spared).len();
         }
         self.live_bytes += self.messages.journal_bytes(slot);
+        self.count_held(slot, Adjust::Add);
         self.recount_failed(slot);
+    }
+
+    /// Counts what a message that is held takes, for its join.
+    pub(crate) fn count_held(&mut self, slot: u32, adjust: Adjust) {
+        let MessagePlace::Held(join) = self.messages.state(slot) else {
+            return;
+        };
+        // The journal may tell of the join later, and then it is counted.
+        if let Some(join) = self.joins.find(&join) {
+            let bytes = self.messages.journal_bytes(slot);
+            self.count_for_join(join, adjust, Amount { jobs: 1, bytes });
+        }
+    }
+
+    fn count_for_join(&mut self, slot: u32, adjust: Adjust, amount: Amount) {
+        let join = &mut self.joins[slot];
+        let counts = [
+            Some(&mut join.kept),
+            join.is_over.then_some(&mut self.blocked),
+        ];
+        for count in counts.into_iter().flatten() {
+            match adjust {
+                Adjust::Add => *count += amount,
+                Adjust::Subtract => *count -= amount,
+            }
+        }
     }
 
     /// Counts anew what a failed job takes in the journal.
@@ -629,6 +667,8 @@ impl State {
         cost_us: Option<u64>,
     ) {
         self.take(slot, cost_us);
+        // It is held no more, while what it takes changes.
+        self.messages.set_state(slot, MessagePlace::Failed);
         self.abandon_expiry(slot);
         self.free_claim(slot);
         self.numbers = self.numbers.max(failure.to);
@@ -988,7 +1028,7 @@ impl State {
                 queue.delayed -= 1;
                 queue.delayed_bytes -= self.messages.body_bytes(slot);
             }
-            MessagePlace::Held(_) => {}
+            MessagePlace::Held(_) => self.count_held(slot, Adjust::Subtract),
             MessagePlace::Leased(lease) => {
                 self.queues
                     .correct_cost(&self.messages, slot, lease.charge, cost_us);
@@ -1127,7 +1167,19 @@ impl State {
         let slot = self.joins.open(id, count, policy);
         let join = &mut self.joins[slot];
         join.base = self.position;
-        self.live_bytes += join.journal_bytes();
+        let bytes = join.journal_bytes();
+        self.live_bytes += bytes;
+        // It is something to keep though it may hold nothing, or there could be any number of them.
+        join.kept = Amount { jobs: 1, bytes };
+        for index in 0..self.joins[slot].held.len() {
+            let handle = self.joins[slot].held[index];
+            if self.messages.get(handle).is_some()
+                && self.messages.state(handle.slot) == MessagePlace::Held(id)
+            {
+                self.count_held(handle.slot, Adjust::Add);
+            }
+        }
+        let join = &self.joins[slot];
         self.ledger.add(
             self.position,
             Entity::Join {
@@ -1150,7 +1202,9 @@ impl State {
                 must_be_told: false,
             });
         }
-        self.live_bytes += join.journal_bytes() - bytes;
+        let bytes = join.journal_bytes() - bytes;
+        self.live_bytes += bytes;
+        self.count_for_join(slot, Adjust::Add, Amount { jobs: 0, bytes });
         is_new
     }
 
@@ -1171,6 +1225,7 @@ impl State {
         let join = &mut self.joins[slot];
         if !std::mem::replace(&mut join.is_over, true) {
             join.over_at = at;
+            self.blocked += join.kept;
             self.joins_over.push_back(join.id);
             self.wait_for_failed_jobs();
         }
@@ -1181,7 +1236,9 @@ impl State {
         let join = &mut self.joins[slot];
         let bytes = join.journal_bytes();
         join.restore(arrived);
-        self.live_bytes += join.journal_bytes() - bytes;
+        let bytes = join.journal_bytes() - bytes;
+        self.live_bytes += bytes;
+        self.count_for_join(slot, Adjust::Add, Amount { jobs: 0, bytes });
         if let Some(at) = over_at {
             self.block_join(slot, at);
         }
@@ -1201,6 +1258,9 @@ impl State {
     /// The join is over. What it held is ready now, or the caller settles it.
     pub(crate) fn end_join(&mut self, slot: u32, released: bool, renumbered: Option<Renumbered>) {
         let join = self.joins.close(slot);
+        if join.is_over {
+            self.blocked -= join.kept;
+        }
         self.live_bytes -= join.journal_bytes();
         self.ledger.abandon();
         if released {

@@ -151,7 +151,7 @@ pub struct Status {
     /// Messages whose body could not be read back from the journal, since the process began.
     pub unreadable: u64,
     /// Failed jobs, what they take in the journal, and how many were dropped to keep to their
-    /// limits or for want of space.
+    /// limits or for want of space, with those that failed groups had blocked.
     pub failed: u64,
     pub failed_bytes: u64,
     pub failed_dropped: u64,
@@ -429,8 +429,8 @@ pub enum Notice {
     Space(Space),
     /// The broker has come to its memory limit, or has room again.
     Memory { is_full: bool, limit_bytes: u64 },
-    /// The oldest failed jobs are dropped because there are more than are kept, or because space on the
-    /// disk is short. Once a process.
+    /// The oldest failed jobs, and jobs that failed groups have blocked, are dropped because there are more than are
+    /// kept, or because space on the disk is short. Once a process.
     FailedDropped { kept: u64, kept_bytes: u64 },
     /// A job has failed because its body can't be read back.
     Unreadable {
@@ -529,8 +529,9 @@ impl fmt::Display for Notice {
             ),
             Self::FailedDropped { kept, kept_bytes } => write!(
                 out,
-                "the oldest failed jobs are dropped: at most {kept} of them and {} MiB are kept, and fewer while \
-                 the disk is short of space; no waiting or running job is lost",
+                "the oldest failed jobs are dropped, and jobs that failed groups have blocked: at most {kept} of them \
+                 and {} MiB are kept, and fewer while the disk is short of space; no other waiting or running job is \
+                 lost",
                 kept_bytes >> 20
             ),
             Self::Unreadable { id, queue, reason } => write!(

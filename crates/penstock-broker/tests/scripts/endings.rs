@@ -480,6 +480,96 @@ fn failed_jobs_are_dropped_one_or_all_and_the_oldest_when_they_are_too_many() {
     );
 }
 
+/// A program that starts failing workflows for ever used to grow the broker for 30 days: what a failed group blocks
+/// was dropped for its age only.
+#[test]
+fn blocked_jobs_and_their_groups_count_among_failed_jobs_and_the_oldest_go() {
+    let few = BrokerOptions {
+        failed_kept: 6,
+        ..BrokerOptions::default()
+    };
+    let small = BrokerOptions {
+        failed_kept_bytes: 4_000,
+        ..BrokerOptions::default()
+    };
+    for options in [few, small] {
+        check_with(
+            options,
+            "
+            a hello                             -> a welcome 0
+            w hello                             -> w welcome 0
+            a hold one count=1 messages=x+y bytes=1000; publish m member=one:0; hold outer count=2 messages=o; publish n member=outer:0  -> a confirm 1
+            a watch x                           -> a sees x pending
+            w consume default 9                 -> w deliver m n
+            w fail m                            -> w confirm 1, a sees x Cancelled a member of the group it waited for has failed
+            a failed                            -> a failed m:task@default#0:Error:boom
+            a info x                            -> a knows Blocked in default attempt 0 crashes 0
+            a info y                            -> a knows Blocked in default attempt 0 crashes 0
+            kill                                ->
+            a hello                             -> a welcome 1
+            w hello n                           -> w welcome 1 n
+            wait 5                              ->
+            # Of the second group one job more is blocked than there is room for: the first job goes, and its group.
+            a hold two count=1 messages=v+u bytes=1000; publish k member=two:0  -> a confirm 2
+            w consume default 9                 -> w deliver k
+            w fail k                            -> w confirm 2, notice: failed jobs are dropped
+            a failed                            -> a failed k:task@default#0:Error:boom
+            a info x                            -> a knows nothing
+            a info y                            -> a knows nothing
+            a info u                            -> a knows Blocked in default attempt 0 crashes 0
+            # A group that has not failed counts for nothing.
+            a info o                            -> a knows Held in default attempt 0 crashes 0
+            a watch x                           -> a sees x Cancelled a member of the group it waited for has failed
+            kill                                ->
+            a hello                             -> a welcome 2
+            a info x                            -> a knows nothing
+            a info v                            -> a knows Blocked in default attempt 0 crashes 0
+            ",
+        );
+    }
+}
+
+/// ... in steps, though a group may hold any number, and though it may hold nothing.
+#[test]
+fn failing_workflows_without_end_leave_no_more_than_is_kept() {
+    let few = BrokerOptions {
+        failed_kept: 100,
+        ..BrokerOptions::default()
+    };
+    let held = (0..3_000).map(|index| format!("h{index}"));
+    let held: Vec<String> = held.collect();
+    let mut script = format!(
+        "
+        a hello                                 -> a welcome 0
+        w hello                                 -> w welcome 0
+        a hold large count=1 messages={}; publish m member=large:0  -> a confirm 1
+        w consume default 1                     -> w deliver m
+        w fail m                                -> w confirm 1, notice: failed jobs are dropped
+        a info h0                               -> a knows nothing
+        a info h2999                            -> a knows nothing
+        ",
+        held.join("+")
+    );
+    for index in 0..200 {
+        script += &format!(
+            "
+            a hold g{index} count=1; publish m{index} member=g{index}:0  -> a confirm {}
+            w consume default 1                 -> w deliver m{index}
+            w fail m{index}                     -> w confirm {}
+            wait 1                              ->
+            ",
+            index + 2,
+            index + 2
+        );
+    }
+    script += "
+        a failed limit=1                        -> a failed m150:task@default#0:Error:boom next 3304
+        a publish late member=g149:0            -> a confirm 202 202:refused 0 Invalid
+        a publish later member=g150:0           -> a confirm 203
+        ";
+    check_with(few, &script);
+}
+
 /// Purged jobs are handed out to nobody from the moment that the purge is on disk, however far its steps
 /// have come. A job that ran meanwhile and comes back was not purged.
 #[test]
