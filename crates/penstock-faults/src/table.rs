@@ -199,10 +199,6 @@ pub const PLANTS: &[Plant] = &[
         "lose-member",
         "a join hears of each member, whatever ended that",
     ),
-    plant(
-        "lose-arrival",
-        "a join hears of each member, though it was carried forward before that",
-    ),
     // Order and time.
     plant(
         "return-to-end",
