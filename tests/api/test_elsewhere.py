@@ -42,9 +42,9 @@ def test_a_shared_task_is_a_task_of_the_app_that_adds_it(library: ModuleType) ->
     post = app.add(library.post)
     assert app.tasks == {"mail_library.post": post}
     with inline(app) as calls:
-        assert library.post.delay("ada", copies=2).result(timeout=5) == "2 to ada"
-        assert library.post.options(priority=9).delay("bob").result(timeout=5) == "1 to bob"
-        assert [job.result(timeout=5) for job in library.post.map(["a", "b"])] == ["1 to a", "1 to b"]
+        assert library.post.delay("ada", copies=2).result(timeout=30) == "2 to ada"
+        assert library.post.options(priority=9).delay("bob").result(timeout=30) == "1 to bob"
+        assert [job.result(timeout=30) for job in library.post.map(["a", "b"])] == ["1 to a", "1 to b"]
     assert calls[0].queue == "mail"
     assert post.retry_policy.retries == 2
 
@@ -53,7 +53,7 @@ def test_an_app_adds_all_shared_tasks_of_a_module(library: ModuleType) -> None:
     app = App("shop")
     assert sorted(task.name for task in app.add(library)) == ["mail_library.fetch", "mail_library.post"]
     with inline(app):
-        assert library.fetch.delay("penstock:").result(timeout=5) == 9
+        assert library.fetch.delay("penstock:").result(timeout=30) == 9
 
 
 def test_a_shared_task_without_an_app_says_how_it_gets_one(library: ModuleType) -> None:
@@ -68,7 +68,7 @@ def test_a_shared_task_of_two_apps_is_enqueued_through_one_of_them(library: Modu
         library.post.delay("ada")
     assert (of_shop.app, of_bank.app) == (shop, bank)
     with inline(bank):
-        assert of_bank.delay("ada").result(timeout=5) == "1 to ada"
+        assert of_bank.delay("ada").result(timeout=30) == "1 to ada"
 
 
 def test_what_is_no_shared_task_is_refused(library: ModuleType) -> None:

@@ -32,8 +32,11 @@ ROUNDS = 3
 # A call's own deadline, in Python and of the commands.
 DEADLINE_S = 5.0
 WORKS_AGAIN_S = 5.0
-# `status` answers from memory; most of this is the start of a process on a busy machine.
+# `status` answers from memory; most of this is the start of a process.
 STATUS_S = 1.0
+# The bounds above are those of a machine that starts the program within this. One that takes longer has too much else
+# to do, and gets as much longer for all of them.
+STARTS_S = 0.2
 JOURNAL_BYTES = 10 << 20
 KEPT_VALUE_BYTES = 24
 # How much later others are answered, at p99.
@@ -68,7 +71,23 @@ class Shop:
         project.write("tasks.py", TASKS)
         self.server = self.serve()
         self.tasks = project.tasks()
+        self.slowness = max(1.0, max(self.start_s() for _ in range(3)) / STARTS_S)
+        self.tasks.app.call_timeout = DEADLINE_S * self.slowness
         self.status_took: list[float] = []
+
+    def start_s(self) -> float:
+        began = time.monotonic()
+        assert self.project.penstock("--version").returncode == 0
+        return time.monotonic() - began
+
+    def filled_at(self) -> float:
+        """By when the disk is full: the machine may have much else to do."""
+        began = time.monotonic()
+        self.publish(2_000, 0, None)
+        batches = DISK_MEGABYTES << 20 >> 17
+        moment = time.time() + max(FILLED_S, 3 * batches * (time.monotonic() - began))
+        assert self.project.penstock("purge", "default", "--yes").returncode == 0
+        return moment
 
     def serve(self) -> Process:
         server = self.project.start("penstock", "server", "--listen", self.project.url, "--data", self.project.data)
@@ -118,7 +137,7 @@ class Shop:
     def works_again(self) -> float:
         """How long it takes until a job is taken."""
         began = time.monotonic()
-        eventually(self.is_accepted, WORKS_AGAIN_S, self.explain)
+        eventually(self.is_accepted, WORKS_AGAIN_S * self.slowness, self.explain)
         return time.monotonic() - began
 
     def journal_excess(self) -> int:
@@ -133,9 +152,11 @@ class Shop:
         return self.left() < 100 and self.journal_excess() <= JOURNAL_BYTES
 
     def check_the_end(self) -> None:
-        eventually(self.is_over, 30, self.explain)
+        eventually(self.is_over, 30 * self.slowness, self.explain)
         assert self.server.returncode is None
-        assert max(self.status_took) < STATUS_S, sorted(self.status_took)[-5:]
+        # Much else may have begun on this machine since.
+        slowness = max(self.slowness, self.start_s() / STARTS_S)
+        assert max(self.status_took) < STATUS_S * slowness, (slowness, sorted(self.status_took)[-5:])
         note(
             status_n=len(self.status_took),
             status_median_ms=statistics.median(self.status_took) * 1000,
@@ -220,7 +241,7 @@ def test_a_purge_on_a_full_disk_is_answered_and_makes_room(shop: Shop, arguments
         purged = shop.project.penstock("purge", "default", "--yes")
         answered = time.monotonic() - began
         assert purged.returncode == 0, purged.output
-        assert answered < DEADLINE_S
+        assert answered < DEADLINE_S * shop.slowness
         note(jobs=accepted, answered_s=answered, works_again_s=shop.works_again())
         shop.check_the_end()
 
@@ -239,7 +260,7 @@ def test_one_call_that_is_larger_than_the_disk_has_room_for_is_refused_whole(sho
 
 @pytest.mark.parametrize("arguments_bytes", ARGUMENTS_BYTES)
 def test_jobs_that_all_expire_at_once_on_a_full_disk_make_room(shop: Shop, arguments_bytes: int) -> None:
-    moment = time.time() + FILLED_S
+    moment = shop.filled_at()
     accepted = shop.fill(arguments_bytes, lambda _batch: at(moment))
     with Watch(shop):
         wait_until(moment)
@@ -249,7 +270,7 @@ def test_jobs_that_all_expire_at_once_on_a_full_disk_make_room(shop: Shop, argum
 
 @pytest.mark.parametrize("arguments_bytes", ARGUMENTS_BYTES)
 def test_jobs_that_expire_one_after_the_other_on_a_full_disk_make_room(shop: Shop, arguments_bytes: int) -> None:
-    first = time.time() + FILLED_S
+    first = shop.filled_at()
     # No order of theirs is that in which they came.
     accepted = shop.fill(arguments_bytes, lambda batch: at(first + batch * 0.618 % 1 * SPREAD_S))
     with Watch(shop):

@@ -86,7 +86,7 @@ def test_a_burst_leaves_the_jobs_of_other_apps_where_they_are(project: Project) 
     assert all(job.info().state == "succeeded" for job in orders)
     assert project.status()["queues"][0]["ready"] == len(posts)
     assert project.worker("mail:app", "-c", "2", "--burst").wait(60) == 0
-    assert [job.result(timeout=1) for job in posts] == [f"mail ran post({number})" for number in range(50)]
+    assert [job.result(timeout=30) for job in posts] == [f"mail ran post({number})" for number in range(50)]
 
 
 def test_one_worker_runs_the_jobs_of_several_apps(project: Project) -> None:
@@ -102,7 +102,7 @@ def test_one_worker_runs_the_jobs_of_several_apps(project: Project) -> None:
     jobs = [order.delay(1), post.delay(2)]
     worker = project.penstock("worker", "shop:app", "mail", "-c", "1", "--burst")
     assert worker.returncode == 0, worker.output
-    assert [job.result(timeout=1) for job in jobs] == ["shop ran order(1)", "mail ran post(2)"]
+    assert [job.result(timeout=30) for job in jobs] == ["shop ran order(1)", "mail ran post(2)"]
     assert "has loaded shop:app, mail:app: 2 tasks from mail (1), shop (1)" in worker.output
     assert "shop begins" in worker.output and "mail begins" in worker.output
 
