@@ -1,4 +1,4 @@
-//! One client's side of the protocol: what it may say when, what waits to be sent to it, and whether
+//! Protocol state of a client: what it may say when, which bytes wait to be sent to it, and whether
 //! it is still there. Decides nothing about queues.
 
 use bytes::{Buf, BytesMut};
@@ -7,26 +7,26 @@ use penstock_message::Lease;
 use penstock_wire::proto::{self, ToBroker, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, MAX_HELLO_BYTES, WireError, encode_frame};
 
-/// Whoever connects must say hello within this time.
+/// Time within which a new connection must say hello.
 const GREETING_MS: u64 = 5_000;
-/// A connection that is told to close has so long to take in why.
+/// Time that a closing connection has to receive the reason.
 const CLOSING_MS: u64 = 2_000;
-/// Deliveries and values wait while more than this waits to be sent ...
+/// Waiting bytes above which no deliveries and values are added.
 const HIGH_WATER_BYTES: usize = 1 << 20;
-/// ... until it has fallen to this.
+/// Waiting bytes to which it must fall before deliveries and values are added again.
 const LOW_WATER_BYTES: usize = 256 << 10;
-/// From a client that lets more than this wait, nothing is heard until it has taken most of it in.
+/// Waiting bytes above which a client is not read until it has received most of them.
 const STUFFED_BYTES: usize = 4 << 20;
-/// A larger buffer is given back once it is empty.
+/// A larger buffer is freed once it is empty.
 const KEPT_BYTES: usize = 128 << 10;
 
-/// What is kept of what a client says while it must wait for space on the disk.
+/// Bytes kept of a client's frames while they wait for space on the disk.
 const BLOCKED_BYTES: usize = 1 << 20;
 
 /// Whether a connection must show the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// The socket's file mode lets in only who may, or no token was set.
+    /// The socket's file mode admits only permitted users, or no token was set.
     Trusted,
     MustShowToken,
 }
@@ -39,17 +39,17 @@ pub(crate) struct Connection {
     out: BytesMut,
     heard_at_ms: u64,
     said_at_ms: u64,
-    /// Its welcome is on its way. Nothing else may come before it.
+    /// Whether its welcome is on its way. Nothing else may come before it.
     pub(crate) welcomed: bool,
-    /// The core was told that there is no room.
+    /// Whether the core was told that there is no room.
     pub(crate) full: bool,
-    /// It is in the list of those with something to send.
+    /// Whether it is in the engine's list of connections with something to send.
     pub(crate) listed: bool,
-    /// It takes in so little of what it is told that it is not heard.
+    /// Whether it is not read because it receives too little of its waiting bytes.
     stuffed: bool,
-    /// What it sent and the engine keeps back until there is space on the disk.
+    /// Bytes of its frames that the engine holds back until there is space on the disk.
     pub(crate) blocked_bytes: usize,
-    /// When the engine will look at its deadline next.
+    /// Time at which the engine looks at its deadline next.
     pub(crate) looked_at_ms: u64,
 }
 
@@ -62,7 +62,7 @@ pub(crate) enum Stage {
     },
     /// The core knows it, and this version of the protocol is spoken.
     Open { heartbeat_ms: u64, version: u32 },
-    /// What waits is still sent; nothing is heard any more.
+    /// Waiting bytes are still sent; nothing is read any more.
     Closing { until_ms: u64 },
 }
 
@@ -70,16 +70,16 @@ pub(crate) enum Stage {
 #[derive(Debug)]
 pub(crate) struct AcceptedHello {
     pub(crate) hello: proto::Hello,
-    /// The one to be spoken from now on.
+    /// Version to speak from now on.
     pub(crate) version: u32,
     pub(crate) leases: Vec<Lease>,
 }
 
-/// What is due for a connection by the clock.
+/// Action that is due for a connection by the clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Nothing,
-    /// It has been quiet towards the client for a third of the heartbeat.
+    /// Nothing was sent to the client for a third of the heartbeat.
     SaySomething,
     /// No hello came.
     NoHello,
@@ -87,7 +87,7 @@ pub(crate) enum Due {
     Silent {
         heartbeat_ms: u64,
     },
-    /// It does not take in what waits.
+    /// The client does not receive its waiting bytes.
     GiveUp,
 }
 
@@ -173,17 +173,17 @@ impl Connection {
         self.stuffed |= self.out.len() > STUFFED_BYTES;
     }
 
-    /// It has too much to take in; what it says meanwhile waits.
+    /// Whether the client has too much left to receive; its own frames wait meanwhile.
     pub(crate) fn is_stuffed(&self) -> bool {
         self.stuffed
     }
 
-    /// So much of what it said waits for space on the disk that the rest must wait as well.
+    /// Whether so many of its bytes wait for space on the disk that the rest must wait as well.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked_bytes > BLOCKED_BYTES
     }
 
-    /// Gives back what a quiet connection does not need.
+    /// Frees the buffers that a quiet connection does not need.
     pub(crate) fn rest(&mut self) {
         self.decoder.rest();
         if self.out.is_empty() {

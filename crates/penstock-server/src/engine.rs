@@ -54,15 +54,15 @@ const ENDING_MS: u64 = 5_000;
 pub struct EngineOptions {
     pub broker: BrokerOptions,
     pub journal: JournalOptions,
-    /// What a client must show that is not trusted for where it comes from.
+    /// Token that a client must present unless its socket is trusted.
     pub token: Option<Token>,
-    /// Clients beyond this number are sent away.
+    /// Most clients at once; further ones are refused.
     pub max_connections: usize,
-    /// Whether a client may end this broker: so for local ones.
+    /// Whether a client may stop this broker, as it may a local one.
     pub stop_on_request: bool,
     /// Whether this is a double for tests: it keeps nothing, and its client may move its clock.
     pub is_double: bool,
-    /// Of the process, for `status`.
+    /// Process id, for `status`.
     pub pid: u64,
 }
 
@@ -78,24 +78,24 @@ pub struct Engine {
     to_transmit: VecDeque<ConnId>,
     /// Connections that have ended on our side, for the shell to close.
     to_close: VecDeque<ConnId>,
-    /// Who has connected and may not have said hello yet, in that order.
+    /// Connections that may not have said hello yet, oldest first.
     greeting: VecDeque<ConnId>,
     /// When to look at which connection. Each stands here once for its `looked_at_ms`, which may be too
     /// early, never too late; other entries are stale.
     connections_due: BinaryHeap<Reverse<(u64, ConnId)>>,
-    /// What `next_deadline_ms` said last; a tick much after it betrays a stall.
+    /// Last result of `next_deadline_ms`; a tick much after it betrays a stall.
     promised_ms: Option<u64>,
 
     disk: DiskState,
     reclaiming: bool,
-    /// ... and goes on when something was read.
+    /// Whether reclaiming goes on only once some bodies were read.
     reclaim_reads: bool,
-    /// The reader has a task.
+    /// Whether the reader has a task.
     reading: bool,
     syncs: Histogram,
     batches: Batches,
     space: Space,
-    /// What the core was told with [`Input::StepsFit`].
+    /// Last value that the core received with [`Input::StepsFit`].
     steps_fit: bool,
     /// Settlements that wait for space, in the order in which they came.
     blocked: VecDeque<(ConnId, Input)>,
@@ -109,7 +109,7 @@ pub struct Engine {
     end: End,
 }
 
-/// What was written, by how many batches.
+/// Totals over the batches written.
 #[derive(Debug, Default)]
 struct Batches {
     count: u64,
@@ -117,7 +117,7 @@ struct Batches {
     bytes: u64,
 }
 
-/// What the process holds, as the shell says; a limit of 0 is none.
+/// Memory of the process, as the shell measures it; a limit of 0 is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
     pub bytes: u64,
@@ -129,7 +129,7 @@ pub struct Memory {
 enum End {
     #[default]
     NotYet,
-    /// What was heard is still answered, then everybody is told.
+    /// Frames that were read are still answered, then every client learns of the stop.
     Stopping { until_ms: u64, told: bool },
     /// The disk failed: nothing can be promised any more.
     Failed { until_ms: u64 },
@@ -350,7 +350,7 @@ impl Engine {
         None
     }
 
-    /// What waits to be sent to a connection.
+    /// Returns the bytes that wait to be sent to a connection.
     pub fn outgoing(&self, conn: ConnId) -> &[u8] {
         self.connections
             .get(&conn)

@@ -5,16 +5,16 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// No broker needs more clients unless somebody says so.
 const MOST_BY_DEFAULT: u64 = 50_000;
 
-/// Clients on their way out, who may still read why; beyond this number they may not.
+/// Most closed connections that are kept open a moment longer, so that their clients can read why.
 pub(crate) const MOST_LEAVING: usize = 64;
 
-/// What the journal, the listeners and the process itself may have open, and [`MOST_LEAVING`].
+/// Files that the journal, the listeners and the process itself may have open, and [`MOST_LEAVING`].
 fn reserved(files: u64) -> u64 {
     let own = (files / 8).clamp(48, 512);
     own + MOST_LEAVING as u64
 }
 
-/// Lets this process open as many files as the system allows it; says how many these are.
+/// Lets this process open as many files as the system allows; returns how many.
 pub(crate) fn raise_limit() -> u64 {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -1,4 +1,4 @@
-//! Where a server listens, and who may connect there without a token.
+//! Addresses that a server listens on, and who may connect there without a token.
 
 use std::fmt;
 use std::fs;
@@ -16,7 +16,7 @@ use rustix::fs::Mode;
 
 use crate::engine::Peer;
 
-/// So many clients may wait to be accepted, for instance while a journal is recovered.
+/// Clients that may wait to be accepted, for instance while a journal is recovered.
 #[cfg(target_os = "linux")]
 const BACKLOG: i32 = 1024;
 
@@ -96,7 +96,7 @@ impl ListenError {
 pub(crate) struct Listener {
     socket: ListeningSocket,
     peer: Peer,
-    /// Where it is, with the port that was chosen when none was asked for.
+    /// Bound address, with the port that was chosen when none was asked for.
     pub(crate) address: ListenAddress,
 }
 

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 
 use crate::engine::Memory;
 
-/// It is asked again after so much was read from clients, or so long.
+/// Bytes read from clients, or time, after which memory is measured again.
 const AFTER_BYTES: usize = 2 << 20;
 const AFTER: Duration = Duration::from_millis(250);
-/// Of the machine's memory, or of what a container may use: the rest is for its other programs, and for
-/// what the broker must take in even when it takes no new work.
+/// Share of the machine's memory, or of a container's: the rest is for its other programs, and for
+/// input that the broker must read even when it takes no new work.
 const SHARE: (u64, u64) = (6, 10);
 
 /// With less than this to use, a broker was killed by the kernel while it drained what it had taken.
 pub(crate) const SMALLEST_BYTES: u64 = 64 << 20;
 
-/// Watches what the process holds.
+/// Watches the memory of the process.
 #[derive(Debug)]
 pub(crate) struct Gauge {
     limit_bytes: u64,
@@ -38,27 +38,27 @@ impl Gauge {
         }
     }
 
-    /// So much has come in.
+    /// Counts bytes read from clients.
     pub(crate) fn read(&mut self, bytes: usize) {
         self.read_bytes += bytes;
         self.gone.is_busy = true;
     }
 
-    /// What the broker has to remember comes to so much now.
+    /// Notes the bytes of the broker's state, and gives memory back if many were dropped.
     pub(crate) fn lives(&mut self, bytes: u64) {
         if self.gone.is_worth_giving_back(bytes, Instant::now()) {
             give_back();
         }
     }
 
-    /// When it must be asked although nothing comes in: it is known to have been full, or has something to
+    /// Time of the next measurement although nothing is read: memory was full, or there is some to
     /// give back.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let full = self.is_full.then_some(self.due);
         full.into_iter().chain(self.gone.due).min()
     }
 
-    /// What is held, when it is time to look.
+    /// Measures the memory in use, when it is time to.
     pub(crate) fn measure(&mut self) -> Option<Memory> {
         if self.read_bytes < AFTER_BYTES && Instant::now() < self.due {
             return None;
@@ -136,7 +136,7 @@ pub(crate) fn give_back() {
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 pub(crate) fn give_back() {}
 
-/// What the process has in memory that is nobody else's: pages of files can be dropped at any time.
+/// Returns the anonymous memory of the process: pages of files can be dropped at any time.
 fn held_bytes() -> Option<u64> {
     kilobytes("/proc/self/status", "RssAnon:")
 }
@@ -149,13 +149,13 @@ fn kilobytes(file: &str, name: &str) -> Option<u64> {
     Some(count << 10)
 }
 
-/// The limit unless another is asked for: a share of what this machine has, or this process may use.
+/// Default limit: a share of what this machine has, or this process may use.
 /// 0 where that is not known.
 pub(crate) fn default_limit() -> u64 {
     usable_bytes().unwrap_or(0) / SHARE.1 * SHARE.0
 }
 
-/// What this machine has, or this process may use of it.
+/// Memory of this machine, or the part of it that this process may use.
 pub(crate) fn usable_bytes() -> Option<u64> {
     kilobytes("/proc/meminfo", "MemTotal:")
         .into_iter()
@@ -163,7 +163,7 @@ pub(crate) fn usable_bytes() -> Option<u64> {
         .min()
 }
 
-/// Why so much memory is too little for a broker; `None`: it is enough.
+/// Returns a warning if this much memory is too little for a broker.
 pub(crate) fn warning(usable_bytes: Option<u64>) -> Option<String> {
     let usable = usable_bytes.filter(|usable| *usable < SMALLEST_BYTES)?;
     Some(format!(

@@ -66,23 +66,23 @@ const LOOK_AROUND: Duration = Duration::from_secs(1);
 pub struct ServerOptions {
     pub home: Home,
     pub listen: Vec<ListenAddress>,
-    /// What clients on TCP must show.
+    /// Token that clients on TCP must present.
     pub token: Option<Secret>,
     /// Clients beyond this number are sent away. `None`: as many as there are file descriptors for.
     pub max_connections: Option<usize>,
     /// Beyond this much memory no new work is taken; 0: there is no limit. `None`: a share of the machine's.
     pub memory_limit_bytes: Option<u64>,
     pub broker: BrokerOptions,
-    /// Of a local broker, which ends by itself.
+    /// Settings of a local broker, which exits on its own.
     pub local: Option<LocalOptions>,
 }
 
-/// Where a server keeps what it holds.
+/// Place of a server's journal.
 #[derive(Debug)]
 pub enum Home {
     /// The directory of the journal.
     Directory(PathBuf),
-    /// Nowhere: it serves one client, as a double for its tests, and exits with it.
+    /// No directory: the server is a double for the tests of one client, and exits with it.
     Memory(OnlyClient),
 }
 
@@ -98,11 +98,11 @@ pub struct OnlyClient {
 #[derive(Debug)]
 pub struct LocalOptions {
     pub guard: LocalGuard,
-    /// It ends so long after its last client has left.
+    /// Time from the last client's disconnection until the broker exits.
     pub linger: Duration,
 }
 
-/// Why the server did not start, or ended out of order.
+/// Why the server did not start, or stopped unexpectedly.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     #[error(transparent)]
@@ -701,7 +701,7 @@ impl Server {
         }
     }
 
-    /// One write of all that waits for this connection.
+    /// Writes the bytes that wait for this connection, with one call.
     fn send(&mut self, conn: ConnId) {
         let Some(socket) = self.sockets.get_mut(&conn) else {
             return;

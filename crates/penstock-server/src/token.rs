@@ -5,7 +5,7 @@ use std::fmt;
 use penstock_wire::MAX_TOKEN_BYTES;
 use subtle::ConstantTimeEq;
 
-/// What a client must show that is not trusted for where it comes from.
+/// Token that a client must present unless its socket is trusted.
 #[derive(Clone)]
 pub struct Token {
     /// Padded with zeros, so that comparing takes as long for every token and every guess.

@@ -11,10 +11,10 @@ use penstock_journal::{Spares, Storage, StoredFile, WriteError, Writer};
 use crate::engine::WriterTask;
 use crate::panics::panic_if_told;
 
-/// A full disk says nothing when there is space again, so it is asked this often.
+/// Interval of trying a full disk again: it does not say when there is space.
 const FULL_RETRY: Duration = Duration::from_millis(250);
 
-/// What the writer has to say to the loop.
+/// Message from the writer to the loop.
 pub(crate) enum Report {
     /// Written up to here; the sync goes on.
     Written(u64),
@@ -23,7 +23,7 @@ pub(crate) enum Report {
         sync_us: u64,
     },
     Failed(WriteError),
-    /// Who must stop because the disk is full has changed: ask the engine's journal.
+    /// Another set of commands must wait for disk space now: ask the engine's journal.
     SpaceChanged,
 }
 

@@ -1,4 +1,4 @@
-//! What is written when: records become batches for the writer's thread, one at a time.
+//! Decides what is written when: records become batches for the writer's thread, one at a time.
 
 use penstock_broker::{Carried, ConnId, Input, Now, Position};
 use penstock_faults::{perhaps, planted};
@@ -11,7 +11,7 @@ use super::{End, Engine};
 
 /// Records that nobody waits for (grants of leases, mostly) are written this much later at most.
 const LAZY_MS: u64 = 20;
-/// ... or once so many bytes of them have gathered.
+/// Bytes of such records that are written at once: they do not wait out [`LAZY_MS`].
 const LAZY_BYTES: usize = 1 << 20;
 /// Whether transactions of so many bytes fit on the disk is looked at before they are taken: what is kept
 /// for a full disk holds several times as much.
@@ -19,15 +19,15 @@ const LARGE_BYTES: usize = 256 << 10;
 /// On the last reserve of the disk, steps of operations go on while so much of the segment in use is free. One
 /// that ends 1,024 messages takes 20 KiB at most.
 const ROOM_FOR_STEPS_BYTES: u64 = 256 << 10;
-/// After so long without a record the journal gets a watermark that covers the last one.
+/// Time without a record after which the journal gets a watermark that covers the last one.
 const IDLE_MS: u64 = 100;
 /// How much at least is carried forward out of the oldest segment at a time.
 const RECLAIM_STEP_BYTES: usize = 256 << 10;
 
-/// What the writer does in one go, on its own thread.
+/// Task of the writer's thread, done in one go.
 #[derive(Debug)]
 pub struct WriterTask {
-    /// To be written with one call.
+    /// Batch to write with one call.
     pub batch: Option<Batch>,
     /// Whether to sync then.
     pub sync: bool,
@@ -64,8 +64,8 @@ impl WriterTask {
 }
 
 impl Engine {
-    /// What the writer shall do now; `None` while it has something to do, or there is nothing.
-    /// Calls for [`Engine::batch_done`], or [`Engine::disk_failed`].
+    /// Returns the writer's next task; `None` while it has one, or there is nothing to do.
+    /// The shell reports the task with [`Engine::batch_done`], or [`Engine::disk_failed`].
     pub fn take_batch(&mut self, now: Now) -> Option<WriterTask> {
         self.now = now;
         self.pump();
@@ -322,7 +322,7 @@ impl Engine {
     }
 }
 
-/// What is appended, written and synced, by position.
+/// Progress of appending, writing and syncing, by position.
 #[derive(Debug, Default)]
 pub(super) struct DiskState {
     /// The last record that somebody waits to see written, and the last to see synced.
@@ -332,9 +332,9 @@ pub(super) struct DiskState {
     taken: u64,
     written: u64,
     pub(super) synced: u64,
-    /// A watermark covers all that was appended.
+    /// Whether a watermark covers all appended records.
     pub(super) proven: bool,
-    /// ... and the journal is closed.
+    /// Whether the journal is closed.
     pub(super) closed: bool,
     pub(super) in_flight: bool,
     /// When records that nobody waits for are written all the same.

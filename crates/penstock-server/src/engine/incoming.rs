@@ -1,4 +1,4 @@
-//! What clients say: frames become inputs of the core, or an end of the connection.
+//! Turns the frames of clients into inputs of the core, or into an end of the connection.
 
 use penstock_broker::{Answer, ConnId, Input, Query};
 use penstock_message::Lease;

@@ -1,4 +1,4 @@
-//! What clients are told: outputs of the core become frames.
+//! Turns outputs of the core into frames for clients.
 
 use penstock_broker::{Answer, CloseReason, ConnId, Input, Notice, Output};
 use penstock_message::{Delivery, Key, KeyState, ProcessStatus};
@@ -206,14 +206,14 @@ fn portions<T>(mut items: Vec<T>, bytes_of: impl Fn(&T) -> usize) -> Vec<Vec<T>>
     cut_off
 }
 
-/// What a delivery takes in a frame, or somewhat more.
+/// Returns the bytes that a delivery takes in a frame, or somewhat more.
 fn delivery_bytes(delivery: &Delivery) -> usize {
     let message = &delivery.message;
     let notes: usize = message.notes.iter().map(|note| note.len() + 8).sum();
     128 + delivery.queue.len() + message.task.len() + message.body.len() + notes
 }
 
-/// What a key and its state take in a frame, or somewhat more.
+/// Returns the bytes that a key and its state take in a frame, or somewhat more.
 fn value_bytes((key, state): &(Key, KeyState)) -> usize {
     let key = match key {
         Key::Result(_) => 16,

@@ -1,4 +1,4 @@
-//! What is read back when: bodies that are not in memory, on a thread of its own, one task at a time.
+//! Reads bodies back that are not in memory, on a thread of its own, one task at a time.
 
 use bytes::Bytes;
 use penstock_broker::{Now, Read, Unread};
@@ -9,7 +9,7 @@ use super::{End, Engine};
 /// How many bytes one task reads, about: the first of them are sent while the next are read.
 const TASK_BYTES: usize = 1 << 20;
 
-/// What the reader does in one go, on its own thread.
+/// Task of the reader's thread, done in one go.
 #[derive(Debug)]
 pub struct ReadTask {
     reads: Vec<(Read, ReadAt)>,
@@ -30,8 +30,8 @@ impl ReadTask {
 }
 
 impl Engine {
-    /// What the reader shall read now; `None` while it has something to do, or there is nothing. Calls
-    /// for [`Engine::reads_done`].
+    /// Returns the reader's next task; `None` while it has one, or there is nothing to read. The shell
+    /// reports the task with [`Engine::reads_done`].
     pub fn take_reads(&mut self, now: Now) -> Option<ReadTask> {
         self.now = now;
         if self.reading || matches!(self.end, End::Failed { .. }) {
