@@ -17,7 +17,7 @@ pub trait Dial: Send + Sync {
 /// Whether a broker that is not there may be started, where a client can do that at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// It was stopped in order, and nobody here has asked for anything since.
+    /// The broker was stopped in order, and nobody here has asked for anything since.
     No,
     /// For a worker: not in a directory that was deleted under it.
     WhereItWas,
@@ -28,7 +28,7 @@ pub enum Start {
 pub enum DialError {
     /// Worth another try; the text says why, for people.
     Unreachable(String),
-    /// It will not work until somebody mends what the text says.
+    /// No try will work until somebody fixes what the text says.
     Hopeless(String),
 }
 

@@ -13,7 +13,7 @@ pub const FRAME_TARGET_BYTES: usize = 1 << 20;
 
 /// A transaction in its form on the wire, which is made once, by the thread that commits it.
 pub struct Encoded {
-    /// What the engine must offer for it, but for its durability.
+    /// Features that the engine must offer for it, apart from its durability.
     pub needs: Features,
     pub form: Form,
 }

@@ -14,7 +14,7 @@ pub struct DriverError {
     pub maybe_accepted: bool,
 }
 
-/// What a caller can do next.
+/// Next step for a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
     /// No broker was within reach in time. Another try may succeed.

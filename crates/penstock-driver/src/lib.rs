@@ -1,6 +1,6 @@
 //! One trait over every engine, and the driver for Penstock's own broker.
 //!
-//! No call here ever blocks, but for `close`: each ends by calling what it was given, once, on the
+//! No call here ever blocks, but for `close`: each calls its callback once, on the
 //! driver's own thread, or on one that has lent itself to it (see [`Lead`]).
 //!
 //! ```text
@@ -9,7 +9,7 @@
 //!     dial.rs      how a connection is made: over a Unix socket or TCP
 //! ```
 //!
-//! Brokers that a client starts by itself are in `penstock-local`, which also finds the driver for a URL.
+//! Brokers that a client starts are in `penstock-local`, which also finds the driver for a URL.
 //!
 //! `session` and `encoded` are public for the simulator alone, which puts a network of its own around them.
 
@@ -43,11 +43,11 @@ pub use waker::Waker;
 pub type Done<T> = Box<dyn FnOnce(Result<T, DriverError>) + Send>;
 
 pub trait Driver: Send + Sync {
-    /// What this kind of engine can do at best. Costs nothing.
+    /// Returns the capabilities of this kind of engine at best. Costs nothing.
     fn upper_bound(&self) -> &'static Capabilities;
 
-    /// What the engine behind the URL can do as it is set up. It is asked once a connection; without one, this
-    /// waits for it until the deadline.
+    /// Returns the capabilities of the engine behind the URL as it is set up. They are asked for once a connection;
+    /// without one, this waits for it until the deadline.
     fn probe(&self, deadline: Instant, done: Done<Arc<Capabilities>>);
 
     /// Commits transactions in order. All go in one frame where they fit; each is atomic by itself.
@@ -64,46 +64,46 @@ pub trait Driver: Send + Sync {
     /// can, up to disk. An engine that keeps less would refuse to keep them on disk, and its jobs would never end.
     fn settle(&self, txs: Vec<Tx>, deadline: Option<Instant>, done: Done<Vec<Receipt>>);
 
-    /// Has a consumer take deliveries, which arrive at the sink. There may be several, by their numbers, and queues
+    /// Has a consumer take deliveries, which arrive at the sink. There may be several, by their numbers; the queues
     /// and tasks of each may change. Credit adds up, and is restored by the driver after a reconnect.
     fn consume(&self, consume: Consume, sink: Arc<dyn DeliverySink>);
 
-    /// No more deliveries for any consumer; those held stay leased until settled.
+    /// Stops deliveries to all consumers; held ones stay leased until settled.
     fn stop_consuming(&self);
 
     /// Tells the sink of each key once it is not pending any more, through any number of reconnects,
     /// until the deadline.
     fn watch(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>)
     -> WatchId;
-    /// As `watch`, but a key that is pending has been told of, too.
+    /// As `watch`, but also tells the sink of a key that is pending.
     fn peek(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>) -> WatchId;
     fn unwatch(&self, watch: WatchId);
 
     fn query(&self, query: Query, deadline: Instant, done: Done<Answer>);
 
-    /// A worker's own figures, for `status`.
+    /// Reports a worker's own figures, for `status`.
     fn report(&self, slots: u32, busy: u32);
 
-    /// Notices of the broker that nobody has taken yet.
+    /// Takes the broker's notices that nobody has taken yet.
     fn take_notices(&self) -> Vec<Notice>;
 
-    /// For a thread that is about to wait for what it asks: see [`Lead`]. `None`: others read already.
+    /// Lends the calling thread, which is about to wait for its own call: see [`Lead`]. `None`: another reads already.
     fn take_lead(&self) -> Option<LeadToken> {
         None
     }
 
-    /// Reads for everybody, until what this thread waits for is over, or the time has come.
+    /// Reads for all callers, until the wait of this thread is over, or the time has come.
     fn lead(&self, _lead: LeadToken, _until: Instant, _over: &dyn Fn() -> bool) {}
 
     fn leave_lead(&self, _lead: LeadToken) {}
 
-    /// Why no broker is in reach, when none is; for people.
+    /// Why no broker is in reach, for people; `None` while one is.
     fn trouble(&self) -> Option<String>;
 
-    /// In a forked child: gives up what was inherited from the parent. Nothing else may be called there.
+    /// Gives up, in a forked child, what was inherited from the parent. Nothing else may be called there.
     fn abandon(&self);
 
-    /// Says goodbye once what was committed is confirmed, or the deadline has come. Waits for that.
+    /// Disconnects once all commits are confirmed, or the deadline has come. Blocks until then.
     fn close(&self, deadline: Instant);
 }
 
@@ -134,7 +134,7 @@ impl<'a> Lead<'a> {
     }
 }
 
-/// Which lead it is: one that was taken away must not end the next.
+/// Number of a lead: one that was taken away must not end the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeadToken(pub u64);
 
@@ -148,33 +148,33 @@ impl Drop for Lead<'_> {
 
 pub trait DeliverySink: Send + Sync {
     fn deliver(&self, deliveries: Vec<Delivery>);
-    /// Asked at each reconnect: the leases still worked on.
+    /// Returns the leases still worked on; asked for at each reconnect.
     fn held_leases(&self) -> Vec<Lease>;
     /// The connection is gone. Leases hold for one heartbeat from here; after that the broker gives them to others.
     fn out_of_reach(&self) {}
-    /// After a reconnect: of those, the ones that still hold; the rest are lost.
+    /// After a reconnect: the leases that still hold; all others are lost.
     fn leases_kept(&self, kept: &[Lease]);
-    /// No broker can be had until somebody mends what the error says; the driver tries again all the same.
+    /// No broker can be had until somebody fixes what the error says; the driver keeps trying.
     fn failed(&self, _error: DriverError) {}
 }
 
 pub trait ValueSink: Send + Sync {
     /// `Present` or `Gone`, once a key.
     fn value(&self, key: Key, state: KeyState);
-    /// There is none yet, but one is on its way. Told at first, and again after a reconnect.
+    /// No value yet, but one is on its way. Called at first, and again after a reconnect.
     fn pending(&self, _key: Key) {}
-    /// The watch's broker has come into reach again (`true`) or gone out of it.
+    /// The watch's broker came back into reach (`true`) or went out of it.
     fn reachable(&self, reachable: bool);
-    /// No broker can be had until somebody mends what the error says; the driver tries again all the same.
+    /// No broker can be had until somebody fixes what the error says; the driver keeps trying.
     fn failed(&self, _error: DriverError) {}
-    /// The deadline has come: nothing more will be told. `trouble`: why no broker is in reach, when none is.
+    /// The deadline has come: no further calls follow. `trouble`: why no broker is in reach, when none is.
     fn timed_out(&self, _trouble: Option<String>) {}
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WatchId(pub u64);
 
-/// So long a client or its broker may be silent before the other takes it for dead.
+/// Time that a client or its broker may be silent before the other takes it for dead.
 pub const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// How a client reaches its broker.
@@ -214,8 +214,8 @@ impl DriverConfig {
 /// Makes the driver for a broker that speaks the native protocol, however it is reached. Opens, starts and
 /// connects nothing: the first call does.
 ///
-/// `upper_bound`: what a broker reached like this can do at best. `takes_over`: whether one that is older
-/// than this client is told to end, because it belongs to its clients.
+/// `upper_bound`: capabilities of a broker reached like this, at best. `takes_over`: whether one that is older
+/// than this client is stopped, because it belongs to its clients.
 pub fn native(
     config: DriverConfig,
     dial: Box<dyn Dial>,

@@ -2,7 +2,7 @@
 //!
 //! One thread, started at the first call, waits for the socket, resolves what ends, reconnects and
 //! keeps time. Callers write to the socket themselves when nobody else does: for one call at a time
-//! that saves a wake-up, and under load whoever writes takes along what others have queued.
+//! that saves a wake-up, and under load the writer also sends the bytes that others have queued.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -55,21 +55,21 @@ struct Shared {
     ended: Condvar,
 }
 
-/// What has arrived and was not understood yet. Locked by who reads, never while `state` is.
+/// Bytes received and not decoded yet. Locked by the thread that reads, never while `state` is.
 struct Input {
-    /// Of which connection.
+    /// Number of the connection they came from.
     connection: u64,
     decoder: Decoder<proto::ToClient>,
     buffer: Box<[u8]>,
 }
 
-/// Who reads the socket.
+/// Reader of the socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReadBy {
     Thread,
     /// A caller that waits for its own answer.
     Caller(LeadToken),
-    /// Nobody waits for anything. What comes all the same is read at the next sign of life.
+    /// Nobody waits for anything. Bytes that arrive anyway are read at the next sign of life.
     Nobody,
 }
 
@@ -79,17 +79,17 @@ struct State {
     phase: Phase,
     read_by: ReadBy,
     leads: u64,
-    /// Grows with each connection, so that who writes can tell that its own is gone.
+    /// Grows with each connection, so that a writer can tell that its own is gone.
     connection: u64,
-    /// Somebody writes to the socket, without holding the lock.
+    /// Whether a thread writes to the socket, without holding the lock.
     writing: bool,
-    /// What the socket has not taken of the bytes last written.
+    /// Rest of the last write, which the socket has not accepted.
     unwritten: BytesMut,
-    /// The socket takes no more; the thread waits until it does.
+    /// Whether the socket is full; the thread waits until it is not.
     blocked: bool,
-    /// How the connection ended, as a caller found who read it.
+    /// How the connection ended, as found by a caller that read it.
     broken: Option<LinkEnd>,
-    /// What the thread waits for, while it does.
+    /// State of the thread's wait, while it waits.
     asleep: Option<Sleep>,
     closing: Option<Instant>,
 }
@@ -170,7 +170,7 @@ impl Remote {
         })
     }
 
-    /// Lets the session know something, writes what comes of it, and wakes the thread where it must.
+    /// Updates the session, writes the resulting bytes, and wakes the thread where it must.
     fn with_session<R>(&self, tell: impl FnOnce(&mut Session) -> R) -> Result<R, DriverError> {
         let mut state = self.shared.lock_in_same_process()?;
         match state.thread {
@@ -194,7 +194,7 @@ impl Remote {
 }
 
 impl Remote {
-    /// No durability: the one to settle with.
+    /// `None` as durability: the one to settle with.
     fn begin_commit(
         &self,
         txs: Vec<Tx>,
@@ -460,7 +460,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes in what has arrived. Whoever calls carries out what comes of it.
+    /// Reads the arrived bytes. The caller carries out the resulting events.
     fn read(&self, socket: &OwnedFd, connection: u64) -> Result<(), LinkEnd> {
         let mut input = self.input.lock().unwrap();
         let Input {
@@ -500,7 +500,7 @@ impl Shared {
         }
     }
 
-    /// The thread sleeps until the next thing it knows of; some calls make that too late.
+    /// Wakes the thread if it has something to do before its sleep ends.
     fn wake_where_needed(&self, mut state: MutexGuard<'_, State>) {
         let Some(sleep) = state.asleep else {
             return;
@@ -520,7 +520,7 @@ impl Shared {
         }
     }
 
-    /// Writes what there is to write, unless somebody else is at it: he takes this along.
+    /// Writes the waiting bytes, unless another thread is writing: that one then sends these too.
     fn flush<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         while !state.writing
             && !state.blocked
@@ -578,7 +578,7 @@ pub(crate) fn send(socket: &OwnedFd, bytes: &[u8]) -> Result<usize, Errno> {
     rustix::io::write(socket, bytes)
 }
 
-/// What the thread does.
+/// State of the thread's loop.
 struct IoLoop {
     shared: Arc<Shared>,
     backoff: Backoff,
@@ -645,7 +645,7 @@ impl IoLoop {
         shared.ended.notify_all();
     }
 
-    /// Keeps time, connects, and carries out what has come of everything. Gives whether it was closed.
+    /// Keeps time, connects, and carries out the resulting events. Returns whether the driver was closed.
     fn look_after(&mut self, shared: &Arc<Shared>) -> bool {
         let mut state = shared.lock();
         let now = Instant::now();
@@ -826,12 +826,12 @@ fn next_wake_up(state: &State) -> Instant {
         .fold(far, Instant::min)
 }
 
-/// Rounded up: to wake a little early would be to wake twice.
+/// Rounds up: to wake a little early would be to wake twice.
 fn timeout(left: Duration) -> Option<Timespec> {
     Timespec::try_from(left + Duration::from_micros(50)).ok()
 }
 
-/// How long to wait before the next try: doubled each time, and never quite the same for two
+/// Delay before the next try: doubled each time, and never quite the same for two
 /// clients that lost the same broker.
 struct Backoff {
     next: Duration,

@@ -1,4 +1,4 @@
-//! What a client knows and owes, through any number of connections. No socket, no thread, no clock:
+//! State of a client through any number of connections: its open calls. No socket, no thread, no clock:
 //! the shell in `remote.rs` moves bytes and tells the time.
 //!
 //! ```text
@@ -44,10 +44,10 @@ const APPLIED: Receipt = Receipt::Applied(Applied {
 });
 /// Well within the ten minutes for which a broker remembers a session that has lost its connection.
 const SURELY_REMEMBERED: Duration = Duration::from_secs(5 * 60);
-/// Notices that nobody takes are not kept for ever.
+/// Most notices kept while nobody takes them.
 const MAX_NOTICES: usize = 64;
 
-/// What the shell carries out, without holding the lock that guards the session.
+/// Callback that the shell makes, without holding the lock that guards the session.
 pub enum Event {
     Committed(Done<Vec<Receipt>>, Result<Vec<Receipt>, DriverError>),
     Answered(Done<Answer>, Result<Answer, DriverError>),
@@ -89,7 +89,7 @@ impl Event {
 pub enum LinkEnd {
     /// Worth another try.
     Lost(String),
-    /// No try will help until somebody mends something.
+    /// No try will help until somebody fixes something.
     Hopeless(ErrorKind, String),
 }
 
@@ -107,7 +107,7 @@ type CallId = u64;
 struct Call {
     done: CallDone,
     deadline: Option<Instant>,
-    /// Whether any of it was handed to a socket.
+    /// Whether any part of it was handed to a socket.
     sent: bool,
 }
 
@@ -133,17 +133,17 @@ struct PendingTx {
     /// `None`: the one to settle with, whichever that is for the engine that takes it.
     durability: Option<Durability>,
     tx: Encoded,
-    /// Confirmed out of turn, so its call knows already.
+    /// Whether it was confirmed out of turn, so that its call knows already.
     told: bool,
     receipt: Option<Receipt>,
 }
 
 struct Watch {
     sink: Arc<dyn ValueSink>,
-    /// It asks how things are now, so a key that is pending has been told of.
+    /// Whether its sink is told of a pending key.
     peeks: bool,
     deadline: Option<Instant>,
-    /// Those that have not been told of yet, and some that have.
+    /// Keys whose value the sink does not have yet, and some that it has.
     keys: Vec<Key>,
     untold: usize,
 }
@@ -153,7 +153,7 @@ enum Link {
     Down,
     /// Hello is on its way.
     Greeting,
-    /// The broker is older than this client, and was asked to end. Should it refuse, its welcome holds.
+    /// The broker is older than this client, and was asked to stop. Should it refuse, its welcome holds.
     TakingOver(Box<proto::Welcome>),
     Up,
 }
@@ -168,7 +168,7 @@ pub struct SessionConfig {
     /// Seeds the hashes of the keys that are watched: an application may watch those that its users name.
     pub hash_seed: u64,
     pub versions: Versions,
-    /// Whether a broker that is older than this client is ended, so that this one's own can begin.
+    /// Whether to stop a broker that is older than this client, so that this one's own can start.
     pub takes_over: bool,
 }
 
@@ -179,13 +179,13 @@ pub struct Session {
     max_frame_bytes: usize,
     last_received: Instant,
     last_sent: Instant,
-    /// The broker has said that it was told to end, and none was there since.
+    /// Whether the broker said that it was told to stop, and none was there since.
     stopped: bool,
-    /// It was this session that told it so, to begin one of its own version.
+    /// Whether this session told it to stop, to start one of its own version.
     takes_over: bool,
-    /// The version of the protocol that is spoken with this broker.
+    /// Protocol version spoken with this broker.
     version: u32,
-    /// What the broker said last that it can do.
+    /// Capabilities that the broker stated last.
     capabilities: Arc<Capabilities>,
     /// The same as a set, to compare each transaction with.
     offered: Features,
@@ -207,7 +207,7 @@ pub struct Session {
     window_first_seq: u64,
     /// When this session first said hello.
     begun: Option<Instant>,
-    /// What of the window was not written to this connection: (index, part).
+    /// Start of the window's part that was not written to this connection: (index, part).
     unwritten: (usize, usize),
 
     watches: FxHashMap<WatchId, Watch>,
@@ -265,7 +265,7 @@ impl Session {
 
     // What callers ask for.
 
-    /// No durability: the one to settle with.
+    /// `None` as durability: the one to settle with.
     pub fn commit(
         &mut self,
         txs: Vec<Encoded>,
@@ -303,7 +303,7 @@ impl Session {
         self.unsent_queries.push_back(call);
     }
 
-    /// Asks what the broker can do, which its welcome says.
+    /// Asks for the broker's capabilities, which its welcome states.
     pub fn probe(&mut self, deadline: Instant, done: Done<Arc<Capabilities>>) {
         if self.link == Link::Up {
             let known = Arc::clone(&self.capabilities);
@@ -368,7 +368,7 @@ impl Session {
         }
     }
 
-    /// Takes some of a key's watchers away; without any left, the broker need not tell of it.
+    /// Removes some of a key's watchers; without any left, the broker need not tell of it.
     fn stop_watching(&mut self, key: Key, leaves: impl Fn(WatchId) -> bool) {
         let Some(watchers) = self.watchers.get_mut(&key) else {
             return;
@@ -417,9 +417,9 @@ impl Session {
         !self.calls.is_empty() || !self.watches.is_empty() || !self.consumers.is_empty()
     }
 
-    /// Whether the next connection may begin with a start of the broker. One that was stopped stays so
-    /// until somebody asks for something: a worker, which has only work to take and outcomes to tell, can
-    /// wait for that, unless it is about to end.
+    /// Whether the next connection may begin with a start of the broker. A broker that was stopped stays so
+    /// until somebody asks for something: a worker, which has only work to take and outcomes to report, can
+    /// wait for that, unless it is about to exit.
     pub(crate) fn start(&self, closing: bool) -> Start {
         let asked = !self.deadlines.is_empty() || !self.watches.is_empty();
         match self.consumers.is_empty() {
@@ -429,12 +429,12 @@ impl Session {
         }
     }
 
-    /// Connected, and nobody waits for anything from the broker.
+    /// Whether it is connected, and nobody waits for anything from the broker.
     pub fn is_idle(&self) -> bool {
         self.link == Link::Up && !self.wants_link()
     }
 
-    /// Nothing is unconfirmed that a caller waits for.
+    /// Whether no call is open any more.
     pub fn is_settled(&self) -> bool {
         self.calls.is_empty()
     }
@@ -451,7 +451,7 @@ impl Session {
         self.events.pop_front()
     }
 
-    /// A connection stands; the next bytes out are the hello.
+    /// Begins a connection; the next bytes out are the hello.
     pub fn connected(&mut self, now: Instant, leases: Vec<Lease>) {
         self.link = Link::Greeting;
         self.last_received = now;
@@ -493,7 +493,7 @@ impl Session {
         }
     }
 
-    /// Nothing of this session was ever confirmed, and no broker has had the time to forget it. So one
+    /// Whether nothing of this session was ever confirmed, and no broker has had the time to forget it. So one
     /// that does not know it has nothing of it: it was killed before its first sync. Such a session says
     /// that it is new, and all of it is sent again, instead of ending as `Unknown`.
     fn may_start_over(&mut self, now: Instant) -> bool {
@@ -501,7 +501,7 @@ impl Session {
         self.window_first_seq == 1 && now < begun + SURELY_REMEMBERED
     }
 
-    /// The connection is gone, or none could be made.
+    /// Notes that the connection is lost, or that none could be made.
     pub fn disconnected(&mut self, why: &str) {
         if self.link == Link::Up {
             for watch in self.watches.values() {
@@ -516,7 +516,7 @@ impl Session {
         self.out.clear();
     }
 
-    /// Ends all calls and tells all watchers: no broker can be had until somebody mends something.
+    /// Ends all calls and tells all watchers: no broker can be had until somebody fixes something.
     pub fn fail_all(&mut self, error: &DriverError) {
         let mut ids: Vec<CallId> = self.calls.keys().copied().collect();
         ids.sort_unstable();
@@ -579,7 +579,7 @@ impl Session {
         Ok(())
     }
 
-    /// Ends what has no more time, and asks for a sign of life when it has been silent.
+    /// Ends calls that are out of time, and asks for a sign of life from a silent broker.
     pub fn tick(&mut self, now: Instant) -> Result<(), LinkEnd> {
         while let Some((deadline, id)) = self.deadlines.first().copied()
             && deadline <= now
@@ -626,7 +626,7 @@ impl Session {
         self.last_sent + self.heartbeat / 3
     }
 
-    /// When `tick` is to be called next.
+    /// Time at which to call `tick` next.
     pub fn next_deadline(&self) -> Option<Instant> {
         let call = self.deadlines.first().map(|(deadline, _)| *deadline);
         let link = match self.link {
@@ -640,7 +640,7 @@ impl Session {
         }
     }
 
-    /// Makes frames of what waits, and gives what is to be written. Call again once it is written.
+    /// Makes frames of the waiting calls, and returns the bytes to write. Call again once they are written.
     pub fn take_out(&mut self, now: Instant) -> BytesMut {
         if self.link == Link::Up {
             // Commits go first: a key may belong to a message that is published in the same breath.
@@ -681,7 +681,7 @@ impl Session {
         Some(watch)
     }
 
-    /// However a call ends without an answer, it ends here, where it is known whether it was sent.
+    /// Ends a call without an answer; only here is it known whether it was sent.
     fn end_call(&mut self, id: CallId, mut error: DriverError) {
         let Some(call) = self.remove_call(id) else {
             return;

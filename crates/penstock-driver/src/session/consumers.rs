@@ -1,4 +1,4 @@
-//! What this client takes: its consumers, and how the broker is told of them.
+//! Consumers of this client, and how the broker learns of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ pub(super) struct Consumers {
 
 struct Consumer {
     sink: Arc<dyn DeliverySink>,
-    /// All that the next connection must be told.
+    /// Everything that the next connection must send.
     wish: Consume,
-    /// As far as the broker has not delivered for it.
+    /// Credit that the broker has not used for deliveries.
     credit: u32,
-    /// The part of the credit that the broker was not told of.
+    /// Part of the credit that the broker has not received.
     unsent_credit: u32,
-    /// The broker does not know its app, queues and tasks as they are.
+    /// Whether the broker lacks changes of its app, queues and tasks.
     wish_changed: bool,
     stopped: bool,
     changed: bool,
@@ -78,7 +78,7 @@ impl Consumers {
         }
     }
 
-    /// A new connection knows of none of them.
+    /// Marks all as unknown to the broker, for a new connection.
     pub(super) fn begin_connection(&mut self) {
         for consumer in self.by_number.values_mut() {
             consumer.unsent_credit = consumer.credit;
@@ -87,7 +87,7 @@ impl Consumers {
         }
     }
 
-    /// Gives up those that need more than is offered, and returns the sink of each.
+    /// Removes those that need more than is offered, and returns the sink of each.
     pub(super) fn refuse_beyond(
         &mut self,
         offered: Features,
@@ -103,7 +103,7 @@ impl Consumers {
         refused
     }
 
-    /// What has changed since the broker was told.
+    /// Returns the changes that the broker has not received.
     pub(super) fn take_changes(&mut self) -> Vec<proto::Consumer> {
         let changed = self.by_number.values_mut();
         let changed = changed.filter(|consumer| consumer.changed);
@@ -125,7 +125,7 @@ impl Consumers {
         told.collect()
     }
 
-    /// The sink of each run of deliveries for one consumer. Those for none are nobody's.
+    /// Returns the sink of each run of deliveries for one consumer. Deliveries for no consumer are dropped.
     pub(super) fn deliver(
         &mut self,
         deliveries: Vec<Delivery>,
@@ -145,7 +145,7 @@ impl Consumers {
         runs.collect()
     }
 
-    /// Each sink once, however many consumers share it.
+    /// Returns each sink once, however many consumers share it.
     pub(super) fn sinks(&self) -> Vec<Arc<dyn DeliverySink>> {
         let mut sinks: Vec<Arc<dyn DeliverySink>> = Vec::new();
         for consumer in self.by_number.values() {

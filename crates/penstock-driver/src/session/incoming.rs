@@ -1,4 +1,4 @@
-//! What a session makes of what the broker says.
+//! Handles the frames of the broker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::encoded::Encoded;
 
 /// The version of this client, for people.
 const OUR_VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Names the question that ends an older broker; calls are numbered from 1.
+/// Id of the query that stops an older broker; calls are numbered from 1.
 const TAKE_OVER: u64 = 0;
 
 impl Session {
@@ -32,7 +32,7 @@ impl Session {
         self.open(welcome)
     }
 
-    /// Asks an older broker to end. Its journal keeps all that this session and others have there, leases
+    /// Asks an older broker to stop. Its journal keeps all that this session and others have there, leases
     /// too, for the one that is started next.
     fn take_over(&mut self, welcome: proto::Welcome) {
         tracing::info!(
@@ -52,7 +52,7 @@ impl Session {
         self.link = Link::TakingOver(Box::new(welcome));
     }
 
-    /// An older broker ends now, or it does not, and then it is spoken to as it is.
+    /// Handles the answer of an older broker: it stops now, or it is used as it is.
     pub(super) fn take_over_answered(
         &mut self,
         welcome: &proto::Welcome,
@@ -64,7 +64,7 @@ impl Session {
         }
     }
 
-    /// A question that every version knows, so that the commands of a newer penstock can end any broker.
+    /// Whether the only call is a stop, which every version knows: a newer penstock can stop any broker.
     fn asks_only_to_stop(&self) -> bool {
         let is_stop = |call: &Call| {
             matches!(
@@ -120,7 +120,7 @@ impl Session {
         self.come_up(welcome)
     }
 
-    /// What the broker says of transactions that were sent and not confirmed.
+    /// Accounts for transactions that were sent and not confirmed, by the broker's welcome.
     fn account_for_window(&mut self, welcome: &proto::Welcome) {
         if welcome.forgotten {
             while !self.window.is_empty() {
@@ -134,7 +134,7 @@ impl Session {
         }
     }
 
-    /// A newer broker was here before, or another engine, and has not applied them.
+    /// Refuses transactions that a newer broker or another engine was sent before, and has not applied.
     fn refuse_in_window(&mut self) {
         for index in 0..self.window.len() {
             let pending = &self.window[index];
@@ -220,7 +220,7 @@ impl Session {
         self.window.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// Takes the first of the window out, with its own receipt where it has one.
+    /// Removes the first of the window, with its own receipt where it has one.
     fn pop_confirmed(&mut self, otherwise: Receipt) {
         let Some(pending) = self.window.pop_front() else {
             return;
@@ -336,8 +336,8 @@ impl Session {
         }
     }
 
-    /// What was sent is sent again with the next connection. Refused once more, with nothing confirmed in
-    /// between, it would be refused for ever.
+    /// Gives up on a second refusal. The window is sent again with the next connection; refused once more, with
+    /// nothing confirmed in between, it would be refused for ever.
     fn refused(&mut self, why: String) -> LinkEnd {
         match self.refused.take() {
             Some(before) if before == why => LinkEnd::Hopeless(ErrorKind::Invalid, why),

@@ -1,4 +1,4 @@
-//! What a session writes: frames of what waits, as much as the socket is about to take.
+//! Writes frames of the waiting calls, as many as the socket is about to accept.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub(super) const MAX_IN_FLIGHT: usize = 1024;
 const OUT_TARGET_BYTES: usize = 256 << 10;
 /// A watch of a million keys is sent in portions.
 const KEYS_A_FRAME: usize = 16 << 10;
-/// What surrounds one part in its frame.
+/// Bytes that surround one part in its frame.
 const FRAME_OVERHEAD_BYTES: usize = 64;
 
 impl Session {
@@ -136,7 +136,7 @@ impl Session {
         false
     }
 
-    /// Ends watches of keys that the engine has not: nobody would ever be told of them.
+    /// Ends watches of keys that the engine does not have: no value of theirs would ever come.
     fn refuse_watches(&mut self) {
         let all = Features::NONE.with(Feature::Values).with(Feature::Keys);
         if all.minus(self.offered).is_empty() || self.unsent_keys.is_empty() {
@@ -223,7 +223,7 @@ impl Session {
         }
     }
 
-    /// What the broker is too old for in a transaction, or its engine can't do. A broker would refuse an
+    /// Returns a feature of a transaction that the broker is too old for, or its engine lacks. A broker would refuse an
     /// operation that it can't name, but drop a field without a trace.
     pub(super) fn lacking(&self, pending: &PendingTx) -> Option<NotOffered> {
         let PendingTx { tx, durability, .. } = pending;
@@ -255,7 +255,7 @@ impl Session {
         }
     }
 
-    /// Something that this broker is too old for. Costs nothing while both are of one version.
+    /// Returns an addition that this broker is too old for. Costs nothing while both are of one version.
     fn too_new(&self, within: Within, encoded: impl FnOnce() -> Bytes) -> Option<NotOffered> {
         let versions = &self.config.versions;
         if self.version >= versions.highest {

@@ -175,7 +175,7 @@ impl Bench {
         self.session.tick(self.now)
     }
 
-    /// What the session has written since the last time, as text.
+    /// Returns the frames that the session has written since the last time, as text.
     fn sent(&mut self) -> String {
         let mut decoder = Decoder::<proto::ToBroker>::new(MAX_FRAME_BYTES);
         loop {
@@ -262,7 +262,7 @@ impl Bench {
         said
     }
 
-    /// What has come of it since the last time.
+    /// Returns the outcomes since the last time.
     fn heard(&mut self) -> String {
         while let Some(event) = self.session.poll_event() {
             event.carry_out();
@@ -923,7 +923,7 @@ fn a_worker_is_told_that_no_broker_can_be_had() {
     assert_eq!(bench.heard(), "worker: this client was closed");
 }
 
-/// What a caller goes by.
+/// Names the outcome by which a caller decides.
 fn outcome_text(error: &DriverError) -> String {
     match (&error.kind, error.maybe_accepted) {
         (ErrorKind::Unavailable | ErrorKind::Silent, true) => "maybe".to_owned(),

@@ -1,4 +1,4 @@
-//! What the engine behind a broker lacks is refused here, before anything of it is sent.
+//! Refuses operations that the engine behind a broker lacks, before any part of them is sent.
 
 use penstock_message::{DEFAULT_PRIORITY, Due, Feature, Message};
 

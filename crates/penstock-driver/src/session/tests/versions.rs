@@ -7,7 +7,7 @@ use prost::Message as _;
 use super::*;
 use crate::encoded::Form;
 
-/// What version 3 brings, for these tests: an operation, and a field of a message.
+/// Additions of version 3, for these tests: an operation, and a field of a message.
 const LATER_BY_3: &[Later] = &[
     Later {
         since: 3,
@@ -267,7 +267,7 @@ fn without_a_common_version_both_are_named_and_what_to_install() {
     );
 }
 
-/// So that the commands of a newer penstock can end it.
+/// A newer penstock's commands can stop any broker.
 #[test]
 fn a_broker_of_any_version_is_asked_to_stop_and_nothing_else() {
     let mut bench = Bench::new();
