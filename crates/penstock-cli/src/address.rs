@@ -1,4 +1,4 @@
-//! Whom a command is for: `queue:mail`, and one day `task:…`, `key:…`, `name:…`. A bare word is a queue.
+//! Target of a command: `queue:mail`, and one day `task:…`, `key:…`, `name:…`. A bare word is a queue.
 
 use std::fmt;
 use std::str::FromStr;
@@ -35,7 +35,7 @@ impl Address {
         }
     }
 
-    /// The address in full, as a program reads it.
+    /// Returns the address in full, as a program reads it.
     pub fn typed(&self) -> String {
         format!("{}:{}", self.kind_name(), self.name)
     }
@@ -45,7 +45,7 @@ impl Address {
         kind.map_or("", |(name, _)| name)
     }
 
-    /// The queue that this names. `what` says what can't be done yet to anything else, such as "a limit".
+    /// Returns the queue that this names. `what` is the subject of the error for anything else, such as "a limit".
     pub fn queue(&self, what: &str) -> Result<&str, Failure> {
         match self.kind {
             Kind::Queue => Ok(&self.name),

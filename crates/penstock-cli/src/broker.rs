@@ -16,7 +16,7 @@ use crate::exit::{FAILED, Failure};
 use crate::remote::{BrokerArguments, find_socket, not_running, resolve, socket_url};
 use crate::text::{show, show_json};
 
-/// How long a broker may take to put everything on disk and end.
+/// Time that a broker may take to put everything on disk and exit.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 #[derive(Args)]
@@ -102,7 +102,7 @@ fn arguments_of(socket: &Path) -> BrokerArguments {
     }
 }
 
-/// The end of a broker's process, watched from before it is told to end.
+/// Exit of a broker's process, watched from before it is told to stop.
 #[cfg(target_os = "linux")]
 struct End(Option<OwnedFd>);
 
@@ -119,7 +119,7 @@ impl End {
         }
     }
 
-    /// False: it runs on.
+    /// Waits for the exit; `false`: the process still runs.
     fn wait(self) -> io::Result<bool> {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let Some(process) = self.0 else {
@@ -134,7 +134,7 @@ impl End {
     }
 }
 
-/// Where a process can't be waited for that is not our child: its lock ends with it.
+/// Exit of a broker's process, where only children can be waited for: its lock is free afterwards.
 #[cfg(not(target_os = "linux"))]
 struct End(Option<std::fs::File>);
 

@@ -1,4 +1,4 @@
-//! Asking before anything is done that can't be undone.
+//! Asks before anything that can't be undone.
 
 use std::io::{IsTerminal, Write, stderr, stdin};
 
@@ -14,7 +14,7 @@ pub struct Confirm {
 }
 
 impl Confirm {
-    /// Asks a person. Where there is no terminal to ask at, only `-y` is an answer.
+    /// Asks a person. Without a terminal, only `-y` is an answer.
     pub fn ask(&self, question: &str) -> Result<(), Failure> {
         if self.yes {
             return Ok(());

@@ -1,4 +1,4 @@
-//! How a command ends, as main.rs and docs/cli.md list it.
+//! Exit codes of a command, as main.rs and docs/cli.md list them.
 
 use std::fmt::Display;
 use std::io::{Write, stderr};
@@ -21,7 +21,7 @@ pub const DISK_FAILED: u8 = 74;
 pub const NOT_OFFERED: u8 = 75;
 pub const UNUSABLE: u8 = penstock_directory::EXIT_UNUSABLE;
 
-/// One clear message, and the code that a program goes by.
+/// Message for the user, and the exit code by which a program decides.
 #[derive(Debug)]
 pub struct Failure {
     pub code: u8,
@@ -93,7 +93,7 @@ impl From<Refusal> for Failure {
     }
 }
 
-/// What a broker did with one order. One that was sent again after a broken connection is done, too.
+/// Returns the outcome of one order. An order that was sent again after a broken connection is done, too.
 pub fn applied(receipt: Receipt) -> Result<Applied, Failure> {
     match receipt {
         Receipt::Applied(applied) => Ok(applied),
@@ -162,7 +162,7 @@ pub fn cannot_use(directory: &Path, error: &std::io::Error) -> Failure {
     Failure::new(code_of_path(error), text)
 }
 
-/// The code for what the system says of a path.
+/// Returns the exit code for an error of a path.
 fn code_of_path(error: &std::io::Error) -> u8 {
     match error {
         error if is_of_the_disk(error) => DISK_FAILED,
@@ -171,7 +171,7 @@ fn code_of_path(error: &std::io::Error) -> u8 {
     }
 }
 
-/// A path or a permission that stays wrong until somebody changes it.
+/// Whether a path or a permission is wrong, and stays so until somebody changes it.
 fn is_wrong_place(error: &std::io::Error) -> bool {
     use std::io::ErrorKind as Kind;
     matches!(
@@ -180,7 +180,7 @@ fn is_wrong_place(error: &std::io::Error) -> bool {
     )
 }
 
-/// Not a path or a permission that somebody has got wrong.
+/// Whether the fault is the disk's, and not that of a path or a permission.
 pub fn is_of_the_disk(error: &std::io::Error) -> bool {
     use rustix::io::Errno;
     let number = error.raw_os_error().map(Errno::from_raw_os_error);

@@ -226,7 +226,7 @@ pub fn failed_page(broker: &Broker, query: FailedQuery) -> Result<FailedPage, Fa
     }
 }
 
-/// What became of an order on failed jobs.
+/// Outcome of an order on failed jobs.
 #[derive(Default)]
 pub struct Outcome {
     done: u64,

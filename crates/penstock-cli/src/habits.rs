@@ -1,4 +1,4 @@
-//! Answers for hands that know another queue's command line, or an earlier one of this.
+//! Answers for people who know another queue's command line, or an earlier one of this program.
 
 use std::io::{Write, stderr};
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::exit::WRONG_CALL;
 
-/// Commands that are not here, and what is.
+/// Commands of other programs, and what to use here.
 const COMMANDS: &[(&[&str], &str)] = &[
     // Earlier names of this program.
     (
@@ -60,7 +60,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["limits"], "it is `penstock limit ls`"),
 ];
 
-/// Options that are not here, and what is.
+/// Options of other programs, and what to use here.
 const OPTIONS: &[(&[&str], &str)] = &[
     (
         &["-A", "--app"],
@@ -128,7 +128,7 @@ const OPTIONS: &[(&[&str], &str)] = &[
     (&["--none"], "it is `penstock limit rm QUEUE` now"),
 ];
 
-/// Says what is wrong with a command line, and how penstock does what was meant.
+/// Prints what is wrong with a command line, and how penstock does what was meant.
 pub fn report(error: &clap::Error) -> ExitCode {
     let Some(answer) = answer(error) else {
         // Help and the version are such "errors" too; clap knows where each is to be printed.

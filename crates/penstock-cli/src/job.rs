@@ -1,4 +1,4 @@
-//! One job: what is known of it, and orders for it. Its arguments and its result are never printed as they are.
+//! Shows a job, and carries out orders for it. Its arguments and its result are never printed as they are.
 
 use clap::{Args, Subcommand};
 use penstock_message::{
@@ -106,11 +106,11 @@ pub fn show_failed(arguments: &ShowArguments) -> Result<(), Failure> {
     }
 }
 
-/// What a broker knows of one job, at least one of the two.
+/// Records of one job at a broker: `held`, `ended` or both.
 struct Known {
     held: Option<MessageInfo>,
     ended: Option<Ended>,
-    /// Of its arguments, where they are known.
+    /// Size of its arguments, where it is known.
     body_bytes: Option<u64>,
 }
 
@@ -275,7 +275,7 @@ impl Known {
     }
 }
 
-/// The size of the arguments of a failed job. Only its listing has it.
+/// Asks for the size of a failed job's arguments. Only the list of failed jobs has it.
 fn failed_bytes(broker: &Broker, held: &MessageInfo) -> Result<Option<u64>, Failure> {
     let Some(failed) = &held.failed else {
         return Ok(None);
@@ -355,7 +355,7 @@ fn cancel(arguments: &CancelArguments) -> Result<(), Failure> {
     Err(Failure::new(first.code, why.join("\n")))
 }
 
-/// Where a job was that is cancelled now.
+/// Returns the state from which a job was cancelled.
 fn cancelled_from(receipt: Receipt) -> Result<Option<MessageState>, Failure> {
     match receipt {
         Receipt::Refused {

@@ -1,4 +1,4 @@
-//! What can be done to a broker's journal while the broker does not run.
+//! Commands on a broker's journal while the broker does not run.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Where the log goes: standard error, for people or as JSON, or a local broker's file.
+//! Target of the log: standard error, for people or as JSON, or a local broker's file.
 
 use std::fs::File;
 use std::io::{IsTerminal, stderr};

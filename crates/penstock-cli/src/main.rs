@@ -1,4 +1,4 @@
-//! The `penstock` command. Each command is a file; this one says what there is and how it is called.
+//! The `penstock` command. Each command is a file; this one lists them.
 
 mod address;
 mod broker;
@@ -161,7 +161,7 @@ mod tests {
         }
     }
 
-    /// What scripts rely on: each of these options means one thing wherever it is.
+    /// Checks a promise to scripts: a shared option means the same for every command.
     #[test]
     fn options_that_are_shared_are_the_same_everywhere() {
         let mut seen = std::collections::BTreeMap::new();

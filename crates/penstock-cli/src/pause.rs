@@ -45,7 +45,7 @@ pub fn resume(arguments: &Arguments) -> Result<(), Failure> {
     report(arguments, false, "resumed")
 }
 
-/// Tells whether the broker did not know the queue.
+/// Returns whether the broker did not know the queue.
 fn run(arguments: &Arguments, queue: String, op: Op) -> Result<bool, Failure> {
     let broker = arguments.broker.find()?;
     let page = broker.status_page(StatusQuery::of_queues(vec![queue]))?;

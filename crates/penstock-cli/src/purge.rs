@@ -8,7 +8,7 @@ use crate::exit::{FAILED, Failure};
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{count, printable, show, show_json};
 
-/// Queues that are named when the one asked for is not there.
+/// Number of queues to name when the one asked for does not exist.
 const KNOWN: u32 = 20;
 
 #[derive(Args)]
@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-/// How many jobs wait in a queue, which must be there.
+/// Returns the number of jobs that wait in a queue, which must exist.
 pub fn waiting_in(broker: &Broker, queue: &str) -> Result<u64, Failure> {
     let page = broker.status_page(StatusQuery::of_queues(vec![queue.to_owned()]))?;
     if let Some(found) = page.status.queues.first() {

@@ -1,14 +1,14 @@
-//! What a worker notes of an attempt that failed, as `python/penstock/_values/envelope.py` writes it.
+//! Record of a failed attempt by its worker, as `python/penstock/_values/envelope.py` writes it.
 
 use penstock_message::MessageInfo;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
-/// One attempt that failed or crashed.
+/// Attempt that failed or crashed.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// From 1. One that crashed is begun again under the same number.
+    /// Counts from 1. An attempt that crashed is begun again under the same number.
     pub number: u64,
     /// The error's type in full and its message, or the reason of a crash.
     pub error: String,
@@ -19,7 +19,7 @@ pub struct Attempt {
 }
 
 impl Attempt {
-    /// The attempts that a job has behind it, oldest first.
+    /// Returns the attempts that a job has behind it, oldest first.
     pub fn all_of(job: &MessageInfo) -> Vec<Self> {
         let mut number = 1;
         let attempt_of = |note: &bytes::Bytes| {
@@ -32,7 +32,8 @@ impl Attempt {
         job.notes.iter().map(attempt_of).collect()
     }
 
-    /// No text in UTF-8 begins with the byte of a msgpack array: anything else is the broker's own text.
+    /// Reads a record or text. No text in UTF-8 begins with the byte of a msgpack array: anything else is the
+    /// broker's own text.
     fn read(note: &[u8], number: u64) -> Self {
         let is_record = note.first().is_some_and(|first| first & 0xf0 == 0x90);
         let record = is_record

@@ -1,4 +1,4 @@
-//! One question or order to a broker that runs already: these commands start none.
+//! Sends one query or order to a broker that runs already: these commands start none.
 
 use std::io::{Write, stderr};
 use std::os::unix::net::UnixStream;
@@ -31,10 +31,10 @@ pub struct BrokerArguments {
 
 pub const DEFAULT_URL: &str = "local:.penstock";
 
-/// How often a broker is asked how far an operation has come: at first, and at most.
+/// Interval of asking a broker how far an operation has come: at first, and at most.
 const FIRST_LOOK: Duration = Duration::from_millis(2);
 const LONGEST_LOOK: Duration = Duration::from_millis(250);
-/// After this a person who waits for an operation is told how far it has come, and again as often.
+/// Interval of telling a person who waits for an operation how far it has come.
 const TELL_EVERY: Duration = Duration::from_secs(5);
 
 /// A connection to a broker, and what to call it.
@@ -48,7 +48,7 @@ impl BrokerArguments {
         address_of(&self.url)
     }
 
-    /// Finds the broker. Fails with a clear word when a local one does not run.
+    /// Finds the broker. Fails with a clear message when a local one does not run.
     pub fn find(&self) -> Result<Broker, Failure> {
         let (url, shown) = match self.address()? {
             Address::Local(path) => {
@@ -91,12 +91,12 @@ impl Broker {
         }
     }
 
-    /// What the engine behind the broker can do.
+    /// Returns the capabilities of the engine behind the broker.
     pub fn capabilities(&self) -> Result<Arc<Capabilities>, Failure> {
         wait_for(|done| self.driver.probe(deadline(), done))
     }
 
-    /// One page of the status.
+    /// Asks for a page of the status.
     pub fn status_page(&self, query: StatusQuery) -> Result<StatusPage, Failure> {
         match self.ask(Query::Status(query))? {
             Answer::Status(page) => Ok(page),
@@ -107,12 +107,12 @@ impl Broker {
         }
     }
 
-    /// The status with all queues and workers.
+    /// Asks for the status with all queues and workers.
     pub fn status(&self) -> Result<Status, Failure> {
         Status::collect(|page| self.status_page(page))
     }
 
-    /// What the broker knows of a job that it holds; `None`: it holds none of this id.
+    /// Asks for a job; `None`: the broker holds none of this id.
     pub fn job(&self, id: MessageId) -> Result<Option<MessageInfo>, Failure> {
         match self.ask(Query::Message(id))? {
             Answer::Message(info) => Ok(info),
@@ -123,7 +123,7 @@ impl Broker {
         }
     }
 
-    /// How it stands with a key now.
+    /// Asks for the present state of a key.
     pub fn peek(&self, key: Key) -> Result<KeyState, Failure> {
         let (told, answer) = channel();
         let sink = Arc::new(Peek(Mutex::new(told)));
@@ -200,7 +200,7 @@ enum Peeked {
     TimedOut,
 }
 
-/// Passes on the first thing that a driver tells of a key.
+/// Passes on the first state that a driver reports of a key.
 struct Peek(Mutex<Sender<Peeked>>);
 
 impl Peek {
@@ -272,7 +272,7 @@ pub fn resolve(path: &Path) -> Result<LocalPaths, Failure> {
     })
 }
 
-/// Where a broker of the directory listens, if one does.
+/// Returns the socket on which a broker of the directory listens, if one does.
 pub fn find_socket(paths: &LocalPaths) -> Result<Option<PathBuf>, Failure> {
     match paths.connect(|path| UnixStream::connect(path)) {
         Ok((_, socket)) => Ok(Some(socket.to_path_buf())),

@@ -135,7 +135,7 @@ fn serve_locally(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
         .inspect_err(|error| tracing::error!("{error}"))?)
 }
 
-/// It has no log: what could fail here is told to the client, or is the end of it.
+/// Serves one client from memory, without a log: each fault is reported to the client, or ends it.
 fn serve_in_memory(arguments: &Arguments, pid: u32) -> Result<(), Failure> {
     // SAFETY: nothing was done yet but to read the command line: there is one thread and no file.
     let socket = unsafe { detach() }?;

@@ -143,7 +143,7 @@ pub fn worker_json(worker: &WorkerStatus) -> Value {
     })
 }
 
-/// What must wait for want of space on the disk, as one word.
+/// Names the work that waits for space on the disk, as one word.
 fn space(space: Space) -> &'static str {
     match space {
         Space::Plenty => "plenty",
@@ -153,7 +153,7 @@ fn space(space: Space) -> &'static str {
     }
 }
 
-/// What keeps the broker from taking new work, a line each.
+/// Lists the reasons why the broker takes no new work, a line each.
 fn troubles(status: &Status) -> String {
     let mut lines = String::new();
     if status.space != Space::Plenty {
@@ -261,12 +261,12 @@ pub fn queue_table(queues: &[QueueStatus], others: &Others) -> String {
     table.to_string()
 }
 
-/// Jobs that ended, in any way.
+/// Returns the number of jobs that ended, in any way.
 fn done(counts: &JobCounts) -> u64 {
     counts.succeeded + counts.failed + counts.expired + counts.cancelled + counts.dropped
 }
 
-/// The rate of so many in a minute.
+/// Formats a count over a minute as a rate per second.
 fn per_second(of_minute: u64) -> String {
     match of_minute {
         0 => "-".to_owned(),
@@ -313,7 +313,7 @@ pub fn worker_table(workers: &[WorkerStatus]) -> String {
     )
 }
 
-/// What is out of the ordinary about a queue.
+/// Lists what is unusual about a queue.
 fn remarks(queue: &QueueStatus) -> String {
     let mut remarks = Vec::new();
     if queue.paused {

@@ -1,4 +1,4 @@
-//! What people read: tables, sizes, times.
+//! Formats output for people: tables, sizes, times.
 
 use std::io::{ErrorKind, Write, stdout};
 
@@ -6,7 +6,7 @@ use penstock_message::{MessageState, Overflow, QueueLimits};
 
 use crate::exit::Failure;
 
-/// Prints, and takes it calmly when the reader has seen enough (`| head`).
+/// Prints a text, and succeeds when its reader has seen enough (`| head`).
 pub fn show(text: &str) -> Result<(), Failure> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -20,7 +20,7 @@ pub fn show_json(value: &serde_json::Value) -> Result<(), Failure> {
     show(&format!("{value}\n"))
 }
 
-/// A number with its noun: `1 job`, `2 jobs`.
+/// Formats a number with its noun: `1 job`, `2 jobs`.
 pub fn count(number: u64, noun: &str) -> String {
     match number {
         1 => format!("1 {noun}"),
@@ -28,7 +28,7 @@ pub fn count(number: u64, noun: &str) -> String {
     }
 }
 
-/// The state of a job as `JobState` in Python has it.
+/// Returns the state of a job as `JobState` in Python names it.
 pub fn state_name(state: MessageState) -> &'static str {
     match state {
         MessageState::Ready => "waiting",
@@ -79,7 +79,7 @@ pub fn indented(text: &str) -> String {
         .collect()
 }
 
-/// A table whose columns are as wide as they must be; numbers stand to the right.
+/// Table whose columns are as wide as they must be; numbers are aligned to the right.
 pub struct Table {
     rows: Vec<Vec<String>>,
     right: Vec<bool>,

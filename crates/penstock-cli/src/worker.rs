@@ -123,7 +123,7 @@ fn queue_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// What a broker heeds.
+/// Reads a heartbeat, in the range that a broker accepts.
 fn heartbeat(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
@@ -131,7 +131,7 @@ fn heartbeat(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The interpreter that this command was installed for; the Python entry tells.
+/// Returns the interpreter that this command was installed for; the Python entry point sets it.
 pub fn python() -> PathBuf {
     std::env::var_os("PENSTOCK_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from)
 }

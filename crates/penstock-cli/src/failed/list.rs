@@ -12,7 +12,7 @@ use crate::moment::{ago, now_ms};
 use crate::remote::BrokerArguments;
 use crate::text::{Table, bytes, count, shortened, show, show_json};
 
-/// Jobs that a person is shown who did not say how many.
+/// Jobs that a person is shown by default.
 const SHOWN: usize = 50;
 const ERROR_WIDTH: usize = 60;
 const PREVIEW_WIDTH: usize = 60;
@@ -193,7 +193,7 @@ fn job_json(job: &FailedJob) -> Value {
     })
 }
 
-/// How often it was begun.
+/// Returns the number of times that the job was begun.
 fn attempts(job: &FailedJob) -> u32 {
     let raised = u32::from(job.failure.class != CRASHED);
     job.attempt + u32::from(job.crashes) + raised
