@@ -1,4 +1,4 @@
-//! What an engine can do, as it says itself.
+//! Capabilities of an engine, as it states them.
 //!
 //! Engines differ: a broker in memory keeps nothing, others know no joins or only coarse delays. Clients
 //! and workers ask before they rely on anything, and what an engine lacks is one error, [`NotOffered`].
@@ -14,24 +14,25 @@ use std::time::Duration;
 
 use crate::{Consume, DEFAULT_PRIORITY, Due, Durability, Key, Message, Op, Query, Tasks, Tx};
 
-/// What an engine can do. Every field defaults to *not offered*, or to the weakest promise.
+/// Capabilities of an engine. Every field defaults to *not offered*, or to the weakest promise.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The engine and how it is set up, for people: "Redis 7.0.15, appendfsync always".
     pub engine: String,
-    /// A double for tests: it takes every durability up to `disk`, and keeps nothing longer than its process.
+    /// Whether it is a double for tests: it accepts every durability up to `disk`, and keeps nothing longer than
+    /// its process.
     pub is_double: bool,
     pub highest_durability: Durability,
     pub settlement: Settlement,
-    /// A lost lease changes nothing.
+    /// Whether a lost lease changes nothing.
     pub fencing: bool,
     pub dedupe: Dedupe,
     pub lease: LeaseLife,
-    /// How precisely delays are kept; `None`: there are none.
+    /// Precision of delays; `None`: there are none.
     pub delays: Option<Duration>,
     pub priorities: Priorities,
-    /// A message that is handed back goes on from its old place.
+    /// Whether a message that is handed back goes on from its old place.
     pub keeps_place: bool,
     /// Results.
     pub values: bool,
@@ -40,45 +41,45 @@ pub struct Capabilities {
     pub joins: bool,
     /// The most members that a join can have; 0: there are no joins.
     pub max_group: u32,
-    /// A result that is on its way is told from one that will never be there.
+    /// Whether a result that is on its way is told from one that will never be there.
     pub pending: bool,
     pub purge: bool,
     pub pause: bool,
     /// Limits of how much may wait in a queue.
     pub limits: Limits,
-    /// Looking at one message.
+    /// Whether one message can be looked at.
     pub inspect: bool,
-    /// Failed jobs are listed, retried and dropped.
+    /// Whether failed jobs are listed, retried and dropped.
     pub failed_jobs: bool,
     pub cancel_waiting: bool,
     pub cancel_running: bool,
-    /// Consumers name the tasks that they can run.
+    /// Whether consumers name the tasks that they can run.
     pub tasks_of_consumers: bool,
-    /// A task with long jobs does not keep others from running.
+    /// Whether a task with long jobs does not keep others from running.
     pub fair_flows: bool,
-    /// A countdown does not follow changes of the clock on the wall.
+    /// Whether a countdown does not follow changes of the clock on the wall.
     pub steady_clock: bool,
     pub workflows: bool,
     pub value_streams: bool,
     pub claims: bool,
     pub debounce: bool,
-    /// How precisely rates of tasks are limited; `None`: they are not.
+    /// Precision of the rate limits of tasks; `None`: there are none.
     pub rate_limits: Option<Duration>,
     /// Shares of tenants.
     pub fair_share: bool,
     pub batching: bool,
     pub schedules: bool,
     pub progress: bool,
-    /// Saying why a job waits.
+    /// Whether it says why a job waits.
     pub why: bool,
-    /// Parking a running job until something happens.
+    /// Whether a running job can be parked until something happens.
     pub parking: bool,
-    /// Clients can move the clock.
+    /// Whether clients can move the clock.
     pub movable_clock: bool,
     pub remarks: Vec<Remark>,
 }
 
-/// Something that an engine lacks as it is set up, and how to mend it.
+/// Something that an engine lacks as it is set up, and how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remark {
     pub feature: Feature,
@@ -86,19 +87,19 @@ pub struct Remark {
     pub remedy: String,
 }
 
-/// How an acknowledgement, its result and the jobs that follow it belong together.
+/// Atomicity of an acknowledgement, its result and the jobs that follow it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Settlement {
-    /// What follows is published before the acknowledgement, and twice if a crash comes between.
+    /// The jobs that follow are published before the acknowledgement, and twice if a crash comes between.
     #[default]
     PublishThenAck,
-    /// Copies are dropped for so long.
+    /// Copies are dropped for this long.
     Idempotent { window: Duration },
     /// All of it or nothing.
     OneStep,
 }
 
-/// For how long a transaction that is sent again is known for what it is.
+/// Time for which an engine recognizes a transaction that is sent again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dedupe {
     #[default]
@@ -108,12 +109,12 @@ pub enum Dedupe {
     Session,
 }
 
-/// What a lease ends with, unless it is settled before.
+/// Event that ends a lease, unless it is settled before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LeaseLife {
     #[default]
     Connection,
-    /// It outlives connections, and restarts of the broker.
+    /// The lease outlives connections, and restarts of the broker.
     Session,
 }
 
@@ -123,7 +124,7 @@ pub enum Priorities {
     None,
     /// Higher levels are preferred, not always first.
     Levels(u8),
-    /// The highest of so many levels goes first, always.
+    /// The highest of this many levels goes first, always.
     Strict(u8),
 }
 
@@ -226,7 +227,7 @@ impl Capabilities {
         }
     }
 
-    /// The same without a feature; of a durability, also without those above it.
+    /// Returns the same without a feature; of a durability, also without those above it.
     pub fn without(mut self, feature: Feature) -> Self {
         let cap = |highest: Durability| self.highest_durability.min(highest);
         match feature {
@@ -277,23 +278,23 @@ impl Capabilities {
         self
     }
 
-    /// All that is offered, as a set to compare needs with.
+    /// Returns all offered features, as a set to compare needs with.
     pub fn features(&self) -> Features {
         let offered = Feature::ALL.into_iter().filter(|one| self.offers(*one));
         offered.fold(Features::NONE, Features::with)
     }
 
-    /// Whether a commit of this durability is taken.
+    /// Whether a commit of this durability is accepted.
     pub fn takes(&self, durability: Durability) -> bool {
         durability <= self.highest_durability || (self.is_double && durability <= Durability::Disk)
     }
 
-    /// The durability to settle with: what a worker wants, or the most that there is.
+    /// Returns the durability to settle with: disk, or the most that there is.
     pub fn settle_at(&self) -> Durability {
         self.highest_durability.min(Durability::Disk)
     }
 
-    /// The first operation that this engine can't do, and the feature that it lacks for it.
+    /// Returns the first operation that this engine can't do, and the feature that it lacks for it.
     pub fn lacks(&self, tx: &Tx, durability: Durability) -> Option<(u32, Feature)> {
         if !self.takes(durability) {
             return Some((0, Feature::of_durability(durability)));
@@ -305,7 +306,7 @@ impl Capabilities {
         })
     }
 
-    /// The error for something that is not offered.
+    /// Returns the error for a feature that is not offered.
     pub fn not_offered(&self, feature: Feature) -> NotOffered {
         let engine = match self.engine.is_empty() {
             true => "this broker".to_owned(),
@@ -419,7 +420,7 @@ impl Feature {
         Self::MovableClock,
     ];
 
-    /// The feature that a commit of this durability needs.
+    /// Returns the feature that a commit of this durability needs.
     pub fn of_durability(durability: Durability) -> Self {
         match durability {
             Durability::Replicated => Self::ReplicatedDurability,
@@ -428,7 +429,7 @@ impl Feature {
         }
     }
 
-    /// For people, as the subject of "... is not offered".
+    /// Returns its name for people, as the subject of "... is not offered".
     pub fn name(self) -> &'static str {
         match self {
             Self::ReplicatedDurability => "durability=\"replicated\"",
@@ -500,7 +501,8 @@ impl Features {
         Feature::ALL.into_iter().filter(has)
     }
 
-    /// What a transaction needs, but for its durability. Settling a job needs nothing: any engine can.
+    /// Returns the features that a transaction needs, apart from its durability. Settling a job needs none: any
+    /// engine can.
     pub fn of(tx: &Tx) -> Self {
         tx.ops.iter().fold(Self::NONE, Self::of_op)
     }
@@ -562,7 +564,7 @@ impl Features {
         }
     }
 
-    /// What watching these keys needs.
+    /// Returns the features that watching these keys needs.
     pub fn of_watch(keys: &[Key]) -> Self {
         keys.iter().fold(Self::NONE, Self::of_key)
     }
@@ -583,7 +585,7 @@ impl Features {
 /// Something that the engine lacks, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotOffered {
-    /// What it is, such as `durability="replicated"`.
+    /// Name of the feature, such as `durability="replicated"`.
     pub feature: Cow<'static, str>,
     /// The engine and how it is set up.
     pub engine: String,

@@ -5,7 +5,7 @@
 //! process draws it at its start. The simulator and the tests fix it, so that each run is the same.
 //!
 //! A step multiplies two words of 64 bits and folds the 128 bits of the product by xor. One multiplication
-//! takes in 16 bytes, which is an id. **Both factors depend on the seed.** If one did not, a client would
+//! reads 16 bytes, which is an id. **Both factors depend on the seed.** If one did not, a client would
 //! choose the input that makes it zero, and with it every product, whatever the seed of the other:
 //!
 //! ```text
@@ -23,7 +23,7 @@ use std::hash::{BuildHasher, Hasher};
 
 /// A map whose keys clients choose.
 pub type SeededMap<K, V> = HashMap<K, V, SeededState>;
-/// A set of what clients choose.
+/// A set of bytes that clients choose.
 pub type SeededSet<T> = HashSet<T, SeededState>;
 
 /// Makes hashers of one seed. The default has seed 0, which everyone knows.
@@ -122,13 +122,13 @@ impl Hasher for SeededHasher {
         self.add(value, 0);
     }
 
-    /// Lengths and the variants of enums: no table is keyed by them alone, so they need no step of their own.
+    /// Hashes lengths and the variants of enums: no table is keyed by them alone, so they need no step of their own.
     #[inline]
     fn write_usize(&mut self, value: usize) {
         self.state = (self.state ^ value as u64).rotate_left(17);
     }
 
-    /// One product of numbers that count up has regular bits; folded once more it has not.
+    /// Folds the hash once more: one product of numbers that count up has regular bits.
     #[inline]
     fn finish(&self) -> u64 {
         fold(self.state, STEP)
@@ -155,7 +155,7 @@ fn half_word(bytes: &[u8]) -> u64 {
 
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// One number of the SplitMix64 generator: seeds that differ in one bit differ in half of them after it.
+/// Returns one number of the SplitMix64 generator: seeds that differ in one bit differ in half of them after it.
 fn scatter(seed: u64) -> u64 {
     let mut mixed = seed.wrapping_add(STEP);
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -29,14 +29,14 @@ pub struct MessageId(pub [u8; 16]);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct SessionId(pub [u8; 16]);
 
-/// What a new [`MessageId`] is made from; the caller owns the clock and the randomness.
+/// Time and randomness of a new [`MessageId`]; the caller owns the clock and the generator.
 #[derive(Clone, Copy, Debug)]
 pub struct IdSource {
     pub unix_ms: u64,
     pub random: [u8; 10],
 }
 
-/// The most members that a join can have: their ids must have room beside its own.
+/// The most members that a join can have: their ids must have room next to its own.
 pub const JOIN_CAP: u32 = (1 << TAIL_BITS) - 1;
 const TAIL_BITS: u32 = 24;
 

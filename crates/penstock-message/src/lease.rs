@@ -15,7 +15,7 @@ pub struct Lease {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
     pub lease: Lease,
-    /// The consumer that it is for.
+    /// Number of the consumer that it is for.
     pub consumer: u32,
     pub queue: String,
     /// Whether an earlier hand-out of this message may have run.
@@ -26,7 +26,7 @@ pub struct Delivery {
 /// Why a lease is handed back unsettled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseReason {
-    /// It never ran, or was stopped in order: no attempt is burned, and it goes back to its place.
+    /// The message never ran, or was stopped in order: no attempt is burned, and it goes back to its place.
     Returned,
     /// The process that ran it died; counts against `max_deliveries`. The text is the reason that a
     /// person reads, for instance `killed by signal 11 (SIGSEGV)`.

@@ -1,9 +1,9 @@
-/// How much may wait in a queue. What runs is not counted, and settlements are never refused for it.
+/// Limits of the messages that wait in a queue. Running ones are not counted, and settlements are never refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// How many messages may wait, ready or delayed.
+    /// Number of messages that may wait, ready or delayed.
     pub max_length: Option<u64>,
-    /// How many bytes of bodies they may have in all.
+    /// Total bytes of their bodies.
     pub max_bytes: Option<u64>,
     pub overflow: Overflow,
 }
@@ -20,25 +20,25 @@ impl QueueLimits {
         self.max_length.is_none() && self.max_bytes.is_none()
     }
 
-    /// Whether so many messages of so many bytes may wait.
+    /// Whether this many messages of this many bytes may wait.
     pub fn allow(&self, length: u64, bytes: u64) -> bool {
         self.max_length.is_none_or(|limit| length <= limit)
             && self.max_bytes.is_none_or(|limit| bytes <= limit)
     }
 }
 
-/// What happens to a message that comes to a full queue.
+/// Treatment of a message that comes to a full queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Overflow {
-    /// It is refused, and its producer told so.
+    /// The message is refused, and its producer learns of it.
     #[default]
     Reject = 0,
-    /// It is taken, and the oldest ready message of the lowest priority ends as cancelled.
+    /// The message is accepted, and the oldest ready one of the lowest priority ends as cancelled.
     DropOldest = 1,
 }
 
-/// What must wait for want of space on the broker's disk. Each level holds all of those before it.
+/// Work that waits for space on the broker's disk. Each level holds back all of the levels before it too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Space {
@@ -46,8 +46,8 @@ pub enum Space {
     Plenty = 0,
     /// New work is refused.
     NoPublishes = 1,
-    /// ... and nothing more is handed out.
+    /// New work is refused, and nothing is handed out.
     NoLeases = 2,
-    /// ... and the outcomes of runs wait.
+    /// New work is refused, nothing is handed out, and the outcomes of runs wait.
     NoSettlements = 3,
 }

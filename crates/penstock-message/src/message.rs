@@ -7,18 +7,18 @@ pub const HIGHEST_PRIORITY: u8 = 9;
 /// The priority of a message that asks for none.
 pub const DEFAULT_PRIORITY: u8 = 4;
 
-/// What a broker holds. What it decides by stands in these fields; the body it never parses.
+/// A message as a broker holds it. The broker decides by these fields; it never parses the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     pub id: MessageId,
     /// The task's name. Messages of one task form a flow; flows of one priority share fairly.
     pub task: String,
     pub priority: u8,
-    /// When it is no longer worth starting. It then ends as `expired`.
+    /// Time after which it is no longer worth starting. It then ends as `expired`.
     pub expires_at: Option<Due>,
-    /// How long the result is kept once there is one; `None`: nobody reads it, so none is stored.
+    /// Time for which the result is kept once there is one; `None`: nobody reads it, so none is stored.
     pub result_ttl_ms: Option<u64>,
-    /// How many deliveries may end in a crash; the last of them fails it for good. At least 1.
+    /// Number of deliveries that may end in a crash; the last of them fails it for good. At least 1.
     pub max_deliveries: u8,
     /// Attempts that ended in an error and were followed by a retry; 0 at first.
     pub attempt: u32,
@@ -43,22 +43,22 @@ pub struct Extras {
     /// The join whose values are the job's first argument.
     pub inputs: Option<Inputs>,
     pub workflow: Option<MessageId>,
-    /// Fair shares and limits go by it within a task; at most [`Extras::KEY_CAP_BYTES`].
+    /// Key by which fair shares and limits go within a task; at most [`Extras::KEY_CAP_BYTES`].
     pub key: Option<Bytes>,
     /// Names and values of an application's own, at most [`Extras::HEADERS_CAP_BYTES`] in all. Names
     /// that begin with `penstock.` are reserved.
     pub headers: Vec<(String, Bytes)>,
-    /// How often the job was retried after it had failed for good.
+    /// Number of retries after it had failed for good.
     pub generation: u32,
     /// Attempts made by earlier generations: the present one's retries are counted from here.
     pub attempts_before: u32,
-    /// How often it is retried, when the call says otherwise than its task.
+    /// Retries after an error, when the call sets them and not its task.
     pub retries: Option<Retries>,
     pub timeout_ms: Option<u64>,
     pub soft_timeout_ms: Option<u64>,
-    /// Deliveries after which it was one of several jobs that may have killed their process.
+    /// Deliveries after which several jobs, this one among them, may have killed their process.
     pub suspects: u8,
-    /// The job that published it.
+    /// Id of the job that published it.
     pub parent: Option<MessageId>,
     /// Names, kinds and annotations of the signature that encoded the arguments, hashed.
     pub args_hash: Option<u64>,
@@ -68,12 +68,12 @@ impl Extras {
     pub const KEY_CAP_BYTES: usize = 255;
     pub const HEADERS_CAP_BYTES: usize = 4096;
 
-    /// `None` when nothing is set.
+    /// Boxes the fields; `None` when nothing is set.
     pub fn boxed(self) -> Option<Box<Self>> {
         (self != Self::default()).then(|| Box::new(self))
     }
 
-    /// Bytes of all headers, names and values.
+    /// Returns the bytes of all headers, names and values.
     pub fn headers_bytes(&self) -> usize {
         let headers = self.headers.iter();
         headers.map(|(name, value)| name.len() + value.len()).sum()
@@ -84,7 +84,7 @@ impl Extras {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Member {
     pub join: MessageId,
-    /// From 0; below the join's count.
+    /// Counts from 0; below the join's count.
     pub index: u32,
 }
 
@@ -106,11 +106,11 @@ pub enum InputShape {
     Named = 2,
 }
 
-/// How often a job is retried after an error.
+/// Retries of a job after an error.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Retries {
     AtMost(u32),
-    /// As often as there are delays, in milliseconds; at most [`Retries::DELAYS_CAP`].
+    /// One retry for each delay, in milliseconds; at most [`Retries::DELAYS_CAP`].
     After(Vec<u64>),
 }
 

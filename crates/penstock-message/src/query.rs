@@ -4,20 +4,20 @@ use bytes::Bytes;
 
 use crate::{Failure, Filter, MessageId, QueueLimits, Space, WallMs};
 
-/// What a client may ask a broker. Nothing of it changes what the broker holds.
+/// Query of a client to a broker. None changes what the broker holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Query {
     /// The status of the broker, with a page of its queues and workers.
     Status(StatusQuery),
-    /// What is known of a message that is held.
+    /// Details of a message that is held.
     Message(MessageId),
     /// A page of failed jobs.
     Failed(FailedQuery),
-    /// How far a purge, or another operation on many jobs, has come.
+    /// Progress of a purge, or of another operation on many jobs.
     Operation(u64),
-    /// A question of a newer protocol: answered as refused.
+    /// A query of a newer protocol: answered as refused.
     Unnamed,
-    /// End this broker. Only the process around a broker can do that, and only a local one does.
+    /// Stop this broker. Only the process around a broker can do that, and only a local one does.
     Stop,
     /// Move the broker's clock on. Only a double for tests lets clients do that.
     SetClock { forward_ms: u64 },
@@ -31,7 +31,7 @@ pub enum Answer {
     Failed(FailedPage),
     /// `None`: no such operation in the last ten minutes.
     Operation(Option<OperationStatus>),
-    /// It ends now, in order.
+    /// The broker stops now, in order.
     Stopping,
     /// The time by the broker's clock, which was moved on.
     Clock(WallMs),
@@ -44,14 +44,14 @@ pub enum Answer {
 pub struct StatusQuery {
     /// Lists these queues only, and no worker; empty: all.
     pub queues: Vec<String>,
-    /// Lists what comes behind this only: [`StatusPage::next`] of the page before.
+    /// Lists only what comes behind this: [`StatusPage::next`] of the page before.
     pub after: Option<StatusCursor>,
-    /// How many queues and workers to list at most; 0: the broker's own limit, which is 1,024.
+    /// Most queues and workers to list; 0: the broker's own limit, which is 1,024.
     pub limit: u32,
 }
 
 impl StatusQuery {
-    /// One answer is enough: a worker serves at most as many queues as a page has.
+    /// Asks for these queues. One answer is enough: a worker serves at most as many queues as a page has.
     pub fn of_queues(queues: Vec<String>) -> Self {
         Self {
             queues,
@@ -59,7 +59,7 @@ impl StatusQuery {
         }
     }
 
-    /// For the status of the broker, more than for its queues and workers: lists the first few.
+    /// Asks for the status of the broker, more than for its queues and workers: lists the first few.
     pub fn first(limit: u32) -> Self {
         Self {
             limit,
@@ -68,7 +68,7 @@ impl StatusQuery {
     }
 }
 
-/// Queues are listed in the order of their names, then tasks in that of theirs, then workers in an order of the
+/// Place in a list of queues in the order of their names, then tasks in that of theirs, then workers in an order of the
 /// broker's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatusCursor {
@@ -81,7 +81,7 @@ pub enum StatusCursor {
 pub struct StatusPage {
     /// Has the queues, tasks and workers of this page. Everything else is of the whole broker.
     pub status: Status,
-    /// Where to go on; `None`: there are no more.
+    /// Place to continue from; `None`: this is the last page.
     pub next: Option<StatusCursor>,
     /// Leases of the session that asks. Deliveries that have not reached it yet are among them.
     pub own_leases: u32,
@@ -95,14 +95,14 @@ pub struct FailedQuery {
     pub filter: Filter,
     /// Lists jobs behind this one only: [`FailedPage::next`] of the page before.
     pub after: u64,
-    /// How many to list at most; 0: the broker's own limit, which is 1,000.
+    /// Most jobs to list; 0: the broker's own limit, which is 1,000.
     pub limit: u32,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FailedPage {
     pub jobs: Vec<FailedJob>,
-    /// Where to go on; `None`: there are no more. A page may be empty and not the last: a query looks at
+    /// Place to continue from; `None`: this is the last page. A page may be empty and not the last: a query looks at
     /// 10,000 jobs at most.
     pub next: Option<u64>,
 }
@@ -126,11 +126,11 @@ pub struct FailedJob {
 /// An operation on many jobs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperationStatus {
-    /// Jobs that it has come to so far and that match.
+    /// Jobs examined so far that match.
     pub matched: u64,
     /// Matching jobs for which the operation is done.
     pub done: u64,
-    /// Matching jobs that it could not be done to: they run, or their unique key is another job's by now.
+    /// Matching jobs that were left alone: they run, or their unique key is another job's by now.
     pub spared: u64,
     pub is_over: bool,
 }
@@ -158,7 +158,7 @@ pub struct Status {
     pub counts: Box<Counts>,
     pub space: Space,
     pub memory_is_full: bool,
-    /// Of the process around the broker, which fills it in. Boxed, since few answers are a status.
+    /// Figures of the process around the broker, which fills them in. Boxed, since few answers are a status.
     pub process: Box<ProcessStatus>,
 }
 
@@ -193,10 +193,10 @@ impl Status {
     }
 }
 
-/// What a broker has done since it started.
+/// Counts of a broker since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Messages that were taken, handed out, done with by an acknowledgement, ended for their age, and
+    /// Messages that were accepted, handed out, acknowledged, expired, and
     /// dropped from full queues.
     pub published: u64,
     pub delivered: u64,
@@ -210,7 +210,7 @@ pub struct Counts {
     pub cancelled: u64,
 }
 
-/// What became of the jobs of a queue or of a task.
+/// Counts of the jobs of a queue or of a task.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JobCounts {
     /// Jobs that were published to it, or moved here from another queue.
@@ -220,7 +220,7 @@ pub struct JobCounts {
     pub succeeded: u64,
     /// Jobs that failed for good.
     pub failed: u64,
-    /// Jobs that went back for another attempt after one had failed, by themselves or by a person.
+    /// Jobs that went back for another attempt after one had failed, automatically or by a person.
     pub retried: u64,
     pub expired: u64,
     /// Jobs that were cancelled or purged, or blocked by the failure of another.
@@ -232,10 +232,10 @@ pub struct JobCounts {
 }
 
 impl JobCounts {
-    /// How many counts there are, ...
+    /// Number of counts.
     pub const LEN: usize = 9;
 
-    /// ... and these, in the order of the fields.
+    /// Reads the counts in the order of the fields.
     pub fn from_array(counts: [u64; Self::LEN]) -> Self {
         let [
             enqueued,
@@ -271,10 +271,10 @@ pub struct Tallied {
     pub last_minute: JobCounts,
 }
 
-/// Queues and tasks that were empty and had no settings for an hour: they are forgotten but for their counts.
+/// Queues and tasks that were empty and had no settings for an hour: only their counts are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Others {
-    /// How often a queue was forgotten, and a task.
+    /// Number of times that a queue was forgotten, and a task.
     pub queues: u64,
     pub tasks: u64,
     pub of_queues: JobCounts,
@@ -298,7 +298,7 @@ pub struct QueueStatus {
     pub oldest_ready_ms: u64,
     pub paused: bool,
     pub consumers: u32,
-    /// Of the bodies of what is ready or delayed.
+    /// Total body bytes of ready and delayed messages.
     pub waiting_bytes: u64,
     pub limits: QueueLimits,
     /// Since the broker started: transactions that were refused because this queue was full, and
@@ -312,7 +312,7 @@ pub struct QueueStatus {
     /// Ready jobs of tasks that none of the queue's consumers can run. 0 while it has no consumers.
     pub unknown: u64,
     pub tallied: Tallied,
-    /// The share of the time in which consumers were ready to take a job at once, as RabbitMQ's consumer capacity, in
+    /// The share of the time in which consumers were ready to take a job at once, like RabbitMQ's consumer capacity, in
     /// thousandths: a moving average over some 10 seconds. `None`: the queue has no consumers.
     pub capacity_permille: Option<u16>,
 }
@@ -324,7 +324,7 @@ pub struct WorkerStatus {
     pub slots: u32,
     pub busy: u32,
     pub leases: u32,
-    /// It is connected; otherwise its leases are held back for it until its heartbeat ends.
+    /// Whether it is connected; otherwise its leases are held back for it until its heartbeat ends.
     pub connected: bool,
 }
 
@@ -333,24 +333,24 @@ pub struct ProcessStatus {
     pub version: String,
     pub pid: u64,
     pub uptime_ms: u64,
-    /// How long a sync of the journal takes, over the last thousands of them.
+    /// Duration of a sync of the journal, over the last thousands of them.
     pub sync_p50_us: u64,
     pub sync_p99_us: u64,
     pub journal_bytes: u64,
-    /// What is decided and not on disk yet.
+    /// Records that are decided and not on disk yet.
     pub unsynced_records: u64,
     pub unsynced_bytes: u64,
-    /// What one write carries, on average.
+    /// Average size of a write.
     pub batch_records: u64,
     pub batch_bytes: u64,
-    /// What of the journal is no longer needed.
+    /// Bytes of the journal that are no longer needed.
     pub reclaim_debt_bytes: u64,
     /// Segments that are kept ready for a full disk.
     pub reserves: u64,
-    /// What the process holds, and from where on it takes no new work; 0: it is not limited.
+    /// Memory of the process, and the limit above which it takes no new work; 0: there is none.
     pub memory_bytes: u64,
     pub memory_limit_bytes: u64,
-    /// Connections that take in less than they are told.
+    /// Connections that receive more slowly than the broker sends.
     pub full_connections: u64,
     /// Transactions that wait for space on the disk.
     pub blocked: u64,
@@ -365,7 +365,7 @@ pub struct MessageInfo {
     pub queue: String,
     pub state: MessageState,
     pub enqueued_at: WallMs,
-    /// When the present run was handed out.
+    /// Time at which the present run was handed out.
     pub started_at: Option<WallMs>,
     pub due_at: Option<WallMs>,
     pub attempt: u32,
@@ -389,9 +389,9 @@ pub enum MessageState {
     Failed,
     /// Held by a join that has failed.
     Blocked,
-    /// Runs, and was asked to end. Reserved.
+    /// Running, and asked to end. Reserved.
     Cancelling,
-    /// Its run waits for other jobs. Reserved.
+    /// Running, and waiting for other jobs. Reserved.
     Parked,
 }
 
@@ -425,9 +425,9 @@ pub enum Notice {
     /// Results of this group are evicted before their time because the group is over its size cap, or
     /// because space on the disk is short. Once a group and process.
     Evicting { group: String, cap_bytes: u64 },
-    /// How much space there is on the disk has changed.
+    /// The space on the disk has changed level.
     Space(Space),
-    /// The broker has come to its memory limit, or has room again.
+    /// The broker has reached its memory limit, or has room again.
     Memory { is_full: bool, limit_bytes: u64 },
     /// The oldest failed jobs, and jobs that failed groups have blocked, are dropped because there are more than are
     /// kept, or because space on the disk is short. Once a process.

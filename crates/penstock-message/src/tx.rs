@@ -18,7 +18,7 @@ impl From<Vec<Op>> for Tx {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// The delivery is done. A guard: a lease that was lost fails the whole [`Tx`].
+    /// Ends the message, whose delivery is done. A guard: a lease that was lost fails the whole [`Tx`].
     Ack {
         lease: Lease,
         cost_us: u64,
@@ -28,7 +28,7 @@ pub enum Op {
         lease: Lease,
         reason: ReleaseReason,
     },
-    /// Same message, same body, new place: a retry, for one. A guard, as `Ack` is.
+    /// Puts the same message, with the same body, in a new place: a retry, for one. A guard, as `Ack` is.
     Move {
         lease: Lease,
         /// `None`: the queue it came from.
@@ -37,20 +37,20 @@ pub enum Op {
         patch: HeaderPatch,
         cost_us: u64,
     },
-    /// One body, any number of queues.
+    /// Publishes one body to any number of queues.
     Publish {
         queues: Vec<String>,
         message: Message,
         due: Option<Due>,
-        /// Skipped, and reported in the receipt, when this key exists; otherwise the key belongs to
-        /// the message until it ends or fails for good.
+        /// Key under which to publish. If it exists, the operation is skipped, and the receipt says so;
+        /// otherwise the key belongs to the message until that ends or fails for good.
         unless_key: Option<Key>,
     },
     Put {
         key: Key,
         value: Value,
         ttl_ms: Option<u64>,
-        /// Values of one group share a size cap: for results, the task's name.
+        /// Name of the group, which shares a size cap: for results, the task's name.
         group: String,
     },
     Delete {
@@ -68,20 +68,20 @@ pub enum Op {
         messages: Vec<(String, Message)>,
         policy: JoinPolicy,
     },
-    /// One member has arrived. Idempotent by `index`. A message that names its join needs none: it reports
+    /// Reports one member to a join. Idempotent by `index`. A message that names its join needs none: it reports
     /// when it ends.
     Join {
         join: JoinId,
         index: u32,
         succeeded: bool,
     },
-    /// Ends a run, and the job, for good: it raised for the last time. It stays with the failed jobs. A
+    /// Ends a run, and the job, for good: it raised for the last time. The message stays with the failed jobs. A
     /// guard, as `Ack` is.
     Fail {
         lease: Lease,
-        /// The encoded error for anybody who asks for the result; `None`: nobody may.
+        /// Encoded error for any client that asks for the result; `None`: nobody may.
         value: Option<Bytes>,
-        /// The same for people who look into failed jobs; appended to the notes.
+        /// The same error for people who look into failed jobs; appended to the notes.
         note: Bytes,
         failure: Failure,
         cost_us: u64,
@@ -90,13 +90,13 @@ pub enum Op {
     /// `TooLate`; a filter leaves running jobs alone.
     Cancel {
         target: Target,
-        /// Told to anybody who waits for the result; at most [`Failure::TEXT_CAP_BYTES`].
+        /// Reason for any client that waits for the result; at most [`Failure::TEXT_CAP_BYTES`].
         reason: String,
     },
     /// Puts failed jobs back into their queues, as their next generation.
     RetryFailed {
         target: Target,
-        /// Where they go; `None`: the queue that they came from, which one that failed under a broker of
+        /// Queue to put them into; `None`: the queue that they came from, which one that failed under a broker of
         /// format 1 has lost.
         queue: Option<String>,
     },
@@ -106,7 +106,7 @@ pub enum Op {
     },
     /// An operation of a newer protocol: refused as `NotOffered`.
     Unnamed,
-    /// Ends all that waits in a queue (not what is leased); their results become `cancelled`.
+    /// Ends all waiting messages of a queue, not leased ones; their results become `cancelled`.
     Purge {
         queue: String,
     },
@@ -116,7 +116,7 @@ pub enum Op {
     Resume {
         queue: String,
     },
-    /// Sets how much may wait in a queue from now on; what waits already stays.
+    /// Sets how much may wait in a queue from now on; messages that wait already stay.
     Limit {
         queue: String,
         limits: QueueLimits,
@@ -124,7 +124,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it ends a lease. What comes with it in one [`Tx`] is the outcome of a run, which is
+    /// Whether it ends a lease. The operations next to it in one [`Tx`] are the outcome of a run, which is
     /// never refused for want of room.
     pub fn is_settlement(&self) -> bool {
         matches!(
@@ -134,7 +134,7 @@ impl Op {
     }
 }
 
-/// Why a job failed for good: what failed jobs are listed, filtered and grouped by.
+/// Why a job failed for good. Failed jobs are listed, filtered and grouped by it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failure {
     /// The error's type, such as `ValueError`; at most [`Failure::TEXT_CAP_BYTES`].
@@ -156,28 +156,28 @@ impl Failure {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     Job(MessageId),
-    /// All that match when the operation is accepted, and nothing that comes later.
+    /// All jobs that match when the operation is accepted, and none that come later.
     Filter(Filter),
 }
 
-/// Which jobs are meant; what is `None` matches all.
+/// Selects jobs; a field that is `None` matches all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
     pub queue: Option<String>,
     pub task: Option<String>,
-    /// The class of the failure: failed jobs only, as all below.
+    /// Class of the failure. This field and all below match failed jobs only.
     pub class: Option<String>,
     pub fingerprint: Option<u64>,
-    /// Failed at this time or later, ...
+    /// Earliest time of the failure.
     pub failed_from: Option<WallMs>,
-    /// ... and before this one.
+    /// Time before which the job failed.
     pub failed_before: Option<WallMs>,
 }
 
-/// Names a join. Drawn like a message id by the client that creates it.
+/// Id of a join. Drawn like a message id by the client that creates it.
 pub type JoinId = MessageId;
 
-/// What a join does when a member failed.
+/// Behaviour of a join when a member failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum JoinPolicy {
@@ -199,13 +199,13 @@ pub enum Condition {
 /// When something is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// So long after the broker accepts it (a countdown, a TTL): follows the monotonic clock.
+    /// Time after the broker accepts it (a countdown, a TTL): follows the monotonic clock.
     AfterMs(u64),
-    /// At this time by the wall clock (an ETA): follows the clock on the wall.
+    /// Time by the wall clock (an ETA): follows the clock on the wall.
     At(WallMs),
 }
 
-/// What a [`Op::Move`] changes in the message's header; the body stays as it is.
+/// Changes that an [`Op::Move`] makes to the message's header; the body stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HeaderPatch {
     /// Adds one to `attempt`.
@@ -215,11 +215,11 @@ pub struct HeaderPatch {
     pub expires_at: Option<Due>,
 }
 
-/// What a broker's confirm promises.
+/// Promise behind a broker's confirm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Durability {
-    /// Nothing is waited for; lost if the broker dies within the next moments.
+    /// Waits for nothing; lost if the broker dies within the next moments.
     None = 0,
     /// Written to the operating system: survives kill -9, not a power cut.
     Os = 1,
@@ -231,7 +231,7 @@ pub enum Durability {
 }
 
 impl Durability {
-    /// As users spell it.
+    /// Returns the name as users spell it.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -242,48 +242,48 @@ impl Durability {
     }
 }
 
-/// What became of a [`Tx`].
+/// Outcome of a [`Tx`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Receipt {
     Applied(Applied),
-    /// This (session, sequence) was applied before; so it was not applied again.
+    /// This (session, sequence) was applied before, and was not applied again.
     Duplicate,
     /// Nothing was applied.
     Refused {
         op: u32,
         why: Refusal,
     },
-    /// The broker no longer remembers the session: it may have been applied, and was not applied now.
+    /// The broker no longer remembers the session: the [`Tx`] may have been applied before, and was not applied now.
     Unknown,
 }
 
-/// A [`Tx`] that was applied, and what there is to say of it; mostly nothing.
+/// Details of a [`Tx`] that was applied; mostly empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Operations that were not applied, by index: their `unless_key` existed.
     pub skipped: Vec<u32>,
-    /// For operations among those, the message that owns the key, as (index, message).
+    /// Owners of the keys of those operations, as (index, message).
     pub owners: Vec<(u32, MessageId)>,
-    /// Where the one job was that the last operation was for.
+    /// State of the one job that the last operation was for, before it.
     pub found: Option<MessageState>,
-    /// Names the last bulk operation, for [`crate::Query::Operation`].
+    /// Id of the last bulk operation, for [`crate::Query::Operation`].
     pub operation: Option<u64>,
 }
 
 impl Applied {
-    /// All was applied, and there is nothing else to say.
+    /// Whether all was applied, and there is nothing else to say.
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl Receipt {
-    /// All was applied, and there is nothing else to say.
+    /// Returns the receipt when all was applied, and there is nothing else to say.
     pub fn applied() -> Self {
         Self::Applied(Applied::default())
     }
 
-    /// Applied but for these operations.
+    /// Returns the receipt when all but these operations were applied.
     pub fn skipped(skipped: Vec<u32>) -> Self {
         Self::Applied(Applied {
             skipped,

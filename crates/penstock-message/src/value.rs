@@ -2,7 +2,7 @@ use bytes::Bytes;
 
 use crate::{MessageId, WallMs};
 
-/// Names a value that a broker keeps beside its queues: a result, a lock, a marker.
+/// Name of a value that a broker keeps next to its queues: a result, a lock, a marker.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Key {
     /// The result of the job with this id. It is *pending* until the job ends or fails for good, and again
@@ -12,7 +12,7 @@ pub enum Key {
     Named(Bytes),
 }
 
-/// How the thing that a value tells of has ended.
+/// Outcome that a value reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ValueStatus {
@@ -20,11 +20,11 @@ pub enum ValueStatus {
     Succeeded = 0,
     /// The job's last attempt raised; the body is its encoded error.
     Failed = 1,
-    /// It was not started in time. Derived by the broker; the body is empty.
+    /// The job was not started in time. Derived by the broker; the body is empty.
     Expired = 2,
-    /// Its worker crashed once too often. Written by the broker; the body is the last reason, in UTF-8.
+    /// The job's worker crashed once too often. Written by the broker; the body is the last reason, in UTF-8.
     Crashed = 3,
-    /// It was purged, cancelled or displaced, or the join that held it has failed. Derived by the broker; the
+    /// The job was purged, cancelled or displaced, or the join that held it has failed. Derived by the broker; the
     /// body is the reason, in UTF-8.
     Cancelled = 4,
     /// A job that it waited for has failed. Reserved for workflows.
@@ -33,7 +33,7 @@ pub enum ValueStatus {
     Replaced = 6,
     /// The values of a join, by reference. Reserved for workflows.
     Gathered = 7,
-    /// Ran for longer than it may. Reserved for time limits.
+    /// The job ran for longer than it may. Reserved for time limits.
     TimedOut = 8,
 }
 
@@ -41,8 +41,8 @@ pub enum ValueStatus {
 pub struct Value {
     pub status: ValueStatus,
     pub body: Bytes,
-    /// The run that it is the outcome of. The broker fills it in; `None` for a key of an application's
-    /// own, and for what a broker of format 1 stored.
+    /// Run that produced the value. The broker fills it in; `None` for a key of an application's
+    /// own, and for a value that a broker of format 1 stored.
     pub run: Option<Box<Run>>,
 }
 
@@ -62,17 +62,17 @@ pub struct Run {
     pub task: String,
     pub queue: String,
     pub attempt: u32,
-    /// How often the job was retried after it had failed for good.
+    /// Number of retries of the job after it had failed for good.
     pub generation: u32,
     pub ended_at: WallMs,
 }
 
-/// What a watcher of a key is told. Level-triggered: it is the state, not the change.
+/// State of a key, as its watcher receives it. Level-triggered: the state, not the change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyState {
     Present(Value),
-    /// There is none yet, but the message that will bring it is held.
+    /// No value yet, but the message that will bring it is held.
     Pending,
-    /// There is none and none is on its way: never stored, evicted, past its time, or unknown.
+    /// No value, and none is on its way: never stored, evicted, past its time, or unknown.
     Gone,
 }
