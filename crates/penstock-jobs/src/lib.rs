@@ -1,4 +1,4 @@
-//! Which transaction each outcome of a job becomes. Pure functions: no IO, no clock, no state.
+//! Transactions for the outcomes of jobs. Pure functions: no IO, no clock, no state.
 //!
 //! ```text
 //!     succeeded    Ack, Put(result)
@@ -9,21 +9,21 @@
 //!     returned     Release(returned): nothing is counted
 //! ```
 //!
-//! Each begins with an operation on the lease, and such an operation is a guard: an attempt that was
-//! fenced off changes nothing at all.
+//! Each transaction begins with an operation on the lease, and such an operation is a guard: an attempt
+//! that was fenced off changes nothing at all.
 
 use bytes::Bytes;
 use penstock_message::{
     Delivery, Due, Failure, HeaderPatch, Key, Lease, Op, ReleaseReason, Tx, Value, ValueStatus,
 };
 
-/// What settling needs to know of a delivery; kept by a worker in place of the whole message.
+/// Part of a delivery that settling needs; kept by a worker in place of the whole message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryHead {
     pub lease: Lease,
     pub task: String,
     pub queue: String,
-    /// `None`: nobody reads the result, so none is stored.
+    /// Time for which the result is kept; `None`: nobody reads it, so none is stored.
     pub result_ttl_ms: Option<u64>,
     /// Attempts that ended in an error before this one.
     pub attempt: u32,
@@ -49,24 +49,24 @@ impl From<&Delivery> for DeliveryHead {
     }
 }
 
-/// How one run of a job ended.
+/// Outcome of one run of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It returned. `value`: its encoded result, if it has one that anybody may read.
+    /// The job returned. `value`: its encoded result, if it has one that anybody may read.
     Succeeded { value: Option<Bytes>, cost_us: u64 },
-    /// It raised, and shall run again. `note`: the encoded error.
+    /// The job raised, and shall run again. `note`: the encoded error.
     Retry {
         delay_ms: u64,
         note: Bytes,
         cost_us: u64,
     },
-    /// This worker can't run it, and one of another version may. `note`: the encoded error.
+    /// This worker can't run the job, and one of another version may. `note`: the encoded error.
     Deferred {
         delay_ms: u64,
         note: Bytes,
         cost_us: u64,
     },
-    /// It raised for the last time. `value`: the encoded error for any client that asks for the result;
+    /// The job raised for the last time. `value`: the encoded error for any client that asks for the result;
     /// `note`: the same for people who look into failed jobs; `failure`: what these are listed by.
     Failed {
         value: Option<Bytes>,
@@ -76,11 +76,11 @@ pub enum Outcome {
     },
     /// The process that ran it died; the text says how, for a person.
     Crashed { reason: String },
-    /// It never ran, or was stopped in order.
+    /// The job never ran, or was stopped in order.
     Returned,
 }
 
-/// The transaction that settles a delivery. Values are stored only for jobs that keep results.
+/// Returns the transaction that settles a delivery. Values are stored only for jobs that keep results.
 pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
     let lease = delivery.lease;
     match outcome {
@@ -149,7 +149,7 @@ fn put_result(delivery: &DeliveryHead, body: Option<Bytes>) -> Option<Op> {
     })
 }
 
-/// What a crash is judged by.
+/// Part of a delivery that decides about a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashHead {
     /// Deliveries that ended in a crash before this one.
@@ -158,12 +158,12 @@ pub struct CrashHead {
     pub max_deliveries: u8,
 }
 
-/// What a crash means for its job.
+/// Consequence of a crash for its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashEnd {
-    /// It goes back to its place, with so many crashes.
+    /// The job goes back to its place, with this many crashes.
     Again { crashes: u8 },
-    /// It was one too many.
+    /// The crash was one too many.
     Failed { crashes: u8 },
 }
 
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use penstock_message::MessageId;
 
-    /// One line for each operation, in words.
+    /// Describes each operation in words, on a line of its own.
     fn settled(keeps_result: bool, outcome: Outcome) -> String {
         let delivery = DeliveryHead {
             lease: Lease {
