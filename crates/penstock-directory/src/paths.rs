@@ -1,4 +1,4 @@
-//! Where the broker of `local:PATH` keeps its things. Clients and the broker reckon by the same rule,
+//! Paths of the files of `local:PATH`. Clients and the broker reckon by the same rule,
 //! so neither has to tell the other.
 //!
 //! ```text
@@ -24,7 +24,7 @@ use rustix::fs::OFlags;
 
 use crate::trust::{check_directory, check_peer};
 
-/// What marks the top of a project, beside which a relative PATH lies: two working directories of
+/// File names that mark the top of a project. A relative PATH lies there, so two working directories of
 /// one project share a broker.
 const PROJECT_MARKS: [&str; 3] = ["pyproject.toml", "manage.py", ".git"];
 
@@ -32,10 +32,10 @@ const PROJECT_MARKS: [&str; 3] = ["pyproject.toml", "manage.py", ".git"];
 /// byte: Linux has room for 107 bytes, macOS for 103.
 const LONGEST_SOCKET_PATH: usize = if cfg!(target_os = "macos") { 103 } else { 107 };
 
-/// Where sockets are whose own path would be too long.
+/// Directory for sockets whose own path would be too long.
 const SHORT_SOCKETS: &str = "/tmp";
 
-/// Where sockets are for which the disk has no room. /tmp may well be on that disk; this is memory.
+/// Directory for sockets for which the disk has no room. /tmp may well be on that disk; this is memory.
 const SPARE_SOCKETS: &str = if cfg!(target_os = "linux") {
     "/dev/shm"
 } else {
@@ -44,10 +44,10 @@ const SPARE_SOCKETS: &str = if cfg!(target_os = "linux") {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalPaths {
-    /// Absolute, without symbolic links.
+    /// Absolute path of the directory, without symbolic links.
     pub directory: PathBuf,
     pub socket: PathBuf,
-    /// Where the broker listens while the disk has no room for that socket.
+    /// Socket on which the broker listens while the disk has no room for the other.
     pub spare_socket: PathBuf,
     pub lock: PathBuf,
     pub log: PathBuf,
@@ -146,7 +146,7 @@ impl LocalPaths {
         }
     }
 
-    /// Connects to whichever socket a broker of this user listens at, and says which it was. An error is
+    /// Connects to the socket on which a broker of this user listens, and returns its path too. An error is
     /// that of the one in PATH.
     pub fn connect<T: AsFd>(
         &self,
@@ -178,7 +178,7 @@ impl LocalPaths {
     }
 }
 
-/// No socket, one that its broker has left behind, or not even a place for one.
+/// Whether nobody listens: there is no socket, one that its broker has left behind, or not even a place for one.
 pub fn is_nobody(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -217,7 +217,7 @@ pub fn open_own(mut options: fs::OpenOptions, path: &Path) -> io::Result<fs::Fil
     })
 }
 
-/// Where a relative PATH lies: where a broker of ours is already, here or further up; else beside the top of
+/// Returns the directory of a relative PATH: where a broker of ours is already, here or further up; else the top of
 /// the project. Parts of a project that have a mark of their own so share the broker that was there first.
 fn base_directory<'a>(from: &'a Path, path: &Path, home: Option<&Path>) -> &'a Path {
     from.ancestors()
@@ -254,7 +254,7 @@ fn without_links(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// This user's own directory where all users have theirs.
+/// Returns this user's own directory in a place where all users have theirs.
 fn shared_directory(place: &str) -> PathBuf {
     let user = rustix::process::geteuid().as_raw();
     Path::new(place).join(format!("penstock-{user}"))
@@ -266,7 +266,7 @@ fn private_directory_builder() -> fs::DirBuilder {
     builder
 }
 
-/// The 64-bit FNV-1a hash: the name must be the same in every program and version, for ever.
+/// Hashes by 64-bit FNV-1a: the name must be the same in every program and version, for ever.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

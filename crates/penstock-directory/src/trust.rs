@@ -1,4 +1,4 @@
-//! Whose a directory is, and whose a broker.
+//! Checks whose a directory is, and whose a broker.
 //!
 //! A client sends its jobs to the broker of PATH, and a worker runs what that broker hands out. So a user who
 //! can put a broker or a journal into PATH can read the jobs of another one, and run tasks as that user.
@@ -13,7 +13,7 @@ use std::path::Path;
 const ROOT: u32 = 0;
 const WRITABLE_BY_GROUP: u32 = 0o020;
 const WRITABLE_BY_ALL: u32 = 0o002;
-/// Entries can be renamed and removed by their owners only.
+/// Mode bit of a directory whose entries only their owners can rename and remove.
 const STICKY: u32 = 0o1000;
 
 /// The user and the group that this process acts as.
@@ -84,8 +84,9 @@ fn check_own(directory: &Path, found: &Metadata, us: Identity) -> io::Result<()>
     Ok(())
 }
 
-/// The group of a directory right above may be the user's own: where each user has a group, many systems make
-/// directories writable by it. Further up only what everybody may write is refused.
+/// Refuses a directory above that others can change. The group of the one right above may be the user's own: where
+/// each user has a group, many systems make directories writable by it. Further up, only write access for
+/// everybody is refused.
 fn check_above(
     directory: &Path,
     above: &Path,
@@ -134,7 +135,7 @@ fn peer_user(socket: impl AsFd, _: &Path) -> io::Result<u32> {
     Ok(peer.uid.as_raw())
 }
 
-/// A socket in the file system belongs to who has bound it.
+/// Returns the owner of the socket's file, who has bound it.
 #[cfg(not(target_os = "linux"))]
 fn peer_user(_: impl AsFd, path: &Path) -> io::Result<u32> {
     Ok(fs::symlink_metadata(path)?.uid())
@@ -241,7 +242,7 @@ mod tests {
         let _listener = UnixListener::bind(&path).unwrap();
         check_peer(UnixStream::connect(&path).unwrap(), &path).unwrap();
     }
-    /// Only root can act as two users, as in CI. Elsewhere this shows nothing.
+    /// Only root can act as two users, as in CI. Elsewhere this test shows nothing.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_directory_and_a_broker_of_another_user_are_refused_with_both_named() {
