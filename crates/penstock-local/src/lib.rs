@@ -3,7 +3,7 @@
 //! ```text
 //!     local.rs     local:PATH   the hidden broker of a directory, which many clients share
 //!     memory.rs    memory:      a broker for one client alone, gone with it: a double for tests
-//!     started.rs   what both know of a process that they have started
+//! started.rs   a process that either has started
 //! ```
 //!
 //! This crate needs no broker and no journal: it starts the `penstock` program, which has them.

@@ -1,9 +1,9 @@
-//! `local:PATH` is `unix:` and a start: whoever finds nobody listening starts the broker.
+//! `local:PATH` is `unix:` and a start: a client that finds nobody listening starts the broker.
 //!
 //! Many may find that at once, and each starts one. The lock in PATH lets one of them live; the others
-//! end at once, and their starters find the first. So nothing has to be agreed on beforehand, and no
-//! lock of ours can be left behind in a forked child. The broker lets go of us by itself: it takes a
-//! session of its own, `/` as its directory, and closes what it inherited.
+//! exit at once, and their starters find the first. So nothing has to be agreed on beforehand, and no
+//! lock of ours can be left behind in a forked child. The broker detaches from us: it starts a
+//! session of its own, changes to `/`, and closes what it inherited.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,20 +18,20 @@ use penstock_driver::{Dial, DialError, DriverError, Start, connect_unix};
 
 use crate::started::{End, Started, last_words};
 
-/// How often it is tried whether another's broker listens by now: nobody tells us when it does.
+/// Interval of trying whether another client's broker listens by now: nothing announces it.
 const SHORTEST_LOOK: Duration = Duration::from_millis(1);
 const LONGEST_LOOK: Duration = Duration::from_millis(20);
-/// For how long it is looked for before one of ours is started again.
+/// Time to look for another client's broker before one of ours is started again.
 const OTHER_PATIENCE: Duration = Duration::from_millis(250);
-/// How long a broker that has said why it can't start may take to end.
+/// Time that a broker may take to exit once it has said why it can't start.
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
 pub(crate) struct Local {
     paths: LocalPaths,
     program: Option<PathBuf>,
-    /// A broker was there before.
+    /// Whether a broker was there before.
     known: AtomicBool,
-    /// Why none can be started, as the log says already; `None` once one serves.
+    /// Why no broker can be started, as the log says already; `None` once one serves.
     logged: Mutex<Option<String>>,
 }
 
@@ -56,12 +56,12 @@ impl Local {
         format!("no broker can be started for {directory}: {error}")
     }
 
-    /// Somebody must fix what the error says.
+    /// Returns the error for a fault that somebody must fix.
     fn hopeless(&self, error: impl std::fmt::Display) -> DialError {
         DialError::Hopeless(self.cannot_start(error))
     }
 
-    /// A full disk, a system short of processes and the like pass, so it is tried again. Logged once for
+    /// Returns the error for a fault that may pass: a full disk, a system short of processes. Logged once for
     /// each reason: a worker may have to wait for long.
     fn for_now(&self, error: impl std::fmt::Display) -> DialError {
         let reason = self.cannot_start(error);
@@ -80,7 +80,7 @@ impl Local {
         }
     }
 
-    /// Whether one may be started now; if not, why.
+    /// Checks whether a broker may be started now; the error says why not.
     fn may_start(&self, start: Start) -> Result<(), DialError> {
         let deleted = self.known.load(Ordering::Relaxed) && !self.paths.directory.is_dir();
         match start {

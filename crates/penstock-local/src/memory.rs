@@ -1,7 +1,7 @@
 //! `memory:` is the `penstock` program at the other end of a socket pair, with its journal in memory.
 //!
-//! It is one client's own and holds nothing longer than that client lives: the end of the socket ends it,
-//! and so does the end of this process, also where a forked child still has a copy of the socket. There is
+//! It belongs to one client and holds nothing longer than that client lives: it exits when the socket closes,
+//! and when this process exits, also where a forked child still has a copy of the socket. There is
 //! no second connection to it, so no second process can share it.
 
 use std::collections::HashMap;
@@ -16,9 +16,9 @@ use penstock_driver::{Dial, DialError, DriverError, Start};
 
 use crate::started::{End, Started, last_words};
 
-/// The longest that a broker heeds.
+/// The longest heartbeat that a broker accepts.
 pub(crate) const HEARTBEAT: Duration = Duration::from_secs(3600);
-/// How long a broker that has said why it can't start may take to end.
+/// Time that a broker may take to exit once it has said why it can't start.
 const LAST_BREATH: Duration = Duration::from_secs(2);
 
 /// The process in which each name was used first. A fork copies this list.

@@ -1,4 +1,4 @@
-//! A broker process that this one has started, followed to its end.
+//! Watches a broker process that this one has started, until it exits.
 
 use std::io::{self, Read};
 use std::os::unix::process::ExitStatusExt;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Why a broker ended, in its own words where it left any.
+/// Why a broker exited, in its own words where it left any.
 pub(crate) fn last_words(said: String, status: ExitStatus) -> String {
     let words = said.trim();
     match words.strip_prefix("penstock: ").unwrap_or(words) {
@@ -18,8 +18,8 @@ pub(crate) fn last_words(said: String, status: ExitStatus) -> String {
     }
 }
 
-/// A broker process that we have started. What it says on standard error is why it can't start; once
-/// it has started it closes that and lives on by itself.
+/// A broker process that we have started. Its text on standard error is why it can't start; once
+/// it has started it closes that and runs on its own.
 pub(crate) struct Started {
     pub(crate) since: Instant,
     report: Arc<Report>,
@@ -40,12 +40,12 @@ struct ReportState {
 #[derive(Clone, Copy)]
 pub(crate) enum End {
     With(ExitStatus),
-    /// An application that waits for all its children was quicker.
+    /// The exit status is lost: an application that waits for all its children was quicker.
     Unknown,
 }
 
 impl Started {
-    /// A thread waits for its end, however far away that is, so that no zombie is left here.
+    /// Waits for the process in a thread, for as long as it runs, so that no zombie is left here.
     pub(crate) fn follow(mut child: Child) -> io::Result<Self> {
         let report = Arc::new(Report::default());
         let told = Arc::clone(&report);
@@ -68,7 +68,7 @@ impl Started {
         })
     }
 
-    /// Waits until it has closed its standard error. Gives what it said there.
+    /// Waits until it has closed its standard error. Returns the text that it wrote there.
     pub(crate) fn spoken(&self, give_up_at: Instant) -> Option<String> {
         let patience = give_up_at.saturating_duration_since(Instant::now());
         self.report.wait(patience, |state| state.said.clone())
