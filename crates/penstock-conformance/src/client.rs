@@ -12,14 +12,14 @@ use penstock_message::{
     Status, Tasks, Tx,
 };
 
-/// Long enough for a machine that does ten other things; nothing waits so long that goes well.
+/// Time to wait for a call: long enough for a machine that does ten other things. No call that succeeds takes it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A driver, with calls that wait for their end.
+/// Driver with calls that wait for their end.
 #[derive(Clone)]
 pub struct Client {
     pub driver: Arc<dyn Driver>,
-    /// Of commits that ask for no other.
+    /// Durability of commits that ask for no other.
     pub durability: Durability,
     pub patience: Duration,
 }
@@ -33,7 +33,7 @@ impl Client {
         }
     }
 
-    /// Panics with [`NotOffered`] where the engine lacks what this needs.
+    /// Commits operations. Panics with [`NotOffered`] where the engine lacks a feature for them.
     pub fn commit(&self, ops: Vec<Op>) -> Receipt {
         self.commit_at(self.durability, ops)
     }
@@ -95,7 +95,7 @@ impl Client {
         self.status().process.pid
     }
 
-    /// Watches one key and gives what is told of it, `Pending` included.
+    /// Watches one key and returns its states, `Pending` included.
     pub fn watch(&self, key: Key) -> States {
         let (told, states) = channel();
         let sink = Arc::new(Told(Mutex::new(told)));
@@ -106,7 +106,7 @@ impl Client {
         }
     }
 
-    /// How it ends with a key.
+    /// Waits for the final state of a key.
     pub fn end_of(&self, key: Key) -> KeyState {
         self.watch(key).end()
     }
@@ -115,7 +115,7 @@ impl Client {
         self.worker_of(Tasks::Same, queue, credit)
     }
 
-    /// A worker that can run these tasks only.
+    /// Starts a worker that can run these tasks only.
     pub fn worker_of(&self, tasks: Tasks, queue: &str, credit: u32) -> Worker {
         let (delivered, deliveries) = channel();
         let (kept, leases_kept) = channel();
@@ -142,7 +142,7 @@ impl Client {
 }
 
 impl Client {
-    /// Waits as a thread of an application does: it reads what comes by itself, where it may.
+    /// Waits as a thread of an application does: it reads from the socket itself, where it may.
     fn wait_for<T: Send + 'static>(&self, call: impl FnOnce(Done<T>)) -> Result<T, DriverError> {
         let over = Arc::new(AtomicBool::new(false));
         let (done, ended) = channel();
@@ -160,7 +160,7 @@ impl Client {
     }
 }
 
-/// What a call ended with. Panics with the refusal, for [`crate::Scenario::check`] to look at.
+/// Returns the outcome of a call. Panics with the refusal, for [`crate::Scenario::check`] to look at.
 fn offered<T>(ended: Result<T, DriverError>) -> T {
     match ended {
         Ok(ended) => ended,
@@ -173,7 +173,7 @@ fn offered<T>(ended: Result<T, DriverError>) -> T {
     }
 }
 
-/// What is told of a key.
+/// States of a watched key.
 pub struct States {
     states: Receiver<Result<KeyState, DriverError>>,
     patience: Duration,
@@ -185,7 +185,7 @@ impl States {
         offered(told.expect("the key is told of"))
     }
 
-    /// The first that is not `Pending`.
+    /// Waits for the first state that is not `Pending`.
     pub fn end(&self) -> KeyState {
         loop {
             match self.next() {
@@ -275,7 +275,7 @@ impl Worker {
         self.client.driver.consume(consume, sink);
     }
 
-    /// The next so many deliveries.
+    /// Waits for this many deliveries.
     pub fn take(&self, count: usize) -> Vec<Delivery> {
         let mut taken = Vec::new();
         while taken.len() < count {
@@ -374,7 +374,7 @@ pub mod words {
         Value::new(ValueStatus::Succeeded, Bytes::from_static(body.as_bytes()))
     }
 
-    /// Without the run that a value came from.
+    /// Drops the run that a value came from.
     pub fn plain(state: KeyState) -> KeyState {
         match state {
             KeyState::Present(value) => KeyState::Present(Value { run: None, ..value }),

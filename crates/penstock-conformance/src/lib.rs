@@ -1,4 +1,4 @@
-//! Checks what every driver must do, whichever engine is behind it.
+//! Checks the duties of every driver, whichever engine is behind it.
 //!
 //! An engine's tests implement [`Place`] and have a test made of each scenario:
 //!
@@ -33,10 +33,10 @@ pub use wall_clock::{has_wall_clock, wall_clock};
 
 /// A fresh engine, for one scenario.
 pub trait Place: Send + Sync {
-    /// What this engine is known to offer. Its driver has to declare exactly that.
+    /// Returns the known features of this engine. Its driver has to declare exactly these.
     fn capabilities(&self) -> Capabilities;
 
-    /// A driver of its own; the only one again, where there are no several clients.
+    /// Connects a driver of its own; returns the only one again, where there can't be several clients.
     fn driver(&self) -> Arc<dyn Driver>;
 
     fn can(&self, ability: Ability) -> bool;
@@ -46,18 +46,18 @@ pub trait Place: Send + Sync {
         unreachable!("{} can't be killed", self.capabilities().engine)
     }
 
-    /// Kills the engine; the clock on the wall of the next one is so far ahead.
+    /// Kills the engine; the clock on the wall of the next one is ahead by this much.
     fn set_wall_clock(&self, ahead: Duration) {
         unreachable!("the clock can't be set {ahead:?} ahead")
     }
 
-    /// How long a scenario waits for something that has to happen.
+    /// Time for which a scenario waits for something that has to happen.
     fn patience(&self) -> Duration {
         PATIENCE
     }
 }
 
-/// Something that a scenario does to an engine from outside.
+/// Action on an engine from outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ability {
     Kill,
@@ -77,7 +77,7 @@ impl fmt::Display for Ability {
 
 pub struct Scenario {
     pub name: &'static str,
-    /// Features that it is meant for: it fails where one of them is claimed and not there.
+    /// Features that the scenario proves: it fails where one of them is claimed and not there.
     pub shows: &'static [Feature],
     /// Features that it needs for that.
     pub needs: &'static [Feature],
@@ -90,7 +90,7 @@ impl Scenario {
         SCENARIOS.iter().find(|scenario| scenario.name == name)
     }
 
-    /// All features that it is meant for or needs.
+    /// Returns all features that it proves or needs.
     pub fn features(&self) -> Features {
         let all = self.shows.iter().chain(self.needs);
         all.fold(Features::NONE, |all, one| all.with(*one))
@@ -170,7 +170,7 @@ pub fn is_asked_for(feature: Feature) -> bool {
     )
 }
 
-/// How a scenario ended.
+/// Outcome of a scenario.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Passed,
@@ -178,7 +178,7 @@ pub enum Outcome {
     Refused(Feature),
     /// The engine does not promise this feature, which no call asks for. Nothing was run.
     NotPromised(Feature),
-    /// This can't be done to the engine here. Nothing was run.
+    /// The ability can't be had with this engine here. Nothing was run.
     NotShown(Ability),
     Failed(String),
 }
@@ -195,12 +195,12 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// How each scenario ended, by name.
+/// Outcomes of all scenarios, by name.
 #[derive(Clone, Debug)]
 pub struct Report {
     pub engine: String,
     pub outcomes: Vec<(&'static str, Outcome)>,
-    /// Features that the engine claims and that no scenario is meant for.
+    /// Features that the engine claims and that no scenario proves.
     pub unproven: Vec<Feature>,
 }
 
@@ -236,7 +236,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// Features that the engine claims and that no scenario is meant for.
+/// Returns the features that the engine claims and that no scenario proves.
 pub fn unproven(capabilities: &Capabilities) -> Vec<Feature> {
     let shown = |one: &Feature| {
         SCENARIOS
@@ -269,14 +269,14 @@ pub fn check(name: &str, place: &dyn Place) {
     assert!(!matches!(outcome, Outcome::Failed(_)), "{outcome}");
 }
 
-/// What a scenario works with.
+/// Engine of a scenario, and what it offers.
 pub(crate) struct Bench<'a> {
     pub(crate) place: &'a dyn Place,
     pub(crate) capabilities: Capabilities,
 }
 
 impl Bench<'_> {
-    /// A client of its own, where there can be several.
+    /// Connects a client of its own, where there can be several.
     pub(crate) fn client(&self) -> Client {
         Client {
             driver: self.place.driver(),

@@ -1,4 +1,4 @@
-//! The scenarios. A new promise is one more.
+//! The scenarios. A new promise is one more of them.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use penstock_message::{
 use crate::words::*;
 use crate::{Ability, Bench, Scenario};
 
-/// Engines keep time in whole milliseconds, so one that has begun counts.
+/// Smallest unit of an engine's time. One that has begun counts.
 const ENGINE_TICK: Duration = Duration::from_millis(1);
 
 /// Lists the scenarios, and makes the macro that has a test made of each. `$d` is a dollar sign.
@@ -485,7 +485,7 @@ fn outlives(bench: &Bench<'_>, durability: Durability, second: Op) {
     assert_eq!(taken, BTreeSet::from([id(1), id(2)]));
 }
 
-/// Commits go on before, during and after the kill, with so many on their way at any time.
+/// Commits go on before, during and after the kill, with this many on their way at any time.
 fn what_was_in_flight_is_applied_once_through_a_kill(bench: &Bench<'_>) {
     const IN_FLIGHT: usize = 300;
     const AT_LEAST: u64 = 3_000;
@@ -1046,7 +1046,7 @@ fn a_job_can_be_looked_at(bench: &Bench<'_>) {
     assert_eq!(ask(3), None);
 }
 
-/// A driver claims as much before it has seen an engine, or more.
+/// Before it has seen an engine, a driver claims as much as the engine offers, or more.
 fn what_a_driver_declares_is_true(bench: &Bench<'_>) {
     let client = bench.client();
     let said = client.probe().unwrap();

@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-/// Where libfaketime keeps what the processes of one clock share.
+/// Directory in which libfaketime keeps the state that processes of one clock share.
 const SHARED: &str = "/dev/shm";
 
-/// Whether [`wall_clock`] can be had. Without it a test is skipped; in CI, which installs it, it then fails.
+/// Whether [`wall_clock`] is available. Without it a test is skipped; in CI, which installs it, the test then fails.
 pub fn has_wall_clock() -> bool {
     let found = preload().is_some();
     let is_ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
@@ -17,7 +17,7 @@ pub fn has_wall_clock() -> bool {
     found
 }
 
-/// The environment of a process that runs at another time: `+7200s`, `@2026-01-15 12:05:00`. Its steady clock is the
+/// Returns the environment of a process at another time: `+7200s`, `@2026-01-15 12:05:00`. Its steady clock is the
 /// true one, since a wait with a deadline on it ends by the kernel's. (It is no child of the program `faketime`,
 /// which would have to be killed, too.)
 pub fn wall_clock(setting: &str) -> [(&'static str, String); 3] {
