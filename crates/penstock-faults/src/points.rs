@@ -1,4 +1,4 @@
-//! Which bug is planted, and how likely each point is: for this thread, because a simulated run is one
+//! Planted bug, and likelihood of each point: for this thread, because a simulated run is one
 //! thread.
 
 use std::cell::Cell;
@@ -10,12 +10,12 @@ thread_local! {
     static LIKELY: Cell<Points> = const { Cell::new(Points::NONE) };
 }
 
-/// How often each point says yes, in this run.
+/// Likelihood of each point in this run.
 #[derive(Clone, Copy, Debug)]
 pub struct Points {
-    /// A bit for each point that takes part.
+    /// Bitmap of the points that take part.
     enabled: u32,
-    /// It says yes once in so many times.
+    /// A point says yes once in this many times.
     one_in: u64,
     state: u64,
 }
@@ -27,7 +27,7 @@ impl Points {
         state: 0,
     };
 
-    /// All that happens now in this thread draws from here.
+    /// Seeds the points of this thread from now on.
     pub fn begin(seed: u64, enabled: u32, one_in: u64) {
         LIKELY.set(Self {
             enabled,
@@ -36,7 +36,7 @@ impl Points {
         });
     }
 
-    /// From now on only the bug of this name is planted in this thread; false when there is none.
+    /// Plants only the bug of this name in this thread from now on; false when there is none.
     pub fn plant(name: Option<&str>) -> bool {
         let index = name.map(|name| PLANTS.iter().position(|plant| plant.name == name));
         PLANTED.set(index.flatten().unwrap_or(usize::MAX));
@@ -67,7 +67,7 @@ pub fn is_likely(point: usize) -> bool {
     answer
 }
 
-/// The place of a name in the table; a name that is not there does not compile.
+/// Returns the place of a name in the table; a name that is not there does not compile.
 pub const fn plant(name: &str) -> usize {
     let mut index = 0;
     while index < PLANTS.len() {

@@ -12,7 +12,7 @@ const fn plant(name: &'static str, promise: &'static str) -> Plant {
     Plant { name, promise }
 }
 
-/// Lawful at any time, and rare by nature.
+/// Points that are lawful at any time, and rare by nature.
 pub const POINTS: &[(&str, &str)] = &[
     ("roll-early", "a new segment begins before the last is full"),
     ("tiny-batch", "a batch is closed though it has room"),

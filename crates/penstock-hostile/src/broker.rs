@@ -34,7 +34,7 @@ pub fn broker(data: &[u8]) {
     world.check_recovery();
 }
 
-/// What was done, for who looks at a finding: `HOSTILE_TRACE=1`.
+/// Prints each step, for a person who looks at a finding: `HOSTILE_TRACE=1`.
 fn trace(done: &dyn std::fmt::Debug) {
     static WANTED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     if *WANTED.get_or_init(|| std::env::var_os("HOSTILE_TRACE").is_some()) {
@@ -46,15 +46,15 @@ struct World {
     options: BrokerOptions,
     broker: Broker,
     now: Now,
-    /// The latest that the clock on the wall has shown.
+    /// Latest time that the clock on the wall has shown.
     latest_wall_ms: u64,
-    /// `None`: its segment was dropped.
+    /// Records by position; `None`: the segment was dropped.
     journal: Vec<Option<Vec<u8>>>,
     synced: usize,
     clients: [Client; CLIENTS],
     connections: u64,
     open: BTreeSet<ConnId>,
-    /// Delivered, the newest last.
+    /// Leases that were delivered, the newest last.
     leases: VecDeque<Lease>,
 }
 
@@ -282,7 +282,7 @@ impl World {
         })
     }
 
-    /// As it should be, mostly.
+    /// Returns the next sequence number, the right one mostly.
     fn next_seq(&mut self, client: usize, count: u64, data: &mut Unstructured<'_>) -> Result<u64> {
         let seq = &mut self.clients[client].seq;
         if data.ratio(1, 16)? {
@@ -504,7 +504,7 @@ impl World {
     }
 }
 
-/// What a client could learn of it.
+/// Describes everything that a client could learn of the broker.
 fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
     let conn = ConnId(u64::MAX);
     broker.handle_durable(written);

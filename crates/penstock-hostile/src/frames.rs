@@ -1,4 +1,4 @@
-//! The native protocol: whatever arrives, in whatever portions.
+//! The native protocol: any bytes, in any portions.
 
 use arbitrary::{Result, Unstructured};
 use bytes::{BufMut, BytesMut};
@@ -79,7 +79,7 @@ fn hear<T: Heard + PartialEq + Clone + std::fmt::Debug>(
     }
 }
 
-/// What has a meaning is heard the same when it is said again.
+/// Checks that a message is read the same when it is sent again.
 fn check_meaning<T: Heard + PartialEq + Clone + std::fmt::Debug>(
     message: T,
     meaning: fn(T) -> Option<T>,
@@ -99,7 +99,7 @@ fn check_meaning<T: Heard + PartialEq + Clone + std::fmt::Debug>(
     assert!(again == heard, "once {heard:?}, then {again:?}");
 }
 
-/// Through the nouns and back; `None` when something in it makes no sense.
+/// Converts to the nouns and back; `None` when something in it makes no sense.
 fn through<N, W>(wire: Vec<W>) -> Option<Vec<W>>
 where
     N: TryFrom<W, Error = penstock_wire::WireError>,

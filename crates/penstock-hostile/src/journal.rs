@@ -1,4 +1,4 @@
-//! The journal's files: whatever a disk may have made of them.
+//! The journal's files: any damage that a disk may do to them.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ pub fn journal(data: &[u8]) {
     assert!(again == expected, "another opening shows something else");
 }
 
-/// Sizes at which everything happens within a few records.
+/// Returns sizes at which everything happens within a few records.
 fn options() -> JournalOptions {
     JournalOptions {
         journal_id: [7; 16],
@@ -97,7 +97,7 @@ fn finish(opened: &mut Opened<SimStorage>) {
 #[derive(Default)]
 struct Damage {
     any: bool,
-    /// The checksums were set right afterwards.
+    /// Whether the checksums were set right afterwards.
     forged: bool,
 }
 

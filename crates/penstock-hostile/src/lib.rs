@@ -1,4 +1,4 @@
-//! What must hold of any input at all, for each place where penstock reads what others wrote.
+//! Promises for any input at all, for each place where penstock reads bytes that others wrote.
 //!
 //! Each function takes bytes, makes of them what a broken disk, a stranger or a child out of its mind
 //! could do, and panics when a promise does not hold. `make fuzz` looks for such bytes (fuzz/); what it
