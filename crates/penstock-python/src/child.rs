@@ -11,11 +11,11 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::options::retries_to_python;
 
-/// A value larger than this goes over a socket that may have to be waited for.
+/// Size above which a value goes over a socket that may have to be waited for.
 const MAY_WAIT_BYTES: usize = 32 * 1024;
 
-/// A worker child's side of the link to its supervisor: iterate over the jobs to run, and tell of each how
-/// it has ended. See crates/penstock-worker/src/link.rs.
+/// A worker child's side of the link to its supervisor: iterate over the jobs to run, and report how each
+/// has ended. See crates/penstock-worker/src/link.rs.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct ChildLink {
     state: Mutex<State>,
@@ -43,7 +43,7 @@ impl ChildLink {
     }
 }
 
-/// What few jobs have, as (generation, attempts of earlier ones, retries, headers); `None` for all others.
+/// Rarely set fields of a job, as (generation, attempts of earlier ones, retries, headers); `None` when all are unset.
 pub(crate) fn extras_to_python<'py, 'a>(
     py: Python<'py>,
     retried: (u32, u32),
@@ -74,7 +74,7 @@ fn extras<'py>(py: Python<'py>, job: &JobView<'_>) -> PyResult<Option<Bound<'py,
 
 #[pymethods]
 impl ChildLink {
-    /// Owns the descriptors from here on. The process ends when `parent_pid`, its parent, does.
+    /// Owns the descriptors from here on. The process exits when `parent_pid`, its parent, does.
     #[new]
     fn new(
         work_fd: i32,
@@ -137,7 +137,7 @@ impl ChildLink {
         })
     }
 
-    /// Tell how the job given last has ended, as `Runner.run` says it. `failure`: the error's class, its
+    /// Report how the job returned last has ended, as `Runner.run` says it. `failure`: the error's class, its
     /// message and its fingerprint, and a preview of the arguments.
     #[pyo3(signature = (kind, delay_ms, value, note, failure))]
     fn finish(
@@ -190,7 +190,7 @@ impl ChildLink {
         })
     }
 
-    /// This process is a fork of the child's: it has no part in the link.
+    /// Leaves the link, in a process that was forked from the child.
     fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }

@@ -19,13 +19,13 @@ use crate::port::{End, Port};
 use crate::values::{Each, Gather};
 use crate::wait::{Slot, deadline};
 
-/// For so long the broker keeps the leases of a silent client.
+/// Time for which the broker keeps the leases of a silent client.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// How long a goodbye waits until no other thread is in a call.
+/// Time that a goodbye waits until no other thread is in a call.
 const OTHERS_PATIENCE: Duration = Duration::from_millis(250);
 
-/// One process's connection to a broker. Making one opens, starts and connects nothing.
+/// Connection of one process to a broker. Making one opens, starts and connects nothing.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Client {
     url: String,
@@ -275,7 +275,7 @@ impl Client {
         info_dict(py, message_info(answer)?)
     }
 
-    /// Who serves a queue: how many consumers it has.
+    /// Returns the number of consumers of a queue.
     fn consumers(&self, py: Python<'_>, queue: String, timeout_s: f64) -> PyResult<u32> {
         let deadline = question_deadline(timeout_s)?;
         let query = Query::Status(StatusQuery::of_queues(vec![queue]));
@@ -315,7 +315,7 @@ impl Client {
         Ok(confirmed(outcome)?)
     }
 
-    /// Failed jobs that match, oldest first, behind the one that a page before ended with.
+    /// Returns failed jobs that match, oldest first, behind the last one of the page before.
     fn failed<'py>(
         &self,
         py: Python<'py>,
@@ -334,7 +334,7 @@ impl Client {
         }
     }
 
-    /// Retries or removes one failed job, or decides that for all that match and names that operation.
+    /// Retries or removes one failed job, or decides that for all that match and returns the id of that operation.
     fn order_failed(
         &self,
         py: Python<'_>,
@@ -353,7 +353,7 @@ impl Client {
         Ok(failed::applied(outcome)?.operation)
     }
 
-    /// How far an operation on many jobs has come, as (done, spared, is_over).
+    /// Returns the progress of an operation on many jobs, as (done, spared, is_over).
     fn operation(
         &self,
         py: Python<'_>,
@@ -584,7 +584,7 @@ impl Client {
     }
 }
 
-/// Waits for what is sure to come: a driver ends each call itself when its time is up.
+/// Waits for an outcome that is sure to come: a driver ends each call itself when its time is up.
 pub(crate) fn wait_for_end<T: Send + 'static>(
     py: Python<'_>,
     driver: &dyn Driver,
@@ -625,7 +625,7 @@ fn cancellation(job: MessageId, reason: String) -> Tx {
     Tx::from(vec![Op::Cancel { target, reason }])
 }
 
-/// One transaction of many jobs: as durable as the most careful of them asks.
+/// Puts many jobs into one transaction, as durable as the most careful of them asks.
 fn publish_all(
     jobs: &[(Bound<'_, Options>, Bound<'_, PyBytes>)],
 ) -> PyResult<(Vec<MessageId>, Tx, Durability)> {
@@ -643,7 +643,7 @@ fn publish_all(
     Ok((ids, Tx { ops }, durability))
 }
 
-/// A question always has a deadline.
+/// Returns the deadline of a query, which always has one.
 fn question_deadline(timeout_s: f64) -> PyResult<Instant> {
     const LONGEST: Duration = Duration::from_secs(86_400);
     Ok(deadline(Some(timeout_s))?.unwrap_or_else(|| Instant::now() + LONGEST))
@@ -656,7 +656,7 @@ pub(crate) fn confirmed(outcome: Result<Vec<Receipt>, DriverError>) -> Result<()
     receipts.into_iter().try_for_each(Failure::of_receipt)
 }
 
-/// Whether a cancellation ended its job, and the state that it found; `None`: the broker holds no such job.
+/// Returns whether a cancellation ended its job, and the state that it found; `None`: the broker holds no such job.
 fn found(
     outcome: Result<Vec<Receipt>, DriverError>,
 ) -> Result<(bool, Option<&'static str>), Failure> {
@@ -687,7 +687,7 @@ fn only(mut states: Vec<KeyState>) -> KeyState {
     states.pop().unwrap_or(KeyState::Gone)
 }
 
-/// How a job has ended, as (status, body).
+/// Returns the end of a job, as (status, body).
 pub(crate) fn ended(py: Python<'_>, state: KeyState) -> PyResult<Bound<'_, PyTuple>> {
     match state {
         KeyState::Present(value) => {
@@ -698,7 +698,7 @@ pub(crate) fn ended(py: Python<'_>, state: KeyState) -> PyResult<Bound<'_, PyTup
     }
 }
 
-/// How each job has ended, as [`ended`]; a value that has gone is (-1, b"").
+/// Returns the end of each job, as [`ended`] does; a value that has gone is (-1, b"").
 pub(crate) fn all_ended(py: Python<'_>, states: Vec<KeyState>) -> PyResult<Bound<'_, PyList>> {
     let list = PyList::empty(py);
     for state in states {
@@ -714,7 +714,7 @@ pub(crate) fn ended_or_gone(py: Python<'_>, state: KeyState) -> PyResult<Bound<'
     }
 }
 
-/// As [`ended`], with the run that it came from, and `None` for a job that has not.
+/// Returns the end as [`ended`] does, with the run that it came from, and `None` for a job that has not ended.
 pub(crate) fn state_now(py: Python<'_>, state: KeyState) -> PyResult<Option<Bound<'_, PyTuple>>> {
     let value = match state {
         KeyState::Pending => return Ok(None),
@@ -786,7 +786,7 @@ pub(crate) fn info_dict(
     Ok(Some(dict))
 }
 
-/// Returns what tests and benchmarks ask for; `penstock status --json` has all of it.
+/// Returns the figures for tests and benchmarks; `penstock status --json` has all of them.
 fn status_dict<'py>(py: Python<'py>, status: &Status) -> PyResult<Bound<'py, PyDict>> {
     let ready = status.queues.iter().map(|queue| (&queue.name, queue.ready));
     let (process, others) = (&status.process, &status.others);

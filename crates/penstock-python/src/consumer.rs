@@ -21,7 +21,7 @@ use crate::client::{Client, confirmed, job, odd_answer, wait_for_end};
 use crate::errors::Failure;
 use crate::wait::{SLICE, deadline};
 
-/// How long a broker that has more for this consumer may take to send it, before it is asked again.
+/// Time that a broker with more jobs for this consumer may take to send them, before it is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Takes jobs of a client's broker, one for each call. Made to share the client's connection, so that it works with
@@ -31,7 +31,7 @@ pub(crate) struct Consumer {
     client: Py<Client>,
     app: String,
     desk: Arc<Desk>,
-    /// Held while the broker is told how much it may send: what is told must not overtake what was decided. Taken
+    /// Held while the broker is sent the credit: it must not arrive in another order than it was decided. Taken
     /// without the interpreter lock only.
     telling: Mutex<()>,
 }
@@ -96,7 +96,7 @@ impl Consumer {
         }
     }
 
-    /// Tells the broker how a job that was taken has ended, as `Runner.run` says it, and waits until that is
+    /// Reports to the broker how a job that was taken has ended, as `Runner.run` says it, and waits until that is
     /// confirmed.
     #[expect(
         clippy::too_many_arguments,
@@ -143,13 +143,13 @@ impl Consumer {
         self.settle(py, vec![tx], timeout_s)
     }
 
-    /// Returns how many jobs there are for this consumer, as (ready, taken and not settled).
+    /// Returns the number of jobs for this consumer, as (ready, taken and not settled).
     fn left(&self, py: Python<'_>, timeout_s: f64) -> PyResult<(u64, u64)> {
         let Left { ready, leased } = self.ask_left(py, timeout_s)?;
         Ok((ready, leased))
     }
 
-    /// Ends every `take`, and gives back what has come and nobody took.
+    /// Ends every `take`, and hands back jobs that have arrived and nobody took.
     fn stop(&self, py: Python<'_>, timeout_s: f64) -> PyResult<()> {
         let driver = self.client.get().driver()?;
         let left = py.detach(|| {

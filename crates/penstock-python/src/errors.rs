@@ -1,4 +1,4 @@
-//! How what goes wrong becomes an error of `penstock.errors`, in this one place.
+//! Turns every fault into an error of `penstock.errors`, in this one place.
 
 use std::fmt;
 
@@ -32,7 +32,7 @@ enum Kind {
     NotOffered,
     NoSuchJob,
     TooLate,
-    /// Of no kind that a caller could do something about.
+    /// Faults that a caller can do nothing about.
     Penstock,
 }
 
@@ -60,7 +60,7 @@ impl Failure {
         )
     }
 
-    /// The broker says no to a question.
+    /// Returns the error for a query that the broker refused.
     pub(crate) fn refused(why: impl Into<String>) -> Self {
         Self::new(Kind::Penstock, why)
     }
@@ -72,7 +72,7 @@ impl Failure {
         )
     }
 
-    /// A question was not answered, which changes nothing.
+    /// Returns the error for a query without an answer, which changes nothing.
     pub(crate) fn unanswered(trouble: Option<String>) -> Self {
         match trouble {
             Some(trouble) => Self::new(
@@ -87,7 +87,7 @@ impl Failure {
         }
     }
 
-    /// What a driver says of a question, or of a wait: nothing that could have been accepted.
+    /// Returns the error of a query, or of a wait: nothing that could have been accepted.
     pub(crate) fn of_question(error: DriverError) -> Self {
         match error.kind {
             ErrorKind::Silent => Self::unanswered(None),
@@ -99,7 +99,7 @@ impl Failure {
         }
     }
 
-    /// What a driver says of an order for jobs that are there already.
+    /// Returns the error of an order for jobs that exist already.
     pub(crate) fn of_order(error: DriverError) -> Self {
         match (&error.kind, error.maybe_accepted) {
             (ErrorKind::Unavailable, true) => Self {
@@ -116,7 +116,7 @@ impl Failure {
         }
     }
 
-    /// What a driver says of a transaction that publishes.
+    /// Returns the error of a transaction that publishes.
     pub(crate) fn of_commit(error: DriverError) -> Self {
         let DriverError {
             kind,
@@ -155,7 +155,7 @@ impl Failure {
         }
     }
 
-    /// What a driver says of a transaction that changes a job and publishes none.
+    /// Returns the error of a transaction that changes a job and publishes none.
     pub(crate) fn of_change(error: DriverError) -> Self {
         let maybe_accepted = error.maybe_accepted;
         if error.may_pass() {
@@ -182,7 +182,7 @@ impl Failure {
         })
     }
 
-    /// What a receipt says, when it does not say that the transaction was applied.
+    /// Returns the error in a receipt, unless it says that the transaction was applied.
     pub(crate) fn of_receipt(receipt: Receipt) -> Result<(), Self> {
         let (op, why) = match receipt {
             Receipt::Applied { .. } | Receipt::Duplicate => return Ok(()),
@@ -242,7 +242,7 @@ impl Failure {
         })
     }
 
-    /// The exception, to be raised or handed on.
+    /// Returns the exception, to be raised or handed on.
     pub(crate) fn to_error(&self, py: Python<'_>) -> PyErr {
         match self.kind.class(py) {
             Err(error) => error,
@@ -254,7 +254,7 @@ impl Failure {
     }
 }
 
-/// A state of a held job, as Python's `JobInfo` spells it.
+/// Returns the state of a held job, as Python's `JobInfo` spells it.
 pub(crate) fn state_name(state: MessageState) -> &'static str {
     match state {
         MessageState::Ready => "ready",
@@ -281,7 +281,7 @@ impl From<Failure> for PyErr {
 }
 
 impl Kind {
-    /// Its class takes `maybe_accepted`: others come from an answer, which says what was done.
+    /// Whether the class takes `maybe_accepted`: others come from an answer, which says what was done.
     fn ends_calls(self) -> bool {
         matches!(
             self,

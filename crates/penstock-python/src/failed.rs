@@ -1,4 +1,4 @@
-//! Failed jobs, between Python's values and the broker's.
+//! Converts failed jobs between Python's values and the broker's.
 
 use penstock_driver::DriverError;
 use penstock_message::{Applied, FailedJob, FailedPage, Filter, MessageId, Op, Receipt, Target};
@@ -30,7 +30,7 @@ pub(crate) fn filter_of(given: FilterTuple) -> Filter {
     }
 }
 
-/// The operation that is meant for one failed job, or for all that match.
+/// Returns the operation for one failed job, or for all that match.
 pub(crate) fn order(
     order: &str,
     job: Option<MessageId>,
@@ -48,7 +48,7 @@ pub(crate) fn order(
     }
 }
 
-/// What there is to say of a transaction of one operation.
+/// Returns the receipt of a transaction of one operation.
 pub(crate) fn applied(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Applied, Failure> {
     let receipts = outcome.map_err(Failure::of_order)?;
     match receipts.into_iter().next() {
@@ -58,7 +58,7 @@ pub(crate) fn applied(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Appl
     }
 }
 
-/// A page as (jobs, where to go on).
+/// Returns a page as (jobs, place to continue from).
 pub(crate) fn page<'py>(
     py: Python<'py>,
     page: FailedPage,

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use penstock_message::{IdSource, MessageId};
 
 struct Generator {
-    /// A forked child must not repeat its parent's ids.
+    /// Process that the state belongs to: a forked child must not repeat its parent's ids.
     pid: u32,
     state: [u64; 4],
 }
@@ -29,7 +29,7 @@ impl Generator {
         Ok(())
     }
 
-    /// xoshiro256++, by David Blackman and Sebastiano Vigna.
+    /// Returns the next number of xoshiro256++, by David Blackman and Sebastiano Vigna.
     fn next(&mut self) -> u64 {
         let [a, b, c, d] = self.state;
         let drawn = a.wrapping_add(d).rotate_left(23).wrapping_add(a);
@@ -39,7 +39,7 @@ impl Generator {
     }
 }
 
-/// Draws so many ids, all of this millisecond.
+/// Draws this many ids, all of this millisecond.
 pub(crate) fn draw(count: usize) -> Result<Vec<MessageId>, getrandom::Error> {
     let mut generator = GENERATOR.lock().unwrap();
     let pid = std::process::id();

@@ -1,5 +1,5 @@
 //! `penstock._core`: conversions between Rust and Python, and nothing else. python/penstock/_core.pyi
-//! says what is in it. Importing it starts no thread, opens no file and installs no handler.
+//! lists its content. Importing it starts no thread, opens no file and installs no handler.
 
 mod child;
 mod client;

@@ -60,7 +60,7 @@ impl Options {
     }
 }
 
-/// How often a job is retried: up to a number, or after each of these milliseconds.
+/// Retries of a job: up to a number, or after each of these milliseconds.
 #[derive(FromPyObject)]
 pub(crate) enum RetriesGiven {
     AtMost(u32),
@@ -137,7 +137,7 @@ impl Options {
         })
     }
 
-    /// The same with these headers in place of its own.
+    /// Returns the same options with these headers in place of their own.
     fn with_headers(&self, headers: Vec<(String, String)>) -> Result<Self, Failure> {
         Ok(Self {
             headers: checked_headers(headers)?,
@@ -205,7 +205,7 @@ fn named(what: &str, name: &str) -> Result<(), Failure> {
     }
 }
 
-/// A number, or the milliseconds before each retry.
+/// Returns a number, or the milliseconds before each retry.
 pub(crate) fn retries_to_python<'py>(
     py: Python<'py>,
     retries: Option<&Retries>,

@@ -11,13 +11,13 @@ use pyo3::types::PyList;
 use crate::client::{all_ended, ended, ended_or_gone, info_dict, state_now};
 use crate::errors::Failure;
 
-/// Where asynchronous calls end: register `fileno()` with the event loop, then `drain()`.
+/// Inbox of asynchronous calls that have ended: register `fileno()` with the event loop, then `drain()`.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct Port {
     pub(crate) inbox: Arc<Inbox>,
 }
 
-/// The side of it that a driver's thread sees.
+/// Side of the port that a driver's thread sees.
 pub(crate) struct Inbox {
     waker: penstock_driver::Waker,
     state: Mutex<State>,
@@ -26,17 +26,17 @@ pub(crate) struct Inbox {
 #[derive(Default)]
 struct State {
     closed: bool,
-    /// The calls whose end is still wanted, with what they watch.
+    /// Calls whose end is still wanted, with their watches.
     wanted: HashMap<u64, Option<WatchId>>,
     ended: Vec<(u64, Result<End, Failure>)>,
 }
 
-/// What a call brings.
+/// Outcome of a call.
 pub(crate) enum End {
     Committed,
     JobEnded(KeyState),
     JobsEnded(Vec<KeyState>),
-    /// One of the jobs of a call that goes on, by its place among them.
+    /// Outcome of one job of a call that goes on, by its place among them.
     JobOfMany(usize, KeyState),
     JobState(KeyState),
     /// Whether a cancellation ended its job, and the state that it found.
@@ -67,7 +67,7 @@ impl Inbox {
         }
     }
 
-    /// Something of a call that goes on.
+    /// Reports a partial outcome of a call that goes on.
     pub(crate) fn tell(&self, token: u64, end: End) {
         let state = self.state.lock().unwrap();
         if !state.closed && state.wanted.contains_key(&token) {
@@ -113,7 +113,7 @@ impl Port {
         Ok(list)
     }
 
-    /// Nothing that ends later is kept. The descriptor lives as long as this object, for it may still
+    /// Drops all calls: nothing that ends later is kept. The descriptor lives as long as this object, for it may still
     /// be registered with a loop.
     fn close(&self) {
         let mut state = self.inbox.state.lock().unwrap();

@@ -1,4 +1,4 @@
-//! Gathers the values of keys as a driver tells them, in whatever order that is.
+//! Gathers the values of keys as a driver reports them, in whatever order that is.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,20 +15,20 @@ type Finish = Box<dyn FnOnce(Result<Vec<KeyState>, Failure>) + Send>;
 
 type Begin = fn(&dyn Driver, Vec<Key>, Option<Instant>, Arc<Gather>) -> WatchId;
 
-/// Called back once: with the states of all jobs, in their order, or with what came in between.
+/// Calls back once: with the states of all jobs, in their order, or with the error that came in between.
 pub(crate) struct Gather {
     state: Mutex<State>,
 }
 
 struct State {
-    /// Taken when it is over; what is told after that concerns nobody.
+    /// Callback, taken when the wait is over; later reports are dropped.
     finish: Option<Finish>,
     states: Vec<KeyState>,
     untold: usize,
-    /// Where each job stands in `states`; one that was named twice stands there twice.
+    /// Indices of each job in `states`; a job that was named twice has two.
     places: HashMap<MessageId, Vec<usize>>,
     ends_at_pending: bool,
-    /// The broker has told of a key, so it is within reach, or was until it said otherwise.
+    /// Whether the broker has reported a key: it is within reach, or was until it said otherwise.
     in_reach: bool,
 }
 
@@ -38,7 +38,7 @@ impl Gather {
         Self::new(jobs, false, finish)
     }
 
-    /// Asks how it stands with the job now.
+    /// Asks for the job's state now.
     pub(crate) fn state_of(job: MessageId, finish: Finish) -> Arc<Self> {
         Self::new(&[job], true, finish)
     }
@@ -60,7 +60,7 @@ impl Gather {
         })
     }
 
-    /// The driver's call that brings what is wanted.
+    /// Returns the driver's call that brings the wanted states.
     pub(crate) fn how(&self) -> Begin {
         match self.state.lock().unwrap().ends_at_pending {
             true => |driver, keys, deadline, gather| driver.peek(keys, deadline, gather),
@@ -68,13 +68,13 @@ impl Gather {
         }
     }
 
-    /// Each once.
+    /// Returns the keys, each once.
     pub(crate) fn keys(&self) -> Vec<Key> {
         let state = self.state.lock().unwrap();
         state.places.keys().copied().map(Key::Result).collect()
     }
 
-    /// The time of whoever waits is up.
+    /// Returns the error for a caller whose time is up.
     pub(crate) fn time_is_up(&self, trouble: Option<String>) -> Failure {
         let state = self.state.lock().unwrap();
         match state.in_reach {
@@ -141,13 +141,13 @@ impl ValueSink for Gather {
     }
 }
 
-/// Tells a port of each job as it ends.
+/// Reports each job to a port as it ends.
 pub(crate) struct Each {
     inbox: Arc<Inbox>,
     token: u64,
-    /// Where each job stands that has not ended.
+    /// Indices of the jobs that have not ended.
     places: Mutex<HashMap<MessageId, Vec<usize>>>,
-    /// Tells at once of a job that has not ended, too.
+    /// Whether to report at once a job that has not ended, too.
     only_asks: bool,
     in_reach: AtomicBool,
 }
@@ -172,7 +172,7 @@ impl Each {
         })
     }
 
-    /// Each once.
+    /// Returns the keys, each once.
     pub(crate) fn keys(&self) -> Vec<Key> {
         let places = self.places.lock().unwrap();
         places.keys().copied().map(Key::Result).collect()

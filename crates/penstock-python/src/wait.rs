@@ -1,4 +1,4 @@
-//! Where a thread of Python waits for what a driver's thread brings.
+//! Lets a thread of Python wait for values that a driver's thread brings.
 
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use penstock_driver::{Driver, Lead};
 use pyo3::prelude::*;
 
-/// A wait ends this often to let Python run its signal handlers, so that Ctrl-C gets through.
+/// Interval at which a wait lets Python run its signal handlers, so that Ctrl-C gets through.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
-/// One value that another thread brings.
+/// Place for one value that another thread brings.
 pub(crate) struct Slot<T> {
     value: Mutex<Option<T>>,
     filled: Condvar,
@@ -29,7 +29,7 @@ impl<T: Send + 'static> Slot<T> {
     }
 
     /// Begins a call that fills this slot, and waits for it without the interpreter lock, until the
-    /// deadline. Gives what the call returned, and `None` when the deadline has come first.
+    /// deadline. Returns the result of the call, and `None` when the deadline has come first.
     pub(crate) fn wait_for<R: Send>(
         &self,
         py: Python<'_>,
@@ -83,7 +83,7 @@ fn slice_end(deadline: Option<Instant>) -> Instant {
     deadline.map_or(slice, |deadline| deadline.min(slice))
 }
 
-/// The end of a call's time. Python's `None`, or a time beyond all bounds, is no end.
+/// Returns the end of a call's time. Python's `None`, or a time beyond all bounds, is no end.
 pub(crate) fn deadline(timeout_s: Option<f64>) -> PyResult<Option<Instant>> {
     let Some(timeout_s) = timeout_s else {
         return Ok(None);
