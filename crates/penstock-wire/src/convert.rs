@@ -1,5 +1,5 @@
-//! Between the messages of the protocol and the nouns. Towards the wire everything has a form; from
-//! the wire it is checked, and what makes no sense is [`WireError::Invalid`].
+//! Converts between the messages of the protocol and the nouns. Towards the wire everything has a form; from
+//! the wire it is checked, and input that makes no sense is [`WireError::Invalid`].
 
 use bytes::Bytes;
 use penstock_message::{
@@ -84,7 +84,7 @@ fn id_bytes(id: MessageId) -> Bytes {
     Bytes::copy_from_slice(&id.0)
 }
 
-/// An id that may be left out: no bytes are none.
+/// Reads an id that may be left out: no bytes are none.
 fn optional_id(bytes: &[u8]) -> Result<Option<MessageId>, WireError> {
     match bytes {
         [] => Ok(None),
@@ -104,7 +104,7 @@ pub fn durability(number: i32) -> Result<Durability, WireError> {
     Durability::from_number(number)
 }
 
-/// All of a repeated field.
+/// Converts all of a repeated field.
 pub fn all<W, N>(wire: Vec<W>) -> Result<Vec<N>, WireError>
 where
     N: TryFrom<W, Error = WireError>,

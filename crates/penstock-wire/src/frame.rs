@@ -9,7 +9,7 @@ use crate::weigh::{MAX_ENTRY_BYTES, is_bearable};
 /// A frame is its length in four little-endian bytes, then the message.
 pub const FRAME_HEADER_BYTES: usize = 4;
 
-/// Why what arrived is not the protocol. The connection it came from must be closed.
+/// Why bytes are not the protocol. The connection they came from must be closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     #[error("a frame of {length} bytes is over the limit of {limit}")]
@@ -26,9 +26,9 @@ pub enum WireError {
     Invalid(&'static str),
 }
 
-/// What one side hears of the other.
+/// Frame that one side receives from the other.
 pub trait Heard: Message + Default {
-    /// Whether a frame may be decoded: that takes no more memory than anybody may cost.
+    /// Whether a frame may be decoded without taking more memory than a client may cost.
     fn is_bearable(frame: &Bytes) -> bool;
 }
 
@@ -39,7 +39,7 @@ impl Heard for ToBroker {
 }
 
 impl Heard for ToClient {
-    /// A client has chosen its broker.
+    /// Always true: a client has chosen its broker.
     fn is_bearable(_frame: &Bytes) -> bool {
         true
     }
@@ -57,7 +57,7 @@ const LARGEST_ENTRY: usize = {
     largest
 };
 
-/// Cuts a stream of bytes into messages. Byte fields of a message are slices of what arrived, not copies.
+/// Cuts a stream of bytes into messages. Byte fields of a message are slices of the arrived bytes, not copies.
 #[derive(Debug)]
 pub struct Decoder<T> {
     arrived: BytesMut,
@@ -74,7 +74,7 @@ impl<T: Heard> Decoder<T> {
         }
     }
 
-    /// For the frames that have not been taken yet.
+    /// Sets the limit for the frames that have not been taken yet.
     pub fn set_max_frame_bytes(&mut self, max_frame_bytes: usize) {
         self.max_frame_bytes = max_frame_bytes;
     }
@@ -83,12 +83,12 @@ impl<T: Heard> Decoder<T> {
         self.arrived.extend_from_slice(bytes);
     }
 
-    /// How much has arrived of frames that were not taken.
+    /// Returns the bytes that have arrived of frames that were not taken.
     pub fn pending_bytes(&self) -> usize {
         self.arrived.len()
     }
 
-    /// Gives back what nothing waits in.
+    /// Frees the buffer if nothing waits in it.
     pub fn rest(&mut self) {
         if self.arrived.is_empty() {
             self.arrived = BytesMut::new();
@@ -130,7 +130,7 @@ impl<T: Heard> Decoder<T> {
     }
 }
 
-/// Appends one frame. The caller keeps it under the other side's limit; [`encoded_frame_len`] tells.
+/// Appends one frame. The caller keeps it under the other side's limit, by [`encoded_frame_len`].
 pub fn encode_frame(message: &impl Message, out: &mut BytesMut) {
     let length = message.encoded_len();
     debug_assert!(u32::try_from(length).is_ok());

@@ -16,7 +16,7 @@ pub struct ToBroker {
     /// Answered by a pong.
     #[prost(bool, tag = "7")]
     pub ping: bool,
-    /// The client leaves: its leases return at once, and the broker closes the connection. Handled after
+    /// The client disconnects: its leases return at once, and the broker closes the connection. Handled after
     /// everything else in its frame.
     #[prost(bool, tag = "8")]
     pub goodbye: bool,
@@ -40,7 +40,7 @@ pub struct ToClient {
     /// To a ping, or because there was nothing else to say.
     #[prost(bool, tag = "7")]
     pub pong: bool,
-    /// The last frame of a connection that the broker ends.
+    /// The last frame of a connection that the broker closes.
     #[prost(message, optional, tag = "8")]
     pub close: ::core::option::Option<Close>,
 }
@@ -86,13 +86,13 @@ pub struct Welcome {
     pub max_frame_bytes: u64,
     #[prost(uint64, tag = "5")]
     pub max_body_bytes: u64,
-    /// the client resends what is above
+    /// the client resends higher numbers
     #[prost(uint64, tag = "6")]
     pub applied_through: u64,
-    /// what was not confirmed is Unknown
+    /// unconfirmed transactions are Unknown
     #[prost(bool, tag = "7")]
     pub forgotten: bool,
-    /// of those presented, the ones that still hold
+    /// the presented leases that still hold
     #[prost(message, repeated, tag = "8")]
     pub leases: ::prost::alloc::vec::Vec<Lease>,
     #[prost(message, optional, tag = "9")]
@@ -101,7 +101,7 @@ pub struct Welcome {
     #[prost(uint32, tag = "10")]
     pub journal_format: u32,
 }
-/// What the engine behind the broker can do. Every field that is left out is not offered, or the weakest
+/// Capabilities of the engine behind the broker. Every field that is left out is not offered, or the weakest
 /// promise, so that a broker which does not know a feature does not claim it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Capabilities {
@@ -436,10 +436,10 @@ pub struct Cancel {
 pub struct Fail {
     #[prost(message, optional, tag = "1")]
     pub lease: ::core::option::Option<Lease>,
-    /// the encoded error, for those who ask for the result
+    /// the encoded error, for clients that ask for the result
     #[prost(bytes = "bytes", optional, tag = "2")]
     pub value: ::core::option::Option<::prost::bytes::Bytes>,
-    /// the same, for those who look into failed jobs
+    /// the same, for people who look into failed jobs
     #[prost(bytes = "bytes", tag = "3")]
     pub note: ::prost::bytes::Bytes,
     #[prost(message, optional, tag = "4")]
@@ -480,7 +480,7 @@ pub struct Limit {
     /// messages, ready or delayed
     #[prost(uint64, optional, tag = "2")]
     pub max_length: ::core::option::Option<u64>,
-    /// of their bodies
+    /// total bytes of their bodies
     #[prost(uint64, optional, tag = "3")]
     pub max_bytes: ::core::option::Option<u64>,
     #[prost(enumeration = "limit::Overflow", tag = "4")]
@@ -501,9 +501,9 @@ pub mod limit {
     )]
     #[repr(i32)]
     pub enum Overflow {
-        /// what comes to a full queue is refused
+        /// messages for a full queue are refused
         Reject = 0,
-        /// ... or the oldest ready message of the lowest priority makes room
+        /// the oldest ready message of the lowest priority makes room
         DropOldest = 1,
     }
     impl Overflow {
@@ -837,10 +837,10 @@ pub struct Receipt {
     pub op: u32,
     #[prost(string, tag = "5")]
     pub text: ::prost::alloc::string::String,
-    /// of operations among `skipped`: the message that owns the key
+    /// for operations in `skipped`: the message that owns the key
     #[prost(message, repeated, tag = "6")]
     pub owners: ::prost::alloc::vec::Vec<receipt::Owner>,
-    /// where the one job was that the last operation was for
+    /// state of the one job that the last operation was for, before it
     #[prost(enumeration = "message_info::State", optional, tag = "7")]
     pub state: ::core::option::Option<i32>,
     /// names the last operation on many jobs, for a query
@@ -928,7 +928,7 @@ pub mod receipt {
         }
     }
 }
-/// What one consumer of the connection takes. It keeps its credit when its queues or tasks change.
+/// Queues and tasks of one consumer of the connection. It keeps its credit when its queues or tasks change.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Consumer {
     /// A number that the client chooses; deliveries carry it.
@@ -945,7 +945,7 @@ pub struct Consumer {
     pub tasks: ::core::option::Option<consumer::Tasks>,
     #[prost(uint32, tag = "5")]
     pub add_credit: u32,
-    /// It takes nothing more: its credit becomes 0.
+    /// Stops deliveries: its credit becomes 0.
     #[prost(bool, tag = "6")]
     pub stop: bool,
 }
@@ -995,7 +995,7 @@ pub struct Watch {
 pub struct KeyValue {
     #[prost(message, optional, tag = "1")]
     pub key: ::core::option::Option<KeyRef>,
-    /// of the run that the value came from
+    /// generation of the run that the value came from
     #[prost(uint32, tag = "5")]
     pub generation: u32,
     #[prost(oneof = "key_value::State", tags = "2, 3, 4")]
@@ -1041,7 +1041,7 @@ pub mod query {
         SetClock(super::SetClock),
     }
 }
-/// Moves the broker's clock on, into the millisecond after: what is due until then falls due. It can't be moved
+/// Moves the broker's clock on, into the millisecond after: jobs due until then fall due. It can't be moved
 /// back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetClock {
@@ -1188,7 +1188,7 @@ pub struct OperationStatus {
     #[prost(bool, tag = "4")]
     pub is_over: bool,
 }
-/// What became of jobs since the broker started, or over the last minute.
+/// Outcomes of jobs since the broker started, or over the last minute.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JobCounts {
     #[prost(uint64, tag = "1")]
@@ -1657,9 +1657,9 @@ pub mod close {
         Unauthorized = 2,
         /// no common protocol version
         Version = 3,
-        /// the broker ends in order; try again, it may be restarted
+        /// the broker stops in order; try again, it may be restarted
         Stopping = 4,
-        /// the broker's disk failed; what was not confirmed may be lost
+        /// the broker's disk failed; unconfirmed transactions may be lost
         Failed = 5,
         /// the broker has as many connections as it takes; try again later
         TooManyClients = 6,
@@ -1722,7 +1722,7 @@ pub struct MessageHead {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MessageExtras {
-    /// From here on: what few messages have. The generated code keeps it in a box of its own.
+    /// From here on: fields that few messages have. The generated code keeps it in a box of its own.
     #[prost(message, optional, tag = "12")]
     pub member: ::core::option::Option<Member>,
     #[prost(message, optional, tag = "13")]
@@ -1736,7 +1736,7 @@ pub struct MessageExtras {
     /// up to 4 KiB in all
     #[prost(message, repeated, tag = "16")]
     pub headers: ::prost::alloc::vec::Vec<Header>,
-    /// how often it was retried after it had failed for good
+    /// number of retries after it had failed for good
     #[prost(uint32, tag = "17")]
     pub generation: u32,
     #[prost(uint64, optional, tag = "18")]
@@ -1822,7 +1822,7 @@ impl Part {
 /// The fields of a message from this one on are in a box of their own, mostly absent.
 pub(crate) const FIRST_EXTRA: u32 = 12;
 
-/// What a frame from a client may hold, for `weigh`.
+/// Shapes of the frames that a client may send, for `weigh`.
 pub(crate) mod shapes {
     use crate::weigh::{Field, Shape};
 
@@ -1952,7 +1952,7 @@ pub(crate) mod shapes {
         (7, Field::Many(&LEASE, size_of::<super::Lease>())),
     ]);
 
-    /// What an entry of each kind of list takes.
+    /// Bytes of memory for an entry of each kind of list.
     pub(crate) const ENTRIES: &[usize] = &[
         size_of::<::prost::bytes::Bytes>(),
         size_of::<String>(),

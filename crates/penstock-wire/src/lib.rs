@@ -1,7 +1,7 @@
 //! The native protocol: frames, their messages as `proto/penstock.proto` draws them, and the way
 //! between those and the nouns of `penstock-message`. A codec only: it opens no socket and keeps no
-//! state but what has arrived of a frame.
-//!
+//! between those and the nouns of `penstock-message`. A codec only: it opens no socket and keeps no
+//! state but the bytes that have arrived of a frame.
 //! ```text
 //!     decoder.extend(&bytes);                                    in any portions
 //!     while let Some(message) = decoder.next_message()? { … }    whole messages
@@ -29,17 +29,17 @@ pub mod proto {
     pub use crate::message::Message;
 }
 
-/// The first frame, which anybody may send.
+/// Most bytes of the first frame, which anybody may send.
 pub const MAX_HELLO_BYTES: usize = 4 << 10;
-/// So many leases fit into the first hello; more follow in another.
+/// Leases that fit into the first hello; more follow in another.
 pub const HELLO_LEASES: usize = 100;
-/// The longest token, so that the first frame always has room for it.
+/// Most bytes of a token: the first frame always has room for it.
 pub const MAX_TOKEN_BYTES: usize = 256;
-/// So many leases may be presented in a hello and what continues it.
+/// Most leases in a hello and its continuations.
 pub const MAX_PRESENTED_LEASES: usize = 256 << 10;
-/// So many questions may stand in a frame.
+/// Most queries in a frame.
 pub const MAX_QUERIES_A_FRAME: usize = 1024;
-/// Every other frame, unless the broker's Welcome says otherwise: a body of 16 MiB and what is around it.
+/// Most bytes of any other frame, unless the broker's Welcome says otherwise: a body of 16 MiB and its surroundings.
 pub const MAX_FRAME_BYTES: usize = 17 << 20;
-/// A transaction in parts. A broker may take less, by its memory limit, and never takes more.
+/// Most bytes of a transaction in parts. A broker may take less, by its memory limit, and never takes more.
 pub const MAX_TRANSACTION_BYTES: usize = 512 << 20;

@@ -1,4 +1,4 @@
-//! The `Message` of the protocol, of its two parts: see tools/generate-wire/src/split.rs.
+//! Joins the two parts of the protocol's `Message`: see tools/generate-wire/src/split.rs.
 
 use prost::DecodeError;
 use prost::bytes::{Buf, BufMut};

@@ -1,4 +1,4 @@
-//! What a broker that speaks this version of the protocol can do at best. A broker declares it in its
+//! Capabilities of a broker that speaks this version of the protocol, at best. A broker declares its own in its
 //! welcome; a client that is not connected yet has nothing else to go by.
 
 use std::sync::LazyLock;
@@ -46,12 +46,12 @@ static IN_MEMORY: LazyLock<Capabilities> = LazyLock::new(|| {
     in_memory
 });
 
-/// A broker with its journal on disk.
+/// Returns the capabilities of a broker with its journal on disk.
 pub fn on_disk() -> &'static Capabilities {
     &ON_DISK
 }
 
-/// The broker of `memory:`, a double for tests.
+/// Returns the capabilities of the broker of `memory:`, a double for tests.
 pub fn in_memory() -> &'static Capabilities {
     &IN_MEMORY
 }

@@ -1,7 +1,7 @@
-//! The versions of the protocol: which are spoken, and what each has brought.
+//! Versions of the protocol: which are spoken, and the additions of each.
 //!
-//! Both sides say the highest version that they speak, and go on in the lower of the two. What came
-//! later than that must not be sent: an operation would be refused, but a field would be dropped
+//! Both sides state the highest version that they speak, and go on in the lower of the two. Additions of
+//! later versions must not be sent: an operation would be refused, but a field would be dropped
 //! without a trace. So a client looks into [`LATER`] before it sends anything to an older broker.
 //!
 //! Hello, Welcome, Close and the question that stops a local broker mean the same in every version.
@@ -14,7 +14,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 
 /// The highest version that this program speaks.
 pub const PROTOCOL_VERSION: u32 = 2;
-/// The lowest. Version 1 was never released.
+/// The lowest version that it speaks. Version 1 was never released.
 pub const LOWEST_PROTOCOL_VERSION: u32 = 2;
 
 /// The versions that one side speaks.
@@ -22,24 +22,24 @@ pub const LOWEST_PROTOCOL_VERSION: u32 = 2;
 pub struct Versions {
     pub lowest: u32,
     pub highest: u32,
-    /// What came with the later ones.
+    /// Additions of all versions but the first.
     pub later: &'static [Later],
 }
 
-/// Something that came with a version after the first.
+/// Addition of a version after the first.
 #[derive(Clone, Copy, Debug)]
 pub struct Later {
     pub since: u32,
-    /// For people.
+    /// Name for people.
     pub what: &'static str,
     pub within: Within,
-    /// Numbers of fields from there on, to the message that it is a field of.
+    /// Numbers of fields from `within` down to the message that it is a field of.
     pub path: &'static [u32],
-    /// It is any of these fields, the first and the last.
+    /// First and last number of its fields; any of them is the addition.
     pub fields: (u32, u32),
 }
 
-/// What a client sends.
+/// Content of a frame from a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Within {
     Tx,
@@ -51,7 +51,7 @@ const OPS: u32 = 1;
 const PUBLISH: u32 = 4;
 const HOLD: u32 = 8;
 
-/// What each version has brought, but for the first. An entry may go once no version before it is spoken.
+/// Additions of each version but the first. An entry may go once no version before it is spoken.
 pub const LATER: &[Later] = &[
     operation(2, 14, "cancelling jobs"),
     operation(2, 15, "failing a job in one operation"),
@@ -102,13 +102,13 @@ impl Versions {
         later: LATER,
     };
 
-    /// The version to go on in with somebody who speaks up to this one; `None`: there is none.
+    /// Returns the version to speak with a peer that speaks up to this one; `None`: there is none.
     pub fn common(&self, highest_of_other: u32) -> Option<u32> {
         let common = highest_of_other.min(self.highest);
         (common >= self.lowest).then_some(common)
     }
 
-    /// Something in these bytes that a broker of this version would not understand.
+    /// Returns an addition in these bytes that a broker of this version would not understand.
     pub fn too_new(&self, version: u32, within: Within, encoded: &Bytes) -> Option<&'static Later> {
         let is_too_new = |later: &&'static Later| later.within == within && later.since > version;
         let later: Vec<&'static Later> = self.later.iter().filter(is_too_new).collect();
@@ -117,7 +117,7 @@ impl Versions {
     }
 }
 
-/// "version 2", or "versions 2 to 3".
+/// Formats as "version 2", or "versions 2 to 3".
 impl fmt::Display for Versions {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.lowest == self.highest {
@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(Versions::TODAY.to_string(), "version 2");
     }
 
-    /// Whatever a noun can become on the wire and version 1 had no number for is in the table.
+    /// Anything that a noun can become on the wire without a number in version 1 is in the table.
     #[test]
     fn nothing_that_came_with_version_2_is_forgotten() {
         let target = || Target::Filter(Filter::default());

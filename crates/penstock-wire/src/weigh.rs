@@ -1,4 +1,4 @@
-//! What a frame takes in memory once it is decoded, reckoned before it is.
+//! Memory of a decoded frame, reckoned before it is decoded.
 //!
 //! An entry of a list may have two bytes on the wire and take some hundreds in memory: 17 MiB of empty
 //! operations would be gigabytes. So a frame is walked first, keeping nothing, and refused when its
@@ -8,15 +8,15 @@
 use prost::DecodeError;
 use prost::encoding::{DecodeContext, WireType, decode_varint, skip_field};
 
-/// What the entries of all lists of a frame may take in memory, beside the bytes of the frame itself.
+/// Most memory for the entries of all lists of a frame, besides the bytes of the frame itself.
 pub const MAX_ENTRY_BYTES: usize = 64 << 20;
 
 /// The fields of a message that hold messages, or that may come any number of times.
 pub(crate) struct Shape {
     fields: &'static [(u32, Field)],
-    /// One bit for the number of each.
+    /// Bitmap of the fields' numbers.
     numbers: u64,
-    /// Fields from this one on are in a box of so many bytes.
+    /// Number from which on fields are in a box, and the box's bytes.
     boxed: Option<(u32, usize)>,
 }
 
@@ -37,7 +37,7 @@ impl Shape {
         }
     }
 
-    /// The place of a field in the list.
+    /// Returns the place of a field in the list.
     fn place_of(&self, number: u32) -> Option<usize> {
         let is_known = number < u64::BITS && self.numbers & 1 << number != 0;
         match is_known {
@@ -57,15 +57,15 @@ const MOST_FIELDS: usize = 16;
 pub(crate) enum Field {
     /// A message inside its parent's memory. Sent twice it is merged, or replaced.
     One(&'static Shape),
-    /// A list of messages, and what an entry takes.
+    /// A list of messages, and the bytes of an entry.
     Many(&'static Shape, usize),
-    /// A list of strings, and what an entry takes beside its text.
+    /// A list of strings, and the bytes of an entry besides its text.
     ManyPlain(usize),
-    /// A list of numbers, packed or each for itself, and what an entry takes.
+    /// A list of numbers, packed or each for itself, and the bytes of an entry.
     ManyNumbers(usize),
 }
 
-/// Whether the entries of this frame stay under [`MAX_ENTRY_BYTES`]. What is not protobuf passes, for
+/// Whether the entries of this frame stay under [`MAX_ENTRY_BYTES`]. Bytes that are not protobuf pass, for
 /// the decoder to say so.
 pub(crate) fn is_bearable(frame: &[u8], shape: &Shape, largest_entry: usize) -> bool {
     // The shortest entry is the number of its field and a length of zero, and one that is alone in its
@@ -79,7 +79,7 @@ pub(crate) fn is_bearable(frame: &[u8], shape: &Shape, largest_entry: usize) -> 
     !matches!(walk.message(frame, shape), Err(Stop::TooHeavy))
 }
 
-/// A list that is not empty has room for so many entries, and doubles it when it is full.
+/// Entries for which a list that is not empty has room at first; it doubles that when it is full.
 const FIRST_ROOM: u32 = 4;
 
 struct Walk {
@@ -156,7 +156,7 @@ impl Walk {
     }
 }
 
-/// The number and type of a field.
+/// Reads the number and type of a field.
 #[inline(always)]
 fn key(bytes: &mut &[u8]) -> Result<(u32, WireType), Stop> {
     let key = varint(bytes)?;
@@ -178,7 +178,7 @@ fn skip(wire_type: WireType, number: u32, bytes: &mut &[u8]) -> Result<(), Stop>
     }
 }
 
-/// The bytes of a field, after their length.
+/// Reads the bytes of a field, after their length.
 #[inline(always)]
 fn part<'a>(bytes: &mut &'a [u8]) -> Result<&'a [u8], Stop> {
     let length = usize::try_from(varint(bytes)?).map_err(|_| Stop::NotProtobuf)?;

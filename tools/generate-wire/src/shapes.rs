@@ -13,7 +13,7 @@ use crate::split::Split;
 
 const PACKAGE: &str = ".penstock.v1.";
 
-/// Rust code for the shape of this message and of all that it may hold.
+/// Generates the Rust code for the shape of this message and of all that it may hold.
 pub fn of(root: &str, split: &Split, files: &FileDescriptorSet) -> Result<String, Box<dyn Error>> {
     let mut shapes = String::new();
     let mut entries = BTreeSet::new();
@@ -55,16 +55,16 @@ pub fn of(root: &str, split: &Split, files: &FileDescriptorSet) -> Result<String
     Ok(format!(
         "/// The fields of a message from this one on are in a box of their own, mostly absent.\n\
          pub(crate) const FIRST_EXTRA: u32 = {};\n\n\
-         /// What a frame from a client may hold, for `weigh`.\n\
+         /// Shapes of the frames that a client may send, for `weigh`.\n\
          pub(crate) mod shapes {{\n    use crate::weigh::{{Field, Shape}};\n\n{shapes}\n    \
-         /// What an entry of each kind of list takes.\n    \
+         /// Bytes of memory for an entry of each kind of list.\n    \
          pub(crate) const ENTRIES: &[usize] = &[\n{sizes}    ];\n}}\n",
         split.first_rare,
     ))
 }
 
 struct FieldShape {
-    /// The message that it holds.
+    /// Name of the message that it holds.
     holds: Option<String>,
     /// The Rust type of an entry, when it is a list.
     entry: Option<String>,
@@ -88,7 +88,7 @@ impl FieldShape {
     }
 }
 
-/// `None`: it takes no memory but what its message has, or its text.
+/// Returns the shape of a field; `None`: it takes no memory besides its message, or its text.
 fn shape_of(field: &FieldDescriptorProto) -> Result<Option<FieldShape>, Box<dyn Error>> {
     let is_list = field.label() == Label::Repeated;
     let plain = |entry: &str| FieldShape {

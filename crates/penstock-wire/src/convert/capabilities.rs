@@ -1,4 +1,4 @@
-//! What an engine can do.
+//! Capabilities of an engine.
 
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ impl From<&Capabilities> for proto::Capabilities {
     }
 }
 
-/// What a newer broker says that this program can't name counts as not offered.
+/// Capabilities of a newer broker that this program can't name count as not offered.
 impl From<proto::Capabilities> for Capabilities {
     fn from(wire: proto::Capabilities) -> Self {
         let mut to = Self::NOTHING;

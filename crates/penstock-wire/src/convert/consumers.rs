@@ -1,4 +1,4 @@
-//! What consumers take.
+//! Consumers: their queues, tasks and credit.
 
 use penstock_message::{Consume, Tasks};
 
@@ -28,7 +28,7 @@ impl From<Consume> for proto::Consumer {
     }
 }
 
-/// What it says unless it stops.
+/// Leaves `stop` to the caller, which looks at it first.
 impl From<proto::Consumer> for Consume {
     fn from(wire: proto::Consumer) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! Failed jobs: why they failed, which are meant, and how far an operation on them has come.
+//! Failed jobs: causes, filters, and the progress of an operation on them.
 
 use penstock_message::{FailedJob, FailedPage, FailedQuery, Failure, Filter, OperationStatus};
 

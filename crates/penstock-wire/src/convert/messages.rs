@@ -1,4 +1,4 @@
-//! Messages, and what they hang on.
+//! Messages, and their leases, due times and extras.
 
 use bytes::Bytes;
 use penstock_message::{

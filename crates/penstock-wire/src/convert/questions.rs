@@ -215,7 +215,7 @@ impl From<proto::JobCounts> for JobCounts {
     }
 }
 
-/// Left out while all of it is zero, as it is of most queues and tasks in any minute.
+/// Leaves the counts out while all are zero, as they are for most queues and tasks in any minute.
 fn some(counts: JobCounts) -> Option<proto::JobCounts> {
     (counts != JobCounts::default()).then(|| counts.into())
 }

@@ -1,4 +1,4 @@
-//! Transactions, and what became of them.
+//! Transactions and their receipts.
 
 use penstock_message::{
     Applied, Condition, HeaderPatch, JoinPolicy, Key, MessageState, Op, Overflow, QueueLimits,
@@ -291,7 +291,7 @@ impl From<Target> for proto::Target {
     }
 }
 
-/// `None`: a kind of target that only a newer protocol has.
+/// Reads a target; `None`: a kind that only a newer protocol has.
 fn target(wire: Option<proto::Target>) -> Result<Option<Target>, WireError> {
     use proto::target::Target as Wire;
     let target = wanted(wire, "an operation on jobs has no target")?;

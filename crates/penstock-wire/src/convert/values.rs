@@ -32,7 +32,7 @@ pub(super) fn key(wire: Option<proto::KeyRef>) -> Result<Key, WireError> {
 }
 
 impl From<Value> for proto::Value {
-    /// All but the run's generation, which stands beside the value.
+    /// Converts all but the run's generation, which is a field next to the value.
     fn from(value: Value) -> Self {
         let status = proto::value::Status::from(value.status).into();
         let body = value.body;
