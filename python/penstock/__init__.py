@@ -1,4 +1,4 @@
-"""A distributed task queue: durable by default, with nothing to install beside it.
+"""A distributed task queue: durable by default, with nothing else to install.
 
     from penstock import App
 
@@ -10,7 +10,7 @@
     job = send.delay("ada@example.org", "hello")
     job.result(timeout=10)
 
-A worker runs it: ``penstock worker shop:app``. The pages in docs/ tell the rest.
+A worker runs it: ``penstock worker shop:app``. The pages in docs/ explain the rest.
 """
 
 import sys
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    # Tasks and calls of them
+    # Tasks and their calls
     "App",
     "AsyncTask",
     "Call",
@@ -84,7 +84,7 @@ __all__ = [
     "Job",
     "JobInfo",
     "JobState",
-    # Many of them
+    # Waiting for many jobs
     "AsCompleted",
     "Waited",
     "aresults",
@@ -97,7 +97,7 @@ __all__ = [
     "JobLogFilter",
     "Retry",
     "current_job",
-    # What went wrong: with the job
+    # Errors of jobs
     "ArgumentMismatch",
     "JobCancelled",
     "JobError",
@@ -108,7 +108,7 @@ __all__ = [
     "TaskTimeout",
     "UnknownTask",
     "WorkerCrashed",
-    # ... or on the way to it
+    # Errors on the way to a job
     "BrokerUnavailable",
     "CallTimeout",
     "CannotDecode",

@@ -1,4 +1,4 @@
-"""One process's way to a broker: blocking for threads, awaitable for event loops.
+"""Connection of a process to a broker: blocking for threads, awaitable for event loops.
 
 Nothing is opened before the first call. There is one connection for each URL and process, shared by
 all apps and threads; a forked child starts with none. With ``memory:`` each app has a broker, and so a
@@ -34,21 +34,21 @@ logger = logging.getLogger("penstock")
 
 T = TypeVar("T")
 
-# A long wait comes back this often to show what the broker wants people to know: that no worker
-# serves the queue is best told to whoever waits for one.
+# Interval at which a long wait logs the broker's notices: the caller who waits should learn first
+# that no worker serves the queue.
 _WAIT_SLICE_S = 4.0
 
-# What an event loop calls in place of the calls that enqueue.
+# Blocking call and its replacement in an event loop, for calls that enqueue.
 BLOCKING = ("delay()", "adelay()")
 
 Run: TypeAlias = tuple[str, str, int, int, int]
 """(task, queue, attempt, generation, ended_at_ms) of the run that a value came from."""
 Ended: TypeAlias = tuple[int, bytes, Run | None]
-"""(status, body, run): how a job has ended; the run where the broker knows it."""
+"""(status, body, run): the end of a job; the run where the broker knows it."""
 
 
 class Connection:
-    """A client with awaitable calls beside the blocking ones. Use ``connect``, which shares them."""
+    """A client with awaitable calls next to the blocking ones. Use ``connect``, which shares them."""
 
     def __init__(self, url: str, client: _core.Client) -> None:
         self.url = url
@@ -74,7 +74,7 @@ class Connection:
         return self._in_slices(lambda slice_s: self._client.wait(job_id, slice_s), timeout_s)
 
     def _in_slices(self, wait: Callable[[float], T], timeout_s: float | None) -> T:
-        """Wait so long, and show in between what the broker wants people to know."""
+        """Wait this long, and log the broker's notices in between."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
@@ -111,7 +111,7 @@ class Connection:
         return cast(dict[str, object] | None, end)
 
     def cancel(self, job_id: bytes, reason: str, timeout_s: float) -> tuple[bool, str | None]:
-        """End a job that does not run; return whether that was done, and the state that it was found in."""
+        """End a job that does not run; return whether it was ended, and the state that it was found in."""
         return self._client.cancel(job_id, reason, timeout_s)
 
     async def cancel_async(self, job_id: bytes, reason: str, timeout_s: float) -> tuple[bool, str | None]:
@@ -201,13 +201,13 @@ class Connection:
                 self._client.forget(port.core, token)
 
     def whereabouts(self, job_id: bytes, url: str, call_timeout_s: float) -> str:
-        """Say where a job is that has not ended in time. Raises ``PenstockError`` when the broker does not answer."""
+        """Describe where an unfinished job is. Raises ``PenstockError`` when the broker does not answer."""
         from penstock._jobs.whereabouts import whereabouts
 
         return whereabouts(self, job_id, url, call_timeout_s)
 
     def log_notices(self, blocking: tuple[str, str] | None = None) -> None:
-        """Show what the broker wants people to know, at most once a second.
+        """Log the broker's notices, at most once a second.
 
         ``blocking``: the call that this follows, and the one that an event loop should make in its place.
         """
@@ -221,11 +221,11 @@ class Connection:
 
     @property
     def broker(self) -> str:
-        """The URL, with the directory of a local broker in full: two of them are easily mistaken."""
+        """Broker's URL, with the directory of a local one in full: two of them are easily mistaken."""
         return self._client.broker()
 
     def rest(self, timeout_s: float) -> None:
-        """Say goodbye for now; the next call opens a new connection."""
+        """Disconnect for now; the next call opens a new connection."""
         self._client.rest(timeout_s)
 
     def close(self, timeout_s: float) -> None:
@@ -234,7 +234,7 @@ class Connection:
 
 
 class _LoopPort:
-    """Where one event loop's calls end. It holds no reference to the loop, which may be collected."""
+    """Port of one event loop's calls. Holds no reference to the loop, which may be collected."""
 
     def __init__(self, log_notices: Callable[[], None]) -> None:
         self.core = _core.Port()
@@ -267,7 +267,7 @@ class _LoopPort:
             _running_loop().remove_reader(self.core.fileno())
 
     def retire(self) -> None:
-        """Let the loop go once the calls that a close has cut off are told so."""
+        """Detach from the loop once the calls that a close has cut off have their errors."""
         self._retiring = True
         self.drain()
 
@@ -285,7 +285,7 @@ _warned_of: set[str] = set()
 
 
 def warn_of_blocking(call: str, instead: str) -> None:
-    """Say once in a process that a call keeps an event loop waiting."""
+    """Warn once in a process that a call keeps an event loop waiting."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or call in _warned_of or asyncio._get_running_loop() is None:
         return
@@ -294,7 +294,7 @@ def warn_of_blocking(call: str, instead: str) -> None:
 
 
 def _warn_of_waiting_job() -> None:
-    """Say once for each task that its jobs keep their slots while they wait for others."""
+    """Warn once for each task that its jobs keep their slots while they wait for others."""
     current = running.get()
     if current is None or current[5].name in _warned_of:
         return
@@ -341,14 +341,14 @@ _connections: dict[tuple[str, str | None], Connection] = {}
 # They end with their owners.
 _owned: weakref.WeakKeyDictionary[object, Connection] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
-# What a forked child inherited belongs to its parent. It is kept, since dropping it would run
+# Connections that a forked child inherited belong to its parent. They are kept, since dropping one would run
 # the goodbye of a connection whose threads do not exist here.
 _inherited: list[object] = []
 _generation = 0
 
 
 def generation() -> int:
-    """Changes with a fork and with ``close``: a connection kept beside an older number is not to be used."""
+    """Return a number that changes with a fork and with ``close``. A connection kept with an older number is stale."""
     return _generation
 
 
@@ -358,7 +358,7 @@ def is_own(url: str) -> bool:
 
 
 def connect(url: str, name: str, owner: App) -> Connection:
-    """Return this process's connection to ``url``, or its owner's where that is its own; opens nothing by itself."""
+    """Return this process's connection to ``url``, or its owner's where that has its own. Opens nothing."""
     if _guard.may_connect is not None:
         _guard.may_connect(owner)
     token = os.environ.get("PENSTOCK_TOKEN")
@@ -380,14 +380,14 @@ def new_connection(url: str, token: str | None, name: str) -> Connection:
 
 
 def start_over() -> None:
-    """Let every app look anew where its broker is, and whether it may be used. Ends no connection."""
+    """Make every app look up its broker again, and whether it may be used. Ends no connection."""
     global _generation
     with _lock:
         _generation += 1
 
 
 def disconnect(connection: Connection, timeout_s: float) -> None:
-    """End it for all who share it; their next call opens a new one."""
+    """Close the connection for all who share it; their next call opens a new one."""
     global _generation
     with _lock:
         for key, value in list(_connections.items()):
@@ -401,8 +401,8 @@ def disconnect(connection: Connection, timeout_s: float) -> None:
 
 
 def _rest_all() -> None:
-    # What was sent with durability="none" may still be on its way. Not closed: exit handlers that run after
-    # this one, and daemon threads, may still enqueue. What an app has of its own ends with this process anyway.
+    # Jobs sent with durability="none" may still be on their way. Not closed: exit handlers that run after
+    # this one, and daemon threads, may still enqueue. An app's own broker ends with this process anyway.
     for connection in list(_connections.values()):
         connection.rest(1.0)
 
@@ -422,6 +422,6 @@ os.register_at_fork(after_in_child=_start_anew_after_fork)
 
 
 def penstock_program() -> str | None:
-    """The executable that ``local:`` starts. Never looked for beside ``sys.executable``, which lies under uWSGI."""
+    """Return the executable that ``local:`` starts. Not found by ``sys.executable``, which is wrong under uWSGI."""
     program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bin", "penstock")
     return program if os.path.isfile(program) else None

@@ -1,4 +1,4 @@
-"""The Rust half of penstock: conversions and nothing else. Checked against the compiled module by a test.
+"""The Rust half of penstock: conversions and nothing else. A test checks this file against the compiled module.
 
 Every blocking call releases the interpreter lock. Times are in seconds where a name ends in ``_s``,
 milliseconds where it ends in ``_ms``. Errors are the classes of ``penstock.errors``.
@@ -40,12 +40,12 @@ class Options:
         headers: Sequence[tuple[str, str]] = ...,
     ) -> Options: ...
     def with_headers(self, headers: Sequence[tuple[str, str]]) -> Options:
-        """The same with these headers in place of its own."""
+        """Return the same options with these headers in place of their own."""
     def at_once(self) -> Options:
-        """The same without its countdown or eta."""
+        """Return the same options without their countdown or eta."""
     def details(self) -> dict[str, Any]:
-        """Return what has no property: priority, countdown_ms, eta_ms, expires_after_ms, expires_at_ms, result_ttl_ms,
-        max_crashes and durability, each as it was given, or None."""
+        """Return the options without a property: priority, countdown_ms, eta_ms, expires_after_ms, expires_at_ms,
+        result_ttl_ms, max_crashes and durability, each as it was given, or None."""
     @property
     def task(self) -> str: ...
     @property
@@ -57,19 +57,19 @@ class Options:
 
 @final
 class Port:
-    """Where asynchronous calls end: register ``fileno()`` with the event loop, then ``drain()``."""
+    """Inbox of asynchronous calls that have ended: register ``fileno()`` with the event loop, then ``drain()``."""
 
     def __new__(cls) -> Port: ...
     def fileno(self) -> int: ...
     def drain(self) -> list[tuple[int, object | BaseException]]:
-        """Give each call that has ended since the last drain, as (token, value or exception)."""
+        """Return each call that has ended since the last drain, as (token, value or exception)."""
     def close(self) -> None: ...
 
 @final
 class Client:
-    """One process's connection to a broker. Making one opens, starts and connects nothing.
+    """Connection of one process to a broker. Making one opens, starts and connects nothing.
 
-    After a fork the first call in the child begins a new session by itself.
+    After a fork the first call in the child begins a new session automatically.
     ``url``: ``local:PATH``, ``penstock+unix:PATH``/``unix:PATH``, ``tcp://HOST:PORT``, or ``memory:``.
     ``program``: the penstock executable that ``local:`` starts when no broker serves PATH, and ``memory:`` always.
     """
@@ -84,7 +84,7 @@ class Client:
     def publish_same(self, options: Options, bodies: Sequence[bytes], timeout_s: float) -> list[bytes]: ...
     def publish_many(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float) -> list[bytes]: ...
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
-        """Wait for the job's end and give (status, body).
+        """Wait for the job's end and return (status, body).
 
         The status is 0 succeeded, 1 failed, 2 expired, 3 crashed or 4 cancelled.
         Raises ResultExpired when there is no value and none is on its way, ResultTimeout when the time is up and
@@ -100,21 +100,21 @@ class Client:
     def peek(self, job_id: bytes, timeout_s: float) -> tuple[int, bytes, tuple[str, str, int, int, int] | None] | None:
         """Return the value if it is there now; None while it is pending; raises ResultExpired when it has gone.
 
-        It is (status, body, run). The run that it came from, where the broker knows it, is (task, queue, attempt,
+        Returns (status, body, run). The run that it came from, where the broker knows it, is (task, queue, attempt,
         generation, ended_at_ms).
         """
     def message_info(self, job_id: bytes, timeout_s: float) -> dict[str, object] | None:
-        """What the broker knows of a job it still holds: task, queue, state ("ready", "delayed", "running", "held",
-        "failed", "blocked", "cancelling", "parked"), enqueued_at_ms, started_at_ms, due_at_ms, failed_at_ms, attempt,
-        crashes, generation, worker, notes (list of bytes), failure (text or None)."""
+        """Return the details of a job that the broker still holds: task, queue, state ("ready", "delayed", "running",
+        "held", "failed", "blocked", "cancelling", "parked"), enqueued_at_ms, started_at_ms, due_at_ms, failed_at_ms,
+        attempt, crashes, generation, worker, notes (list of bytes), failure (text or None)."""
     def consumers(self, queue: str, timeout_s: float) -> int:
-        """How many consumers a queue has: each worker is one."""
+        """Return the number of consumers of a queue: each worker is one."""
     def broker(self) -> str:
         """Return the broker's URL, with the directory of a local one in full. Asks nothing."""
     def status(self, timeout_s: float) -> dict[str, object]: ...
     def purge(self, queue: str, timeout_s: float) -> None: ...
     def failed(self, filter: _Filter, after: int, timeout_s: float) -> tuple[list[dict[str, Any]], int | None]:
-        """Give a page of failed jobs, oldest first, and what to pass as ``after`` for the next one.
+        """Return a page of failed jobs, oldest first, and what to pass as ``after`` for the next one.
 
         A job is id (text), task, queue, attempt, crashes, generation, enqueued_at_ms, failed_at_ms, error, message,
         fingerprint, preview (text), body_bytes.
@@ -122,20 +122,20 @@ class Client:
     def order_failed(
         self, order: str, job_id: bytes | None, filter: _Filter, queue: str | None, timeout_s: float
     ) -> int | None:
-        """``"retry"`` or ``"remove"`` one failed job; or, without an id, decide it for all that match and give the
+        """``"retry"`` or ``"remove"`` one failed job; or, without an id, decide it for all that match and return the
         number of the operation."""
     def operation(self, operation: int, timeout_s: float) -> tuple[int, int, bool] | None:
-        """Tell how far an operation has come: (done, spared, is_over)."""
+        """Return the progress of an operation: (done, spared, is_over)."""
     def move_clock(self, forward_ms: int, timeout_s: float) -> int:
         """Move the clock of a ``memory:`` broker on, and return its time (Unix milliseconds).
 
         Others raise NotOffered.
         """
     def take_notices(self) -> list[str]:
-        """Warnings of the broker that nobody has seen yet, each once: for the log."""
+        """Return the broker's notices that nobody has seen yet, each once: for the log."""
     def close(self, timeout_s: float) -> None: ...
     def rest(self, timeout_s: float) -> None:
-        """Say goodbye for now: the next call opens a new connection. Calls of other threads go on."""
+        """Disconnect for now: the next call opens a new connection. Calls of other threads go on."""
 
     # For an event loop: return at once, end at the port under the token.
     def submit(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float, port: Port, token: int) -> list[bytes]:
@@ -155,7 +155,7 @@ class Client:
     def message_info_async(self, job_id: bytes, timeout_s: float, port: Port, token: int) -> None: ...
     def peek_async(self, job_id: bytes, timeout_s: float, port: Port, token: int) -> None: ...
     def forget(self, port: Port, token: int) -> None:
-        """A cancelled await: its end is no longer wanted. The job is not touched."""
+        """Forget a call after a cancelled await: its end is no longer wanted. The job is not touched."""
 
 @final
 class Consumer:
@@ -188,15 +188,15 @@ class Consumer:
     def left(self, timeout_s: float) -> tuple[int, int]:
         """Return how many jobs are ready that it could take, and how many are taken and not settled."""
     def stop(self, timeout_s: float) -> None:
-        """End every ``take``, and give back what has come and nobody took."""
+        """End every ``take``, and hand back jobs that have arrived and nobody took."""
 
 @final
 class ChildLink:
-    """A worker child's side of the link to its supervisor: iterate over the jobs to run, and tell of each how
-    it has ended. See crates/penstock-worker/src/link.rs."""
+    """A worker child's side of the link to its supervisor: iterate over the jobs to run, and report how each
+    has ended. See crates/penstock-worker/src/link.rs."""
 
     def __new__(cls, work_fd: int, reply_fd: int, pages_fd: int, slot: int, parent_pid: int) -> ChildLink:
-        """Own the descriptors from here on. The process ends when its parent does."""
+        """Own the descriptors from here on. The process exits when its parent does."""
     def __iter__(self) -> ChildLink: ...
     def __next__(self) -> Delivered:
         """Wait for the next job and claim it. The end comes when the supervisor wants no more."""
@@ -208,10 +208,10 @@ class ChildLink:
         note: bytes | None,
         failure: tuple[str, str, int, bytes] | None,
     ) -> None:
-        """Tell how the job given last has ended, as ``Runner.run`` says it.
+        """Report how the job returned last has ended, as ``Runner.run`` says it.
 
         ``failure`` of a job that failed, and of no other: the error's class, message and fingerprint, and a preview of
         the arguments of at most 1 KiB.
         """
     def abandon(self) -> None:
-        """This process is a fork of the child's: it has no part in the link."""
+        """Leave the link, in a process that was forked from the child."""

@@ -1,7 +1,7 @@
-"""``penstock demo``: count the identifiers of Python's own source, one job a file, beside a serial loop.
+"""``penstock demo``: count the identifiers of Python's own source, one job a file, compared with a serial loop.
 
 The two tasks are written as any application would write them. Below them: what the demo does, the
-processes it starts and ends, and the picture on the terminal.
+processes it starts and stops, and the picture on the terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.errors import PenstockError, ResultTimeout
 
 T = TypeVar("T")
 Count = tuple[int, dict[str, int]]
-"""Lines, and how often each identifier occurs."""
+"""Number of lines, and of each identifier."""
 
 PROGRAM = Path(__file__).parent / "_bin" / "penstock"
 SLOTS = 2
@@ -72,7 +72,7 @@ class DemoError(Exception):
 
 
 def main() -> int:
-    """Run the demo; the exit code is 0 when both ways gave the same answer."""
+    """Run the demo; return exit code 0 when both ways gave the same answer."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     screen = Screen()
@@ -143,7 +143,7 @@ def result_of(job: Job[T], process: subprocess.Popen[bytes]) -> T:
 
 
 def source_files() -> list[Path]:
-    """The standard library's source; where it comes without its tests, installed packages join it."""
+    """Find the standard library's source; where it comes without its tests, installed packages join it."""
     library = Path(sysconfig.get_path("stdlib"))
     files = sorted(file for file in library.rglob("*.py") if "site-packages" not in file.parts)
     if len(files) < ENOUGH_FILES:
@@ -203,7 +203,7 @@ class Screen:
         return f"\x1b[1m{text}\x1b[0m" if self.colour else text
 
     def progress(self, label: str, items: Sequence[T]) -> Iterator[T]:
-        """Give the items one by one and show how far they are."""
+        """Yield the items one by one and show the progress."""
         started = drawn = time.perf_counter()
         for done, item in enumerate(items):
             now = time.perf_counter()

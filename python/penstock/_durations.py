@@ -1,4 +1,4 @@
-"""Checks of what users give: of numbers and lengths of time (seconds or a timedelta) all that there are."""
+"""Checks of user input: all numbers and lengths of time (seconds or a timedelta)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _seconds(name: str, value: Seconds) -> float:
 
 
 def is_a(value: object, kind: type | tuple[type, ...]) -> bool:
-    """Like ``isinstance``, for what users give: type checkers believe the annotations, so to them it needs no check."""
+    """Like ``isinstance``, for user input: type checkers believe the annotations, so to them it needs no check."""
     return isinstance(value, kind)
 
 

@@ -1,4 +1,4 @@
-"""Whether apps may use a broker in this process: asked before one is first connected to, and at no call after that.
+"""Guard of real brokers: asked before an app first connects in this process, and at no call after that.
 
 A module of its own, which imports nothing, for the pytest plugin to be loaded without the rest of penstock.
 """
@@ -13,4 +13,4 @@ if TYPE_CHECKING:
     from penstock._tasks.app import App
 
 may_connect: Callable[[App], None] | None = None
-"""Called with the app; raises if it may not."""
+"""Called with the app; raises if it may not connect."""

@@ -1,4 +1,4 @@
-"""Where public classes say they are from: ``penstock``, which is what users import."""
+"""The module that public classes name as theirs: ``penstock``, which is what users import."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Everything that Penstock raises. All of it is a `PenstockError`.
+"""All errors that Penstock raises. Each is a `PenstockError`.
 
 Two questions decide what a caller does next, and the types answer them: did the job fail
 (`JobError` and below), or could Penstock not tell or take it (everything else)? And may the work
-have been accepted all the same (`maybe_accepted`, which all of them have)?
+have been accepted anyway (`maybe_accepted`, which all of them have)?
 """
 
 __all__ = [
@@ -71,11 +71,11 @@ class ResultTimeout(_CallError, TimeoutError):
 
 
 class Unauthorized(_CallError):
-    """The server wants a token: set ``PENSTOCK_TOKEN`` to the one it was started with."""
+    """The server requires a token: set ``PENSTOCK_TOKEN`` to the one it was started with."""
 
 
 class InvalidConfiguration(_CallError, ValueError):
-    """A URL, a directory or an option is wrong; the text says what and how to mend it."""
+    """A URL, a directory or an option is wrong; the text says what and how to fix it."""
 
 
 class ClientClosed(_CallError):
@@ -91,7 +91,7 @@ class DiskFull(PenstockError):
 
 
 class NotOffered(_CallError):
-    """The broker is older than this client, its engine has no such thing, or the thing is not built yet.
+    """The broker is older than this client, its engine lacks the feature, or the feature is not built yet.
 
     Nothing was changed. The text says what to install, or which option to change.
     """
@@ -141,7 +141,7 @@ class ArgumentMismatch(JobError, TypeError):
     """The job's arguments do not fit the task's signature in the worker that took it.
 
     They were enqueued by another version of the code. While another worker may be of that version
-    (``App(version_grace=...)``), the job is tried again later; this error then is the end of that.
+    (``App(version_grace=...)``), the job is tried again later; this error ends those tries.
     """
 
 
@@ -177,7 +177,7 @@ class CannotDecode(PenstockError):
 
 
 class RemoteTraceback(Exception):
-    """The traceback from the worker, as text: the ``__cause__`` of what ``result()`` raises."""
+    """The traceback from the worker, as text: the ``__cause__`` of the error that ``result()`` raises."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

@@ -1,1 +1,1 @@
-"""Jobs that were enqueued: their state, their results, how to wait for many, and which one runs here."""
+"""Jobs that were enqueued: their state, their results, waiting for many, and the one that runs here."""

@@ -1,4 +1,4 @@
-"""Which job runs here."""
+"""The job that runs here."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 from collections.abc import Mapping
@@ -20,23 +20,23 @@ class CurrentJob:
     id: str
     task: str
     attempt: int
-    """From 1; rises with each retry."""
+    """Number of this attempt, from 1; rises with each retry."""
     crashes: int
-    """How often a worker process has died running it."""
+    """Number of times that a worker process has died running it."""
     redelivered: bool
     """Whether this attempt may have begun before: its worker died, or was stopped and handed it back, or its broker
     died and cannot tell. False is a promise that it has not."""
     retries_left: int | None
-    """How many more attempts may follow if this one fails; None: no limit."""
+    """Number of attempts that may follow if this one fails; None: no limit."""
     worker: str
     generation: int = 0
-    """How often it was retried after it had failed for good; its task's retries begin anew each time."""
+    """Number of retries after it had failed for good; its task's retries begin anew each time."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    """The headers that it was enqueued with."""
+    """Headers that it was enqueued with."""
 
 
 Extras: TypeAlias = tuple[int, int, int | tuple[int, ...] | None, dict[str, str]]
-"""What few jobs have: (generation, attempts of earlier ones, retries of the call, headers)."""
+"""Rarely set fields of a job: (generation, attempts of earlier ones, retries of the call, headers)."""
 
 NO_EXTRAS: Extras = (0, 0, None, {})
 
@@ -47,7 +47,7 @@ running = ContextVar("penstock_current_job", default=None)
 
 
 def current_job() -> CurrentJob | None:
-    """The job that runs here; None outside of one, as when a task is called directly."""
+    """Return the job that runs here; None outside of one, as when a task is called directly."""
     current = running.get()
     if current is None:
         return None
@@ -68,6 +68,6 @@ def current_job() -> CurrentJob | None:
 
 
 def format_id(job_id: bytes) -> str:
-    """Sixteen bytes as people see them: a UUID."""
+    """Format sixteen bytes as people see them: a UUID."""
     text = job_id.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

@@ -1,4 +1,4 @@
-"""Failed jobs: found by what they have in common, looked into, retried and removed."""
+"""Failed jobs: find them by a filter, look into them, retry and remove them."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 import asyncio
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock._connection import Connection
     from penstock._tasks.app import App
 
-# How often a broker is asked how far an order has come: at first, and at most.
+# Interval of asking a broker how far an order has come: at first, and at most.
 _FIRST_LOOK_S = 0.002
 _LONGEST_LOOK_S = 0.25
 # No attempt of such a job raised its error.
@@ -33,24 +33,24 @@ class FailedJob:
     id: str
     task: str
     queue: str | None
-    """None for a job that failed under a broker of format 1, which did not keep it."""
+    """Queue that it came from. None for a job that failed under a broker of format 1, which did not keep it."""
     error: str
-    """The class of its last error, in full but for built-in ones: ``"ValueError"``, ``"shop.Gone"``. It is
+    """Class of its last error, in full except for built-in ones: ``"ValueError"``, ``"shop.Gone"``. It is
     ``"WorkerCrashed"`` when its worker process died once too often."""
     message: str
-    """The first line of that error; at most 200 bytes."""
+    """First line of that error; at most 200 bytes."""
     fingerprint: str
     """16 hexadecimal digits, equal for errors of one class from one place in the code."""
     arguments: str | None
     """A preview for people, with secrets masked: ``to='ada', code=***``; at most 1 KiB. None where no worker could
     write one."""
     argument_bytes: int
-    """How much the arguments take, encoded."""
+    """Size of the arguments in bytes, encoded."""
     attempts: int
-    """How often it was begun, crashes included."""
+    """Number of times that it was begun, crashes included."""
     crashes: int
     generation: int
-    """How often it was retried after it had failed for good."""
+    """Number of retries after it had failed for good."""
     enqueued_at: datetime
     failed_at: datetime
     _app: Any = field(repr=False, compare=False)
@@ -62,7 +62,7 @@ class FailedJob:
     def retry(self, *, queue: str | None = None) -> None:
         """Put it back into its queue, or into ``queue``, with all its retries.
 
-        Raises ``NoSuchJob`` or ``TooLate`` when it is not a failed job any more, ``BrokerUnavailable``.
+        Raises ``NoSuchJob`` or ``TooLate`` when it is not a failed job any more, and ``BrokerUnavailable``.
         """
         self._app.failed(id=self.id).retry(queue=queue)
 
@@ -71,7 +71,7 @@ class FailedJob:
         await self._app.failed(id=self.id).aretry(queue=queue)
 
     def remove(self) -> None:
-        """Forget it; its result stays until its time is over. Raises as ``retry`` does."""
+        """Forget the job; its result stays until its ``result_ttl`` is over. Raises as ``retry`` does."""
         self._app.failed(id=self.id).remove()
 
     async def aremove(self) -> None:
@@ -132,9 +132,9 @@ class FailedJobs:
         return await asyncio.to_thread(self.count)
 
     def retry(self, *, queue: str | None = None) -> int:
-        """Put all of them back into their queues, or into ``queue``, with all their retries; tell how many that were.
+        """Put all of them back into their queues, or into ``queue``, with all their retries; return their number.
 
-        It waits until it is done, which takes a second for some hundred thousand jobs. What fails meanwhile is left
+        Returns once it is done, which takes a second for some hundred thousand jobs. Jobs that fail meanwhile are left
         alone, and so are jobs whose unique key is another job's by now. For one job, by its id, raises ``NoSuchJob``,
         ``TooLate`` or ``NotOffered`` when it can't be retried. Raises ``BrokerUnavailable``.
         """
@@ -145,7 +145,7 @@ class FailedJobs:
         return await asyncio.to_thread(self.retry, queue=queue)
 
     def remove(self) -> int:
-        """Forget all of them and tell how many that were. Results that are stored stay until their time is over.
+        """Forget all of them and return their number. Results that are stored stay until their ``result_ttl`` is over.
 
         Raises as ``retry`` does.
         """

@@ -1,4 +1,4 @@
-"""What is known of a job: its state, its times, its errors."""
+"""Details of a job: its state, its times, its errors."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 import enum
@@ -24,12 +24,12 @@ class JobState(enum.StrEnum):
     FAILED = "failed"
     """Its last attempt raised an error. The broker keeps it for people to look into."""
     EXPIRED = "expired"
-    """It was not started in time."""
+    """Not started in time."""
     CRASHED = "crashed"
     """Its worker process died, once too often."""
     CANCELLED = "cancelled"
     ENDED = "ended"
-    """It was enqueued and has ended, and its result is not kept: ``store_result=False``, past its ``result_ttl``, or
+    """Enqueued and ended, and its result is not kept: ``store_result=False``, past its ``result_ttl``, or
     evicted."""
     UNKNOWN = "unknown"
     """The broker knows nothing of this id: no such job was ever enqueued, or it has ended and nothing is kept of it."""
@@ -38,12 +38,12 @@ class JobState(enum.StrEnum):
 @public
 @dataclass(frozen=True, slots=True)
 class AttemptError:
-    """Why one attempt came to nothing: it raised an error, or its worker process died."""
+    """Why one attempt failed: it raised an error, or its worker process died."""
 
     attempt: int
-    """From 1, as ``current_job().attempt``. One that crashed is begun again under the same number."""
+    """Number from 1, as ``current_job().attempt``. An attempt that crashed is begun again under the same number."""
     type_name: str
-    """The full name of the error's type; of a crash ``penstock.WorkerCrashed``."""
+    """Full name of the error's type; of a crash ``penstock.WorkerCrashed``."""
     message: str
     traceback: str = field(default="", repr=False)
     worker: str | None = None
@@ -55,35 +55,35 @@ class AttemptError:
 @public
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """What is known of a job. Times are in UTC; None is what is not known, or not yet."""
+    """Details of a job. Times are in UTC; a field is None when it is not known, or not yet."""
 
     id: str
     state: JobState
     task: str | None = None
     queue: str | None = None
     attempts: int | None = None
-    """How often it was begun, crashes included."""
+    """Number of times that it was begun, crashes included."""
     crashes: int = 0
-    """Since it was last retried after it had failed for good."""
+    """Crashes since it was last retried after it had failed for good."""
     enqueued_at: datetime | None = None
     due_at: datetime | None = None
-    """When a delayed job is next due."""
+    """Time at which a delayed job is next due."""
     started_at: datetime | None = None
-    """Of the last attempt."""
+    """Start of the last attempt."""
     finished_at: datetime | None = None
     worker: str | None = None
-    """Where the last attempt ran."""
+    """Worker of the last attempt."""
     errors: tuple[AttemptError, ...] = ()
-    """One for each attempt that failed or crashed, oldest first. After some 256 KiB of tracebacks the
+    """An entry for each attempt that failed or crashed, oldest first. After some 256 KiB of tracebacks the
     first and the latest are kept."""
     error: str | None = None
     """Why the job failed, or the last attempt did."""
     generation: int = 0
-    """How often it was retried after it had failed for good."""
+    """Number of retries after it had failed for good."""
     headers: Mapping[str, str] | None = field(default=None, repr=False)
-    """The headers that it was enqueued with. None when it has ended, unless it has failed: they go with the job."""
+    """Headers that it was enqueued with. None when it has ended, unless it has failed: they go with the job."""
 
     @property
     def traceback(self) -> str | None:
-        """The remote traceback of the last error; a crash has none."""
+        """Return the remote traceback of the last error; a crash has none."""
         return (self.errors[-1].traceback or None) if self.errors else None

@@ -1,4 +1,4 @@
-"""A job, seen from whoever enqueued it."""
+"""A job, seen by the program that enqueued it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _HELD_STATES = {
     # Whether or not its error was stored as its result.
     "failed": JobState.FAILED,
     "blocked": JobState.BLOCKED,
-    # It runs until it notices.
+    # Runs until it notices.
     "cancelling": JobState.RUNNING,
     # Its run goes on once the jobs that it waits for have ended.
     "parked": JobState.RUNNING,
@@ -56,10 +56,10 @@ _HELD_STATES = {
 
 @public
 class Job(Generic[R_co]):
-    """One call of a task. Equal to any other ``Job`` of the same id.
+    """A call of a task. Equal to any other ``Job`` of the same id.
 
-    ``await job`` gives what ``result()`` gives, in an event loop and without a time limit. A job can be pickled, and be
-    an argument or a result of a task: it travels as its id.
+    ``await job`` returns what ``result()`` returns, in an event loop and without a time limit. A job can be pickled,
+    and be an argument or a result of a task: it travels as its id.
     """
 
     __slots__ = ("__weakref__", "_app", "_id", "_known")
@@ -82,7 +82,7 @@ class Job(Generic[R_co]):
 
     @property
     def id(self) -> str:
-        """A UUID (version 7), so ids sort by the time of enqueueing."""
+        """UUID (version 7), so ids sort by the time of enqueueing."""
         return format_id(self._id)
 
     def result(self, timeout: Seconds | None = None) -> R_co:
@@ -154,7 +154,7 @@ class Job(Generic[R_co]):
             return self._is_over(error)
 
     def info(self) -> JobInfo:
-        """Ask the broker for all that it knows.
+        """Ask the broker for all details of the job.
 
         Raises ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``. Task and queue are known as long as
         the job's result is kept.
@@ -166,7 +166,7 @@ class Job(Generic[R_co]):
                 return self._info_of_end(*end)
             held = connection.message_info(self._id, limit_s)
             if held is None and is_pending:
-                # It has ended between the two questions.
+                # The job has ended between the two queries.
                 end, _ = self._peek(connection)
             return self._info_of_message(held, end)
         except PenstockError as error:
@@ -249,7 +249,7 @@ class Job(Generic[R_co]):
         return error
 
     def _late(self, connection: Connection) -> ResultTimeout:
-        """Say where the job is instead of having ended."""
+        """Describe where the job is instead of having ended."""
         try:
             where = connection.whereabouts(self._id, self._broker(), self._app.call_timeout)
         except PenstockError as error:
@@ -274,12 +274,12 @@ class Job(Generic[R_co]):
         )
 
     def _broker(self) -> str:
-        """Name the broker for people: of a directory in full, where this process is connected to it."""
+        """Name the broker for people: a directory in full, where this process is connected to it."""
         connection = self._app._connection
         return self._app.url if connection is None else connection.broker
 
     def _is_over(self, error: PenstockError) -> bool:
-        """Say whether a job has ended of which a question brought this error; raise the error if it says nothing."""
+        """Return whether the error means that the job has ended; raise it otherwise."""
         if isinstance(error, ResultExpired) and self._accepted:
             return True
         raise self._named(error) from None
@@ -373,15 +373,15 @@ class Job(Generic[R_co]):
         return JobInfo(id=self.id, state=state, enqueued_at=_time_of_id(self._id), error=reason)
 
     def _info_of_message(self, held: dict[str, Any] | None, end: Ended | None) -> JobInfo:
-        """What the broker holds of a job, with how it has ended if that is known."""
+        """Build the info of a job that the broker holds, with its end if that is known."""
         nothing = JobState.ENDED if self._accepted else JobState.UNKNOWN
         known = JobInfo(id=self.id, state=nothing) if end is None else self._info_of_end(*end)
         if held is None:
             return known
         errors = _errors(held["notes"])
         state = _HELD_STATES[held["state"]] if end is None else known.state
-        # Of a job that waits, the attempts that have failed; of one that runs or has raised for the last time,
-        # one more.
+        # The attempts that have failed, for a job that waits; one more for a job that runs or has raised for the
+        # last time.
         crashed = bool(errors) and errors[-1].type_name == _CRASHED
         begun = state is JobState.RUNNING or (state is JobState.FAILED and not crashed)
         failed_at = _time(held["failed_at_ms"])
@@ -421,7 +421,7 @@ def remember_app(app: App) -> None:
 
 
 def _unpickled(name: str, url: str, job_id: bytes, accepted: bool) -> Job[Any]:
-    """Make a pickled job again: of the app of this name and broker that this process has, else of a new one."""
+    """Restore a pickled job: of the app of this name and broker that this process has, else of a new one."""
     app = _apps.get((name, url))
     if app is None:
         from penstock._tasks.app import App
@@ -443,7 +443,7 @@ _LONGEST_REASON = 200
 
 
 def _tells_all(end: Ended) -> bool:
-    """Whether a job's end says itself what there is to say; of a failed job the broker knows more."""
+    """Whether a job's end has all its details; the broker knows more of a failed job."""
     return _end_state(end[0]) not in (JobState.FAILED, JobState.CRASHED)
 
 

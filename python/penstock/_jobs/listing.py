@@ -1,4 +1,4 @@
-"""What failed jobs are listed, filtered and grouped by: the error's type, its first line, and a fingerprint."""
+"""Listing of a failed job: the error's type, its first line, and a fingerprint, to list, filter and group by."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from penstock._values.shapes import module_name
 Listing: TypeAlias = tuple[str, str, int, bytes]
 """(class, message, fingerprint, preview of the arguments), as the broker keeps it."""
 
-# What the broker allows for each text.
+# The broker's limit for each text.
 _LONGEST_TEXT_BYTES = 200
 
 _PACKAGES = {"site-packages", "dist-packages"}
@@ -30,7 +30,7 @@ _COMPREHENSION = re.compile(r"\.<locals>\.<(list|dict|set)comp>")
 
 
 def listing_of(error: BaseException, preview: bytes = b"", masking: Masking = NOTHING_SECRET) -> Listing:
-    """Say by what people find this error again among others, with the arguments that it may be due to."""
+    """Return the listing of an error, by which people find it among others, with a preview of the arguments."""
     type_name = type_name_of(type(error))
     lines = (line.strip() for line in masking.text(message_of(error)).splitlines())
     first = next((line for line in lines if line), "")
@@ -38,7 +38,7 @@ def listing_of(error: BaseException, preview: bytes = b"", masking: Masking = NO
 
 
 def type_name_of(kind: type[BaseException]) -> str:
-    """Name a type as people know it: in full, but for the built-in ones."""
+    """Name a type as people know it: in full, except for the built-in ones."""
     module = module_name(kind.__module__)
     return sound(kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}")
 
@@ -58,7 +58,7 @@ def _fingerprint(type_name: str, error: BaseException) -> int:
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """From the outermost to the one that raised."""
+    """Yield the frames from the outermost to the one that raised."""
     traceback = error.__traceback__
     while traceback is not None:
         yield traceback.tb_frame
@@ -67,7 +67,7 @@ def _frames(error: BaseException) -> Iterator[FrameType]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_users_own(filename: str) -> bool:
-    """Tell the user's code from Python's, from what is installed, and from ours."""
+    """Whether a file is the user's own code, and not Python's, installed, or ours."""
     if filename.startswith("<frozen "):
         return False
     path = Path(filename)

@@ -1,4 +1,4 @@
-"""Which job a line of a log belongs to."""
+"""The job that a line of a log belongs to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock._public import public
 
 @public
 class JobLogFilter(logging.Filter):
-    """Gives each record ``job_id`` and ``task``, of the job that logs it; empty texts outside of one.
+    """Adds ``job_id`` and ``task`` to each record, of the job that logs it; empty texts outside of one.
 
     Add it to a handler, not to a logger, whose filters see nothing of the loggers below it:
     ``handler.addFilter(JobLogFilter())``, and ``"%(task)s %(job_id)s %(message)s"`` as its format.

@@ -1,4 +1,4 @@
-"""Waiting for many jobs at once, by one question to their broker."""
+"""Waiting for many jobs at once, by one query to their broker."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 @public
 class Waited(NamedTuple, Generic[R]):
-    """What ``wait`` returns: the jobs that have ended and the others, both in the order in which they were given."""
+    """Result of ``wait``: the jobs that have ended and the others, both in the order in which they were given."""
 
     done: list[Job[R]]
     pending: list[Job[R]]
@@ -90,9 +90,9 @@ def wait(
 ) -> Waited[R]:
     """Wait until all of these jobs have ended, or the first of them, or until the time is up.
 
-    ``timeout``: seconds or a timedelta; 0 only asks. Returns ``(done, pending)``. A job that failed is a done one: its
-    ``result()``, which asks nobody any more, raises its error. Raises ``BrokerUnavailable`` or ``CallTimeout`` when the
-    time is up and no broker has answered.
+    ``timeout``: seconds or a timedelta; 0 only asks. Returns ``(done, pending)``. A job that failed is done: its
+    ``result()``, which no longer asks the broker, raises its error. Raises ``BrokerUnavailable`` or ``CallTimeout``
+    when the time is up and no broker has answered.
     """
     warn_of_blocking("penstock.wait()", "penstock.async_wait()")
     given, limit_s = _given(jobs, return_when), timeout_s("timeout", timeout)
@@ -177,7 +177,7 @@ def as_completed(jobs: Iterable[Job[R]], timeout: Seconds | None = None) -> AsCo
     """Iterate over these jobs in the order in which they end, with ``for`` or with ``async for``.
 
     ``timeout``: seconds or a timedelta for all of it, from the start of the loop; 0 only asks. The result of a job that
-    it yields is there already: ``result()`` asks nobody. Raises ``ResultTimeout`` when the time is up.
+    it yields is there already: ``result()`` does not ask the broker. Raises ``ResultTimeout`` when the time is up.
     """
     return AsCompleted(jobs, timeout)
 
@@ -218,7 +218,7 @@ def _connection_of(jobs: list[Job[R]]) -> "Connection":
 
 
 def _keep(job: Job[R], end: tuple[int, bytes]) -> Job[R]:
-    """Let the job know its end, so that nobody asks for it again."""
+    """Store the job's end in it, so that the broker is not asked again."""
     if end != _GONE:
         job._known = end
     return job

@@ -1,4 +1,4 @@
-"""Where a job is that has not ended in time, for the error of whoever waited for it."""
+"""Description of where an unfinished job is, for the error of a caller that waited for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock._connection import Connection
 
-# The caller has waited long enough. So long, at most, for each of two questions.
+# The caller has waited long enough. Each of two queries may take at most this long.
 _ASKED_FOR_S = 1.0
 
 
 def whereabouts(connection: Connection, job_id: bytes, url: str, call_timeout_s: float) -> str:
-    """Ask the broker, and say it in words. Raises ``PenstockError`` when it does not answer soon."""
+    """Ask the broker, and describe the answer. Raises ``PenstockError`` when it does not answer soon."""
     timeout_s = min(_ASKED_FOR_S, call_timeout_s)
     held: dict[str, Any] | None = connection.message_info(job_id, timeout_s)
     if held is None:

@@ -1,1 +1,1 @@
-"""The app, its tasks, and what a call of one takes: options, retries, headers, middleware."""
+"""The app, its tasks, and the parts of a call: options, retries, headers, middleware."""

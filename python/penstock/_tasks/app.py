@@ -48,7 +48,7 @@ D = TypeVar("D")
 F = TypeVar("F", bound=Callable[[], object])
 
 
-# Every app of this process, and who wants to know of each new one: doubles for tests, which take the brokers' places.
+# All apps of this process, and callbacks for each new one: doubles for tests, which replace the brokers.
 made: weakref.WeakSet[App] = weakref.WeakSet()
 on_made: list[Callable[[App], None]] = []
 
@@ -59,10 +59,10 @@ class App:
 
     ``name``: shown to people, in ``penstock status`` for instance.
     ``url``: the broker. Default: the environment's ``PENSTOCK_URL``, else ``local:.penstock``, which
-    needs no server. A server that wants a token finds it in ``PENSTOCK_TOKEN``.
+    needs no server. The token for a server that requires one is read from ``PENSTOCK_TOKEN``.
     ``include``: modules that have tasks of this app, which a worker imports: ``["shop.mail", "shop.pay"]``.
     ``call_timeout``: seconds or a timedelta within which every call except ``result()`` ends, if need be with an error.
-    ``max_payload_bytes``: how large the arguments or the result of one job may be, encoded.
+    ``max_payload_bytes``: most bytes of the arguments or the result of one job, encoded.
     ``version_grace``: seconds or a timedelta for which workers try a job again whose arguments another version of
     its task has encoded, if they do not fit this one: a deployment takes its time. Each try is 30 s to 2 min later
     than the one before, and burns no attempt. Default: 10 minutes.
@@ -102,7 +102,7 @@ class App:
         self._plain_codec = Codec({}, self._custom_types, self._job_of)
         self.defaults: TaskOptions = _checked_defaults({} if defaults is None else defaults)
         self._middleware: list[Middleware] = []
-        # None without middleware: all that the path of a delay() and of a run then pay is a look at it.
+        # None without middleware: a delay() and a run then pay for one look at it only.
         self._enqueue_layers: Layers | None = None
         self._run_layers: Layers | None = None
         self._worker_start_hooks: list[Callable[[], object]] = []
@@ -117,7 +117,7 @@ class App:
 
     @property
     def url(self) -> str:
-        """Where the broker is; read from the environment when it is first needed, not at import."""
+        """The broker's URL; read from the environment when it is first needed, not at import."""
         return self._given_url or os.environ.get("PENSTOCK_URL") or "local:.penstock"
 
     # The first is a case of the second, and meant to be: of an `async def` the result is what it awaits.
@@ -132,7 +132,7 @@ class App:
     def task(self, function: Any = None, /, **options: Unpack[TaskOptions]) -> Any:
         """Make a function a task: ``@app.task``, or ``@app.task(queue="mail", retries=5)``.
 
-        See ``TaskOptions`` for what it takes. ``async def`` functions work alike.
+        See ``TaskOptions`` for its options. ``async def`` functions work alike.
         """
         decorator: Any = TaskDecorator(lambda function: self._new_task(function, options))
         return decorator if function is None else decorator(function)
@@ -146,8 +146,8 @@ class App:
     def add(self, tasks: Any, /) -> Any:
         """Make a ``@shared_task`` a task of this app as well, or all those that a module has at its top level.
 
-        Returns this app's task, or a list of them. ``ValueError`` when the module has none, or when a task of this
-        app has such a name already; ``TypeError`` for anything else.
+        Returns this app's task, or a list of them. ``ValueError`` when the module has none, or when this app has
+        another task of that name; ``TypeError`` for anything else.
         """
         if is_a(tasks, (SharedTask, SharedAsyncTask)):
             return tasks.bind(self)
@@ -160,10 +160,10 @@ class App:
         return [each.bind(self) for each in found.values()]
 
     def remote_task(self, name: str, /, **options: Unpack[JobOptions]) -> Sender[..., Any]:
-        """Return a task by its name, whose code another program has: to enqueue it as any other.
+        """Return a task of another program by its name, to enqueue it as any other.
 
-        Its worker checks the arguments, and this app's ``defaults`` and the given options stand in for those of
-        its decorator: name its queue. Where this app has such a task itself, that is the one.
+        Its worker checks the arguments. This app's ``defaults`` and the given options replace those of its
+        decorator, so name its queue. If this app has a task of that name itself, returns that.
         """
         sender: Sender[..., Any] = self.tasks.get(name) or RemoteTask(self, name)
         return sender.options(**options) if options else sender
@@ -182,7 +182,7 @@ class App:
         return job
 
     def job(self, job_id: str) -> Job[Any]:
-        """Return the job of this id, whoever enqueued it. Asks the broker nothing."""
+        """Return the job of this id, enqueued by any program. Asks the broker nothing."""
         return Job(self, job_id_of(job_id))
 
     @overload
@@ -211,7 +211,7 @@ class App:
     def enqueue(self, /, *calls: Any) -> Any:
         """Enqueue calls, of one task or of many, in one transaction: all or none.
 
-        One call gives its job, several a tuple of jobs, an iterable of calls a list:
+        One call returns its job, several a tuple of jobs, an iterable of calls a list:
         ``mail, invoice = app.enqueue(send.s("ada"), bill.s(3))``.
         """
         signatures = self._signatures(calls)
@@ -289,9 +289,9 @@ class App:
     ) -> FailedJobs:
         """Find failed jobs, of all apps of the broker: to list, to count, to retry, to remove. Asks nothing yet.
 
-        They match all that is given. ``error``: a class, or its name in full such as ``"shop.Gone"``.
-        ``fingerprint``: of a ``FailedJob`` with the same error from the same place. ``since``: failed then or
-        later, or so many seconds ago at most.
+        All given conditions must match. ``error``: a class, or its name in full such as ``"shop.Gone"``.
+        ``fingerprint``: of a ``FailedJob`` with the same error from the same place. ``since``: the earliest time
+        of the failure, or at most this many seconds ago.
         """
         # Not imported above: few programs do this, and all import this module.
         from penstock._jobs.failed import FailedJobs
@@ -302,8 +302,8 @@ class App:
     def codec(self, type: type[T], encode: Callable[[T], object], decode: Callable[[Any], T]) -> None:
         """Let values of exactly this type travel.
 
-        ``encode`` gives something that travels already, and ``decode`` makes an equal value of it.
-        Both the enqueuing process and the worker need it: put it beside the tasks.
+        ``encode`` returns a value that travels already, and ``decode`` makes an equal value of it.
+        Both the enqueuing process and the worker need it: put it next to the tasks.
         """
         if is_built_in(type):
             raise ValueError(f"{shown_name(type)} travels already, and always in the same way")
@@ -313,14 +313,14 @@ class App:
         """Run this in a worker once, after the app is imported and before processes are forked from it.
 
         The place to import what jobs need and to fill caches they share. Connections and threads do not
-        survive the fork: open those in ``on_process_start``. An error ends the worker.
+        survive the fork: open those in ``on_process_start``. An error stops the worker.
         """
         return _add_hook(self._worker_start_hooks, "on_worker_start", function)
 
     def on_process_start(self, function: F) -> F:
         """Run this in each process that runs jobs, before its first one: the place to open connections.
 
-        An error ends the process, which has taken no job by then. The worker logs it and tries again with another
+        An error stops the process, which has taken no job by then. The worker logs it and tries again with another
         process, later each time.
         """
         return _add_hook(self._process_start_hooks, "on_process_start", function)
@@ -328,12 +328,12 @@ class App:
     def on_process_stop(self, function: F) -> F:
         """Run this in each process that ran jobs, when it is told to stop and its last job has ended.
 
-        A process that is killed never comes to it. An error is logged.
+        A process that is killed never runs it. An error is logged.
         """
         return _add_hook(self._process_stop_hooks, "on_process_stop", function)
 
     def check(self) -> None:
-        """Resolve the annotations of all tasks; ``TypeError`` lists what is wrong. A worker does it at its start."""
+        """Resolve the annotations of all tasks; ``TypeError`` lists what is wrong. A worker does so at its start."""
         problems: list[str] = []
         for task in self.tasks.values():
             try:
@@ -346,13 +346,13 @@ class App:
             raise TypeError("\n".join(problems))
 
     def _begin_worker(self) -> None:
-        """Do what a worker does before it forks: ``check``, then the ``on_worker_start`` functions in order."""
+        """Do the same as a worker before it forks: ``check``, then the ``on_worker_start`` functions in order."""
         self.check()
         for hook in self._worker_start_hooks:
             hook()
 
     def close(self) -> None:
-        """End this process's connection to the broker. The next call opens a new one."""
+        """Close this process's connection to the broker. The next call opens a new one."""
         connection, self._connection = self._connection, None
         if connection is not None and self._generation == _connection.generation():
             _connection.disconnect(connection, self.call_timeout)
@@ -367,7 +367,7 @@ class App:
         return f"<App {self.name!r} {self.url}>"
 
     def _connected(self) -> Connection:
-        # One comparison on the path of every delay(): a fork or a close makes a kept connection old.
+        # A single comparison on the path of every delay(): a fork or a close makes a kept connection old.
         if self._connection is None or self._generation != _connection.generation():
             generation = _connection.generation()
             self._connection = _connection.connect(self.url, f"{self.name}@{os.getpid()}", self)
@@ -389,7 +389,7 @@ class App:
         return signatures
 
     def _send(self, calls: Sequence[Call]) -> list[Job[Any]]:
-        """Enqueue calls that have headers of where they are made, or middleware around them."""
+        """Enqueue calls with the headers of the context, through the middleware."""
         layers = self._enqueue_layers
         return self._publish(calls) if layers is None else layers.enqueue(calls, self._publish)
 
@@ -414,7 +414,7 @@ class App:
         return [Job(self, job_id, True) for job_id in job_ids]
 
     def _job_of(self, job_id: bytes) -> Job[Any]:
-        """Make a job of an id that came in an argument or a result, so that somebody had enqueued it."""
+        """Make a job from an id that came in an argument or a result, so that somebody had enqueued it."""
         return Job(self, job_id, True)
 
     def _codec_of(self, task: str) -> Codec:
@@ -438,7 +438,7 @@ _NO_SIGNATURE = "app.enqueue takes calls that are not made yet, such as send.s(1
 
 
 def _shaped(calls: tuple[Any, ...], jobs: list[Job[Any]]) -> object:
-    """Return jobs as the calls were given."""
+    """Return jobs in the shape in which the calls were given."""
     if len(calls) != 1:
         return tuple(jobs)
     return jobs[0] if isinstance(calls[0], Signature) else jobs

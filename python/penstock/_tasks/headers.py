@@ -18,13 +18,13 @@ here: ContextVar[_Here | None] = ContextVar("penstock_headers", default=None)
 
 
 def inherit(headers: Mapping[str, str]) -> None:
-    """In the context of a job: let its calls have these, and nothing of the context around."""
+    """Give the calls of a job these headers, and none of the context around."""
     here.set((headers, {}) if headers else None)
 
 
 @contextmanager
 def adding(app: App, headers: Mapping[str, str]) -> Generator[None]:
-    """Let calls of ``app`` in the block have these; an inner block's headers go before an outer one's."""
+    """Give calls of ``app`` in the block these headers; an inner block's go before an outer one's."""
     inherited, added = here.get() or ({}, {})
     token = here.set((inherited, {**added, app: {**added.get(app, {}), **headers}}))
     try:
@@ -34,7 +34,7 @@ def adding(app: App, headers: Mapping[str, str]) -> Generator[None]:
 
 
 def headers_for(app: App) -> dict[str, str]:
-    """Return what a call of ``app`` made here has, unless it says otherwise."""
+    """Return the headers that a call of ``app`` made here gets besides its own."""
     found = here.get()
     if found is None:
         return {}

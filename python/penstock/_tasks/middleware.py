@@ -26,7 +26,7 @@ class Call:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     headers: dict[str, str]
-    """The headers that it will have. Middleware may add to them; those that the call itself names in
+    """Headers that it will have. Middleware may add to them; those that the call itself names in
     ``options(headers=...)`` stay as they are."""
     _options: _core.Options = field(repr=False)
     _body: bytes = field(repr=False)
@@ -43,7 +43,7 @@ class Call:
 class Middleware:
     """Code around every enqueue and every run of an app: subclass it, override what you need, ``app.use(...)`` it.
 
-    Each method is given ``next``, the layers within, and returns what that returns. The first layer that an app uses is
+    Each method receives ``next``, the layers within, and returns what that returns. The first layer that an app uses is
     the outermost. ``async def`` code has methods of its own: a layer that overrides one of a pair needs the other too,
     as soon as something calls it.
     """

@@ -1,4 +1,4 @@
-"""What can be said about a job beside its arguments, checked where it is said."""
+"""Options of a job, apart from its arguments, checked where they are given."""
 
 # No `from __future__ import annotations`: see `_public.py`.
 from collections.abc import Iterable, Mapping
@@ -17,75 +17,75 @@ Durability: TypeAlias = Literal["replicated", "disk", "os", "none"]
 
 @public
 class TaskOptions(TypedDict, total=False):
-    """What ``@app.task(...)`` takes. Times without a unit are seconds."""
+    """Options of ``@app.task(...)``. Times without a unit are seconds."""
 
     name: str
-    """What messages call the task. Default: ``module.qualname`` of the function."""
+    """Name of the task in messages. Default: ``module.qualname`` of the function."""
     queue: str
-    """Default: ``"default"``."""
+    """Queue of its jobs. Default: ``"default"``."""
     priority: int
-    """0 to 9, higher first. Default: 4."""
+    """Number from 0 to 9, higher first. Default: 4."""
     expires: Seconds | None
-    """When a call is no longer worth starting. Default: never."""
+    """Time after which a call is no longer worth starting. Default: never."""
     result_ttl: Seconds
-    """How long a result is kept. Default: 24 hours."""
+    """Time for which a result is kept. Default: 24 hours."""
     store_result: bool
     """False when nobody reads results. Default: True."""
     durability: Durability
     """``"disk"`` (the default), ``"os"`` or ``"none"``."""
     retries: Retries
-    """How many more attempts may follow one that failed; None: no limit. Or a list of up to 32 delays, one before each
+    """Number of attempts that may follow one that failed; None: no limit. Or a list of up to 32 delays, one before each
     retry, in place of ``backoff``. Default: 0."""
     backoff: Seconds
-    """Before the first retry. Default: 1."""
+    """Wait before the first retry. Default: 1."""
     backoff_factor: float
-    """What the wait is multiplied by for each further retry. Default: 2."""
+    """Factor of the wait for each further retry. Default: 2."""
     max_backoff: Seconds
     """The longest wait. Default: 600."""
     jitter: float
-    """Which share of a wait is random, from 0 to 1. Default: 0.5, so between half of it and all."""
+    """Random share of a wait, from 0 to 1. Default: 0.5, so between half of it and all."""
     retry_on: type[BaseException] | Iterable[type[BaseException]]
-    """Which errors are worth another attempt. Default: every ``Exception``."""
+    """Errors that are worth another attempt. Default: every ``Exception``."""
     no_retry_on: type[BaseException] | Iterable[type[BaseException]]
-    """Which of those are not. Default: none."""
+    """Errors among ``retry_on`` that are not worth another attempt. Default: none."""
     max_crashes: int
-    """At this death of a worker process that runs it, the job is given up; 1: it never runs again. Default: 3."""
+    """Number of deaths of its worker process at which the job is given up; 1: it never runs again. Default: 3."""
     on_crash: Literal["retry", "fail"]
     """``"fail"``: never run it again after its worker process died, which makes it at most once."""
 
 
 @public
 class JobOptions(TypedDict, total=False):
-    """What ``options(...)`` takes. Times without a unit are seconds."""
+    """Options of ``task.options(...)``. Times without a unit are seconds."""
 
     queue: str
-    """Where the job waits. Default: the task's queue, else ``"default"``."""
+    """Queue of the job. Default: the task's queue, else ``"default"``."""
     priority: int
-    """0 to 9, higher first. Default: 4."""
+    """Number from 0 to 9, higher first. Default: 4."""
     countdown: Seconds
-    """Run it so long from now. The broker holds it; no worker waits. Default: at once."""
+    """Time from now until it is due. The broker holds it; no worker waits. Default: at once."""
     eta: datetime
-    """Run it at this moment (with a time zone) by the wall clock. Not together with ``countdown``."""
+    """Moment at which it is due (with a time zone) by the wall clock. Not together with ``countdown``."""
     expires: Seconds | datetime | None
-    """When it is no longer worth starting; it then ends as expired. Default: never."""
+    """Time after which it is no longer worth starting; it then ends as expired. Default: never."""
     result_ttl: Seconds
-    """How long the result is kept. Default: 24 hours."""
+    """Time for which the result is kept. Default: 24 hours."""
     store_result: bool
     """False when nobody reads the result: it is then not stored. Default: True."""
     durability: Durability
-    """What an accepted job survives: ``"disk"`` a power cut (the default), ``"os"`` a kill -9 of the
+    """Failure that an accepted job survives: ``"disk"`` a power cut (the default), ``"os"`` a kill -9 of the
     broker, ``"none"`` nothing."""
     retries: Retries
-    """How many more attempts may follow one that failed, or the delay before each, as for ``@app.task``. Default: what
-    the task says in the worker's version of it."""
+    """Number of attempts that may follow one that failed, or the delay before each, as for ``@app.task``. Default: the
+    task's, in the worker's version of it."""
     headers: Mapping[str, str]
-    """Names and values that travel beside the arguments, such as a trace or a tenant: at most 4 KiB in all. The task
+    """Names and values that travel with the arguments, such as a trace or a tenant: at most 4 KiB in all. The task
     reads them as ``current_job().headers``, and jobs that it enqueues inherit them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The same, complete; ``with_changes`` makes another."""
+    """The same options, complete; ``with_changes`` makes another."""
 
     task: str
     max_crashes: int
@@ -148,7 +148,7 @@ class Options:
 _JOB_OPTIONS = frozenset(each.name for each in fields(Options)) - {"task", "max_crashes"}
 
 
-# Names that options will have. Taken by nothing else until then, so that no program has to change.
+# Names that options will have. Refused until then, so that no program has to change.
 _RESERVED = {
     "timeout": "time limits",
     "soft_timeout": "time limits",

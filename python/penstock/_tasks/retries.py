@@ -1,4 +1,4 @@
-"""When a failed attempt is followed by another, and how much later."""
+"""Retries: whether another attempt follows a failed one, and how much later."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from penstock._durations import Seconds, duration_ms, is_a, is_int, is_number
 from penstock._public import public
 
 Retries: TypeAlias = int | Sequence[Seconds] | None
-"""How often, None for no limit, or the delay before each retry."""
+"""Number of retries, None for no limit, or the delay before each."""
 
 NO_LIMIT = 2**32 - 1
 _MOST_DELAYS = 32
 
 
 def checked_retries(value: Any) -> int | tuple[int, ...]:
-    """Return how many retries there are, or the milliseconds before each."""
+    """Return the number of retries, or the milliseconds before each."""
     if value is None:
         return NO_LIMIT
     if is_int(value) and 0 <= value <= NO_LIMIT:
@@ -50,7 +50,7 @@ class Retry(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """What a task says. Methods take ``retries`` of a call that says otherwise, None of one that does not."""
+    """Retries of a task. Methods take the ``retries`` of a call that sets them, None of one that does not."""
 
     retries: int | tuple[int, ...] = 0
     backoff_ms: int = 1_000
@@ -67,14 +67,14 @@ class RetryPolicy:
             raise ValueError(f"jitter must be a number between 0 and 1, not {self.jitter!r}")
 
     def limit(self, retries: int | tuple[int, ...] | None) -> int | None:
-        """How many retries there are in all; None: no limit."""
+        """Return the number of retries in all; None: no limit."""
         count = self.retries if retries is None else retries
         if isinstance(count, tuple):
             return len(count)
         return None if count == NO_LIMIT else count
 
     def delay_ms(self, error: BaseException, attempt: int, retries: int | tuple[int, ...] | None = None) -> int | None:
-        """How long after attempt ``attempt`` (from 0) failed with ``error`` the next is due; None: never."""
+        """Return the wait after attempt ``attempt`` (from 0) failed with ``error``; None: no attempt follows."""
         limit = self.limit(retries)
         if limit is not None and attempt >= limit:
             return None

@@ -47,7 +47,7 @@ def _elsewhere() -> None: ...
 
 
 class _Shared(AnyTask[P, R]):
-    """A task that gets its app later: all that depends on one is that of the task that ``App.add`` made of it."""
+    """A task that gets its app later. Everything that depends on an app comes from the task that ``App.add`` made."""
 
     def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
         refuse_unknown(options, TaskOptions.__annotations__, "@shared_task")

@@ -59,7 +59,7 @@ class Sender(Generic[P, R]):
         self._views: dict[object, Sender[P, R]] = {}
 
     def delay(self, /, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Enqueue one call; returns once the broker has it as safe as ``durability`` says.
+        """Enqueue a call; returns once the broker has it as safe as ``durability`` says.
 
         Raises ``TypeError`` when the arguments do not fit or do not travel, ``PayloadTooLarge``, and
         after ``app.call_timeout`` ``BrokerUnavailable`` or ``CallTimeout``, whose ``maybe_accepted`` tells more.
@@ -115,7 +115,7 @@ class Sender(Generic[P, R]):
         types = (*map(type, values),)
         if not _KEPT.issuperset(types):
             return Sender(self.task, self._options.with_changes(options))
-        # With their types, as True equals 1 and must be refused all the same.
+        # With their types, as True equals 1 and must be refused anyway.
         key = (types, *options.items())
         views = self._views
         view = views.get(key)
@@ -131,7 +131,7 @@ class Sender(Generic[P, R]):
         if app._enqueue_layers is not None or here.get() is not None:
             calls = self._calls(arguments)
             return app._send(calls) if calls else []
-        # Arguments are let go one by one: to keep a tuple and a dictionary for each would cost as much as the rest.
+        # Arguments are released one by one: to keep a tuple and a dictionary for each would cost as much as the rest.
         bodies = self.task._encode_each(arguments)
         if not bodies:
             return []
@@ -172,22 +172,22 @@ _MOST_VIEWS = 32
 
 
 class _OneArgument(Protocol[A_contra, R_co]):
-    """What can be called with one argument, whatever its parameter's name: see ``map``."""
+    """A sender whose calls take one argument, whatever its parameter's name: see ``map``."""
 
     def delay(self, item: A_contra, /) -> Job[R_co]: ...
 
 
 class _Arguments(Protocol[*As, R_co]):
-    """What can be called with these positional arguments: see ``starmap``."""
+    """A sender whose calls take these positional arguments: see ``starmap``."""
 
     def delay(self, *args: *As) -> Job[R_co]: ...
 
 
 class AnyTask(Sender[P, R]):
-    """What ``Task`` and ``AsyncTask`` share."""
+    """Base of ``Task`` and ``AsyncTask``."""
 
     is_async = False
-    # Of the function, from functools.update_wrapper.
+    # Attributes of the function, from functools.update_wrapper.
     __name__: str
     __qualname__: str
     __wrapped__: Callable[..., Any]
@@ -205,7 +205,7 @@ class AnyTask(Sender[P, R]):
 
     @functools.cached_property
     def arguments(self) -> Arguments:
-        """Made at first use, when everything that annotations name has been imported."""
+        """Check of the arguments, made at first use, when everything that annotations name has been imported."""
         if self.name.startswith(("__main__.", "<")):
             logger.warning(
                 "%s is defined where no worker can import it (at a prompt, by -c or from a pipe); put it into a module",
@@ -254,7 +254,7 @@ class Task(AnyTask[P, R]):
 
 @public
 class AsyncTask(AnyTask[P, R]):
-    """An ``async def`` that can be enqueued. Calling it gives the coroutine, here and now."""
+    """An ``async def`` that can be enqueued. Calling it returns the coroutine, here and now."""
 
     is_async = True
 
@@ -309,7 +309,7 @@ class Signature(Generic[R_co]):
         return Signature(self._sender.options(**options), self.args, dict(self.kwargs), immutable=self.immutable)
 
     def delay(self) -> Job[R_co]:
-        """Enqueue it now."""
+        """Enqueue the call now."""
         return self._sender.delay(*self.args, **self.kwargs)
 
     async def adelay(self) -> Job[R_co]:
@@ -361,7 +361,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def refuse_unsuitable(function: object) -> None:
-    """Say at the decorator what could only fail later."""
+    """Refuse at the decorator what could only fail later."""
     if isinstance(function, (classmethod, type)) or not callable(function) or not hasattr(function, "__qualname__"):
         raise TypeError(f"a task is a function, not {function!r}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -407,7 +407,7 @@ def _job_options(name: str, options: TaskOptions) -> Options:
 
 
 def check_task_options(options: TaskOptions) -> None:
-    """Raise what is wrong with options that a task may have."""
+    """Raise the fault in options that a task may have."""
     _job_options("defaults", options).for_core()
     _retry_policy(options)
 

@@ -53,7 +53,7 @@ class Arguments:
         self._version = _version(self._parameters, hints, self.codec)
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Give the body of a job. ``TypeError`` names the task, the argument and what to do."""
+        """Return the body of a job. ``TypeError`` names the task, the argument and what to do."""
         self.bind(*args, **kwargs)
         if _PLAIN.issuperset(map(type, args)) and (not kwargs or _PLAIN.issuperset(map(type, kwargs.values()))):
             try:
@@ -66,7 +66,7 @@ class Arguments:
             raise self._refusal(args, kwargs) from None
 
     def encode_each(self, calls: Iterable[tuple[Any, ...]]) -> list[bytes]:
-        """Give the bodies of jobs without keyword arguments, each as ``encode`` would."""
+        """Return the bodies of jobs without keyword arguments, each as ``encode`` would."""
         bodies: list[bytes] = []
         bind, are_plain, version = self.bind, _PLAIN.issuperset, msgspec.Raw(_encode(self._version))
         for args in calls:
@@ -81,7 +81,7 @@ class Arguments:
         return bodies
 
     def decode(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
-        """Raises ``ArgumentMismatch`` for what another version of the task has encoded and this one can't take."""
+        """Decode a body. Raises ``ArgumentMismatch`` when it does not fit this version of the task."""
         try:
             try:
                 args, kwargs, version = self.codec.decode(body)
@@ -150,7 +150,7 @@ class Arguments:
         return TypeError(f"{self._task}(): the arguments are nested too deeply")
 
     def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        """Give each argument with its name; one of ``*rest`` is called ``rest[0]``."""
+        """Yield each argument with its name; one of ``*rest`` is called ``rest[0]``."""
         positional = [p for p in self._parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         rest = next((p.name for p in self._parameters.values() if p.kind is p.VAR_POSITIONAL), "")
         for index, value in enumerate(args):
@@ -158,7 +158,7 @@ class Arguments:
         yield from kwargs.items()
 
     def is_secret(self, name: str) -> bool:
-        """Tell whether nobody should see the argument that ``named`` calls so."""
+        """Whether nobody should see the argument that ``named`` calls so."""
         name = name.partition("[")[0]
         parameter = self._parameters.get(name)
         if parameter is None:
@@ -186,7 +186,7 @@ def _takes_anything(*args: Any, **kwargs: Any) -> None: ...
 
 
 def _version(parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], codec: Codec) -> int:
-    """Hash what decides whether arguments fit: names, kinds and annotations, and the fields of classes in these.
+    """Hash all that decides whether arguments fit: names, kinds, annotations, and the fields of classes in these.
 
     The highest bit is set, so that msgpack always writes it in nine bytes.
     """
@@ -197,7 +197,7 @@ def _version(parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, An
     # Not imported above: programs import modules with tasks that they never call.
     import hashlib
 
-    # What has no better spelling is shown with its address, another one in each process.
+    # A value with no better spelling is shown with its address, another one in each process.
     text = re.sub(" at 0x[0-9a-fA-F]+", "", "\n".join([*signature, *codec.outlines()]))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) | _HIGHEST_BIT
 
@@ -275,7 +275,7 @@ class _Absent:
 
 
 def _path_to(culprit: object, value: Any, path: str) -> str | None:
-    """Where in ``value`` the culprit sits, as one would write it: ``orders[3].price``. None: nowhere."""
+    """Return the path to the culprit in ``value``, as one would write it: ``orders[3].price``. None: not found."""
     if value is culprit:
         return path
     inside: list[tuple[str, object]] = []

@@ -36,7 +36,7 @@ _raw_encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class CustomType:
-    """What ``app.codec`` was given."""
+    """Arguments of ``app.codec``."""
 
     type: type
     encode: Callable[[Any], object]
@@ -49,7 +49,7 @@ def register_job(kind: type, id_of: Callable[[Any], bytes]) -> None:
 
 
 def is_built_in(kind: type) -> bool:
-    """Whether values of exactly this type travel by themselves."""
+    """Whether values of exactly this type travel without a codec."""
     return kind in _PLAIN or kind in _PACK or kind in (list, dict) or _pack_late(kind) is not None
 
 
@@ -78,7 +78,7 @@ class Codec:
         self._shape_of_type = {shape.type: shape for shape in shapes.values()}
         self.decode: Callable[[bytes | memoryview | msgspec.Raw], Any]
         self.decode = msgspec.msgpack.Decoder(ext_hook=self._unpack).decode
-        # Gives what msgpack can encode. It raises `CannotEncode`, and leaves to msgpack what only msgpack sees:
+        # Makes values that msgpack can encode. It raises `CannotEncode`, and leaves to msgpack what only that can see:
         # integers beyond 64 bits, text that is not Unicode, endless nesting.
         self.pack: Callable[[object], object] = _Packer(self, _PLAIN).pack
 
@@ -87,7 +87,7 @@ class Codec:
         return sorted(map(outline, self._shapes.values()))
 
     def encode(self, value: object) -> bytes:
-        """Raises ``CannotEncode``."""
+        """Encode a value, or raise ``CannotEncode``."""
         try:
             try:
                 return _raw_encode(self.pack(value))
@@ -140,7 +140,7 @@ class Codec:
 
 
 class _Packer:
-    """Replaces what msgpack does not know. Values of the types in ``plain`` go as they are."""
+    """Replaces values that msgpack does not know. Values of the types in ``plain`` stay as they are."""
 
     __slots__ = ("_codec", "_plain")
 
@@ -153,7 +153,7 @@ class _Packer:
         if kind in self._plain:
             return value
         if kind is list:
-            # One pass in C says that a list of numbers or texts is plain.
+            # A single pass in C says that a list of numbers or texts is plain.
             return value if self._plain.issuperset(map(type, value)) else [self.pack(item) for item in value]
         if kind is dict:
             return self._pack_dict(value)
@@ -227,7 +227,7 @@ def _zone(pack: _Pack, value: datetime.datetime | datetime.time) -> object:
 
 
 def _pack_zone_info(pack: _Pack, value: Any) -> Ext:
-    # Of a zone that ZoneInfo.from_file made.
+    # A zone that ZoneInfo.from_file made has no key.
     if value.key is None:
         raise CannotEncode(value, "is a time zone without a name; use zoneinfo.ZoneInfo(name)")
     return Ext(_ZONE_INFO, value.key.encode())
@@ -304,7 +304,7 @@ _PACK: dict[type, Callable[[_Pack, Any], object]] = {
     range: lambda pack, value: Ext(25, _raw_encode([pack(value.start), pack(value.stop), pack(value.step)])),
 }
 
-# Those that few programs use, and whose modules take a tenth of the time that `import penstock` takes: they are looked
+# Types that few programs use, and whose modules take a tenth of the time that `import penstock` takes: they are looked
 # at when there is a value of them.
 _ZONE_INFO = 16
 _LATE = {
@@ -366,7 +366,7 @@ _UNPACK: dict[int, Callable[[_Decode, memoryview], object]] = {
 
 
 def _advice(value: object) -> str:
-    """Say what to do with a value that does not travel."""
+    """Return advice for a value that does not travel."""
     kind = type(value)
     name = shown_name(kind)
     name = f"{'an' if name[0] in 'aeiou' and kind.__module__ == 'builtins' else 'a'} {name}"

@@ -1,4 +1,4 @@
-"""What travels around arguments and results, as msgpack. The broker stores all of it and reads none.
+"""Envelopes of arguments and results, as msgpack. The broker stores all of it and reads none.
 
     body of a job    [args, kwargs]
     value, succeeded Success, below
@@ -16,17 +16,17 @@ import msgspec
 
 
 class ErrorRecord(msgspec.Struct, array_like=True, frozen=True):
-    """One failed attempt."""
+    """A failed attempt."""
 
     module: str
-    """Of the error's type, as its process imports it; with ``qualname`` it names the type."""
+    """Module of the error's type, as its process imports it; with ``qualname`` it names the type."""
     qualname: str
     message: str
     arguments: bytes | None
-    """Encoded [args, attributes, what to call the type with]; None when they do not travel."""
+    """Encoded [args, attributes, arguments of the type's constructor]; None when they do not travel."""
     traceback: str
     attempt: int
-    """Which attempt it was, from 0; crashes are not counted."""
+    """Number of the attempt, from 0; crashes are not counted."""
     worker: str
     started_ms: int
     finished_ms: int

@@ -1,4 +1,4 @@
-"""What annotations mean here: which values fit them, and which classes may travel because of them."""
+"""Meaning of annotations: which values fit them, and which classes may travel because of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class UnresolvedHint(Exception):
 
 
 def resolve(function: Callable[..., Any], name: str) -> dict[str, Any]:
-    """Give the annotations of a function with all names looked up, ``UnresolvedHint`` when one is missing."""
+    """Return the annotations of a function with all names looked up; ``UnresolvedHint`` when one is missing."""
     try:
         return hints_by_name(function)
     except Exception as error:
@@ -83,7 +83,7 @@ def _is_class(hint: Any) -> bool:
 
 
 def parts_of(hint: Any) -> list[Any]:
-    """Give what an annotation is made of."""
+    """Return the parts of an annotation."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         return [type(value) for value in typing.get_args(hint)]
@@ -128,7 +128,7 @@ def check_of(hint: Any) -> Check | None:
 
 
 def simple_class(hint: Any) -> type | None:
-    """The class that alone decides, where there is one: ``str``, not ``list[str]`` nor ``str | None``."""
+    """Return the class that alone decides, where there is one: ``str``, not ``list[str]`` nor ``str | None``."""
     if isinstance(hint, type) and hint in (str, int, bytes, bool):
         return hint
     return None
@@ -181,7 +181,7 @@ _TRANSPARENT = (
 def _instance_of(kind: type) -> Check | None:
     if kind is object or getattr(kind, "_is_protocol", False):
         return None
-    # What type checkers accept in place of a float, PEP 484 says.
+    # PEP 484 lists the types that type checkers accept in place of a float.
     accepted: Any = {float: (float, int), complex: (complex, float, int)}.get(kind, kind)
     try:
         isinstance(None, accepted)
@@ -262,7 +262,7 @@ def _is_type_alias(hint: Any) -> bool:
 
 
 def spell(hint: Any) -> str:
-    """An annotation as a person would write it."""
+    """Format an annotation as a person would write it."""
     if _is_class(hint):
         return str(hint.__qualname__)
     return str(hint).replace("typing.", "")

@@ -1,7 +1,7 @@
 """The secrets of a job, taken out of what is written down about its errors.
 
-An error says what its author put into it: a URL with a token, a line of a file. So the values of secret arguments are
-looked for in its message, its traceback and its own arguments, before any of them is stored or logged.
+An error holds whatever its author put into it: a URL with a token, a line of a file. So the values of secret arguments
+are looked for in its message, its traceback and its own arguments, before any of them is stored or logged.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Masking:
         return value
 
     def is_in(self, encoded: bytes) -> bool:
-        """Tell whether any of them is among these bytes."""
+        """Whether any of them is among these bytes."""
         text = encoded.decode(errors="backslashreplace")
         return self.text(text) != text
 
@@ -78,7 +78,7 @@ NOTHING_SECRET = Masking(())
 
 
 def masking_of(arguments: Arguments, body: bytes) -> Masking:
-    """Return what masks the secrets among the arguments in the body of a job."""
+    """Return the masking of the secrets among the arguments in the body of a job."""
     # Decoded anew: the task may have put anything into those that it was called with.
     args, kwargs = arguments.decode_unchecked(body)
     named = [(value, arguments.is_secret(name)) for name, value in arguments.named(args, kwargs)]
@@ -113,7 +113,7 @@ def _secrets_in(named: Iterable[tuple[Any, bool]]) -> Iterator[str | bytes]:
 
 def _fields(value: Any) -> Mapping[str, Any]:
     shape = shape_of(type_of(value))
-    # Of a class with a codec, what can be seen from outside.
+    # Attributes that are seen from outside, for a class with a codec.
     state: Any = getattr(value, "__dict__", None) if shape is None else shape.take(value)
     if is_a(state, Mapping) and is_a(state.get("__dict__"), Mapping):
         state = state["__dict__"]

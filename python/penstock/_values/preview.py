@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock._values.arguments import Arguments
 
 LONGEST_BYTES = 1024
-"""What the broker keeps."""
+"""Most bytes that the broker keeps."""
 
 _MORE = "…"
 _DEEPEST = 6

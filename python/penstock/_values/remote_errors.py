@@ -1,4 +1,4 @@
-"""How an error crosses from a worker to whoever waits for the result."""
+"""Transport of an error from a worker to the caller that waits for the result."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def record_of(
     finished_ms: int,
     masking: Masking,
 ) -> ErrorRecord:
-    """Write down an error. ``skip``: the file whose frames lead to the task and tell a reader nothing."""
+    """Record an error. ``skip``: the file whose frames lead to the task and tell a reader nothing."""
     kind = type(error)
     return ErrorRecord(
         module=sound(module_name(kind.__module__)),
@@ -53,7 +53,7 @@ def record_of(
 
 
 def rebuild(record: ErrorRecord, codec: Codec) -> BaseException:
-    """Make the error again, as its own type where that is possible here, else a ``TaskError``."""
+    """Rebuild the error, as its own type where that is possible here, else a ``TaskError``."""
     error = _rebuild(record, codec) or TaskError(shown_type(record), record.message)
     error.__cause__ = RemoteTraceback(record.traceback)
     return error
@@ -94,7 +94,7 @@ def _find_type(module: str, qualname: str) -> type[Exception] | None:
     if found is None and module == module_name("__main__"):
         found = sys.modules["__main__"]
     if module == "penstock" and qualname in penstock.__all__:
-        # One of our own, which that package imports when it is first asked for.
+        # A class of ours, which that package imports when it is first asked for.
         getattr(penstock, qualname)
     for part in qualname.split("."):
         # Not getattr, which can run a module's __getattr__ and so an import.
@@ -111,7 +111,7 @@ def _encode_arguments(error: BaseException, codec: Codec, masking: Masking) -> b
             except CannotEncode:
                 continue  # a response, a connection: the error is told without it
             attributes[name] = value
-        # What it would be pickled by: an OSError keeps its file's name apart from its args.
+        # Pickle's arguments: an OSError keeps its file's name apart from its args.
         reduced: Any = error.__reduce__()
         constructed_with = reduced[1] if reduced[0] is type(error) else error.args
         encoded = codec.encode(masking.value([error.args, attributes, constructed_with]))
@@ -130,7 +130,7 @@ def message_of(error: BaseException) -> str:
 
 
 def sound(text: object) -> str:
-    """As text that UTF-8 can carry: a string may hold half of a surrogate pair, and a ``__module__`` is anything."""
+    """Return text that UTF-8 can carry: a string may hold half of a surrogate pair, and a ``__module__`` anything."""
     return str(text).encode(errors="backslashreplace").decode()
 
 

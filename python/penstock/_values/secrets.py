@@ -1,4 +1,4 @@
-"""Which arguments nobody should read: they are masked wherever penstock shows arguments or errors to people."""
+"""Arguments that nobody should read: they are masked wherever penstock shows arguments or errors to people."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _WORDS = ("password", "passwd", "secret", "token", "apikey", "authorization")
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether a parameter, field or key of this name holds a secret, as far as a name tells."""
+    """Whether a parameter, field or key of this name holds a secret, as far as a name tells."""
     plain = name.lower().replace("_", "").replace("-", "")
     return any(word in plain for word in _WORDS)
 
 
 def is_secret_hint(hint: Any) -> bool:
-    """Tell whether an annotation has ``Secret``, or pydantic's ``SecretStr`` or the like, anywhere in it."""
+    """Whether an annotation has ``Secret``, or pydantic's ``SecretStr`` or the like, anywhere in it."""
     seen: list[Any] = []
     waiting = [hint]
     while waiting:
@@ -55,5 +55,5 @@ def is_secret_hint(hint: Any) -> bool:
 
 
 def is_secret_type(kind: Any) -> bool:
-    """Tell whether values of a class show themselves to nobody who does not ask, as pydantic's secrets do."""
+    """Whether values of a class hide themselves unless asked, as pydantic's secrets do."""
     return isinstance(kind, type) and callable(getattr(kind, "get_secret_value", None))

@@ -1,4 +1,4 @@
-"""How values of a class travel: which state is taken from them, and how they are made again from it.
+"""Shapes of classes: which state of a value travels, and how the value is made again from it.
 
 A value is restored as ``copy`` and ``pickle`` restore one, by its state and without running
 ``__init__`` or validators: what was equal when it was sent is equal when it arrives, and data from a
@@ -32,13 +32,13 @@ class ShapeError(CannotDecode):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """One class that can be named in annotations."""
+    """Way to take apart and rebuild a class that annotations name."""
 
     name: str
     type: type
     take: Callable[[Any], object]
     make: Callable[[Any], object]
-    # What its fields may hold, as annotations; the classes in them can travel too.
+    # Annotations of its fields; the classes in them can travel too.
     hints: Callable[[], list[Any]]
 
 
@@ -49,7 +49,7 @@ def outline(shape: Shape) -> str:
 
 
 def full_name(cls: type) -> str:
-    """``module.qualname``, with the module's real name where it runs as a script."""
+    """Return ``module.qualname``, with the module's real name where it runs as a script."""
     return f"{module_name(cls.__module__)}.{cls.__qualname__}"
 
 
@@ -59,7 +59,7 @@ def shown_name(cls: type) -> str:
 
 
 def module_name(module: str) -> str:
-    """What others import a module as: for ``python shop.py`` it is ``shop``, not ``__main__``."""
+    """Return the name by which others import a module: for ``python shop.py`` it is ``shop``, not ``__main__``."""
     if module != "__main__":
         return module
     main = sys.modules["__main__"]
@@ -71,7 +71,7 @@ def module_name(module: str) -> str:
 
 
 def shape_of(cls: type) -> Shape | None:
-    """Give the shape of a class that has one: Enum, NamedTuple, dataclass, attrs, Struct, pydantic v2."""
+    """Return the shape of a class that has one: Enum, NamedTuple, dataclass, attrs, Struct, pydantic v2."""
     shape = _shape_of(cls)
     return None if shape is None else Shape(full_name(cls), cls, *shape)
 
@@ -250,7 +250,7 @@ def _refuse_unknown(cls: type, state: dict[str, object], names: tuple[str, ...])
 
 
 def _without_caches(cls: type, state: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what ``cached_property`` has stored, which is worked out again when asked for, and
+    """Leave out values that ``cached_property`` has stored, which are worked out again when asked for, and
     the note that ``Box[int](1)`` leaves in its instance."""
     return {
         name: value
@@ -274,7 +274,7 @@ def _hints_of(cls: type) -> list[Any]:
 
 
 def hints_by_name(thing: Any) -> dict[str, Any]:
-    """The annotations of a function or class with all names looked up; raises what the lookup raises."""
+    """Return the annotations of a function or class with all names looked up; raises what the lookup raises."""
     # Python 3.12 does not find the parameters of `class Leaf[T]` in annotations that are text.
     parameters = {
         parameter.__name__: parameter

@@ -8,7 +8,7 @@
         calls.assert_enqueued(send, args=("ada@example.org",))
 
 ``inline`` runs each job inside the call that enqueues it, ``capture`` records it, ``worker`` runs it in a thread. Each
-puts a real broker in the place of the app's own: a process that keeps everything in memory, and whose clock
+replaces the app's own broker with a real one: a process that keeps everything in memory, and whose clock
 ``move_clock`` moves on. pytest has them as the fixtures ``penstock_inline``, ``penstock_capture`` and
 ``penstock_worker``, and ``penstock_server`` for real workers: see docs/testing.md.
 """

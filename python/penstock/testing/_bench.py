@@ -1,4 +1,4 @@
-"""A broker in memory for the apps of one URL, and what runs their jobs in this process."""
+"""A broker in memory for the apps of one URL, and the code that runs their jobs in this process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ENDS_WITHIN_S = 30.0
 
 
 class Bench:
-    """Records what its apps enqueue, and runs nothing by itself: what `capture` needs. Others build on it."""
+    """Records the jobs that its apps enqueue, and runs none until asked: enough for `capture`. Others build on it."""
 
     worker = "capture"
     why_nothing_runs = (
@@ -65,18 +65,18 @@ class Bench:
         self._running = 0
         self._settled = threading.Condition()
 
-    # What connections ask.
+    # Calls of connections.
 
     def enqueue(self, app: App, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
         with self._lock:
             return self._send(app, jobs, jobs, timeout_s)
 
     def may_end(self) -> bool:
-        """Whether jobs are run by a call other than those that this code is in: what they bring may be waited for."""
+        """Whether a call other than those that this code is in runs jobs, whose ends may be waited for."""
         return self._running_calls > surrounding.get().count(self)
 
     def after_change(self) -> None:
-        """Something was done that may have made jobs ready."""
+        """Called after a change that may have made jobs ready."""
 
     def move_clock(self, forward_ms: int, timeout_s: float) -> int:
         now_ms = self.client.move_clock(forward_ms, timeout_s)
@@ -84,7 +84,7 @@ class Bench:
         return now_ms
 
     def run_until_idle(self) -> int:
-        """Run jobs in this thread until none is ready; return how many attempts that were."""
+        """Run jobs in this thread until none is ready; return the number of attempts."""
         attempts = 0
         with self._runs_jobs():
             while (job := self._take(())) is not None:
@@ -93,16 +93,16 @@ class Bench:
         return attempts
 
     def close(self) -> None:
-        """Let the broker end. What is enqueued is gone with it."""
+        """Stop the broker. Its jobs are gone with it."""
         if self._is_used:
             self._consumer.stop(_ANSWERS_WITHIN_S)
         if self._here.have_event_loop:
-            # It can't be closed in a thread where another one runs.
+            # An event loop can't be closed in a thread where another one runs.
             self._threads.call(lambda _: self._here.close())
         self._threads.close()
         self.client.close(_ANSWERS_WITHIN_S)
 
-    # How it is done.
+    # Internals.
 
     def _send(
         self,
@@ -130,7 +130,7 @@ class Bench:
                 self._running_calls -= 1
 
     def _take(self, wanted: Iterable[bytes]) -> Delivered | None:
-        """Take one of the wanted jobs, or one that no call runs by itself; None when none is ready."""
+        """Take one of the wanted jobs, or one that no call has claimed; None when none is ready."""
         with self._lock:
             while True:
                 for job_id in wanted:
@@ -144,7 +144,7 @@ class Bench:
                 self._set_aside[job[1]] = job
 
     def _serve(self) -> bool:
-        """Tell the broker which queues and tasks there are by now; returns whether there are any."""
+        """Serve all queues and tasks that exist by now; return whether there are any."""
         tasks = {name for app in self.apps for name in app.tasks}
         if not self._queues or not tasks:
             return False
@@ -206,7 +206,7 @@ class InlineBench(Bench):
         for options, _ in now:
             details = options.details()
             if details["countdown_ms"] or details["eta_ms"]:
-                # It will never run, and ends as that.
+                # The job never runs, and ends as expired.
                 self.client.move_clock(_until_due_ms(details), _ANSWERS_WITHIN_S)
         return job_ids
 
@@ -215,7 +215,7 @@ class InlineBench(Bench):
             self._run_to_their_ends({})
 
     def _run_to_their_ends(self, wanted: dict[bytes, None]) -> None:
-        """Run these jobs until they have ended or none is ready; without any, whatever is ready."""
+        """Run these jobs until they have ended or none is ready; without any, run all ready jobs."""
         only_wanted = bool(wanted)
         while (wanted or not only_wanted) and (job := self._take(wanted)) is not None:
             kind, delay_ms, *_ = self._run(job)
@@ -226,7 +226,7 @@ class InlineBench(Bench):
                         " again: inline() would never return. Let it succeed in the test, limit its retries, or use"
                         " capture()"
                     )
-                # Due at once, and nobody waits.
+                # The retry is due at once, and nobody waits.
                 self.client.move_clock(delay_ms, _ANSWERS_WITHIN_S)
             else:
                 wanted.pop(job[1], None)
@@ -270,7 +270,7 @@ class WorkerBench(Bench):
                     raise TimeoutError(
                         f"{ready} jobs are ready and {taken} run: the worker has not become idle in time, and goes on"
                     )
-                # What becomes ready is heard of when a job ends that enqueued it, or else soon.
+                # The job that enqueued a ready one wakes this when it ends; others are noticed soon.
                 self._settled.wait(0.01)
         if self._interruption is not None:
             interruption, self._interruption = self._interruption, None
@@ -324,7 +324,7 @@ def _now_ms() -> int:
 
 
 def _interruption_in(outcome: Outcome) -> BaseException | None:
-    """Return what must not stay in a job: Ctrl-C, and what pytest.fail() and its like raise to end the test."""
+    """Return errors that must not stay in a job: Ctrl-C, and those of pytest.fail() and its like that end the test."""
     _, _, _, note, _ = outcome
     if note is None:
         return None

@@ -1,4 +1,4 @@
-"""Calls as a test sees them: what was enqueued, with which options, and what was to be."""
+"""Calls as a test sees them: the enqueued ones with their options, and the expected ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TaskOrName: TypeAlias = Sender[..., Any] | str
 
-# A message shows so many calls, and says how many more there were.
+# Number of calls that a message lists; it says how many more there were.
 _SHOWN = 20
 
 
@@ -35,17 +35,17 @@ class Call:
     queue: str
     priority: int
     countdown: float | None
-    """Seconds; None: it was to run at once, or at ``eta``."""
+    """Delay in seconds; None: it was to run at once, or at ``eta``."""
     eta: datetime | None
-    """In UTC."""
+    """Time at which it was to run, in UTC."""
     expires: float | datetime | None
-    """Seconds from the call on, or a moment in UTC; None: never."""
+    """Deadline in seconds from the call on, or a moment in UTC; None: never."""
     durability: str
     retries: float | tuple[float, ...] | None
-    """Where the call says other than its task: how many (inf: no limit), or the seconds before each."""
+    """Number of retries (inf: no limit), or the seconds before each; None: those of the task."""
     headers: dict[str, str]
     result_ttl: float | None
-    """Seconds; None: no result is stored."""
+    """Time for which the result is kept, in seconds; None: no result is stored."""
     job: Job[Any] = field(repr=False)
 
     @property
@@ -124,7 +124,7 @@ class Calls(list[Call]):
         ``task``: the task, or its name. With ``args`` or ``kwargs`` the call must equal ``delay(*args, **kwargs)``,
         however it was written; without them any arguments match. Of the ``options``, which are those of
         ``task.options(...)``, each that is given must be equal; of ``headers``, each one that is named.
-        ``times``: how often it must have been enqueued; by default once or more.
+        ``times``: number of such calls; by default one or more.
         """
         found, wanted = self._find(task, args, kwargs, options)
         if not found or (times is not None and len(found) != times):

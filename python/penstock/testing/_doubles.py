@@ -1,4 +1,4 @@
-"""Puts a broker in memory in the place of each app's own, for the time of a block."""
+"""Replaces each app's own broker with one in memory, for the time of a block."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from penstock.testing._places import connected
 B = TypeVar("B", bound=Bench)
 T = TypeVar("T")
 
-# A wait for a job that another thread runs looks so often whether that still goes on.
+# Interval at which a wait for a job of another thread looks whether that still goes on.
 _LOOKS_EVERY_S = 0.05
 
 
 class CapturedCalls(Calls):
-    """What ``capture`` gives: the calls so far, and a way to run them."""
+    """The calls of ``capture`` so far, and a way to run them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._benches: Callable[[], list[Bench]] = list
 
     def run_until_idle(self) -> int:
-        """Run the jobs that are ready, and those that they enqueue, until none is; return how many attempts that were.
+        """Run the jobs that are ready, and those that they enqueue, until none is; return the number of attempts.
 
         Jobs run in the order in which a worker would get them, the highest priority first. A job that is delayed, or
         waits for a retry, is ready only once ``move_clock`` has come so far. Raises nothing of what tasks raise: their
@@ -49,7 +49,7 @@ class CapturedCalls(Calls):
 
 
 class WorkerCalls(Calls):
-    """What ``worker`` gives: the calls so far, and a way to wait for them."""
+    """The calls of ``worker`` so far, and a way to wait for them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class WorkerCalls(Calls):
         """Wait until no job is ready and none runs.
 
         A job that is delayed, or waits for a retry, is not waited for: ``move_clock`` makes it ready. Raises
-        ``TimeoutError`` after so many seconds (or a timedelta).
+        ``TimeoutError`` after this many seconds (or a timedelta).
         """
         limit_s = timeout_s("timeout", timeout)
         until = float("inf") if limit_s is None else time.monotonic() + limit_s
@@ -77,7 +77,7 @@ class WorkerCalls(Calls):
 
 @contextmanager
 def inline(*apps: App) -> Generator[Calls, None, None]:
-    """Within the block, run every job inside the call that enqueues it; gives the list of those calls.
+    """Within the block, run every job inside the call that enqueues it; returns the list of those calls.
 
     ``apps``: the apps whose jobs run. Without any: all of this process, also those made within the block.
 
@@ -101,11 +101,11 @@ def inline(*apps: App) -> Generator[Calls, None, None]:
 
 @contextmanager
 def capture(*apps: App) -> Generator[CapturedCalls, None, None]:
-    """Within the block, record what is enqueued and run nothing; gives the list of those calls.
+    """Within the block, record jobs and run none; returns the list of their calls.
 
     ``apps`` as for ``inline``. The jobs wait in a real broker in memory: ``job.info()``, ``job.cancel()`` and
     ``app.failed()`` work, and ``result()`` raises ``ResultTimeout`` at once, as nothing would end it. They are run by
-    ``run_until_idle()`` of what this gives; those that are delayed become ready when ``move_clock(app, ...)`` reaches
+    ``run_until_idle()`` of the returned list; those that are delayed become ready when ``move_clock(app, ...)`` reaches
     them. Jobs that never ran are gone with the block.
     """
     calls = CapturedCalls()
@@ -116,11 +116,11 @@ def capture(*apps: App) -> Generator[CapturedCalls, None, None]:
 
 @contextmanager
 def worker(*apps: App, threads: int = 2) -> Generator[WorkerCalls, None, None]:
-    """Within the block, run jobs in threads of this process as they are enqueued; gives the list of those calls.
+    """Within the block, run jobs in threads of this process as they are enqueued; returns the list of those calls.
 
     ``apps`` as for ``inline``. Jobs wait in a real broker in memory, are delayed and retried by its clock, which
-    ``move_clock(app, ...)`` moves on, and run at the same time: ``result(timeout=...)`` waits. ``threads``: how many
-    run at once. At the end of the block jobs that run are waited for, and all others are gone.
+    ``move_clock(app, ...)`` moves on, and run at the same time: ``result(timeout=...)`` waits. ``threads``: number that
+    run at once. At the end of the block running jobs are waited for, and all others are gone.
     """
     if threads < 1:
         raise ValueError(f"threads must be at least 1, not {threads!r}")
@@ -228,7 +228,7 @@ class _Connection(Connection):
 def _in_place_of(
     apps: Sequence[App], calls: Calls, new_bench: Callable[[], B]
 ) -> Generator[Callable[[], list[B]], None, None]:
-    """Let these apps, or all, have benches for brokers: those of one URL share one, as they would share a broker."""
+    """Give these apps, or all, benches for brokers: those of one URL share one, as they would share a broker."""
     benches: dict[object, B] = {}
 
     def connect(app: App) -> Connection:
@@ -248,7 +248,7 @@ def _in_place_of(
 
 
 def _close(benches: Sequence[Bench]) -> None:
-    """Close all, whatever one of them says."""
+    """Close all, even if one of them raises."""
     if benches:
         try:
             benches[0].close()

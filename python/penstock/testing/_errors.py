@@ -1,4 +1,4 @@
-"""What only tests can come to."""
+"""Errors that only tests raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Puts other connections in the places of apps' own, for the time of a block."""
+"""Replaces apps' own connections with others, for the time of a block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock._durations import is_a
 from penstock._tasks import app as app_module
 from penstock._tasks.app import App
 
-# The connections that stand in for each app's own, the innermost last.
+# Connections that replace each app's own, the innermost last.
 _stacks: weakref.WeakKeyDictionary[App, list[Connection]] = weakref.WeakKeyDictionary()
 
 

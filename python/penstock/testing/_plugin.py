@@ -46,7 +46,7 @@ class _Guard:
         self._pid = os.getpid()
         self._test: str | None = None
         self._is_marked = False
-        # Of the run that this one is within, if it is a test of a plugin.
+        # State of the run that this one is within, if it is a test of a plugin.
         self._before = _guard.may_connect
         _guard.may_connect = self._may_connect
 
@@ -92,7 +92,7 @@ class _Guard:
 
 @pytest.fixture
 def penstock_inline() -> Iterator[Calls]:
-    """Run every job inside the call that enqueues it: ``penstock.testing.inline`` for all apps; gives the calls."""
+    """Run every job inside the call that enqueues it: ``penstock.testing.inline`` for all apps; returns the calls."""
     from penstock.testing import inline
 
     with inline() as calls:
@@ -101,7 +101,7 @@ def penstock_inline() -> Iterator[Calls]:
 
 @pytest.fixture
 def penstock_capture() -> Iterator[CapturedCalls]:
-    """Record jobs and run none: ``penstock.testing.capture`` for all apps; gives the calls."""
+    """Record jobs and run none: ``penstock.testing.capture`` for all apps; returns the calls."""
     from penstock.testing import capture
 
     with capture() as calls:
@@ -110,7 +110,7 @@ def penstock_capture() -> Iterator[CapturedCalls]:
 
 @pytest.fixture
 def penstock_worker() -> Iterator[WorkerCalls]:
-    """Run jobs in two threads: ``penstock.testing.worker`` for all apps; gives the calls."""
+    """Run jobs in two threads: ``penstock.testing.worker`` for all apps; returns the calls."""
     from penstock.testing import worker
 
     with worker() as calls:

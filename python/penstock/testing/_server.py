@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 from penstock.testing._places import connected
 
 _CONNECTED = " is connected and runs "
-# A worker that was told to stop lets its jobs end for 25 s, if it was not told otherwise.
+# A worker that was told to stop waits 25 s for its jobs by default.
 _STOPS_WITHIN_S = 40.0
 
 
@@ -43,10 +43,10 @@ class Server:
     def start_worker(self, app: App | str, *arguments: str, timeout: Seconds = 30.0) -> ServerWorker:
         """Start ``penstock worker`` for an app, and return once it takes jobs.
 
-        ``app``: the app, or where it is, such as ``"shop:app"``; its module must be one that can be imported.
+        ``app``: the app, or its place such as ``"shop:app"``; its module must be one that can be imported.
         ``arguments``: of the command, such as ``"--concurrency", "4"``; by default one job runs at once. Modules are
         found where this process finds them. Raises ``PenstockError`` with the worker's output when it ends, or is not
-        there after so many seconds (or a timedelta).
+        there after this many seconds (or a timedelta).
         """
         place = app if isinstance(app, str) else _place_of(app)
         options = arguments if {"-c", "--concurrency"} & {*arguments} else ("--concurrency", "1", *arguments)
@@ -72,7 +72,7 @@ class Server:
             for worker in self._workers:
                 worker.stop()
         finally:
-            # It would end by itself, a minute after its last client.
+            # Without this it would exit a minute after its last client.
             command = [_program(), "broker", "stop", "--url", self.url]
             subprocess.run(command, capture_output=True, timeout=_STOPS_WITHIN_S, check=False)
 
@@ -104,12 +104,12 @@ class ServerWorker:
 
     @property
     def output(self) -> str:
-        """What the worker and the tasks in it have written so far."""
+        """Output of the worker and its tasks so far."""
         with self._news:
             return "".join(self._lines)
 
     def stop(self) -> str:
-        """Let running jobs end, wait until the worker has, and return its output."""
+        """Let running jobs end, wait until the worker has exited, and return its output."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
@@ -150,7 +150,7 @@ def _program() -> str:
 
 
 def _place_of(app: App) -> str:
-    """Return where a worker finds this app: a module that can be imported, and its name there."""
+    """Return the place where a worker finds this app: a module that can be imported, and its name there."""
     for module_name, module in [*sys.modules.items()]:
         if module_name != "__main__" and getattr(module, "__spec__", None) is not None:
             for name, value in [*vars(module).items()]:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 surrounding: contextvars.ContextVar[tuple[object, ...]]
 surrounding = contextvars.ContextVar("penstock_testing_surrounding", default=())
-"""The bench of each job that this code is in, one enqueued by the other."""
+"""Benches of the jobs that this code is in, each enqueued by the one before."""
 
 
 class Runners:
@@ -51,7 +51,7 @@ class Runners:
 
 
 class _JobThread(threading.Thread):
-    """Does one thing at a time. It has runners of its own, since an event loop belongs to a thread."""
+    """Does one call at a time. It has runners of its own, since an event loop belongs to a thread."""
 
     def __init__(self, worker: str) -> None:
         super().__init__(name=f"penstock {worker}", daemon=True)
@@ -87,7 +87,7 @@ class JobThreads:
         self._idle: list[_JobThread] = []
 
     def call(self, work: Callable[[Runners], T]) -> T:
-        """Do it in a thread that has nothing else to do, and wait for that."""
+        """Do the work in an idle thread, and wait for it."""
         with self._lock:
             if not self._idle:
                 thread = _JobThread(self._worker)
@@ -98,7 +98,7 @@ class JobThreads:
         try:
             return future.result()
         finally:
-            # It is not, after a Ctrl-C.
+            # After a Ctrl-C it is not done.
             if future.done():
                 with self._lock:
                     self._idle.append(thread)
@@ -114,7 +114,7 @@ class JobThreads:
 
 
 def in_event_loop() -> bool:
-    """Whether this thread runs an event loop, so that nothing may be run in it that may need one."""
+    """Whether this thread runs an event loop, so that no code that may need one can run in it."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
