@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 /// A virtual time, and the flow that has it.
 pub(crate) type Turn = (u64, u32);
 
-/// The first stands outside of the tree, for most levels have one flow, and each job moves a flow twice.
+/// Flows in turn. The first stands outside of the tree, for most levels have one flow, and each job moves a flow twice.
 #[derive(Debug, Default)]
 pub(crate) struct Active {
     first: Option<Turn>,
@@ -63,7 +63,7 @@ impl Active {
         }
     }
 
-    /// A flow's virtual time is another one from now on.
+    /// Moves a flow to another virtual time.
     #[inline]
     pub(crate) fn replace(&mut self, old: Turn, new: Turn) {
         if self.rest.is_empty() && self.first == Some(old) {

@@ -24,7 +24,7 @@ use crate::tally::Step;
 use crate::timers::Timer;
 use crate::{BrokerOptions, ConnId, Input, Now, Output, Position};
 
-/// How many bytes of bodies go into one output, unless one alone has more: others get their turn.
+/// Bytes of bodies that go into one output, unless one alone has more: others get their turn.
 const OUTPUT_TARGET_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub struct Broker {
     pub(crate) writer: RecordWriter,
     records: VecDeque<Record>,
     next_position: Position,
-    /// What an effect waits for that rests on everything decided so far.
+    /// Positions that everything decided so far rests on; effects staged now wait for them.
     pub(crate) staged: Rests,
     /// Sessions with decisions that are not safe yet.
     unconfirmed: Vec<u32>,
@@ -52,28 +52,28 @@ pub struct Broker {
     pub(crate) outbox: VecDeque<Output>,
     pub(crate) reading: Reading,
     pub(crate) staged_parts_bytes: usize,
-    /// How many transactions were checked.
+    /// Number of transactions that were checked.
     pub(crate) checks: u64,
     /// Memory for the next check.
     pub(crate) checking: Checking,
     pub(crate) spare_leased: Vec<u32>,
     pub(crate) chores: Chores,
     pub(crate) operations: Operations,
-    /// How much may still be done before everything is polled again: see `chores.rs`.
+    /// Work that may still be done before everything is polled again: see `chores.rs`.
     pub(crate) budget: usize,
-    /// How many events of the record at hand the broker has added by itself.
+    /// Number of events of the record at hand that the broker has added itself.
     pub(crate) added: usize,
     pub(crate) space: Space,
-    /// Operations may go on even on the last reserve of the disk.
+    /// Whether operations may go on even on the last reserve of the disk.
     pub(crate) steps_fit: bool,
-    /// How few jobs have run since there is no space for leases.
+    /// Fewest jobs that ran at a time since there is no space for leases.
     pub(crate) fewest_running: Option<usize>,
-    /// How many bytes of records fit on the disk, where somebody has looked.
+    /// Bytes of records that fit on the disk, where the shell has looked.
     pub(crate) room_bytes: u64,
     /// The memory limit, while the process is at it.
     pub(crate) memory_is_full: Option<u64>,
     pub(crate) counts: Counts,
-    /// The record at hand must be on disk, however durable its transactions asked to be.
+    /// Whether the record at hand must be on disk, however durable its transactions asked to be.
     must_be_safe: bool,
 }
 
@@ -127,7 +127,7 @@ impl Broker {
         broker
     }
 
-    /// Something happened at this time.
+    /// Handles an input that happened at this time.
     pub fn handle(&mut self, now: Now, input: Input) {
         self.handle_deadline(now);
         match input {
@@ -195,7 +195,7 @@ impl Broker {
         self.state.sweep();
     }
 
-    /// The time that `next_deadline` named has come, or any other.
+    /// Handles the time that `next_deadline` named, or any other.
     pub fn handle_deadline(&mut self, now: Now) {
         self.clocks.advance(now);
         self.state.queues.now_ms = self.clocks.steady();
@@ -215,7 +215,7 @@ impl Broker {
         self.run_timers();
     }
 
-    /// The journal has written all records up to this one to the operating system.
+    /// Notes that the journal has written all records up to this one to the operating system.
     pub fn handle_written(&mut self, through: Position) {
         assert!(
             through < self.next_position,
@@ -225,7 +225,7 @@ impl Broker {
         self.release_effects();
     }
 
-    /// The journal has synced all records up to this one to disk.
+    /// Notes that the journal has synced all records up to this one to disk.
     pub fn handle_durable(&mut self, through: Position) {
         assert!(
             through < self.next_position,
@@ -239,7 +239,7 @@ impl Broker {
         self.release_effects();
     }
 
-    /// The next record for the journal. To be called until `None` once inputs have been handled: this
+    /// Returns the next record for the journal. To be called until `None` once inputs have been handled: this
     /// is when work is handed out.
     pub fn poll_record(&mut self) -> Option<Record> {
         if self.records.is_empty() {
@@ -251,7 +251,7 @@ impl Broker {
         self.records.pop_front()
     }
 
-    /// What to carry out next. To be called until `None` after records have been polled, and after
+    /// Returns the next output to carry out. To be called until `None` after records have been polled, and after
     /// the journal has come further.
     pub fn poll_output(&mut self) -> Option<Output> {
         if let Some(output) = self.outbox.pop_front() {
@@ -270,7 +270,7 @@ impl Broker {
         None
     }
 
-    /// When `handle_deadline` wants to be called, on the monotonic clock. It changes with every call.
+    /// Returns the time to call `handle_deadline`, on the monotonic clock. It changes with every call.
     pub fn next_deadline(&self) -> Option<u64> {
         if self.has_chores() {
             return Some(self.clocks.mono());
@@ -282,40 +282,40 @@ impl Broker {
         self.state.timers.next_deadline(&self.clocks)
     }
 
-    /// The position of the next record that will be polled or written.
+    /// Returns the position of the next record that will be polled or written.
     pub fn next_position(&self) -> Position {
         self.records
             .front()
             .map_or(self.next_position, |record| record.position)
     }
 
-    /// What the journal needs to hold all that is alive, roughly.
+    /// Returns roughly the bytes that the journal needs to hold all live things.
     pub fn live_bytes(&self) -> u64 {
         self.state.live_bytes
     }
 
-    /// What was decided on a transaction, whether or not its client may be told yet; `None`: nothing.
-    /// For whoever watches the broker from beside it, as the simulator does.
+    /// Returns the decision on a transaction, whether or not its client may be told yet; `None`: there is none.
+    /// For observers such as the simulator.
     pub fn decision(&self, session: &SessionId, seq: u64) -> Option<Receipt> {
         let session = &self.state.sessions[self.state.sessions.find(session)?];
         (seq <= session.applied).then(|| session.receipt(seq))
     }
 
     /// Whether the message has been handed out, though its delivery may still wait here, for its body or
-    /// for the disk. For whoever watches from beside, too.
+    /// for the disk. For observers, too.
     pub fn is_handed_out(&self, id: &MessageId) -> bool {
         let messages = &self.state.messages;
         messages.copies(id).any(|slot| messages[slot].is_leased())
     }
 
-    /// Whether a message with this id is kept as a failed job. Tests and the simulator ask.
+    /// Whether a message with this id is kept as a failed job. For tests and the simulator.
     pub fn has_failed(&self, id: &MessageId) -> bool {
         let messages = &self.state.messages;
         messages.copies(id).any(|slot| messages[slot].is_failed())
     }
 
-    /// The members of a join that have reported their ends, and whether one of them has failed it; `None`: it is
-    /// not there, or not any more. The simulator asks.
+    /// Returns the members of a join that have reported their ends, and whether one of them has failed it; `None`:
+    /// it is not there, or not any more. For the simulator.
     pub fn join_members(&self, id: &JoinId) -> Option<(Vec<u32>, bool)> {
         let join = &self.state.joins[self.state.joins.find(id)?];
         let words = join.arrived().into_iter();
@@ -327,14 +327,14 @@ impl Broker {
     }
 
     /// Whether failed jobs were dropped since the broker started: for want of space, for their age, or because
-    /// there were too many. The simulator asks.
+    /// there were too many. For the simulator.
     pub fn has_dropped_failed(&self) -> bool {
         self.state.failed.dropped > 0
     }
 
     // --- records
 
-    /// What follows, until `seal`, stands in one record.
+    /// Begins a record: everything until `seal` stands in it.
     pub(crate) fn begin(&mut self, durability: Durability) {
         debug_assert!(self.writer.is_empty());
         self.added = 0;
@@ -347,7 +347,7 @@ impl Broker {
         self.writer.push(&self.state.names, event);
     }
 
-    /// All that the next broker needs to go on with the steady clock.
+    /// Records all that the next broker needs to go on with the steady clock.
     pub(crate) fn record_clocks(&mut self) {
         let steady = self.clocks.steady();
         self.record(&Event::ClockSet { steady });
@@ -356,13 +356,13 @@ impl Broker {
         }
     }
 
-    /// The record at hand is to be on disk before anybody sees what it changes from here on.
+    /// Makes the record at hand wait for the disk before anybody sees the changes from here on.
     pub(crate) fn must_be_safe(&mut self) {
         self.must_be_safe = true;
         self.state.rests.add(self.next_position, Durability::Disk);
     }
 
-    /// Ends the record, and tells watchers what it changed.
+    /// Ends the record, and tells watchers of its changes.
     pub(crate) fn seal(&mut self, mut durability: Durability) {
         assert!(
             self.added <= ENDED_AT_ONCE,
@@ -386,7 +386,7 @@ impl Broker {
         self.watch_unserved();
     }
 
-    /// Sets a timer for each queue that has come to have work and nobody to take it.
+    /// Sets a timer for each queue that has come to have work and no consumer to take it.
     fn watch_unserved(&mut self) {
         for queue in std::mem::take(&mut self.state.newly_unserved) {
             let found = self.state.queues.get(queue);
@@ -411,7 +411,7 @@ impl Broker {
 
     // --- effects
 
-    /// Lets the effect out as soon as it is safe.
+    /// Releases the effect as soon as it is safe.
     pub(crate) fn effect(&mut self, rests: Rests, effect: Effect) {
         if let Some(effect) = self.effects.hold(rests, effect) {
             self.let_out(effect);
@@ -464,7 +464,7 @@ impl Broker {
         self.unconfirmed = unconfirmed;
     }
 
-    /// Tells the session what has become safe; true while there is more to come.
+    /// Confirms safe transactions to the session; true while there are more to come.
     fn confirm(&mut self, index: u32) -> bool {
         let Some(session) = self.state.sessions.get_mut(index) else {
             return false;
@@ -478,7 +478,7 @@ impl Broker {
         is_waiting
     }
 
-    /// After a decision was added to the session.
+    /// Confirms transactions once they are safe, after a decision was added to the session.
     pub(crate) fn confirm_when_safe(&mut self, index: u32) {
         if self.confirm(index)
             && !std::mem::replace(&mut self.state.sessions[index].is_listed, true)
@@ -496,7 +496,7 @@ impl Broker {
         }
     }
 
-    /// The next thing that this connection can be sent.
+    /// Returns the next output for this connection.
     fn output_of(&mut self, conn: ConnId) -> Option<Output> {
         let connection = self.connections.get_mut(&conn)?;
         if let Some(Welcome {

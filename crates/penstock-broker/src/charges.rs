@@ -1,7 +1,7 @@
-//! What runs is charged while it runs.
+//! Charges runs while they run.
 //!
 //! A hand-out charges its flow what the run is expected to cost, and the settlement corrects that. A job that
-//! never ends would so be charged once, and its flow, which seems cheap, would be given one slot after the
+//! never ends would then be charged once, and its flow, which seems cheap, would get one slot after the
 //! other until it has them all. So a flow whose turn comes, and whose runs have by now taken what they were
 //! expected to, all of them together, is first charged in advance: they are taken to be half done. Runs that
 //! have ended give back what they did not cost.
@@ -14,9 +14,9 @@ use std::num::NonZeroU32;
 /// Charge for a run, made when it is handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Charge {
-    /// Never zero, which makes an `Option` of this no larger.
+    /// Expected cost. Never zero, which makes an `Option` of this no larger.
     pub(crate) estimate_us: NonZeroU32,
-    /// On the steady clock.
+    /// Time of the hand-out, on the steady clock.
     pub(crate) since_ms: u64,
 }
 
@@ -30,11 +30,11 @@ impl Charge {
 #[derive(Debug, Default)]
 pub(crate) struct Running {
     runs: u32,
-    /// The sum of when they began.
+    /// Sum of the times at which they began.
     since_ms: u64,
-    /// The time that they were expected to take.
+    /// Time that they were expected to take.
     expected_ms: u64,
-    /// Charged beyond what was expected.
+    /// Charge beyond the expected one.
     beyond_us: u64,
 }
 
@@ -68,7 +68,7 @@ impl Running {
         more_us
     }
 
-    /// The charge that is due beyond what was expected.
+    /// Returns the charge that is due beyond the expected one.
     fn beyond_us(&self, now_ms: u64) -> u64 {
         let (now_ms, since_ms) = (u64::from(self.runs) * now_ms, self.since_ms);
         let (ran_ms, expected_ms) = (now_ms.saturating_sub(since_ms), self.expected_ms);

@@ -30,7 +30,7 @@ struct LeasesEnd {
     generation: u64,
     /// Messages and the grants that are meant.
     leases: Vec<(Handle, u64)>,
-    /// Their worker was lost, for this reason; otherwise they are only handed back.
+    /// Reason why their worker was lost; `None`: they are only handed back.
     crashed: Option<Bytes>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Chores {
     leases: VecDeque<LeasesEnd>,
     /// Sessions that are forgotten once their leases have ended, with their generations.
     forgotten: Vec<(u32, u64)>,
-    /// Joins that have failed, and up to where in their lists those that they hold have been told.
+    /// Joins that have failed, and up to where in their lists the held messages have been reported.
     blocked: VecDeque<(JoinId, usize)>,
     /// Groups of results that are over their cap.
     groups: BTreeSet<Name>,
@@ -60,7 +60,7 @@ impl Chores {
         self.queues.insert(queue);
     }
 
-    /// Whether the queue has yet to be made room in.
+    /// Whether the queue still has to make room.
     pub(crate) fn has_queue(&self, queue: u32) -> bool {
         self.queues.contains(&queue)
     }
@@ -69,7 +69,7 @@ impl Chores {
         self.forgotten.push((session, generation));
     }
 
-    /// The session is here again, and says which leases it holds.
+    /// Drops the ends of a session's leases: it is here again, and says which leases it holds.
     pub(crate) fn forget_leases(&mut self, session: u32) {
         self.leases.retain(|end| end.session != session);
     }
@@ -99,13 +99,13 @@ impl Broker {
         }
     }
 
-    /// Whether there is anything that is kept only for as long as there is space.
+    /// Whether anything is kept only for as long as there is space.
     fn can_give_way(&self) -> bool {
         self.state.ends.len > 0 || self.state.failed.len() > 0 || !self.state.joins_over.is_empty()
     }
 
-    /// How many messages a step may end: with each of them an arrival may have to be told by itself, and a join
-    /// may end, too.
+    /// Returns the number of messages that a step may end: with each of them an arrival may need an event of its
+    /// own, and a join may end, too.
     pub(crate) fn step_size(&self) -> usize {
         let mut room = ENDED_AT_ONCE.saturating_sub(self.added).min(self.budget);
         if room > 16 && perhaps!("small-steps") {
@@ -117,14 +117,14 @@ impl Broker {
         }
     }
 
-    /// After a recovery: what follows from the state and was not done, or not seen to be done, goes on.
+    /// Goes on, after a recovery, with work that follows from the state and was not done, or not seen to be done.
     pub(crate) fn resume_chores(&mut self) {
         for id in self.state.joins_over.clone() {
             self.chores.tell_blocked(id);
         }
     }
 
-    /// Does a step of what is to be done; once for each time that everything was polled.
+    /// Does a step of the pending work; once for each time that everything was polled.
     pub(crate) fn step(&mut self) {
         if self.budget == 0 || !self.has_chores() {
             return;
@@ -222,7 +222,7 @@ impl Broker {
         self.chores.forgotten = later;
     }
 
-    /// Reports what a failed join holds to joins of its own, and tells its watchers.
+    /// Reports the messages of a failed join to joins of their own, and tells their watchers.
     fn step_blocked(&mut self) {
         while let Some((id, told)) = self.chores.blocked.pop_front() {
             let Some(slot) = self.state.joins.find(&id) else {
@@ -266,8 +266,8 @@ impl Broker {
         self.trim_kept();
     }
 
-    /// While space is short, what is kept for people gives way: first values without a body, then failed
-    /// jobs, then what failed groups have blocked; the oldest of each first.
+    /// Drops things that are kept for people while space is short: first values without a body, then failed
+    /// jobs, then messages that failed groups have blocked; the oldest of each first.
     fn give_way(&mut self) {
         if self.space == Space::Plenty {
             return;
@@ -281,7 +281,7 @@ impl Broker {
         }
     }
 
-    /// Ends what the oldest failed join holds, and then the join.
+    /// Ends the messages of the oldest failed join, and then the join.
     pub(crate) fn drop_oldest_join(&mut self) {
         while let Some(id) = self.state.joins_over.front().copied() {
             self.state.failed.going = None;

@@ -117,7 +117,7 @@ fn kind(attempt: u32, result_ttl_ms: u64) -> Kind {
     }
 }
 
-/// How often a table with this hash compares, to enter all of these and to find each once.
+/// Counts the comparisons of a table with this hash, to enter all of these and to find each once.
 fn comparisons<T: Hash + Eq>(all: &[T]) -> usize {
     let hashing = SeededState::new(SEED);
     let compared = Cell::new(0);
@@ -138,7 +138,7 @@ fn comparisons<T: Hash + Eq>(all: &[T]) -> usize {
     compared.get()
 }
 
-/// ... and how often the index of messages and values does.
+/// Counts the comparisons of the index of messages and values, likewise.
 fn index_comparisons<T: Hash + Eq>(all: &[T]) -> usize {
     let compared = Cell::new(0);
     let mut index = Index::new(SeededState::new(SEED));

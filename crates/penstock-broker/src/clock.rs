@@ -44,18 +44,18 @@ const KNOWN_TO_MS: u64 = 100;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clocks {
     now: Now,
-    /// The steady clock at mono zero.
+    /// Time of the steady clock at mono zero.
     steady_zero: u64,
-    /// How far the steady clock is ahead of the wall's, as the journal knows it.
+    /// Lead of the steady clock over the wall's, as the journal knows it.
     journaled_ahead_ms: i64,
-    /// Which start of the machine the journal knows of.
+    /// Start of the machine that the journal knows of.
     journaled_boot: Option<[u8; 16]>,
 }
 
 /// The steady clock, as far as the journal knows it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct KnownClocks {
-    /// How far it is ahead of the wall's.
+    /// Lead over the wall's clock.
     ahead_ms: i64,
     /// The machine's clock, and the steady one at that time.
     pair: Option<(Boot, u64)>,
@@ -153,7 +153,7 @@ impl Clocks {
         }
     }
 
-    /// When a message that is delayed may start. The shell's milliseconds are rounded down, so "in 5 ms"
+    /// Returns the time at which a delayed message may start. The shell's milliseconds are rounded down, so "in 5 ms"
     /// is not over before the sixth begins.
     pub(crate) fn resolve_start(&self, due: Due) -> When {
         match due {
@@ -172,7 +172,7 @@ impl Clocks {
         }
     }
 
-    /// When to look again, as a time on the shell's monotonic clock.
+    /// Returns the time to look again, on the shell's monotonic clock.
     pub(crate) fn mono_deadline(&self, when: When) -> u64 {
         match when.clock {
             Clock::Steady => when.at.saturating_sub(self.steady_zero),

@@ -29,18 +29,18 @@ pub(crate) struct Checked {
 /// Notes taken while a transaction is checked; kept between transactions for its memory.
 #[derive(Debug, Default)]
 pub(crate) struct Checking {
-    /// Ids of messages and joins that the transaction brings.
+    /// Ids of messages and joins that the transaction adds.
     new_ids: SeededSet<MessageId>,
-    /// Joins that it opens, and how many members they have.
+    /// Joins that it opens, and their numbers of members.
     new_joins: Vec<(MessageId, u32)>,
     leased: Vec<u32>,
-    /// Messages that it brings for queues with limits.
+    /// Messages that it adds to queues with limits.
     arrivals: Vec<Arrivals>,
     /// Whether it may be refused for want of room.
     may_find_no_room: bool,
-    /// Some of the messages that it brings may be held already.
+    /// Whether some of the messages that it adds may be held already.
     names_held: bool,
-    /// The transaction has one operation only.
+    /// Whether the transaction has one operation only.
     is_alone: bool,
 }
 
@@ -286,11 +286,11 @@ impl Broker {
 pub(crate) struct Unchecked {
     op: u32,
     why: Refusal,
-    /// The operations before that one, for a bug that the simulator plants.
+    /// Operations before the refused one, for a bug that the simulator plants.
     half: Checked,
 }
 
-/// Exact, because what is refused may be larger than the limit by a byte; round limits read better too.
+/// Formats bytes exactly: a refused size may be larger than the limit by a byte, and round limits read better too.
 fn exact_bytes(bytes: usize) -> String {
     const MIB: usize = 1 << 20;
     match (bytes / MIB, bytes % MIB) {
@@ -299,7 +299,7 @@ fn exact_bytes(bytes: usize) -> String {
     }
 }
 
-/// What an operation takes in memory, roughly.
+/// Returns roughly the memory that an operation takes.
 fn op_bytes(op: &Op) -> usize {
     let message_bytes = |message: &Message| {
         let notes: usize = message.notes.iter().map(bytes::Bytes::len).sum();

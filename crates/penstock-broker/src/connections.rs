@@ -1,4 +1,4 @@
-//! Connections: hello and goodbye, the leases that outlive them, what they want and what waits to be
+//! Connections: hello and goodbye, the leases that outlive them, their wishes and the outputs that wait to be
 //! sent on them.
 
 use std::collections::VecDeque;
@@ -10,13 +10,13 @@ use crate::messages::Handle;
 use crate::records::{Event, Grant};
 use crate::{Broker, CloseReason, ConnId, Output};
 
-/// No client gets there by counting; one that says it did would make numbers overflow.
+/// Highest number that a client may claim: none gets there by counting, and from a higher one numbers could overflow.
 const LAST_SEQ: u64 = 1 << 62;
-/// However much a client asks for, no more is on its way to it: the rest is for others, who may be quicker.
+/// Most messages on their way to one client, however much it asks for: others, who may be quicker, get the rest.
 const UNSENT_CAP: u32 = 1 << 14;
-/// Names of clients are shown to people; longer ones are cut.
+/// Bytes of a client's name that people are shown; longer ones are cut.
 const NAME_SHOWN_BYTES: usize = 255;
-/// Names of queues, tasks and groups.
+/// Most bytes of the names of queues, tasks and groups.
 pub(crate) const NAME_CAP_BYTES: usize = 255;
 
 #[derive(Debug)]
@@ -24,17 +24,17 @@ pub(crate) struct Connection {
     pub(crate) session: u32,
     pub(crate) writable: bool,
     pub(crate) consumers: Vec<u32>,
-    /// How many messages were handed to it and have not left the broker.
+    /// Number of messages that were handed to it and have not left the broker.
     pub(crate) unsent: u32,
     /// Whether it stands in line for `poll_output`.
     pub(crate) in_line: bool,
-    /// It has asked for work or reported on it.
+    /// Whether it has asked for work or reported on it.
     pub(crate) is_worker: bool,
     pub(crate) slots: u32,
     pub(crate) busy: u32,
     pub(crate) welcome: Option<Welcome>,
     pub(crate) deliveries: VecDeque<Waiting>,
-    /// For so many of these, bodies that are not in memory have been asked for, and so many bytes.
+    /// Number of these for which bodies that are not in memory have been asked for, and their bytes.
     pub(crate) ahead: usize,
     pub(crate) ahead_bytes: usize,
     pub(crate) values: VecDeque<(Key, KeyState)>,
@@ -47,7 +47,7 @@ pub(crate) struct Waiting {
     pub(crate) consumer: u32,
     pub(crate) message: Handle,
     pub(crate) grant: u64,
-    /// Of its body, if that was asked for.
+    /// Bytes of its body, if that was asked for.
     pub(crate) bytes: usize,
 }
 
@@ -78,7 +78,7 @@ impl Connection {
         }
     }
 
-    /// As much is on its way to it as may be.
+    /// Whether as much is on its way to it as may be.
     pub(crate) fn is_laden(&self) -> bool {
         self.unsent >= UNSENT_CAP
     }
@@ -167,8 +167,8 @@ impl Broker {
         self.seal(Durability::None);
     }
 
-    /// Of the leases that a client presents, those that hold. Those that it holds and does not present
-    /// go back: it does not work on them.
+    /// Returns the presented leases that hold. Messages whose leases the client holds and does not present
+    /// are returned: it does not work on them.
     fn keep_leases(&mut self, session: u32, presented: &[Lease]) -> Vec<Lease> {
         let mut kept = Vec::with_capacity(presented.len());
         self.checks += 1;
@@ -207,7 +207,7 @@ impl Broker {
         kept
     }
 
-    /// A grant of before a crash, whose record was lost with it. Nobody else runs the message, so the
+    /// Finds a grant of before a crash, whose record was lost with it. Nobody else runs the message, so the
     /// client that does may go on.
     ///
     /// A grant that the journal knows of was not lost: its message has been settled, moved or handed
@@ -276,7 +276,7 @@ impl Broker {
         Some(index)
     }
 
-    /// A lease ends without anything having gone wrong.
+    /// Returns a message whose lease ends without anything having gone wrong.
     pub(crate) fn return_message(&mut self, slot: u32) {
         if self.state.is_behind_mark(slot) {
             return self.renumber(slot, None);
@@ -292,7 +292,7 @@ impl Broker {
     }
 }
 
-/// The longest beginning of the text that has no more than so many bytes.
+/// Returns the longest beginning of the text that has at most this many bytes.
 pub(crate) fn cut(text: &str, bytes: usize) -> &str {
     let ends = (0..=bytes.min(text.len())).rev();
     let end = ends.into_iter().find(|end| text.is_char_boundary(*end));

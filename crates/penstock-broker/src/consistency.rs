@@ -1,4 +1,4 @@
-//! Everything that is counted, counted again.
+//! Counts everything again that is counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,7 @@
 //!
 //! A connection has any number of consumers. One that wants work stands in the ring of each of its queues,
 //! among those that can run the same tasks; a queue that has work and somebody in such a ring stands in the
-//! ring of queues. So a job costs the same beside any number of consumers of other queues, and a job that
+//! ring of queues. So a job costs the same with any number of consumers of other queues, and a job that
 //! none of its queue's consumers can run is sent to nobody.
 
 use penstock_message::{Consume, Notice, Tasks};
@@ -13,11 +13,11 @@ use crate::queue::Waiter;
 use crate::slab::Slab;
 use crate::{Broker, CloseReason, ConnId};
 
-/// A worker serves a few queues. The list is compared with itself, so it must not be long.
+/// Most queues of a consumer. A worker serves a few; the list is compared with itself, so it must not be long.
 pub(crate) const QUEUES_CAP: usize = 1024;
-/// How many tasks a consumer may name.
+/// Most tasks that a consumer may name.
 const TASKS_CAP: usize = 1 << 16;
-/// A worker has one for each kind of slot.
+/// Most consumers of a connection. A worker has one for each kind of slot.
 const CONSUMERS_CAP: usize = 64;
 
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub(crate) struct Consumer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seat {
     pub(crate) queue: u32,
-    /// It stands in the ring of the queue.
+    /// Whether it stands in the ring of the queue.
     is_waiting: bool,
 }
 
@@ -56,7 +56,7 @@ impl Consumers {
         self.all.get(slot)
     }
 
-    /// Whom it stands for: a connection, and the consumer's number there.
+    /// Returns the connection that it stands for, and the consumer's number there.
     pub(crate) fn who(&self, waiter: Waiter) -> (ConnId, u32) {
         let consumer = &self.all[waiter.consumer];
         (consumer.conn, consumer.number)
@@ -66,7 +66,7 @@ impl Consumers {
         self.all[waiter.consumer].tasks
     }
 
-    /// Whether whoever stands in the ring of this queue is to be given work; if not, it leaves the ring.
+    /// Whether a consumer in the ring of this queue is to be given work; if not, it leaves the ring.
     pub(crate) fn wants(
         &mut self,
         waiter: Waiter,
@@ -85,7 +85,7 @@ impl Consumers {
         wants
     }
 
-    /// The consumer has been given a message of this queue; true when it stays in the ring.
+    /// Notes that the consumer was given a message of this queue; true when it stays in the ring.
     pub(crate) fn was_served(
         &mut self,
         waiter: Waiter,
@@ -105,7 +105,7 @@ impl Consumers {
 }
 
 impl Consumer {
-    /// Its queues, and its entries in their rings.
+    /// Returns its queues, and its entries in their rings.
     fn places(&self, slot: u32) -> impl Iterator<Item = (u32, Option<Waiter>)> {
         let waiter = Waiter {
             consumer: slot,
@@ -175,7 +175,7 @@ impl Broker {
         self.seek_work(slot);
     }
 
-    /// Has it take from other queues, or run other tasks. An empty list of queues, or [`Tasks::Same`], leaves
+    /// Changes the queues that it takes from, or its tasks. An empty list of queues, or [`Tasks::Same`], leaves
     /// these as they are.
     fn change_consumer(&mut self, slot: u32, queues: &[String], tasks: &Tasks, is_renamed: bool) {
         let state = &mut self.state;
@@ -241,7 +241,7 @@ impl Broker {
         }
     }
 
-    /// The first consumer with these tasks has come to a queue: tells if another app has some of them too.
+    /// Handles the first consumer with these tasks in a queue: sends a notice if another app has some of them too.
     fn tell_shared(&mut self, queue: u32, tasks: Option<u32>) {
         let state = &self.state;
         let shared = state.queues.shared_tasks(queue, tasks);
@@ -259,7 +259,7 @@ impl Broker {
         self.notice(notice);
     }
 
-    /// Takes nothing more: credit becomes 0.
+    /// Stops a consumer: its credit becomes 0.
     pub(crate) fn stop_consuming(&mut self, conn: ConnId, number: u32) {
         if let Some(connection) = self.connections.get(&conn) {
             for slot in &connection.consumers {
@@ -271,7 +271,7 @@ impl Broker {
         }
     }
 
-    /// The consumers of a connection that has ended.
+    /// Drops the consumers of a connection that has ended.
     pub(crate) fn drop_consumers(&mut self, slots: Vec<u32>) {
         for slot in slots {
             let consumer = self.consumers.all.remove(slot);

@@ -1,4 +1,4 @@
-//! Handing out work, and what happens when a time has come.
+//! Hands out work, and handles times that have come.
 
 use bytes::Bytes;
 use penstock_faults::planted;
@@ -18,7 +18,7 @@ use crate::state::State;
 use crate::tally::Counted;
 use crate::timers::Timer;
 
-/// While the disk has no space for leases, so many jobs more may run than before. Their outcomes fit into the reserve for
+/// Jobs that may run in addition while the disk has no space for leases. Their outcomes fit into the reserve for
 /// settlements, which is 2 MiB at least, unless they are large.
 const STARTED_ON_FULL_DISK: usize = 16;
 
@@ -67,8 +67,8 @@ impl Broker {
         self.seal(durability);
     }
 
-    /// How many jobs the space on the disk lets start. While it is short they start a few at a time: each that ends
-    /// frees space. Where all that is on the disk waits to run, nothing else ever would.
+    /// Returns how many jobs the space on the disk lets start. While it is short they start a few at a time:
+    /// each that ends frees space. Where all that is on the disk waits to run, nothing else ever would.
     fn may_start(&mut self) -> usize {
         if self.space < Space::NoLeases {
             self.fewest_running = None;
@@ -291,7 +291,7 @@ impl Broker {
         }
     }
 
-    /// Says once of each task that work of it waits, and that no worker of the queue knows it.
+    /// Sends a notice once of each task that work of it waits, and that no worker of the queue knows it.
     fn tell_unknown(&mut self, index: u32) {
         let unknown: Vec<(Name, usize)> = self.state.queues.unknown_tasks(index).collect();
         let queue = &mut self.state.queues[index];
@@ -318,7 +318,7 @@ impl Broker {
         self.notice(notice);
     }
 
-    /// A message that is no longer worth starting ends, unless it runs.
+    /// Ends a message that is no longer worth starting, unless it runs.
     fn is_overdue(&mut self, handle: Handle) -> bool {
         let messages = &mut self.state.messages;
         if messages.get(handle).is_none() || planted!("deliver-expired") {
@@ -343,7 +343,7 @@ impl Broker {
         self.added += self.end_unrun(std::mem::take(overdue), Unrun { how, reason });
     }
 
-    /// The worker did not come back in time: its leases end, step by step.
+    /// Ends the leases of a worker that did not come back in time, step by step.
     fn lose_leases(&mut self, session: u32) {
         let heartbeat_ms = self.state.sessions[session].heartbeat_ms;
         let seconds = heartbeat_ms as f64 / 1000.0;
@@ -353,8 +353,7 @@ impl Broker {
         self.state.keys.watchers.unwatch_all(session);
     }
 
-    /// The worker died under the message: it goes back to its place, or it has failed when that was once too
-    /// often.
+    /// Puts a message back whose worker died under it, or fails it when that was once too often.
     pub(crate) fn crash(&mut self, slot: u32, reason: Bytes) {
         let number = self.state.messages[slot].number();
         self.count(slot, Counted::Crashed);
@@ -379,7 +378,7 @@ impl Broker {
         self.state.crash_message(slot, reason);
     }
 
-    /// A lease ends without an outcome, and its message comes to wait where a purge has been.
+    /// Renumbers a message whose lease ends without an outcome, and which comes to wait where a purge has been.
     pub(crate) fn renumber(&mut self, slot: u32, crashed: Option<&Bytes>) {
         let lease = self.state.messages.lease_state(slot);
         let was_sent = lease.is_some_and(|lease| lease.sent);
@@ -400,8 +399,8 @@ impl Broker {
             .move_message(slot, &change, crashed.cloned(), None);
     }
 
-    /// The broker finds that a message can't be run: it has failed, for this reason. Whoever waits for its
-    /// result is told that.
+    /// Fails a message that the broker finds can't be run, for this reason. Clients that wait for its
+    /// result learn of it.
     pub(crate) fn fail_by_itself(&mut self, slot: u32, crashed: bool, class: &str, reason: &Bytes) {
         let text = String::from_utf8_lossy(reason);
         let failing = Failing {
@@ -450,7 +449,7 @@ impl State {
         self.messages.body(slot).is_none() && self.messages.body_at(slot).length() > 0
     }
 
-    /// What has been sent need not be in memory, if it can be read again.
+    /// Returns the body to send. After that it need not be in memory, if it can be read again.
     fn body_to_send(&mut self, slot: u32) -> Bytes {
         let can_be_read =
             self.resident_limit.is_some() && self.messages[slot].base() <= self.durable;
@@ -473,7 +472,7 @@ impl State {
         extras.boxed()
     }
 
-    /// What is sent for a hand-out that still holds; from here on the job may have begun.
+    /// Returns the delivery of a hand-out that still holds; from here on the job may have begun.
     pub(crate) fn delivery(&mut self, waiting: &Waiting) -> Option<Delivery> {
         self.messages.get(waiting.message)?;
         let slot = waiting.message.slot;

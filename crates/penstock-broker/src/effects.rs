@@ -7,7 +7,7 @@ use penstock_message::{Answer, Durability, Key, KeyState};
 use crate::messages::Handle;
 use crate::{ConnId, Position};
 
-/// What must be on disk, and what written to the operating system, before an effect may be seen.
+/// Records that must be on disk, or written to the operating system, before an effect may be seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Rests {
     pub(crate) disk: Position,
@@ -21,7 +21,7 @@ impl Rests {
         rests
     }
 
-    /// What rests on two things.
+    /// Joins the records of two things that an effect rests on.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             disk: self.disk.max(other.disk),
@@ -54,16 +54,16 @@ pub(crate) enum Effect {
     Answer {
         conn: ConnId,
         id: u64,
-        /// Large and rare.
+        /// Boxed, since it is large and rare.
         answer: Box<Answer>,
     },
 }
 
-/// Effects in the order of what they wait for. One that was decided early may so wait for a record
+/// Effects in the order of the records that they wait for. One that was decided early may so wait for a record
 /// that came later, never the other way round.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    /// Synced and written up to here.
+    /// Position up to which all records are synced and written.
     pub(crate) durable: Position,
     pub(crate) written: Position,
     for_disk: VecDeque<(Rests, Effect)>,
@@ -71,7 +71,7 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    /// All up to this position is safe: it was read from the disk.
+    /// Takes everything up to this position for safe: it was read from the disk.
     pub(crate) fn new(safe: Position) -> Self {
         Self {
             durable: safe,
@@ -84,7 +84,7 @@ impl Effects {
         rests.disk <= self.durable && rests.os <= self.written
     }
 
-    /// Gives the effect back when it need not wait.
+    /// Returns the effect when it need not wait.
     pub(crate) fn hold(&mut self, mut rests: Rests, effect: Effect) -> Option<Effect> {
         if rests.disk > self.durable {
             if let Some((last, _)) = self.for_disk.back() {
@@ -103,7 +103,7 @@ impl Effects {
         Some(effect)
     }
 
-    /// The next effect that has become safe.
+    /// Returns the next effect that has become safe.
     pub(crate) fn release(&mut self) -> Option<Effect> {
         while let Some((rests, _)) = self.for_disk.front()
             && rests.disk <= self.durable

@@ -2,7 +2,7 @@
 //! of room), it ends here: its value is stored or left to be derived, and [`State::end`] frees the key that
 //! it owns, counts, and reports to the join that it is a member of.
 //!
-//! A message that the broker ends by itself has no value of its own in the journal. How and when it ended
+//! A message that the broker ends itself has no value of its own in the journal. How and when it ended
 //! gives the value, so that a million messages end in a thousand small records.
 
 use bytes::Bytes;
@@ -24,9 +24,9 @@ use crate::tally::Counted;
 
 /// The end of a run, or of a message that can't be run any more.
 pub(crate) enum End<'a> {
-    /// Its worker is done with it. The value comes with the same transaction.
+    /// Its worker has finished it. The value comes with the same transaction.
     Acked { cost_us: u64 },
-    /// For good. `value`: the body of its result, if anybody may read one.
+    /// It failed for good. `value`: the body of its result, if anybody may read one.
     Failed {
         failing: Failing<'a>,
         value: Option<Bytes>,
@@ -41,9 +41,9 @@ pub(crate) struct Unrun {
     pub(crate) reason: Name,
 }
 
-/// The class of jobs whose workers crashed once too often, ...
+/// Class of jobs whose workers crashed once too often.
 pub(crate) const CRASHED: &str = "WorkerCrashed";
-/// ... and of those whose body could not be read back.
+/// Class of jobs whose body could not be read back.
 pub(crate) const UNREADABLE: &str = "Unreadable";
 
 impl Broker {
@@ -107,8 +107,8 @@ impl Broker {
         self.follow_ends();
     }
 
-    /// Ends messages that wait, as [`Broker::end_unrun`] does, but for those of which it was told already how
-    /// they end: they end so.
+    /// Ends messages that wait, as [`Broker::end_unrun`] does. Those whose end was told to watchers already
+    /// end as told.
     pub(crate) fn end_waiting(&mut self, slots: Vec<u32>, unrun: Unrun) -> usize {
         let told = |slot: &u32| self.state.told_end(*slot);
         if !slots.iter().any(|slot| told(slot).is_some()) {
@@ -135,7 +135,7 @@ impl Broker {
         ended.sum()
     }
 
-    /// Ends messages that do not run. Returns how many events of joins came of it.
+    /// Ends messages that do not run. Returns the number of events of joins that came of it.
     pub(crate) fn end_unrun(&mut self, mut slots: Vec<u32>, unrun: Unrun) -> usize {
         if slots.is_empty() {
             return 0;
@@ -254,7 +254,7 @@ impl Broker {
         self.drop_ended_values(over);
     }
 
-    /// How many such values are too many.
+    /// Returns how many such values are too many.
     pub(crate) fn ended_values_over(&self) -> u64 {
         let cap = self.options.results_cap_bytes / ENDED_VALUE_BYTES;
         self.state.ends.len.saturating_sub(cap)
@@ -292,7 +292,7 @@ impl Broker {
         }
     }
 
-    /// The value of a message that the broker has ended.
+    /// Returns the value of a message that the broker has ended.
     pub(crate) fn ended_value(&self, slot: u32) -> Value {
         let ended = self.state.messages.ended(slot);
         let mut value = self.unrun_value(ended.how, ended.reason);

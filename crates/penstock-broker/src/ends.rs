@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::line::Line;
 use crate::messages::Messages;
 
-/// Bytes that such a value counts as, of those that results may take: an entry and its places.
+/// Bytes that such a value counts as, among those that results may take: an entry and its places.
 pub(crate) const ENDED_VALUE_BYTES: u64 = 64;
 
 #[derive(Debug, Default)]
@@ -16,9 +16,9 @@ pub(crate) struct Ends {
     /// For each time that results are kept, the messages in the order in which they ended, as (slot,
     /// lower half of the number). Some may be stale.
     by_ttl: BTreeMap<u64, Line<(u32, u32)>>,
-    /// Values that are there.
+    /// Number of values that are there.
     pub(crate) len: u64,
-    /// For these times a timer is set.
+    /// Times to live for which a timer is set.
     pub(crate) timed: BTreeSet<u64>,
 }
 
@@ -29,12 +29,12 @@ impl Ends {
         line.push_back((slot, number as u32));
     }
 
-    /// A value has gone another way than by `pop`; its place here is stale.
+    /// Notes that a value has gone in another way than by `pop`; its place here is stale.
     pub(crate) fn forget_one(&mut self) {
         self.len -= 1;
     }
 
-    /// The oldest of those that are kept so long, if any is left.
+    /// Returns the oldest value of this time to live, if any is left.
     pub(crate) fn first(&mut self, ttl_ms: u64, messages: &Messages) -> Option<u32> {
         let line = self.by_ttl.get_mut(&ttl_ms)?;
         while let Some((slot, number)) = line.front() {
@@ -48,19 +48,19 @@ impl Ends {
         None
     }
 
-    /// The oldest of all.
+    /// Returns the oldest of all.
     pub(crate) fn oldest(&mut self, messages: &Messages) -> Option<u32> {
         let ttls: Vec<u64> = self.by_ttl.keys().copied().collect();
         let firsts = ttls.into_iter().filter_map(|ttl| self.first(ttl, messages));
         firsts.min_by_key(|slot| (messages.ended(*slot).at, messages[*slot].number()))
     }
 
-    /// How long values are kept of which there are any.
+    /// Returns the times to live of which there are values.
     pub(crate) fn ttls(&self) -> impl Iterator<Item = u64> {
         self.by_ttl.keys().copied()
     }
 
-    /// After a recovery, which hears of ends in the order of the journal: puts them in the order of time.
+    /// Puts ends in the order of time after a recovery, which reads them in the order of the journal.
     pub(crate) fn rebuild(&mut self, messages: &Messages) {
         let ended = messages.iter().filter(|(_, entry)| entry.is_ended());
         let mut ended: Vec<(u64, u64, u32)> = ended

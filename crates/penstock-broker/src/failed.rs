@@ -16,7 +16,7 @@ use crate::state::{Ending, State};
 use crate::tally::Counted;
 use crate::timers::Timer;
 
-/// How many failed jobs a page lists at most, and how many a query looks at.
+/// Most failed jobs that a page lists, and that a query looks at.
 const LISTED: u32 = 1_000;
 const LOOKED_AT: usize = 10_000;
 
@@ -26,13 +26,13 @@ pub(crate) struct FailedJobs {
     by_number: BTreeMap<u64, (u32, u64)>,
     /// Bytes that they take in the journal.
     pub(crate) bytes: u64,
-    /// How many were dropped to keep to the limits or for want of space, since the process began; with those that
+    /// Number of jobs dropped to keep to the limits or for want of space, since the process began; with those that
     /// failed groups had blocked.
     pub(crate) dropped: u64,
     pub(crate) was_told: bool,
     /// A part of what this group has blocked is gone; the rest goes, too.
     pub(crate) going: Option<JoinId>,
-    /// A timer is set for the oldest, or for one that was older.
+    /// Whether a timer is set for the oldest, or for one that was older.
     pub(crate) is_timed: bool,
 }
 
@@ -81,7 +81,7 @@ enum Kept {
     Group,
 }
 
-/// Which failed jobs are meant.
+/// Filter of failed jobs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Wanted {
     queue: Option<Name>,
@@ -106,7 +106,7 @@ impl From<&Mark> for Wanted {
 }
 
 impl Broker {
-    /// When the job failed, by the wall's clock. How the clocks stand is journaled to a tenth of a second,
+    /// Returns the time of a failure, by the wall's clock. The clocks' difference is journaled to a tenth of a second,
     /// so without a bound a job could seem to have failed before it was enqueued.
     fn failed_at(&self, slot: u32, steady: u64) -> WallMs {
         let enqueued_at = self.state.messages[slot].enqueued_at();
@@ -133,7 +133,7 @@ impl Broker {
             && wanted.failed_before.is_none_or(|before| failed_at < before)
     }
 
-    /// Puts one failed job back into a queue; tells where it was.
+    /// Puts one failed job back into a queue; returns the state that it was in.
     pub(crate) fn retry(&mut self, id: &MessageId, queue: Option<&str>) -> Option<MessageState> {
         let messages = &self.state.messages;
         let slot = messages
@@ -163,7 +163,7 @@ impl Broker {
         self.make_room(queue);
     }
 
-    /// Forgets one failed job; tells where it was.
+    /// Forgets one failed job; returns the state that it was in.
     pub(crate) fn drop_failed(&mut self, id: &MessageId) -> Option<MessageState> {
         let messages = &self.state.messages;
         let slot = messages
@@ -173,7 +173,7 @@ impl Broker {
         Some(MessageState::Failed)
     }
 
-    /// Forgets failed jobs. Each is an event that says no more than its number.
+    /// Forgets failed jobs. The event of each has no more than its number.
     pub(crate) fn forget_failed(&mut self, slots: Vec<u32>) {
         for slot in slots {
             let number = self.state.messages[slot].number();
@@ -255,7 +255,7 @@ impl Broker {
         }
     }
 
-    /// Drops the oldest failed jobs, up to so many and as many as fit into the record at hand.
+    /// Drops the oldest failed jobs, at most this many and as many as fit into the record at hand.
     pub(crate) fn drop_oldest_failed(&mut self, most: usize) {
         let room = ENDED_AT_ONCE.saturating_sub(self.added).min(most);
         let oldest: Vec<(u64, u32)> = self.state.failed.after(0).take(room).collect();
@@ -280,7 +280,7 @@ impl Broker {
         }
     }
 
-    /// A page of failed jobs.
+    /// Returns a page of failed jobs.
     pub(crate) fn failed_page(&self, query: &FailedQuery) -> FailedPage {
         let limit = match query.limit {
             0 => LISTED,
@@ -304,7 +304,7 @@ impl Broker {
         page
     }
 
-    /// The filter in the broker's own names; `None` when it names what was never heard of, so that nothing
+    /// Converts the filter to the broker's own names; `None` when it has an unknown name, so that nothing
     /// can match.
     fn wanted(&self, filter: &Filter) -> Option<Wanted> {
         let names = &self.state.names;
@@ -346,7 +346,7 @@ impl Broker {
         })
     }
 
-    /// When a job failed, by the wall's clock, and why.
+    /// Returns the time of a job's failure, by the wall's clock, and its reason.
     pub(crate) fn describe_failure(
         &self,
         slot: u32,

@@ -16,9 +16,9 @@ use crate::tasks::Tasks;
 #[derive(Debug, Default)]
 pub(crate) struct Level {
     pub(crate) flows: Vec<u32>,
-    /// Flows that have ready messages which somebody can run, by virtual time.
+    /// Flows that have ready messages which a consumer can run, by virtual time.
     pub(crate) active: Active,
-    /// The virtual time at which the last message was taken: the present.
+    /// Virtual time at which the last message was taken: the present.
     pub(crate) present: u64,
 }
 
@@ -29,24 +29,24 @@ pub(crate) struct FlowKey {
     pub(crate) task: Name,
 }
 
-/// Messages of one queue, priority and task. It is there for as long as there are kinds of them.
+/// Messages of one queue, priority and task. It exists for as long as there are kinds of them.
 #[derive(Debug)]
 pub(crate) struct Flow {
     pub(crate) key: FlowKey,
-    /// In the list of its level.
+    /// Index in the list of its level.
     pub(crate) place: u32,
-    /// Kinds of messages that are of this flow.
+    /// Number of kinds of messages that are of this flow.
     pub(crate) users: u32,
     pub(crate) virtual_time: u64,
     pub(crate) ready: usize,
     pub(crate) running: Running,
-    /// Some consumer of the queue can run its task, or the queue has none.
+    /// Whether some consumer of the queue can run its task, or the queue has none.
     pub(crate) is_wanted: bool,
-    /// In order of number; some may be stale.
+    /// Messages in order of number; some may be stale.
     run: Line<InRun>,
-    /// The number of the last in the run.
+    /// Number of the last message in the run.
     last_number: u64,
-    /// Those that came back after a younger one had come: taken by number among the others.
+    /// Messages that came back after a younger one had come: taken by number among the others.
     returned: Returned,
 }
 
@@ -116,7 +116,7 @@ impl Level {
         is_unknown
     }
 
-    /// The consumers of the queue can run other tasks than before.
+    /// Notes that the consumers of the queue can run other tasks than before.
     pub(crate) fn review(&mut self, flows: &mut Table<Flow>, is_wanted: impl Fn(Name) -> bool) {
         for slot in &self.flows {
             let flow = &mut flows[*slot];
@@ -164,7 +164,7 @@ impl Level {
         (slot, charge)
     }
 
-    /// Charges an active flow what its runs have taken beyond what they were expected to. Returns whether that
+    /// Charges an active flow the time that its runs have taken beyond the expected. Returns whether that
     /// may have changed whose turn it is.
     pub(crate) fn charge(&mut self, slot: u32, flow: &mut Flow, now_ms: u64) -> bool {
         if self.active.is_alone() {
@@ -252,7 +252,7 @@ impl Flow {
         }
     }
 
-    /// The next one to be taken. Forgets those before it that are no longer ready.
+    /// Returns the next message to be taken. Forgets those before it that are no longer ready.
     pub(crate) fn next(&mut self, messages: &Messages) -> Option<Handle> {
         if self.ready == 0 {
             return None;
@@ -277,7 +277,7 @@ impl Flow {
         next.into_iter().chain(returned).min()
     }
 
-    /// Adds ready messages with lower numbers than this, until there are so many.
+    /// Adds ready messages with lower numbers than this, up to `most`.
     pub(crate) fn list_before(
         &self,
         before: u64,
@@ -338,7 +338,7 @@ impl InRun {
         }
     }
 
-    /// The message, unless the place is stale.
+    /// Finds the message, unless the place is stale.
     pub(crate) fn find(self, messages: &Messages) -> Option<&Entry> {
         let entry = messages.by_slot(self.slot)?;
         (entry.number() as u32 == self.number).then_some(entry)

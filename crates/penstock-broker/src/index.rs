@@ -1,5 +1,5 @@
-//! Finds slots by what their entries say. A slot takes eight bytes here and a tag: beside it stands its
-//! hash, so that no entry need be looked at to make the table larger, and hardly one that is not meant.
+//! Finds slots by the content of their entries. A slot takes eight bytes here and a tag: next to it stands its
+//! hash, so that no entry need be looked at to make the table larger, and hardly any wrong one to find another.
 //!
 //! The table is cut into shards, so that no insertion has to move more than a small part of it at once,
 //! and a shard that has become much too large for what it holds shrinks. Shards differ in size: equal ones
@@ -36,7 +36,7 @@ impl Default for Index {
 }
 
 impl Hash {
-    /// Whoever enters many does so in the order of shards: each is small enough to be near meanwhile.
+    /// Returns the shard. Code that enters many does so in the order of shards: each is small enough to be near then.
     ///
     /// The first shard gets half as many as the last, and those between them rise evenly.
     pub(crate) fn shard(self) -> usize {
@@ -46,14 +46,14 @@ impl Hash {
         (place * SHARDS as f64) as usize
     }
 
-    /// For a table, which takes a place from the lowest bits and a tag from the highest. (Those that share
-    /// a shard have the highest bits of the hash itself in common.)
+    /// Mixes the hash for a table, which takes a place from the lowest bits and a tag from the highest. (Those that
+    /// share a shard have the highest bits of the hash itself in common.)
     fn spread(self) -> u64 {
         u64::from(self.0).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
 
-/// How many of so many are in this shard, about.
+/// Returns about how many of `all` are in this shard.
 fn share(shard: usize, all: usize) -> usize {
     all * (2 * SHARDS + 2 * shard) / (3 * SHARDS * SHARDS)
 }
@@ -77,7 +77,7 @@ impl Index {
         Hash((hash ^ hash >> 32) as u32)
     }
 
-    /// So many are about to be entered.
+    /// Makes room for entries that are about to come.
     pub(crate) fn reserve(&mut self, more: usize) {
         for (index, shard) in self.shards.iter_mut().enumerate() {
             let share = share(index, more);
@@ -91,7 +91,7 @@ impl Index {
         Some(found.slot)
     }
 
-    /// The caller knows that there is none yet.
+    /// Inserts a slot. The caller knows that there is none yet.
     pub(crate) fn insert(&mut self, hash: Hash, slot: u32) {
         let shard = &mut self.shards[hash.shard()];
         shard.insert_unique(hash.spread(), Place { hash, slot }, |place| {

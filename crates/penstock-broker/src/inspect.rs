@@ -1,4 +1,4 @@
-//! What a record is about, for people who look at a journal.
+//! Names the messages of a record, for people who look at a journal.
 
 use penstock_message::MessageId;
 
@@ -13,7 +13,7 @@ pub struct Published {
     pub task: String,
 }
 
-/// The messages whose full state stands in a record, as far as it can be read: what is left of a
+/// Lists the messages whose full state stands in a record, as far as it can be read: the rest of a
 /// damaged one may end anywhere, and may be wrong.
 pub fn published_in(record: &[u8]) -> Vec<Published> {
     let mut published = Vec::new();

@@ -1,4 +1,4 @@
-//! What goes into the core and what comes out of it.
+//! Inputs and outputs of the core.
 
 use penstock_message::{
     Consume, Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Space, Tx, WallMs,
@@ -16,12 +16,12 @@ pub struct Now {
     /// Milliseconds on a clock that never steps; its zero is the start of the process.
     pub mono_ms: u64,
     pub wall_ms: WallMs,
-    /// `None`: the system does not tell.
+    /// The machine's own clock; `None`: the system does not tell.
     pub boot: Option<Boot>,
 }
 
 impl Now {
-    /// The same so much later, by all clocks.
+    /// Moves all clocks on.
     pub fn move_on(&mut self, ms: u64) {
         self.mono_ms += ms;
         self.wall_ms += ms;
@@ -34,9 +34,9 @@ impl Now {
 /// The machine's own clock: nobody can set it, and it goes on while no broker runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boot {
-    /// Another one each time the machine starts.
+    /// Id of this start of the machine; each has another.
     pub id: [u8; 16],
-    /// Milliseconds since then.
+    /// Milliseconds since that start.
     pub ms: u64,
 }
 
@@ -56,13 +56,13 @@ pub enum Input {
     Connected {
         conn: ConnId,
         session: SessionId,
-        /// Shown to people: `worker@host:pid`, for instance.
+        /// Name for people: `worker@host:pid`, for instance.
         name: String,
-        /// For how long the session's leases are held back for it after its connection broke.
+        /// Time for which the session's leases are held back for it after its connection broke.
         heartbeat_ms: u64,
         /// The highest sequence number this client has ever used in this session; 0 for a new one.
         last_seq: u64,
-        /// Leases that the client still works on, or has settled without having had the confirm: that
+        /// Leases that the client still works on, or has settled without having received the confirm: that
         /// settlement is yet to be resent. It keeps those that `Welcome` names; of its others, the
         /// messages return.
         leases: Vec<Lease>,
@@ -79,7 +79,7 @@ pub enum Input {
         durability: Durability,
         txs: Vec<Tx>,
     },
-    /// One part of a transaction too large for a frame: its operations are kept until `last`, then
+    /// Part of a transaction too large for a frame: its operations are kept until `last`, then
     /// applied as one `Tx`. Parts of other sessions and whole transactions of this one may not come between.
     CommitPart {
         conn: ConnId,
@@ -88,12 +88,12 @@ pub enum Input {
         tx: Tx,
         last: bool,
     },
-    /// Sets what a consumer takes.
+    /// Sets the queues, tasks and credit of a consumer.
     Consume {
         conn: ConnId,
         consume: Consume,
     },
-    /// The consumer takes nothing more: its credit becomes 0.
+    /// Stops deliveries to the consumer: its credit becomes 0.
     StopConsuming {
         conn: ConnId,
         consumer: u32,
@@ -119,14 +119,14 @@ pub enum Input {
         conn: ConnId,
         writable: bool,
     },
-    /// How much space there is on the disk. The settlements that `Space::NoSettlements` forbids are for the
+    /// Space on the disk. The settlements that `Space::NoSettlements` forbids are for the
     /// shell to keep back: here they can only be refused or applied.
     Space(Space),
     /// Whether there is room in the segment in use for steps of operations that end messages: then they may go on
     /// even where `Space::NoSettlements` stops all else, for they free more than they take.
     StepsFit(bool),
-    /// So many bytes of records fit on the disk, for the transactions of the next `Commit` or last part: said
-    /// before those that are large. What is new and larger is refused, though there is plenty.
+    /// Bytes of records that fit on the disk, for the transactions of the next `Commit` or last part: sent
+    /// before large ones. New work that is larger is refused, though there is plenty.
     Room {
         bytes: u64,
     },
@@ -135,7 +135,7 @@ pub enum Input {
         is_full: bool,
         limit_bytes: u64,
     },
-    /// A worker tells how it is, for `status`. Not journaled.
+    /// A worker's own figures, for `status`. Not journaled.
     Report {
         conn: ConnId,
         slots: u32,
@@ -143,7 +143,7 @@ pub enum Input {
     },
 }
 
-/// What the shell carries out. All of it is safe to be seen: `poll_output` gives an output only
+/// Action for the shell. All of it is safe to be seen: `poll_output` returns an output only
 /// once the records that it rests on are as durable as they were asked to be.
 #[derive(Clone, Debug)]
 pub enum Output {
@@ -152,9 +152,9 @@ pub enum Output {
         /// Transactions up to this number are applied and durable, each simply `Applied`; the client
         /// resends the rest.
         applied_through: u64,
-        /// The session was not known although `last_seq` was not 0: what had not been confirmed is `Unknown`.
+        /// Whether the session was not known although `last_seq` was not 0: unconfirmed transactions are `Unknown`.
         forgotten: bool,
-        /// Of the leases presented, those that still hold.
+        /// Presented leases that still hold.
         leases: Vec<Lease>,
     },
     /// All transactions up to `through` are confirmed. Those that were not simply

@@ -39,15 +39,15 @@ pub(crate) struct Join {
     pub(crate) number: u64,
     pub(crate) count: u32,
     pub(crate) policy: JoinPolicy,
-    /// One bit for each member, in words of 64, those with none left out. A client names the count and the
+    /// Bitmap of the members, in words of 64, those with none left out. A client names the count and the
     /// index, so neither may cost anything: only arrivals do.
     arrived: BTreeMap<u32, u64>,
     pub(crate) arrivals: u32,
-    /// A member has failed: what it holds is blocked.
+    /// Whether a member has failed: the messages that it holds are blocked.
     pub(crate) is_over: bool,
-    /// When, on the steady clock.
+    /// Time of that, on the steady clock.
     pub(crate) over_at: u64,
-    /// Some may have expired since.
+    /// Messages that it holds. Some may have expired since.
     pub(crate) held: Vec<Handle>,
     /// The join and what it still holds.
     pub(crate) kept: Amount,
@@ -60,7 +60,7 @@ impl Join {
         word >> (index % 64) & 1 == 1
     }
 
-    /// False when it had arrived before.
+    /// Notes that a member has arrived; false when it had arrived before.
     pub(crate) fn arrive(&mut self, index: u32) -> bool {
         if self.has_arrived(index) && !planted!("count-member-twice") {
             return false;
@@ -70,13 +70,13 @@ impl Join {
         true
     }
 
-    /// Members that have arrived, as (index / 64, bits).
+    /// Returns the members that have arrived, as (index / 64, bits).
     pub(crate) fn arrived(&self) -> Vec<(u32, u64)> {
         let words = self.arrived.iter();
         words.map(|(word, bits)| (*word, *bits)).collect()
     }
 
-    /// As the journal tells it.
+    /// Sets the members that have arrived, as the journal has them.
     pub(crate) fn restore(&mut self, arrived: &[(u32, u64)]) {
         for (word, bits) in arrived {
             let had = self.arrived.entry(*word).or_default();
@@ -95,7 +95,7 @@ pub(crate) struct Joins {
     joins: Slab<Join>,
     by_id: SeededMap<JoinId, u32>,
     opened: u64,
-    /// Messages that a journal tells of before the join that holds them: the join was carried forward,
+    /// Messages that stand in the journal before the join that holds them: the join was carried forward,
     /// and stands behind them now.
     early: SeededMap<JoinId, Vec<Handle>>,
 }
@@ -149,7 +149,7 @@ impl Joins {
         slot
     }
 
-    /// The join holds the message, now or when the journal comes to it.
+    /// Has the join hold the message, now or when the journal comes to it.
     pub(crate) fn hold(&mut self, id: JoinId, message: Handle) {
         match self.find(&id) {
             Some(slot) => self.joins[slot].held.push(message),
@@ -157,7 +157,7 @@ impl Joins {
         }
     }
 
-    /// Lists what the join holds, or will when the journal comes to it.
+    /// Lists the messages that the join holds, or will when the journal comes to it.
     pub(crate) fn held_by(&self, id: &JoinId) -> &[Handle] {
         match self.find(id) {
             Some(slot) => &self.joins[slot].held,
@@ -165,12 +165,12 @@ impl Joins {
         }
     }
 
-    /// Messages of a join that ended before it was told of anew.
+    /// Takes the messages of a join that the journal names before it.
     pub(crate) fn take_early(&mut self, id: &JoinId) -> Vec<Handle> {
         self.early.remove(id).unwrap_or_default()
     }
 
-    /// Those whose join is nowhere in the journal.
+    /// Takes the messages whose join is nowhere in the journal.
     pub(crate) fn take_all_early(&mut self) -> Vec<(JoinId, Vec<Handle>)> {
         let mut early: Vec<(JoinId, Vec<Handle>)> = self.early.drain().collect();
         early.sort_unstable_by_key(|(id, _)| *id);

@@ -1,4 +1,4 @@
-//! Values beside the queues, who watches them, and which keys belong to a message.
+//! Values next to the queues, their watchers, and the keys that belong to a message.
 
 use bytes::Bytes;
 use penstock_message::{Key, SeededMap, SeededState, Value, ValueStatus};
@@ -20,10 +20,10 @@ pub(crate) struct Stored {
     pub(crate) status: ValueStatus,
     pub(crate) body: Bytes,
     pub(crate) group: Name,
-    /// On the steady clock; [`NEVER`] when it is kept for good. (An option would take eight bytes more.)
+    /// Expiry on the steady clock; [`NEVER`] when it is kept for good. (An option would take eight bytes more.)
     pub(crate) expires_at: u64,
     pub(crate) run: Option<StoredRun>,
-    /// Tells it from a later one in the same slot.
+    /// Number that tells it from a later one in the same slot.
     pub(crate) number: u64,
     pub(crate) base: Position,
     pub(crate) rests: Rests,
@@ -37,7 +37,7 @@ pub(crate) const NEVER: u64 = u64::MAX;
 pub(crate) struct StoredRun {
     queue: Name,
     attempt: u32,
-    /// The time in the lower 48 bits, the generation above.
+    /// Time in the lower 48 bits, the generation above.
     ended: u64,
 }
 
@@ -73,7 +73,7 @@ impl Stored {
         Value::new(self.status, self.body.clone())
     }
 
-    /// What it counts against the cap, and takes in the journal, roughly.
+    /// Returns the bytes that it counts against the cap, and roughly takes in the journal.
     pub(crate) fn bytes(&self) -> u64 {
         let key = match &self.key {
             Key::Result(id) => id.0.len(),
@@ -99,7 +99,7 @@ pub(crate) struct Keys {
     by_key: Index,
     results: u64,
     claims: SeededMap<Key, Handle>,
-    /// Groups that have results, and groups that were told of as over the cap.
+    /// Groups that have results, and groups that a notice named as over the cap.
     groups: FxHashMap<Name, Group>,
     pub(crate) watchers: Watchers,
     stored: u64,
@@ -152,7 +152,7 @@ impl Keys {
         self.results
     }
 
-    /// The caller has removed what the key held before.
+    /// Inserts a value. The caller has removed the key's value of before.
     pub(crate) fn insert(&mut self, mut stored: Stored) -> (u32, u64) {
         self.stored += 1;
         stored.number = self.stored;
@@ -200,7 +200,7 @@ impl Keys {
         Some(stored)
     }
 
-    /// The oldest result that nobody watches, of a group that is over the cap.
+    /// Returns the oldest result that nobody watches, of a group that is over the cap.
     pub(crate) fn next_to_evict(&mut self, group: Name, cap_bytes: u64) -> Option<Key> {
         let group = self.groups.get_mut(&group)?;
         if group.bytes <= cap_bytes {
@@ -221,12 +221,12 @@ impl Keys {
         None
     }
 
-    /// True the first time. The group is kept from then on.
+    /// Notes that a notice names the group; true the first time. The group is kept from then on.
     pub(crate) fn tell_eviction(&mut self, group: Name) -> bool {
         !std::mem::replace(&mut self.groups.entry(group).or_default().was_told, true)
     }
 
-    /// Groups of which was told.
+    /// Returns the groups that a notice named.
     pub(crate) fn told(&self) -> impl Iterator<Item = Name> {
         let groups = self.groups.iter().filter(|(_, group)| group.was_told);
         groups.map(|(name, _)| *name)

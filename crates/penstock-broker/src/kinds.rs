@@ -1,4 +1,4 @@
-//! What many messages have in common, kept once.
+//! Properties that many messages share, kept once.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -8,7 +8,7 @@ use penstock_message::{SeededMap, SeededState};
 use crate::names::Name;
 use crate::tally::{Counted as What, Counts};
 
-/// All of a message that few messages have for themselves.
+/// All properties of a message that few messages have for themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Kind {
     pub(crate) queue: u32,
@@ -16,7 +16,7 @@ pub(crate) struct Kind {
     pub(crate) priority: u8,
     pub(crate) max_deliveries: u8,
     pub(crate) crashes: u8,
-    /// How often it was retried after it had failed for good, and the attempts it had made by then.
+    /// Number of retries after it had failed for good, and the attempts it had made by then.
     pub(crate) generation: u32,
     pub(crate) attempts_before: u32,
     pub(crate) attempt: u32,
@@ -37,10 +37,10 @@ impl KindId {
     }
 }
 
-/// Unused kinds are kept up to so many and as many as are used: a lone job at a time is always of the
+/// Unused kinds are kept up to this number and as many as are used: a lone job at a time is always of the
 /// kind that was just let go.
 const UNUSED_KEPT: usize = 64;
-/// Counts of so many kinds are brought to tallies at once, or of as many as one input is about: some 10 µs.
+/// Kinds whose counts are brought to tallies at once, or as many as one input is about: some 10 µs.
 const COUNTED_AT_ONCE: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -50,17 +50,17 @@ pub(crate) struct Kinds {
     free: Vec<KindId>,
     unused: usize,
     last: Option<KindId>,
-    /// How many kinds there are of each queue, and of each task.
+    /// Number of kinds of each queue, and of each task.
     of_queues: Vec<u32>,
     of_tasks: Vec<u32>,
-    /// Kinds of which something was counted that is not in the tallies of their queues and tasks yet.
+    /// Kinds with counts that are not in the tallies of their queues and tasks yet.
     counted: Vec<KindId>,
 }
 
 #[derive(Debug)]
 struct Counted {
     kind: Kind,
-    /// `None`: its place is free.
+    /// Number of messages of this kind; `None`: its place is free.
     users: Option<u32>,
     /// The flow of ready messages of this kind, once there has been one.
     flow: Option<u32>,
@@ -92,7 +92,7 @@ impl Kinds {
         *self.by_kind.hasher()
     }
 
-    /// One more message is of this kind.
+    /// Adds a message of this kind.
     pub(crate) fn take(&mut self, kind: &Kind) -> KindId {
         // A burst of jobs is of one kind.
         let last = self
@@ -133,7 +133,7 @@ impl Kinds {
         id
     }
 
-    /// One message of this kind less.
+    /// Removes a message of this kind.
     pub(crate) fn give(&mut self, id: KindId) {
         let users = self.kinds[id.index()].users.as_mut();
         let users = users.expect("a kind in use is not free");
@@ -156,7 +156,7 @@ impl Kinds {
         self.counted.len() > COUNTED_AT_ONCE
     }
 
-    /// A kind, and what is to be added to the tallies of its queue and its task.
+    /// Takes a kind, and the counts to add to the tallies of its queue and its task.
     pub(crate) fn next_counted(&mut self) -> Option<(Kind, Counts)> {
         let counted = &mut self.kinds[self.counted.pop()?.index()];
         counted.is_counted = false;
@@ -188,7 +188,7 @@ impl Kinds {
         self.kinds[id.index()].flow = Some(flow);
     }
 
-    /// How many kinds use each flow.
+    /// Counts the kinds that use each flow.
     pub(crate) fn users_of_flows(&self) -> BTreeMap<u32, u32> {
         let mut users = BTreeMap::new();
         for flow in self.kinds.iter().filter_map(|counted| counted.flow) {

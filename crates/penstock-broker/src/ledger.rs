@@ -1,6 +1,6 @@
-//! Where in the journal each live thing stands, oldest first, so that the oldest segment can be emptied.
+//! Positions of all live things in the journal, oldest first, so that the oldest segment can be emptied.
 //!
-//! What counts is a thing's *base*: the record that holds its full state. Later records that only
+//! A thing counts at its *base*: the record that holds its full state. Later records that only
 //! change it (a grant, a join, a move) come after the base by nature; so once all bases are past a
 //! segment, nothing in that segment is needed.
 //!
@@ -28,15 +28,15 @@ pub(crate) enum Entity {
 
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
-    /// Messages may be millions: their slots, and how many of them share a base.
+    /// Messages may be millions: their slots, and the number of them that share a base.
     slots: Line<u32>,
     bases: Line<Bases>,
     others: VecDeque<(Position, Entity)>,
-    /// How many entries are known to be stale: their thing is gone or has a later base.
+    /// Number of entries that are known to be stale: their thing is gone or has a later base.
     stale: usize,
 }
 
-/// The next so many slots have this base.
+/// Base of the next slots in the list, and their number.
 #[derive(Clone, Copy, Debug)]
 struct Bases {
     base: Position,
@@ -75,7 +75,7 @@ impl Ledger {
         self.slots.len() + self.others.len()
     }
 
-    /// The oldest entry, if its position is before this one.
+    /// Takes the oldest entry, if its position is before this one.
     pub(crate) fn pop_before(&mut self, before: Position) -> Option<(Position, Entity)> {
         let message = self.bases.front().map(|bases| bases.base);
         let other = self.others.front().map(|(base, _)| *base);
@@ -104,7 +104,7 @@ impl Ledger {
         Some((base, Entity::Message { slot }))
     }
 
-    /// A stale entry was popped rather than swept.
+    /// Notes that a stale entry was popped rather than swept.
     pub(crate) fn popped_stale(&mut self) {
         self.stale = self.stale.saturating_sub(1);
     }

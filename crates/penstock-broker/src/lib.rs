@@ -1,4 +1,4 @@
-//! What should happen: queues, leases, keys, joins, timers, sessions. No IO, no clock, no randomness:
+//! Decisions: queues, leases, keys, joins, timers, sessions. No IO, no clock, no randomness:
 //! the same inputs give the same outputs, bit for bit.
 //!
 //! ```text

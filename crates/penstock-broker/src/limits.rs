@@ -1,8 +1,8 @@
-//! How much may wait in a queue: what is refused because it is full, and what is dropped from it.
+//! Limits of the messages that wait in a queue: new ones are refused when it is full, or old ones dropped.
 //!
-//! A queue's length is what waits in it, ready or delayed. What runs is not counted, nor what a join
-//! holds back: both come to the queue when they must, full or not. So only a publish that is no part of a
-//! run's outcome is refused, and a queue may be somewhat longer than its limit.
+//! A queue's length is the number of messages that wait in it, ready or delayed. Running ones are not counted,
+//! nor those that a join holds back: both come to the queue when they must, full or not. So only a publish that
+//! is no part of a run's outcome is refused, and a queue may be somewhat longer than its limit.
 
 use bytes::Bytes;
 use penstock_message::{Key, Message, Notice, Op, Overflow, QueueLimits, Refusal, Space};
@@ -13,7 +13,7 @@ use crate::records::{Event, How};
 
 const DISPLACED: &str = "its queue was full and newer jobs took its place";
 
-/// What the transaction at hand has brought for a queue with limits so far.
+/// Messages that the transaction at hand has added to a queue with limits so far.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrivals {
     queue: u32,
@@ -39,16 +39,16 @@ impl Broker {
         }
     }
 
-    /// Whether what is new may be refused at present, by a queue or by all.
+    /// Whether new work may be refused at present, by a queue or by all.
     pub(crate) fn has_limits(&self) -> bool {
         self.state.queues.limited > 0
             || self.space != Space::Plenty
             || self.memory_is_full.is_some()
     }
 
-    /// Whether these operations, and what has come before them in the record at hand, fit on the disk; if not,
-    /// which of them is refused. Only half of the room is for them: the ends of segments may stay empty, and
-    /// what frees space later has to be written, too.
+    /// Whether these operations, and those before them in the record at hand, fit on the disk; if not,
+    /// the error is the operation to refuse. Only half of the room is for them: the ends of segments may stay
+    /// empty, and records that free space later have to be written, too.
     pub(crate) fn check_size(&self, ops: &[Op]) -> Result<(), u32> {
         if self.room_bytes == u64::MAX || ops.iter().any(Op::is_settlement) {
             return Ok(());
@@ -133,8 +133,8 @@ impl Broker {
         Ok(())
     }
 
-    /// After a message has come to the queue: the oldest go if it is too full, when its limits say so. What
-    /// does not fit into the record at hand goes in a later step.
+    /// Drops the oldest messages of a queue that is too full after one has come, when its limits say so. Messages that
+    /// do not fit into the record at hand go in a later step.
     pub(crate) fn make_room(&mut self, queue: u32) {
         while self.is_overfull(queue) {
             if self.step_size() == 0 {
@@ -171,7 +171,7 @@ impl Broker {
     }
 }
 
-/// What an operation takes in the journal, roughly.
+/// Returns roughly the bytes that an operation takes in the journal.
 fn journal_bytes(op: &Op) -> usize {
     let message_bytes = |message: &Message| {
         let notes: usize = message.notes.iter().map(|note| note.len() + 8).sum();
@@ -202,7 +202,7 @@ fn journal_bytes(op: &Op) -> usize {
     }
 }
 
-/// Which limit is in the way, and where it can be changed.
+/// Names the limit in the way, and where it can be changed.
 fn full(name: &str, length: u64, bytes: u64, limits: QueueLimits) -> String {
     let limit = match (limits.max_length, limits.max_bytes) {
         (Some(length), Some(bytes)) => format!("{length} jobs and {bytes} bytes"),

@@ -8,7 +8,7 @@ const CHUNK: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Line<T> {
     chunks: VecDeque<Vec<T>>,
-    /// How many of the first chunk are gone.
+    /// Number of entries of the first chunk that are gone.
     gone: usize,
     len: usize,
 }

@@ -1,9 +1,9 @@
-//! Operations on many messages: a purge, and what is done to all that match a filter.
+//! Operations on many messages: a purge, and operations on all that match a filter.
 //!
 //! An operation is decided when its [`Mark`] is written, which names no message; it means those with
-//! lower numbers than its own. A mark is on disk before its operation is confirmed. From then on nothing
-//! that a purge has come over is handed out, also by the broker that comes after a crash; the messages end
-//! in steps (see `chores.rs`), and once none is left, the mark is over.
+//! lower numbers than its own. A mark is on disk before its operation is confirmed. From then on no
+//! purged message is handed out, nor by the broker that comes after a crash; the messages end in steps (see
+//! `chores.rs`), and once none is left, the mark is over.
 
 use std::collections::VecDeque;
 
@@ -16,11 +16,11 @@ use crate::messages::State as MessagePlace;
 use crate::names::Name;
 use crate::records::{Event, How, Mark, MarkedFor};
 
-/// How long an operation is remembered that is over.
+/// Time for which an operation that is over is remembered.
 const REMEMBERED_MS: u64 = 600_000;
-/// How many of them at most.
+/// Most operations that are remembered.
 const REMEMBERED: usize = 1024;
-/// How many messages a step looks at, whether they match or not.
+/// Number of messages that a step looks at, whether they match or not.
 const LOOKED_AT: usize = 8192;
 
 pub(crate) const PURGED: &str = "its queue was purged";
@@ -29,21 +29,21 @@ pub(crate) const PURGED: &str = "its queue was purged";
 #[derive(Debug, Default)]
 pub(crate) struct Operations {
     under_way: std::collections::BTreeMap<u64, Progress>,
-    /// As (operation, status, when it was over on the monotonic clock).
+    /// Operations that are over, as (operation, status, end on the monotonic clock).
     over: VecDeque<(u64, OperationStatus, u64)>,
 }
 
 #[derive(Debug, Default)]
 struct Progress {
     status: OperationStatus,
-    /// Where the next step looks: a slot of a message, or the number of a failed job.
+    /// Place where the next step looks: a slot of a message, or the number of a failed job.
     cursor: u64,
-    /// All ready messages of a purged queue have been ended; delayed ones may be left.
+    /// Whether all ready messages of a purged queue have been ended; delayed ones may be left.
     ready_is_done: bool,
 }
 
 impl Broker {
-    /// A mark for what matches the filter now.
+    /// Makes a mark for the messages that match the filter now.
     pub(crate) fn new_mark(
         &mut self,
         what: MarkedFor,
@@ -79,7 +79,7 @@ impl Broker {
         mark.number
     }
 
-    /// Purges a queue. `None` when nothing waits there, so that nothing is to be done.
+    /// Purges a queue. `None` when nothing waits there, so that there is nothing to do.
     pub(crate) fn purge(&mut self, queue: &str) -> Option<u64> {
         let name = self.state.names.find(queue)?;
         let index = self.state.queues.find(name)?;
@@ -110,7 +110,7 @@ impl Broker {
         found.map(|(_, status, _)| *status)
     }
 
-    /// The oldest operation that is not over. On the last reserve of the disk one that frees no space waits.
+    /// Returns the oldest operation that is not over. On the last reserve of the disk one that frees no space waits.
     pub(crate) fn next_mark(&self) -> Option<Mark> {
         let (_, (mark, _)) = self.state.marks.first_key_value()?;
         let waits = self.space == Space::NoSettlements && mark.what == MarkedFor::Retry;
@@ -202,7 +202,7 @@ impl Broker {
         cursor.is_none() && self.state.queues[queue].rare().ending == 0
     }
 
-    /// Ready messages that were purged, up to so many.
+    /// Returns ready messages that were purged, up to `most`.
     pub(crate) fn purged_ready(&mut self, queue: u32, before: u64, most: usize) -> Vec<u32> {
         if planted!("lose-purge") {
             return Vec::new();
@@ -238,7 +238,7 @@ impl Broker {
         cursor.is_none()
     }
 
-    /// Messages that are meant, from this slot on, and the slot where to go on; `None`: that was all.
+    /// Returns the matching messages from this slot on, and the slot to continue from; `None`: that was all.
     fn find_messages(
         &self,
         from: u64,

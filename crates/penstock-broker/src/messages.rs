@@ -37,7 +37,7 @@ pub(crate) struct Handle {
     pub(crate) slot: u32,
 }
 
-/// What each message has.
+/// Fields of each message.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) id: MessageId,
@@ -46,7 +46,7 @@ pub(crate) struct Entry {
     enqueued_at: U48,
     flags: u16,
     kind: KindId,
-    /// Of a cold message, where its body stands; of a hot one, its place among the hot ones.
+    /// Place of a cold message's body in the journal, or of a hot message among the hot ones.
     place: u64,
 }
 
@@ -74,12 +74,12 @@ impl std::fmt::Debug for U48 {
     }
 }
 
-/// Where a body stands in the record that is its message's base.
+/// Place of a body in the record that is its message's base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyAt(u64);
 
 impl BodyAt {
-    /// No body is longer; the broker takes none.
+    /// Most bytes of a body; the broker takes none that is longer.
     pub(crate) const CAP_BYTES: usize = (1 << Self::LENGTH_BITS) - 1;
     const LENGTH_BITS: u32 = 28;
 
@@ -114,7 +114,7 @@ mod flag {
     pub(super) const REDELIVERED: u16 = 16;
     pub(super) const COPIES: u16 = 32;
     pub(super) const RECOVERED: u16 = 64;
-    /// It is not found by its id yet.
+    /// Set while it is not found by its id yet.
     pub(super) const UNENTERED: u16 = 128;
 }
 
@@ -140,7 +140,7 @@ impl Entry {
         self.flags & flag::COPIES != 0
     }
 
-    /// It was read from the journal after an unclean end, and not handed out since: there may be a
+    /// Whether it was read from the journal after an unclean end, and not handed out since: there may be a
     /// grant whose record was lost.
     pub(crate) fn recovered(&self) -> bool {
         self.flags & flag::RECOVERED != 0
@@ -166,7 +166,7 @@ impl Entry {
         self.flags & flag::STATE == flag::FAILED
     }
 
-    /// Only its value is left of it.
+    /// Whether only its value is left of it.
     pub(crate) fn is_ended(&self) -> bool {
         self.flags & flag::STATE == flag::ENDED
     }
@@ -187,15 +187,15 @@ impl Entry {
     }
 }
 
-/// What a message has that does more than wait.
+/// Fields of a message that does more than wait.
 #[derive(Debug)]
 struct Hot {
     body: Option<Bytes>,
-    /// The body is a part of what was read from the journal.
+    /// Whether the body is a part of a larger piece that was read from the journal.
     was_read_back: bool,
     body_at: BodyAt,
     waits_for: WaitsFor,
-    /// What a delivery rests on.
+    /// Records that a delivery rests on.
     rests: Rests,
     /// The last transaction whose checks found this lease good: it may be settled once in each.
     checked_by: u64,
@@ -211,7 +211,7 @@ enum WaitsFor {
     Worker(LeaseState),
 }
 
-/// What most hot messages do without, too.
+/// Fields that most hot messages do without, too.
 #[derive(Debug, Default)]
 struct Extra {
     notes: Vec<Bytes>,
@@ -229,11 +229,11 @@ pub(crate) struct Failure {
     pub(crate) preview: Box<[u8]>,
     /// On the steady clock.
     pub(crate) at: u64,
-    /// Its queue is not known: it failed under a broker of format 1.
+    /// Whether its queue is not known: it failed under a broker of format 1.
     pub(crate) is_displaced: bool,
 }
 
-/// How a message ended of which only the value is left.
+/// End of a message of which only the value is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) how: How,
@@ -256,7 +256,7 @@ pub(crate) enum State {
 pub(crate) struct LeaseState {
     pub(crate) grant: Grant,
     pub(crate) session: u32,
-    /// Its place in the session's list.
+    /// Index in the session's list.
     pub(crate) index: u32,
     /// Charge to its flow; `None`: none yet, during a recovery.
     pub(crate) charge: Option<Charge>,
@@ -266,11 +266,11 @@ pub(crate) struct LeaseState {
     pub(crate) expired: bool,
 }
 
-/// What is left of a message that was removed.
+/// Rest of a message that was removed.
 #[derive(Debug)]
 pub(crate) struct Removed {
     pub(crate) journal_bytes: u64,
-    /// It was the last of its copies.
+    /// Whether it was the last of its copies.
     pub(crate) is_last: bool,
 }
 
@@ -284,13 +284,13 @@ pub(crate) struct Messages {
     by_id: Index,
     /// Messages that have ended, one for each id.
     ended: Index,
-    /// Messages are entered in `by_id` all at once later.
+    /// Whether messages are entered in `by_id` all at once later.
     puts_off_ids: bool,
-    /// What the bodies in memory take, with what is kept for having them there.
+    /// Bytes of the bodies in memory, with all that is kept for having them there.
     resident_bytes: u64,
 }
 
-/// What a body in memory takes besides its bytes: the allocator's share, and its message's place among
+/// Bytes that a body in memory takes besides its own: the allocator's share, and its message's place among
 /// the hot ones.
 const RESIDENT_BYTES: u64 = 192;
 
@@ -298,7 +298,7 @@ const RESIDENT_BYTES: u64 = 192;
 const ENDED_BYTES: u64 = 24;
 
 impl Extra {
-    /// Bytes that it takes in the journal, roughly.
+    /// Returns roughly the bytes that it takes in the journal.
     fn journal_bytes(&self) -> u64 {
         let notes: usize = self.notes.iter().map(|note| note.len() + 8).sum();
         let extras = self.extras.as_ref().map_or(0, |extras| {
@@ -336,7 +336,7 @@ impl Messages {
         self.kinds.hashing()
     }
 
-    /// A message that is ready, until it is said what else it is. Without its body in memory it is cold.
+    /// Inserts a message that is ready, until another state is set. Without its body in memory it is cold.
     pub(crate) fn insert(
         &mut self,
         head: &MessageHead,
@@ -386,7 +386,7 @@ impl Messages {
         slot
     }
 
-    /// From now on, messages are not found by their ids: those that come are entered all at once, by
+    /// Stops finding messages by their ids from now on: those that come are entered all at once, by
     /// `enter_ids_put_off`, which takes a fraction of the time. Until then it is asked only for the
     /// copies of a message, and only when it has copies or has claimed a key; so these are entered at once.
     pub(crate) fn put_off_ids(&mut self) {
@@ -441,7 +441,7 @@ impl Messages {
         }
     }
 
-    /// Leaves of a message, which is the only copy, no more than its value.
+    /// Keeps only the value of a message, which is the only copy.
     pub(crate) fn end(&mut self, slot: u32, ended: Ended) {
         self.set_due(slot, None);
         self.set_expiry(slot, None);
@@ -455,7 +455,7 @@ impl Messages {
         self.set_ended(slot, ended);
     }
 
-    /// The value of a message that had ended before its journal was carried forward.
+    /// Inserts the value of a message that had ended before its journal was carried forward.
     pub(crate) fn insert_ended(
         &mut self,
         id: MessageId,
@@ -496,13 +496,13 @@ impl Messages {
         }
     }
 
-    /// The message with this id that has ended, if its value is still there.
+    /// Finds the message with this id that has ended, if its value is still there.
     pub(crate) fn find_ended(&self, id: &MessageId) -> Option<u32> {
         self.ended
             .find(self.ended.hash(*id), |slot| self.entries[slot].id == *id)
     }
 
-    /// Forgets the value of a message that has ended; returns what it took in the journal.
+    /// Forgets the value of a message that has ended; returns the bytes that it took in the journal.
     pub(crate) fn remove_ended(&mut self, slot: u32) -> u64 {
         let journal_bytes = self.journal_bytes(slot);
         let id = self.entries[slot].id;
@@ -531,7 +531,7 @@ impl Messages {
         }
     }
 
-    /// True when there is no other copy.
+    /// Removes a message from its id; true when there is no other copy.
     fn leave_id(&mut self, slot: u32) -> bool {
         if self.entries[slot].is_unentered() {
             return true;
@@ -570,12 +570,12 @@ impl Messages {
             .find(self.by_id.hash(*id), |slot| self.entries[slot].id == *id)
     }
 
-    /// The slots of all copies.
+    /// Returns the slots of all copies.
     pub(crate) fn copies(&self, id: &MessageId) -> impl Iterator<Item = u32> {
         std::iter::successors(self.first_copy(id), |slot| self.next_copy(*slot))
     }
 
-    /// The copy with the lowest number, whichever way they are linked: that is not journaled.
+    /// Returns the copy with the lowest number, whichever way they are linked: that is not journaled.
     pub(crate) fn first_of(&self, id: &MessageId) -> Option<u32> {
         self.copies(id)
             .min_by_key(|slot| self.entries[*slot].number())
@@ -624,7 +624,7 @@ impl Messages {
         }
     }
 
-    /// No slot is as high as this.
+    /// Returns a number that no slot reaches.
     pub(crate) fn end_of_slots(&self) -> u32 {
         self.entries.end()
     }
@@ -633,7 +633,7 @@ impl Messages {
         self.entries.len()
     }
 
-    /// In the order of slots, which is no order that a user would know, but always the same.
+    /// Iterates in the order of slots, which is no order that a user would know, but always the same.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Entry)> {
         self.entries.iter()
     }
@@ -644,7 +644,7 @@ impl Messages {
         &self.kinds[self.entries[slot].kind]
     }
 
-    /// The flow of ready messages of its kind, once there has been one.
+    /// Returns the flow of ready messages of its kind, once there has been one.
     #[inline]
     pub(crate) fn flow(&self, slot: u32) -> Option<u32> {
         self.kinds.flow(self.entries[slot].kind)
@@ -720,7 +720,7 @@ impl Messages {
         }
     }
 
-    /// What a delivery of it rests on. A cold message is in its base alone.
+    /// Returns the records that a delivery of it rests on. A cold message is in its base alone.
     pub(crate) fn rests(&self, slot: u32) -> Rests {
         match self.hot(slot) {
             Some(hot) => hot.rests,
@@ -744,7 +744,7 @@ impl Messages {
         self.hot(slot)?.extra.as_ref()?.claim.as_ref()
     }
 
-    /// Notes and extras: most have neither.
+    /// Returns notes and extras: most messages have neither.
     pub(crate) fn notes_and_extras(&self, slot: u32) -> (&[Bytes], Option<&Extras>) {
         let extra = self.hot(slot).and_then(|hot| hot.extra.as_ref());
         extra.map_or((&[], None), |extra| (&extra.notes, extra.extras.as_deref()))
@@ -762,7 +762,7 @@ impl Messages {
         self.hot(slot)?.extra.as_ref()?.failure.as_deref()
     }
 
-    /// The body, if it is in memory.
+    /// Returns the body, if it is in memory.
     pub(crate) fn body(&self, slot: u32) -> Option<&Bytes> {
         self.hot(slot)?.body.as_ref()
     }
@@ -778,7 +778,7 @@ impl Messages {
         self.body_at(slot).length() as u64
     }
 
-    /// What it takes in the journal, roughly.
+    /// Returns roughly the bytes that it takes in the journal.
     pub(crate) fn journal_bytes(&self, slot: u32) -> u64 {
         if self.entries[slot].is_ended() {
             return ENDED_BYTES;
@@ -799,7 +799,7 @@ impl Messages {
         self.resident_bytes
     }
 
-    /// What its body takes, or would take, in memory.
+    /// Returns the bytes that its body takes, or would take, in memory.
     pub(crate) fn resident_bytes_of(&self, slot: u32) -> u64 {
         RESIDENT_BYTES + self.body_bytes(slot)
     }
@@ -843,7 +843,7 @@ impl Messages {
         self.entries[slot].number = U48::new(number);
     }
 
-    /// Its full state stands in another record from now on.
+    /// Sets the record that holds its full state from now on.
     pub(crate) fn set_base(&mut self, slot: u32, base: Position, body_at: BodyAt) {
         assert!(base.0 <= U48::MAX, "more records than 48 bits can count");
         let entry = &mut self.entries[slot];
@@ -854,7 +854,7 @@ impl Messages {
         }
     }
 
-    /// Its value stands in another record from now on.
+    /// Sets the record that holds its value from now on.
     pub(crate) fn set_base_of_ended(&mut self, slot: u32, base: Position) {
         assert!(base.0 <= U48::MAX, "more records than 48 bits can count");
         let entry = &mut self.entries[slot];
@@ -883,8 +883,8 @@ impl Messages {
         self.entries[slot].set(flag::RECOVERED, recovered);
     }
 
-    /// After an unclean end: a grant whose record was lost may have run any message that is not leased.
-    /// Not one that may be delivered only once: that waits for its grant to be safe.
+    /// Marks, after an unclean end, all messages that are not leased: a grant whose record was lost may have run them.
+    /// Not those that may be delivered only once: these wait for their grant to be safe.
     pub(crate) fn may_have_run(&mut self) {
         let Self { entries, kinds, .. } = self;
         for entry in entries.iter_mut() {
@@ -922,7 +922,7 @@ impl Messages {
         &mut self.extra(slot).notes
     }
 
-    /// Its body has come back from the journal, as a part of something larger that was read.
+    /// Sets a body that has come back from the journal, as a part of something larger that was read.
     pub(crate) fn set_body_read_back(&mut self, slot: u32, body: Bytes) {
         self.take_body(slot);
         let hot = self.hot_mut(slot);
@@ -942,14 +942,14 @@ impl Messages {
         body
     }
 
-    /// A part of something larger keeps all of that in memory, so it is not kept for long.
+    /// Drops a body that is a part of something larger: it would keep all of that in memory.
     pub(crate) fn drop_body_read_back(&mut self, slot: u32) {
         if self.hot(slot).is_some_and(|hot| hot.was_read_back) {
             self.take_body(slot);
         }
     }
 
-    /// Gives up the hot entry of a message that has no need of it. Its base must be safe, and all that
+    /// Gives up the hot entry of a message that does not need it. Its base must be safe, and all that
     /// its delivery rests on.
     pub(crate) fn cool(&mut self, slot: u32) {
         let Some(hot) = self.hot(slot) else {
@@ -998,7 +998,7 @@ impl Messages {
         self.hot_mut(slot).extra.get_or_insert_default()
     }
 
-    /// Panics unless what is counted here is what there is.
+    /// Panics unless the counts here are right.
     pub(crate) fn assert_counts(&self) {
         let mut kinds = penstock_message::SeededMap::default();
         let (mut resident_bytes, mut hot, mut dues, mut expiries) = (0, 0, 0, 0);

@@ -17,7 +17,7 @@ impl Name {
         self.0.get() as usize - 1
     }
 
-    /// The name that [`Name::index`] was of.
+    /// Returns the name with this [`Name::index`].
     pub(crate) fn at(index: usize) -> Self {
         let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
         Self(number.expect("fewer than 2^32 names"))
@@ -31,9 +31,9 @@ pub(crate) struct Names {
     /// As bytes, which take a step less to hash than a text does.
     by_text: SeededMap<Arc<[u8]>, Name>,
     texts: Vec<Option<Arc<str>>>,
-    /// How often each is held.
+    /// Number of holders of each.
     holders: Vec<u32>,
-    /// How many there are that nobody holds.
+    /// Number of names that nobody holds.
     unheld: usize,
     free: Vec<Name>,
     /// Names that were asked for last, by [`recent_place`]: a burst of jobs is of a few names, and to compare one
@@ -99,7 +99,7 @@ impl Names {
         self.shared(name)
     }
 
-    /// The text, for others to share.
+    /// Returns the text, for others to share.
     pub(crate) fn shared(&self, name: Name) -> &Arc<str> {
         let text = self.texts[name.index()].as_ref();
         text.expect("a name that is in use has its text")
@@ -154,7 +154,7 @@ impl Names {
         self.recent = [None; RECENT];
     }
 
-    /// How many names there are.
+    /// Returns the number of names.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.by_text.len()

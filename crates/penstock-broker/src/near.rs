@@ -11,14 +11,14 @@ use crate::messages::{Entry, Handle};
 use crate::state::State;
 use crate::{Broker, Position};
 
-/// What comes due within the same so many milliseconds is read together, at least as long before.
+/// Messages that come due within the same moment of this length are read together, at least as long before.
 const MOMENT_MS: u64 = 250;
-/// Bodies that are read before they are due may take so much more than bodies in memory do otherwise.
+/// Bytes that bodies which are read before they are due may take on top of the limit for bodies in memory.
 const BYTES: u64 = 8 << 20;
-/// So many of them are read at once, from about as many records at worst: a few milliseconds.
+/// Bodies that are read at once, from about as many records at worst: a few milliseconds.
 pub(crate) const AT_ONCE: usize = 2_048;
 
-/// When to read the body of a message that comes due at this time.
+/// Returns the time to read the body of a message that comes due at this time.
 pub(crate) fn near_at(due: u64) -> u64 {
     (due / MOMENT_MS).saturating_sub(1) * MOMENT_MS
 }
@@ -26,15 +26,15 @@ pub(crate) fn near_at(due: u64) -> u64 {
 /// Delayed messages that come due soon, and whose bodies are to be read.
 #[derive(Debug, Default)]
 pub(crate) struct Near {
-    /// In the order in which they stand in the journal ...
+    /// Messages in the order in which they stand in the journal.
     sorted: VecDeque<Seen>,
-    /// ... which these are not in yet.
+    /// Messages that `sort` has yet to move behind the others.
     new: Vec<Seen>,
-    /// What the bodies of both would take.
+    /// Bytes that the bodies of both would take.
     bytes: u64,
 }
 
-/// One of them, and where its body stood when it was seen.
+/// Message, and the place of its body when it was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Seen {
     base: Position,
@@ -45,7 +45,7 @@ struct Seen {
 }
 
 impl Near {
-    /// Those that were seen since the last time go behind the others.
+    /// Sorts the new messages, and moves them behind the others.
     pub(crate) fn sort(&mut self) {
         self.new.sort_unstable();
         self.sorted.extend(self.new.drain(..));
@@ -64,7 +64,7 @@ impl Near {
 }
 
 impl Broker {
-    /// A delayed message comes due soon: its body is read, if somebody may be given it then.
+    /// Plans to read the body of a delayed message that comes due soon, if a consumer may be given it then.
     pub(crate) fn comes_near(&mut self, message: Handle) {
         let State {
             messages, queues, ..

@@ -3,45 +3,45 @@
 pub struct BrokerOptions {
     /// The largest body of a message or value. Default 16 MiB.
     pub max_body_bytes: usize,
-    /// How many bytes of results each group (task) may keep, and how many the derived values of all groups
+    /// Bytes of results that each group (task) may keep, and that the derived values of all groups may take
     /// together. Default 64 MiB.
     pub results_cap_bytes: u64,
-    /// For how long a session is remembered after its connection ended. Default 10 minutes.
+    /// Time for which a session is remembered after its connection ended. Default 10 minutes.
     pub session_memory_ms: u64,
-    /// For sessions that ask for none. Default 15 s.
+    /// Heartbeat of sessions that ask for none. Default 15 s.
     pub default_heartbeat_ms: u64,
-    /// After how long ready messages without any consumer are warned of. Default 30 s: workers are restarted.
+    /// Time after which ready messages without any consumer cause a warning. Default 30 s: workers are restarted.
     pub unserved_ms: u64,
-    /// After how long ready messages are warned of in a queue that never had a consumer. Default 3 s: somebody who
+    /// Time after which ready messages in a queue that never had a consumer cause a warning. Default 3 s: somebody who
     /// tries it out is waiting.
     pub never_served_ms: u64,
-    /// Likewise when none of a queue's consumers can run the task of a job that waits there.
+    /// Time after which a warning follows when none of a queue's consumers can run the task of a job that waits there.
     pub unknown_ms: u64,
-    /// For how long a queue or task that is empty and has no settings is listed. Its counts are then among those of
+    /// Time for which a queue or task that is empty and has no settings is listed. Its counts are then among those of
     /// others. Default an hour.
     pub unused_kept_ms: u64,
-    /// How many bytes of unfinished large transactions may be staged in all. Default 512 MiB.
+    /// Bytes of unfinished large transactions that may be staged in all. Default 512 MiB.
     pub staged_parts_cap_bytes: usize,
-    /// For how long failed jobs are kept, and groups that have failed. Default 30 days.
+    /// Time for which failed jobs are kept, and groups that have failed. Default 30 days.
     pub failed_kept_ms: u64,
-    /// How many failed jobs are kept at most, with groups that have failed and the jobs that they block; the oldest go
+    /// Most failed jobs that are kept, with groups that have failed and the jobs that they block; the oldest go
     /// first. Default 1,000,000.
     pub failed_kept: u64,
-    /// How many bytes of the journal they may take. Default 1 GiB.
+    /// Bytes of the journal that they may take. Default 1 GiB.
     pub failed_kept_bytes: u64,
-    /// How many bytes of the bodies of waiting messages are kept in memory, more or less; the others are
-    /// read back from the journal when they are handed out. What is handed out first came first, so with
+    /// Bytes of the bodies of waiting messages that are kept in memory, more or less; the others are
+    /// read back from the journal when they are handed out. The messages that are handed out first came first, so with
     /// this much a worker that starts on a long backlog need not wait for the disk. `None`: all are kept,
     /// for nobody reads them back. Default 64 MiB, some 100,000 jobs of usual size.
     pub resident_bodies_bytes: Option<u64>,
-    /// Seeds the hashes of tables whose keys clients choose, so that none can choose keys that collide.
-    /// Nothing that is decided depends on it. Default 0, which everyone knows: a shell that serves
+    /// Seed of the hashes of tables whose keys clients choose, so that none can choose keys that collide.
+    /// No decision depends on it. Default 0, which everyone knows: a shell that serves
     /// clients draws one.
     pub hash_seed: u64,
 }
 
 impl BrokerOptions {
-    /// Returns after how long ready messages of a queue without any consumer are warned of.
+    /// Returns the time after which ready messages of a queue without any consumer cause a warning.
     pub(crate) fn patience_ms(&self, was_served: bool) -> u64 {
         match was_served {
             true => self.unserved_ms,

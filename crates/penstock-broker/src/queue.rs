@@ -24,10 +24,10 @@ pub(crate) struct Waiter {
 /// The consumers of a queue that can run the same tasks.
 #[derive(Debug)]
 pub(crate) struct Served {
-    /// `None`: any task.
+    /// Set of the tasks; `None`: any task.
     pub(crate) tasks: Option<u32>,
     pub(crate) consumers: u32,
-    /// Those that want work, in turn. Some may be stale.
+    /// Consumers that want work, in turn. Some may be stale.
     pub(crate) waiting: VecDeque<Waiter>,
 }
 
@@ -38,15 +38,15 @@ pub(crate) struct Queue {
     pub(crate) name: Name,
     /// Levels that have flows, by priority; `None`: there are no flows. In boxes, since most queues use one of them.
     pub(crate) levels: Option<Box<Levels>>,
-    /// One bit for each level that has ready messages.
+    /// Bitmap of the levels that have ready messages.
     pub(crate) ready_levels: u16,
     pub(crate) ready: u64,
     pub(crate) delayed: u64,
-    /// Of the bodies of what is ready, and of what is delayed.
+    /// Total body bytes of ready messages, and of delayed ones.
     pub(crate) ready_bytes: u64,
     pub(crate) delayed_bytes: u64,
     pub(crate) running: u64,
-    /// `None`: it has no consumers.
+    /// Consumers of the queue; `None`: it has none.
     pub(crate) serving: Option<Box<Serving>>,
     pub(crate) in_ring: bool,
     pub(crate) paused: bool,
@@ -54,9 +54,9 @@ pub(crate) struct Queue {
     /// Whether it has had a consumer, in this life of the broker or in an earlier one.
     pub(crate) was_served: bool,
     pub(crate) tally: Tally,
-    /// Failed jobs of this queue.
+    /// Number of failed jobs of this queue.
     pub(crate) failed: u64,
-    /// `None`: all of it is as by default.
+    /// State that is rarely set; `None`: all of it is as by default.
     pub(crate) rare: Option<Box<Rare>>,
 }
 
@@ -67,7 +67,7 @@ type Levels = [Option<Box<Level>>; PRIORITIES];
 pub(crate) struct Serving {
     pub(crate) consumers: u32,
     pub(crate) by_tasks: Vec<Served>,
-    /// The ones of those that are asked first next time.
+    /// Index of the consumers that are asked first next time.
     pub(crate) next: usize,
     pub(crate) readiness: Readiness,
 }
@@ -75,20 +75,20 @@ pub(crate) struct Serving {
 /// State of a queue that most queues never have; they would take twice the memory otherwise.
 #[derive(Debug)]
 pub(crate) struct Rare {
-    /// A timer waits to tell of tasks that none of the consumers can run; its generation.
+    /// Generation of the timer that waits to warn of tasks that none of the consumers can run.
     pub(crate) unknown_timer: Option<u64>,
-    /// Tasks that were told of so, and still wait.
+    /// Tasks that such a warning named, and that still wait.
     pub(crate) told_unknown: BTreeSet<Name>,
-    /// Where the journal says that it is paused.
+    /// Position of the record that says that it is paused.
     pub(crate) base: Position,
     pub(crate) limits: QueueLimits,
-    /// Where the journal tells of the limits.
+    /// Position of the record with the limits.
     pub(crate) limits_base: Position,
-    /// Since the start: transactions refused because it was full.
+    /// Transactions refused because it was full, since the start.
     pub(crate) refused: u64,
     /// Messages with lower numbers that come to wait here were purged.
     pub(crate) purge_before: u64,
-    /// How many of those that wait were purged.
+    /// Number of waiting messages that were purged.
     pub(crate) ending: u64,
 }
 
@@ -107,14 +107,14 @@ impl Rare {
 
 static NONE: Rare = Rare::NONE;
 
-/// Whether somebody takes from a queue.
+/// Whether a queue is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Service {
-    /// Somebody does, or there is nothing to take.
+    /// A consumer takes from it, or there is nothing to take.
     Well,
-    /// There is work and nobody to do it; the generation tells which timer waits for that to last.
+    /// Work waits and no consumer takes it; the generation tells which timer waits for that to last.
     Missing { generation: u64 },
-    /// ... and that was told.
+    /// Work waits, no consumer takes it, and a warning said so.
     Told,
 }
 
@@ -192,14 +192,14 @@ impl Queue {
         }
     }
 
-    /// The share of the time, mostly of the last 10 seconds, in which a job that some consumer can run would have gone
-    /// to one at once, in thousandths. `None`: it has no consumers.
+    /// Returns the share of the time, mostly of the last 10 seconds, in which a job that some consumer can run would
+    /// have gone to one at once, in thousandths. `None`: it has no consumers.
     pub(crate) fn capacity_permille(&self, now_ms: u64) -> Option<u16> {
         let serving = self.serving.as_ref()?;
         Some(serving.readiness.permille(now_ms))
     }
 
-    /// The level of a flow that is there.
+    /// Returns the level of a flow that exists.
     #[inline]
     pub(crate) fn level_mut(&mut self, priority: impl Into<usize>) -> &mut Level {
         let levels = self.levels.as_mut();
@@ -207,7 +207,7 @@ impl Queue {
         level.expect("a flow has its level")
     }
 
-    /// How many consumers stand in its ring.
+    /// Counts the consumers in its ring.
     pub(crate) fn waiting(&self) -> usize {
         self.served()
             .iter()
@@ -215,7 +215,7 @@ impl Queue {
             .sum()
     }
 
-    /// The priority and the flow of the next message for consumers that can run these tasks, if there is any.
+    /// Returns the priority and the flow of the next message for consumers that can run these tasks, if there is any.
     #[inline]
     pub(crate) fn find_active(
         &self,

@@ -1,4 +1,4 @@
-//! Ready work: queue → priority → flow (the task) → first in, first out; and who waits for it.
+//! Ready work: queue → priority → flow (the task) → first in, first out; and the consumers that wait for it.
 //!
 //! Flows of one priority share by measured cost. Each has a virtual time, which a hand-out moves on by
 //! what the run is expected to cost, and a settlement corrects to what it did cost; the flow that is
@@ -29,7 +29,7 @@ pub(crate) struct Queues {
     pub(crate) tasks: Tasks,
     flows: Table<Flow>,
     by_key: SeededMap<FlowKey, u32>,
-    /// Queues and tasks that nobody has set a timer for yet, by which they are forgotten.
+    /// Queues and tasks without a timer, by which they are forgotten.
     pub(crate) new: Vec<Forgettable>,
     /// Counts of those that were forgotten.
     pub(crate) others: Others,
@@ -37,10 +37,10 @@ pub(crate) struct Queues {
     pub(crate) now: Step,
     /// The steady clock.
     pub(crate) now_ms: u64,
-    /// How many queues have limits.
+    /// Number of queues that have limits.
     pub(crate) limited: u32,
     pub(crate) sets: TaskSets,
-    /// Queues that have work and somebody who may take it, in turn. Some may have lost either since.
+    /// Queues that have work and a consumer that may take it, in turn. Some may have lost either since.
     ring: VecDeque<u32>,
 }
 
@@ -80,7 +80,7 @@ impl Queues {
         queue
     }
 
-    /// A message of the task is about to be there.
+    /// Prepares for a message of the task.
     #[inline]
     pub(crate) fn know_task(&mut self, name: Name, names: &mut Names) {
         let (task, is_new) = self.tasks.find_or_create(name, self.now, names);
@@ -89,7 +89,7 @@ impl Queues {
         }
     }
 
-    /// Counts of messages of this kind.
+    /// Adds counts of messages of this kind.
     pub(crate) fn add_counts(&mut self, kind: &Kind, counts: &Counts) {
         let task = self.tasks.find(kind.task);
         let task = task.expect("the task of a message is known");
@@ -97,12 +97,12 @@ impl Queues {
         self.all[kind.queue].tally.add(counts, self.now);
     }
 
-    /// A message has come to the queue from another.
+    /// Counts a message that has come to the queue from another.
     pub(crate) fn count_arrival(&mut self, index: u32) {
         self.all[index].tally.count(Counted::Enqueued, self.now);
     }
 
-    /// The queue or task is in use, or was until now.
+    /// Notes that the queue or task is in use, or was until now.
     pub(crate) fn touch(&mut self, what: Forgettable) {
         let tally = match what {
             Forgettable::Queue(queue) => &mut self.all[queue].tally,
@@ -126,7 +126,7 @@ impl Queues {
         self.all.iter().map(|(index, _)| index).collect()
     }
 
-    /// Forgets a queue or a task that nothing is of, but for its counts.
+    /// Forgets a queue or a task without messages, apart from its counts.
     pub(crate) fn forget(&mut self, what: Forgettable, names: &mut Names) {
         match what {
             Forgettable::Queue(index) => self.forget_queue(index, names),
@@ -155,7 +155,7 @@ impl Queues {
 
     // --- flows
 
-    /// The flow of messages of this kind, which has one user more.
+    /// Returns the flow of messages of this kind, which has one user more.
     pub(crate) fn take_flow(&mut self, kind: &Kind) -> u32 {
         let key = FlowKey {
             queue: kind.queue,
@@ -182,9 +182,9 @@ impl Queues {
         slot
     }
 
-    /// A kind of messages that used the flow is no more; the flow goes with the last of them. What it has been
-    /// charged beyond the present is forgotten with it: that is what its last runs cost, and kinds are kept for
-    /// a while when they are not in use.
+    /// Removes a kind of messages from the users of the flow; the flow goes with the last of them. Its charge beyond
+    /// the present is forgotten with it: that is the cost of its last runs, and kinds are kept for a while when
+    /// they are not in use.
     pub(crate) fn give_flow(&mut self, slot: u32) {
         self.flows[slot].users -= 1;
         if self.flows[slot].users > 0 {
@@ -237,7 +237,7 @@ impl Queues {
         is_unknown
     }
 
-    /// The queue has a turn, if it has work and anybody waits for it.
+    /// Gives the queue a turn, if it has work and a consumer that waits for it.
     pub(crate) fn activate(&mut self, index: u32) {
         let queue = &mut self.all[index];
         let waits = |served: &Served| !served.waiting.is_empty();
@@ -251,14 +251,14 @@ impl Queues {
         }
     }
 
-    /// The queue whose turn it is. It has another one once it is given back to the ring.
+    /// Takes the queue whose turn it is. It has another one once it is given back to the ring.
     pub(crate) fn next_in_ring(&mut self) -> Option<u32> {
         let index = self.ring.pop_front()?;
         self.all[index].in_ring = false;
         Some(index)
     }
 
-    /// The queue is to go on at once.
+    /// Gives the queue the next turn.
     pub(crate) fn activate_first(&mut self, index: u32) {
         let queue = &mut self.all[index];
         if !std::mem::replace(&mut queue.in_ring, true) {
@@ -266,7 +266,7 @@ impl Queues {
         }
     }
 
-    /// A consumer takes from the queue from now on. `tasks`: those that it can run. Returns whether it is the
+    /// Adds a consumer of the queue. `tasks`: those that it can run. Returns whether it is the
     /// first with these.
     pub(crate) fn subscribe(&mut self, index: u32, tasks: Option<u32>) -> bool {
         let queue = &mut self.all[index];
@@ -297,7 +297,7 @@ impl Queues {
         }
     }
 
-    /// Another set of tasks of the queue's consumers, of another app, that has some of these tasks, with one of
+    /// Returns another set of tasks of the queue's consumers, of another app, that has some of these tasks, with one of
     /// them and how many others.
     pub(crate) fn shared_tasks(&self, index: u32, tasks: Option<u32>) -> Option<(u32, Name, u64)> {
         let served = self.all[index].served();
@@ -308,7 +308,7 @@ impl Queues {
         })
     }
 
-    /// A consumer that could run these tasks does not take from the queue any more. `waiter`: its entry in the
+    /// Removes a consumer of the queue that could run these tasks. `waiter`: its entry in the
     /// ring, if it has one; others would pile up where there is no work to meet them.
     pub(crate) fn unsubscribe(&mut self, index: u32, tasks: Option<u32>, waiter: Option<Waiter>) {
         self.touch(Forgettable::Queue(index));
@@ -334,7 +334,7 @@ impl Queues {
         self.all[index].review_readiness(self.now_ms);
     }
 
-    /// The consumers of the queue that can run these tasks.
+    /// Returns the consumers of the queue that can run these tasks.
     fn served_mut(&mut self, index: u32, tasks: Option<u32>) -> &mut Served {
         let serving = self.all[index].serving.as_mut();
         let mut served = serving
@@ -345,18 +345,18 @@ impl Queues {
             .expect("it has subscribed")
     }
 
-    /// A consumer waits for work of the queue.
+    /// Adds a consumer that waits for work of the queue.
     pub(crate) fn enroll(&mut self, index: u32, tasks: Option<u32>, waiter: Waiter) {
         self.served_mut(index, tasks).waiting.push_back(waiter);
         self.activate(index);
     }
 
-    /// A consumer waits for work of the queue, before all others.
+    /// Adds a consumer that waits for work of the queue, before all others.
     pub(crate) fn enroll_first(&mut self, index: u32, tasks: Option<u32>, waiter: Waiter) {
         self.served_mut(index, tasks).waiting.push_front(waiter);
     }
 
-    /// Finds out anew which flows anybody can run.
+    /// Finds out anew which flows any consumer can run.
     fn review_flows(&mut self, index: u32) {
         let queue = &mut self.all[index];
         let served = queue.serving.as_ref();
@@ -374,16 +374,16 @@ impl Queues {
         self.activate(index);
     }
 
-    /// Takes the message that is next, for one of those who wait and can run it, in turn. What its run is
-    /// expected to cost is charged to its flow. `None`: there is nothing for any of them, or it was purged and
-    /// has still to end, or the queue is paused. Whoever is not found to want work any more leaves the ring.
+    /// Takes the next message for one of the consumers that wait and can run it, in turn. The expected cost of its run
+    /// is charged to its flow. `None`: there is nothing for any of them, or it was purged and
+    /// has still to end, or the queue is paused. A consumer that no longer wants work leaves the ring.
     pub(crate) fn take_next(
         &mut self,
         index: u32,
         messages: &Messages,
         mut wants: impl FnMut(Waiter) -> bool,
     ) -> Option<(Waiter, u32, Charge)> {
-        /// Flows that are charged before one is taken as it is.
+        /// Number of flows that are charged before one is taken as it is.
         const CHARGED_AT_ONCE: usize = 16;
         let now_ms = self.now_ms;
         let queue = &mut self.all[index];
@@ -452,7 +452,7 @@ impl Queues {
         None
     }
 
-    /// A ready message goes another way than by being handed out.
+    /// Removes a ready message in another way than by handing it out.
     pub(crate) fn remove_ready(&mut self, messages: &Messages, slot: u32) {
         let kind = messages.kind(slot);
         let queue = &mut self.all[kind.queue];
@@ -467,7 +467,7 @@ impl Queues {
         queue.ready_bytes -= messages.body_bytes(slot);
     }
 
-    /// A message had a body of so many bytes, and may now be without.
+    /// Notes that a message had a body of this many bytes, and may now be without.
     pub(crate) fn body_was_lost(&mut self, messages: &Messages, slot: u32, was_bytes: u64) {
         let lost = was_bytes - messages.body_bytes(slot);
         let queue = &mut self.all[messages.queue(slot)];
@@ -478,7 +478,7 @@ impl Queues {
         }
     }
 
-    /// A run of the message has ended: it cost what it cost, or nothing at all when it was handed back.
+    /// Charges a run that has ended its real cost, or nothing at all when it was handed back.
     pub(crate) fn correct_cost(
         &mut self,
         messages: &Messages,
@@ -498,7 +498,7 @@ impl Queues {
         }
     }
 
-    /// Gives its flow back what the message was charged when it was popped.
+    /// Gives its flow back the charge of the message when it was popped.
     pub(crate) fn refund(&mut self, messages: &Messages, slot: u32, charge: Charge) {
         self.end_run(messages, slot, charge, 0);
     }
@@ -532,14 +532,14 @@ impl Queues {
         charge
     }
 
-    /// Flows of a queue, by priority.
+    /// Returns the flows of a queue, by priority.
     fn flows_of(&self, index: u32) -> impl Iterator<Item = &Flow> {
         let levels = self.all[index].levels();
         let flows = levels.flat_map(|level| &level.flows);
         flows.map(|flow| &self.flows[*flow])
     }
 
-    /// How many ready messages somebody with one of these sets of tasks can run.
+    /// Counts the ready messages that a consumer with one of these sets of tasks can run.
     pub(crate) fn ready_for(&self, index: u32, sets: &[Option<u32>]) -> usize {
         let known = self.flows_of(index).filter(|flow| {
             let mut sets = sets.iter();
@@ -548,20 +548,20 @@ impl Queues {
         known.map(|flow| flow.ready).sum()
     }
 
-    /// Flows with work that none of the queue's consumers can run, as (task, ready messages).
+    /// Returns the flows with work that none of the queue's consumers can run, as (task, ready messages).
     pub(crate) fn unknown_tasks(&self, index: u32) -> impl Iterator<Item = (Name, usize)> {
         let flows = self.flows_of(index);
         let unknown = flows.filter(|flow| flow.ready > 0 && !flow.is_wanted);
         unknown.map(|flow| (flow.key.task, flow.ready))
     }
 
-    /// Ready messages that none of the queue's consumers can run.
+    /// Counts the ready messages that none of the queue's consumers can run.
     pub(crate) fn unknown(&self, index: u32) -> u64 {
         let flows = self.unknown_tasks(index);
         flows.map(|(_, ready)| ready as u64).sum()
     }
 
-    /// Panics unless the flows count these ready messages, and no others, and have so many users and runs.
+    /// Panics unless the flows count these ready messages, and no others, and have this many users and runs.
     pub(crate) fn assert_flows_hold(
         &self,
         expected: &BTreeMap<(u32, u8, Name), usize>,
@@ -622,7 +622,7 @@ impl Queues {
         assert_eq!((self.flows.len(), self.by_key.len()), (listed, listed));
     }
 
-    /// The oldest ready message of the lowest priority that has any.
+    /// Returns the oldest ready message of the lowest priority that has any.
     pub(crate) fn oldest_of_lowest(&mut self, queue: u32, messages: &Messages) -> Option<u32> {
         let queue = &self.all[queue];
         if queue.ready == 0 {
@@ -636,7 +636,7 @@ impl Queues {
         })
     }
 
-    /// Up to so many ready messages with lower numbers than this, in no order that matters.
+    /// Returns up to `most` ready messages with lower numbers than this, in no order that matters.
     pub(crate) fn ready_before(
         &mut self,
         queue: u32,
@@ -660,7 +660,7 @@ impl Queues {
         found
     }
 
-    /// The message that has waited longest among those that are ready.
+    /// Returns the message that has waited longest among those that are ready.
     pub(crate) fn oldest_ready<'a>(&self, queue: u32, messages: &'a Messages) -> Option<&'a Entry> {
         self.flows_of(queue)
             .filter_map(|flow| flow.first_ready(messages))

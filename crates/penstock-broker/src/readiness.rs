@@ -1,15 +1,15 @@
-//! The share of the time in which consumers of a queue were ready for its jobs, as RabbitMQ's consumer capacity.
+//! The share of the time in which consumers of a queue were ready for its jobs, like RabbitMQ's consumer capacity.
 
-/// Weights fade by a factor of e in this time.
+/// Time in which weights fade by a factor of e.
 const MEMORY_MS: f32 = 10_000.0;
 
 /// A moving average over time. It counts from when it began, so it has no value of before that to fade.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Readiness {
     began_ms: u64,
-    /// The time up to which `unready` counts.
+    /// Time up to which `unready` counts.
     until_ms: u64,
-    /// The weight of the time in which they were not ready; the whole of time weighs 1.
+    /// Weight of the time in which they were not ready; the whole of time weighs 1.
     unready: f32,
     is_ready: bool,
 }
@@ -46,7 +46,7 @@ impl Readiness {
         self.unready * faded + added
     }
 
-    /// In thousandths, from 0 to 1000.
+    /// Returns the share in thousandths, from 0 to 1000.
     pub(crate) fn permille(&self, now_ms: u64) -> u16 {
         let whole = 1.0 - faded(now_ms.saturating_sub(self.began_ms));
         let unready = match whole > 0.0 {

@@ -1,8 +1,8 @@
-//! Bodies that are not in memory: what is read back from the journal, when, and what becomes of it.
+//! Bodies that are not in memory: they are read back from the journal before they are needed.
 //!
 //! A message that is handed out waits in its connection until its body is there; one that is carried
-//! forward waits here. What is wanted is asked for in the order in which it stands in the journal, and
-//! neighbours at once. A message whose body can't be read has failed; everybody is told, and all others
+//! forward waits here. Bodies are asked for in the order in which they stand in the journal, and
+//! neighbours at once. A message whose body can't be read has failed; a notice says so, and all others
 //! go on.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -18,16 +18,16 @@ use crate::records::Event;
 use crate::state::State;
 use crate::{Broker, ConnId, Now, Position};
 
-/// How much of its deliveries a connection has read ahead: enough to fill frames while more is read.
+/// Bytes of its deliveries that a connection has read ahead: enough to fill frames while more is read.
 const AHEAD_BYTES: usize = 4 << 20;
-/// Bodies that stand so near each other are read at once, with what is between them ...
+/// Gap up to which neighbouring bodies are read at once, with the bytes between them.
 const GAP_BYTES: u64 = 4 << 10;
-/// ... up to so much, unless one alone is longer.
+/// Most bytes that are read at once, unless one body is longer.
 const READ_BYTES: u64 = 256 << 10;
-/// A disk that fails to read may do better when it is asked again.
+/// Number of tries: a disk that fails to read may do better when it is asked again.
 const ATTEMPTS: u8 = 3;
 
-/// Something that is wanted back from the journal: a range of the bytes of one record.
+/// Range of the bytes of one record that is wanted back from the journal.
 #[derive(Debug)]
 pub struct Read {
     pub position: Position,
@@ -35,18 +35,18 @@ pub struct Read {
     parts: Vec<Part>,
 }
 
-/// Why something could not be read back.
+/// Why bytes could not be read back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// The record is not there any more: what lived in it has been carried forward meanwhile.
+    /// The record is not there any more: its live things have been carried forward meanwhile.
     Gone,
-    /// It could not be read this time.
+    /// The bytes could not be read this time.
     Failed(String),
-    /// It is there no more, or not as it was. The text says where and what is wrong.
+    /// The bytes are missing, or changed. The text says where and what is wrong.
     Damaged(String),
 }
 
-/// A body that is wanted, and where in the record it stands.
+/// Body that is wanted, and its place in the record.
 #[derive(Debug)]
 struct Part {
     wanted: Wanted,
@@ -62,28 +62,28 @@ struct Wanted {
 
 #[derive(Clone, Copy, Debug)]
 enum By {
-    /// It was handed out.
+    /// The message was handed out.
     Delivery(Handle),
-    /// It comes due soon.
+    /// The message comes due soon.
     Near(Handle),
-    /// It is carried forward out of this slot.
+    /// The message in this slot is carried forward.
     Reclaim(u32),
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     wanted: VecDeque<Wanted>,
-    /// These stand in records that are not safe yet.
+    /// Bodies in records that are not safe yet.
     too_early: Vec<Wanted>,
     /// Messages that are to be carried forward and whose bodies are awaited, with their bases: they are
     /// not in the ledger meanwhile.
     pub(crate) carrying: BTreeMap<u32, Position>,
-    /// ... and those whose bodies are there.
+    /// Messages that are to be carried forward, with their bodies.
     pub(crate) carried: Vec<(u32, Bytes)>,
     /// Values of ended messages that are written with the record at hand.
     pub(crate) ends: Vec<u32>,
     pub(crate) near: Near,
-    /// Messages that were quarantined in the life of this process.
+    /// Number of messages that were quarantined in the life of this process.
     pub(crate) unreadable: u64,
 }
 
@@ -92,20 +92,20 @@ impl Reading {
         self.wanted.push_back(Wanted { by, attempts: 0 });
     }
 
-    /// The message has left the ledger, to be carried forward once its body is there.
+    /// Notes that the message has left the ledger, to be carried forward once its body is there.
     pub(crate) fn carry(&mut self, slot: u32, base: Position) {
         self.carrying.insert(slot, base);
         self.wants(By::Reclaim(slot));
     }
 
-    /// More records are safe.
+    /// Wants bodies that were too early: more records are safe.
     pub(crate) fn advance(&mut self) {
         self.wanted.extend(self.too_early.drain(..));
     }
 }
 
 impl Broker {
-    /// What to read back from the journal, about as many bytes as named here. To be called while nothing
+    /// Returns the next reads of the journal, of about as many bytes as named here. To be called while nothing
     /// else is being read, after records were polled; each is to be answered by `handle_read`.
     pub fn poll_reads(&mut self, max_bytes: usize) -> Vec<Read> {
         let mut parts = Vec::new();
@@ -156,7 +156,7 @@ impl Broker {
         self.reading.carried.len() < self.reading.carrying.len()
     }
 
-    /// Where something stands that is wanted, if it still is.
+    /// Returns the place of wanted bytes, if they still are.
     fn locate(&mut self, wanted: Wanted) -> Option<Part> {
         let slot = match wanted.by {
             By::Delivery(message) => self.state.awaits_body(message).then_some(message.slot)?,
@@ -194,7 +194,7 @@ impl Broker {
         })
     }
 
-    /// What came of a read.
+    /// Handles the outcome of a read.
     pub fn handle_read(&mut self, now: Now, read: Read, outcome: Result<Bytes, Unread>) {
         self.handle_deadline(now);
         let mut lost = Vec::new();
@@ -238,7 +238,7 @@ impl Broker {
         self.state.sweep();
     }
 
-    /// Whether what was read is still where it was read.
+    /// Whether the record of a read is still the base of its message.
     fn is_at(&self, by: By, base: Position) -> bool {
         let (By::Delivery(Handle { slot, .. }) | By::Near(Handle { slot, .. }) | By::Reclaim(slot)) =
             by;
@@ -300,7 +300,7 @@ impl Broker {
         }
     }
 
-    /// A message whose body is lost has failed, with the reason in place of the body.
+    /// Fails a message whose body is lost, with the reason in place of the body.
     fn quarantine(&mut self, slot: u32, reason: &str) {
         let State {
             messages, queues, ..

@@ -1,4 +1,4 @@
-//! Carrying live things forward, so that the journal's oldest segment can go.
+//! Carries live things forward, so that the journal's oldest segment can go.
 
 use penstock_faults::planted;
 use penstock_message::Durability;
@@ -10,19 +10,19 @@ use crate::records::{Event, KeptEnd, KeptEnds, Place};
 use crate::state::Adjust;
 use crate::{Broker, Position};
 
-/// How far `carry_forward` has come.
+/// Progress of `carry_forward`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carried {
     All,
     /// There is more to do.
     Some,
-    /// There may be more to do, once what `poll_reads` gives has been read.
+    /// There may be more to do, once the reads of `poll_reads` are done.
     ReadFirst,
 }
 
 impl Broker {
-    /// Writes anew, as records to be polled, what lives and stands in the journal before this position;
-    /// about as many bytes as named here. Once it is done, and what was polled is durable, nothing before
+    /// Writes anew, as records to be polled, the live things that stand in the journal before this position;
+    /// about as many bytes as named here. Once it is done, and the polled records are durable, nothing before
     /// this position is needed any more.
     pub fn carry_forward(&mut self, before: Position, max_bytes: usize) -> Carried {
         self.begin(Durability::Disk);
@@ -86,7 +86,7 @@ impl Broker {
         messages.body(slot).is_none() && messages.body_at(slot).length() > 0
     }
 
-    /// Writes the full state of one thing, and before it what it refers to.
+    /// Writes the full state of one thing, and before it the things that it refers to.
     fn carry(&mut self, entity: Entity, before: Position) {
         let position = self.state.position;
         match entity {
@@ -138,7 +138,7 @@ impl Broker {
         self.state.ledger.add(position, entity);
     }
 
-    /// The value of a message that the broker has ended is written with others that are alike.
+    /// Writes the value of a message that the broker has ended with others that are alike.
     fn carry_value(&mut self, slot: u32) {
         let position = self.state.position;
         let messages = &mut self.state.messages;
@@ -179,7 +179,7 @@ impl Broker {
         }
     }
 
-    /// Writes what a message refers to.
+    /// Writes the things that a message refers to.
     fn carry_before(&mut self, slot: u32, before: Position) {
         match self.state.messages.state(slot) {
             MessagePlace::Leased(lease) if self.state.sessions[lease.session].base < before => {

@@ -1,4 +1,4 @@
-//! The bytes of a record: what was decided, so that replay evaluates nothing.
+//! The bytes of a record: decisions, so that replay evaluates nothing.
 //!
 //! A record is a header and then events until its end:
 //!
@@ -37,13 +37,13 @@ pub(crate) use read::RecordReader;
 pub(crate) use write::RecordWriter;
 
 const VERSION: u8 = 2;
-/// In its records failed jobs were messages of a queue called `dead`, and joins heard of their members
+/// First version. In its records failed jobs were messages of a queue called `dead`, and joins heard of their members
 /// from clients alone.
 pub(crate) const FIRST_VERSION: u8 = 1;
-/// How many endings one event tells of at most.
+/// Most endings in one event.
 pub(crate) const ENDED_AT_ONCE: usize = 1024;
 
-/// What the journal keeps, in the order of positions.
+/// Entry of the journal, in the order of positions.
 #[derive(Debug)]
 pub struct Record {
     pub position: Position,
@@ -61,25 +61,25 @@ impl Record {
     }
 }
 
-/// One thing that was decided.
+/// Decision in the journal.
 // Events are made one at a time and borrowed by who writes them; a box would cost each message more than
 // the few words that are moved.
 #[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event<'a> {
-    /// Nothing given out later may be below these, though what they counted is gone.
+    /// Lower bounds of all later numbers, though the things that they counted are gone.
     Counters {
         numbers: u64,
         grants: u64,
         sessions: u64,
         evicted: u64,
     },
-    /// The steady clock at the record's time: the wall's has been set since the journal last knew how
+    /// Time of the steady clock at the record's time: the wall's has been set since the journal last knew how
     /// the two differ.
     ClockSet {
         steady: u64,
     },
-    /// The machine's clock at the same time; follows a `ClockSet`.
+    /// Time of the machine's clock then; follows a `ClockSet`.
     ClockBoot {
         boot: Boot,
     },
@@ -91,7 +91,7 @@ pub(crate) enum Event<'a> {
         applied: u64,
         name: &'a str,
     },
-    /// Its connection ended, at this time on the steady clock.
+    /// The session's connection ended, at this time on the steady clock.
     SessionLeft {
         number: u64,
         at: u64,
@@ -104,7 +104,7 @@ pub(crate) enum Event<'a> {
         session: u64,
         through: u64,
     },
-    /// ... and this one not simply applied.
+    /// Receipt of a decided transaction that was not simply applied.
     Answered {
         session: u64,
         seq: u64,
@@ -114,7 +114,7 @@ pub(crate) enum Event<'a> {
     Message {
         head: MessageHead,
         extras: Option<Cow<'a, Extras>>,
-        /// For a failed job, its failure.
+        /// Failure of a failed job.
         failure: Option<Failing<'a>>,
         body: &'a [u8],
     },
@@ -134,12 +134,12 @@ pub(crate) enum Event<'a> {
         session: u64,
         grant: Grant,
     },
-    /// Handed back, to its place.
+    /// The message was handed back, to its place.
     Returned {
         number: u64,
         redelivered: bool,
     },
-    /// Its worker died; back to its place, one crash more.
+    /// The message's worker died; it is back in its place, with one crash more.
     Crashed {
         number: u64,
         reason: &'a [u8],
@@ -148,7 +148,7 @@ pub(crate) enum Event<'a> {
         number: u64,
         change: Change<'a>,
     },
-    /// Gone for good.
+    /// The message is gone for good.
     Settled {
         number: u64,
     },
@@ -163,7 +163,7 @@ pub(crate) enum Event<'a> {
     Removed {
         key: Key,
     },
-    /// Removed before its time, to keep its group under the cap.
+    /// The value was removed before its time, to keep its group under the cap.
     Evicted {
         key: Key,
     },
@@ -181,11 +181,11 @@ pub(crate) enum Event<'a> {
         join: JoinId,
         index: u32,
     },
-    /// The join is over; what it held is ready, or has ended by events of its own.
+    /// The join is over; the messages that it held are ready, or have ended by events of their own.
     JoinEnded {
         join: JoinId,
         released: bool,
-        /// What it held has other numbers from now on.
+        /// New numbers of the messages that it held.
         renumbered: Option<Renumbered>,
     },
     /// The state of a join: a new one, or one that is carried forward.
@@ -193,26 +193,26 @@ pub(crate) enum Event<'a> {
         join: JoinId,
         count: u32,
         policy: JoinPolicy,
-        /// When a member failed, so that what it holds is blocked; on the steady clock.
+        /// Time when a member failed, so that the held messages are blocked; on the steady clock.
         over_at: Option<u64>,
         /// Members that have arrived, as (index / 64, bits).
         arrived: Cow<'a, [(u32, u64)]>,
     },
-    /// A member has failed: what the join holds is blocked from now on.
+    /// A member has failed: the messages that the join holds are blocked from now on.
     JoinOver {
         join: JoinId,
-        /// On the steady clock.
+        /// Time of the failure, on the steady clock.
         at: u64,
     },
     /// The broker has ended these messages, which did not run.
     EndedMany {
         how: How,
         reason: Name,
-        /// On the steady clock.
+        /// Time of their end, on the steady clock.
         at: u64,
         /// Whether their values are there for as long as results are kept.
         kept: bool,
-        /// Ascending; at most [`ENDED_AT_ONCE`].
+        /// Numbers of the messages, ascending; at most [`ENDED_AT_ONCE`].
         numbers: Cow<'a, [u64]>,
     },
     /// A message has failed for good, and is kept as that.
@@ -255,7 +255,7 @@ pub(crate) enum Event<'a> {
     },
 }
 
-/// All of a message but its body and notes.
+/// State of a message apart from its body and notes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageHead {
     pub(crate) number: u64,
@@ -266,7 +266,7 @@ pub(crate) struct MessageHead {
     pub(crate) max_deliveries: u8,
     pub(crate) crashes: u8,
     pub(crate) redelivered: bool,
-    /// It was published to other queues as well.
+    /// Whether it was published to other queues as well.
     pub(crate) has_copies: bool,
     pub(crate) attempt: u32,
     pub(crate) generation: u32,
@@ -277,7 +277,7 @@ pub(crate) struct MessageHead {
     pub(crate) place: Place,
 }
 
-/// How a message ended that was not run to its end.
+/// End of a message that was not run to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(crate) enum How {
@@ -303,17 +303,17 @@ impl How {
 /// Why and when a message failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Failing<'a> {
-    /// Its number from now on: failed jobs are in the order of these.
+    /// Number from now on: failed jobs are in the order of these.
     pub(crate) to: u64,
     pub(crate) crashed: bool,
-    /// Its queue is not known: it failed under a broker of format 1.
+    /// Whether its queue is not known: it failed under a broker of format 1.
     pub(crate) is_displaced: bool,
     pub(crate) class: Name,
     pub(crate) message: &'a str,
     pub(crate) fingerprint: u64,
     pub(crate) preview: &'a [u8],
     pub(crate) note: Option<&'a [u8]>,
-    /// On the steady clock.
+    /// Time of the failure, on the steady clock.
     pub(crate) at: u64,
 }
 
@@ -331,22 +331,22 @@ pub(crate) struct RunHead {
 pub(crate) struct Mark {
     pub(crate) number: u64,
     pub(crate) what: MarkedFor,
-    /// Messages with lower numbers only.
+    /// Number below which messages are meant.
     pub(crate) before: u64,
     pub(crate) queue: Option<Name>,
     pub(crate) task: Option<Name>,
     pub(crate) class: Option<Name>,
     pub(crate) fingerprint: Option<u64>,
-    /// On the wall's clock.
+    /// Earliest time of the failure, on the wall's clock.
     pub(crate) failed_from: Option<u64>,
     pub(crate) failed_before: Option<u64>,
-    /// Where failed jobs go that are retried.
+    /// Queue to which retried jobs go.
     pub(crate) target: Option<Name>,
     pub(crate) reason: Name,
 }
 
 impl Mark {
-    /// All names in it.
+    /// Returns all names in it.
     pub(crate) fn names(&self) -> impl Iterator<Item = Name> + use<> {
         let names = [self.queue, self.task, self.class, self.target];
         names.into_iter().flatten().chain([self.reason])
@@ -366,7 +366,7 @@ impl MarkedFor {
     const ALL: [Self; 4] = [Self::Purge, Self::Cancel, Self::Retry, Self::Drop];
 }
 
-/// Values of messages that are alike but for what stands in the list.
+/// Values of messages that are alike except for the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeptEnds<'a> {
     pub(crate) how: How,
@@ -383,11 +383,11 @@ pub(crate) struct KeptEnds<'a> {
 pub(crate) struct KeptEnd {
     pub(crate) number: u64,
     pub(crate) id: MessageId,
-    /// On the steady clock.
+    /// Time of the end, on the steady clock.
     pub(crate) at: u64,
 }
 
-/// Where a message is.
+/// State of a message, and the data that goes with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Ready,
@@ -396,7 +396,6 @@ pub(crate) enum Place {
     Leased { session: u64, grant: Grant },
 }
 
-/// A hand-out.
 /// Numbers that follow each other, and the first of those that take their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Renumbered {
@@ -412,6 +411,7 @@ impl Renumbered {
     }
 }
 
+/// Hand-out of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
     pub(crate) epoch: u32,
@@ -419,18 +419,18 @@ pub(crate) struct Grant {
     pub(crate) started_at: WallMs,
 }
 
-/// What a move changes.
+/// Changes of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Change<'a> {
-    /// Its number from now on, which is its place among others.
+    /// Number from now on, which is its place among others.
     pub(crate) to: u64,
     pub(crate) queue: Name,
     pub(crate) due: Option<When>,
     pub(crate) next_attempt: bool,
     pub(crate) crashed: bool,
-    /// Its lease ended without an outcome: it is redelivered if it was before.
+    /// Whether its lease ended without an outcome: it is redelivered if it was before.
     pub(crate) redelivered: bool,
-    /// ... and also because that delivery had been sent.
+    /// Whether the ended delivery had been sent, so that it is redelivered anyway.
     pub(crate) was_sent: bool,
     pub(crate) note: Option<&'a [u8]>,
     pub(crate) expires_at: Option<When>,
@@ -474,7 +474,7 @@ mod tag {
     pub(super) const MARK_OVER: u8 = 46;
     pub(super) const KEPT_ENDS: u8 = 47;
     pub(super) const KEPT_DROPPED: u8 = 48;
-    /// All that are in use.
+    /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
     pub(super) const ALL: [u8; 35] = [
@@ -484,7 +484,7 @@ mod tag {
     ];
 }
 
-/// Which optional fields of a `Message` follow.
+/// Flags of the optional fields of a `Message` that follow.
 mod has {
     pub(super) const EXPIRY: u8 = 1;
     pub(super) const RESULT: u8 = 2;
@@ -501,7 +501,7 @@ mod has {
     pub(super) const ALSO: u8 = 128;
 }
 
-/// Which rare fields of a `Message` follow, in this order, before its body.
+/// Flags of the rare fields of a `Message` that follow, in this order, before its body.
 mod also {
     pub(super) const MEMBER: u64 = 1;
     pub(super) const INPUTS: u64 = 1 << 1;
@@ -520,14 +520,14 @@ mod also {
     pub(super) const KNOWN: u64 = (1 << 14) - 1;
 }
 
-/// Which fields of a `Failed` follow, and its flags.
+/// Flags of a `Failed`, and of its fields that follow.
 mod failed {
     pub(super) const CRASHED: u8 = 1;
     pub(super) const DISPLACED: u8 = 2;
     pub(super) const NOTE: u8 = 4;
 }
 
-/// Which fields of a `Marked` follow.
+/// Flags of the fields of a `Marked` that follow.
 mod marked {
     pub(super) const QUEUE: u8 = 1;
     pub(super) const TASK: u8 = 2;
@@ -539,14 +539,14 @@ mod marked {
     pub(super) const KNOWN: u8 = 127;
 }
 
-/// Flags beside the status of a `Stored`.
+/// Flags next to the status of a `Stored`.
 mod stored {
     pub(super) const EXPIRY: u8 = 128;
     pub(super) const RUN: u8 = 64;
     pub(super) const STATUS: u8 = 63;
 }
 
-/// Which fields of a `Moved` follow, and its flags.
+/// Flags of a `Moved`, and of its fields that follow.
 mod moved {
     pub(super) const DUE: u8 = 1;
     pub(super) const NEXT_ATTEMPT: u8 = 2;
@@ -558,7 +558,7 @@ mod moved {
     pub(super) const SENT: u8 = 128;
 }
 
-/// Which fields of a `Limited` follow, and its flag.
+/// Flags of a `Limited`, and of its fields that follow.
 mod limited {
     pub(super) const LENGTH: u8 = 1;
     pub(super) const BYTES: u8 = 2;

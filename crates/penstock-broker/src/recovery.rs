@@ -1,4 +1,4 @@
-//! From the journal's records back to a broker.
+//! Recovers a broker from the journal's records.
 
 use bytes::Bytes;
 use penstock_message::{Failure, SeededState, Value};
@@ -24,20 +24,20 @@ use crate::{Broker, BrokerOptions, Now, Position};
 pub struct Recovery {
     options: BrokerOptions,
     state: State,
-    /// Where each message is, by its number.
+    /// Slot of each message, by its number.
     slots: ByNumber,
     last: Position,
     epoch: u32,
     clocks: KnownClocks,
-    /// As (epoch, number).
+    /// Last grant, as (epoch, number).
     last_grant: (u32, u64),
-    /// No record of a later format than the first has been read yet.
+    /// Whether no record of a later format than the first has been read yet.
     is_first_format: bool,
 }
 
 /// The queue in which a broker of format 1 kept failed jobs.
 const FIRST_FORMAT_FAILED: &str = "dead";
-/// ... and for how long.
+/// Time for which it kept them.
 const FIRST_FORMAT_FAILED_MS: u64 = 30 * 24 * 60 * 60 * 1000;
 
 /// A record that this program can't read. The journal's checksums hold, so it was written so: by a
@@ -130,7 +130,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// `epoch` is the one that this start writes under: higher than the last if that did not end in
+    /// Returns the broker. `epoch` is the one that this start writes under: higher than the last if that did not end in
     /// order. Leases that were out are held back for one heartbeat, for their sessions to return.
     pub fn finish(mut self, now: Now, epoch: u32) -> Broker {
         assert!(
@@ -181,7 +181,7 @@ impl Recovery {
         )
     }
 
-    /// Failed jobs of a broker of format 1 were messages of a queue: from here on they are what they are.
+    /// Converts failed jobs of a broker of format 1, which were messages of a queue.
     /// Others may have been published to a queue of that name, and stay there.
     fn leave_first_format(&mut self) {
         if !std::mem::take(&mut self.is_first_format) {
@@ -203,8 +203,8 @@ impl Recovery {
         }
     }
 
-    /// What is not known is skipped: the segment that told of it was reclaimed, because it had ended
-    /// or because its full state comes later.
+    /// Applies an event. Unknown things are skipped: the segment with them was reclaimed, because they had ended
+    /// or because their full state comes later.
     fn apply(&mut self, event: Event<'_>, body_at: BodyAt) {
         let state = &mut self.state;
         match event {
@@ -502,7 +502,7 @@ impl Recovery {
 }
 
 impl State {
-    /// A message is told of anew, or the value that is left of one.
+    /// Forgets a message whose full state comes again, or the value that is left of one.
     fn forget(&mut self, slot: u32) {
         match self.messages[slot].is_ended() {
             true => self.drop_ended(slot),
@@ -564,7 +564,7 @@ impl State {
         );
     }
 
-    /// Joins that have failed, in the order in which they did: the journal may tell of them in another.
+    /// Sorts joins that have failed in the order in which they did: the journal may have them in another.
     fn joins_in_order(&mut self) {
         let over = self.joins.iter().filter(|(_, join)| join.is_over);
         let mut over: Vec<_> = over.map(|(_, join)| (join.over_at, join.id)).collect();

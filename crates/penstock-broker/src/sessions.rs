@@ -1,7 +1,7 @@
 //! Client processes, as the broker remembers them through any number of connections.
 //!
 //! The numbers of a session's transactions are contiguous, so one high-water mark tells which were
-//! decided; only the answers that were not plain `Applied` are kept beside it.
+//! decided; only the answers that were not plain `Applied` are kept next to it.
 
 use std::collections::VecDeque;
 
@@ -13,38 +13,38 @@ use crate::effects::{Effects, Rests};
 use crate::slab::Slab;
 use crate::{ConnId, Position};
 
-/// For how many of the last transactions exceptional receipts are kept; a client has no more in flight.
+/// Number of the last transactions whose exceptional receipts are kept; a client has no more in flight.
 const RECEIPTS_KEPT: u64 = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: SessionId,
-    /// What records call it.
+    /// Number that records use for it.
     pub(crate) number: u64,
     pub(crate) name: String,
     pub(crate) heartbeat_ms: u64,
     pub(crate) conn: Option<ConnId>,
     /// Changes whenever a timer that waits for the session to stay away must not fire any more.
     pub(crate) generation: u64,
-    /// When its connection ended, on the steady clock, as the journal says.
+    /// Time when its connection ended, on the steady clock, as the journal has it.
     pub(crate) left_at: Option<u64>,
-    /// All transactions up to this one are decided.
+    /// Number up to which all transactions are decided.
     pub(crate) applied: u64,
-    /// ... and this one is as safe as it was asked to be.
+    /// Number up to which all are as safe as they were asked to be.
     pub(crate) confirmed: u64,
-    /// ... and this one was told to the present connection.
+    /// Number up to which all were confirmed to the present connection.
     pub(crate) told: u64,
     /// The highest number the client said it had used when it connected. Up to there numbers may be
     /// missing: they were confirmed to it, with little durability, and lost in a crash.
     pub(crate) may_skip_through: u64,
     receipts: VecDeque<(u64, Receipt)>,
-    /// Decided and not yet safe, in order.
+    /// Decisions that are not yet safe, in order.
     unconfirmed: VecDeque<Unconfirmed>,
-    /// Whether the broker has it on its list of those that wait.
+    /// Whether the broker has it on its list of sessions that wait.
     pub(crate) is_listed: bool,
-    /// Of these, how many might be safe before the first.
+    /// Number of these that might be safe before the first.
     out_of_turn: usize,
-    /// Confirmed out of turn and not told yet.
+    /// Transactions confirmed out of turn and not told yet.
     early: Vec<u64>,
     /// Slots of the messages it holds leases of, in no particular order.
     pub(crate) leases: Vec<u32>,
@@ -68,11 +68,11 @@ pub(crate) struct Staged {
     pub(crate) seq: u64,
     pub(crate) ops: Vec<Op>,
     pub(crate) bytes: usize,
-    /// It went over the cap: its parts are dropped as they come, and the whole is refused.
+    /// Whether it went over the cap: its parts are dropped as they come, and the whole is refused.
     pub(crate) is_too_large: bool,
 }
 
-/// What `Output::Confirm` says.
+/// Content of an `Output::Confirm`.
 #[derive(Debug)]
 pub(crate) struct Confirmation {
     pub(crate) through: u64,
@@ -81,7 +81,7 @@ pub(crate) struct Confirmation {
 }
 
 impl Session {
-    /// Numbers from `first` to `last` were decided.
+    /// Notes that numbers from `first` to `last` were decided.
     pub(crate) fn decided(&mut self, first: u64, last: u64, rests: Rests) {
         debug_assert!(first > self.applied && first <= last);
         self.applied = last;
@@ -98,7 +98,7 @@ impl Session {
         });
     }
 
-    /// The journal says that all up to this one were decided; what it says is safe.
+    /// Restores the number up to which all were decided, from the journal, where everything is safe.
     pub(crate) fn restore(&mut self, applied: u64) {
         self.applied = self.applied.max(applied);
         self.confirmed = self.applied;
@@ -106,7 +106,7 @@ impl Session {
         self.forget_receipts();
     }
 
-    /// Only the first answer counts: a record that was carried forward may tell it again.
+    /// Keeps an exceptional receipt. Only the first counts: a record that was carried forward may have it again.
     pub(crate) fn keep_receipt(&mut self, seq: u64, receipt: Receipt) {
         if planted!("forget-refusal") {
             return;
@@ -130,7 +130,7 @@ impl Session {
         }
     }
 
-    /// Of a transaction that was decided.
+    /// Returns the receipt of a transaction that was decided.
     pub(crate) fn receipt(&self, seq: u64) -> Receipt {
         let exceptional = self
             .receipts
@@ -143,7 +143,7 @@ impl Session {
         self.receipts.iter()
     }
 
-    /// Up to where a client that connects need not resend. Not past an exceptional receipt: it may
+    /// Returns the number up to which a client that connects need not resend. Not past an exceptional receipt: it may
     /// never have learned of it, and would take it for applied.
     pub(crate) fn plainly_applied(&self) -> u64 {
         self.receipts
@@ -151,7 +151,7 @@ impl Session {
             .map_or(self.confirmed, |(seq, _)| self.confirmed.min(seq - 1))
     }
 
-    /// Sees which decisions have become safe; true when there is something new to tell.
+    /// Confirms decisions that have become safe; true when there is something new to tell.
     pub(crate) fn confirm(&mut self, effects: &Effects) -> bool {
         while let Some(first) = self.unconfirmed.front()
             && effects.is_safe(first.rests)
@@ -177,7 +177,7 @@ impl Session {
         self.unconfirmed.is_empty()
     }
 
-    /// A connection begins anew: what was told to the last one may not have arrived.
+    /// Begins a connection anew: confirms sent to the last one may not have arrived.
     pub(crate) fn begin_connection(&mut self) {
         self.told = self.plainly_applied();
         self.early.clear();
@@ -215,7 +215,7 @@ pub(crate) struct Sessions {
     sessions: Slab<Session>,
     by_id: SeededMap<SessionId, u32>,
     by_number: FxHashMap<u64, u32>,
-    /// The highest number given out.
+    /// Highest number given out.
     pub(crate) numbers: u64,
     generations: u64,
 }

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 const NONE: u32 = u32::MAX;
 
-/// How large a chunk is, roughly. Large enough that the system's allocator maps it by itself and takes
-/// it back as a whole; what is not used of it is never touched.
+/// Size of a chunk, roughly. Large enough that the system's allocator maps it separately and takes
+/// it back as a whole; unused parts of it are never touched.
 const CHUNK_BYTES: usize = 512 << 10;
 
 /// Counts the entries of all slabs that a thread looks at, for tests that bound them.
@@ -34,7 +34,7 @@ pub(crate) mod looks {
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     chunks: Vec<Chunk<T>>,
-    /// Where the next entry goes, as long as there is room.
+    /// Chunk of the next entry, as long as there is room.
     current: u32,
     /// Chunks with room, but for those that hold nothing at all.
     roomy: BTreeSet<u32>,
@@ -47,7 +47,7 @@ pub(crate) struct Slab<T> {
 struct Chunk<T> {
     slots: Vec<Slot<T>>,
     used: u32,
-    /// A slot of this chunk, or `NONE`.
+    /// First free slot of this chunk, or `NONE`.
     first_free: u32,
 }
 
@@ -95,7 +95,7 @@ impl<T> Slab<T> {
         self.len
     }
 
-    /// The slot freed last is used first, while its memory is still near.
+    /// Inserts an entry. The slot freed last is used first, while its memory is still near.
     pub(crate) fn insert(&mut self, entry: T) -> u32 {
         let index = match self.chunks.get(self.current as usize) {
             Some(chunk) if chunk.has_room() => self.current,
@@ -126,7 +126,7 @@ impl<T> Slab<T> {
         index << Self::CHUNK_BITS | place
     }
 
-    /// The lowest chunk that has room, so that the highest become free.
+    /// Returns the lowest chunk that has room, so that the highest become free.
     fn next_chunk(&mut self) -> u32 {
         let next = self.roomy.first().copied();
         self.current = next.unwrap_or_else(|| {
@@ -183,12 +183,12 @@ impl<T> Slab<T> {
         }
     }
 
-    /// No slot is as high as this.
+    /// Returns a number that no slot reaches.
     pub(crate) fn end(&self) -> u32 {
         (self.chunks.len() << Self::CHUNK_BITS) as u32
     }
 
-    /// In the order of the slots, which the same inputs fill alike.
+    /// Iterates in the order of the slots, which the same inputs fill alike.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let chunks = self.chunks.iter().enumerate();
         chunks.flat_map(|(index, chunk)| {
@@ -223,7 +223,7 @@ impl<T> Slab<T> {
         (slot >> Self::CHUNK_BITS, slot & (Self::CHUNK_SLOTS - 1))
     }
 
-    /// How many bytes an entry takes, whether its slot is free or not.
+    /// Returns the bytes that an entry takes, whether its slot is free or not.
     #[cfg(test)]
     pub(crate) const fn slot_bytes() -> usize {
         size_of::<Slot<T>>()

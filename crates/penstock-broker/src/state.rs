@@ -1,7 +1,7 @@
 //! All that outlives a restart, and each way in which it may change.
 //!
 //! Every change here is one event of the journal. The broker decides, writes the event and calls the
-//! change; recovery reads the event and calls the same change. So what is recovered is what was.
+//! change; recovery reads the event and calls the same change. So the recovered state is the one that was.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -44,15 +44,15 @@ pub(crate) struct State {
     pub(crate) sessions: Sessions,
     pub(crate) timers: Timers,
     pub(crate) ledger: Ledger,
-    /// The highest number that a message was given, and the highest grant.
+    /// Highest number that a message was given, and the highest grant.
     pub(crate) numbers: u64,
     pub(crate) grants: u64,
     pub(crate) ends: Ends,
     pub(crate) failed: FailedJobs,
-    /// Operations on many messages that are not over, and where the journal tells of each.
+    /// Operations on many messages that are not over, and the position of each.
     pub(crate) marks: BTreeMap<u64, (Mark, Position)>,
     pub(crate) mark_numbers: u64,
-    /// Members that joins have heard of since anybody looked.
+    /// Members that have reported to joins since anybody looked.
     pub(crate) reported: VecDeque<Reported>,
     /// Copies that have come to own the key of another one since anybody looked, and stand behind it in the
     /// journal, by their numbers.
@@ -61,35 +61,35 @@ pub(crate) struct State {
     pub(crate) joins_over: VecDeque<JoinId>,
     /// Those, and all that they have blocked.
     pub(crate) blocked: Amount,
-    /// What the journal would need to hold all of this, roughly.
+    /// Bytes that the journal would need to hold all of this, roughly.
     pub(crate) live_bytes: u64,
-    /// The record that is being written or replayed, and what its effects rest on.
+    /// Position of the record that is being written or replayed, and the records that its effects rest on.
     pub(crate) position: Position,
     pub(crate) rests: Rests,
-    /// Keys that are watched and may have changed since anybody was told.
+    /// Keys that are watched and may have changed since their watchers were told.
     pub(crate) touched: Vec<Key>,
-    /// There may be something to hand out that there was not before.
+    /// Whether there may be something to hand out that there was not before.
     pub(crate) has_new_work: bool,
-    /// Queues for which a timer shall be set, and the count of such timers so far.
+    /// Queues for which a timer is to be set, and the count of such timers so far.
     pub(crate) newly_unserved: Vec<u32>,
     /// Likewise for tasks that none of a queue's consumers can run.
     pub(crate) newly_unknown: Vec<u32>,
     generations: u64,
-    /// The last record that is safe on disk, so that what stands in it can be read back.
+    /// Last record that is safe on disk, so that its content can be read back.
     pub(crate) durable: Position,
-    /// How many bytes of bodies are kept in memory, so that work is handed out without reading; `None`:
+    /// Bytes of bodies that are kept in memory, so that work is handed out without reading; `None`:
     /// all, for there is no disk to read from.
     pub(crate) resident_limit: Option<u64>,
-    /// How long failed jobs are kept.
+    /// Time for which failed jobs are kept.
     pub(crate) failed_kept_ms: u64,
-    /// Messages that wait and may do it with less memory once this position is safe.
+    /// Messages that wait and may do so with less memory once this position is safe.
     to_cool: VecDeque<(Position, Handle)>,
 }
 
-/// A queue that has no more messages than this keeps their bodies in memory for longer: others' backlogs
+/// Most messages of a queue whose bodies are kept in memory for longer: others' backlogs
 /// must not slow it down.
 const SHORT_QUEUE: u64 = 1024;
-/// How many bytes of notes a message keeps: a delivery must fit into a frame beside its body.
+/// Most bytes of notes that a message keeps: a delivery must fit into a frame with its body.
 const NOTES_CAP_BYTES: usize = 256 << 10;
 /// Bytes of the journal for an operation on many messages.
 pub(crate) const MARK_BYTES: u64 = 64;
@@ -112,17 +112,17 @@ pub(crate) struct Reported {
     pub(crate) must_be_told: bool,
 }
 
-/// How a message ends.
+/// Ways in which a message ends.
 pub(crate) enum Ending<'a> {
-    /// A worker is done with it.
+    /// A worker has finished it.
     Acked { cost_us: Option<u64> },
-    /// For good; it stays as a failed job.
+    /// It failed for good; it stays as a failed job.
     Failed {
         failure: &'a Failing<'a>,
         note: Option<Bytes>,
         cost_us: Option<u64>,
     },
-    /// By the broker, without a run. `kept`: its value is there for as long as results are kept.
+    /// The broker ended it without a run. `kept`: its value is there for as long as results are kept.
     Unrun { ended: Ended, kept: bool },
     /// A failed job is forgotten.
     Dropped,
@@ -178,7 +178,7 @@ impl State {
 
     // --- messages
 
-    /// `body`: what is to be kept in memory, if anything; `body_at`: where it stands in the record.
+    /// Inserts a message. `body`: its body if that is kept in memory; `body_at`: the body's place in the record.
     pub(crate) fn insert_message(
         &mut self,
         head: &MessageHead,
@@ -237,8 +237,8 @@ impl State {
             || (self.rests.disk != self.position && self.durable < self.position)
     }
 
-    /// Whether one more body may be in memory. Those that came first are handed out first, so it is those
-    /// that come when there is no room that are not.
+    /// Whether one more body may be in memory. Messages that came first are handed out first, so bodies
+    /// that come when there is no room are not kept.
     fn has_room(&self, queue: Option<u32>, is_delayed: bool) -> bool {
         let Some(limit) = self.resident_limit else {
             return true;
@@ -255,7 +255,7 @@ impl State {
         resident < 2 * limit && !is_delayed && waiting < SHORT_QUEUE
     }
 
-    /// The message waits. As soon as it can be read back, it may do so with less memory.
+    /// Gives up memory of a waiting message as soon as it can be read back.
     pub(crate) fn cool_when_safe(&mut self, slot: u32) {
         if self.resident_limit.is_some() && self.messages[slot].is_hot() {
             let rests = self.messages.rests(slot);
@@ -264,7 +264,7 @@ impl State {
         }
     }
 
-    /// After `durable` has moved.
+    /// Gives up that memory after `durable` has moved.
     pub(crate) fn cool(&mut self) {
         while let Some((safe, handle)) = self.to_cool.front().copied()
             && safe <= self.durable
@@ -310,7 +310,7 @@ impl State {
         self.insert_message(&head, extras, None, body_at, body)
     }
 
-    /// What the journal would say of the message now.
+    /// Returns the state of the message as the journal would have it now.
     pub(crate) fn head(&self, slot: u32) -> MessageHead {
         let entry = &self.messages[slot];
         let kind = self.messages.kind(slot);
@@ -388,7 +388,7 @@ impl State {
         }
     }
 
-    /// Counts anew what a failed job takes in the journal.
+    /// Counts anew the bytes that a failed job takes in the journal.
     pub(crate) fn recount_failed(&mut self, slot: u32) {
         let entry = &self.messages[slot];
         if entry.is_failed() {
@@ -397,7 +397,7 @@ impl State {
         }
     }
 
-    /// A message that waits anywhere is handed out, or a hand-out is heard of later.
+    /// Hands out a message that waits anywhere, now or in replay.
     pub(crate) fn grant(&mut self, slot: u32, session: u32, grant: Grant) {
         self.take(slot, None);
         self.lease(slot, session, grant, None, true);
@@ -429,7 +429,7 @@ impl State {
         self.queues[self.messages.queue(slot)].running += 1;
     }
 
-    /// After a recovery: charges the flows of what runs, from now on.
+    /// Charges the flows of runs from now on, after a recovery.
     pub(crate) fn resume_charges(&mut self) {
         let sessions = self.sessions.iter();
         let leases: Vec<u32> = sessions
@@ -440,7 +440,7 @@ impl State {
         }
     }
 
-    /// Charges the flow of what runs, from now on, for a hand-out that charged it nothing.
+    /// Charges the flow of a run from now on, for a hand-out that charged it nothing.
     pub(crate) fn charge_run(&mut self, slot: u32) {
         let flow = self.flow(slot);
         if let Some(lease) = self.messages.lease_state_mut(slot) {
@@ -448,7 +448,7 @@ impl State {
         }
     }
 
-    /// The lease ended and the message goes back to its place.
+    /// Puts the message back in its place after its lease ended.
     pub(crate) fn return_message(&mut self, slot: u32, redelivered: bool) {
         self.come_back(slot, redelivered, 0);
     }
@@ -529,7 +529,7 @@ impl State {
 
     /// Ends a message: the one way in which that happens, live and in replay, whatever ended it. Takes it
     /// out of its place, frees the key that it owns, reports to the join that it is a member of, and keeps
-    /// what is to be kept.
+    /// all values and notes that are to be kept.
     pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
         let (id, base) = (self.messages[slot].id, self.messages[slot].base());
         let member = self.messages.member(slot);
@@ -602,7 +602,7 @@ impl State {
         self.wait_for_ended_values(ttl_ms);
     }
 
-    /// Sets the timer for the oldest value of those that are kept so long, unless there is one.
+    /// Sets the timer for the oldest value of this time to live, unless there is one.
     pub(crate) fn wait_for_ended_values(&mut self, ttl_ms: u64) {
         if let Some(slot) = self.ends.first(ttl_ms, &self.messages)
             && self.ends.timed.insert(ttl_ms)
@@ -627,7 +627,7 @@ impl State {
         self.ends.forget_one();
     }
 
-    /// The journal tells of values that were carried forward; returns their places, by number.
+    /// Restores values that were carried forward; returns their places, by number.
     pub(crate) fn restore_ends(&mut self, ends: &KeptEnds<'_>, end: &KeptEnd) -> u32 {
         self.numbers = self.numbers.max(end.number);
         self.forget_value(&Key::Result(end.id));
@@ -703,7 +703,7 @@ impl State {
         self.wait_for_failed_jobs();
     }
 
-    /// A failed job goes back to a queue, as its next generation.
+    /// Puts a failed job back in a queue, as its next generation.
     pub(crate) fn revive(&mut self, slot: u32, to: u64, queue: Name) {
         let id = self.messages[slot].id;
         self.take(slot, None);
@@ -733,7 +733,7 @@ impl State {
         self.cool_when_safe(slot);
     }
 
-    /// The message has another number; if the key is its own, that goes by it.
+    /// Renumbers the claim of a message with another number, if the key is its own.
     fn renumber_claim(&mut self, slot: u32, was: u64) {
         if let Some(claim) = self.messages.claim(slot).cloned()
             && self.keys.owner(&claim) == Some(Handle { number: was, slot })
@@ -743,7 +743,7 @@ impl State {
         }
     }
 
-    /// The key that the message owns goes to another copy of it, or to nobody.
+    /// Passes the key that the message owns to another copy of it, or frees it.
     fn free_claim(&mut self, slot: u32) {
         let Some(claim) = self.messages.claim(slot).cloned() else {
             return;
@@ -770,7 +770,7 @@ impl State {
         }
     }
 
-    /// Hashes class and task, by which failures that the broker finds by itself are grouped. FNV-1a, from
+    /// Hashes class and task, by which failures that the broker finds itself are grouped. FNV-1a, from
     /// the authors' page, because the journal keeps it.
     pub(crate) fn fingerprint(&self, slot: u32, class: &str) -> u64 {
         let task = self.names.text(self.messages.kind(slot).task);
@@ -796,7 +796,7 @@ impl State {
         })
     }
 
-    /// The run of a job that ends now, for its value.
+    /// Returns the run of a job that ends now, for its value.
     pub(crate) fn run_of(&self, slot: u32, ended_at: u64) -> RunHead {
         let kind = self.messages.kind(slot);
         RunHead {
@@ -856,7 +856,7 @@ impl State {
         (entry.is_ready() || entry.is_delayed()) && self.is_behind_mark(slot)
     }
 
-    /// How the message ends that is only still to be ended: whoever waits for it may have been told.
+    /// Returns the end of a message that is only still to be ended: clients that wait for it may have been told.
     pub(crate) fn told_end(&self, slot: u32) -> Option<How> {
         if self.is_purged(slot) {
             return Some(How::Purged);
@@ -870,7 +870,7 @@ impl State {
         self.messages[slot].number() < before && !planted!("lose-purge")
     }
 
-    /// After a recovery: counts what waits behind marks.
+    /// Counts the messages that wait behind marks, after a recovery.
     pub(crate) fn count_purged(&mut self) {
         if self.marks.is_empty() {
             return;
@@ -907,7 +907,7 @@ impl State {
         self.queues.push_ready(&self.messages, slot, flow)
     }
 
-    /// The flow of messages of its kind.
+    /// Returns the flow of messages of its kind.
     #[inline]
     fn flow(&mut self, slot: u32) -> u32 {
         self.messages.flow(slot).unwrap_or_else(|| {
@@ -917,8 +917,7 @@ impl State {
         })
     }
 
-    /// The consumers of the queue can run other tasks than before: notes whether work waits that none of them
-    /// can run.
+    /// Notes whether work waits that no consumer of the queue can run, after their tasks have changed.
     pub(crate) fn note_unknown(&mut self, index: u32) {
         let unknown = self.queues.unknown_tasks(index);
         let unknown: Vec<Name> = unknown.map(|(task, _)| task).collect();
@@ -949,7 +948,7 @@ impl State {
         }
     }
 
-    /// Notes queues that have work and nobody who takes it.
+    /// Notes queues that have work and no consumer to take it.
     pub(crate) fn review_service(&mut self, index: u32) {
         let queue = &mut self.queues[index];
         if queue.consumers() > 0 {
@@ -980,7 +979,7 @@ impl State {
         }
     }
 
-    /// A delayed message has come due. The journal says when, so it need not say that.
+    /// Makes a delayed message ready that has come due. The journal has its time, so no event is needed.
     pub(crate) fn come_due(&mut self, slot: u32) {
         let queue = &mut self.queues[self.messages.queue(slot)];
         queue.delayed -= 1;
@@ -988,7 +987,7 @@ impl State {
         self.make_ready(slot);
     }
 
-    /// After a recovery, which hears of many queues that were served since.
+    /// Reviews all queues after a recovery, in which many have been served since.
     pub(crate) fn review_all_service(&mut self) {
         for index in self.queues.indexes() {
             let queue = &mut self.queues[index];
@@ -999,7 +998,7 @@ impl State {
         }
     }
 
-    /// Takes a message out of its place; what becomes of it is the caller's to say.
+    /// Takes a message out of its place; the caller decides what becomes of it.
     fn take(&mut self, slot: u32, cost_us: Option<u64>) {
         let queue = self.messages.queue(slot);
         if self.queues[queue].rare().purge_before > 0 && self.is_purged(slot) {
@@ -1107,14 +1106,14 @@ impl State {
         stored.max(ended).is_some_and(|at| base < at)
     }
 
-    /// The value goes, and whatever claim there is.
+    /// Removes the value, and any claim there is.
     pub(crate) fn remove_key(&mut self, key: &Key) {
         self.forget_value(key);
         self.keys.end_claim(key);
         self.touch(key);
     }
 
-    /// The value goes: its time is over, or its group is over the cap.
+    /// Drops the value: its time is over, or its group is over the cap.
     pub(crate) fn drop_value(&mut self, key: &Key) {
         self.forget_value(key);
         self.touch(key);
@@ -1189,7 +1188,7 @@ impl State {
         );
     }
 
-    /// False when this member had arrived before.
+    /// Adds a member; false when this one had arrived before.
     pub(crate) fn arrive(&mut self, slot: u32, index: u32, succeeded: bool) -> bool {
         let join = &mut self.joins[slot];
         let bytes = join.journal_bytes();
@@ -1208,7 +1207,7 @@ impl State {
         is_new
     }
 
-    /// A member of a join has ended; its full state stands in the journal at `base`.
+    /// Reports a member of a join that has ended; its full state stands in the journal at `base`.
     pub(crate) fn report(&mut self, member: Option<Member>, base: Position, succeeded: bool) {
         if let Some(Member { join, index }) = member
             && let Some(slot) = self.joins.find(&join)
@@ -1220,7 +1219,7 @@ impl State {
         }
     }
 
-    /// A member has failed: what the join holds is blocked, which is derived from this.
+    /// Blocks the messages of a join, a member of which has failed: that is derived from this.
     pub(crate) fn block_join(&mut self, slot: u32, at: u64) {
         let join = &mut self.joins[slot];
         if !std::mem::replace(&mut join.is_over, true) {
@@ -1231,7 +1230,7 @@ impl State {
         }
     }
 
-    /// The journal tells how far a join had come when it was carried forward.
+    /// Restores the progress of a join when it was carried forward.
     pub(crate) fn restore_join(&mut self, slot: u32, arrived: &[(u32, u64)], over_at: Option<u64>) {
         let join = &mut self.joins[slot];
         let bytes = join.journal_bytes();
@@ -1255,7 +1254,7 @@ impl State {
         }
     }
 
-    /// The join is over. What it held is ready now, or the caller settles it.
+    /// Ends a join. The messages that it held are ready now, or the caller settles them.
     pub(crate) fn end_join(&mut self, slot: u32, released: bool, renumbered: Option<Renumbered>) {
         let join = self.joins.close(slot);
         if join.is_over {
@@ -1268,7 +1267,7 @@ impl State {
         }
     }
 
-    /// What the join held, as far as it has not ended since, is ready.
+    /// Makes the messages ready that the join held, as far as they have not ended since.
     fn release(&mut self, join: JoinId, held: Vec<Handle>, renumbered: Option<Renumbered>) {
         for handle in held {
             let state = MessagePlace::Held(join);
@@ -1293,8 +1292,8 @@ impl State {
         self.set_expiry(slot);
     }
 
-    /// New numbers for what the join holds, if a purge of one of its queues is under way: what was purged
-    /// is what waited, and this did not.
+    /// Returns new numbers for the messages that the join holds, if a purge of one of their queues is under way: only
+    /// messages that waited were purged, and these did not.
     pub(crate) fn renumber_behind_marks(&self, slot: u32) -> Option<Renumbered> {
         if self.marks.is_empty() || planted!("purge-released") {
             return None;
@@ -1316,7 +1315,7 @@ impl State {
         })
     }
 
-    /// Numbers of the messages that the join holds.
+    /// Returns the numbers of the messages that the join holds.
     pub(crate) fn still_held(&self, join: &JoinId) -> Vec<u64> {
         let held = self.joins.held_by(join).iter();
         let held = held.filter(|handle| {
@@ -1326,7 +1325,7 @@ impl State {
         held.map(|handle| handle.number).collect()
     }
 
-    /// The journal tells of the end of a join that it no longer tells of itself.
+    /// Ends a join that the journal no longer holds itself.
     pub(crate) fn end_unknown_join(
         &mut self,
         id: JoinId,
@@ -1339,7 +1338,7 @@ impl State {
         }
     }
 
-    /// Only a journal that lost the join could have left these; they must not wait for ever.
+    /// Releases messages that only a journal that lost their join could have left; they must not wait for ever.
     pub(crate) fn release_orphans(&mut self) {
         for (join, held) in self.joins.take_all_early() {
             self.release(join, held, None);
@@ -1428,14 +1427,14 @@ impl State {
 
     // --- housekeeping
 
-    /// Brings what was counted of kinds of messages to their queues and tasks.
+    /// Brings counts of kinds of messages to their queues and tasks.
     pub(crate) fn add_counts(&mut self) {
         while let Some((kind, counts)) = self.messages.kinds.next_counted() {
             self.queues.add_counts(&kind, &counts);
         }
     }
 
-    /// Flows go with the last kind of messages that was theirs.
+    /// Drops unused kinds. Flows go with the last kind of messages that was theirs.
     pub(crate) fn drop_unused_kinds(&mut self) {
         self.add_counts();
         for flow in self.messages.kinds.drop_unused() {
@@ -1443,7 +1442,7 @@ impl State {
         }
     }
 
-    /// Drops what is stale of timers and ledger, when it is the greater part.
+    /// Drops stale timers and ledger entries, when they are the greater part.
     pub(crate) fn sweep(&mut self) {
         if self.messages.kinds.has_many_counted() {
             self.add_counts();

@@ -1,4 +1,4 @@
-//! What a broker tells of itself.
+//! The status of a broker.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -13,16 +13,16 @@ use crate::ends::ENDED_VALUE_BYTES;
 use crate::messages::State as MessagePlace;
 use crate::{Broker, ConnId};
 
-/// Queues, tasks and workers on a page of the status: as many as a worker may serve queues.
+/// Most queues, tasks and workers on a page of the status: as many as a worker may serve queues.
 pub(crate) const STATUS_PAGE: usize = QUEUES_CAP;
-/// A page ends when its queues, tasks and workers take so much, so that it fits into a frame whatever their names are.
+/// Bytes of queues, tasks and workers at which a page ends, so that it fits into a frame whatever their names are.
 const STATUS_PAGE_BYTES: usize = 1 << 20;
-/// Takes in a frame, beside the names: more than all numbers of a queue, a task or a worker do.
+/// Bytes in a frame of a queue, a task or a worker, apart from names: more than all numbers of one do.
 const ENTRY_BYTES: usize = 400;
 
 impl Broker {
-    /// All that there is to tell, for tests: clients ask for pages. Counts of queues and tasks may lack what came since
-    /// anybody asked.
+    /// Returns the whole status, for tests: clients ask for pages. Counts of queues and tasks may lack those
+    /// that came since anybody asked.
     pub fn status(&self) -> Status {
         let mut workers: Vec<WorkerStatus> = self.workers().map(|(_, worker)| worker).collect();
         workers.sort_by(|one, other| one.name.cmp(&other.name));
@@ -36,7 +36,7 @@ impl Broker {
         }
     }
 
-    /// Looks at what stands on the page, and not at the other queues and tasks.
+    /// Returns a page of the status, and looks at no other queues and tasks.
     pub(crate) fn status_page(&self, conn: ConnId, query: &StatusQuery) -> StatusPage {
         let mut page = Page::new(query.limit);
         let queues = &self.state.queues;
@@ -111,7 +111,7 @@ impl Broker {
         }
     }
 
-    /// How many ready jobs the consumers of a connection can run.
+    /// Counts the ready jobs that the consumers of a connection can run.
     fn ready_for(&self, conn: ConnId) -> u64 {
         let Some(connection) = self.connections.get(&conn) else {
             return 0;
@@ -133,7 +133,7 @@ impl Broker {
         ready.sum()
     }
 
-    /// The queues with these names, as far as there are any: each once, in the order of their names.
+    /// Returns the queues with these names, as far as there are any: each once, in the order of their names.
     fn named(&self, names: &[String], behind: Bound<&str>) -> Vec<(&str, u32)> {
         let in_order = &self.state.queues.by_name.in_order;
         let found = names.iter().filter_map(|name| {
@@ -150,7 +150,7 @@ impl Broker {
         found
     }
 
-    /// Sessions that work, connected or expected back, each with its number.
+    /// Returns the sessions that work, connected or expected back, each with its number.
     fn workers(&self) -> impl Iterator<Item = (u64, WorkerStatus)> {
         let state = &self.state;
         let workers = state.sessions.iter().filter_map(|(index, session)| {
@@ -189,7 +189,7 @@ impl Broker {
         })
     }
 
-    /// The status without its queues and workers.
+    /// Returns the status without its queues and workers.
     fn totals(&self) -> Status {
         let state = &self.state;
         let (mut clients, mut connected_workers) = (0, 0);
@@ -293,7 +293,7 @@ struct Page {
     limit: usize,
     bytes: usize,
     last: Option<StatusCursor>,
-    /// Something more had no room.
+    /// Whether something more had no room.
     is_cut_off: bool,
 }
 
@@ -314,7 +314,7 @@ impl Page {
         }
     }
 
-    /// Makes room for one more. The first always has it.
+    /// Makes room for one more entry. The first always has it.
     fn take(
         &mut self,
         name_bytes: usize,

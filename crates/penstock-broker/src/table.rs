@@ -44,7 +44,7 @@ impl<T> Table<T> {
         self.slots.get(slot as usize)?.as_deref()
     }
 
-    /// In the order of the slots.
+    /// Iterates in the order of the slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let slots = self.slots.iter().enumerate();
         slots.filter_map(|(slot, thing)| Some((slot as u32, thing.as_deref()?)))

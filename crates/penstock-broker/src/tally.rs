@@ -1,8 +1,8 @@
-//! Counts of what became of jobs, for each queue and each task: since the broker started, and over the last minute.
+//! Counts of jobs by outcome, for each queue and each task: since the broker started, and over the last minute.
 //!
 //! A count is one addition, to the kind of the message (see `kinds.rs`). The counts of kinds come into the tallies of
 //! their queues and tasks when ten seconds are over, when somebody asks, or when there are many. A tally brings
-//! its sums and its last minute up to date when other ten seconds have begun. So one that is not used costs
+//! its sums and its last minute up to date when other ten seconds have begun. So an unused tally costs
 //! nothing, and one that was used in a single moment keeps no minute.
 
 use penstock_message::{JobCounts, Tallied};
@@ -47,11 +47,11 @@ pub(crate) type Counts = [u32; JobCounts::LEN];
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tally {
-    /// When it was last used.
+    /// Step in which it was last used.
     pub(crate) last: Step,
-    /// Within that step.
+    /// Counts within that step.
     now: Counts,
-    /// Up to that step; `None`: nothing. (Most of many queues are used in one step only.)
+    /// Counts up to that step; `None`: nothing. (Most of many queues are used in one step only.)
     before: Option<Box<[u64; JobCounts::LEN]>>,
     /// The steps of a minute before the last one, by [`Step::place`]; `None`: they brought nothing.
     minute: Option<Box<[Counts; STEPS]>>,
@@ -140,7 +140,7 @@ impl Tally {
     }
 }
 
-/// Adds what another has counted.
+/// Adds counts of another tally.
 pub(crate) fn add(sum: &mut JobCounts, counts: JobCounts) {
     sum.enqueued += counts.enqueued;
     sum.started += counts.started;

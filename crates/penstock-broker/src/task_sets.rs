@@ -1,4 +1,4 @@
-//! Sets of tasks that consumers can run. Those of one app that are equal are kept once: a thousand workers
+//! Sets of tasks that consumers can run. Equal ones of one app are kept once: a thousand workers
 //! share one.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ type AppTasks = (Arc<str>, Arc<[Name]>);
 #[derive(Debug)]
 struct TaskSet {
     tasks: AppTasks,
-    /// Consumers that can run these.
+    /// Number of consumers that can run these.
     users: usize,
 }
 
@@ -32,7 +32,7 @@ impl TaskSets {
         }
     }
 
-    /// The set of these tasks of the app, which has one user more.
+    /// Returns the set of these tasks of the app, which has one user more.
     pub(crate) fn take(&mut self, app: &str, mut tasks: Vec<Name>, names: &mut Names) -> u32 {
         tasks.sort_unstable();
         tasks.dedup();
@@ -50,13 +50,13 @@ impl TaskSets {
         set
     }
 
-    /// The same tasks of another app, in a set that has one user more.
+    /// Returns the set of the same tasks of another app, which has one user more.
     pub(crate) fn take_for(&mut self, app: &str, set: u32, names: &mut Names) -> u32 {
         let tasks = self.sets[set].tasks.1.to_vec();
         self.take(app, tasks, names)
     }
 
-    /// A set has one user less.
+    /// Removes a user of the set.
     pub(crate) fn give(&mut self, set: Option<u32>, names: &mut Names) {
         let Some(set) = set else {
             return;
@@ -69,13 +69,13 @@ impl TaskSets {
         }
     }
 
-    /// The app whose tasks a set has.
+    /// Returns the app whose tasks a set has.
     pub(crate) fn app(&self, set: u32) -> &str {
         &self.sets[set].tasks.0
     }
 
-    /// Tasks that two sets of different apps have in common: one of them, and how many others. `None`: none, or
-    /// the sets are of one app, or of one that has no name.
+    /// Returns the tasks that two sets of different apps have in common: one of them, and how many others. `None`:
+    /// none, or the sets are of one app, or of one that has no name.
     pub(crate) fn shared(&self, one: u32, other: u32) -> Option<(Name, u64)> {
         let (one, other) = (&self.sets[one].tasks, &self.sets[other].tasks);
         if one.0 == other.0 || one.0.is_empty() || other.0.is_empty() {
@@ -87,18 +87,18 @@ impl TaskSets {
         Some((first, shared.count() as u64))
     }
 
-    /// `None`: a set of all tasks.
+    /// Whether the set has the task; `None`: a set of all tasks.
     pub(crate) fn has(&self, set: Option<u32>, task: Name) -> bool {
         set.is_none_or(|set| self.sets[set].tasks.1.binary_search(&task).is_ok())
     }
 
-    /// The names of all sets.
+    /// Returns the names of all sets.
     pub(crate) fn names(&self) -> impl Iterator<Item = Name> {
         let sets = self.sets.iter();
         sets.flat_map(|(_, set)| set.tasks.1.iter().copied())
     }
 
-    /// How many sets there are, and how many users they have in all.
+    /// Returns the number of sets, and of their users in all.
     #[cfg(test)]
     pub(crate) fn counts(&self) -> (usize, usize) {
         let users = self.sets.iter().map(|(_, set)| set.users).sum();

@@ -1,4 +1,4 @@
-//! Tasks: what their runs cost, and what became of their jobs.
+//! Tasks: the cost of their runs, and counts of their jobs.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -11,7 +11,7 @@ use crate::tally::{Step, Tally};
 /// Expected cost of a run before any has been measured.
 const UNKNOWN_COST_US: u32 = 1_000;
 
-/// The moving average of what the runs of a task cost, in eighths of a microsecond; zero before the first.
+/// Moving average of the cost of a task's runs, in eighths of a microsecond; zero before the first.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Cost {
     eighths: u64,
@@ -44,9 +44,9 @@ pub(crate) struct Task {
 /// Slots by names: queues, or tasks. It holds the names.
 #[derive(Debug, Default)]
 pub(crate) struct ByName {
-    /// By name: the slot, and 1; `None` takes no more room than that.
+    /// Slot of each name, plus 1; `None` takes no more room than that.
     slots: Vec<Option<NonZeroU32>>,
-    /// In the order of the texts.
+    /// Slots in the order of the texts.
     pub(crate) in_order: BTreeMap<Arc<str>, u32>,
 }
 
@@ -86,7 +86,7 @@ impl Tasks {
         self.by_name.find(name)
     }
 
-    /// True when it is new.
+    /// Returns the slot; true when it is new.
     pub(crate) fn find_or_create(
         &mut self,
         name: Name,
@@ -111,7 +111,7 @@ impl Tasks {
         task
     }
 
-    /// Expected cost of a run of the task.
+    /// Returns the expected cost of a run of the task.
     #[inline]
     pub(crate) fn estimate_us(&self, name: Name) -> NonZeroU32 {
         let cost = self.find(name).map(|task| self.all[task].cost);

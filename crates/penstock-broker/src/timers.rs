@@ -1,5 +1,5 @@
-//! What shall happen at a later time. A timer that is no longer wanted is not searched for: it fires,
-//! and whoever it was for sees that it is stale. A heap that is mostly stale is swept.
+//! Timers. One that is no longer wanted is not searched for: it fires,
+//! and its receiver sees that it is stale. A heap that is mostly stale is swept.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,13 +13,13 @@ use crate::queues::Forgettable;
 pub(crate) enum Timer {
     /// A delayed message becomes ready. (Number and slot are its handle, which would take more room.)
     Due { number: u64, slot: u32 },
-    /// It becomes ready soon, and its body was not in memory when it was delayed.
+    /// A delayed message becomes ready soon, and its body was not in memory when it was delayed.
     Near { number: u64, slot: u32 },
     /// A message is no longer worth starting.
     Expiry { number: u64, slot: u32 },
     /// A value's time is over. The number tells it from a later one in the same slot.
     ValueExpiry { slot: u32, number: u64 },
-    /// Values of messages that the broker has ended are over, of those that are kept so long.
+    /// Values of messages that the broker has ended are over, of those with this time to live.
     EndedValues { ttl_ms: u64 },
     /// Failed jobs have been kept for long enough.
     FailedJobs,
@@ -31,7 +31,7 @@ pub(crate) enum Timer {
     Unserved { queue: u32, generation: u64 },
     /// A queue has had work for a while that none of its consumers can run.
     Unknown { queue: u32, generation: u64 },
-    /// A queue or task may not have been in use for long. Each has one such timer for as long as it is there.
+    /// A queue or task may not have been in use for long. Each has one such timer for as long as it exists.
     Unused(Forgettable),
 }
 
@@ -44,12 +44,12 @@ pub(crate) struct Timers {
 #[derive(Debug, Default)]
 struct Heap {
     timers: BinaryHeap<Reverse<(u64, Timer)>>,
-    /// How many of them are known to be stale.
+    /// Number of timers that are known to be stale.
     stale: usize,
 }
 
 impl Heap {
-    /// Gives back what a large number of timers once took.
+    /// Frees the memory that a large number of timers once took.
     fn shrink(&mut self) {
         let (len, capacity) = (self.timers.len(), self.timers.capacity());
         if capacity > 4096 && len < capacity / 8 {
@@ -63,12 +63,12 @@ impl Timers {
         self.heap(when.clock).timers.push(Reverse((when.at, timer)));
     }
 
-    /// One timer that was set by this clock is not wanted any more.
+    /// Counts a timer of this clock that is not wanted any more.
     pub(crate) fn abandon(&mut self, clock: Clock) {
         self.heap(clock).stale += 1;
     }
 
-    /// The next timer whose time has come, earliest first.
+    /// Takes the next timer whose time has come, earliest first.
     pub(crate) fn pop(&mut self, clocks: &Clocks) -> Option<Timer> {
         for (heap, now) in [
             (&mut self.steady, clocks.steady()),

@@ -1,7 +1,7 @@
-//! Queues and tasks that are not in use are forgotten.
+//! Forgets queues and tasks that are not in use.
 //!
 //! They come to be by their first message, or by a setting, and anybody may make up any number of names. So one
-//! that has been empty for an hour, and that nobody serves or has configured, is forgotten but for its counts,
+//! that has been empty for an hour, and that nobody serves or has configured, is forgotten except for its counts,
 //! which go to those of others. Each has one timer, which is set again for as long as there is a reason to keep it.
 
 use penstock_faults::perhaps;
@@ -13,7 +13,7 @@ use crate::state::State;
 use crate::tally::Step;
 use crate::timers::Timer;
 
-/// While it is in use it is not looked at more often, however short the time it would be kept for.
+/// Shortest interval of reviews of one in use, however short the time it would be kept for.
 const REVIEWED_AFTER_MS: u64 = 3_600_000;
 
 impl Broker {
@@ -28,7 +28,7 @@ impl Broker {
         }
     }
 
-    /// After a recovery, which does not know when anything was last in use: all may have been until now.
+    /// Resumes after a recovery, which does not know when anything was last in use: all may have been until now.
     pub(crate) fn resume_use(&mut self) {
         let queues = &mut self.state.queues;
         queues.now = Step::at(self.clocks.steady());

@@ -1,5 +1,5 @@
-//! Who watches which key, found from either side: a key that has changed tells its watchers, and a
-//! session that leaves stops watching, beside a million keys that others watch.
+//! Watchers of keys, found from either side: a key that has changed tells its watchers, and a
+//! session that leaves stops watching, next to a million keys that others watch.
 //!
 //! ```text
 //!     keys[slot].watchers      (session, link) ...       eight bytes each
@@ -29,14 +29,14 @@ struct Watched {
 #[derive(Clone, Copy, Debug)]
 struct Watcher {
     session: u32,
-    /// Its place in the session's list.
+    /// Index in the session's list.
     link: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Link {
     slot: u32,
-    /// Its place in the key's list.
+    /// Index in the key's list.
     watcher: u32,
 }
 
@@ -117,7 +117,7 @@ impl Watchers {
         }
     }
 
-    /// Takes as long as there are keys that this session watches.
+    /// Removes all watches of a session. Takes as long as there are keys that it watches.
     pub(crate) fn unwatch_all(&mut self, session: u32) {
         let Some(links) = self.links.get_mut(session as usize) else {
             return;
@@ -127,7 +127,7 @@ impl Watchers {
         }
     }
 
-    /// The sessions that watched the key.
+    /// Takes the sessions that watched the key.
     pub(crate) fn take(&mut self, key: &Key) -> Vec<u32> {
         let Some(slot) = self.find(key) else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Telling of keys: level-triggered, so that a client that was away misses nothing.
+//! Tells watchers of keys: level-triggered, so that a client that was away misses nothing.
 
 use bytes::Bytes;
 use penstock_faults::planted;
@@ -30,7 +30,7 @@ impl Broker {
         }
     }
 
-    /// What a watcher of the key is told, and what that rests on.
+    /// Returns the state of the key for a watcher, and the records that it rests on.
     fn key_state(&self, key: &Key) -> (KeyState, Rests) {
         if let Some(stored) = self.state.keys.value(key) {
             let rests = match planted!("show-value-early") {
@@ -59,7 +59,7 @@ impl Broker {
         (state, self.staged)
     }
 
-    /// The value of a message that the broker has ended, or is about to: no journal holds it.
+    /// Returns the value of a message that the broker has ended, or is about to: no journal holds it.
     fn derived_value(&self, id: &MessageId) -> Option<Value> {
         let State {
             messages, queues, ..
@@ -88,7 +88,7 @@ impl Broker {
         None
     }
 
-    /// Tells those who watch the key of a value that is not kept.
+    /// Tells the watchers of a key of a value that is not kept.
     pub(crate) fn tell_of_value(&mut self, key: &Key, value: Value) {
         if self.state.keys.watchers.is_empty() {
             return;
@@ -103,7 +103,7 @@ impl Broker {
         }
     }
 
-    /// Keys that the record has changed, and that are not pending any more.
+    /// Tells watchers of keys that the record has changed, and that are not pending any more.
     pub(crate) fn tell_watchers(&mut self) {
         if self.state.touched.is_empty() {
             return;

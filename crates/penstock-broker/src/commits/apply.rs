@@ -15,7 +15,7 @@ use crate::records::{Change, Event, Failing, How, MarkedFor, MessageHead, Place,
 use crate::tally::Counted;
 
 impl Broker {
-    /// Applies operations that were checked, and says what there is to say of it.
+    /// Applies operations that were checked, and returns the details.
     pub(super) fn apply(&mut self, checked: Checked) -> Applied {
         let Checked { mut ops, leased } = checked;
         let mut applied = Applied::default();
@@ -307,7 +307,7 @@ impl Broker {
         BodyAt::new(self.writer.len() - body.len(), body.len())
     }
 
-    /// A client says that a member of a join has arrived.
+    /// Adds a member of a join that a client reports.
     fn join(&mut self, id: JoinId, index: u32, succeeded: bool) {
         // The join may be over: its last member has arrived, or one that failed.
         let Some(slot) = self.state.joins.find(&id) else {
@@ -319,7 +319,7 @@ impl Broker {
         }
     }
 
-    /// Ends what waits of a job; tells where it was.
+    /// Ends the waiting copies of a job; returns the state that it was in.
     fn cancel(&mut self, id: &MessageId, reason: &str) -> Option<MessageState> {
         let messages = &self.state.messages;
         let waiting = messages.copies(id).filter(|slot| {

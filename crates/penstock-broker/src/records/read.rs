@@ -1,4 +1,4 @@
-//! Bytes into events. Whatever the bytes are, it ends in events or an error.
+//! Reads events from bytes. Whatever the bytes are, it ends in events or an error.
 
 use std::borrow::Cow;
 
@@ -44,7 +44,7 @@ fn state_of(number: u8) -> Option<MessageState> {
     STATES.get(usize::from(number)).copied()
 }
 
-/// The state of a message but for its body.
+/// State of a message apart from its body.
 type Head<'a> = (MessageHead, Option<Extras>, Option<Failing<'a>>);
 
 /// Reads a record event by event.
@@ -81,12 +81,12 @@ impl<'a> RecordReader<'a> {
         Ok(reader)
     }
 
-    /// How far it has read.
+    /// Returns the offset up to which it has read.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
 
-    /// `None` at the end.
+    /// Reads the next event; `None` at the end.
     pub(crate) fn next(&mut self, names: &mut Names) -> Result<Option<Event<'a>>, RecordError> {
         if self.at == self.bytes.len() {
             return Ok(None);
@@ -617,7 +617,7 @@ impl<'a> RecordReader<'a> {
         Ok(numbers)
     }
 
-    /// Eight bytes, lowest first.
+    /// Reads eight bytes, lowest first.
     fn word(&mut self) -> Result<u64, RecordError> {
         let at = self.at;
         let bytes = self.bytes[at..]

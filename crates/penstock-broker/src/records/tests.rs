@@ -218,7 +218,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
     prop_oneof![sessions, messages, others]
 }
 
-/// The same names each time.
+/// Returns the same names each time.
 fn names() -> (Names, Vec<Name>) {
     let mut names = Names::default();
     let all = ["default", "mail", "shop.mail.send", "", "dead", "ü"].map(|text| names.intern(text));
@@ -340,7 +340,7 @@ fn a_busy_broker_writes_little_beside_the_bodies() {
     assert_eq!(cost(&|number| Event::Settled { number }), 2);
 }
 
-/// `tests/scripts/golden.rs` recovers brokers from them.
+/// Brokers are recovered from these records in `tests/scripts/golden.rs`.
 #[test]
 fn the_golden_records_have_every_kind_of_event() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");

@@ -1,4 +1,4 @@
-//! Events into bytes.
+//! Writes events as bytes.
 
 use penstock_message::{Extras, Key, Overflow, Receipt, Refusal, Retries, WallMs};
 
@@ -17,7 +17,7 @@ pub(crate) struct RecordWriter {
     time: WallMs,
     number: u64,
     grant: u64,
-    /// For each name, the record (by count) that last spelled it out, and its place among the names there.
+    /// Record (by count) that last spelled out each name, and its place among the names there.
     spelled: Vec<(u64, u32)>,
     names_spelled: u32,
     records: u64,
@@ -32,7 +32,7 @@ impl RecordWriter {
         self.bytes.len()
     }
 
-    /// The epoch and the time that the next record begins with.
+    /// Sets the epoch and the time of the next record.
     pub(crate) fn stamp(&mut self, epoch: u32, time: WallMs) {
         if self.bytes.is_empty() {
             self.epoch = epoch;
@@ -44,7 +44,7 @@ impl RecordWriter {
         self.time
     }
 
-    /// The finished record; the next event begins another.
+    /// Takes the finished record; the next event begins another.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         let capacity = self.bytes.len().min(64 << 10);
         std::mem::replace(&mut self.bytes, Vec::with_capacity(capacity))
@@ -574,7 +574,7 @@ impl RecordWriter {
         }
     }
 
-    /// Ascending numbers as runs: how many, then for each the gap before it and its length.
+    /// Writes ascending numbers as runs: how many, then for each the gap before it and its length.
     fn numbers(&mut self, numbers: &[u64]) {
         debug_assert!(numbers.len() <= ENDED_AT_ONCE && numbers.is_sorted());
         let runs = numbers.chunk_by(|one, next| one + 1 == *next);
@@ -666,7 +666,7 @@ impl RecordWriter {
         self.bytes.push(byte);
     }
 
-    /// Most are small.
+    /// Writes a number, most of which are small.
     #[inline]
     fn varint(&mut self, value: u64) {
         match value {
@@ -730,7 +730,7 @@ impl RecordWriter {
         }
     }
 
-    /// Zero and the text, the first time; then its place, from 1.
+    /// Writes zero and the text, the first time; then its place, from 1.
     fn name(&mut self, names: &Names, name: Name) {
         if self.spelled.len() <= name.index() {
             self.spelled.resize(name.index() + 1, (0, 0));
