@@ -1,9 +1,9 @@
 //! Sees all that enters and leaves the broker, and holds it against the model.
 //!
-//! Order of events: the world tells what the broker has heard, then shows what it said. A transaction
+//! Order of events: the world reports the bytes that the broker has read, then those that it sent. A transaction
 //! counts from the moment it is decided; the checker asks the broker for the decision, and the model
 //! judges it. A crash takes back a suffix of them: the checker asks again which are left, sees that
-//! nothing confirmed is missing, and tells the model the whole story once more without the rest.
+//! nothing confirmed is missing, and replays the whole story to the model without the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,58 +23,58 @@ mod tests;
 
 use story::Event;
 
-/// How the broker ended.
+/// Ways in which the broker ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// What was written stays.
+    /// Written bytes stay.
     Killed,
-    /// Only what was synced stays for certain.
+    /// Only synced bytes stay for certain.
     PowerCut,
-    /// The process ended after a failed write or sync, which may have taken what was written with it.
+    /// The process exited after a failed write or sync, which may have taken other writes with it.
     DiskFailed,
 }
 
 #[derive(Default)]
 pub struct Checker {
     pub model: Model,
-    /// The model as it was when the story begins: at a quiet moment, or when a broker had recovered. No
-    /// crash takes back what was decided before.
+    /// Model as it was when the story begins: at a quiet moment, or when a broker had recovered. No
+    /// crash takes back earlier decisions.
     base: Model,
     base_tx: u64,
     story: Vec<Event>,
-    /// By number; the model knows transactions by it, too.
+    /// Transactions by number; the model knows them by it, too.
     txs: BTreeMap<u64, Decided>,
     by_seq: BTreeMap<(SessionId, u64), u64>,
     told: u64,
-    /// Transactions up to this one are on disk for certain.
+    /// Number up to which all transactions are on disk for certain.
     safe_through: u64,
     /// Sessions that were forgotten and came back, with the last number they had used before.
     reopened: BTreeMap<SessionId, u64>,
-    /// What each connection carries to the broker, and back.
+    /// Readers of the bytes that each connection carries to the broker.
     hearings: BTreeMap<ConnId, Hearing>,
     views: BTreeMap<ConnId, View>,
     /// The connection of each session that the broker serves.
     current: BTreeMap<SessionId, ConnId>,
-    /// What was said in this call, by grant: the order in which it was decided.
+    /// Deliveries of this call, to be sorted by grant: the order in which they were decided.
     deliveries: Vec<(SessionId, Delivery)>,
-    /// Places in the model of what was ready when all was quiet, and has not moved since.
+    /// Places in the model of messages that were ready when all was quiet, and have not moved since.
     ready: Vec<usize>,
     longest_heartbeat_ms: u64,
-    /// Back and forth in all, since the journal last learned of how the wall's clock and the steady one
-    /// differ.
+    /// Sum of the clock's steps, back and forth, since the journal last learned how the wall's clock and the
+    /// steady one differ.
     wall_was_set_by_ms: u64,
-    /// The journal knows this start of the machine, whose clock nobody can set.
+    /// Whether the journal knows this start of the machine, whose clock nobody can set.
     knows_boot: bool,
-    /// A broker of this run has dropped failed jobs.
+    /// Whether a broker of this run has dropped failed jobs.
     has_dropped_failed: bool,
     /// Sessions that came back after so long that the broker may have forgotten them.
     maybe_forgotten: BTreeSet<SessionId>,
     pub counts: Counts,
-    /// What the model was told, in words, when somebody reads along.
+    /// Story of the model in words, for a person who reads along.
     pub words: Option<Vec<String>>,
 }
 
-/// What a run has met, so that one can see that it met anything.
+/// Counts of what a run has met, to see that it met anything.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     pub applied: u64,
@@ -108,22 +108,22 @@ struct Decided {
     durability: Durability,
     tx: Tx,
     receipt: Receipt,
-    /// Its record in the journal is this one or, when the broker heard more at once, one before.
+    /// Position of its record in the journal, or, when the broker read more at once, of one before.
     position: u64,
-    /// The broker has said so, or has shown what it did.
+    /// Whether the broker has confirmed it, or has shown its effect.
     is_public: bool,
 }
 
-/// One connection, as somebody sees it who reads along.
+/// Connection as seen by an observer of its bytes.
 struct View {
     session: SessionId,
     decoder: Decoder<ToClient>,
-    /// What it has asked for and has not been given yet.
+    /// Deliveries that it has asked for and not received yet.
     credit: u64,
     queues: BTreeSet<String>,
-    /// The tasks that it can run; `None`: any.
+    /// Tasks that it can run; `None`: any.
     tasks: Option<Vec<String>>,
-    /// What it could run before, since all was quiet: a delivery that was handed out then may be on its way yet,
+    /// Tasks that it could run before, since all was quiet: a delivery that was handed out then may be on its way yet,
     /// for its body is being read.
     tasks_before: Vec<Vec<String>>,
 }
@@ -138,7 +138,7 @@ impl Checker {
 
     // --- what the broker hears
 
-    /// Somebody has set the wall's clock, forth or back.
+    /// Notes that the wall's clock was set, forth or back.
     pub fn wall_was_set(&mut self, by_ms: u64) {
         self.wall_was_set_by_ms += by_ms;
     }
@@ -155,7 +155,7 @@ impl Checker {
         }
     }
 
-    /// The broker has taken in these bytes.
+    /// Handles bytes that the broker has read.
     pub fn heard(&mut self, conn: ConnId, bytes: &[u8], broker: &Broker) -> Verdict {
         let hearing = self.hearings.entry(conn).or_default();
         hearing.extend(bytes);
@@ -276,7 +276,7 @@ impl Checker {
         self.tell(Event::Decided(self.told))
     }
 
-    /// The connection broke, or the broker has closed it.
+    /// Notes that the connection broke, or that the broker has closed it.
     pub fn closed(&mut self, conn: ConnId) -> Verdict {
         self.hearings.remove(&conn);
         let session = self.views.get(&conn).map(|view| view.session);
@@ -292,7 +292,7 @@ impl Checker {
         Ok(())
     }
 
-    /// What was handed out over this connection and has not left is back in its place. Meanwhile others
+    /// Puts messages back that were handed out over this connection and have not left. Meanwhile others
     /// behind it may have been handed out, whose deliveries leave when their bodies are there: after this.
     fn takes_back(&mut self, conn: ConnId) {
         let Some(view) = self.views.get(&conn).filter(|view| view.credit > 0) else {
@@ -305,7 +305,7 @@ impl Checker {
 
     // --- what the broker says
 
-    /// Bytes on their way out.
+    /// Handles bytes on their way out.
     pub fn sent(&mut self, conn: ConnId, bytes: &[u8]) -> Verdict {
         let Some(view) = self.views.get_mut(&conn) else {
             return Ok(());
@@ -432,7 +432,7 @@ impl Checker {
         self.model.shown(key, value.status, &value.body)
     }
 
-    /// The broker has said all that it had to say for now.
+    /// Ends a call: the broker has sent all that it had to send for now.
     pub fn end_of_call(&mut self, broker: Option<&Broker>) -> Verdict {
         self.has_dropped_failed |= broker.is_some_and(Broker::has_dropped_failed);
         let mut deliveries = std::mem::take(&mut self.deliveries);
@@ -453,9 +453,9 @@ impl Checker {
         Ok(())
     }
 
-    /// Nothing that was ready before it, of the same queue and of a higher priority or of the same
-    /// priority and task, may still be there, unless it was handed out before: then its delivery waits for
-    /// its body to be read.
+    /// Checks the order of a delivery. No message that was ready before it, of the same queue and of a higher
+    /// priority or of the same priority and task, may still be there, unless it was handed out before: then its
+    /// delivery waits for its body to be read.
     fn in_turn(
         &mut self,
         session: SessionId,
@@ -498,8 +498,8 @@ impl Checker {
         }
     }
 
-    /// No worker is ever given a failed job, so its failure is only seen by looking. Nothing that the broker
-    /// has decided may be on its way to the disk, or a crash may take back what is seen here.
+    /// Compares failed jobs. No worker is ever given one, so its failure is only seen by looking. No decision
+    /// of the broker may be on its way to the disk, or a crash may take back what is seen here.
     pub fn look_at_failed(&mut self, broker: &Broker) -> Verdict {
         let unsettled = self
             .model
@@ -516,7 +516,7 @@ impl Checker {
         Ok(())
     }
 
-    /// All is written, synced and told, and nothing is on its way.
+    /// Checks a quiet moment: all is written, synced and sent, and nothing is on its way.
     pub fn quiet(&mut self, broker: &Broker) -> Verdict {
         broker.assert_consistent();
         self.look_at_failed(broker)?;

@@ -2,8 +2,8 @@
 //!
 //! [`world`] drives the server's own [`penstock_server::Engine`] and lets everything go wrong that can.
 //! Half of its [`client`]s are a [`process`] as users run it, with the driver's own session and the worker's
-//! own policy; the others are [`wild`] and do what no driver would. [`checker`] reads all that is said and
-//! holds it against [`model`], which is told what was decided and knows what may be.
+//! own policy; the others are [`wild`] and do what no driver would. [`checker`] reads all bytes and
+//! holds them against [`model`], which learns of the decisions and knows what may be.
 
 pub mod checker;
 pub mod client;

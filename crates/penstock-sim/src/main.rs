@@ -11,10 +11,10 @@ use penstock_sim::shrink::{shorten_ids, shrink};
 use penstock_sim::soak::{keep_panics, run_without_panic};
 use penstock_sim::world::{Outcome, Without, run_without};
 
-/// One in so many seeds is run twice: the same seed must give the same run.
+/// Seeds that are multiples of this run twice: the same seed must give the same run.
 const TWICE: u64 = 20;
 
-/// A person waits so long for a smaller run.
+/// Time that a person waits for a smaller run.
 const SHRINKS_FOR: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -105,7 +105,7 @@ fn replay_whole(seed: u64) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// `None`: it ended in a panic.
+/// Prints a run step by step; `None`: it ended in a panic.
 fn show(seed: u64, without: &Without) -> Option<Outcome> {
     let mut lines = BufWriter::new(std::io::stdout().lock());
     let mut trace = |line: &str| {
@@ -168,7 +168,7 @@ fn search(from: u64, seeds: u64) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// A run; a panic in it is a failure as any other, and some are run twice.
+/// Runs a seed; a panic in it is a failure as any other, and some are run twice.
 fn run_checked(seed: u64) -> Outcome {
     let mut outcome = run_without_panic(seed, &Without::default());
     if seed.is_multiple_of(TWICE)

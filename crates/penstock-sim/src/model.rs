@@ -1,8 +1,8 @@
-//! What a broker must do, told once more and as simply as possible: no indexes, no records, no
-//! connections. It follows the real one step by step, so it is told what was decided and judges
-//! whether that may be.
+//! The duties of a broker, told once more and as simply as possible: no indexes, no records, no
+//! connections. The model follows the real one step by step, so it learns of the decisions and judges
+//! whether they may be.
 //!
-//! Where nobody outside can know (a lease whose session has gone, a message that a crash may have
+//! If nobody outside can know (a lease whose session has gone, a message that a crash may have
 //! handed out unseen) the model is in doubt, and the next thing it sees resolves the doubt.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,34 +23,34 @@ use item::{Attendance, JoinModel, When};
 pub use item::{End, Item, State, Stored, Time};
 use objections::{Named, Objection};
 
-/// What is wrong, in words; nothing when all is well.
+/// Fault in words; nothing when all is well.
 pub type Verdict = Result<(), String>;
 
 #[derive(Clone, Debug, Default)]
 pub struct Model {
     pub items: Vec<Item>,
-    /// Places of those that have not ended, and of some that have.
+    /// Places of items that have not ended, and of some that have.
     pub live: Vec<usize>,
     by_id: BTreeMap<MessageId, Vec<usize>>,
     by_member: BTreeMap<(JoinId, u32), Vec<usize>>,
     values: BTreeMap<Key, Stored>,
-    /// Results of jobs that were retried since all was quiet last: somebody may still be told of them.
+    /// Results of jobs that were retried since all was quiet last: they may still be on their way to a watcher.
     on_their_way: BTreeMap<Key, Stored>,
-    /// Values whose time was over by then are gone.
+    /// Time of the last quiet moment. Values whose time was over by then are gone.
     quiet_ms: u64,
     joins: BTreeMap<JoinId, JoinModel>,
     sessions: BTreeMap<SessionId, Attendance>,
     pub paused: BTreeSet<String>,
-    /// Paused since all was quiet last, so that nothing of it is on its way any more.
+    /// Queues paused since all was quiet last, so that nothing of them is on its way any more.
     still: BTreeSet<String>,
     limits: BTreeMap<String, QueueLimits>,
     places: u64,
     pub now: Time,
-    /// The wall was set while nobody could tell the steady clock: times on it mean little.
+    /// Whether the wall was set while nobody could tell the steady clock: times on it mean little.
     pub clock_is_doubtful: bool,
-    /// ... because the broker's steady clock may be ahead by so much, or behind.
+    /// Most milliseconds by which the broker's steady clock may be ahead then, or behind.
     pub clock_is_off_by_ms: u64,
-    /// Steps are retold after a crash: what no longer fits is passed over.
+    /// Whether steps are replayed after a crash: any that no longer fit are passed over.
     pub lenient: bool,
     /// Every hand-out that anybody ever saw, whatever crashes have undone since.
     pub seen: BTreeSet<(Lease, SessionId)>,
@@ -59,7 +59,7 @@ pub struct Model {
 impl Model {
     // --- time
 
-    /// The broker has looked at its clocks.
+    /// Notes that the broker has looked at its clocks.
     pub fn advance(&mut self, now: Time) {
         self.now = now;
         let doubtful = self.clock_is_doubtful;
@@ -83,7 +83,7 @@ impl Model {
         }
     }
 
-    /// All is written, synced and told: what was in doubt for being on its way is no more.
+    /// Notes a quiet moment: all is written, synced and sent, so there is no doubt about things on their way.
     pub fn quiet(&mut self) {
         let now = self.now.steady;
         self.still.clone_from(&self.paused);
@@ -181,7 +181,7 @@ impl Model {
         }
     }
 
-    /// Messages may have been dropped from a queue, whose limits say so, for one that has come.
+    /// Notes that messages may have been dropped from a queue, whose limits say so, for one that has come.
     fn may_drop(&mut self, queue: &str) {
         let drops = |limits: &QueueLimits| limits.overflow == Overflow::DropOldest;
         if !self.limits.get(queue).is_some_and(drops) || !self.may_overflow(queue, 0) {
@@ -448,7 +448,7 @@ impl Model {
         self.items.push(item);
     }
 
-    /// What waits of it ends, wherever it waits.
+    /// Ends the copies of a message that wait, wherever they do.
     fn cancel(&mut self, id: MessageId) {
         let copies = self.by_id.get(&id).cloned().unwrap_or_default();
         let is_alone = copies.len() == 1;
@@ -473,7 +473,7 @@ impl Model {
         is_there && item.ending().is_none() && !self.clock_is_doubtful
     }
 
-    /// A copy that has failed, or that has if this was applied.
+    /// Finds a copy that has failed, or that has if this was applied.
     fn failed_copy(&mut self, id: MessageId) -> Option<usize> {
         let copies = self.by_id.get(&id)?.clone();
         let failed = copies.iter().find(|index| self.items[**index].has_failed());
@@ -489,7 +489,7 @@ impl Model {
         Some(index)
     }
 
-    /// It waits once more, at the end of its queue, with its attempts and notes.
+    /// Makes it wait once more, at the end of its queue, with its attempts and notes.
     fn retry(&mut self, number: u64, id: MessageId, queue: Option<&str>) {
         let Some(index) = self.failed_copy(id) else {
             return;
@@ -548,7 +548,7 @@ impl Model {
         }
     }
 
-    /// It ended without a word of its own, so the broker stores one for whoever asks.
+    /// Ends a message without a value of its own: the broker stores one for clients that ask.
     fn end(&mut self, index: usize, end: End) {
         let status = match end {
             End::Expired => ValueStatus::Expired,
@@ -558,7 +558,7 @@ impl Model {
         self.finish(index, end);
     }
 
-    /// However it ended, the join that it is a member of hears of it.
+    /// Ends an item in any way, and reports it to the join that it is a member of.
     fn finish(&mut self, index: usize, end: End) {
         self.items[index].state = State::Ended(end);
         if let Some(Member { join, index }) = self.items[index].member() {
@@ -607,13 +607,13 @@ impl Model {
         }
     }
 
-    /// Joins that nobody has seen to be over.
+    /// Returns the joins that nobody has seen to be over.
     pub fn open_joins(&self) -> Vec<JoinId> {
         let open = self.joins.iter().filter(|(_, join)| !join.over);
         open.map(|(id, _)| *id).collect()
     }
 
-    /// All is quiet, and the broker says which members of the join have reported, and whether it has failed. Each
+    /// Compares, at a quiet moment, the members of the join that have reported and whether it has failed. Each
     /// end that is certain must be among them, and none that cannot be.
     pub fn saw_join(&mut self, id: JoinId, seen: Option<&(Vec<u32>, bool)>) -> Verdict {
         let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
@@ -656,7 +656,7 @@ impl Model {
         }
     }
 
-    /// A join that may have failed is there no more, and what it held has ended, or is waiting to be told so.
+    /// Drops a join that may have failed: it is there no more, and its messages have ended, or will be told so.
     fn was_dropped(&mut self, id: JoinId) {
         if let Some(join) = self.joins.get_mut(&id) {
             join.over = true;
@@ -670,7 +670,7 @@ impl Model {
         }
     }
 
-    /// Nobody saw the last member of the join end, but what the join held is there.
+    /// Releases a join: nobody saw its last member end, but the messages that it held are there.
     fn was_released(&mut self, id: JoinId) {
         if let Some(join) = self.joins.get_mut(&id) {
             join.over = true;
@@ -708,13 +708,13 @@ impl Model {
         }
     }
 
-    /// Its workers have died once too often: it has failed.
+    /// Fails a message whose workers have died once too often.
     fn bury(&mut self, index: usize) {
         self.store_end(index, ValueStatus::Crashed);
         self.finish(index, End::Crashed);
     }
 
-    /// The broker lists this message among the failed jobs, which may be news.
+    /// Notes that the broker lists this message among the failed jobs, which may be news.
     pub fn has_failed(&mut self, id: MessageId) -> Verdict {
         let copies = self.by_id.get(&id).cloned().unwrap_or_default();
         let is_known = copies.iter().any(|index| self.items[*index].has_failed());

@@ -1,5 +1,5 @@
-//! Is the simulator strong enough? Plants one bug after the other and counts the seeds until it is
-//! caught. One that is not caught shows a hole in the model or in what the world does.
+//! Measures the strength of the simulator. Plants one bug after the other and counts the seeds until it is
+//! caught. A bug that is not caught shows a hole in the model or in the world.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -12,12 +12,12 @@ use crate::world::Without;
 /// Easy bugs are caught within the first seeds, so the hard ones come last.
 const ROUNDS: [u64; 4] = [30, 300, 3_000, 10_000];
 
-/// A bug, and who caught it.
+/// A bug, and the seed that caught it.
 struct Hunt {
     plant: &'static Plant,
-    /// The last seed that was run.
+    /// Last seed that was run.
     seed: u64,
-    /// What that seed said, once it failed.
+    /// Failure of that seed.
     caught: Option<String>,
 }
 

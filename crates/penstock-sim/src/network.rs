@@ -1,18 +1,18 @@
-//! What is on its way between a client and the broker.
+//! Bytes on their way between a client and the broker.
 
 use std::collections::VecDeque;
 
-/// What a socket's buffer holds. The model takes what the broker has not sent for not handed out, so a
-/// smaller one would need doubt about what lies in the broker's own buffer when a client leaves.
+/// Size of a socket's buffer. The model takes bytes that the broker has not sent for not handed out, so a
+/// smaller one would need doubt about the broker's own buffer when a client disconnects.
 const BUFFER_BYTES: usize = 16 << 20;
 
-/// How good a connection is.
+/// Quality of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Line {
     Good,
-    /// A byte at a time.
+    /// Bytes arrive one at a time.
     Trickle,
-    /// It will be half-open: what is sent this way or that is lost without a word.
+    /// The line becomes half-open: bytes in a direction that is `false` are lost without a word.
     HalfOpen {
         to_broker: bool,
         to_client: bool,
@@ -20,12 +20,12 @@ pub enum Line {
 }
 
 pub struct Link {
-    /// The client's seat.
+    /// Seat of the client.
     pub seat: usize,
     pub line: Line,
     pub to_broker: VecDeque<u8>,
     pub to_client: VecDeque<u8>,
-    /// The broker has more for the client than the socket had room for.
+    /// Whether the broker has more for the client than the socket had room for.
     pub is_full: bool,
     pub client_has_closed: bool,
     pub broker_has_closed: bool,
@@ -73,7 +73,7 @@ impl Link {
         )
     }
 
-    /// From now on only what goes in these directions arrives; one that was lost stays lost.
+    /// Breaks the line: from now on only bytes in these directions arrive; a lost direction stays lost.
     pub fn breaks(&mut self, to_broker: bool, to_client: bool) {
         self.line = Line::HalfOpen {
             to_broker: to_broker && self.reaches_broker(),
@@ -87,7 +87,7 @@ impl Link {
         }
     }
 
-    /// How many bytes the broker can send.
+    /// Returns how many bytes the broker can send.
     pub fn room(&self) -> usize {
         match self.reaches_client() {
             true => BUFFER_BYTES.saturating_sub(self.to_client.len()),

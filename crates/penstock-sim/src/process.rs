@@ -1,8 +1,8 @@
 //! A process as users run it: the driver's own session, and a worker that decides by the worker's own
-//! policy and inbox. Only what stands around them is simulated: the socket, the clock, the children.
+//! policy and inbox. Only their surroundings are simulated: the socket, the clock, the children.
 //!
 //! The children here take packets as real ones do: one that is idle claims the oldest packet, runs its jobs
-//! one by one, and what has not begun when a job takes long is taken back.
+//! one by one, and jobs that have not begun when one takes long are taken back.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,17 +28,17 @@ use crate::client::{Client, Stage};
 use crate::model::Time;
 use crate::work::{Author, Habits, success};
 
-/// How often the supervisor looks at its packets.
+/// Interval at which the supervisor looks at its packets.
 const TICK_MS: u64 = 10;
-/// How long a call of a user's program waits, as a rule.
+/// Time that a call of a user's program waits, as a rule.
 const CALL_MS: u64 = 5_000;
-/// A caller does not go on for ever without an answer.
+/// Most open calls of a program: a caller does not go on for ever without an answer.
 const CALLS: usize = 32;
 
 pub struct Process {
     is_dead: bool,
     is_connected: bool,
-    /// The steady clock's time at `base`; the session wants instants.
+    /// Time of the steady clock at `base`; the session wants instants.
     began_ms: u64,
     base: Instant,
     session: Session,
@@ -121,7 +121,7 @@ impl Process {
         self.session.commit(encoded, durability, deadline, done);
     }
 
-    /// What the driver's thread and the supervisor's loop do until neither has anything to do.
+    /// Does the work of the driver's thread and of the supervisor's loop until neither has any.
     fn turn(&mut self, rng: &mut Rng, time: Time) {
         loop {
             while let Some(event) = self.session.poll_event() {
@@ -276,10 +276,10 @@ struct Worker {
     last_packet: u64,
     children: Vec<Option<Running>>,
     looks_at_ms: u64,
-    /// Some jobs take long.
+    /// Whether some jobs take long.
     may_be_slow: bool,
     is_draining: bool,
-    /// Everything is to come to an end.
+    /// Whether everything is to come to an end.
     hurries: bool,
 }
 
@@ -291,7 +291,7 @@ struct Packet {
     end: Option<PacketEnd>,
 }
 
-/// What a child is at.
+/// Job that a child runs.
 struct Running {
     packet: u64,
     job: Option<Delivery>,
@@ -474,7 +474,7 @@ impl Worker {
         });
     }
 
-    /// What waits behind a job that takes long is taken back, and what is too much here handed back.
+    /// Takes jobs back that wait behind a long one, and hands back those that are too many here.
     fn look(&mut self, session: &mut Session, time: Time) {
         self.looks_at_ms = time.steady + TICK_MS;
         let mut stuck = 0;
@@ -510,7 +510,7 @@ impl Worker {
         }
     }
 
-    /// Packets of which nothing is left are out no more.
+    /// Forgets packets of which nothing is left.
     fn end_packets(&mut self) {
         let running: Vec<u64> = self
             .children

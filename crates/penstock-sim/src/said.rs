@@ -1,4 +1,4 @@
-//! What a client says, in the nouns of the broker; and its bytes, both ways.
+//! Frames of a client, in the nouns of the broker; and their bytes, both ways.
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{Durability, Key, Lease, Op, SessionId, Tasks, Tx};
@@ -7,13 +7,13 @@ use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, WireError, conve
 
 use crate::words;
 
-/// One frame.
+/// Content of a frame.
 #[derive(Clone, Debug, Default)]
 pub struct Said {
     pub hello: Option<Hello>,
     /// Whole transactions, or the last part of one.
     pub commits: Vec<Commit>,
-    /// Parts that come before the last; nothing counts before that.
+    /// Parts that come before the last; none counts before that.
     pub parts: Vec<(u64, Durability, Tx)>,
     pub consume: Option<Consume>,
     pub watch: Vec<Key>,
@@ -34,14 +34,14 @@ pub struct Commit {
     pub first_seq: u64,
     pub durability: Durability,
     pub txs: Vec<Tx>,
-    /// It was said in parts; this is what the last one adds.
+    /// Operations of the last part, if it was sent in parts.
     pub last_part: Option<Tx>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Consume {
     pub queues: Vec<String>,
-    /// The tasks that it can run; `None`: any.
+    /// Tasks that it can run; `None`: any.
     pub tasks: Option<Vec<String>>,
     pub credit: u32,
 }
@@ -83,7 +83,7 @@ impl Said {
         }
     }
 
-    /// For a person who reads the trace.
+    /// Describes it for a person who reads the trace.
     pub fn in_words(&self) -> String {
         let mut words = Vec::new();
         if let Some(hello) = &self.hello {
@@ -159,10 +159,10 @@ impl Said {
     }
 }
 
-/// Reads along what one connection carries to the broker, whoever wrote it.
+/// Reads the bytes that one connection carries to the broker, from any client.
 pub struct Hearing {
     decoder: Decoder<ToBroker>,
-    /// The hello, while more leases are to come.
+    /// Hello, while more leases are to come.
     greeting: Option<Hello>,
     /// Operations of a transaction that has not come whole.
     staged: Vec<Op>,
@@ -183,7 +183,7 @@ impl Hearing {
         self.decoder.extend(bytes);
     }
 
-    /// The next whole frame: a hello once its last part is there, a transaction likewise.
+    /// Returns the next whole frame: a hello once its last part is there, a transaction likewise.
     pub fn next_said(&mut self) -> Result<Option<Said>, WireError> {
         let Some(frame) = self.decoder.next_message()? else {
             return Ok(None);

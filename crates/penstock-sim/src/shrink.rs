@@ -1,5 +1,5 @@
-//! A smaller run that fails in the same way: the end is cut off, then faults, habits and clients are left
-//! out one by one. What is left out changes what is drawn after it, so that each attempt is another
+//! Finds a smaller run that fails in the same way: the end is cut off, then faults, habits and clients are left
+//! out one by one. Every omission changes what is drawn after it, so that each attempt is another
 //! run; but always the same one.
 
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::soak::run_without_panic;
 use crate::world::{NAMES, Outcome, Without};
 
-/// How often it tries to do with fewer steps, after each thing it left out.
+/// Number of tries to do with fewer steps, after each omission.
 const CUTS: u64 = 24;
 
-/// A failure without what differs from run to run: ids, numbers and places.
+/// Returns a failure without anything that differs from run to run: ids, numbers and places.
 fn kind(failure: &str) -> String {
     let what = failure
         .split_once(" ms: ")
@@ -20,7 +20,7 @@ fn kind(failure: &str) -> String {
     plain.take(7).collect::<Vec<&str>>().join(" ")
 }
 
-/// What the run can do without, and what it does then. After this long it is content with what it has:
+/// Returns the omissions that a run can do with, and its outcome then. After this time it stops trying:
 /// a person waits, and the seed is the same tomorrow.
 pub fn shrink(seed: u64, outcome: Outcome, patience: Duration) -> (Without, Outcome) {
     let Some(failure) = &outcome.failure else {
@@ -77,7 +77,7 @@ pub fn shrink(seed: u64, outcome: Outcome, patience: Duration) -> (Without, Outc
     }
 }
 
-/// Whole ids are long to read: enough of each to tell it from the others.
+/// Shortens whole ids, which are long to read: enough of each stays to tell it from the others.
 pub fn shorten_ids(line: &str) -> String {
     let is_id = |text: &str| {
         let dashes = [8, 13, 18, 23];

@@ -6,11 +6,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::world::{Outcome, Without, run_without};
 
 thread_local! {
-    /// What the last panic of this thread said.
+    /// Text of the last panic of this thread.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// From now on a panic is kept for [`run_without_panic`] and not printed.
+/// Keeps panics for [`run_without_panic`] from now on, and prints none.
 pub fn keep_panics() {
     std::panic::set_hook(Box::new(|info| {
         if std::env::var_os("SIM_BACKTRACE").is_some() {

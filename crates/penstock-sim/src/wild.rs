@@ -1,6 +1,6 @@
 //! A client by hand: publishes, consumes, settles, retries, resends after it has reconnected, or dies with
-//! leases in its hands. It speaks the protocol as a driver does, and at times as none would; what it does
-//! next is drawn.
+//! leases in its hands. It speaks the protocol as a driver does, and at times as none would; its next
+//! action is drawn.
 
 use std::collections::VecDeque;
 
@@ -15,7 +15,7 @@ use crate::model::Time;
 use crate::said::{Commit, Consume, Hello, Said};
 use crate::work::{Author, Habits, QUEUES, success};
 
-/// A driver has no more transactions in flight.
+/// Most transactions in flight, as of a driver.
 const IN_FLIGHT: usize = 64;
 
 pub struct Wild {
@@ -27,7 +27,7 @@ pub struct Wild {
     decoder: Decoder<ToClient>,
     last_seq: u64,
     unconfirmed: VecDeque<Unconfirmed>,
-    /// What it works on.
+    /// Deliveries that it works on.
     work: Vec<Delivery>,
     /// Leases that it held once, and settled or lost.
     stale: Vec<Lease>,
@@ -35,7 +35,7 @@ pub struct Wild {
     credit: u32,
     takes_all: bool,
     author: Author,
-    /// What it was told of values.
+    /// Values that it has received.
     pub told: Vec<(Key, KeyState)>,
     out: BytesMut,
 }
@@ -44,7 +44,7 @@ struct Unconfirmed {
     seq: u64,
     durability: Durability,
     tx: Tx,
-    /// What it settles.
+    /// Deliveries that it settles.
     work: Vec<Delivery>,
 }
 
@@ -73,7 +73,7 @@ impl Wild {
         self.out.extend_from_slice(&said.encode());
     }
 
-    /// Those it works on, and those whose settlement it may have to say again.
+    /// Returns the leases that it works on, and those whose settlement it may have to send again.
     fn leases(&self) -> Vec<Lease> {
         let settled = self
             .unconfirmed
@@ -123,7 +123,7 @@ impl Wild {
         }
     }
 
-    /// A settlement that was refused for another lease than its own changed nothing: it is to be
+    /// Handles a refusal. A settlement that was refused for another lease than its own changed nothing: it is to be
     /// done again.
     fn refused(&mut self, seq: u64, receipt: &Receipt) {
         let Receipt::Refused { op, .. } = receipt else {
@@ -162,7 +162,7 @@ impl Wild {
         self.say(&Said::goodbye());
     }
 
-    /// In one frame, or in two.
+    /// Sends a frame whole, or in two.
     fn say_in_parts(&mut self, mut said: Said) -> bool {
         let parts = std::mem::take(&mut said.parts);
         if !parts.is_empty() {
@@ -219,7 +219,7 @@ impl Wild {
         });
     }
 
-    /// How a job ends; now and then with a lease too many in it.
+    /// Returns the settlement of a job; now and then with a lease too many in it.
     fn settlement(&mut self, delivery: &Delivery, rng: &mut Rng, wall_ms: u64) -> Tx {
         let mut tx = self.author.settlement(delivery, rng, wall_ms);
         if matches!(tx.ops[0], Op::Ack { .. }) && !self.stale.is_empty() && rng.one_in(8) {

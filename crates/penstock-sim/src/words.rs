@@ -1,9 +1,9 @@
-//! A run in words, for whoever reads its trace.
+//! Describes a run in words, for people who read its trace.
 
 use penstock_message::{Condition, Key, MessageId, Op, Receipt, ReleaseReason, Tx};
 use penstock_server::WriterTask;
 
-/// Enough of an id to tell it from the others of a run.
+/// Returns enough of an id to tell it from the others of a run.
 pub fn id(id: MessageId) -> String {
     let [.., one, two, three, four, _, _] = id.0;
     format!("{one:02x}{two:02x}{three:02x}{four:02x}")

@@ -1,5 +1,5 @@
-//! What is published: plain messages, groups behind a join, locks; how jobs end; and what operators do
-//! to queues.
+//! Work of clients: plain messages, groups behind a join, locks; how jobs end; and the orders of operators
+//! for queues.
 
 use std::collections::VecDeque;
 
@@ -13,24 +13,24 @@ use penstock_message::{
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
 pub const TASKS: [&str; 3] = ["shop.send", "shop.count", "shop.merge"];
-/// More than a step of the broker takes.
+/// Number of jobs that is more than a step of the broker takes.
 const CROWD: usize = 1_100;
 const LOCKS: [&str; 3] = ["lock-a", "lock-b", "lock-c"];
 
-/// What it does, and how; drawn once.
+/// Habits of a client; drawn once.
 #[derive(Clone, Debug)]
 pub struct Habits {
     pub queues: Vec<String>,
     pub durabilities: Vec<Durability>,
     pub publishes: bool,
     pub consumes: bool,
-    /// The tasks that it can run; `None`: any.
+    /// Tasks that it can run; `None`: any.
     pub tasks: Option<Vec<String>>,
     pub delays: bool,
     pub groups: bool,
     pub locks: bool,
     pub purges: bool,
-    /// Publishes more jobs at once, one time, than a step of the broker takes.
+    /// Whether it publishes, one time, more jobs at once than a step of the broker takes.
     pub crowds: bool,
 }
 
@@ -47,12 +47,12 @@ impl Habits {
     }
 }
 
-/// Whoever publishes.
+/// Author of jobs.
 pub struct Author {
     pub habits: Habits,
-    /// Results that it would like to know.
+    /// Results that it wants to know.
     pub wanted: Vec<Key>,
-    /// A queue that it has filled, and empties next.
+    /// Queue that it has filled, and empties next.
     to_purge: Option<String>,
     /// Messages that it has published, latest last: some are cancelled, retried or dropped.
     recent: VecDeque<MessageId>,
@@ -75,7 +75,7 @@ impl Author {
         durabilities[rng.below(durabilities.len() as u64) as usize]
     }
 
-    /// How a job ends.
+    /// Draws the end of a job.
     pub fn settlement(&mut self, delivery: &Delivery, rng: &mut Rng, wall_ms: u64) -> Tx {
         let note = Bytes::from_static(b"an error");
         let cost_us = rng.below(5_000);
@@ -132,7 +132,7 @@ impl Author {
         settle(&head, outcome)
     }
 
-    /// A transaction that brings new work, or plays with locks.
+    /// Draws a transaction that brings new work, or plays with locks.
     pub fn new_work(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
         let key =
             |rng: &mut Rng| Key::Named(Bytes::from_static(LOCKS[rng.below(3) as usize].as_bytes()));
@@ -238,7 +238,7 @@ impl Author {
         ops.into()
     }
 
-    /// A join of a few members, and what it holds back until they have ended.
+    /// Draws a join of a few members, and the messages that it holds back until they have ended.
     fn group(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
         let join = MessageId::new_join(id_source(rng, wall_ms));
         let count = 1 + rng.below(4) as u32;
@@ -384,7 +384,7 @@ impl Author {
     }
 }
 
-/// A queue of a few messages, or one without limits.
+/// Draws limits of a few messages, or none.
 fn limits(rng: &mut Rng) -> QueueLimits {
     QueueLimits {
         max_length: rng.one_in(2).then(|| rng.below(20)),
@@ -406,7 +406,7 @@ fn id_source(rng: &mut Rng, unix_ms: u64) -> IdSource {
     IdSource { unix_ms, random }
 }
 
-/// A place in a join, for the broker to know.
+/// Returns a place in a join, for the broker to know.
 fn member(join: MessageId, index: u32) -> Option<Box<Extras>> {
     let extras = Extras {
         member: Some(Member { join, index }),
@@ -415,7 +415,7 @@ fn member(join: MessageId, index: u32) -> Option<Box<Extras>> {
     extras.boxed()
 }
 
-/// A member of a join that the broker does not know as one says so in its body.
+/// Returns the report of a member of a join that the broker does not know as one, from its body.
 pub fn join_of(message: &Message, succeeded: bool) -> Option<Op> {
     let (join, index) = message.body.split_at_checked(16)?;
     let index = u32::from_le_bytes(index.try_into().ok()?);
@@ -427,7 +427,7 @@ pub fn join_of(message: &Message, succeeded: bool) -> Option<Op> {
     })
 }
 
-/// A job that went well, with a result of its own for each run.
+/// Returns the settlement of a job that went well, with a result of its own for each run.
 pub fn success(delivery: &Delivery) -> Tx {
     let head = DeliveryHead::from(delivery);
     let value = Some(Bytes::copy_from_slice(&delivery.lease.grant.to_le_bytes()));

@@ -1,4 +1,4 @@
-//! One simulated run: a clock, a disk, a network, clients, and a broker that dies now and then.
+//! A simulated run: a clock, a disk, a network, clients, and a broker that dies now and then.
 //!
 //! Everything is drawn from one seed and done in one thread, so a seed is a run. The broker is the
 //! server's own engine: the world is its shell, and does what the shell does with sockets and threads.
@@ -27,33 +27,33 @@ mod people;
 
 use life::Life;
 
-/// When the world begins, by all clocks.
+/// Time at which the world begins, by all clocks.
 const BEGINNING_MS: u64 = 1_800_000_000_000;
 
-/// What a seed has come to.
+/// Outcome of a seed.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What was wrong, and at which step.
+    /// Failure, and the step of it.
     pub failure: Option<String>,
-    /// Of everything that was said: the same seed must give the same.
+    /// Hash of all frames and decisions: the same seed must give the same.
     pub hash: u64,
     pub steps: u64,
     pub counts: Counts,
 }
 
-/// What a run does without.
+/// Parts that a run leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Without {
-    /// Faults, habits and [`FAULT_POINTS`], by name; so many clients less.
+    /// Faults, habits and [`FAULT_POINTS`], by name; and how many clients.
     pub names: BTreeSet<&'static str>,
     pub clients: usize,
-    /// It goes on for so many steps.
+    /// Number of steps; `None`: as many as were drawn.
     pub steps: Option<u64>,
 }
 
 pub const FAULT_POINTS: &str = "fault points";
 
-/// What a run can do without.
+/// Names of parts that a run can leave out.
 pub const NAMES: [&str; 15] = [
     FAULT_POINTS,
     "kills",
@@ -72,12 +72,12 @@ pub const NAMES: [&str; 15] = [
     "crowds",
 ];
 
-/// Runs one seed. `trace` is shown each step, for a person.
+/// Runs one seed. `trace` receives each step, for a person.
 pub fn run(seed: u64, trace: Option<&mut dyn FnMut(&str)>) -> Outcome {
     run_without(seed, &Without::default(), trace)
 }
 
-/// Runs one seed, or what is left of it.
+/// Runs one seed, without some of its parts.
 pub fn run_without(seed: u64, without: &Without, trace: Option<&mut dyn FnMut(&str)>) -> Outcome {
     #[cfg(feature = "faults")]
     make_rare_things_frequent(seed, without.names.contains(FAULT_POINTS));
@@ -96,7 +96,7 @@ pub fn run_without(seed: u64, without: &Without, trace: Option<&mut dyn FnMut(&s
     }
 }
 
-/// Fault points inside the product: none of them, or some, seldom or often. Not drawn from what the
+/// Sets the fault points inside the product: none of them, or some, seldom or often. Not drawn from what the
 /// world draws from, so that a seed is nearly the same run without them.
 #[cfg(feature = "faults")]
 fn make_rare_things_frequent(seed: u64, never: bool) {
@@ -107,7 +107,7 @@ fn make_rare_things_frequent(seed: u64, never: bool) {
     penstock_faults::Points::begin(rng.draw(), enabled, one_in);
 }
 
-/// How a run goes; most seeds do without most faults, so that each is met in depth.
+/// Plan of a run; most seeds do without most faults, so that each is met in depth.
 struct Plan {
     steps: u64,
     kills: u64,
@@ -118,9 +118,9 @@ struct Plan {
     clock_steps: u64,
     clock_jumps: u64,
     stalls: u64,
-    /// One in so many connections is poor: half-open sooner or later, or a trickle.
+    /// Connections for each poor one, which is half-open sooner or later, or a trickle; 0: none is poor.
     poor_lines: u64,
-    /// A broker that died is started by the next client that connects.
+    /// Whether a broker that died is started by the next client that connects.
     starts_on_demand: bool,
 }
 
@@ -132,25 +132,25 @@ struct World<'a> {
     hash: u64,
     /// True time since the beginning.
     now_ms: u64,
-    /// How often the machine was started, and when it was last.
+    /// Number of the machine's starts, and the time of the last.
     boots: u8,
     booted_ms: u64,
     wall_ahead_ms: i64,
-    /// In all, back and forth.
+    /// Sum of the steps of the wall's clock, back and forth.
     wall_was_set_by_ms: u64,
     storage: SimStorage,
     options: EngineOptions,
     broker: Option<Life>,
-    /// How the last one ended, until the next is there.
+    /// End of the last broker, until the next is there.
     ended: Option<Crash>,
     links: BTreeMap<ConnId, Link>,
     connections: u64,
-    /// The first one never dies, and is spoken to in person at the end.
+    /// Clients. The first one never dies, and asks the questions at the end.
     seats: Vec<Seat>,
     habits: Habits,
     checker: Checker,
     healed: bool,
-    /// When the broker last heard anything.
+    /// Time at which the broker last received anything.
     heard_at_ms: u64,
 }
 
@@ -256,7 +256,7 @@ impl<'a> World<'a> {
         world
     }
 
-    /// Whoever is first in this seat, or takes it after a death.
+    /// Makes the first client of this seat, or the next after a death.
     fn new_client(&mut self, seat: usize) -> Box<dyn Client> {
         let time = self.time();
         let rng = &mut self.rng;

@@ -1,4 +1,4 @@
-//! What a broker has recovered: a crash may take back a suffix of what was decided, and nothing that was
+//! Checks recoveries: a crash may take back a suffix of the decisions, and nothing that was
 //! confirmed.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,11 +10,11 @@ use super::story::Event;
 use super::{Checker, Crash, Decided};
 use crate::model::{Time, Verdict};
 
-/// Of so many transactions a session can still ask how they ended.
+/// Number of the last transactions whose receipts a session can still ask for.
 const RECEIPTS_KEPT: u64 = 1024;
 
 impl Checker {
-    /// A new broker has recovered what the last one left: the journal, up to this record.
+    /// Checks a new broker, which has recovered the journal of the last one up to this record.
     pub fn recovered(
         &mut self,
         crash: Crash,

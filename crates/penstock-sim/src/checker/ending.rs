@@ -1,4 +1,4 @@
-//! What must be true when all is over.
+//! Checks that hold when all is over.
 
 use penstock_broker::Broker;
 use penstock_message::{Key, KeyState, ValueStatus};
@@ -7,7 +7,7 @@ use super::Checker;
 use crate::model::{State, Verdict};
 
 impl Checker {
-    /// After all faults have ended and everybody has had time: nothing may be left, or be missing.
+    /// Checks, after all faults have ended and every client has had time, that nothing is left or missing.
     pub fn drained(&self) -> Verdict {
         for item in self
             .model
@@ -39,7 +39,7 @@ impl Checker {
         Ok(())
     }
 
-    /// After everybody has gone and every time is up: what the broker counts is zero, but for messages
+    /// Checks, after every client has gone and every time is up, that the broker's counts are zero, but for messages
     /// whose group will never end, and locks.
     pub fn nothing_is_left(&self, broker: &Broker, held: usize) -> Verdict {
         let status = broker.status();
@@ -76,7 +76,7 @@ impl Checker {
         Ok(())
     }
 
-    /// What the result of each message must be, once all is over: `None` when nobody can know.
+    /// Checks the result of a message once all is over; any is right when nobody can know.
     pub fn result_is_right(&self, key: &Key, state: &KeyState, has_evicted: bool) -> Verdict {
         let Key::Result(id) = key else { return Ok(()) };
         let is_sure = self

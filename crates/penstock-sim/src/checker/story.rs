@@ -1,4 +1,4 @@
-//! What the model was told, so that it can be told once more without what a crash took back.
+//! Story of the model, to replay it without the decisions that a crash took back.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use super::{Checker, Decided};
 use crate::model::{Time, Verdict};
 use crate::words;
 
-/// A story of so many events is long: it begins anew when it can.
+/// Number of events from which a story is long: it begins anew when it can.
 pub(super) const IS_LONG: usize = 200;
 
-/// What the model was told.
+/// Event that the model has seen.
 pub(super) enum Event {
     Time(Time),
     Decided(u64),
@@ -22,7 +22,7 @@ pub(super) enum Event {
         session: SessionId,
         clean: bool,
     },
-    /// The broker was seen to keep it as a failed job.
+    /// The broker was seen to keep the message as a failed job.
     Failed(MessageId),
     /// Members of a join that were seen to have reported, and whether it has failed; `None`: it is over.
     Join(JoinId, Option<(Vec<u32>, bool)>),
@@ -83,7 +83,7 @@ impl Checker {
         self.base_tx = self.told;
     }
 
-    /// Tells the model the story once more, as it was without these transactions.
+    /// Replays the story to the model, as it was without these transactions.
     pub(super) fn retell_until(&mut self, lost: u64) {
         self.txs.split_off(&lost);
         self.by_seq.retain(|_, number| *number < lost);

@@ -1,4 +1,4 @@
-//! What the checker calls right, shown with a broker whose disk is told when to read.
+//! Verdicts of the checker, on a broker whose disk is told when to read.
 
 use bytes::Bytes;
 use penstock_broker::{BrokerOptions, ConnId, Now};
@@ -15,7 +15,7 @@ use crate::said::{Commit, Consume, Hello, Said};
 
 const BEGINNING_MS: u64 = 1_800_000_000_000;
 
-/// A broker that keeps no body in memory, and what checks it.
+/// A broker that keeps no body in memory, and its checker.
 struct Desk {
     engine: Engine,
     writer: Writer<SimStorage>,
@@ -138,7 +138,7 @@ impl Desk {
         )
     }
 
-    /// Somebody else than the broker hands a second message out before a first that is ready, after all
+    /// Hands a second message out, in place of the broker, before a first that is ready, after all
     /// that happens `meanwhile`.
     fn pass_over(&mut self, meanwhile: impl FnOnce(&mut Self)) -> Verdict {
         let producer = ConnId(1);
@@ -242,7 +242,7 @@ fn a_delivery_whose_body_is_read_late_may_leave_after_a_goodbye_brought_an_earli
     assert_eq!(desk.checker.counts.deliveries, 1);
 }
 
-/// ... and what nobody was ever given may not be passed over.
+/// A message that was given to nobody may not be passed over.
 #[test]
 fn a_message_that_nobody_was_given_may_not_be_passed_over() {
     let mut desk = Desk::new();

@@ -1,4 +1,4 @@
-//! What the model knows of a message, a value, a join and a session: the nouns, and simple questions.
+//! Nouns of the model: a message, a value, a join and a session, with simple questions.
 
 use std::collections::BTreeSet;
 
@@ -49,32 +49,32 @@ pub struct Item {
     pub message: Message,
     pub queue: String,
     pub state: State,
-    /// Its place among others of its priority and task.
+    /// Place among others of its priority and task.
     pub place: u64,
-    /// Ready since it was published or moved, so that its place is when that happened.
+    /// Whether it is ready since it was published or moved, so that its place is when that happened.
     pub in_order: bool,
     pub(super) due: Option<When>,
     pub(super) due_reached: bool,
     pub(super) expires: Option<When>,
-    /// How often a worker died under it: at least, and at most.
+    /// Fewest and most times that a worker died under it.
     pub(super) crashes: (u8, u8),
     /// Leases that were seen, oldest first.
     pub(super) leases: Vec<(Lease, SessionId)>,
-    /// The last of them that was settled; none before it will ever hold again.
+    /// Last of them that was settled; none before it will ever hold again.
     pub(super) settled: Option<Lease>,
-    /// It may have run since it came into this queue.
+    /// Whether it may have run since it came into this queue.
     pub(super) may_have_run: bool,
     pub(super) claim: Option<Key>,
-    /// Those that it certainly has, in order; it may have others.
+    /// Notes that it certainly has, in order; it may have others.
     pub(super) notes: Vec<Bytes>,
-    /// Its time has come, or its queue was purged: it may have ended, unless it is leased.
+    /// Whether its time has come, or its queue was purged: it may have ended, unless it is leased.
     pub(super) expiry_reached: bool,
     pub(super) purged: bool,
-    /// ... but it may have been leased when its queue was purged.
+    /// Whether it may have been leased when its queue was purged.
     pub(super) end_is_unsure: bool,
-    /// After a crash it may be held back for somebody who was given it unseen.
+    /// Time until which, after a crash, it may be held back for a session that was given it unseen.
     pub unsure_until: u64,
-    /// The transaction that put it where it is.
+    /// Transaction that put it where it is.
     pub tx: u64,
 }
 
@@ -89,7 +89,7 @@ pub enum State {
         session: SessionId,
         safe: bool,
     },
-    /// One of these leases may hold; or it is back in its queue, or has failed.
+    /// Any of these leases may hold; or it is back in its queue, or has failed.
     Adrift {
         maybe: Vec<(Lease, SessionId)>,
     },
@@ -99,7 +99,7 @@ pub enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     Acked,
-    /// Its worker said so.
+    /// Its worker reported the failure.
     Failed,
     /// Its workers died once too often.
     Crashed,
@@ -108,11 +108,11 @@ pub enum End {
     JoinFailed,
 }
 
-/// What a key holds.
+/// Value of a key.
 #[derive(Clone, Debug)]
 pub struct Stored {
     pub status: ValueStatus,
-    /// `None`: whatever the broker says.
+    /// Body of the value; `None`: anything that the broker says.
     pub body: Option<Bytes>,
     pub until: Option<u64>,
     pub tx: Option<u64>,
@@ -129,7 +129,7 @@ pub(super) struct JoinModel {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Attendance {
     pub(super) heartbeat_ms: u64,
-    /// `None`: it is connected.
+    /// Time since which it is away; `None`: it is connected.
     pub(super) away_since: Option<u64>,
     pub(super) presented: Vec<Lease>,
 }
@@ -142,7 +142,7 @@ impl Item {
         self.purged = false;
     }
 
-    /// This lease holds; of a message that was published twice, it may be of the first time.
+    /// Notes that this lease holds; of a message that was published twice, it may be of the first time.
     pub(super) fn keep(&mut self, lease: Lease, session: SessionId) {
         self.state = State::Leased {
             lease,
@@ -154,7 +154,7 @@ impl Item {
         }
     }
 
-    /// This lease does not hold; another may.
+    /// Notes that this lease does not hold; another may.
     pub(super) fn give_up(&mut self, lease: &Lease) {
         match &mut self.state {
             State::Adrift { maybe } => maybe.retain(|(other, _)| other != lease),
@@ -167,7 +167,7 @@ impl Item {
         self.crashes.1 = self.crashes.1.saturating_add(1);
     }
 
-    /// Its place in a join.
+    /// Returns its place in a join.
     pub fn member(&self) -> Option<Member> {
         self.message.extras.as_ref()?.member
     }
@@ -190,7 +190,7 @@ impl Item {
         self.unsure_until > 0 && self.crashes.1 >= self.message.max_deliveries
     }
 
-    /// How it may have ended; at the next quiet moment it has.
+    /// Returns how it may have ended; at the next quiet moment it has.
     pub fn ending(&self) -> Option<End> {
         match self.state {
             State::Leased { .. } | State::Ended(_) => None,
@@ -204,7 +204,7 @@ impl Item {
         ending == Some(end) || ending.is_some() && (clock_is_doubtful || self.end_is_unsure)
     }
 
-    /// Whether somebody may hold a lease of it that nobody has seen, or that may have ended.
+    /// Whether a session may hold a lease of it that nobody has seen, or that may have ended.
     pub(super) fn is_unsure(&self, now: Time) -> bool {
         matches!(self.state, State::Adrift { .. }) || self.unsure_until > now.steady
     }
@@ -213,7 +213,7 @@ impl Item {
         self.due.is_some()
     }
 
-    /// Certainly in its queue, and to be handed out to whoever asks.
+    /// Whether it is certainly in its queue, and to be handed out to any worker that asks.
     pub fn is_ready(&self, now: Time) -> bool {
         self.state == State::Waiting
             && self.due_reached

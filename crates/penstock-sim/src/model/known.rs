@@ -1,4 +1,4 @@
-//! What can be asked of the model, and what may be shown to whoever waits for a value.
+//! Questions to the model, and the values that clients may be shown.
 
 use bytes::Bytes;
 use penstock_message::{Key, MessageId, SessionId, ValueStatus};
@@ -7,7 +7,7 @@ use super::item::{End, Item, State, Stored, Time};
 use super::{Model, Verdict};
 
 impl Model {
-    /// A broker remembers a session for ten minutes.
+    /// Whether the session may be forgotten: a broker remembers one for ten minutes.
     pub fn may_be_forgotten(&self, session: &SessionId, now: Time) -> bool {
         let attendance = self.sessions.get(session);
         let away_since = attendance.and_then(|attendance| attendance.away_since);
@@ -26,8 +26,8 @@ impl Model {
             .map(|index| &self.items[*index])
     }
 
-    /// What a key holds, or may hold. That its time is over is written nowhere, so a broker whose clock was
-    /// set back over a crash has it again: what may be over is not forgotten here.
+    /// Returns the value that a key has, or may have. The end of its time is written nowhere, so a broker whose
+    /// clock was set back over a crash has it again: values that may be over are not forgotten here.
     pub fn value(&self, key: &Key) -> Option<&Stored> {
         self.values.get(key).filter(|stored| !self.is_over(stored))
     }
@@ -42,7 +42,7 @@ impl Model {
         values.any(|(key, stored)| matches!(key, Key::Named(_)) && !self.is_over(stored))
     }
 
-    /// `None`: it can't be known.
+    /// Whether the key exists; `None`: it can't be known.
     pub(super) fn key_exists(&self, key: &Key) -> Option<bool> {
         let claims = self.live.iter().map(|index| &self.items[*index]);
         let claims = claims.filter(|item| {
@@ -65,7 +65,7 @@ impl Model {
             .is_some_and(|until| self.clock_is_doubtful || until <= self.now.steady)
     }
 
-    /// Whether a value that was shown is what it must be.
+    /// Checks a value that was shown.
     pub fn shown(&self, key: &Key, status: ValueStatus, body: &Bytes) -> Verdict {
         let is_same = |stored: &Stored| {
             stored.status == status && stored.body.as_ref().is_none_or(|is| is == body)

@@ -1,4 +1,4 @@
-//! Who may hold what: hand-outs, sessions that come and go, and what a crash leaves of it. Here is nearly
+//! Holders of leases: hand-outs, sessions that come and go, and the rest of them after a crash. Here is nearly
 //! all of the model's doubt.
 
 use penstock_message::{Delivery, Lease, SessionId};
@@ -7,7 +7,7 @@ use super::item::{Attendance, Item, State};
 use super::{Model, Verdict};
 
 impl Model {
-    /// The message was handed to this session.
+    /// Notes that the message was handed to this session.
     pub fn delivered(&mut self, session: SessionId, delivery: &Delivery) -> Verdict {
         let Delivery {
             lease,
@@ -117,7 +117,7 @@ impl Model {
         Ok(())
     }
 
-    /// A session said hello; what it holds and does not present goes back.
+    /// Notes that a session said hello; messages whose leases it holds and does not present go back.
     pub fn hello(&mut self, session: SessionId, heartbeat_ms: u64, presented: &[Lease]) {
         let presented = presented.to_vec();
         for index in &self.live {
@@ -143,7 +143,7 @@ impl Model {
         self.sessions.insert(session, attendance);
     }
 
-    /// ... and was told which of its leases hold.
+    /// Notes which leases of the session its welcome named.
     pub fn welcomed(&mut self, session: SessionId, named: &[Lease]) -> Verdict {
         let presented = self
             .sessions
@@ -191,7 +191,7 @@ impl Model {
         }
     }
 
-    /// The broker has died and come back: grants may be lost, or may have been made unseen.
+    /// Notes that the broker has died and come back: grants may be lost, or may have been made unseen.
     pub fn restarted(&mut self, longest_heartbeat_ms: u64) {
         let now = self.now.steady;
         for index in &self.live {
@@ -223,7 +223,7 @@ impl Model {
         }
     }
 
-    /// The item that this lease is of, if it may hold, and whether it certainly does.
+    /// Finds the item of this lease, if it may hold, and whether it certainly does.
     pub(super) fn holder(&self, lease: &Lease, session: SessionId) -> Option<(usize, bool)> {
         let copies = self.by_id.get(&lease.message)?;
         copies
@@ -241,8 +241,8 @@ impl Model {
             })
     }
 
-    /// The message whose publishing and hand-out were lost in a crash, and which was then sent again:
-    /// whoever was given it may go on.
+    /// Finds the message whose publishing and hand-out were lost in a crash, and which was then sent again:
+    /// a session that was given it may go on.
     fn published_again(&self, lease: &Lease, session: SessionId) -> Option<usize> {
         let copies = self.by_id.get(&lease.message)?;
         let may_hold = |item: &Item| {
@@ -256,7 +256,7 @@ impl Model {
     }
 }
 
-/// Grants are made in this order.
+/// Returns the key that sorts grants in the order in which they are made.
 fn order(lease: &Lease) -> (u32, u64) {
     (lease.epoch, lease.grant)
 }

@@ -1,4 +1,4 @@
-//! What must or may be refused, and why.
+//! Objections to operations, which must or may be refused.
 
 use std::collections::BTreeSet;
 
@@ -117,7 +117,7 @@ impl Model {
         }
     }
 
-    /// Only what is new is refused for a full queue. How much waits there is known to the broker alone.
+    /// Objects to new work for a full queue, and to nothing else. Only the broker knows how many messages wait.
     pub(super) fn room_objection(&self, tx: &Tx, op: &Op) -> Objection {
         let Op::Publish { queues, .. } = op else {
             return Objection::None;
@@ -129,7 +129,7 @@ impl Model {
         }
     }
 
-    /// Whether a queue may have more than its limit with so many messages more.
+    /// Whether a queue may have more than its limit with this many messages more.
     pub(super) fn may_overflow(&self, queue: &str, more: usize) -> bool {
         let Some(limits) = self.limits.get(queue) else {
             return false;

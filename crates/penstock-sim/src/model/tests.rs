@@ -1,4 +1,4 @@
-//! What the model is certain of, and what not.
+//! Certainties of the model, and its doubts.
 
 use bytes::Bytes;
 use penstock_message::{
@@ -57,7 +57,7 @@ fn publish(message: &Message) -> Op {
     }
 }
 
-/// The first hand-out of this message.
+/// Returns the first hand-out of this message.
 fn delivery(message: Message) -> Delivery {
     Delivery {
         consumer: 0,
@@ -72,7 +72,7 @@ fn delivery(message: Message) -> Delivery {
     }
 }
 
-/// The wall's clock was set by so much, and the power cut before that was on disk.
+/// Sets the wall's clock by this much, and cuts the power before that was on disk.
 fn clock_steps_over_a_crash(model: &mut Model, by_ms: u64) {
     model.clock_is_doubtful = true;
     model.clock_is_off_by_ms += by_ms;

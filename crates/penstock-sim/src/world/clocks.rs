@@ -1,4 +1,4 @@
-//! Time: two clocks, and what goes on while it passes.
+//! Time: two clocks, and the events while it passes.
 
 use penstock_broker::{Boot, ConnId, Now};
 
@@ -34,7 +34,7 @@ impl World<'_> {
         }
     }
 
-    /// The machine starts, after a power cut.
+    /// Starts the machine, after a power cut.
     pub(super) fn boot(&mut self) {
         self.boots = self.boots.wrapping_add(1);
         self.booted_ms = self.now_ms;
@@ -51,7 +51,7 @@ impl World<'_> {
         self.tend()
     }
 
-    /// Time goes by, and what is due is done when it is due. In a long while the network and the disk
+    /// Lets time go by, and handles each deadline when it is due. In a long while the network and the disk
     /// are calm.
     pub(super) fn pass(&mut self, ms: u64) -> Verdict {
         let until_ms = self.now_ms + ms;

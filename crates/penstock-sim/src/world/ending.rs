@@ -11,12 +11,12 @@ use crate::checker::Crash;
 use crate::client::Stage;
 use crate::model::{State, Verdict};
 
-/// After so long without a fault everything must have ended, but for what waits for a wall's clock that
+/// Time without a fault after which everything must have ended, but for messages that wait for a wall's clock that
 /// was set back. A session whose client has died is forgotten later than that: its leases end before.
 const PATIENCE_MS: u64 = 300_000;
 
 impl World<'_> {
-    /// All faults end; whoever lives comes back and finishes the work. Nothing may be left.
+    /// Ends all faults; living clients come back and finish the work. Nothing may be left.
     pub(super) fn heal(&mut self) -> Verdict {
         self.say(|| "all faults end".to_string());
         self.healed = true;
@@ -86,7 +86,7 @@ impl World<'_> {
             && self.checker.drained().is_ok()
     }
 
-    /// Asks for the result of everything, and then sees that nothing is left behind.
+    /// Asks for the result of everything, and then checks that nothing is left behind.
     pub(super) fn judge(&mut self) -> Verdict {
         let ids: Vec<Key> = self
             .checker
@@ -117,7 +117,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Everybody goes, and every time is up: whatever the broker counts is zero again.
+    /// Disconnects every client, and lets every time be up: all counts of the broker are zero again.
     pub(super) fn leave_nothing(&mut self) -> Verdict {
         const TWO_DAYS_MS: u64 = 2 * 24 * 3_600_000;
         const FAILED_KEPT_MS: u64 = 31 * 24 * 3_600_000;
@@ -145,7 +145,7 @@ impl World<'_> {
         }
     }
 
-    /// After all that, a bit of the journal is turned over while no broker runs. The next start must
+    /// Flips a bit of the journal, after all that, while no broker runs. The next start must
     /// refuse, or find all that was confirmed.
     pub(super) fn rot(&mut self) -> Verdict {
         self.broker = None;

@@ -18,11 +18,11 @@ pub(super) struct Life {
     pub(super) writer: Writer<SimStorage>,
     pub(super) started_ms: u64,
     pub(super) task: Option<WriterTask>,
-    /// The writer has done it, and the loop does not know yet.
+    /// Whether the writer has done it, and the loop does not know yet.
     pub(super) task_is_done: bool,
     pub(super) reader: Reader<SimStorage>,
     pub(super) reads: Option<ReadTask>,
-    /// The reader has carried them out, and the loop does not know yet.
+    /// Whether the reader has carried them out, and the loop does not know yet.
     pub(super) reads_are_done: bool,
 }
 
@@ -110,7 +110,7 @@ impl World<'_> {
         }
     }
 
-    /// What the shell does after each call: work for the disk, bytes for clients, ends of connections.
+    /// Does the shell's work after each call: tasks for the disk, bytes for clients, ends of connections.
     pub(super) fn tend(&mut self) -> Verdict {
         if self.broker.is_some() && self.storage.is_dead() {
             return self.crash(Crash::Killed);
@@ -162,7 +162,7 @@ impl World<'_> {
         }
     }
 
-    /// Sends what a connection has to send, as far as its socket has room.
+    /// Sends the bytes that wait for a connection, as far as its socket has room.
     pub(super) fn transmit(&mut self, conn: ConnId) -> Verdict {
         let now = self.now();
         let Some(life) = &mut self.broker else {
@@ -268,7 +268,7 @@ impl World<'_> {
         }
     }
 
-    /// As a thread of its own does, at any time; until then the writer makes a segment when it needs one.
+    /// Prepares spare segments as a thread of its own does, at any time; until then the writer makes its own.
     pub(super) fn prepare_spares(&mut self) {
         let now = self.now();
         if let Some(life) = &mut self.broker {

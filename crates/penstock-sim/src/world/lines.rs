@@ -10,7 +10,7 @@ use crate::network::{Line, Link};
 use crate::said::Hearing;
 
 impl World<'_> {
-    /// This client connects; where nobody else does, it starts the broker.
+    /// Connects this client; where nobody else does, it starts the broker.
     pub(super) fn connect(&mut self, index: usize) -> Verdict {
         if self.broker.is_none() {
             self.start()?;
@@ -38,7 +38,7 @@ impl World<'_> {
         Line::Trickle
     }
 
-    /// What a client has said is on its way.
+    /// Puts the bytes of a client on their way.
     pub(super) fn let_speak(&mut self, index: usize) {
         let time = self.time();
         let seat = &mut self.seats[index];

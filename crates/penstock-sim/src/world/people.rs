@@ -1,4 +1,4 @@
-//! What clients do, and what happens to them.
+//! Actions of clients, and the faults that they meet.
 
 use penstock_broker::ConnId;
 
