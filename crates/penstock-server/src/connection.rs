@@ -55,7 +55,7 @@ pub(crate) struct Connection {
 
 #[derive(Debug)]
 pub(crate) enum Stage {
-    /// Only a hello is heard. One that is continued waits here for its rest.
+    /// Only a hello is accepted. One that is continued waits here for its rest.
     Greeting {
         until_ms: u64,
         hello: Option<Box<AcceptedHello>>,
@@ -66,7 +66,7 @@ pub(crate) enum Stage {
     Closing { until_ms: u64 },
 }
 
-/// A hello whose token and version were found good.
+/// Hello with a valid token and version.
 #[derive(Debug)]
 pub(crate) struct AcceptedHello {
     pub(crate) hello: proto::Hello,
@@ -83,7 +83,7 @@ pub(crate) enum Due {
     SaySomething,
     /// No hello came.
     NoHello,
-    /// Nothing was heard for a whole heartbeat.
+    /// Nothing was received for a whole heartbeat.
     Silent {
         heartbeat_ms: u64,
     },
@@ -129,12 +129,12 @@ impl Connection {
         self.decoder.next_message()
     }
 
-    /// Its hello was found good: from now on frames of any size may come.
+    /// Allows frames of any size from now on: its hello was valid.
     pub(crate) fn trust(&mut self) {
         self.decoder.set_max_frame_bytes(MAX_FRAME_BYTES);
     }
 
-    /// The beginning of a hello that was continued.
+    /// Takes the beginning of a hello that was continued.
     pub(crate) fn take_hello(&mut self) -> Option<Box<AcceptedHello>> {
         match &mut self.stage {
             Stage::Greeting { hello, .. } => hello.take(),
@@ -198,7 +198,7 @@ impl Connection {
     pub(crate) fn sent(&mut self, now_ms: u64, bytes: usize) {
         self.out.advance(bytes);
         if self.stuffed && bytes > 0 {
-            // It takes in what it is told, and what it says meanwhile is not heard.
+            // It receives its bytes, and its own frames are not read meanwhile.
             self.heard_at_ms = now_ms;
             self.stuffed = self.out.len() > LOW_WATER_BYTES;
         }
@@ -215,7 +215,7 @@ impl Connection {
         self.full && self.out.len() <= LOW_WATER_BYTES
     }
 
-    /// For so long we could not hear: that was not the client's silence.
+    /// Excuses a client's silence for a time in which we did not read.
     pub(crate) fn forgive(&mut self, now_ms: u64, deaf_ms: u64) {
         self.heard_at_ms = self.heard_at_ms.saturating_add(deaf_ms).min(now_ms);
         if let Stage::Greeting { until_ms, .. } = &mut self.stage {
@@ -237,7 +237,7 @@ impl Connection {
         }
     }
 
-    /// When [`Connection::due`] must be asked again, unless more is said or heard before.
+    /// Returns the time to call [`Connection::due`] again, unless more is sent or received before.
     pub(crate) fn next_deadline_ms(&self) -> u64 {
         match self.stage {
             Stage::Greeting { until_ms, .. } | Stage::Closing { until_ms } => until_ms,

@@ -1,4 +1,4 @@
-//! How a local broker lets go of the process that started it.
+//! Detaches a local broker from the process that started it.
 
 use std::fs::{self, File};
 use std::io;

@@ -7,10 +7,10 @@
 //!              poll_transmit ◄── Connection ◄─┴───── batch_written, batch_done ◄─────┘
 //! ```
 //!
-//! Each call takes the time as it is now; times must not run backwards. Tell it all that has happened,
+//! Each call takes the time as it is now; times must not run backwards. Report all events,
 //! then ask, in this order: `take_batch` (there may be something to write), `take_reads` (or to read
-//! back), `poll_transmit` and `poll_close` (to send, to close), `next_deadline_ms` (when `tick` is due). The more it is told
-//! before it is asked, the larger the batches.
+//! back), `poll_transmit` and `poll_close` (to send, to close), `next_deadline_ms` (when `tick` is due). The more
+//! events are reported before the polls, the larger the batches.
 //!
 //! Whatever a client can see rests on records that are as durable as was asked: the core holds the
 //! rest back until [`Engine::batch_written`] and [`Engine::batch_done`] say so.
@@ -43,11 +43,11 @@ pub use crate::connection::Peer;
 pub use disk::WriterTask;
 pub use reads::ReadTask;
 
-/// While more than this waits for the disk, no more is read from clients.
+/// Bytes waiting for the disk above which no more is read from clients.
 const UNWRITTEN_HIGH_BYTES: usize = 64 << 20;
-/// A tick this much later than asked for means that this process did not run meanwhile.
+/// Delay of a tick from which on this process did not run meanwhile.
 const STALL_MS: u64 = 250;
-/// How long an orderly end may take before what is left is cut.
+/// Time that an orderly stop may take before the rest is cut.
 const ENDING_MS: u64 = 5_000;
 
 #[derive(Clone, Debug)]
@@ -100,10 +100,10 @@ pub struct Engine {
     /// Settlements that wait for space, in the order in which they came.
     blocked: VecDeque<(ConnId, Input)>,
     memory: Memory,
-    /// How long the shell's loop has worked.
+    /// Time that the shell's loop has worked.
     worked_ns: u64,
     stop_requested: bool,
-    /// How far clients have moved the clock on since the shell asked, and since the start.
+    /// Time by which clients have moved the clock on since the shell asked, and since the start.
     clock_move_ms: u64,
     clock_moved_ms: u64,
     end: End,
@@ -135,7 +135,7 @@ enum End {
     Failed { until_ms: u64 },
 }
 
-/// A record that this program does not know is not a damaged one.
+/// Tells a record that this program does not know from a damaged one.
 fn not_replayed(error: ReplayError) -> NotReplayed {
     let text = error.to_string();
     match error {
@@ -151,7 +151,7 @@ fn not_replayed(error: ReplayError) -> NotReplayed {
 }
 
 impl Engine {
-    /// Recovers what the journal in this storage holds, or begins a new one. The time is asked for once
+    /// Recovers the journal in this storage, or begins a new one. The time is asked for once
     /// the journal is read, which may take a while: only then do the sessions in it begin to wait for
     /// their clients.
     pub fn open<S: Storage>(
@@ -206,7 +206,7 @@ impl Engine {
 
     // What has happened.
 
-    /// A client has connected. The shell numbers connections and uses no number twice.
+    /// Adds a client that has connected. The shell numbers connections and uses no number twice.
     pub fn opened(&mut self, now: Now, conn: ConnId, peer: Peer) {
         self.now = now;
         let is_one_too_many = !self.make_room();
@@ -222,8 +222,8 @@ impl Engine {
         }
     }
 
-    /// Whether there is room for one more. Whoever has said no hello has to make room for those who may:
-    /// so strangers who keep silent keep nobody out.
+    /// Whether there is room for one more client. Those without a hello have to make room for others:
+    /// so silent strangers keep nobody out.
     fn make_room(&mut self) -> bool {
         let is_greeting = |connection: &Connection| connection.is_greeting();
         while let Some(oldest) = self.greeting.front().copied() {
@@ -247,7 +247,7 @@ impl Engine {
         self.close(conn, Why::TooManyClients, text);
     }
 
-    /// Bytes have arrived, in any portions.
+    /// Handles bytes that have arrived, in any portions.
     pub fn received(&mut self, now: Now, conn: ConnId, bytes: &[u8]) {
         self.now = now;
         let Some(connection) = self.connections.get_mut(&conn) else {
@@ -271,8 +271,8 @@ impl Engine {
         }
     }
 
-    /// The other side has closed the connection, or it broke. To be called for each connection but
-    /// those that `poll_close` gave.
+    /// Notes that the other side has closed the connection, or that it broke. To be called for each connection but
+    /// those that `poll_close` returned.
     pub fn closed(&mut self, now: Now, conn: ConnId) {
         self.now = now;
         self.forget_blocked(conn);
@@ -284,8 +284,8 @@ impl Engine {
         }
     }
 
-    /// To be called when `next_deadline_ms` has come, after everything that has arrived was
-    /// `received`: after a stall, a heartbeat that waits in a socket must be heard before its
+    /// Handles deadlines. To be called when `next_deadline_ms` has come, after everything that has arrived was
+    /// `received`: after a stall, a heartbeat that waits in a socket must be read before its
     /// absence is judged.
     pub fn tick(&mut self, now: Now) {
         self.now = now;
@@ -295,7 +295,7 @@ impl Engine {
         self.reclaim();
     }
 
-    /// How much memory the process holds. Beyond its limit no new work is taken.
+    /// Sets the memory that the process uses. Beyond its limit no new work is taken.
     pub fn memory_measured(&mut self, now: Now, memory: Memory) {
         self.now = now;
         if self.memory.is_full != memory.is_full {
@@ -307,12 +307,12 @@ impl Engine {
         self.memory = memory;
     }
 
-    /// For so long the shell's loop was at work, rather than waiting.
+    /// Adds time in which the shell's loop was at work, rather than waiting.
     pub fn worked(&mut self, ns: u64) {
         self.worked_ns += ns;
     }
 
-    /// A write or a sync has failed, which is final: nothing more is confirmed, everybody is told.
+    /// Fails for good after a write or a sync has failed: nothing more is confirmed, every client learns of it.
     pub fn disk_failed(&mut self, now: Now) {
         self.now = now;
         self.end = End::Failed {
@@ -321,7 +321,7 @@ impl Engine {
         self.tell_all();
     }
 
-    /// Ends in order: what was heard is still answered and gets on disk, then everybody is told.
+    /// Stops in order: frames that were read are still answered and get on disk, then every client learns of it.
     pub fn stop(&mut self, now: Now) {
         self.now = now;
         if self.end == End::NotYet {
@@ -334,9 +334,9 @@ impl Engine {
 
     // What is to be done. (What has become of a batch, and the next one: engine/disk.rs.)
 
-    /// A connection that has something to send, with one call for all of it: take it from
-    /// [`Engine::outgoing`] and say with [`Engine::transmitted`] how much went. One that could not
-    /// send all is not given again before it has been asked for more with `transmitted`.
+    /// Returns a connection that has something to send, with one call for all of it: take it from
+    /// [`Engine::outgoing`] and report with [`Engine::transmitted`] how much went. One that could not
+    /// send all is not returned again before it has been asked for more with `transmitted`.
     pub fn poll_transmit(&mut self) -> Option<ConnId> {
         self.pump();
         while let Some(conn) = self.to_transmit.pop_front() {
@@ -378,20 +378,20 @@ impl Engine {
         }
     }
 
-    /// Whether this client may be read from: one that takes in nothing of what it is told must wait.
+    /// Whether this client may be read from: one that does not receive its waiting bytes must wait.
     pub fn hears(&self, conn: ConnId) -> bool {
         self.connections
             .get(&conn)
             .is_none_or(|connection| !connection.is_stuffed() && !connection.is_blocked())
     }
 
-    /// A connection to close: the engine knows it no more. All was sent that could be; let the other
+    /// Returns a connection to close: the engine has forgotten it. All was sent that could be; let the other
     /// side read it before the socket goes.
     pub fn poll_close(&mut self) -> Option<ConnId> {
         self.to_close.pop_front()
     }
 
-    /// When [`Engine::tick`] and [`Engine::take_batch`] are due next, on the monotonic clock.
+    /// Returns the time of the next [`Engine::tick`] and [`Engine::take_batch`], on the monotonic clock.
     pub fn next_deadline_ms(&mut self) -> Option<u64> {
         let ending = match self.end {
             End::NotYet => None,
@@ -410,23 +410,23 @@ impl Engine {
         self.promised_ms
     }
 
-    /// Whether clients may be read from: so much may wait for the disk that they must wait too.
+    /// Whether clients may be read from: they must wait while too much waits for the disk.
     pub fn takes_input(&self) -> bool {
         self.end == End::NotYet && self.journal.waiting_bytes() < UNWRITTEN_HIGH_BYTES
     }
 
-    /// A client has asked for the end of this broker, and may have it.
+    /// Whether a client has asked this broker to stop, and may do so.
     pub fn stop_requested(&self) -> bool {
         self.stop_requested
     }
 
-    /// How far a client has moved the clock since this was asked last. From here on the shell's times are so
-    /// much later. To be asked after each `received`.
+    /// Returns how far a client has moved the clock since the last call. From here on the shell's times are
+    /// later by this. To be asked after each `received`.
     pub fn take_clock_move(&mut self) -> u64 {
         std::mem::take(&mut self.clock_move_ms)
     }
 
-    /// After [`Engine::stop`] or [`Engine::disk_failed`]: nothing is left to be done.
+    /// Whether nothing is left to do, after [`Engine::stop`] or [`Engine::disk_failed`].
     pub fn is_over(&self) -> bool {
         match self.end {
             End::NotYet => false,
@@ -438,19 +438,19 @@ impl Engine {
         }
     }
 
-    /// Connections that have not ended.
+    /// Counts the connections that have not ended.
     pub fn clients(&self) -> usize {
         self.connections.len()
     }
 
-    /// The core, to look at.
+    /// Returns the core, to look at.
     pub fn broker(&self) -> &Broker {
         &self.broker
     }
 
     // How it works: records and outputs (engine/outgoing.rs).
 
-    /// Moves on what the core has decided: records to the journal, outputs to their connections.
+    /// Moves on the decisions of the core: records to the journal, outputs to their connections.
     fn pump(&mut self) {
         if matches!(self.end, End::Failed { .. }) {
             return;
@@ -469,7 +469,7 @@ impl Engine {
 
     // How it works: ends of connections.
 
-    /// Tells a client why, and hears it no more.
+    /// Sends a client the reason, and reads it no more.
     fn close(&mut self, conn: ConnId, why: Why, text: String) {
         tracing::debug!(
             conn = conn.0,
@@ -487,7 +487,7 @@ impl Engine {
         self.leave(conn, false);
     }
 
-    /// Ends a connection on our side, once what waits is sent.
+    /// Ends a connection on our side, once its waiting bytes are sent.
     fn leave(&mut self, conn: ConnId, clean: bool) {
         let Some(connection) = self.connections.get_mut(&conn) else {
             return;
@@ -531,7 +531,7 @@ impl Engine {
 
     // How it works: time.
 
-    /// A process that was stopped, or starved of CPU, has not heard what was said meanwhile; nor has
+    /// Excuses clients' silence after a stall: a process that was stopped, or starved of CPU, has not read; nor has
     /// one that reads nothing because its disk is slow.
     fn forgive_our_silence(&mut self) {
         let now_ms = self.now.mono_ms;
@@ -618,7 +618,7 @@ impl Engine {
         }
     }
 
-    /// Everybody is told once all that they were promised is on disk and on its way to them.
+    /// Tells clients of the stop once all confirms are on disk and on their way to them.
     fn advance_stopping(&mut self) {
         let End::Stopping {
             until_ms,

@@ -1,8 +1,8 @@
-//! How many clients this process has room for: each takes a file descriptor.
+//! Number of clients that this process has room for: each takes a file descriptor.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// No broker needs more clients unless somebody says so.
+/// Most clients by default: no broker needs more unless configured otherwise.
 const MOST_BY_DEFAULT: u64 = 50_000;
 
 /// Most closed connections that are kept open a moment longer, so that their clients can read why.
@@ -31,7 +31,7 @@ pub(crate) fn raise_limit() -> u64 {
     .unwrap_or(u64::MAX)
 }
 
-/// How many clients may be connected at once. An error says how many at most.
+/// Returns how many clients may be connected at once. An error is the most that fit.
 pub(crate) fn connections(wanted: Option<usize>, files: u64) -> Result<usize, u64> {
     let room = files.saturating_sub(reserved(files));
     match wanted {

@@ -6,8 +6,8 @@ use std::{fs, io};
 use penstock_directory::{LocalPaths, open_own};
 use penstock_journal::is_full;
 
-/// The right to be the broker of a directory. Held by a lock that ends with the process, however
-/// that ends.
+/// The right to be the broker of a directory. Held by a lock that is released with the process, however
+/// that exits.
 #[derive(Debug)]
 pub struct LocalGuard {
     paths: LocalPaths,
@@ -15,7 +15,7 @@ pub struct LocalGuard {
 }
 
 impl LocalGuard {
-    /// Makes the directory if there is none. `None`: another process is its broker.
+    /// Takes the right, and makes the directory if there is none. `None`: another process is its broker.
     pub fn take(paths: LocalPaths) -> io::Result<Option<Self>> {
         // Before anything is made, and again for what another process has made meanwhile.
         paths.check_owner()?;

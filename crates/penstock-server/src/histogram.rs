@@ -1,8 +1,8 @@
-//! How long syncs take, in a few hundred counters.
+//! Durations of syncs, in a few hundred counters.
 
-/// Each power of two is split into so many buckets, so a figure is at most 12 % too high.
+/// Buckets for each power of two, so that a figure is at most 12 % too high.
 const BUCKETS_A_DOUBLING: u64 = 8;
-/// Once so many times were counted all counters are halved: what happened long ago fades.
+/// Count at which all counters are halved: durations of long ago fade.
 const FADE_AFTER: u64 = 8192;
 
 /// Durations in microseconds, the recent ones weighing more.
@@ -28,7 +28,7 @@ impl Histogram {
         }
     }
 
-    /// The time that this share of them (0.99, for instance) did not exceed; 0 when there are none.
+    /// Returns the time that this share of them (0.99, for instance) did not exceed; 0 when there are none.
     pub fn quantile(&self, share: f64) -> u64 {
         let wanted = (self.total as f64 * share).ceil() as u64;
         let mut seen = 0;

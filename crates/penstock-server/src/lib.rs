@@ -1,6 +1,6 @@
 //! The server: it introduces the broker core, the journal and the wire to each other.
 //!
-//! [`Engine`] is all of it that decides, without a socket or a clock; [`Server`] is the process around it.
+//! [`Engine`] makes all decisions, without a socket or a clock; [`Server`] is the process around it.
 
 mod connection;
 mod detach;

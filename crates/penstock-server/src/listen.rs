@@ -188,7 +188,7 @@ impl Listener {
         Err(failed(&paths.socket, source))
     }
 
-    /// Only this user may connect, so nobody must show a token. Takes the place of a socket that a
+    /// Opens a socket for this user only, so that no token is needed. Takes the place of a socket that a
     /// killed server left behind.
     pub(crate) fn open_unix(path: &Path) -> io::Result<Self> {
         match fs::symlink_metadata(path) {
@@ -211,14 +211,14 @@ impl Listener {
         })
     }
 
-    /// After the last client: so that nobody looks for a server there.
+    /// Removes the socket after the last client, so that nobody looks for a server there.
     pub(crate) fn remove_socket(&self) {
         if let ListenAddress::Unix(path) = &self.address {
             let _gone = fs::remove_file(path);
         }
     }
 
-    /// The next client that waits, as a socket that does not block; `WouldBlock` when none does.
+    /// Accepts the next client that waits, as a socket that does not block; `WouldBlock` when none does.
     pub(crate) fn accept(&self) -> io::Result<(OwnedFd, Peer)> {
         match &self.socket {
             ListeningSocket::Tcp(listener) => {

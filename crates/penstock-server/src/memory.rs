@@ -1,4 +1,4 @@
-//! How much memory this process holds, how much it may hold, and how much there is.
+//! Memory of this process, its limit, and the memory of the machine.
 
 use std::fs;
 use std::path::Path;
@@ -13,7 +13,7 @@ const AFTER: Duration = Duration::from_millis(250);
 /// input that the broker must read even when it takes no new work.
 const SHARE: (u64, u64) = (6, 10);
 
-/// With less than this to use, a broker was killed by the kernel while it drained what it had taken.
+/// Memory below which a broker was killed by the kernel while it drained its backlog.
 pub(crate) const SMALLEST_BYTES: u64 = 64 << 20;
 
 /// Watches the memory of the process.
@@ -83,20 +83,20 @@ impl Gauge {
     }
 }
 
-/// How much of what a broker once had to remember has gone since freed memory was last given back.
+/// Bytes that a broker no longer has to remember since freed memory was last given back.
 #[derive(Debug, Default)]
 struct Gone {
-    /// The most that lived since then.
+    /// Most live bytes since then.
     lived_bytes: u64,
-    /// Something was heard since it was last asked.
+    /// Whether bytes were read since it was last asked.
     is_busy: bool,
-    /// When to ask again, should nothing be heard until then.
+    /// Time to ask again, should nothing be read until then.
     due: Option<Instant>,
 }
 
 impl Gone {
-    /// A busy broker would soon need what it gives back, and getting it again takes time. So it does that
-    /// only when much has gone, and half of what there was; a quiet one also for less.
+    /// Bytes from which a busy broker frees memory, if they are also half of what there was: it would soon need
+    /// the memory again, which takes time. A quiet broker also frees less.
     const MUCH_BYTES: u64 = 128 << 20;
     const SOME_BYTES: u64 = 16 << 20;
     const QUIET: Duration = Duration::from_secs(3);
@@ -119,8 +119,8 @@ impl Gone {
     }
 }
 
-/// The allocator keeps what was freed between blocks that are in use: a broker that was drained would look full,
-/// and keep the memory of the largest backlog that it ever had. (glibc maps large blocks by themselves only
+/// Frees memory. The allocator keeps it between blocks that are in use: a broker that was drained would look full,
+/// and keep the memory of the largest backlog that it ever had. (glibc maps large blocks separately only
 /// until it has seen one freed.)
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub(crate) fn give_back() {
@@ -141,7 +141,7 @@ fn held_bytes() -> Option<u64> {
     kilobytes("/proc/self/status", "RssAnon:")
 }
 
-/// The number behind this word in a list of the kernel's.
+/// Returns the number behind this word in a list of the kernel's.
 fn kilobytes(file: &str, name: &str) -> Option<u64> {
     let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -174,7 +174,7 @@ pub(crate) fn warning(usable_bytes: Option<u64>) -> Option<String> {
     ))
 }
 
-/// The smallest limit of the control groups that this process is in.
+/// Returns the smallest limit of the control groups that this process is in.
 fn group_bytes() -> Option<u64> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let mut least = None;

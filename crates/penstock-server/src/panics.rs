@@ -1,6 +1,6 @@
-//! A broken invariant must not write: the process ends with the first panic, whichever thread it is in.
+//! Stops the process with the first panic, in any thread: a broken invariant must not write.
 
-/// From here on nobody runs another line once a thread has panicked.
+/// Makes sure that no thread runs another line once one has panicked.
 pub(crate) fn end_with_the_first() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -10,7 +10,7 @@ use penstock_journal::{Reader, Storage};
 
 use crate::engine::ReadTask;
 
-/// After so long without work the blocks that it keeps are let go.
+/// Time without work after which the kept blocks are freed.
 const IDLE: Duration = Duration::from_secs(5);
 
 pub(crate) struct ReaderThread {

@@ -3,15 +3,15 @@
 //! ```text
 //!     loop {
 //!         wait for a socket, the writer, a signal or the next deadline
-//!         drain: accept, read into the engine, hear the writer and the reader
+//!         drain: accept, read into the engine, take reports of the writer and the reader
 //!         tick, when it is due
 //!         hand the engine's batch to the writer, when it is free, and its reads to the reader
-//!         flush: one write for each connection that has something to hear
+//!         flush: one write for each connection that has something to send
 //!     }
 //! ```
 //!
-//! While the writer syncs, the loop goes on; what gathers meanwhile is the next batch. So batches
-//! grow with the load, by themselves, and a lone request waits for nobody.
+//! While the writer syncs, the loop goes on; work that gathers meanwhile is the next batch. So batches
+//! grow with the load, and a lone request waits for nobody.
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -47,18 +47,18 @@ const WAKER: Token = Token(0);
 const SIGNALS: Token = Token(1);
 const ONLY_CLIENT: Token = Token(2);
 const FIRST_LISTENER: usize = 3;
-/// Connections are numbered from here, so that a token says which it is.
+/// Number of the first connection. Connections are numbered from here, so that a token says which it is.
 const FIRST_CONNECTION: u64 = 1 << 16;
 
-/// How many sockets can be heard of in one pass; more are heard of in the next.
+/// Sockets whose events are read in one pass; more follow in the next.
 const EVENTS_AT_ONCE: usize = 1024;
-/// How many clients are let in before those that are in get their turn.
+/// Clients that are accepted before the others get their turn.
 const ACCEPTS_AT_ONCE: usize = 64;
-/// How much is read of one connection before the others get their turn.
+/// Bytes that are read of one connection before the others get their turn.
 const READ_BYTES: usize = 256 << 10;
-/// A closed connection may read so long why it was closed.
+/// Time for the client of a closed connection to read the reason.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How soon accepting is tried again when it failed, and how often a local broker looks whether its
+/// Interval of trying again after accepting failed, and at which a local broker looks whether its
 /// directory is still there.
 const LOOK_AROUND: Duration = Duration::from_secs(1);
 
@@ -68,9 +68,9 @@ pub struct ServerOptions {
     pub listen: Vec<ListenAddress>,
     /// Token that clients on TCP must present.
     pub token: Option<Secret>,
-    /// Clients beyond this number are sent away. `None`: as many as there are file descriptors for.
+    /// Most clients at once; further ones are refused. `None`: as many as there are file descriptors for.
     pub max_connections: Option<usize>,
-    /// Beyond this much memory no new work is taken; 0: there is no limit. `None`: a share of the machine's.
+    /// Memory above which no new work is taken; 0: there is no limit. `None`: a share of the machine's.
     pub memory_limit_bytes: Option<u64>,
     pub broker: BrokerOptions,
     /// Settings of a local broker, which exits on its own.
@@ -89,7 +89,7 @@ pub enum Home {
 /// The client of a server that keeps its journal in memory.
 #[derive(Debug)]
 pub struct OnlyClient {
-    /// Connected to the client already.
+    /// Socket that is connected to the client already.
     pub socket: OwnedFd,
     /// The client's process, which is the parent of this one.
     pub pid: u32,
@@ -144,25 +144,25 @@ pub struct Server {
     reader: ReaderThread,
     poll: Poll,
     listeners: Vec<Listener>,
-    /// Clients may wait to be accepted, from this time on.
+    /// Time from which on clients are accepted again.
     accept_at: Option<Instant>,
     signals: UnixStream,
     sockets: FxHashMap<ConnId, Socket>,
-    /// May have something to read.
+    /// Connections that may have something to read.
     readable: FxHashSet<ConnId>,
-    /// As `readable`, but they take in nothing of what they are told, so they are not read from.
+    /// Connections like those in `readable` that are not read, because they do not receive their waiting bytes.
     unheard: FxHashSet<ConnId>,
     memory: Gauge,
-    /// The engine knows them no more, but their other side may not have read everything.
+    /// Connections that the engine has forgotten, but whose other side may not have read everything.
     leaving: FxHashMap<ConnId, (Socket, Instant)>,
     next_conn: u64,
     read_buffer: Vec<u8>,
     clock: Clock,
     local: Option<LocalOptions>,
-    /// Becomes readable when the process of the only client ends. Held for that alone.
+    /// Descriptor that becomes readable when the process of the only client exits. Held for that alone.
     _only_client: Option<OwnedFd>,
     is_in_memory: bool,
-    /// Since when a local broker has had no client.
+    /// Time since which a local broker has had no client.
     alone_since: Option<Instant>,
     look_around_at: Instant,
     ending: bool,
@@ -171,15 +171,15 @@ pub struct Server {
 
 struct Socket {
     fd: OwnedFd,
-    /// A write did not take all: wait until there is room.
+    /// Whether a write did not take all: wait until there is room.
     full: bool,
-    /// The other side sends no more, so a short read is not yet the end.
+    /// Whether the other side sends no more, so that a short read is not yet the end.
     half_closed: bool,
 }
 
 struct Clock {
     zero: Instant,
-    /// How far a client has moved it on.
+    /// Time by which a client has moved it on.
     moved_ms: u64,
     boot_id: Option<[u8; 16]>,
 }
@@ -212,7 +212,7 @@ impl Clock {
     }
 }
 
-/// The options for a machine with so much memory and disk, and with their random numbers drawn.
+/// Adapts the options to a machine with this much memory and disk, and draws their random numbers.
 fn suit_machine(
     mut broker: BrokerOptions,
     memory_limit_bytes: u64,
@@ -235,7 +235,7 @@ fn suit_machine(
     Ok((broker, journal))
 }
 
-/// The options for a journal in memory.
+/// Adapts the options to a journal in memory.
 fn suit_memory(mut broker: BrokerOptions) -> io::Result<(BrokerOptions, JournalOptions)> {
     broker.hash_seed = getrandom::u64()?;
     // What is read back from memory needs no second copy.
@@ -279,7 +279,7 @@ impl Opened {
     }
 }
 
-/// Names this start of the machine.
+/// Returns the id of this start of the machine.
 #[cfg(target_os = "linux")]
 fn boot_id() -> Option<[u8; 16]> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
@@ -294,7 +294,7 @@ fn milliseconds_since_boot() -> u64 {
     since.tv_sec as u64 * 1000 + since.tv_nsec as u64 / 1_000_000
 }
 
-/// Elsewhere the wall's clock is all that goes on while no broker runs.
+/// Returns none: elsewhere the wall's clock is all that goes on while no broker runs.
 #[cfg(not(target_os = "linux"))]
 fn boot_id() -> Option<[u8; 16]> {
     None
@@ -430,8 +430,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves until it is told to end: by a signal, by a client of a local broker, or by nobody being
-    /// left there.
+    /// Serves until it is told to stop: by a signal, by a client of a local broker, or by the last client's
+    /// disconnection there.
     pub fn serve(mut self) -> Result<(), ServerError> {
         let mut events = Events::with_capacity(EVENTS_AT_ONCE);
         // Passes in a row after which somebody may still wait to be heard.
@@ -494,7 +494,7 @@ impl Server {
                 break;
             }
         }
-        // Whoever made the directory of a local broker anew may listen there by now.
+        // A process that made the directory of a local broker anew may listen there by now.
         if self
             .local
             .as_ref()
@@ -511,7 +511,7 @@ impl Server {
         }
     }
 
-    /// How long to wait for events.
+    /// Returns the time to wait for events.
     fn patience(&mut self) -> Option<Duration> {
         if self.engine.takes_input() && !self.readable.is_empty() {
             return Some(Duration::ZERO);
@@ -585,7 +585,7 @@ impl Server {
         }
     }
 
-    /// Takes a client that is connected.
+    /// Adds a client that is connected.
     fn let_in(&mut self, fd: OwnedFd, peer: Peer) -> io::Result<()> {
         let conn = ConnId(self.next_conn);
         self.next_conn += 1;
@@ -604,7 +604,7 @@ impl Server {
         Ok(())
     }
 
-    /// Reads once from each connection that may have something.
+    /// Reads once from each connection that may have something to read.
     fn read_some(&mut self) {
         if !self.engine.takes_input() {
             return;
@@ -795,7 +795,7 @@ impl Server {
         leave
     }
 
-    /// Moves from the spare socket to that in the directory, once the disk has room for it. Who has
+    /// Moves from the spare socket to that in the directory, once the disk has room for it. Clients that have
     /// found the spare one may go on to use it.
     fn listen_at_home(&mut self) {
         let Some(local) = &self.local else {
@@ -825,7 +825,7 @@ impl Server {
     }
 }
 
-/// Whether only the client that was to be accepted is concerned: it has left, or its network fails.
+/// Whether the error concerns only the client that was to be accepted: it has disconnected, or its network fails.
 fn is_of_the_client(error: &io::Error) -> bool {
     matches!(
         Errno::from_io_error(error),
@@ -843,7 +843,7 @@ fn is_of_the_client(error: &io::Error) -> bool {
     )
 }
 
-/// Reads and forgets what waits; `false` once the other side has closed.
+/// Reads and drops waiting bytes; `false` once the other side has closed.
 fn discard(socket: &Socket, buffer: &mut [u8]) -> bool {
     loop {
         match rustix::io::read(&socket.fd, &mut *buffer) {
@@ -871,7 +871,7 @@ fn watch_signals(poll: &Poll) -> io::Result<UnixStream> {
     Ok(read)
 }
 
-/// Has the loop woken when the parent of this process ends. Its socket does not always tell: a process that
+/// Wakes the loop when the parent of this process exits. Its socket does not always show that: a process that
 /// it has forked may have a copy.
 #[cfg(target_os = "linux")]
 fn watch_parent(poll: &Poll, pid: u32) -> io::Result<Option<OwnedFd>> {
@@ -889,7 +889,7 @@ fn watch_parent(poll: &Poll, pid: u32) -> io::Result<Option<OwnedFd>> {
     Ok(Some(process))
 }
 
-/// Elsewhere the end of the socket has to do.
+/// Relies on the end of the socket elsewhere.
 #[cfg(not(target_os = "linux"))]
 fn watch_parent(_: &Poll, _: u32) -> io::Result<Option<OwnedFd>> {
     Ok(None)

@@ -40,7 +40,7 @@ impl Token {
         })
     }
 
-    /// In constant time: how long a refusal takes must tell neither how much of a guess was right nor
+    /// Compares in constant time: the time of a refusal must tell neither how much of a guess was right nor
     /// how long the token is.
     pub(crate) fn is(&self, shown: &[u8]) -> bool {
         let Some(shown) = Self::pad(shown) else {
@@ -93,7 +93,7 @@ mod tests {
 
         let secret = [b'a'; 64];
         let token = Token::new(&secret).expect("a token");
-        // As long as the token; how long a guess is, whoever guesses knows.
+        // As long as the token: the length of a guess is no secret to the guesser.
         let mut guesses = vec![secret.to_vec()];
         for wrong_at in [0, 31, 63] {
             let mut guess = secret.to_vec();

@@ -129,7 +129,7 @@ fn start_spares<S: Storage>(
     Ok(look)
 }
 
-/// Prepares what is wanted; whether there was no way to.
+/// Prepares the wanted spares; returns whether there was no way to.
 fn prepare_spares<S: Storage>(spares: &Spares<S>, failed: bool, tell: &impl Fn(Report)) -> bool {
     let space = spares.space();
     let mut failing = false;
@@ -150,7 +150,7 @@ fn prepare_spares<S: Storage>(spares: &Spares<S>, failed: bool, tell: &impl Fn(R
     failing
 }
 
-/// Tells the log, a moment after the start, what every confirm will wait for.
+/// Logs, a moment after the start, the time that every confirm will wait for a sync.
 pub(crate) fn measure_sync<S: Storage>(storage: S) -> std::io::Result<()> {
     const NAME: &str = "sync-time.probe";
     const SYNCS: usize = 9;
@@ -204,7 +204,7 @@ mod tests {
         let poll = mio::Poll::new().expect("a poll");
         let waker = Waker::new(poll.registry(), mio::Token(0)).expect("a waker");
         let writer = WriterThread::start(journal.writer, Arc::new(waker)).expect("threads");
-        // One segment and its four spares: whoever of the threads makes them, and however late.
+        // One segment and its four spares, in whichever thread they are made, and however late.
         storage.set_quota(Some(5 * (64 << 10)));
         let mut position = journal.next_position;
         let mut write = || {

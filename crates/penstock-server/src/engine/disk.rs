@@ -9,19 +9,19 @@ use penstock_message::{Durability, Op, Space, Tx};
 
 use super::{End, Engine};
 
-/// Records that nobody waits for (grants of leases, mostly) are written this much later at most.
+/// Delay at most of records that nobody waits for (grants of leases, mostly).
 const LAZY_MS: u64 = 20;
 /// Bytes of such records that are written at once: they do not wait out [`LAZY_MS`].
 const LAZY_BYTES: usize = 1 << 20;
-/// Whether transactions of so many bytes fit on the disk is looked at before they are taken: what is kept
-/// for a full disk holds several times as much.
+/// Bytes of transactions from which the space on the disk is looked at before they are taken: the segments kept
+/// for a full disk hold several times as much.
 const LARGE_BYTES: usize = 256 << 10;
-/// On the last reserve of the disk, steps of operations go on while so much of the segment in use is free. One
+/// Free bytes of the segment in use that steps of operations need on the last reserve of the disk. A step
 /// that ends 1,024 messages takes 20 KiB at most.
 const ROOM_FOR_STEPS_BYTES: u64 = 256 << 10;
 /// Time without a record after which the journal gets a watermark that covers the last one.
 const IDLE_MS: u64 = 100;
-/// How much at least is carried forward out of the oldest segment at a time.
+/// Bytes at least that are carried forward out of the oldest segment at a time.
 const RECLAIM_STEP_BYTES: usize = 256 << 10;
 
 /// Task of the writer's thread, done in one go.
@@ -31,16 +31,16 @@ pub struct WriterTask {
     pub batch: Option<Batch>,
     /// Whether to sync then.
     pub sync: bool,
-    /// Whether somebody waits to hear that it is written, and not for the sync that follows.
+    /// Whether a client waits to learn that it is written, and not for the sync that follows.
     pub tell_written: bool,
     /// Whether to close the journal then: nothing more comes.
     pub close: bool,
-    /// The last position that is complete with it.
+    /// Last position that is complete with it.
     pub through: u64,
 }
 
 impl WriterTask {
-    /// Writes and syncs. `written` is called in between, if somebody waits for just that. When the disk
+    /// Writes and syncs. `written` is called in between, if a client waits for just that. When the disk
     /// is full, nothing is done: try again later.
     pub fn carry_out<S: Storage>(
         &self,
@@ -105,14 +105,14 @@ impl Engine {
         Some(task)
     }
 
-    /// The batch is written: it survives the death of this process.
+    /// Notes that the batch is written: it survives the death of this process.
     pub fn batch_written(&mut self, now: Now, through: u64) {
         self.now = now;
         self.disk.written = self.disk.written.max(through);
         self.broker.handle_written(Position(through));
     }
 
-    /// The writer has carried out its task. `sync_us`: how long the sync took, if there was one.
+    /// Notes that the writer has carried out its task. `sync_us`: duration of the sync, if there was one.
     pub fn batch_done(&mut self, now: Now, task: &WriterTask, sync_us: u64) {
         self.now = now;
         let through = task.through;
@@ -133,14 +133,14 @@ impl Engine {
         self.reclaim();
     }
 
-    /// Who must stop because the disk is full may have changed: [`Journal::space`] tells.
+    /// Notes that other commands may have to wait for the disk: [`Journal::space`] tells which.
     pub fn space_changed(&mut self, now: Now) {
         self.now = now;
         self.look_at_space();
         self.reclaim();
     }
 
-    /// The journal says at any moment who must stop; the core is told before the next decision.
+    /// Tells the core the space before its next decision; the journal knows it at any moment.
     pub(super) fn look_at_space(&mut self) {
         let space = match self.journal.space() {
             penstock_journal::Space::Plenty => Space::Plenty,
@@ -168,8 +168,8 @@ impl Engine {
         }
     }
 
-    /// Transactions are decided, or wait: at the last level of space, outcomes of runs and all that the same
-    /// client sends after them. What is only new is refused at once.
+    /// Decides transactions, or keeps them: at the last level of space, outcomes of runs and all that the same
+    /// client sends after them. New work alone is refused at once.
     pub(super) fn decide(&mut self, conn: ConnId, bytes: usize, input: Input) {
         self.look_at_space();
         let settles = |tx: &Tx| tx.ops.iter().any(Op::is_settlement);
@@ -196,7 +196,7 @@ impl Engine {
         self.input(input);
     }
 
-    /// Its client will send them again, on its next connection.
+    /// Drops kept transactions: their client will send them again, on its next connection.
     pub(super) fn forget_blocked(&mut self, conn: ConnId) {
         if let Some(connection) = self.connections.get_mut(&conn)
             && connection.blocked_bytes > 0
@@ -236,8 +236,8 @@ impl Engine {
             || self.journal.waiting_bytes() >= LAZY_BYTES
     }
 
-    /// When nothing has happened for a while, or never will again: syncs what was only written, then
-    /// proves it with a watermark. At the end it closes the journal.
+    /// Returns a task when nothing has happened for a while, or never will again: syncs written records, then
+    /// proves them with a watermark. At the end it closes the journal.
     fn idle_task(&mut self) -> Option<WriterTask> {
         let stopping = self.end != End::NotYet;
         let quiet = self
@@ -266,7 +266,7 @@ impl Engine {
         })
     }
 
-    /// Nobody is left who could have anything written, and all that was is proven.
+    /// Whether no client is left that could have anything written, and all that was is proven.
     fn wants_close(&self) -> bool {
         let told = matches!(self.end, End::Stopping { told: true, .. });
         told && self.connections.is_empty() && self.disk.proven && !self.disk.closed
@@ -301,7 +301,7 @@ impl Engine {
         }
     }
 
-    /// When the disk wants attention next.
+    /// Returns the time when the disk needs attention next.
     pub(super) fn disk_due_ms(&self) -> Option<u64> {
         let disk = &self.disk;
         if disk.in_flight {
@@ -325,7 +325,7 @@ impl Engine {
 /// Progress of appending, writing and syncing, by position.
 #[derive(Debug, Default)]
 pub(super) struct DiskState {
-    /// The last record that somebody waits to see written, and the last to see synced.
+    /// Last record that a client waits to see written, and the last to see synced.
     wanted_written: u64,
     wanted_synced: u64,
     pub(super) appended: u64,
@@ -337,14 +337,14 @@ pub(super) struct DiskState {
     /// Whether the journal is closed.
     pub(super) closed: bool,
     pub(super) in_flight: bool,
-    /// When records that nobody waits for are written all the same.
+    /// Time when records that nobody waits for are written anyway.
     lazy_due_ms: Option<u64>,
-    /// When all is quiet enough for a watermark.
+    /// Time when all is quiet enough for a watermark.
     idle_due_ms: Option<u64>,
 }
 
 impl DiskState {
-    /// All that was recovered is on disk.
+    /// Begins with all recovered records on disk.
     pub(super) fn recovered(through: u64) -> Self {
         Self {
             appended: through,
@@ -355,7 +355,7 @@ impl DiskState {
         }
     }
 
-    /// Somebody waits for a record that the writer was not given yet.
+    /// Whether a client waits for a record that the writer does not have yet.
     fn is_awaited(&self) -> bool {
         self.wanted_synced.max(self.wanted_written) > self.taken
     }

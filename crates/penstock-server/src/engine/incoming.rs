@@ -11,10 +11,10 @@ use super::{Engine, Peer};
 use crate::connection::{AcceptedHello, Stage};
 use crate::token::Token;
 
-/// A heartbeat shorter than this would be lost to scheduling; a longer one hides the dead for hours.
+/// Range of heartbeats. A shorter one would be lost to scheduling; a longer one hides the dead for hours.
 const HEARTBEAT_RANGE_MS: std::ops::RangeInclusive<u64> = 100..=3_600_000;
 
-/// The most that a clock is moved on in all: a hundred years.
+/// Most that a clock is moved on in all: a hundred years.
 const MOST_MOVED_MS: u64 = 100 * 366 * 86_400_000;
 
 impl Engine {
@@ -86,7 +86,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Judges a hello, or adds what continues one.
+    /// Handles a hello, or the continuation of one.
     fn greet(&mut self, conn: ConnId, mut hello: proto::Hello) -> Result<(), Refused> {
         let connection = self.connections.get_mut(&conn).expect("it was heard");
         let leases: Vec<Lease> = convert::all(std::mem::take(&mut hello.leases))?;
@@ -191,7 +191,7 @@ impl Engine {
         self.answer(conn, id, answer);
     }
 
-    /// Whatever is due by then is due when the answer is read.
+    /// Moves the clock. Everything that is due by then is due when the answer is read.
     fn move_clock(&mut self, forward_ms: u64) -> Result<(), &'static str> {
         // A countdown of so many milliseconds is over when the next one begins, not before.
         let forward_ms = forward_ms.saturating_add(1);
@@ -224,9 +224,9 @@ pub(super) struct Refused {
     pub(super) text: String,
 }
 
-/// Whether a first hello may go on, and in which version of the protocol.
+/// Returns the version of the protocol to go on in after a first hello, or why it may not.
 fn judge_hello(hello: &proto::Hello, peer: Peer, token: Option<&Token>) -> Result<u32, Refused> {
-    // Who must show a token where there is none is never let in.
+    // A client that must show a token where there is none is never let in.
     let may_enter = peer == Peer::Trusted || token.is_some_and(|token| token.is(&hello.token));
     if !may_enter {
         return Err(Refused {

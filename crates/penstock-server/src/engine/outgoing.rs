@@ -8,7 +8,7 @@ use penstock_wire::{MAX_FRAME_BYTES, native};
 use super::Engine;
 use crate::connection::{Connection, Stage};
 
-/// Items of one list go into one frame up to this; more follow in another.
+/// Bytes up to which items of one list go into one frame; more follow in another.
 const FRAME_TARGET_BYTES: usize = 1 << 20;
 
 impl Engine {

@@ -6,7 +6,7 @@ use penstock_journal::{ReadAt, ReadError, Reader, Storage};
 
 use super::{End, Engine};
 
-/// How many bytes one task reads, about: the first of them are sent while the next are read.
+/// Bytes that one task reads, about: the first of them are sent while the next are read.
 const TASK_BYTES: usize = 1 << 20;
 
 /// Task of the reader's thread, done in one go.
@@ -57,7 +57,7 @@ impl Engine {
         })
     }
 
-    /// The reader has carried out its task.
+    /// Handles the outcomes of the reader's task.
     pub fn reads_done(&mut self, now: Now, task: ReadTask) {
         self.now = now;
         self.reading = false;
