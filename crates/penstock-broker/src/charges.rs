@@ -49,7 +49,7 @@ impl Running {
         self.expected_ms += charge.expected_ms();
     }
 
-    /// Returns how much less is charged beyond what was expected: what this run has cost is charged by itself.
+    /// Returns how much less is charged beyond what was expected: the cost of this run is charged separately.
     pub(crate) fn end(&mut self, charge: Charge, now_ms: u64) -> u64 {
         self.runs -= 1;
         self.since_ms -= charge.since_ms;

@@ -144,7 +144,7 @@ impl Broker {
             return;
         }
         if durability == Durability::Replicated {
-            // Said of each, so that whoever resends one hears the same again.
+            // Said of each, so that a client that resends one receives the same again.
             let why = "this broker keeps one copy: \"replicated\" is for engines that keep several";
             for seq in first_seq..first_seq + txs.len() as u64 {
                 let why = Refusal::NotOffered(why.to_owned());

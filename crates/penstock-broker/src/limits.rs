@@ -144,7 +144,7 @@ impl Broker {
             let Some(slot) = self.state.queues.oldest_of_lowest(queue, messages) else {
                 return;
             };
-            // Whoever waits for its result is told; it must not come back after that.
+            // Clients that wait for its result are told; it must not come back after that.
             self.must_be_safe();
             let reason = self.state.names.intern(DISPLACED);
             let how = How::Displaced;

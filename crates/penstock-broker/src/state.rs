@@ -460,7 +460,7 @@ impl State {
         let redelivered = redelivered && !planted!("forget-redelivery");
         let redelivered = self.messages[slot].redelivered() || redelivered;
         self.messages.set_redelivered(slot, redelivered);
-        // Whoever is given it next must not see it before the lease has surely ended.
+        // The next consumer must not see it before the lease has surely ended.
         let rests = self.messages.rests(slot).and(self.rests);
         self.messages.set_rests(slot, rests);
         self.messages.drop_body_read_back(slot);

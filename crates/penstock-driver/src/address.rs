@@ -9,7 +9,7 @@ use crate::DriverError;
 pub enum Address {
     /// `local:PATH`: the broker of a directory, started when it does not run.
     Local(PathBuf),
-    /// `unix:PATH` or `penstock+unix:PATH`: whoever listens on this socket.
+    /// `unix:PATH` or `penstock+unix:PATH`: the broker that listens on this socket.
     Unix(PathBuf),
     /// `tcp://HOST:PORT`.
     Tcp { host: String, port: u16 },

@@ -1,5 +1,5 @@
 //! Transactions in their form on the wire. They are encoded once, by the thread that commits them, and
-//! outside of any lock; whoever writes a frame only puts them together.
+//! outside of any lock; the thread that writes a frame only puts them together.
 
 use bytes::Bytes;
 use penstock_message::{Features, Tx};

@@ -50,7 +50,7 @@ pub trait Driver: Send + Sync {
     /// without one, this waits for it until the deadline.
     fn probe(&self, deadline: Instant, done: Done<Arc<Capabilities>>);
 
-    /// Commits transactions in order. All go in one frame where they fit; each is atomic by itself.
+    /// Commits transactions in order. All go in one frame where they fit; each is atomic on its own.
     /// Resent by the driver after a reconnect until confirmed, applied once.
     fn commit(
         &self,

@@ -636,7 +636,7 @@ impl IoLoop {
         let mut state = shared.lock();
         state.thread = IoThread::Ended;
         if let Phase::Connected { socket, .. } = &state.phase {
-            // Wakes whoever leads; what was written is still sent.
+            // Wakes the leading caller; written bytes are still sent.
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Read);
         }
         state.phase = Phase::Down {
@@ -665,7 +665,7 @@ impl IoLoop {
         }
         match &state.phase {
             Phase::Dialed(Ok(_)) => {
-                // Asked without the lock: whoever holds leases may be in a call to this driver.
+                // Asked without the lock: the holder of leases may be in a call to this driver.
                 let sinks = state.session.delivery_sinks();
                 drop(state);
                 let leases = sinks.iter().flat_map(|sink| sink.held_leases()).collect();
@@ -736,7 +736,7 @@ impl IoLoop {
         {
             self.backoff.reset();
         }
-        // Whoever leads waits for this socket.
+        // The leading caller waits for this socket.
         if let Phase::Connected { socket, .. } = &state.phase {
             let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
             if state.session.start(state.closing.is_some()) == Start::No {

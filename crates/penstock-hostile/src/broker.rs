@@ -555,7 +555,7 @@ fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
                     status.queues.retain(|queue| {
                         queue.ready + queue.delayed + queue.running > 0 || queue.paused
                     });
-                    // Counts are those since the start, and consumers come again by themselves.
+                    // Counts are those since the start, and consumers come again on their own.
                     for queue in &mut status.queues {
                         queue.consumers = 0;
                         queue.capacity_permille = None;

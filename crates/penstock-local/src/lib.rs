@@ -39,7 +39,7 @@ pub fn connect(mut config: DriverConfig) -> Result<Arc<dyn Driver>, DriverError>
         Address::Tcp { host, port } => {
             native(config, Box::new(Tcp::new(host, port)), on_disk(), false)
         }
-        // Only a local broker is ended by whoever needs a newer one: it belongs to its clients.
+        // Only a local broker is stopped by a client that needs a newer one: it belongs to its clients.
         Address::Local(path) => {
             let dial = local::Local::new(&path, program)?;
             native(config, Box::new(dial), on_disk(), true)

@@ -109,7 +109,7 @@ fn replay_whole(seed: u64) -> ExitCode {
 fn show(seed: u64, without: &Without) -> Option<Outcome> {
     let mut lines = BufWriter::new(std::io::stdout().lock());
     let mut trace = |line: &str| {
-        // Whoever reads along may have seen enough.
+        // The reader may have seen enough.
         let _ended = writeln!(lines, "{}", shorten_ids(line));
     };
     let shown = || run_without(seed, without, Some(&mut trace));

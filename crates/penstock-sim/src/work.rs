@@ -277,7 +277,7 @@ impl Author {
             messages: held.collect(),
             policy,
         });
-        // Members that the broker knows as such, or that say by themselves how they have ended.
+        // Members that the broker knows as such, or that report their own end.
         let is_known = rng.one_in(3) || outer.is_some();
         for index in 0..count {
             let mut body = join.0.to_vec();
@@ -337,7 +337,7 @@ impl Author {
         let mut message = self.message(rng, wall_ms, body);
         let mut queues = vec![QUEUES[rng.below(3) as usize].to_string()];
         if rng.one_in(16) {
-            // Each copy is settled, and may die, by itself; so there is no one result, and nobody could
+            // Each copy is settled, and may die, on its own; so there is no one result, and nobody could
             // tell dead copies apart.
             message.max_deliveries = u8::MAX;
             message.result_ttl_ms = None;

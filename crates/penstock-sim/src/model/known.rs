@@ -87,7 +87,7 @@ impl Model {
                 )),
             };
         }
-        // The broker may have ended the message by itself just now.
+        // The broker may have ended the message itself just now.
         let Key::Result(id) = key else {
             return self.fail(format!("{key:?} has a value that nobody put there"));
         };

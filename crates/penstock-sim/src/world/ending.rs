@@ -73,7 +73,7 @@ impl World<'_> {
         }
         self.checker.drained()?;
         if self.checker.model.clock_is_doubtful {
-            // It counts down from hours later, and whoever waits for it waits so long.
+            // It counts down from hours later, and any client that waits for it waits that long.
             return Ok(());
         }
         Err("somebody still waits for something in the end".to_string())
