@@ -125,9 +125,9 @@ layout! {
         count: u32,
         /// The header checksum of the batch before.
         previous: u32,
-        /// Of the records that follow.
+        /// Checksum of the records that follow.
         body: u32,
-        /// Of this header, without these four bytes.
+        /// Checksum of this header, without these four bytes.
         checksum: u32,
     }
 }
@@ -150,7 +150,7 @@ layout! {
 
 layout! {
     RecordHeader {
-        /// Of the rest of this header and the payload.
+        /// Checksum of the rest of this header and the payload.
         checksum: u32,
         /// Bytes of payload.
         length: U24,

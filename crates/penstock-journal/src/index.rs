@@ -1,4 +1,4 @@
-//! Where in which segment a record stands: a mark every so often, from which a reader walks on.
+//! Marks of where records stand in the segments: one every so often, from which a reader walks on.
 //!
 //! A mark costs 40 bytes of memory for 64 KiB of journal. From each record there is a way to it that
 //! never leaves a segment: the first record of a segment has a mark, and so has each further part of a

@@ -116,7 +116,7 @@ pub struct Journal {
     segments: VecDeque<Segment>,
     /// Offset of the next batch in the last segment.
     end: u64,
-    /// Of the last batch taken.
+    /// Sequence number of the last batch taken.
     sequence: u64,
     next_position: u64,
     closed: VecDeque<Filling>,
@@ -199,7 +199,7 @@ impl Batch {
 struct Filling {
     body: Vec<u8>,
     count: u32,
-    /// Of its first record or part, and the first position that begins in it or later.
+    /// Position of its first record or part, and the first position that begins in it or later.
     first_position: u64,
     base_position: u64,
     through: u64,
@@ -561,7 +561,7 @@ impl Journal {
 
     /// Drops the oldest segment once all that was appended until now is synced.
     ///
-    /// So what was carried forward must have been appended before. The instruction travels with the
+    /// So records that were carried forward must have been appended before. The instruction travels with the
     /// last of it, in a batch that says in its header how many segments still count; the writer
     /// renames or removes the file after syncing that batch. Whenever the power is cut, either the journal
     /// still counts the segment and has it, or counts it no more and has all that it held.

@@ -1,9 +1,9 @@
 //! The file beside the segments that names the newest of them: so one that is missing is missed, and the
 //! end of a journal that was closed in order is known.
 //!
-//! It may be behind and is never ahead: a segment is on disk under its name before it is named here, and
+//! This file may be behind and is never ahead: a segment is on disk under its name before it is named here, and
 //! all that was written before a close is. Two slots, each in a page of its own, are written in turn:
-//! a write that is torn, or a page that goes bad, leaves what was there before.
+//! a write that is torn, or a page that goes bad, leaves the content of before.
 
 use std::io;
 

@@ -89,7 +89,7 @@ impl OpenError {
         }
     }
 
-    /// ... unless it is only that the disk is full.
+    /// As [`Self::io`], but tells a full disk apart.
     pub(crate) fn full_or_io<S: Storage>(
         storage: &S,
         action: &'static str,

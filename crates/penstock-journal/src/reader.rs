@@ -61,7 +61,7 @@ struct Cursor {
     sequence: u64,
     batch_end: u64,
     record: u64,
-    /// Of the record; how much of its payload comes before this part.
+    /// Position of the record; how much of its payload comes before this part.
     position: u64,
     skipped: u64,
 }

@@ -102,14 +102,14 @@ pub(crate) struct Recovered {
     pub report: RecoveryReport,
     /// Segments that still count.
     pub segments: VecDeque<Segment>,
-    /// Of the next segment.
+    /// Format of the next segment.
     pub format: Format,
-    /// Of the last segment; 0 when there is none.
+    /// Number of the last segment; 0 when there is none.
     pub number: u64,
     pub epoch: u32,
-    /// At the last batch that is proven to be on disk.
+    /// Chain at the last batch that is proven to be on disk.
     pub proven: Chain,
-    /// Of the records up to that batch.
+    /// Index of the records up to that batch.
     pub index: Index,
     /// Records behind that batch, and the position of the first record that is not proven.
     pub unproven: Vec<Vec<u8>>,

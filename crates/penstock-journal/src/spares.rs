@@ -32,9 +32,9 @@ pub enum Space {
     Plenty,
     /// New work is refused.
     NoPublishes,
-    /// ... and nothing more is handed out.
+    /// New work is refused, and nothing more is handed out.
     NoLeases,
-    /// ... and nothing is settled: what is left is for reclaiming.
+    /// New work is refused, and nothing is handed out or settled: the rest is for reclaiming.
     NoSettlements,
 }
 

@@ -18,7 +18,7 @@ pub trait Storage: Clone + Send + 'static {
     /// Held for as long as the directory is ours.
     type Lock: Send + 'static;
 
-    /// What a person knows the directory by.
+    /// Returns the name by which a person knows the directory.
     fn location(&self) -> String;
     /// `None`: another process holds it.
     fn lock(&self) -> io::Result<Option<Self::Lock>>;

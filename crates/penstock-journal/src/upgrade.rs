@@ -12,10 +12,10 @@ use crate::read::read_header;
 use crate::recovery::{Found, RecoveryReport, recover};
 use crate::storage::Storage;
 
-/// What to type to upgrade a journal: this and the directory.
+/// Command to upgrade a journal: this and the directory.
 pub const UPGRADE_COMMAND: &str = "penstock journal upgrade";
 
-/// What `penstock journal upgrade` has done: the formats before and after.
+/// Outcome of `penstock journal upgrade`: the formats before and after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Upgraded {
     pub from: u32,

@@ -62,7 +62,7 @@ pub struct Writer<S: Storage> {
     /// The last batch that is synced.
     durable: u64,
     drops: Vec<u64>,
-    /// Told to readers before a file is given away.
+    /// Number up to which segments were dropped, told to readers before a file is removed or renamed.
     dropped_through: Arc<AtomicU64>,
     failure: Option<String>,
     lock: S::Lock,
@@ -74,7 +74,7 @@ pub(crate) struct ActiveSegment<F> {
     pub number: u64,
 }
 
-/// What ties each batch to the one before.
+/// Link of each batch to the one before.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chain {
     pub journal_id: [u8; 16],
@@ -110,7 +110,7 @@ impl Chain {
     }
 }
 
-/// What a new segment's header says, but for what follows from the [`Chain`].
+/// Fields of a new segment's header that do not follow from the [`Chain`].
 pub(crate) struct NewSegment {
     pub format: Format,
     pub number: u64,
@@ -207,7 +207,7 @@ impl<S: Storage> Writer<S> {
         self.spares.clone()
     }
 
-    /// One that reads records back, on a thread of its own.
+    /// Makes a reader of records, for a thread of its own.
     pub fn reader(&self) -> Reader<S> {
         let dropped_through = self.dropped_through.clone();
         Reader::new(self.storage.clone(), self.chain.journal_id, dropped_through)
@@ -345,7 +345,7 @@ pub(crate) fn failed_to(action: &'static str, file: &str) -> impl FnOnce(io::Err
     }
 }
 
-/// ... unless it is only that the disk is full.
+/// As [`failed_to`], but tells a full disk apart.
 fn no_room_to(action: &'static str, file: &str) -> impl FnOnce(io::Error) -> WriteError {
     let file = file.to_string();
     move |source| match is_full(&source) {

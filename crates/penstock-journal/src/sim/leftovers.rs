@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use super::{Disk, Inode, Rng, SECTOR, SimStorage, Write, put};
 
-/// One of the things that a power cut decides, and between how many outcomes. The first outcome is the
+/// Choice that a power cut makes between a number of outcomes. The first outcome is the
 /// oldest state and the last is the newest.
 #[derive(Clone, Copy, Debug)]
 enum Choice {
