@@ -405,7 +405,7 @@ pub enum Notice {
         waiting: u64,
         for_ms: u64,
     },
-    /// `waiting` jobs of this task, and of so many `others`, are in a queue whose workers know none of these
+    /// `waiting` jobs of this task, and of this number of `others`, are in a queue whose workers know none of these
     /// tasks. Once a task and queue, until a worker knows it.
     UnknownTask {
         queue: String,
@@ -413,7 +413,7 @@ pub enum Notice {
         others: u64,
         waiting: u64,
     },
-    /// Workers of two apps have this task, and so many `others`, and take from one queue: each runs jobs that
+    /// Workers of two apps have this task, and this number of `others`, and take from one queue: each runs jobs that
     /// were meant for the other. Each time that the first such worker of an app comes.
     SharedTask {
         queue: String,
