@@ -322,7 +322,8 @@ impl Broker {
 
     // --- joins, and keys of copies
 
-    /// Does what follows from ends, in the same record; returns how many events that took.
+    /// Records the consequences of ends in the same record: keys that copies inherit, and ends of joins. Returns the
+    /// number of events for them.
     pub(crate) fn follow_ends(&mut self) -> usize {
         let inherited = std::mem::take(&mut self.state.inherited);
         for (number, key) in &inherited {
@@ -332,7 +333,7 @@ impl Broker {
         inherited.len() + self.settle_joins()
     }
 
-    /// Ends the joins that have heard of their last member, or of one that failed. The members that such a
+    /// Ends the joins whose last member has reported, or one that failed. The members that such a
     /// join blocks report in steps of their own, so that no chain of joins makes this long.
     fn settle_joins(&mut self) -> usize {
         let mut events = 0;

@@ -30,7 +30,7 @@ pub(crate) struct FailedJobs {
     /// failed groups had blocked.
     pub(crate) dropped: u64,
     pub(crate) was_told: bool,
-    /// A part of what this group has blocked is gone; the rest goes, too.
+    /// Group of which some blocked jobs are gone; the rest goes, too.
     pub(crate) going: Option<JoinId>,
     /// Whether a timer is set for the oldest, or for one that was older.
     pub(crate) is_timed: bool,
@@ -73,7 +73,7 @@ impl FailedJobs {
     }
 }
 
-/// Something that is kept after a failure.
+/// Job or group that is kept after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Kept {
     Job,
@@ -182,8 +182,8 @@ impl Broker {
         }
     }
 
-    /// Whether more is kept of failed jobs, and of groups that have failed with the jobs that they block, than is
-    /// to be, or something for long enough.
+    /// Whether there are too many failed jobs, or groups that have failed with the jobs that they block, or one has
+    /// been kept for long enough.
     pub(crate) fn keeps_too_much(&self) -> bool {
         self.is_over_caps()
             || self.state.failed.going.is_some()
@@ -202,7 +202,7 @@ impl Broker {
         at.saturating_add(self.options.failed_kept_ms) <= self.clocks.steady()
     }
 
-    /// What was kept first, and since when. A job fails before the group that it is a member of.
+    /// Returns the thing that was kept first, and since when. A job fails before the group that it is a member of.
     fn oldest_kept(&self) -> Option<(u64, Kept)> {
         let failed = &self.state.failed;
         // One that is going is the first of them.
@@ -215,8 +215,8 @@ impl Broker {
         job.into_iter().chain(group).min()
     }
 
-    /// This job has failed: drops older ones while there is too much, but no group, for that is more than belongs
-    /// to the end of one job, and not the job itself, which is still at hand. A step does that, and what does not
+    /// Drops older failed jobs while there are too many after this one, but no group, for that is more than belongs
+    /// to the end of one job, and not the job itself, which is still at hand. A step drops those, and jobs that do not
     /// fit into the record.
     pub(crate) fn trim_failed(&mut self, slot: u32) {
         while self.added < ENDED_AT_ONCE
@@ -233,7 +233,7 @@ impl Broker {
         self.state.wait_for_failed_jobs();
     }
 
-    /// Drops what was kept first, of failed jobs and failed groups, while there is too much, as far as it fits
+    /// Drops the oldest failed jobs and failed groups while there are too many, as far as they fit
     /// into the record at hand.
     pub(crate) fn trim_kept(&mut self) {
         while self.step_size() > 0

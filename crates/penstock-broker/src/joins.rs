@@ -12,7 +12,7 @@ use crate::slab::Slab;
 /// Bytes of the journal for the arrivals of 64 neighbours.
 const ARRIVED_WORD_BYTES: u64 = 10;
 
-/// How much is kept of something: jobs, and bytes that they take in the journal.
+/// Number of jobs that are kept, and the bytes that they take in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) jobs: u64,
@@ -49,7 +49,7 @@ pub(crate) struct Join {
     pub(crate) over_at: u64,
     /// Messages that it holds. Some may have expired since.
     pub(crate) held: Vec<Handle>,
-    /// The join and what it still holds.
+    /// Size of the join and of the messages that it still holds.
     pub(crate) kept: Amount,
     pub(crate) base: Position,
 }
