@@ -113,8 +113,10 @@ class Client:
         """Return the broker's URL, with the directory of a local one in full. Asks nothing."""
     def status(self, timeout_s: float) -> dict[str, object]: ...
     def purge(self, queue: str, timeout_s: float) -> None: ...
-    def failed(self, filter: _Filter, after: int, timeout_s: float) -> tuple[list[dict[str, Any]], int | None]:
-        """Return a page of failed jobs, oldest first, and what to pass as ``after`` for the next one.
+    def failed(
+        self, filter: _Filter, newest_first: bool, after: int, timeout_s: float
+    ) -> tuple[list[dict[str, Any]], int | None]:
+        """Return a page of failed jobs, oldest or newest first, and what to pass as ``after`` for the next one.
 
         A job is id (text), task, queue, attempt, crashes, generation, enqueued_at_ms, failed_at_ms, error, message,
         fingerprint, preview (text), body_bytes.

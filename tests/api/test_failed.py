@@ -69,6 +69,8 @@ def test_they_are_found_by_what_they_have_in_common(tasks: ModuleType) -> None:
     assert app.failed(queue="mail", error=tasks.Gone).count() == app.failed(task="tasks.other").count() == 0
     assert app.failed(since=timedelta(hours=1)).count() == 3
     assert app.failed(since=datetime.now(UTC) + timedelta(hours=1)).count() == 0
+    assert ids(app.failed(newest_first=True)) == ids(app.failed())[::-1]
+    assert ids(app.failed(task="tasks.send", newest_first=True)) == [two.id, one.id]
     (job,) = app.failed(id=two.id)
     assert isinstance(job, FailedJob)
     assert ids(app.failed(fingerprint=job.fingerprint)) == [one.id, two.id]

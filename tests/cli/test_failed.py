@@ -112,9 +112,14 @@ def test_failed_jobs_are_listed_by_task_queue_error_and_time(shop: Project) -> N
     assert ids("--since", "1h") == {sent.id, paid.id, died.id}
     assert ids("--since", "2099-01-01T00:00:00Z") == set()
     assert ids("--limit", "1") == {list(listed)[-1]}
+    assert [job["id"] for job in asked(shop, "failed", "ls", "--limit", "2")] == list(listed)[1:]
+    assert ids("--limit", "3") == ids("--limit", "4") == ids("--limit", "0") == set(listed)
     people = shop.penstock("failed", "ls", "--limit", "2").output
     assert "tasks.Gone: no money" in shop.penstock("failed", "ls").output
     assert "these are the newest 2 of 3 failed jobs" in people
+    assert "these are the newest" not in shop.penstock("failed", "ls", "--limit", "3").output
+    some = shop.penstock("failed", "ls", "--since", "1h", "--limit", "1").output
+    assert "these are the newest 1 that match" in some
     assert shop.penstock("failed", "ls", "--since", "yesterday").returncode == 2
 
 

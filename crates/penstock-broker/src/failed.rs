@@ -1,6 +1,7 @@
 //! Failed jobs: kept for people to look into, to retry or to drop, in the order in which they failed.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use bytes::Bytes;
 use penstock_message::{
@@ -69,6 +70,16 @@ impl FailedJobs {
     pub(crate) fn after(&self, number: u64) -> impl Iterator<Item = (u64, u32)> {
         let from = number.saturating_add(1);
         let range = self.by_number.range(from..);
+        range.map(|(number, (slot, _))| (*number, *slot))
+    }
+
+    /// Lists those before this number, newest first; 0: all.
+    fn before(&self, number: u64) -> impl Iterator<Item = (u64, u32)> {
+        let end = match number {
+            0 => Bound::Unbounded,
+            number => Bound::Excluded(number),
+        };
+        let range = self.by_number.range((Bound::Unbounded, end)).rev();
         range.map(|(number, (slot, _))| (*number, *slot))
     }
 }
@@ -282,6 +293,13 @@ impl Broker {
 
     /// Returns a page of failed jobs.
     pub(crate) fn failed_page(&self, query: &FailedQuery) -> FailedPage {
+        match query.newest_first {
+            true => self.page_of(query, self.state.failed.before(query.after)),
+            false => self.page_of(query, self.state.failed.after(query.after)),
+        }
+    }
+
+    fn page_of(&self, query: &FailedQuery, failed: impl Iterator<Item = (u64, u32)>) -> FailedPage {
         let limit = match query.limit {
             0 => LISTED,
             limit => limit.min(LISTED),
@@ -291,7 +309,7 @@ impl Broker {
         };
         let mut page = FailedPage::default();
         let mut last = query.after;
-        for (looked_at, (number, slot)) in self.state.failed.after(query.after).enumerate() {
+        for (looked_at, (number, slot)) in failed.enumerate() {
             if page.jobs.len() == limit as usize || looked_at == LOOKED_AT {
                 page.next = Some(last);
                 break;

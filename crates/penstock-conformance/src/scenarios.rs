@@ -894,16 +894,17 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(bench: &Bench<'_>) {
     assert_eq!(client.status().failed, 2);
 
     // A page at a time, and by its class.
+    let ask = |query| match client.ask(Query::Failed(query)) {
+        Answer::Failed(page) => page,
+        other => panic!("{other:?}"),
+    };
     let list = |filter, after, limit| {
-        let query = FailedQuery {
+        ask(FailedQuery {
             filter,
             after,
             limit,
-        };
-        match client.ask(Query::Failed(query)) {
-            Answer::Failed(page) => page,
-            other => panic!("{other:?}"),
-        }
+            newest_first: false,
+        })
     };
     let page = list(Filter::default(), 0, 1);
     assert_eq!(page.jobs.len(), 1);
@@ -920,6 +921,20 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(bench: &Bench<'_>) {
         ..Filter::default()
     };
     assert_eq!(list(key_errors.clone(), 0, 10).jobs, rest.jobs);
+
+    // From the newest on, a page at a time as well.
+    let newest = |after| {
+        ask(FailedQuery {
+            after,
+            limit: 1,
+            newest_first: true,
+            ..FailedQuery::default()
+        })
+    };
+    let last = newest(0);
+    assert_eq!(last.jobs, rest.jobs);
+    let first = newest(last.next.expect("there are more"));
+    assert_eq!((first.jobs, first.next), (page.jobs, None));
 
     // Retried, it is another generation, whose retries are counted from here.
     let retry = Op::RetryFailed {

@@ -89,14 +89,16 @@ pub struct StatusPage {
     pub own_ready: u64,
 }
 
-/// Failed jobs, in the order in which they failed.
+/// Failed jobs, in the order in which they failed, or in the opposite one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FailedQuery {
     pub filter: Filter,
-    /// Lists jobs behind this one only: [`FailedPage::next`] of the page before.
+    /// Lists jobs behind this one only: [`FailedPage::next`] of the page before, in the same order. 0: from the first.
     pub after: u64,
     /// Most jobs to list; 0: the broker's own limit, which is 1,000.
     pub limit: u32,
+    /// Lists the last to fail first.
+    pub newest_first: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

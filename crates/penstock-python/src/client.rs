@@ -315,11 +315,12 @@ impl Client {
         Ok(confirmed(outcome)?)
     }
 
-    /// Returns failed jobs that match, oldest first, behind the last one of the page before.
+    /// Returns failed jobs that match, oldest or newest first, behind the last one of the page before.
     fn failed<'py>(
         &self,
         py: Python<'py>,
         filter: failed::FilterTuple,
+        newest_first: bool,
         after: u64,
         timeout_s: f64,
     ) -> PyResult<(Bound<'py, PyList>, Option<u64>)> {
@@ -327,6 +328,7 @@ impl Client {
             filter: failed::filter_of(filter),
             after,
             limit: 0,
+            newest_first,
         };
         match self.ask(py, Query::Failed(query), timeout_s)? {
             Answer::Failed(page) => failed::page(py, page),

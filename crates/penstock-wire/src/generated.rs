@@ -1080,17 +1080,19 @@ pub mod status_cursor {
         Task(::prost::alloc::string::String),
     }
 }
-/// Failed jobs, in the order in which they failed.
+/// Failed jobs, in the order in which they failed, or in the opposite one.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FailedQuery {
     #[prost(message, optional, tag = "1")]
     pub filter: ::core::option::Option<Filter>,
-    /// `next` of the page before
+    /// `next` of the page before, in the same order
     #[prost(uint64, tag = "2")]
     pub after: u64,
     /// 0: the broker's own, which is 1,000
     #[prost(uint32, tag = "3")]
     pub limit: u32,
+    #[prost(bool, tag = "4")]
+    pub newest_first: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Answer {

@@ -266,6 +266,7 @@ mod tests {
             filter: Filter::default(),
             after: 0,
             limit: 0,
+            newest_first: true,
         };
         check(Query::Failed(failed), Some("listing failed jobs"));
         check(

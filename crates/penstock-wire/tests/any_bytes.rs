@@ -316,13 +316,16 @@ fn any_query() -> impl Strategy<Value = Query> {
             })
         ),
         any_id().prop_map(Query::Message),
-        (any_filter(), any::<u64>(), any::<u32>()).prop_map(|(filter, after, limit)| {
-            Query::Failed(FailedQuery {
-                filter,
-                after,
-                limit,
-            })
-        }),
+        (any_filter(), any::<u64>(), any::<u32>(), any::<bool>()).prop_map(
+            |(filter, after, limit, newest_first)| {
+                Query::Failed(FailedQuery {
+                    filter,
+                    after,
+                    limit,
+                    newest_first,
+                })
+            }
+        ),
         any::<u64>().prop_map(Query::Operation),
         Just(Query::Unnamed),
         Just(Query::Stop),

@@ -83,7 +83,7 @@ class FailedJob:
 class FailedJobs:
     """Failed jobs that match; see ``App.failed``. Every use asks the broker anew, and making one asks nothing.
 
-    Iterate over it, also with ``async for``: oldest first, a page at a time.
+    Iterate over it, also with ``async for``: oldest first or, with ``newest_first``, newest first; a page at a time.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class FailedJobs:
         error: str | type[BaseException] | None,
         fingerprint: str | None,
         since: datetime | Seconds | None,
+        newest_first: bool,
     ) -> None:
         self._app = app
         self._id = None if id is None else job_id_of(id.id if isinstance(id, Job) else id)
@@ -107,6 +108,7 @@ class FailedJobs:
             None if since is None else _moment(since),
             None,
         )
+        self._newest_first = newest_first
         if self._id is not None and any(part is not None for part in self._filter):
             raise ValueError("a job's id says which job is meant: give no other condition beside it")
 
@@ -157,7 +159,7 @@ class FailedJobs:
 
     def _page(self, after: int) -> tuple[list[FailedJob], int | None]:
         connection, timeout_s = self._connected()
-        page, following = connection.failed(self._filter, after, timeout_s)
+        page, following = connection.failed(self._filter, self._newest_first, after, timeout_s)
         jobs = [_failed_job(self._app, job) for job in page]
         if self._id is not None:
             wanted = Job[Any](self._app, self._id).id

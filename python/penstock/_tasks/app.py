@@ -286,18 +286,29 @@ class App:
         error: str | type[BaseException] | None = None,
         fingerprint: str | None = None,
         since: datetime | Seconds | None = None,
+        newest_first: bool = False,
     ) -> FailedJobs:
         """Find failed jobs, of all apps of the broker: to list, to count, to retry, to remove. Asks nothing yet.
 
         All given conditions must match. ``error``: a class, or its name in full such as ``"shop.Gone"``.
         ``fingerprint``: of a ``FailedJob`` with the same error from the same place. ``since``: the earliest time
-        of the failure, or at most this many seconds ago.
+        of the failure, or at most this many seconds ago. ``newest_first``: begin with the last failure; by default
+        with the first.
         """
         # Not imported above: few programs do this, and all import this module.
         from penstock._jobs.failed import FailedJobs
 
         name = task if task is None or isinstance(task, str) else task.name
-        return FailedJobs(self, id=id, task=name, queue=queue, error=error, fingerprint=fingerprint, since=since)
+        return FailedJobs(
+            self,
+            id=id,
+            task=name,
+            queue=queue,
+            error=error,
+            fingerprint=fingerprint,
+            since=since,
+            newest_first=newest_first,
+        )
 
     def codec(self, type: type[T], encode: Callable[[T], object], decode: Callable[[Any], T]) -> None:
         """Let values of exactly this type travel.

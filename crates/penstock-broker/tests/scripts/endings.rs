@@ -347,6 +347,10 @@ fn failed_jobs_are_listed_kept_in_their_queues_and_given_to_nobody() {
         a failed until=1 limit=1            -> a failed one:task@default#0:ValueError:bad next 4
         a failed behind=4 limit=1           -> a failed two:send@mail#0:OSError:gone next 5
         a failed behind=5                   -> a failed three:task@default#0:WorkerCrashed:SIGSEGV
+        a failed newest limit=2             -> a failed three:task@default#0:WorkerCrashed:SIGSEGV two:send@mail#0:OSError:gone next 5
+        a failed newest behind=5 limit=2    -> a failed one:task@default#0:ValueError:bad
+        a failed newest behind=4            -> a failed
+        a failed newest task=task limit=1   -> a failed three:task@default#0:WorkerCrashed:SIGSEGV next 6
         a status                            -> a status dead:0/0/0 default:0/0/0-failed2 mail:0/0/0-failed1 w=0/0/0 clients 1 results 3 evicted 0
         carry                               ->
         kill                                ->

@@ -331,6 +331,7 @@ impl World {
                     filter: filter(&options),
                     after: options.number("behind").unwrap_or(0),
                     limit: options.number("limit").unwrap_or(0) as u32,
+                    newest_first: options.has("newest"),
                 };
                 self.query(name, Query::Failed(query));
             }

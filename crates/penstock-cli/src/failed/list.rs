@@ -3,13 +3,13 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use clap::Args;
-use penstock_message::{FailedJob, Failure as Reason};
+use penstock_message::{FailedJob, FailedQuery, Failure as Reason, Filter, StatusQuery};
 use serde_json::{Value, json};
 
-use super::{FilterArguments, for_each};
+use super::{FilterArguments, failed_page, for_each};
 use crate::exit::Failure;
 use crate::moment::{ago, now_ms};
-use crate::remote::BrokerArguments;
+use crate::remote::{Broker, BrokerArguments};
 use crate::text::{Table, bytes, count, shortened, show, show_json};
 
 /// Jobs that a person is shown by default.
@@ -44,50 +44,93 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         (None, false) => SHOWN,
     };
     let broker = arguments.broker.find()?;
-    let mut found = 0;
-    if arguments.group {
-        let mut groups: HashMap<(u64, String), Group> = HashMap::new();
-        for_each(&broker, arguments.filter.filter(), |job| {
-            let key = (job.failure.fingerprint, job.failure.class.clone());
-            groups.entry(key).or_default().add(job);
-        })?;
-        let mut groups: Vec<Group> = groups.into_values().collect();
-        groups.sort_by_key(|group| (group.last_failed_at, group.jobs));
-        found = groups.len();
-        groups.drain(..groups.len().saturating_sub(most));
-        return match arguments.json {
-            true => show_json(&groups.iter().map(Group::as_json).collect()),
-            false => {
-                show(&group_table(&groups))?;
-                tell_of_the_rest(groups.len(), found, "kinds of error")
-            }
-        };
+    let filter = arguments.filter.filter();
+    match arguments.group {
+        true => list_errors(&broker, filter, most, arguments.json),
+        false => list_jobs(&broker, filter, most, arguments.json),
     }
-    let mut newest = VecDeque::new();
-    for_each(&broker, arguments.filter.filter(), |job| {
-        found += 1;
-        if newest.len() == most {
-            newest.pop_front();
-        }
-        newest.push_back(job);
+}
+
+fn list_errors(broker: &Broker, filter: Filter, most: usize, as_json: bool) -> Result<(), Failure> {
+    let mut groups: HashMap<(u64, String), Group> = HashMap::new();
+    for_each(broker, filter, |job| {
+        let key = (job.failure.fingerprint, job.failure.class.clone());
+        groups.entry(key).or_default().add(job);
     })?;
-    match arguments.json {
-        true => show_json(&newest.iter().map(job_json).collect()),
-        false if newest.is_empty() => show("no failed job matches\n"),
-        false => {
-            show(&job_table(&newest))?;
-            tell_of_the_rest(newest.len(), found, "failed jobs")
+    let mut groups: Vec<Group> = groups.into_values().collect();
+    groups.sort_by_key(|group| (group.last_failed_at, group.jobs));
+    let found = groups.len();
+    groups.drain(..found.saturating_sub(most));
+    if as_json {
+        return show_json(&groups.iter().map(Group::as_json).collect());
+    }
+    show(&group_table(&groups))?;
+    match groups.len() < found {
+        true => tell_of_the_rest(groups.len(), &format!(" of {found} kinds of error")),
+        false => Ok(()),
+    }
+}
+
+fn list_jobs(broker: &Broker, filter: Filter, most: usize, as_json: bool) -> Result<(), Failure> {
+    let is_filtered = filter != Filter::default();
+    let (jobs, are_all) = newest(broker, filter, most)?;
+    if as_json {
+        return show_json(&jobs.iter().map(job_json).collect());
+    }
+    if jobs.is_empty() {
+        return show("no failed job matches\n");
+    }
+    show(&job_table(&jobs))?;
+    match (are_all, is_filtered) {
+        (true, _) => Ok(()),
+        // How many match would take a look at all of them.
+        (false, true) => tell_of_the_rest(jobs.len(), " that match"),
+        (false, false) => {
+            let counts = StatusQuery {
+                limit: 1,
+                ..StatusQuery::default()
+            };
+            // Others may be retried or dropped meanwhile.
+            let failed = broker.status_page(counts)?.status.failed;
+            let failed = failed.max(jobs.len() as u64 + 1);
+            tell_of_the_rest(jobs.len(), &format!(" of {failed} failed jobs"))
         }
     }
 }
 
-fn tell_of_the_rest(shown: usize, found: usize, what: &str) -> Result<(), Failure> {
-    match shown < found {
-        true => show(&format!(
-            "these are the newest {shown} of {found} {what}; --limit 0 lists all\n"
-        )),
-        false => Ok(()),
+/// The newest failed jobs that match, at most so many, in the order in which they failed; and whether these are all.
+fn newest(
+    broker: &Broker,
+    filter: Filter,
+    most: usize,
+) -> Result<(VecDeque<FailedJob>, bool), Failure> {
+    let mut jobs = VecDeque::new();
+    let mut query = FailedQuery {
+        filter,
+        newest_first: true,
+        ..FailedQuery::default()
+    };
+    loop {
+        // One more tells whether there are more.
+        let wanted = most.saturating_add(1) - jobs.len();
+        query.limit = u32::try_from(wanted).unwrap_or(u32::MAX);
+        let page = failed_page(broker, query.clone())?;
+        page.jobs.into_iter().for_each(|job| jobs.push_front(job));
+        if jobs.len() > most {
+            jobs.drain(..jobs.len() - most);
+            return Ok((jobs, false));
+        }
+        match page.next {
+            Some(next) => query.after = next,
+            None => return Ok((jobs, true)),
+        }
     }
+}
+
+fn tell_of_the_rest(shown: usize, of: &str) -> Result<(), Failure> {
+    show(&format!(
+        "these are the newest {shown}{of}; --limit 0 lists all\n"
+    ))
 }
 
 fn job_table(jobs: &VecDeque<FailedJob>) -> String {

@@ -59,6 +59,7 @@ impl From<FailedQuery> for proto::FailedQuery {
             filter: Some(query.filter.into()),
             after: query.after,
             limit: query.limit,
+            newest_first: query.newest_first,
         }
     }
 }
@@ -69,6 +70,7 @@ impl From<proto::FailedQuery> for FailedQuery {
             filter: wire.filter.unwrap_or_default().into(),
             after: wire.after,
             limit: wire.limit,
+            newest_first: wire.newest_first,
         }
     }
 }
