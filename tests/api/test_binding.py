@@ -55,6 +55,7 @@ def keywords(*, a: int, b: int = 2): ...
 def everything(a: int, *rest: int, key: str = "k", **more: float): ...
 def shadows(wrong, absent, _wrong=1, *, item: int = 0, __check_item=2): ...
 def unpacked(**extra: Unpack[Extra]): ...
+def built_in(type: list[str], isinstance: int, list: float | None, map: list[int] | None = None): ...
 
 
 @pytest.mark.parametrize(
@@ -70,6 +71,11 @@ def unpacked(**extra: Unpack[Extra]): ...
         (shadows, (1, 2), {"item": 3}),
         (unpacked, (), {"color": "red", "size": 1}),
         (lambda: None, (), {}),
+        (built_in, (["a"], 1, None), {}),
+        (built_in, (["a"], 1, 2.5), {"map": [True, 2]}),
+        (positional, ([1, "x"], {"a": [b"y"]}), {"c": {1: {2, 3}}}),
+        (positional, ([1 << 70], "\x00"), {}),
+        (positional, (1,), {"c": [{"a": -(1 << 70)}, dt.date(2026, 1, 1)]}),
     ],
 )
 def test_what_fits_arrives_as_it_was_passed(function, args, kwargs):
@@ -101,6 +107,8 @@ def test_what_fits_arrives_as_it_was_passed(function, args, kwargs):
         (everything, (1,), {"other": "3"}, "shop.send(): argument more must be float, not str '3'; "),
         (everything, (1, 2), {"x": 1 + 2j}, "shop.send(): argument more must be float, not complex (1+2j); "),
         (unpacked, (), {"size": 1}, "shop.send(): argument extra must be Extra, not dict {'size': 1}; "),
+        (built_in, (["a", 1], 1, None), {}, "shop.send(): argument type must be list[str], not list ['a', 1]; "),
+        (built_in, (["a"], 1, None), {"map": ["x"]}, "shop.send(): argument map must be list[int] | None, not list"),
         (plain, ("x" * 200, 1), {}, "argument body must be str, not int 1"),
         (plain, (b"x" * 200,), {}, "xxx...; pass such a value"),
     ],
@@ -122,6 +130,10 @@ FITS = [
     (Any, [1, None, "x"], []),
     (object, [1, None, "x"], []),
     (int | None, [1, None], ["x"]),
+    (float | str | None, [1.5, 1, "x", None], [b"x", [None]]),
+    (list[float], [[], [1.5, 1, True]], [["1"], (1.5,)]),
+    (list[str | None], [["x", None]], [[1], "x", None]),
+    (list[str] | None, [["x"], None], [[1], "x"]),
     (typing.Union[uuid.UUID, str], [uuid.UUID(int=1), "x"], [1]),  # noqa: UP007
     (Thing | Color, [Thing(1), Color.RED], [1, None]),
     (list[int], [[], [1]], [(1,), ["x"], [1, "x"], {1}]),

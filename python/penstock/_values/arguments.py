@@ -17,7 +17,7 @@ import msgspec
 
 from penstock._durations import is_a
 from penstock._values.codec import CannotEncode, Codec, CustomType
-from penstock._values.hints import check_of, resolve, shapes_in, simple_class, spell
+from penstock._values.hints import check_of, classes_of, exact_items_of, resolve, shapes_in, spell
 from penstock._values.remote_errors import message_of
 from penstock._values.secrets import is_secret_hint, is_secret_name
 from penstock._values.shapes import shape_of, type_of
@@ -55,11 +55,14 @@ class Arguments:
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Return the body of a job. ``TypeError`` names the task, the argument and what to do."""
         self.bind(*args, **kwargs)
-        if _PLAIN.issuperset(map(type, args)) and (not kwargs or _PLAIN.issuperset(map(type, kwargs.values()))):
-            try:
+        try:
+            if _PLAIN.issuperset(map(type, args)) and (not kwargs or _PLAIN.issuperset(map(type, kwargs.values()))):
                 return _encode((args, kwargs, self._version))
-            except (OverflowError, UnicodeEncodeError):
-                pass  # the codec knows what to do
+            pack = self.codec.pack
+            packed = kwargs and {name: pack(value) for name, value in kwargs.items()}
+            return _encode(([*map(pack, args)], packed, self._version))
+        except (CannotEncode, OverflowError, UnicodeEncodeError, RecursionError):
+            pass  # what follows knows what to do, or to say
         try:
             return self.codec.encode([list(args), kwargs, self._version])
         except CannotEncode:
@@ -213,7 +216,7 @@ def _binder(
     For ``def send(to: str, body=None, *rest: list[int])`` it reads:
 
         def bind(to, body=_absent, *rest):
-            if not isinstance(to, _class_to): _wrong('to', _hint_to, to)
+            if not _isinstance(to, _check_to): _wrong('to', _hint_to, to)
             for _item in rest:
                 if not _check_rest(_item): _wrong('rest', _hint_rest, _item)
     """
@@ -223,6 +226,8 @@ def _binder(
         prefix += "_"
     absent = _Absent(f"{prefix}absent")
     names: dict[str, Any] = {f"{prefix}wrong": wrong, f"{prefix}absent": absent}
+    # Parameters may be called as these are without it.
+    names |= {f"{prefix}isinstance": isinstance, f"{prefix}list": list, f"{prefix}map": map, f"{prefix}type": type}
     signature = inspect.Signature(
         [
             parameter.replace(
@@ -242,12 +247,21 @@ def _binder(
             item = f"{prefix}item"
         elif parameter.default is not inspect.Parameter.empty:
             given = f"{name} is not {prefix}absent and "
-        kind, check = simple_class(hint), check_of(hint)
+        check = check_of(hint)
         if check is None:
             continue
         names[f"{prefix}hint_{name}"] = hint
-        names[f"{prefix}check_{name}"] = kind or check
-        fits = f"isinstance({item}, {prefix}check_{name})" if kind else f"{prefix}check_{name}({item})"
+        names[f"{prefix}check_{name}"] = check
+        fits = f"{prefix}check_{name}({item})"
+        classes, exactly = classes_of(hint), exact_items_of(hint)
+        if classes is not None:
+            names[f"{prefix}check_{name}"] = classes[0] if len(classes) == 1 else classes
+            fits = f"{prefix}isinstance({item}, {prefix}check_{name})"
+        elif exactly is not None:
+            # One pass in C, without a call of Python's.
+            names[f"{prefix}exactly_{name}"] = exactly.issuperset
+            are_exact = f"{prefix}exactly_{name}({prefix}map({prefix}type, {item}))"
+            fits = f"({item}.__class__ is {prefix}list and {are_exact} or {fits})"
         test = f"if {given}not {fits}: {prefix}wrong({name!r}, {prefix}hint_{name}, {item})"
         if item is name:
             lines.append(f"    {test}")

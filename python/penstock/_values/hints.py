@@ -127,11 +127,30 @@ def check_of(hint: Any) -> Check | None:
     return None
 
 
-def simple_class(hint: Any) -> type | None:
-    """Return the class that alone decides, where there is one: ``str``, not ``list[str]`` nor ``str | None``."""
-    if isinstance(hint, type) and hint in (str, int, bytes, bool):
-        return hint
+def classes_of(hint: Any) -> tuple[type, ...] | None:
+    """Return the classes that alone decide, if there are any: of ``str`` and ``str | None``, not of ``list[str]``."""
+    if hint is None or hint is type(None):
+        return (type(None),)
+    for kind in (str, int, float, bytes, bool):
+        if hint is kind:
+            accepted: tuple[type, ...] = _ACCEPTED.get(kind, (kind,))
+            return accepted
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        parts = [classes_of(part) for part in typing.get_args(hint)]
+        return None if None in parts else tuple(kind for part in parts for kind in part or ())
     return None
+
+
+def exact_items_of(hint: Any) -> frozenset[type] | None:
+    """Return classes of which items surely fit, when nothing but them is in a list; None where it is not one."""
+    if typing.get_origin(hint) is not list:
+        return None
+    classes = classes_of(typing.get_args(hint)[0])
+    return None if classes is None else frozenset(classes)
+
+
+# What type checkers accept in place of a float, PEP 484 says.
+_ACCEPTED: dict[Any, tuple[type, ...]] = {float: (float, int), complex: (complex, float, int)}
 
 
 def _check_of_generic(origin: Any, arguments: tuple[Any, ...]) -> Check | None:
@@ -181,8 +200,7 @@ _TRANSPARENT = (
 def _instance_of(kind: type) -> Check | None:
     if kind is object or getattr(kind, "_is_protocol", False):
         return None
-    # PEP 484 lists the types that type checkers accept in place of a float.
-    accepted: Any = {float: (float, int), complex: (complex, float, int)}.get(kind, kind)
+    accepted: Any = _ACCEPTED.get(kind, kind)
     try:
         isinstance(None, accepted)
     except TypeError:
@@ -206,6 +224,9 @@ def _any_of(hints: Iterable[Any]) -> Check | None:
         if check is None:
             return None
         checks.append(check)
+    if len(checks) == 2:  # most often something or None
+        first, second = checks
+        return lambda value: first(value) or second(value)
     return lambda value: any(check(value) for check in checks)
 
 
