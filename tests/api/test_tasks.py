@@ -7,15 +7,17 @@ import datetime as dt
 import functools
 import importlib
 import inspect
+import pydoc
 import re
 import sys
 import types
 import zoneinfo
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 
-from penstock import App, Job, NotOffered
+from penstock import App, Job, NotOffered, Task, shared_task
 from penstock._tasks.options import _RESERVED as RESERVED
 from penstock.testing import inline
 
@@ -57,6 +59,36 @@ def test_a_task_still_looks_like_its_function():
     assert inspect.signature(task) == inspect.signature(send)
     assert task("ada") == "ADA"
     assert repr(task) == f"<Task {__name__}.send>"
+
+
+def ship(to, *parcels, fast=False): ...
+
+
+# Not as text, which annotations are in this module.
+ship.__annotations__ = {"to": str, "parcels": int, "return": dict[str, int]}
+
+
+async def fetch(self: Missing) -> Missing: ...  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize("decorator", [App("shop").task, shared_task])
+def test_enqueuing_shows_the_parameters_of_the_function(decorator):
+    def shown(method: Any) -> str:
+        return str(inspect.signature(method))
+
+    task, late = decorator(ship), decorator(fetch)
+    parameters = "(to: str, *parcels: int, fast=False)"
+    assert shown(task.delay) == shown(task.adelay) == f"{parameters} -> penstock.Job[dict[str, int]]"
+    assert shown(task.si) == f"{parameters} -> penstock.Signature[dict[str, int]]"
+    assert f"delay{parameters}" in pydoc.plain(pydoc.render_doc(task.delay))
+    assert inspect.getdoc(task.delay) == inspect.getdoc(Task.delay)
+    assert inspect.iscoroutinefunction(task.adelay) and not inspect.iscoroutinefunction(task.delay)
+    # People and editors read it, so nothing that it names needs to be there.
+    assert shown(late.delay) == "(self: 'Missing') -> 'Job[Missing]'"
+    double = create_autospec(task.delay)
+    double("ada", 1, fast=True)
+    with pytest.raises(TypeError, match="missing a required argument: 'to'"):
+        double(fast=True)
 
 
 def test_attributes_of_a_function_do_not_replace_those_of_its_task():

@@ -57,6 +57,7 @@ class _Shared(AnyTask[P, R]):
         self.given = options
         self._bound: dict[App, AnyTask[P, R]] = {}
         functools.update_wrapper(cast(Any, self), function, updated=())
+        self._show_parameters()
 
     def bind(self, app: App) -> AnyTask[P, R]:
         """Make it a task of this app as well."""

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from datetime import timedelta
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType, MethodType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -164,6 +164,32 @@ class Sender(Generic[P, R]):
         )
 
 
+class _Shown:
+    """What `inspect` finds behind a task's own ``delay``."""
+
+    __slots__ = ("__wrapped__", "_function", "_returns")
+
+    def __init__(self, shared: Callable[..., Any], function: Callable[..., Any], returns: type[Any]) -> None:
+        self.__wrapped__ = shared
+        self._function = function
+        self._returns = returns
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        signature = inspect.signature(self._function)
+        # The first is dropped for the bound method.
+        first = inspect.Parameter(
+            "self" if "self" not in signature.parameters else "_", inspect.Parameter.POSITIONAL_ONLY
+        )
+        returns: Any = self._returns
+        result = signature.return_annotation
+        if isinstance(result, str):
+            returns = f"{returns.__name__}[{result}]"
+        elif result is not inspect.Signature.empty:
+            returns = returns[result]
+        return signature.replace(parameters=[first, *signature.parameters.values()], return_annotation=returns)
+
+
 # Programs have few combinations of options, and checking one takes longer than enqueuing a job with it: `options` keeps
 # what it has made. Only of values that are equal just where they mean the same: two datetimes an hour apart are equal,
 # when only their `fold` differs.
@@ -202,6 +228,21 @@ class AnyTask(Sender[P, R]):
         super().__init__(self, _job_options(self.name, options))
         # Without the attributes of the function, which would replace the task's own of the same names.
         functools.update_wrapper(cast(Any, self), function, updated=())
+        self._show_parameters()
+
+    def _show_parameters(self) -> None:
+        """Let people and tools see the function's parameters in ``task.delay?`` and ``inspect.signature(task.delay)``.
+
+        Of a method, `inspect` asks the function behind it. So a task has functions of its own, of the same code, and
+        is called as quickly; the parameters are looked at when somebody asks.
+        """
+        for name, returns in _SHOWN.items():
+            shared = getattr(type(self), name)
+            if isinstance(shared, FunctionType):
+                own = FunctionType(shared.__code__, shared.__globals__, name, shared.__defaults__, shared.__closure__)
+                own.__kwdefaults__ = shared.__kwdefaults__
+                own.__wrapped__ = _Shown(shared, self.function, returns)  # type: ignore[attr-defined]
+                setattr(self, name, MethodType(own, self))
 
     @functools.cached_property
     def arguments(self) -> Arguments:
@@ -337,6 +378,10 @@ class Signature(Generic[R_co]):
     def _call(self) -> Call:
         kwargs = dict(self.kwargs)
         return self._sender._call(self.args, kwargs, self.task._encode(self.args, kwargs))
+
+
+# The methods that have the parameters of the function, with what they return of its result.
+_SHOWN: dict[str, type[Any]] = {"delay": Job, "adelay": Job, "si": Signature}
 
 
 def _only_arguments(items: Iterable[A]) -> Iterator[tuple[A]]:
