@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -262,30 +263,55 @@ fn a_start_that_stays_hopeless_ends_calls_at_once_and_says_which_were_sent() {
     }
 }
 
-/// Root may write everywhere, so this shows nothing to it.
 #[test]
 fn a_directory_that_this_user_cannot_write_is_named() {
-    if rustix::process::geteuid().is_root() {
-        return;
-    }
-    let place = Place::local();
-    let data = place.directory.path().join("data");
-    fs::create_dir(&data).unwrap();
-    fs::set_permissions(&data, fs::Permissions::from_mode(0o500)).unwrap();
-    match place
-        .client()
-        .try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE)
-    {
-        Err(DriverError {
-            kind: ErrorKind::Invalid,
-            reason,
-            ..
-        }) => {
-            assert!(reason.contains("Permission denied"), "{reason}");
-            assert!(reason.contains(data.to_str().unwrap()), "{reason}");
+    where_permissions_bind(|| {
+        let place = Place::local();
+        let data = place.directory.path().join("data");
+        fs::create_dir(&data).unwrap();
+        fs::set_permissions(&data, fs::Permissions::from_mode(0o500)).unwrap();
+        let written = fs::write(data.join("any"), "");
+        assert_eq!(written.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        match place
+            .client()
+            .try_commit(vec![publish(message(1))], Durability::Disk, PATIENCE)
+        {
+            Err(DriverError {
+                kind: ErrorKind::Invalid,
+                reason,
+                ..
+            }) => {
+                assert!(reason.contains("Permission denied"), "{reason}");
+                assert!(reason.contains(data.to_str().unwrap()), "{reason}");
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
-    }
+    });
+}
+
+/// Runs this in a thread that may not write where the permissions of files say no, and neither may the threads and
+/// processes that it starts. Root may by a capability, which is given up for good.
+fn where_permissions_bind(check: impl FnOnce() + Send) {
+    let bound = || {
+        #[cfg(target_os = "linux")]
+        if rustix::process::geteuid().is_root() {
+            use rustix::thread::{
+                CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities,
+            };
+            remove_capability_from_bounding_set(CapabilitySet::DAC_OVERRIDE).unwrap();
+            let mut sets = capabilities(None).unwrap();
+            for set in [
+                &mut sets.effective,
+                &mut sets.permitted,
+                &mut sets.inheritable,
+            ] {
+                set.remove(CapabilitySet::DAC_OVERRIDE);
+            }
+            set_capabilities(None, sets).unwrap();
+        }
+        check();
+    };
+    std::thread::scope(|scope| scope.spawn(bound).join()).unwrap();
 }
 
 /// A user who makes `.penstock` first in a directory that all may write, such as /tmp, and listens there.
@@ -332,7 +358,7 @@ fn a_directory_that_another_user_has_made_gets_no_job_and_no_broker() {
     };
     refused(true);
     let nobody = listener.accept().unwrap_err();
-    assert_eq!(nobody.kind(), std::io::ErrorKind::WouldBlock);
+    assert_eq!(nobody.kind(), io::ErrorKind::WouldBlock);
     drop(listener);
     refused(false);
     assert_eq!(fs::read_to_string(precious).unwrap(), "precious");
