@@ -1,8 +1,8 @@
-"""The build backend of the wheel: maturin, and the `penstock` executable that it does not know of.
+"""The build backend: maturin, and the `penstock` executable that it does not know of.
 
 maturin builds one Rust crate for each wheel, the extension module. `local:` and the command line need the executable
 too, at `penstock/_bin/`. An editable install has it there in the checkout; a wheel gets it when maturin is done, and
-the checkout stays as it is.
+the checkout stays as it is. A source distribution has the crates of both, and this file.
 """
 
 import json
@@ -10,13 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import maturin
 from maturin import (
-    build_sdist,
     get_requires_for_build_editable,
     get_requires_for_build_sdist,
     get_requires_for_build_wheel,
@@ -37,6 +37,14 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = ROOT / "python" / "penstock" / "_bin" / "penstock"
+# What a source distribution holds: all members of the workspace, as cargo reads the manifests of all to build one, and
+# the pages that their code includes.
+SOURCES = [
+    *("CHANGELOG.md", "Cargo.lock", "Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md", "pyproject.toml"),
+    *("crates", "docs", "proto", "python", "tools"),
+]
+# Of those, what was built in the checkout.
+BUILT = {"__pycache__", "_bin"}
 
 
 def built_program() -> Path:
@@ -79,6 +87,30 @@ def build_wheel(wheel_directory: str, *args: Any, **kwargs: Any) -> str:
         subprocess.run(["strip", "-S", place], check=True)
         subprocess.run([*wheel, "pack", "--dest-dir", wheel_directory, opened], **quietly)
     return name
+
+
+def build_sdist(sdist_directory: str, *args: Any, **kwargs: Any) -> str:
+    """maturin's own has the extension module's crates alone: neither those of the executable nor this file."""
+    with tempfile.TemporaryDirectory() as directory:
+        name = maturin.build_sdist(directory, *args, **kwargs)
+        top = name.removesuffix(".tar.gz")
+        with tarfile.open(f"{directory}/{name}") as archive:
+            archive.extract(f"{top}/PKG-INFO", directory)
+        with tarfile.open(f"{sdist_directory}/{name}", "w:gz") as archive:
+            archive.add(f"{directory}/{top}/PKG-INFO", f"{top}/PKG-INFO", filter=_as_source)
+            for source in SOURCES:
+                archive.add(ROOT / source, f"{top}/{source}", filter=_as_source)
+    return name
+
+
+def _as_source(file: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """Leave out what was built, and who has built it."""
+    name = os.path.basename(file.name)
+    if name in BUILT or name.endswith(".so"):
+        return None
+    file.uid = file.gid = 0
+    file.uname = file.gname = ""
+    return file
 
 
 def build_editable(*args: Any, **kwargs: Any) -> str:

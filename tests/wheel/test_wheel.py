@@ -8,14 +8,18 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 from blocks import ROOT, blocks
+from project import Project
 
 # Building it takes its time when nothing is compiled yet.
 pytestmark = pytest.mark.timeout(900)
+
+WITH_TOOLS = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def interpreters() -> list[str]:
@@ -40,11 +44,14 @@ def wheel(tmp_path_factory):
     with (place / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not any(place.glob("*.whl")):
-            build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-            tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-            subprocess.run([*build, "--wheel-dir", place, ROOT], check=True, env=tools)
+            make_wheel(ROOT, place)
     (built,) = place.glob("*.whl")
     return built
+
+
+def make_wheel(source: Path, place: Path, **environment: str) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", place]
+    subprocess.run([*build, source], check=True, env={**os.environ, **WITH_TOOLS, **environment})
 
 
 def test_it_holds_what_it_needs_and_no_more(wheel):
@@ -76,6 +83,10 @@ def test_it_holds_no_planted_bug(wheel):
 
 @pytest.mark.parametrize("python", interpreters())
 def test_the_quickstart_runs_from_another_directory(project, wheel, python):
+    run_quickstart(project, wheel, python)
+
+
+def run_quickstart(project: Project, wheel: Path, python: str) -> None:
     environment = project.directory / "venv"
     subprocess.run([python, "-m", "venv", environment], check=True)
     subprocess.run([environment / "bin" / "pip", "install", "--quiet", wheel], check=True)
@@ -87,6 +98,44 @@ def test_the_quickstart_runs_from_another_directory(project, wheel, python):
     run = project.run(environment / "bin" / "python", "shop.py", PATH=path, timeout=60)
     assert run.output == blocks(ROOT / "README.md", "text")[0].text
     assert worker.returncode is None, worker.output
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    code = "import sys, build_backend; build_backend.build_sdist(sys.argv[1])"
+    place = tmp_path_factory.mktemp("sdist")
+    tools = {**os.environ, **WITH_TOOLS, "PYTHONPATH": f"{ROOT}/tools"}
+    subprocess.run([sys.executable, "-c", code, place], cwd=ROOT, check=True, env=tools)
+    (built,) = place.glob("*.tar.gz")
+    return built
+
+
+def test_the_sdist_holds_all_that_is_built_and_nothing_that_was(sdist, tmp_path):
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    (source,) = tmp_path.iterdir()
+    assert {"PKG-INFO", "pyproject.toml", "tools/build_backend.py", "crates/penstock-cli/src/main.rs"} <= names
+    assert not [name for name in names if name.endswith((".so", ".pyc", "_bin/penstock"))]
+    files = {str(file.relative_to(source)) for file in source.rglob("*") if file.is_file()}
+    assert files - {"PKG-INFO"} == {
+        name
+        for name in subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+        if name in files or name.startswith(("crates/", "python/", "tools/"))
+    }
+    # With all members of the workspace and their versions, which cargo wants to see before it builds one of them.
+    metadata = ["cargo", "metadata", "--locked", "--offline", "--format-version=1", "--no-deps"]
+    subprocess.run(metadata, cwd=source, check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.skipif(os.environ.get("CI") != "true", reason="compiles everything once more; CI does")
+def test_a_wheel_of_the_sdist_works(sdist, project, tmp_path):
+    # The profile of a release would take minutes more and show nothing else.
+    profile = {"LTO": "off", "OPT_LEVEL": "0", "CODEGEN_UNITS": "16", "DEBUG": "false"}
+    profile = {f"CARGO_PROFILE_RELEASE_{name}": value for name, value in profile.items()}
+    make_wheel(sdist, tmp_path, CARGO_TARGET_DIR=str(tmp_path / "target"), **profile)
+    (wheel,) = tmp_path.glob("*.whl")
+    run_quickstart(project, wheel, sys.executable)
 
 
 def test_a_build_without_rust_says_what_to_install(tmp_path):
