@@ -339,7 +339,12 @@ fn remarks(queue: &QueueStatus) -> String {
 
 #[cfg(test)]
 mod tests {
-    use penstock_message::{Durability, ProcessStatus, QueueLimits, Tallied};
+    use bytes::Bytes;
+    use penstock_broker::{Broker, BrokerOptions, ConnId, Input, Now, Output, Position, Recovery};
+    use penstock_message::{
+        Consume, DEFAULT_PRIORITY, Durability, Failure, Filter, Message, MessageId, Op,
+        ProcessStatus, QueueLimits, SessionId, Tallied, Target, Tx,
+    };
 
     use super::*;
 
@@ -434,5 +439,175 @@ worker@host:7      4     1       2  default, mail  out of reach
         engine.engine = "Test 1".to_owned();
         engine.highest_durability = Durability::Os;
         assert_eq!(for_people("local:/data", &status, &engine), expected);
+    }
+
+    /// A broker whose clock can be moved on.
+    struct World {
+        broker: Broker,
+        now: Now,
+        synced: Position,
+        seqs: [u64; 2],
+    }
+
+    const CLIENT: usize = 0;
+    const WORKER: usize = 1;
+
+    fn conn(of: usize) -> ConnId {
+        ConnId(of as u64 + 1)
+    }
+
+    impl World {
+        fn new() -> Self {
+            let now = Now {
+                wall_ms: 1_700_000_000_000,
+                ..Now::default()
+            };
+            let mut world = Self {
+                broker: Recovery::new(BrokerOptions::default()).finish(now, 1),
+                now,
+                synced: Position(0),
+                seqs: [0, 0],
+            };
+            for of in [CLIENT, WORKER] {
+                world.handle(Input::Connected {
+                    conn: conn(of),
+                    session: SessionId([of as u8; 16]),
+                    name: "client".to_owned(),
+                    heartbeat_ms: 15_000,
+                    last_seq: 0,
+                    leases: Vec::new(),
+                });
+            }
+            world
+        }
+
+        /// Hands over what comes of it, when all of it is safe.
+        fn handle(&mut self, input: Input) -> Vec<Output> {
+            self.broker.handle(self.now, input);
+            self.settle()
+        }
+
+        fn settle(&mut self) -> Vec<Output> {
+            let mut outputs = Vec::new();
+            loop {
+                let before = (self.synced, outputs.len());
+                while let Some(record) = self.broker.poll_record() {
+                    self.synced = record.position;
+                }
+                self.broker.handle_durable(self.synced);
+                outputs.extend(std::iter::from_fn(|| self.broker.poll_output()));
+                let due_ms = self.broker.next_deadline();
+                let is_idle = due_ms.is_none_or(|due_ms| due_ms > self.now.mono_ms);
+                if is_idle && before == (self.synced, outputs.len()) {
+                    return outputs;
+                }
+            }
+        }
+
+        fn commit(&mut self, by: usize, ops: Vec<Op>) {
+            self.seqs[by] += 1;
+            self.handle(Input::Commit {
+                conn: conn(by),
+                first_seq: self.seqs[by],
+                durability: Durability::Disk,
+                txs: vec![Tx { ops }],
+            });
+        }
+
+        fn move_on(&mut self, ms: u64) {
+            self.now.move_on(ms);
+            self.broker.handle_deadline(self.now);
+            self.settle();
+        }
+    }
+
+    fn publish(number: u8, queue: &str) -> Op {
+        Op::Publish {
+            queues: vec![queue.to_owned()],
+            message: Message {
+                id: MessageId([number; 16]),
+                task: "send".to_owned(),
+                priority: DEFAULT_PRIORITY,
+                expires_at: None,
+                result_ttl_ms: None,
+                max_deliveries: 3,
+                attempt: 0,
+                crashes: 0,
+                enqueued_at: 0,
+                notes: Vec::new(),
+                body: Bytes::new(),
+                extras: None,
+            },
+            due: None,
+            unless_key: None,
+        }
+    }
+
+    #[test]
+    fn a_queue_that_is_not_in_use_is_counted_among_others_an_hour_later() {
+        let mut world = World::new();
+        let jobs = vec![publish(1, "old"), publish(2, "older"), publish(3, "older")];
+        world.commit(CLIENT, jobs);
+        let delivered = world.handle(Input::Consume {
+            conn: conn(WORKER),
+            consume: Consume {
+                queues: vec!["old".to_owned()],
+                add_credit: 1,
+                ..Consume::default()
+            },
+        });
+        let lease = delivered.iter().find_map(|output| match output {
+            Output::Deliver { deliveries, .. } => Some(deliveries[0].lease),
+            _ => None,
+        });
+        let fail = Op::Fail {
+            lease: lease.expect("a job waits"),
+            value: None,
+            note: Bytes::new(),
+            failure: Failure::default(),
+            cost_us: 0,
+        };
+        world.commit(WORKER, vec![fail]);
+        world.handle(Input::Disconnected {
+            conn: conn(WORKER),
+            clean: true,
+        });
+        let all_failed = Target::Filter(Filter::default());
+        let empty = vec![
+            Op::DropFailed { target: all_failed },
+            Op::Purge {
+                queue: "older".to_owned(),
+            },
+        ];
+        world.commit(CLIENT, empty);
+        let shown = |world: &World| {
+            let status = world.broker.status();
+            let table = queue_table(&status.queues, &status.others);
+            let json = as_json(&status, &Capabilities::NOTHING);
+            (table, json["others"].clone())
+        };
+
+        let (table, json) = shown(&world);
+        assert!(
+            table.contains("old ") && table.contains("older "),
+            "{table}"
+        );
+        assert!(!table.contains("others"), "{table}");
+        assert_eq!(json["queues"], 0);
+
+        world.commit(CLIENT, vec![publish(4, "new")]);
+        world.move_on(3_700_000);
+        let (table, json) = shown(&world);
+        let row = "others      -        -        -       -     -       -          -        -  2 queues unused for an hour: \
+                   3 in, 3 done, 1 of them failed\n";
+        assert!(table.ends_with(row), "{table}");
+        assert!(table.contains("\nnew "), "{table}");
+        assert!(!table.contains("old"), "{table}");
+        assert_eq!((&json["queues"], &json["tasks"]), (&json!(2), &json!(0)));
+        let counts = &json["queue_counts"];
+        assert_eq!(
+            (&counts["enqueued"], &counts["failed"]),
+            (&json!(3), &json!(1))
+        );
     }
 }
