@@ -246,6 +246,12 @@ def test_jobs_that_have_not_begun_are_cancelled_and_others_are_not(shop: Project
     running = tasks.wait.delay()
     shop.worker("tasks:app", "-c", "1", "-Q", "default")
     eventually(Path(shop.directory, "waiting").exists)
+    for command in (("status",), ("workers", "ls")):
+        row = rf"(?m)^\d.* +{running.id} +tasks.wait +default +worker@"
+        assert re.search(row, shop.penstock(*command).output), command
+    (worker,) = asked(shop, "workers", "ls")
+    ((shown, started_at_ms),) = [(job["id"], job["started_at_ms"]) for job in worker["running"]]
+    assert shown == running.id and started_at_ms == asked(shop, "job", "show", running.id)["started_at_ms"]
     refused = shop.penstock("job", "cancel", running.id)
     assert refused.returncode == 75 and "is not offered yet" in refused.output, refused.output
     Path(shop.directory, "go").touch()

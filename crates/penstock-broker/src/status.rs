@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use penstock_message::{
-    MessageId, MessageInfo, QueueStatus, Status, StatusCursor, StatusPage, StatusQuery, TaskStatus,
-    WorkerStatus,
+    MessageId, MessageInfo, QueueStatus, RunningJob, Status, StatusCursor, StatusPage, StatusQuery,
+    TaskStatus, WallMs, WorkerStatus,
 };
 
 use crate::consumers::QUEUES_CAP;
@@ -19,12 +19,21 @@ pub(crate) const STATUS_PAGE: usize = QUEUES_CAP;
 const STATUS_PAGE_BYTES: usize = 1 << 20;
 /// Bytes in a frame of a queue, a task or a worker, apart from names: more than all numbers of one do.
 const ENTRY_BYTES: usize = 400;
+/// Most jobs of a worker that are listed, and most jobs of workers that a page looks at.
+const RUNNING_LISTED: usize = 64;
+const LEASES_LOOKED_AT: usize = 32_768;
+/// Bytes in a frame of a running job, apart from names.
+const RUNNING_BYTES: usize = 50;
 
 impl Broker {
     /// Returns the whole status, for tests: clients ask for pages. Counts of queues and tasks may lack those
     /// that came since anybody asked.
     pub fn status(&self) -> Status {
-        let mut workers: Vec<WorkerStatus> = self.workers().map(|(_, worker)| worker).collect();
+        let workers = self.workers().map(|(number, worker)| WorkerStatus {
+            running: self.longest_running(number),
+            ..worker
+        });
+        let mut workers: Vec<WorkerStatus> = workers.collect();
         workers.sort_by(|one, other| one.name.cmp(&other.name));
         let queues = self.state.queues.by_name.in_order.values();
         let tasks = self.state.queues.tasks.by_name.in_order.values();
@@ -84,13 +93,25 @@ impl Broker {
                 Some(StatusCursor::Worker(number)) => Some(number),
                 _ => None,
             };
-            for (number, worker) in self.workers() {
+            let mut looked_at = 0;
+            for (number, mut worker) in self.workers() {
                 if after.is_some_and(|after| number <= after) {
                     continue;
                 }
+                looked_at += worker.leases as usize;
+                if looked_at > LEASES_LOOKED_AT && !page.workers.is_empty() {
+                    page.is_cut_off = true;
+                    break;
+                }
+                worker.running = self.longest_running(number);
                 let queues: usize = worker.queues.iter().map(|name| name.len() + 8).sum();
+                let running = worker.running.iter();
+                let running: usize = running
+                    .map(|job| job.task.len() + job.queue.len() + RUNNING_BYTES)
+                    .sum();
                 let place = || StatusCursor::Worker(number);
-                let Some(workers) = page.take(worker.name.len() + queues, place) else {
+                let names_bytes = worker.name.len() + queues + running;
+                let Some(workers) = page.take(names_bytes, place) else {
                     break;
                 };
                 workers.workers.push(worker);
@@ -184,9 +205,34 @@ impl Broker {
                     .min(session.leases.len() as u32),
                 leases: session.leases.len() as u32,
                 connected: connection.is_some(),
+                running: Vec::new(),
             };
             (u64::from(index), worker)
         })
+    }
+
+    /// Returns the jobs that a session has had for longest.
+    fn longest_running(&self, session: u64) -> Vec<RunningJob> {
+        let state = &self.state;
+        let leases = &state.sessions[session as u32].leases;
+        let leases = leases.iter().take(LEASES_LOOKED_AT);
+        let started = leases.filter_map(|slot| match state.messages.state(*slot) {
+            MessagePlace::Leased(lease) => Some((lease.grant.started_at, *slot)),
+            _ => None,
+        });
+        let mut started: Vec<(WallMs, u32)> = started.collect();
+        started.sort_unstable_by_key(|(at, slot)| (*at, state.messages[*slot].id));
+        started.truncate(RUNNING_LISTED);
+        let described = started.into_iter().map(|(started_at, slot)| {
+            let kind = state.messages.kind(slot);
+            RunningJob {
+                id: state.messages[slot].id,
+                task: state.names.text(kind.task).to_owned(),
+                queue: state.names.text(state.queues[kind.queue].name).to_owned(),
+                started_at,
+            }
+        });
+        described.collect()
     }
 
     /// Returns the status without its queues and workers.

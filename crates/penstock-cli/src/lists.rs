@@ -5,8 +5,9 @@ use penstock_message::Status;
 use serde_json::Value;
 
 use crate::exit::Failure;
+use crate::moment::now_ms;
 use crate::remote::BrokerArguments;
-use crate::status::{queue_json, queue_table, worker_json, worker_table};
+use crate::status::{queue_json, queue_table, running_table, worker_json, worker_table};
 use crate::text::{show, show_json};
 
 #[derive(Subcommand)]
@@ -17,7 +18,7 @@ pub enum QueueCommand {
 
 #[derive(Subcommand)]
 pub enum WorkersCommand {
-    /// List the workers, with their slots and queues
+    /// List the workers, with their slots and queues and the jobs that they run
     Ls(Arguments),
 }
 
@@ -39,7 +40,10 @@ pub fn queues(QueueCommand::Ls(arguments): &QueueCommand) -> Result<(), Failure>
 
 pub fn workers(WorkersCommand::Ls(arguments): &WorkersCommand) -> Result<(), Failure> {
     arguments.list(
-        |status| worker_table(&status.workers),
+        |status| {
+            let running = running_table(&status.workers, usize::MAX, now_ms());
+            worker_table(&status.workers) + &running
+        },
         |status| status.workers.iter().map(worker_json).collect(),
     )
 }

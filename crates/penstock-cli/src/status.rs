@@ -1,13 +1,18 @@
 use clap::Args;
 use penstock_message::{
-    Capabilities, JobCounts, Notice, Others, QueueStatus, Space, Status, TaskStatus, WorkerStatus,
+    Capabilities, JobCounts, Notice, Others, QueueStatus, RunningJob, Space, Status, TaskStatus,
+    WorkerStatus,
 };
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
 use crate::limit::overflow_name;
+use crate::moment::now_ms;
 use crate::remote::BrokerArguments;
 use crate::text::{Table, bytes, count, duration_ms, limits, printable, show, sync_us};
+
+/// How many running jobs a status shows.
+const SHOWN_RUNNING: usize = 10;
 
 #[derive(Args)]
 pub struct Arguments {
@@ -140,6 +145,16 @@ pub fn worker_json(worker: &WorkerStatus) -> Value {
         "busy": worker.busy,
         "leases": worker.leases,
         "connected": worker.connected,
+        "running": worker.running.iter().map(running_json).collect::<Vec<_>>(),
+    })
+}
+
+fn running_json(job: &RunningJob) -> Value {
+    json!({
+        "id": job.id.to_string(),
+        "task": job.task,
+        "queue": job.queue,
+        "started_at_ms": job.started_at,
     })
 }
 
@@ -224,7 +239,43 @@ fn for_people(shown: &str, status: &Status, engine: &Capabilities) -> String {
     text.push_str(&troubles(status));
 
     let queues = queue_table(&status.queues, &status.others);
-    text + "\n" + &queues + "\n" + &worker_table(&status.workers)
+    text + "\n"
+        + &queues
+        + "\n"
+        + &worker_table(&status.workers)
+        + &running_table(&status.workers, SHOWN_RUNNING, now_ms())
+}
+
+/// The jobs that have run for longest, of all workers, behind an empty line.
+pub fn running_table(workers: &[WorkerStatus], most: usize, now_ms: u64) -> String {
+    let jobs = workers
+        .iter()
+        .flat_map(|worker| worker.running.iter().map(move |job| (job, worker)));
+    let mut jobs: Vec<(&RunningJob, &WorkerStatus)> = jobs.collect();
+    if jobs.is_empty() {
+        return String::new();
+    }
+    jobs.sort_by_key(|(job, _)| (job.started_at, job.id));
+    jobs.truncate(most);
+    let mut table = Table::new(&["RUNNING", "ID", "TASK", "QUEUE", "WORKER"]);
+    for (job, worker) in &jobs {
+        table.row(vec![
+            duration_ms(now_ms.saturating_sub(job.started_at)),
+            job.id.to_string(),
+            job.task.clone(),
+            job.queue.clone(),
+            worker.name.clone(),
+        ]);
+    }
+    let leases: usize = workers.iter().map(|worker| worker.leases as usize).sum();
+    let rest = match leases.saturating_sub(jobs.len()) {
+        0 => String::new(),
+        more => format!(
+            "and {}\n",
+            count(more as u64, "job").replacen(' ', " more ", 1)
+        ),
+    };
+    format!("\n{table}{rest}")
 }
 
 pub fn queue_table(queues: &[QueueStatus], others: &Others) -> String {
@@ -307,8 +358,12 @@ pub fn worker_table(workers: &[WorkerStatus]) -> String {
     }
     let slots: u32 = workers.iter().map(|worker| worker.slots).sum();
     let busy: u32 = workers.iter().map(|worker| worker.busy).sum();
+    let are = match busy {
+        1 => "is",
+        _ => "are",
+    };
     format!(
-        "{table}\n{busy} of {} are busy\n",
+        "{table}\n{busy} of {} {are} busy\n",
         count(slots.into(), "slot")
     )
 }
@@ -392,6 +447,12 @@ mod tests {
                 busy: 1,
                 leases: 2,
                 connected: false,
+                running: vec![RunningJob {
+                    id: MessageId([1; 16]),
+                    task: "send".to_owned(),
+                    queue: "mail".to_owned(),
+                    started_at: now_ms() - 61_000,
+                }],
             }],
             clients: 2,
             results: 10,
@@ -433,7 +494,11 @@ others      -        -        -       -     -       -          -        -  2 que
 WORKER         SLOTS  BUSY  LEASES  QUEUES
 worker@host:7      4     1       2  default, mail  out of reach
 
-1 of 4 slots are busy
+1 of 4 slots is busy
+
+RUNNING    ID                                    TASK  QUEUE  WORKER
+1 min 1 s  01010101-0101-0101-0101-010101010101  send  mail   worker@host:7
+and 1 more job
 ";
         let mut engine = Capabilities::NOTHING;
         engine.engine = "Test 1".to_owned();

@@ -990,6 +990,14 @@ fn a_job_is_cancelled_or_it_is_said_why_not(bench: &Bench<'_>) {
     let worker = bench.client().worker("work", 1);
     client.commit(vec![publish(message(1))]);
     let running = worker.take_one();
+    let workers = client.status().workers;
+    let listed: Vec<_> = workers.iter().flat_map(|worker| &worker.running).collect();
+    let [listed] = listed[..] else {
+        panic!("one job runs: {listed:?}");
+    };
+    assert_eq!((listed.id, listed.queue.as_str()), (id(1), "work"));
+    assert_eq!(listed.task, running.message.task);
+    assert!(listed.started_at >= running.message.enqueued_at);
     client.commit(vec![publish(message(2))]);
     let cancel = |number| Op::Cancel {
         target: Target::Job(id(number)),

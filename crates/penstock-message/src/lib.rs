@@ -28,8 +28,8 @@ pub use message::{
 };
 pub use query::{
     Answer, Counts, FailedJob, FailedPage, FailedQuery, JobCounts, MessageInfo, MessageState,
-    Notice, OperationStatus, Others, ProcessStatus, Query, QueueStatus, Status, StatusCursor,
-    StatusPage, StatusQuery, Tallied, TaskStatus, WorkerStatus,
+    Notice, OperationStatus, Others, ProcessStatus, Query, QueueStatus, RunningJob, Status,
+    StatusCursor, StatusPage, StatusQuery, Tallied, TaskStatus, WorkerStatus,
 };
 pub use tx::{
     Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, JoinId, JoinPolicy, Op,

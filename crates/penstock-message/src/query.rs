@@ -328,6 +328,17 @@ pub struct WorkerStatus {
     pub leases: u32,
     /// Whether it is connected; otherwise its leases are held back for it until its heartbeat ends.
     pub connected: bool,
+    /// Jobs that it has had for longest, the first begun first: 64 at most. A worker fetches short jobs ahead, so
+    /// those at the end may wait in it still.
+    pub running: Vec<RunningJob>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunningJob {
+    pub id: MessageId,
+    pub task: String,
+    pub queue: String,
+    pub started_at: WallMs,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1329,7 +1329,7 @@ pub mod status {
         #[prost(uint64, tag = "5")]
         pub refused: u64,
     }
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    #[derive(Clone, PartialEq, ::prost::Message)]
     pub struct Worker {
         #[prost(string, tag = "1")]
         pub name: ::prost::alloc::string::String,
@@ -1343,6 +1343,20 @@ pub mod status {
         pub leases: u32,
         #[prost(bool, tag = "6")]
         pub connected: bool,
+        /// what it has had for longest, the first begun first; 64 at most
+        #[prost(message, repeated, tag = "7")]
+        pub running: ::prost::alloc::vec::Vec<Running>,
+    }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Running {
+        #[prost(bytes = "bytes", tag = "1")]
+        pub id: ::prost::bytes::Bytes,
+        #[prost(string, tag = "2")]
+        pub task: ::prost::alloc::string::String,
+        #[prost(string, tag = "3")]
+        pub queue: ::prost::alloc::string::String,
+        #[prost(uint64, tag = "4")]
+        pub started_at_ms: u64,
     }
 }
 /// How a broker fares; counts are since it started.

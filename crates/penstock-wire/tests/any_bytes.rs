@@ -7,8 +7,8 @@ use penstock_message::{
     FailedQuery, Failure, Filter, HeaderPatch, InputShape, Inputs, JobCounts, JoinPolicy, Key,
     KeyState, Lease, Member, Message, MessageId, MessageInfo, MessageState, Notice, Op,
     OperationStatus, Others, Overflow, Query, QueueLimits, QueueStatus, Receipt, Refusal,
-    ReleaseReason, Retries, Run, Status, StatusCursor, StatusPage, StatusQuery, Tallied, Target,
-    TaskStatus, Tx, Value, ValueStatus,
+    ReleaseReason, Retries, Run, RunningJob, Status, StatusCursor, StatusPage, StatusQuery,
+    Tallied, Target, TaskStatus, Tx, Value, ValueStatus, WorkerStatus,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -375,11 +375,18 @@ prop_compose! {
 }
 
 prop_compose! {
+    fn any_running()(id in any_id(), task in ".{0,8}", queue in ".{0,8}", started_at: u64) -> RunningJob {
+        RunningJob { id, task, queue, started_at }
+    }
+}
+
+prop_compose! {
     fn any_status()(
         [failed, failed_bytes, failed_dropped, results, unreadable]: [u64; 5],
         queues in vec((".{0,8}", any::<[u64; 5]>(), any_tallied(), proptest::option::of(0..=1000u16)), 0..3),
         counts: [u64; 3], connected_workers: u32,
         tasks in vec((".{0,8}", any_tallied()), 0..3), others in any_others(),
+        workers in vec((".{0,8}", any::<u32>(), vec(any_running(), 0..3)), 0..3),
     ) -> Status {
         let [published, cancelled, failed_for_good] = counts;
         let counts = Box::new(Counts { published, cancelled, failed: failed_for_good, ..Counts::default() });
@@ -391,8 +398,11 @@ prop_compose! {
         }).collect();
         let tasks = tasks.into_iter().map(|(name, tallied)| TaskStatus { name, tallied }).collect();
         let others = Box::new(others);
+        let workers = workers.into_iter().map(|(name, leases, running)| {
+            WorkerStatus { name, leases, running, ..WorkerStatus::default() }
+        }).collect();
         Status {
-            queues, tasks, others, counts, failed, failed_bytes, failed_dropped, results, unreadable, connected_workers,
+            queues, tasks, workers, others, counts, failed, failed_bytes, failed_dropped, results, unreadable, connected_workers,
             ..Status::default()
         }
     }

@@ -1,6 +1,8 @@
 //! Who may run what: leases, crashes, retries.
 
-use crate::script::check;
+use penstock_broker::BrokerOptions;
+
+use crate::script::{World, check};
 
 #[test]
 fn leases_follow_their_session() {
@@ -326,4 +328,45 @@ fn a_retry_is_the_same_message_in_a_new_place() {
         w consume default 1                 -> w deliver one#1
         ",
     );
+}
+
+#[test]
+fn a_worker_is_shown_with_the_jobs_that_it_has_had_for_longest() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one|publish two queue=mail task=send|publish three|publish four  -> a confirm 4
+        v hello                             -> v welcome 0
+        w hello                             -> w welcome 0
+        w consume default 2                 -> w deliver one three
+        wait 2000                           ->
+        v consume mail 1                    -> v deliver two@mail
+        w ack one                           -> w confirm 1
+        w consume default 1                 -> w deliver four
+        running                             -> v runs two:send@mail+2000, w runs three:task@default+0 four:task@default+2000
+        v bye                               ->
+        running                             -> w runs three:task@default+0 four:task@default+2000
+        ",
+    );
+}
+
+/// However many jobs workers have, one page of the status looks at some of them only.
+#[test]
+fn a_page_of_the_status_ends_where_its_workers_have_very_many_jobs() {
+    let mut world = World::new(BrokerOptions::default());
+    world.run("a hello");
+    for lump in 0..3 {
+        let jobs: Vec<String> = (0..16_000)
+            .map(|number| format!("publish {lump}-{number} queue=q{lump}"))
+            .collect();
+        world.run(&format!("a {}", jobs.join("|")));
+        world.run(&format!("w{lump} hello"));
+        world.run(&format!("w{lump} consume q{lump} 16000"));
+    }
+    assert_eq!(world.worker_pages("a"), [2, 1]);
+    let running = world.run("running");
+    assert_eq!(running.len(), 3);
+    for worker in running {
+        assert_eq!(worker.matches("+0").count(), 64, "{worker}");
+    }
 }

@@ -136,6 +136,7 @@ impl World {
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
             ["counts"] => return self.counts(),
+            ["running"] => return self.running(),
             ["capacity"] => return self.capacity(),
             ["wait", ms] => {
                 let ms = number(ms);
@@ -575,6 +576,51 @@ impl World {
 
     /// What the broker has counted, a line each for queues, tasks and those that it has forgotten. The first client
     /// asks.
+    /// How many workers are on each page of the status.
+    pub fn worker_pages(&mut self, client: &str) -> Vec<usize> {
+        let (mut pages, mut after) = (Vec::new(), None);
+        loop {
+            let conn = self.conn(client);
+            let query = Query::Status(StatusQuery {
+                after: after.take(),
+                ..StatusQuery::default()
+            });
+            self.input(Input::Query { conn, id: 1, query });
+            let mut outputs = std::iter::from_fn(|| self.broker.poll_output());
+            let page = outputs.find_map(|output| match output {
+                Output::Answer {
+                    answer: penstock_message::Answer::Status(page),
+                    ..
+                } => Some(page),
+                _ => None,
+            });
+            let page = page.expect("a status is answered");
+            pages.push(page.status.workers.len());
+            after = page.next;
+            if after.is_none() {
+                return pages;
+            }
+        }
+    }
+
+    /// The jobs that each worker has had for longest, and since when.
+    fn running(&mut self) -> Vec<String> {
+        let workers = self.broker.status().workers;
+        let running = workers.iter().map(|worker| {
+            let jobs = worker.running.iter().map(|job| {
+                let since = job.started_at - 1_700_000_000_000;
+                format!(
+                    " {}:{}@{}+{since}",
+                    name_of_message(&job.id),
+                    job.task,
+                    job.queue
+                )
+            });
+            format!("{} runs{}", worker.name, jobs.collect::<String>())
+        });
+        running.collect()
+    }
+
     fn counts(&mut self) -> Vec<String> {
         let client = self.clients.keys().next().expect("a client").clone();
         self.query(&client, Query::Status(StatusQuery::default()));

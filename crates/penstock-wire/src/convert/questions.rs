@@ -2,12 +2,12 @@
 
 use penstock_message::{
     Answer, Counts, Failure, JobCounts, MessageInfo, MessageState, Notice, Others, ProcessStatus,
-    Query, QueueLimits, QueueStatus, Space, Status, StatusCursor, StatusPage, StatusQuery, Tallied,
-    TaskStatus, WorkerStatus,
+    Query, QueueLimits, QueueStatus, RunningJob, Space, Status, StatusCursor, StatusPage,
+    StatusQuery, Tallied, TaskStatus, WorkerStatus,
 };
 
 use super::messages::{headers_from_wire, headers_to_wire};
-use super::{FromNumber, id_bytes, message_id, small, wanted};
+use super::{FromNumber, all, id_bytes, message_id, small, wanted};
 use crate::{WireError, proto};
 
 impl From<(u64, Query)> for proto::Query {
@@ -133,6 +133,30 @@ impl TryFrom<proto::StatusCursor> for StatusCursor {
             Place::Queue(name) => Self::Queue(name),
             Place::Task(name) => Self::Task(name),
             Place::Worker(number) => Self::Worker(number),
+        })
+    }
+}
+
+impl From<RunningJob> for proto::status::Running {
+    fn from(job: RunningJob) -> Self {
+        Self {
+            id: id_bytes(job.id),
+            task: job.task,
+            queue: job.queue,
+            started_at_ms: job.started_at,
+        }
+    }
+}
+
+impl TryFrom<proto::status::Running> for RunningJob {
+    type Error = WireError;
+
+    fn try_from(wire: proto::status::Running) -> Result<Self, WireError> {
+        Ok(Self {
+            id: message_id(&wire.id)?,
+            task: wire.task,
+            queue: wire.queue,
+            started_at: wire.started_at_ms,
         })
     }
 }
@@ -273,6 +297,7 @@ impl From<Status> for proto::Status {
             busy: worker.busy,
             leases: worker.leases,
             connected: worker.connected,
+            running: worker.running.into_iter().map(Into::into).collect(),
         };
         Self {
             queues: status.queues.into_iter().map(queue).collect(),
@@ -359,13 +384,16 @@ impl TryFrom<proto::Status> for Status {
             of_tasks: others.of_tasks.unwrap_or_default().into(),
             refused: others.refused,
         });
-        let worker = |worker: proto::status::Worker| WorkerStatus {
-            name: worker.name,
-            queues: worker.queues,
-            slots: worker.slots,
-            busy: worker.busy,
-            leases: worker.leases,
-            connected: worker.connected,
+        let worker = |worker: proto::status::Worker| {
+            Ok(WorkerStatus {
+                name: worker.name,
+                queues: worker.queues,
+                slots: worker.slots,
+                busy: worker.busy,
+                leases: worker.leases,
+                connected: worker.connected,
+                running: all(worker.running)?,
+            })
         };
         let health = wire.health.unwrap_or_default();
         Ok(Self {
@@ -375,7 +403,11 @@ impl TryFrom<proto::Status> for Status {
                 .map(queue)
                 .collect::<Result<_, WireError>>()?,
             tasks: wire.tasks.into_iter().map(task).collect(),
-            workers: wire.workers.into_iter().map(worker).collect(),
+            workers: wire
+                .workers
+                .into_iter()
+                .map(worker)
+                .collect::<Result<_, WireError>>()?,
             others,
             clients: wire.clients,
             connected_workers: wire.connected_workers,
