@@ -29,7 +29,7 @@ pub struct Arguments {
         conflicts_with = "local"
     )]
     listen: Vec<ListenAddress>,
-    /// The directory that holds everything
+    /// Directory of the journal and everything else that the broker keeps
     #[arg(
         long,
         value_name = "DIR",
@@ -37,21 +37,21 @@ pub struct Arguments {
         conflicts_with = "local"
     )]
     data: PathBuf,
-    /// A file with the token that clients on TCP must show, in place of PENSTOCK_TOKEN
+    /// File with the token that clients on TCP must send, in place of PENSTOCK_TOKEN
     #[arg(long, value_name = "FILE", conflicts_with = "local")]
     token_file: Option<PathBuf>,
-    /// How many clients may be connected at once [default: as many as there are file descriptors for, up
+    /// Most clients that may be connected at once [default: as many as there are file descriptors for, up
     /// to 50000]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: Option<u32>,
-    /// Be the hidden broker of `local:PATH`: clients start it by themselves
+    /// Be the hidden broker of `local:PATH`: clients start it automatically
     #[arg(long, value_name = "PATH")]
     local: Option<PathBuf>,
-    /// Be the broker of `memory:` in the process with this id: clients start it by themselves, and standard
+    /// Be the broker of `memory:` in the process with this id: clients start it automatically, and standard
     /// input is their socket
     #[arg(long, value_name = "PID", conflicts_with_all = ["local", "listen", "data", "token_file"])]
     memory: Option<u32>,
-    /// How long a local broker stays after its last client has left
+    /// Seconds until a local broker exits after its last client has disconnected
     #[arg(
         long,
         value_name = "SECONDS",
@@ -59,8 +59,8 @@ pub struct Arguments {
         requires = "local"
     )]
     linger: f64,
-    /// From how much memory on it takes no new jobs, as 512M or 4G; 0: however much. 60 % of the machine's
-    /// memory, or of the container's, unless told
+    /// Memory from which on it accepts no new jobs, such as 512M or 4G; 0 for no limit [default: 60 % of the
+    /// machine's memory, or of the container's]
     #[arg(long, value_name = "BYTES", value_parser = byte_count)]
     memory_limit: Option<u64>,
     #[command(flatten)]
