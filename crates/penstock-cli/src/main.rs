@@ -38,7 +38,7 @@ Exit codes:
   6   another broker has the directory
   65  the journal is damaged
   69  no broker is running or can be reached
-  74  server: the disk failed; what was confirmed is kept
+  74  server: the disk failed; everything confirmed is kept
   75  this broker does not offer that
   78  a path, a permission, a token or the format of the journal is wrong
 ";
