@@ -507,11 +507,14 @@ fn what_was_in_flight_is_applied_once_through_a_kill(bench: &Bench<'_>) {
         // Shows that there is an engine, and that it takes such commits.
         let first = publish(message(u64::MAX));
         client.commit_at(Durability::Os, vec![first]);
-        scope.spawn(|| {
+        let kill = || {
             let _end = AtEnd(&is_over);
             bench.kill();
-        });
+        };
         while jobs < AT_LEAST || !is_over.load(Ordering::Acquire) {
+            if jobs == IN_FLIGHT as u64 {
+                scope.spawn(kill);
+            }
             let confirm = confirm.clone();
             let done = Box::new(move |outcome| {
                 let _failed_already = confirm.send(outcome);

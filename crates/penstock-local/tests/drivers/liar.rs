@@ -1,7 +1,6 @@
 //! A driver that claims all that its broker can do, and breaks one thing of it.
 
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use penstock_conformance::Ability;
@@ -14,6 +13,9 @@ use penstock_message::{
 
 use crate::support::*;
 
+/// How long a kill waits for a commit that it can interrupt.
+const IN_FLIGHT_WITHIN: Duration = Duration::from_secs(1);
+
 pub struct Liar {
     place: Place,
     lie: Feature,
@@ -24,9 +26,34 @@ pub struct Liar {
 /// What it has to remember for its lie.
 #[derive(Default)]
 struct Books {
-    kills: AtomicU32,
+    engine: Mutex<Engine>,
+    committing: Condvar,
     /// Undoes what was confirmed and is to be forgotten.
     forget: Mutex<Vec<Op>>,
+}
+
+#[derive(Default)]
+struct Engine {
+    kills: u32,
+    /// Commits that are not answered.
+    in_flight: u32,
+}
+
+impl Books {
+    /// Notes a commit; returns how often the engine has been killed.
+    fn begin(&self) -> u32 {
+        let mut engine = self.engine.lock().unwrap();
+        engine.in_flight += 1;
+        self.committing.notify_all();
+        engine.kills
+    }
+
+    /// Notes an answer; returns how often the engine has been killed by now.
+    fn end(&self) -> u32 {
+        let mut engine = self.engine.lock().unwrap();
+        engine.in_flight -= 1;
+        engine.kills
+    }
 }
 
 impl Liar {
@@ -69,7 +96,18 @@ impl penstock_conformance::Place for Liar {
     }
 
     fn kill(&self) {
-        self.books.kills.fetch_add(1, Ordering::Relaxed);
+        let mut engine = self.books.engine.lock().unwrap();
+        if self.lie == Feature::Dedupe {
+            // Between two commits there is nothing to lie about.
+            let (at_work, _) = self
+                .books
+                .committing
+                .wait_timeout_while(engine, IN_FLIGHT_WITHIN, |engine| engine.in_flight == 0)
+                .unwrap();
+            engine = at_work;
+        }
+        engine.kills += 1;
+        drop(engine);
         self.place.kill();
         let forget = std::mem::take(&mut *self.books.forget.lock().unwrap());
         for op in forget {
@@ -227,8 +265,9 @@ impl Lying {
     fn answer(&self, txs: Vec<Tx>, done: Done<Vec<Receipt>>) -> Done<Vec<Receipt>> {
         let (lie, inner) = (self.lie, Arc::clone(&self.inner));
         let books = Arc::clone(&self.books);
-        let kills = books.kills.load(Ordering::Relaxed);
+        let kills = books.begin();
         Box::new(move |ended| {
+            let was_killed = kills < books.end();
             let mut receipts = match ended {
                 Ok(receipts) => receipts,
                 Err(error) => return done(Err(error)),
@@ -255,7 +294,7 @@ impl Lying {
                         ops.retain(|op| !op.is_settlement());
                         second = Some((ops, applied()));
                     }
-                    _ if lie == Feature::Dedupe && kills < books.kills.load(Ordering::Relaxed) => {
+                    _ if lie == Feature::Dedupe && was_killed => {
                         // As if the engine did not know that it has had this.
                         let deadline = Some(Instant::now() + PATIENCE);
                         return inner.commit(vec![tx], Durability::Os, deadline, done);
