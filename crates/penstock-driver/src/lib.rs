@@ -70,6 +70,8 @@ pub trait Driver: Send + Sync {
 
     /// Stops deliveries to all consumers; held ones stay leased until settled.
     fn stop_consuming(&self);
+    /// No more deliveries for this one, until it is given credit again.
+    fn stop_consumer(&self, consumer: u32);
 
     /// Tells the sink of each key once it is not pending any more, through any number of reconnects,
     /// until the deadline.

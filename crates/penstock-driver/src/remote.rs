@@ -290,6 +290,10 @@ impl Driver for Remote {
         let _ = self.with_session(Session::stop_consuming);
     }
 
+    fn stop_consumer(&self, consumer: u32) {
+        let _ = self.with_session(|session| session.stop_consumer(consumer));
+    }
+
     fn watch(
         &self,
         keys: Vec<Key>,

@@ -390,6 +390,10 @@ impl Session {
         self.consumers.stop();
     }
 
+    pub fn stop_consumer(&mut self, consumer: u32) {
+        self.consumers.stop_one(consumer);
+    }
+
     pub fn report(&mut self, slots: u32, busy: u32) {
         let report = Some(proto::Report { slots, busy });
         self.report_changed |= self.report != report;

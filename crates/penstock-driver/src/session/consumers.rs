@@ -27,6 +27,15 @@ struct Consumer {
     changed: bool,
 }
 
+impl Consumer {
+    fn stop(&mut self) {
+        self.credit = 0;
+        self.unsent_credit = 0;
+        self.changed |= !self.stopped;
+        self.stopped = true;
+    }
+}
+
 impl Consumers {
     pub(super) fn is_empty(&self) -> bool {
         self.by_number.is_empty()
@@ -70,11 +79,12 @@ impl Consumers {
     }
 
     pub(super) fn stop(&mut self) {
-        for consumer in self.by_number.values_mut() {
-            consumer.credit = 0;
-            consumer.unsent_credit = 0;
-            consumer.changed |= !consumer.stopped;
-            consumer.stopped = true;
+        self.by_number.values_mut().for_each(Consumer::stop);
+    }
+
+    pub(super) fn stop_one(&mut self, number: u32) {
+        if let Some(consumer) = self.by_number.get_mut(&number) {
+            consumer.stop();
         }
     }
 

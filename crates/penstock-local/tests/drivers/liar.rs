@@ -374,6 +374,10 @@ impl Driver for Lying {
         self.inner.stop_consuming();
     }
 
+    fn stop_consumer(&self, consumer: u32) {
+        self.inner.stop_consumer(consumer);
+    }
+
     fn watch(
         &self,
         keys: Vec<Key>,
