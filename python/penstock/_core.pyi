@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, final
 
 from penstock._worker.runner import Delivered
 
-__all__ = ["ChildLink", "Client", "Consumer", "Options", "Port", "__version__"]
+__all__ = ["ChildLink", "Client", "Consumer", "Options", "Port", "SlotLink", "__version__"]
 
 __version__: str
 
@@ -194,14 +194,39 @@ class Consumer:
 
 @final
 class ChildLink:
-    """A worker child's side of the link to its supervisor: iterate over the jobs to run, and report how each
-    has ended. See crates/penstock-worker/src/link.rs."""
+    """A worker child's side of the link to its supervisor: makes the slots that run jobs. See
+    crates/penstock-worker/src/link.rs."""
 
-    def __new__(cls, work_fd: int, reply_fd: int, pages_fd: int, slot: int, parent_pid: int) -> ChildLink:
-        """Own the descriptors from here on. The process exits when its parent does."""
-    def __iter__(self) -> ChildLink: ...
+    def __new__(cls, work_fd: int, reply_fd: int, pages_fd: int, child: int, parent_pid: int) -> ChildLink:
+        """Own the descriptors from here on. The process ends when its parent does."""
+    def slot(self) -> SlotLink:
+        """Make a slot, which belongs to the thread that uses it."""
+    def ends_fd(self) -> int:
+        """A descriptor on which the ends of threads are told (see ``SlotLink.tell_end_of_thread``)."""
+    def fileno(self) -> int:
+        """The socket that slots pull from, for an event loop."""
+    def flush(self) -> None:
+        """Tell the supervisor that there are outcomes. Iterating over a slot does so by itself."""
+    def serve(self, slots: int) -> None:
+        """Tell the supervisor how many slots can take jobs."""
+    def close(self) -> None:
+        """Take no more jobs: idle slots in line end, and the others when their jobs do."""
+    def abandon(self) -> None:
+        """This process is a fork of the child's: it has no part in the link."""
+    @property
+    def is_abandoned(self) -> bool: ...
+
+@final
+class SlotLink:
+    """A slot of a worker's child: iterate over the jobs to run, and tell of each how it has ended."""
+
+    def __iter__(self) -> SlotLink: ...
     def __next__(self) -> Delivered:
         """Wait for the next job and claim it. The end comes when the supervisor wants no more."""
+    def try_pull(self) -> bool | None:
+        """Take a packet if there is one: True. False: there is none now; None: there will be none."""
+    def begin(self) -> Delivered | None:
+        """Claim the next job of the packet, if it has one more."""
     def finish(
         self,
         kind: int,
@@ -215,5 +240,8 @@ class ChildLink:
         ``failure`` of a job that failed, and of no other: the error's class, message and fingerprint, and a preview of
         the arguments of at most 1 KiB.
         """
-    def abandon(self) -> None:
-        """Leave the link, in a process that was forked from the child."""
+    def tell_end_of_thread(self, number: int) -> None:
+        """Have the end of the calling thread told, however it comes: ``number``, in four bytes, on
+        ``ChildLink.ends_fd``."""
+    def lose(self, why: str) -> bool:
+        """Tell that this slot's thread has ended, and why. False: it had no job then."""

@@ -86,7 +86,7 @@ def test_a_process_that_a_forgotten_alarm_ends_is_replaced_and_named(shop: Shop)
         shop.release("ring")
         ended.wait(30)
     assert shop.tasks.pid.delay().result(timeout=30) != child
-    worker.wait_for_output(f"pid={child} slot=0")
+    worker.wait_for_output(f"pid={child} process=0")
     assert "TimeoutError: the forgotten alarm" in worker.output
     assert "an idle process was lost: exited with status 1" in worker.output
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 use clap::{ArgAction, Args};
 use penstock_driver::{Address, DEFAULT_HEARTBEAT, DriverConfig, DriverError};
 use penstock_local::{connect, in_full, in_second_process};
-use penstock_worker::{ChildLog, Connected, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name};
+use penstock_worker::{
+    ChildLog, Connected, DEFAULT_GRACE, MAX_PROCESSES, PoolConfig, SlotKind, WorkerConfig,
+    worker_name,
+};
 
 use crate::exit::Failure;
 use crate::logging::{LogArguments, LogFormat, LogLevel};
@@ -24,7 +27,7 @@ pub struct Arguments {
     #[arg(long, env = "PENSTOCK_URL", hide_env_values = true)]
     url: Option<String>,
     /// How many jobs run at once, each in a process [default: one for each CPU]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_SLOTS)))]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
     concurrency: Option<u32>,
     /// Queues to serve, with commas between [default: those the app's tasks name]
     #[arg(short = 'Q', long, value_name = "QUEUES", value_delimiter = ',', value_parser = queue_name, action = ArgAction::Append)]
@@ -92,7 +95,11 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
         connect: Some(Box::new(connect)),
         url,
         name,
-        slots: arguments.concurrency.unwrap_or(cpus.min(MAX_SLOTS)),
+        pools: vec![PoolConfig {
+            kind: SlotKind::Process,
+            processes: arguments.concurrency.unwrap_or(cpus.min(MAX_PROCESSES)),
+            slots: 1,
+        }],
         queues: arguments.queues,
         burst: arguments.burst,
         grace: Duration::from_secs(arguments.grace),

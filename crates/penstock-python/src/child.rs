@@ -1,9 +1,10 @@
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::cell::RefCell;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 
 use penstock_message::{Failure, Retries};
-use penstock_worker::{Ended, FailureView, JobView, Kind, Link, Pulled, end_with_parent};
+use penstock_worker::{Ended, FailureView, JobView, Kind, Link, Pulled, Slot, end_with_parent};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
@@ -14,31 +15,108 @@ use crate::options::retries_to_python;
 /// Size above which a value goes over a socket that may have to be waited for.
 const MAY_WAIT_BYTES: usize = 32 * 1024;
 
-/// A worker child's side of the link to its supervisor: iterate over the jobs to run, and report how each
-/// has ended. See crates/penstock-worker/src/link.rs.
+/// A worker child's side of the link to its supervisor: makes the slots that run jobs. See
+/// crates/penstock-worker/src/link.rs.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct ChildLink {
-    state: Mutex<State>,
+    link: Arc<Link>,
+    shared: Arc<Shared>,
+}
+
+/// What the slots of a child have in common, apart from the link.
+#[derive(Default)]
+struct Shared {
+    /// This process is a fork of the child's.
     abandoned: AtomicBool,
+    /// Where ends of threads are told, and heard of.
+    ends: OnceLock<(OwnedFd, OwnedFd)>,
+}
+
+/// A slot: iterate over the jobs to run, and tell of each how it has ended.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct SlotLink {
+    state: Mutex<State>,
+    shared: Arc<Shared>,
 }
 
 struct State {
-    link: Link,
+    slot: Slot,
     /// The name of the packet's task: one string for all its jobs.
     task: Option<Py<PyString>>,
 }
 
-impl ChildLink {
-    fn with_state<R>(&self, use_it: impl FnOnce(&mut State) -> PyResult<R>) -> PyResult<R> {
-        if self.abandoned.load(Ordering::Relaxed) {
-            // A fork of the task's own, that has left its task as if it were the child.
-            return Err(PySystemExit::new_err(0));
+thread_local! {
+    static THREAD_END: RefCell<Option<ThreadEnd>> = const { RefCell::new(None) };
+}
+
+/// Tells of the end of the thread that has it, however that comes: C code may end a thread without a word to Python.
+struct ThreadEnd {
+    slot: u32,
+    shared: Arc<Shared>,
+}
+
+impl Drop for ThreadEnd {
+    fn drop(&mut self) {
+        if let Some((_, told)) = self.shared.ends.get()
+            && !self.shared.abandoned.load(Ordering::Relaxed)
+        {
+            // Nobody listens any more where this fails.
+            let _ = rustix::io::write(told, &self.slot.to_le_bytes());
         }
+    }
+}
+
+impl Shared {
+    fn refuse_abandoned(&self) -> PyResult<()> {
+        match self.abandoned.load(Ordering::Relaxed) {
+            // A fork of the task's own, that has left its task as if it were the child.
+            true => Err(PySystemExit::new_err(0)),
+            false => Ok(()),
+        }
+    }
+}
+
+impl SlotLink {
+    fn with_state<R>(&self, use_it: impl FnOnce(&mut State) -> PyResult<R>) -> PyResult<R> {
+        self.shared.refuse_abandoned()?;
         match self.state.try_lock() {
             Ok(mut state) => use_it(&mut state),
-            Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => Err(
-                PyRuntimeError::new_err("a worker child's link belongs to its main thread"),
-            ),
+            Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => {
+                Err(PyRuntimeError::new_err("a slot belongs to one thread"))
+            }
+        }
+    }
+}
+
+impl State {
+    /// The next job of the packet that was pulled.
+    fn begin<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let Some(job) = self.slot.begin()? else {
+            return Ok(None);
+        };
+        let notes = PyList::new(py, job.notes.iter().map(|note| PyBytes::new(py, note)))?;
+        let task = self.task.as_ref().map(|task| task.bind(py));
+        (
+            task,
+            PyBytes::new(py, &job.id),
+            job.attempt,
+            job.crashes,
+            job.redelivered,
+            job.wants_result,
+            job.enqueued_at_ms,
+            PyBytes::new(py, job.body),
+            notes,
+            extras(py, &job)?,
+        )
+            .into_pyobject(py)
+            .map(Some)
+    }
+
+    fn name_task(&mut self, py: Python<'_>) {
+        let name = self.slot.task();
+        let known = self.task.as_ref().map(|task| task.bind(py));
+        if known.is_none_or(|known| known.to_str().ok() != Some(name)) {
+            self.task = Some(PyString::new(py, name).unbind());
         }
     }
 }
@@ -80,7 +158,7 @@ impl ChildLink {
         work_fd: i32,
         reply_fd: i32,
         pages_fd: i32,
-        slot: u32,
+        child: u32,
         parent_pid: i32,
     ) -> PyResult<Self> {
         if work_fd < 0 || reply_fd < 0 || pages_fd < 0 {
@@ -93,43 +171,100 @@ impl ChildLink {
             .ok_or_else(|| PyValueError::new_err("not a process id"))?;
         end_with_parent(parent)?;
         Ok(Self {
-            state: Mutex::new(State {
-                link: Link::new(work, reply, pages, slot)?,
-                task: None,
-            }),
-            abandoned: AtomicBool::new(false),
+            link: Link::new(work, reply, pages, child)?,
+            shared: Arc::default(),
         })
     }
 
+    /// Make a slot, which belongs to the thread that uses it.
+    fn slot(&self) -> SlotLink {
+        SlotLink {
+            state: Mutex::new(State {
+                slot: self.link.slot(),
+                task: None,
+            }),
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// A descriptor on which the ends of threads are told (see `SlotLink.tell_end_of_thread`).
+    fn ends_fd(&self) -> PyResult<i32> {
+        if self.shared.ends.get().is_none() {
+            let flags = rustix::pipe::PipeFlags::CLOEXEC;
+            let ends = rustix::pipe::pipe_with(flags).map_err(std::io::Error::from)?;
+            let _ = self.shared.ends.set(ends);
+        }
+        let ends = self.shared.ends.get();
+        ends.map(|(heard, _)| heard.as_raw_fd())
+            .ok_or_else(|| PyRuntimeError::new_err("there is no pipe"))
+    }
+
+    /// The socket that slots pull from, for an event loop.
+    fn fileno(&self) -> i32 {
+        self.link.work().as_raw_fd()
+    }
+
+    /// Tell the supervisor that there are outcomes. Iterating over a slot does so by itself.
+    fn flush(&self) -> PyResult<()> {
+        self.shared.refuse_abandoned()?;
+        Ok(self.link.flush()?)
+    }
+
+    /// Tell the supervisor how many slots can take jobs.
+    fn serve(&self, py: Python<'_>, slots: u32) -> PyResult<()> {
+        self.shared.refuse_abandoned()?;
+        Ok(py.detach(|| self.link.tell_serving(slots))?)
+    }
+
+    /// Take no more jobs: idle slots in line end, and the others when their jobs do.
+    fn close(&self) {
+        self.link.close();
+    }
+
+    /// This process is a fork of the child's: it has no part in the link.
+    fn abandon(&self) {
+        self.shared.abandoned.store(true, Ordering::Relaxed);
+    }
+
+    #[getter]
+    fn is_abandoned(&self) -> bool {
+        self.shared.abandoned.load(Ordering::Relaxed)
+    }
+}
+
+#[pymethods]
+impl SlotLink {
     fn __iter__(this: PyRef<'_, Self>) -> PyRef<'_, Self> {
         this
     }
 
     /// Wait for the next job and claim it; the end comes when the supervisor wants no more.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        self.with_state(|State { link, task }| {
+        self.with_state(|state| {
             loop {
-                if let Some(job) = link.begin()? {
-                    let notes =
-                        PyList::new(py, job.notes.iter().map(|note| PyBytes::new(py, note)))?;
-                    let task = task.as_ref().map(|task| task.bind(py));
-                    return (
-                        task,
-                        PyBytes::new(py, &job.id),
-                        job.attempt,
-                        job.crashes,
-                        job.redelivered,
-                        job.wants_result,
-                        job.enqueued_at_ms,
-                        PyBytes::new(py, job.body),
-                        notes,
-                        extras(py, &job)?,
-                    )
-                        .into_pyobject(py)
-                        .map(Some);
+                if let Some(job) = state.begin(py)? {
+                    return Ok(Some(job));
                 }
-                match py.detach(|| link.pull())? {
-                    Pulled::Packet => *task = Some(PyString::new(py, link.task()).unbind()),
+                let slot = &mut state.slot;
+                match py.detach(|| slot.pull())? {
+                    Pulled::Packet => state.name_task(py),
+                    Pulled::End => return Ok(None),
+                    Pulled::Interrupted | Pulled::Nothing => py.check_signals()?,
+                }
+            }
+        })
+    }
+
+    /// Take a packet if there is one: True. False: there is none now; None: there will be none.
+    fn try_pull(&self, py: Python<'_>) -> PyResult<Option<bool>> {
+        self.with_state(|state| {
+            loop {
+                match state.slot.try_pull()? {
+                    Pulled::Packet => {
+                        state.name_task(py);
+                        return Ok(Some(true));
+                    }
+                    Pulled::Nothing => return Ok(Some(false)),
                     Pulled::End => return Ok(None),
                     Pulled::Interrupted => py.check_signals()?,
                 }
@@ -137,7 +272,12 @@ impl ChildLink {
         })
     }
 
-    /// Report how the job returned last has ended, as `Runner.run` says it. `failure`: the error's class, its
+    /// Claim the next job of the packet, if it has one more.
+    fn begin<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        self.with_state(|state| state.begin(py))
+    }
+
+    /// Tell how the job given last has ended, as `Runner.run` says it. `failure`: the error's class, its
     /// message and its fingerprint, and a preview of the arguments.
     #[pyo3(signature = (kind, delay_ms, value, note, failure))]
     fn finish(
@@ -150,7 +290,8 @@ impl ChildLink {
         failure: Option<(PyBackedStr, PyBackedStr, u64, PyBackedBytes)>,
     ) -> PyResult<()> {
         let kind = Kind::from_number(kind)
-            .ok_or_else(|| PyValueError::new_err("a job ends in one of four ways"))?;
+            .filter(|kind| *kind != Kind::Lost)
+            .ok_or_else(|| PyValueError::new_err("a job ends in one of five ways"))?;
         let failure = failure
             .as_ref()
             .map(|(class, message, fingerprint, preview)| FailureView {
@@ -179,19 +320,27 @@ impl ChildLink {
             failure,
             note,
         };
-        let may_wait = value.map_or(0, <[u8]>::len) + note.len() > MAY_WAIT_BYTES;
-        self.with_state(|State { link, .. }| {
-            if may_wait {
-                py.detach(|| link.finish(ended))?;
+        let is_large = value.map_or(0, <[u8]>::len) + note.len() > MAY_WAIT_BYTES;
+        self.with_state(|State { slot, .. }| {
+            if is_large || slot.would_wait() {
+                py.detach(|| slot.finish(ended))?;
             } else {
-                link.finish(ended)?;
+                slot.finish(ended)?;
             }
             Ok(())
         })
     }
 
-    /// Leaves the link, in a process that was forked from the child.
-    fn abandon(&self) {
-        self.abandoned.store(true, Ordering::Relaxed);
+    /// Have the end of the calling thread told, however it comes: `number`, in four bytes, on `ChildLink.ends_fd`.
+    fn tell_end_of_thread(&self, number: u32) {
+        THREAD_END.set(Some(ThreadEnd {
+            slot: number,
+            shared: Arc::clone(&self.shared),
+        }));
+    }
+
+    /// Tell that this slot's thread has ended, and why. False: it had no job then.
+    fn lose(&self, py: Python<'_>, why: &str) -> PyResult<bool> {
+        self.with_state(|State { slot, .. }| Ok(py.detach(|| slot.lose(why))?))
     }
 }

@@ -130,6 +130,9 @@ impl Consumer {
                 failure: failure.map_or_else(JobFailure::default, listed),
                 cost_us,
             },
+            Kind::Lost => Outcome::Crashed {
+                reason: String::from_utf8_lossy(&note).into_owned(),
+            },
             Kind::GivenBack => Outcome::Returned,
             Kind::Deferred => Outcome::Deferred {
                 delay_ms,

@@ -19,7 +19,7 @@ mod _core {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use crate::child::ChildLink;
+    use crate::child::{ChildLink, SlotLink};
     #[pymodule_export]
     use crate::client::Client;
     #[pymodule_export]

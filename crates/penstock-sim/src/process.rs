@@ -303,7 +303,7 @@ struct Running {
 impl Worker {
     fn new(children: usize, queues: Vec<String>, may_be_slow: bool) -> Self {
         let mut policy = Policy::default();
-        policy.set_children(children);
+        policy.set_slots(children, children);
         Self {
             queues,
             inbox: Arc::new(Inbox::new(SeededState::default(), || ())),

@@ -29,8 +29,8 @@ pub struct WorkerConfig {
     pub url: Option<String>,
     /// Shown to people, in `status` and `job.info()`: [`worker_name`] unless somebody chose one.
     pub name: String,
-    /// How many jobs run at once; each slot is a process. At most [`MAX_SLOTS`].
-    pub slots: u32,
+    /// Where jobs run. In all at most [`MAX_PROCESSES`] and [`MAX_SLOTS`].
+    pub pools: Vec<PoolConfig>,
     /// `None`: every queue that the app's tasks name, and `default`.
     pub queues: Option<Vec<String>>,
     /// End once the queues are empty (see [`crate::run`]).
@@ -39,6 +39,31 @@ pub struct WorkerConfig {
     pub grace: Duration,
     /// How the processes that run jobs log, where the app does not set up logging itself.
     pub log: ChildLog,
+}
+
+/// Slots of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    pub kind: SlotKind,
+    pub processes: u32,
+    /// In each process.
+    pub slots: u32,
+}
+
+/// What a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlotKind {
+    /// A process of its own.
+    Process,
+}
+
+impl SlotKind {
+    /// In the word that `@app.task(slot=...)` takes.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Process => "process",
+        }
+    }
 }
 
 /// What the loggers of a child write to stderr. An app that configures logging has its own way.
@@ -51,7 +76,9 @@ pub struct ChildLog {
 }
 
 /// More processes than this on one machine help nobody; run a second worker instead.
-pub const MAX_SLOTS: u32 = 4000;
+pub const MAX_PROCESSES: u32 = 4000;
+/// As many slots of all kinds as a worker can have.
+pub const MAX_SLOTS: u32 = 32_000;
 
 /// The grace of a worker that was told none: within the 30 s that Kubernetes gives a pod.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);

@@ -8,20 +8,24 @@ use bytes::Bytes;
 use penstock_message::{Delivery, Lease, Message, MessageId};
 
 use crate::outstanding::Outstanding;
-use crate::packet::{FailureView, Kind, OutcomeFrame, Reader};
+use crate::packet::{FailureView, Frame, Kind, OutcomeFrame, Reader};
 use crate::policy::{HandOut, PacketEnd, Policy};
 
-const SLOTS: u32 = 2;
-/// Pages for the claims, and for each slot's ring.
-const SHARED_BYTES: u64 = (1 + SLOTS as u64) * 64 * 1024;
+/// A child of two slots, and one of one slot in a pool of its own.
+const POOLS: [(u32, u32); 2] = [(1, 2), (1, 1)];
+const CHILDREN: u32 = 2;
+/// Pages for the claims, and for each child's ring.
+const SHARED_BYTES: u64 = (1 + CHILDREN as u64) * 64 * 1024;
 
 /// Nothing panics, and each job comes back once: ended, taken back, or charged to the child.
 pub fn child_out_of_its_mind(data: &[u8]) {
     let mut data = Input(data);
-    let (mut out, _pull) = Outstanding::new(SLOTS).expect("this process may map memory");
+    let (mut out, _pull) = Outstanding::new(&POOLS).expect("this process may map memory");
     let mut policy = Policy::<Delivery>::default();
     let task = policy.task("work");
-    let mut rings: Vec<_> = (0..SLOTS).map(|slot| out.pages.fresh_ring(slot)).collect();
+    let mut rings: Vec<_> = (0..CHILDREN)
+        .map(|child| out.pages.fresh_ring(child))
+        .collect();
     let mut sent = 0;
     let mut back = BTreeSet::new();
     let mut take = |jobs: Vec<Delivery>| {
@@ -31,14 +35,15 @@ pub fn child_out_of_its_mind(data: &[u8]) {
     };
     while let Some(action) = data.byte() {
         match action % 8 {
-            0 if out.has_room() => {
+            0 if out.has_room(usize::from(action / 8) % 2) => {
+                let pool = usize::from(action / 8) % 2;
                 let jobs = 1 + data.number() % 5;
                 let jobs = (0..jobs).map(|_| {
                     sent += 1;
                     delivery(sent)
                 });
                 let jobs = jobs.collect();
-                out.send("work", HandOut { task, jobs })
+                out.send(pool, "work", HandOut { task, jobs })
                     .expect("the socket is there");
             }
             1 | 2 => {
@@ -47,8 +52,8 @@ pub fn child_out_of_its_mind(data: &[u8]) {
                     Some(place) if place % 2 == 0 => 64 + u64::from(place / 2 % 8) * 64,
                     // The head of a ring, or its tail.
                     Some(place) => {
-                        let slot = u64::from(place / 2 % 2);
-                        (1 + slot) * 64 * 1024 + u64::from(place / 4 % 2) * 64
+                        let child = u64::from(place / 2 % 2);
+                        (1 + child) * 64 * 1024 + u64::from(place / 4 % 2) * 64
                     }
                     None => 0,
                 };
@@ -78,7 +83,7 @@ pub fn child_out_of_its_mind(data: &[u8]) {
                 let sequence = (data.number() % 8) as u32;
                 let place = (data.number() % 8) as u16;
                 let index = (data.number() % 8) as u16;
-                let kind = Kind::from_number((data.number() % 4) as u8).expect("it is known");
+                let kind = Kind::from_number((data.number() % 6) as u8).expect("it is known");
                 OutcomeFrame {
                     sequence,
                     place,
@@ -99,14 +104,17 @@ pub fn child_out_of_its_mind(data: &[u8]) {
                 settle(&mut out, &mut policy, &bytes, &mut take);
             }
             _ => {
-                let look = out.look((data.number() % 3) as usize);
-                for place in look.slow {
-                    if let Some(left) = out.take_back(place, PacketEnd::Slow) {
-                        take(left.jobs);
+                let slots = (data.number() % 3) as usize;
+                for pool in 0..POOLS.len() {
+                    let look = out.look(pool, slots);
+                    for place in look.slow {
+                        if let Some(left) = out.take_back(place, PacketEnd::Slow) {
+                            take(left.jobs);
+                        }
                     }
                 }
                 let _owners = out.owners_of_large();
-                assert!(out.stuck() <= out.all_places().len());
+                assert!(out.stuck(0) + out.stuck(1) <= out.all_places().len());
             }
         }
     }
@@ -121,7 +129,7 @@ pub fn child_out_of_its_mind(data: &[u8]) {
     }
     assert_eq!(back.len() as u64, sent, "a job is lost");
     assert!(out.all_places().is_empty() && !out.any_large());
-    assert_eq!(out.stuck(), 0);
+    assert_eq!((out.stuck(0), out.stuck(1)), (0, 0));
 }
 
 fn settle(
@@ -132,7 +140,7 @@ fn settle(
 ) {
     let mut reader = Reader(bytes);
     while let Ok(Some(frame)) = reader.frame() {
-        let Some(outcome) = frame else {
+        let Frame::Outcome(outcome) = frame else {
             continue;
         };
         let (place, index) = (outcome.place.into(), outcome.index.into());
@@ -140,7 +148,7 @@ fn settle(
             return;
         };
         policy.observe(ended.task, outcome.cost_ns);
-        policy.set_stuck(out.stuck());
+        policy.set_stuck(out.stuck(ended.pool));
         take(vec![ended.jobs]);
     }
 }

@@ -3,9 +3,12 @@
 //! ```text
 //!     supervisor   this crate, in the `penstock worker` process; never runs the user's code
 //!       └─ zygote     python -m penstock._worker.zygote: imports the app once, forks on command
-//!            ├─ child    python/penstock/_worker/child.py, a slot: pulls packets, runs jobs
+//!            ├─ child    python/penstock/_worker/child.py: its slots pull packets and run jobs
 //!            └─ child
 //! ```
+//!
+//! Children whose slots are of one kind are a *pool*: a socket that they pull from, a consumer at the broker with tasks
+//! and credit of its own, and a policy. So jobs for one kind of slot never wait behind jobs for another.
 //!
 //! | file | is about |
 //! | --- | --- |
@@ -39,10 +42,11 @@ mod supervisor;
 mod zygote;
 
 pub use config::{
-    ChildLog, Connect, Connected, DEFAULT_GRACE, MAX_SLOTS, WorkerConfig, worker_name,
+    ChildLog, Connect, Connected, DEFAULT_GRACE, MAX_PROCESSES, MAX_SLOTS, PoolConfig, SlotKind,
+    WorkerConfig, worker_name,
 };
 pub use desk::{Desk, Left, Look};
-pub use link::{Ended, Link, Pulled};
+pub use link::{Ended, Link, Pulled, Slot};
 #[doc(hidden)]
 pub use packet::job_bytes;
 pub use packet::{FailureView, JobView, Kind, Retried};

@@ -1,17 +1,29 @@
 //! A child's side of the link to its supervisor. The Python extension wraps it; it needs no Python.
+//!
+//! A child has one [`Link`] and a [`Slot`] for each job that it can run at once. Only an idle slot pulls: nothing is
+//! buffered in the child, or a process would hoard jobs for which others have idle slots.
+//!
+//! Idle slots with threads of their own stand in line, and the one at its head alone waits at the socket. When it has
+//! a packet, the slot that came to the line last takes its place. So at little load few threads run at all, and only
+//! these touch their stacks and open connections.
 
 use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::mem::{MaybeUninit, take};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
 use crate::packet::{
-    BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader,
+    BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader, serving,
 };
-use crate::page::ChildPages;
+use crate::page::{Claims, RingWriter, open_child};
+
+/// An idle slot keeps no larger buffer than this for its next packet.
+const KEPT_BYTES: usize = 4096;
 
 /// What a task's code made of a job.
 #[derive(Clone, Copy, Debug)]
@@ -27,41 +39,74 @@ pub struct Ended<'a> {
 /// How waiting for work ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {
-    /// There is a packet of this child's own: its jobs can begin.
+    /// There is a packet of this slot's own: its jobs can begin.
     Packet,
-    /// The supervisor wants no more, or is gone.
+    /// The supervisor wants no more, or is gone; or this child takes no more.
     End,
     /// A signal came in: let its handler run, then pull again.
     Interrupted,
+    /// There is none now, and this was not to wait.
+    Nothing,
 }
 
+/// Shared by the slots of a child.
 pub struct Link {
     work: OwnedFd,
+    child: u32,
+    claims: Claims,
+    outcomes: Mutex<Outcomes>,
+    line: Mutex<Line>,
+    /// For the longest message; of the slot at the head of the line.
+    buffer: Mutex<Vec<u8>>,
+    slots: AtomicU32,
+    /// Nothing is claimed or begun here any more.
+    has_closed: AtomicBool,
+}
+
+struct Outcomes {
     reply: OwnedFd,
-    pages: ChildPages,
-    slot: u32,
-    /// What was pulled last: a buffer for the longest message, and how much of it is used.
-    buffer: Vec<u8>,
-    received: usize,
-    /// Its payload, if that came in a file.
-    from_file: Vec<u8>,
-    packet: Packet,
-    running: Option<Running>,
+    ring: RingWriter,
     frame: Vec<u8>,
     /// Outcomes are in the ring of which the supervisor has not been told.
     unannounced: bool,
 }
 
-/// The packet whose jobs this child is running.
+/// Idle slots.
+#[derive(Default)]
+struct Line {
+    /// A slot is at the socket.
+    has_head: bool,
+    /// The others; the last came last.
+    waiting: Vec<Arc<Turn>>,
+    has_ended: bool,
+}
+
+/// Where a slot waits in line.
+#[derive(Default)]
+struct Turn {
+    has_come: AtomicBool,
+    changed: Condvar,
+}
+
+/// What runs one job at a time.
+pub struct Slot {
+    link: Arc<Link>,
+    turn: Arc<Turn>,
+    /// The packet that it has: header, then payload.
+    bytes: Vec<u8>,
+    packet: Packet,
+    running: Option<Running>,
+}
+
+/// The packet whose jobs a slot is running.
 #[derive(Clone, Copy, Default)]
 struct Packet {
     sequence: u32,
     place: u16,
     jobs: usize,
     next: usize,
-    /// Where the next job begins in the payload.
+    /// Where the next job begins in the bytes.
     offset: usize,
-    in_file: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -80,102 +125,223 @@ impl From<Malformed> for io::Error {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing panics while it holds one of these, and each change leaves them whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Link {
-    /// `work` is shared by all children; `reply` is this child's own.
-    pub fn new(work: OwnedFd, reply: OwnedFd, pages: OwnedFd, slot: u32) -> io::Result<Self> {
-        Ok(Self {
+    /// `work` is shared by all children of a pool; `reply` is this child's own.
+    pub fn new(work: OwnedFd, reply: OwnedFd, pages: OwnedFd, child: u32) -> io::Result<Arc<Self>> {
+        let (claims, ring) = open_child(pages.as_fd(), child)?;
+        Ok(Arc::new(Self {
             work,
-            reply,
-            pages: ChildPages::new(pages.as_fd(), slot)?,
-            slot,
-            buffer: vec![0; MAX_PACKET_BYTES],
-            received: 0,
-            from_file: Vec::new(),
-            packet: Packet::default(),
-            running: None,
-            frame: Vec::new(),
-            unannounced: false,
-        })
+            child,
+            claims,
+            outcomes: Mutex::new(Outcomes {
+                reply,
+                ring,
+                frame: Vec::new(),
+                unannounced: false,
+            }),
+            line: Mutex::default(),
+            buffer: Mutex::new(vec![0; MAX_PACKET_BYTES]),
+            slots: AtomicU32::new(0),
+            has_closed: AtomicBool::new(false),
+        }))
     }
 
-    /// Waits for a packet and makes it this child's.
+    pub fn slot(self: &Arc<Self>) -> Slot {
+        self.slots.fetch_add(1, Ordering::Relaxed);
+        Slot {
+            link: Arc::clone(self),
+            turn: Arc::default(),
+            bytes: Vec::new(),
+            packet: Packet::default(),
+            running: None,
+        }
+    }
+
+    /// The socket of [`Slot::try_pull`], for an event loop.
+    pub fn work(&self) -> BorrowedFd<'_> {
+        self.work.as_fd()
+    }
+
+    /// Tells the supervisor of outcomes that are in the ring.
+    pub fn flush(&self) -> io::Result<()> {
+        let mut outcomes = lock(&self.outcomes);
+        if take(&mut outcomes.unannounced) {
+            send_all(&outcomes.reply, &BELL)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the supervisor how many slots of this child can take jobs.
+    pub fn tell_serving(&self, slots: u32) -> io::Result<()> {
+        send_all(&lock(&self.outcomes).reply, &serving(slots))
+    }
+
+    /// From here on no slot claims or begins anything. Those in line are told; the one at the socket stays there, and
+    /// what it may still receive it leaves unclaimed, for the supervisor to take back.
+    pub fn close(&self) {
+        self.has_closed.store(true, Ordering::SeqCst);
+        self.end_line();
+    }
+
+    fn end_line(&self) {
+        let mut line = lock(&self.line);
+        line.has_ended = true;
+        for turn in line.waiting.drain(..) {
+            turn.changed.notify_one();
+        }
+    }
+
+    /// Waits until this slot is at the head of the line. False: the line has ended.
+    fn enter_line(&self, turn: &Arc<Turn>) -> bool {
+        let mut line = lock(&self.line);
+        if line.has_ended {
+            return false;
+        }
+        if !line.has_head {
+            line.has_head = true;
+            return true;
+        }
+        turn.has_come.store(false, Ordering::Relaxed);
+        line.waiting.push(Arc::clone(turn));
+        loop {
+            line = turn
+                .changed
+                .wait(line)
+                .unwrap_or_else(PoisonError::into_inner);
+            if turn.has_come.load(Ordering::Relaxed) {
+                return true;
+            }
+            if line.has_ended {
+                return false;
+            }
+        }
+    }
+
+    /// The slot at the head leaves; the one that came last takes its place.
+    fn leave_line(&self) {
+        let mut line = lock(&self.line);
+        match line.waiting.pop() {
+            Some(turn) => {
+                turn.has_come.store(true, Ordering::Relaxed);
+                drop(line);
+                turn.changed.notify_one();
+            }
+            None => line.has_head = false,
+        }
+    }
+}
+
+impl Slot {
+    /// Waits for a packet and makes it this slot's.
     pub fn pull(&mut self) -> io::Result<Pulled> {
-        self.flush()?;
-        self.from_file = Vec::new();
+        self.link.flush()?;
+        self.forget_packet();
+        let link = Arc::clone(&self.link);
+        if !link.enter_line(&self.turn) {
+            return Ok(Pulled::End);
+        }
+        let pulled = self.receive(&link, RecvFlags::empty());
+        link.leave_line();
+        if let Ok(Pulled::End) = pulled {
+            link.end_line();
+        }
+        pulled
+    }
+
+    /// As [`Slot::pull`], without waiting, and without telling of outcomes. For slots that share a thread.
+    pub fn try_pull(&mut self) -> io::Result<Pulled> {
+        self.forget_packet();
+        let link = Arc::clone(&self.link);
+        self.receive(&link, RecvFlags::DONTWAIT)
+    }
+
+    fn forget_packet(&mut self) {
+        if self.bytes.capacity() > KEPT_BYTES {
+            self.bytes = Vec::new();
+        }
+    }
+
+    fn receive(&mut self, link: &Link, wait: RecvFlags) -> io::Result<Pulled> {
+        let mut buffer = lock(&link.buffer);
         loop {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-            let mut buffer = [IoSliceMut::new(&mut self.buffer)];
-            let flags = RecvFlags::CMSG_CLOEXEC;
-            self.received = match recvmsg(&self.work, &mut buffer, &mut ancillary, flags) {
+            let flags = RecvFlags::CMSG_CLOEXEC | wait;
+            let mut whole = [IoSliceMut::new(&mut buffer)];
+            let received = match recvmsg(&link.work, &mut whole, &mut ancillary, flags) {
                 Ok(received) => received.bytes,
                 Err(Errno::INTR) => return Ok(Pulled::Interrupted),
+                Err(Errno::AGAIN) => return Ok(Pulled::Nothing),
                 Err(Errno::CONNRESET) => return Ok(Pulled::End),
                 Err(error) => return Err(error.into()),
             };
-            if self.received == 0 {
+            if received == 0 || link.has_closed.load(Ordering::SeqCst) {
                 return Ok(Pulled::End);
             }
             let file = ancillary.drain().find_map(|message| match message {
                 RecvAncillaryMessage::ScmRights(mut files) => files.next(),
                 _ => None,
             });
-            let mut reader = Reader(&self.buffer[..self.received]);
+            let message = &buffer[..received];
+            let mut reader = Reader(message);
             let header = reader.packet_header()?;
-            let packet = Packet {
+            let header_bytes = received - reader.0.len();
+            let cell = link.claims.get(header.place.into()).ok_or_else(damaged)?;
+            if !cell.claim(header.sequence, link.child) {
+                // It was taken back while it lay in the socket.
+                continue;
+            }
+            self.bytes.clear();
+            if header.in_file {
+                self.bytes.extend_from_slice(&message[..header_bytes]);
+                let all = header_bytes + header.payload_bytes as usize;
+                self.bytes.resize(all, 0);
+                let file = std::fs::File::from(file.ok_or_else(damaged)?);
+                let payload = &mut self.bytes[header_bytes..];
+                std::os::unix::fs::FileExt::read_exact_at(&file, payload, 0)?;
+            } else {
+                self.bytes.extend_from_slice(message);
+            }
+            self.packet = Packet {
                 sequence: header.sequence,
                 place: header.place,
                 jobs: header.jobs.into(),
                 next: 0,
-                offset: if header.in_file {
-                    0
-                } else {
-                    self.received - reader.0.len()
-                },
-                in_file: header.in_file,
+                offset: header_bytes,
             };
-            let cell = self.pages.claim(header.place.into()).ok_or_else(damaged)?;
-            if !cell.claim(header.sequence, self.slot) {
-                // It was taken back while it lay in the socket.
-                continue;
-            }
-            if header.in_file {
-                self.from_file = vec![0; header.payload_bytes as usize];
-                let file = std::fs::File::from(file.ok_or_else(damaged)?);
-                std::os::unix::fs::FileExt::read_exact_at(&file, &mut self.from_file, 0)?;
-            }
-            self.packet = packet;
             return Ok(Pulled::Packet);
         }
     }
 
     /// The task of the packet that was pulled last.
     pub fn task(&self) -> &str {
-        Reader(&self.buffer[..self.received])
+        Reader(&self.bytes)
             .packet_header()
             .map_or("", |header| header.task)
     }
 
-    /// Claims the next job of the packet, which must run now and end with [`Link::finish`]. `None`: there
+    /// Claims the next job of the packet, which must run now and end with [`Slot::finish`]. `None`: there
     /// is none left, or the rest was taken back.
     pub fn begin(&mut self) -> io::Result<Option<JobView<'_>>> {
         let packet = &mut self.packet;
         if packet.next == packet.jobs {
             return Ok(None);
         }
-        let cell = self.pages.claim(packet.place.into()).ok_or_else(damaged)?;
-        if !cell.begin(packet.sequence, self.slot, packet.next) {
+        let link = &self.link;
+        let cell = link.claims.get(packet.place.into()).ok_or_else(damaged)?;
+        let has_closed = link.has_closed.load(Ordering::Relaxed);
+        if has_closed || !cell.begin(packet.sequence, link.child, packet.next) {
             packet.next = packet.jobs;
             return Ok(None);
         }
-        let payload = if packet.in_file {
-            &self.from_file[..]
-        } else {
-            &self.buffer[..self.received]
-        };
-        let mut reader = Reader(&payload[packet.offset..]);
+        let mut reader = Reader(&self.bytes[packet.offset..]);
         let job = reader.job()?;
-        packet.offset = payload.len() - reader.0.len();
+        packet.offset = self.bytes.len() - reader.0.len();
         self.running = Some(Running {
             index: packet.next,
             since: Instant::now(),
@@ -184,13 +350,19 @@ impl Link {
         Ok(Some(job))
     }
 
+    /// Whether another slot is telling of an outcome just now, so that [`Slot::finish`] would wait for it.
+    pub fn would_wait(&self) -> bool {
+        let outcomes = &self.link.outcomes;
+        self.link.slots.load(Ordering::Relaxed) > 1
+            && matches!(outcomes.try_lock(), Err(TryLockError::WouldBlock))
+    }
+
     /// Tells how the job that was begun last has ended.
     pub fn finish(&mut self, ended: Ended<'_>) -> io::Result<()> {
         let Some(running) = self.running.take() else {
-            return Err(io::Error::other("no job of this child is running"));
+            return Err(io::Error::other("no job of this slot is running"));
         };
-        self.frame.clear();
-        OutcomeFrame {
+        lock(&self.link.outcomes).tell(OutcomeFrame {
             sequence: self.packet.sequence,
             place: self.packet.place,
             index: running.index as u16,
@@ -200,22 +372,37 @@ impl Link {
             value: ended.value,
             failure: ended.failure,
             note: ended.note,
+        })
+    }
+
+    /// Tells that the thread of this slot has ended in the midst of its job, if it had one. Says whether it had.
+    pub fn lose(&mut self, why: &str) -> io::Result<bool> {
+        self.packet.next = self.packet.jobs;
+        if self.running.is_none() {
+            return Ok(false);
         }
-        .encode_into(&mut self.frame);
-        if self.pages.push(&self.frame) {
+        self.finish(Ended {
+            kind: Kind::Lost,
+            delay_ms: 0,
+            value: None,
+            failure: None,
+            note: why.as_bytes(),
+        })?;
+        self.link.flush()?;
+        Ok(true)
+    }
+}
+
+impl Outcomes {
+    fn tell(&mut self, outcome: OutcomeFrame<'_>) -> io::Result<()> {
+        self.frame.clear();
+        outcome.encode_into(&mut self.frame);
+        if self.ring.push(&self.frame) {
             self.unannounced = true;
         } else {
             // It fits the ring only in part or not at all: over the socket, in pieces.
             send_all(&self.reply, &self.frame)?;
             self.frame.shrink_to(64 * 1024);
-        }
-        Ok(())
-    }
-
-    /// Tells the supervisor of outcomes that are in the ring.
-    pub fn flush(&mut self) -> io::Result<()> {
-        if std::mem::take(&mut self.unannounced) {
-            send_all(&self.reply, &BELL)?;
         }
         Ok(())
     }

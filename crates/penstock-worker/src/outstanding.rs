@@ -17,12 +17,13 @@ use crate::packet::{INLINE_PAYLOAD_BYTES, PacketHeader, encode_job, job_bytes};
 use crate::page::{Pages, anonymous_file};
 use crate::policy::{HandOut, PacketEnd, TaskIndex};
 
-/// A child that has been at one job for so many ticks is stuck: this worker should not hold work for it.
+/// A slot that has been at one job for so many ticks is stuck: this worker should not hold work for it.
 /// More than one, since on a busy machine a process can wait for a processor that long.
 const STUCK_TICKS: u32 = 5;
 
 struct Packet {
     sequence: u32,
+    pool: usize,
     task: TaskIndex,
     /// By index; `None` once it has ended or was taken back.
     jobs: Vec<Option<Delivery>>,
@@ -53,12 +54,13 @@ pub struct NotSent {
 /// Jobs that left a packet, and how that ended if they were its last.
 #[derive(Debug)]
 pub struct Left<J> {
+    pub pool: usize,
     pub task: TaskIndex,
     pub jobs: J,
     pub end: Option<PacketEnd>,
 }
 
-/// What a look at all packets shows.
+/// What a look at a pool's packets shows.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Look {
     /// Packets of which the rest should be taken back: a job of theirs takes long.
@@ -67,75 +69,161 @@ pub struct Look {
     pub again: bool,
 }
 
-pub struct Outstanding {
-    pub pages: Pages,
+/// Some of the places, to be gone through without a look at the others.
+struct Places {
+    members: Vec<u32>,
+    /// By place: where it is among the members.
+    at: Vec<u32>,
+}
+
+const ABSENT: u32 = u32::MAX;
+
+impl Places {
+    fn none_of(places: usize) -> Self {
+        Self {
+            members: Vec::new(),
+            at: vec![ABSENT; places],
+        }
+    }
+
+    fn add(&mut self, place: usize) {
+        if self.at[place] == ABSENT {
+            self.at[place] = self.members.len() as u32;
+            self.members.push(place as u32);
+        }
+    }
+
+    fn remove(&mut self, place: usize) {
+        let at = std::mem::replace(&mut self.at[place], ABSENT);
+        if at == ABSENT {
+            return;
+        }
+        self.members.swap_remove(at as usize);
+        if let Some(moved) = self.members.get(at as usize) {
+            self.at[*moved as usize] = at;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.members.iter().map(|place| *place as usize)
+    }
+}
+
+/// The packets that go to the children of one kind.
+struct Pool {
     /// Children pull from the other end. None of them has this one, so all of them see the supervisor's
     /// death.
     socket: Option<OwnedFd>,
+    unsent: Option<Unsent>,
+    /// Packets that a look may show something new about. Those that have wholly begun and moved for a long time no
+    /// more are not among them: with thousands of jobs that wait for something, they are nearly all.
+    watched: Places,
+    /// How many packets are not watched, each a slot's.
+    settled: usize,
+    stuck: usize,
+}
+
+pub struct Outstanding {
+    pub pages: Pages,
+    pools: Vec<Pool>,
     /// By their place among the claims.
     packets: Vec<Option<Packet>>,
     free_places: Vec<usize>,
+    /// The places of all packets.
+    used: Places,
+    /// Those of packets of more than one job.
+    large: Places,
     last_sequence: u32,
-    unsent: Option<Unsent>,
-    /// Packets of more than one job.
-    large: usize,
-    stuck: usize,
     buffer: Vec<u8>,
 }
 
+fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    // macOS has no SOCK_SEQPACKET for Unix sockets; its SOCK_DGRAM between a pair keeps packets
+    // apart, and their order, just as well.
+    #[cfg(target_os = "linux")]
+    let kind = SocketType::SEQPACKET;
+    #[cfg(not(target_os = "linux"))]
+    let kind = SocketType::DGRAM;
+    let flags = SocketFlags::CLOEXEC;
+    Ok(socketpair(AddressFamily::UNIX, kind, flags, None)?)
+}
+
 impl Outstanding {
-    /// Room for the packets of so many children; and the end of the socket that they pull from.
-    pub fn new(slots: u32) -> io::Result<(Self, OwnedFd)> {
-        // macOS has no SOCK_SEQPACKET for Unix sockets; its SOCK_DGRAM between a pair keeps packets
-        // apart, and their order, just as well.
-        #[cfg(target_os = "linux")]
-        let kind = SocketType::SEQPACKET;
-        #[cfg(not(target_os = "linux"))]
-        let kind = SocketType::DGRAM;
-        let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
-        // Each child has one packet, and at most one more waits for it.
-        let places = 2 * slots as usize;
+    /// Room for the packets of pools, each with so many children of so many slots; and the ends of the sockets that they
+    /// pull from.
+    pub fn new(pools: &[(u32, u32)]) -> io::Result<(Self, Vec<OwnedFd>)> {
+        let children: u32 = pools.iter().map(|(children, _)| children).sum();
+        // Each slot has one packet, and one more for each child may wait.
+        let places = pools
+            .iter()
+            .map(|(children, slots)| (children * (slots + 1)) as usize)
+            .sum();
+        assert!(places <= usize::from(u16::MAX) + 1);
+        let mut ends = Vec::new();
+        let mut books = Vec::new();
+        for _ in pools {
+            let (ours, theirs) = socket_pair()?;
+            ends.push(theirs);
+            books.push(Pool {
+                socket: Some(ours),
+                unsent: None,
+                watched: Places::none_of(places),
+                settled: 0,
+                stuck: 0,
+            });
+        }
         let packets = Self {
-            pages: Pages::new(slots, places)?,
-            socket: Some(ours),
+            pages: Pages::new(children, places)?,
+            pools: books,
             packets: (0..places).map(|_| None).collect(),
             free_places: (0..places).rev().collect(),
+            used: Places::none_of(places),
+            large: Places::none_of(places),
             last_sequence: 0,
-            unsent: None,
-            large: 0,
-            stuck: 0,
             buffer: Vec::new(),
         };
-        Ok((packets, theirs))
+        Ok((packets, ends))
     }
 
-    /// `None` after [`Outstanding::close`].
-    pub fn socket(&self) -> Option<BorrowedFd<'_>> {
-        self.socket.as_ref().map(AsFd::as_fd)
+    /// By pool; nothing after [`Outstanding::close`].
+    pub fn sockets(&self) -> impl Iterator<Item = (usize, BorrowedFd<'_>)> {
+        let pools = self.pools.iter().enumerate();
+        pools.filter_map(|(number, pool)| Some((number, pool.socket.as_ref()?.as_fd())))
     }
 
-    /// Each child ends when it finds the socket closed.
+    /// Each child ends when it finds its socket closed.
     pub fn close(&mut self) {
-        self.socket = None;
+        for pool in &mut self.pools {
+            pool.socket = None;
+        }
     }
 
-    /// Whether another packet can be sent now.
-    pub fn has_room(&self) -> bool {
-        self.unsent.is_none() && !self.free_places.is_empty()
+    /// Whether another packet can be sent to this pool now.
+    pub fn has_room(&self, pool: usize) -> bool {
+        self.pools[pool].unsent.is_none() && !self.free_places.is_empty()
     }
 
     /// Whether there are packets of more than one job.
     pub fn any_large(&self) -> bool {
-        self.large > 0
+        !self.large.is_empty()
     }
 
-    /// How many children are stuck.
-    pub fn stuck(&self) -> usize {
-        self.stuck
+    /// How many slots of a pool are stuck.
+    pub fn stuck(&self, pool: usize) -> usize {
+        self.pools[pool].stuck
     }
 
     /// Sends a packet, or keeps it until the socket has room. Only after [`Outstanding::has_room`].
-    pub fn send(&mut self, task: &str, hand_out: HandOut<Delivery>) -> Result<(), NotSent> {
+    pub fn send(
+        &mut self,
+        pool: usize,
+        task: &str,
+        hand_out: HandOut<Delivery>,
+    ) -> Result<(), NotSent> {
         let sequence = self.last_sequence.wrapping_add(1);
         let place = match self.free_places.last() {
             Some(place) => *place,
@@ -159,9 +247,14 @@ impl Outstanding {
         self.last_sequence = sequence;
         let jobs = hand_out.jobs.len();
         self.pages.claim(place).offer(sequence, jobs);
-        self.large += usize::from(jobs > 1);
+        self.used.add(place);
+        self.pools[pool].watched.add(place);
+        if jobs > 1 {
+            self.large.add(place);
+        }
         self.packets[place] = Some(Packet {
             sequence,
+            pool,
             task: hand_out.task,
             open: jobs,
             end: PacketEnd::Ran { jobs },
@@ -170,8 +263,8 @@ impl Outstanding {
             still_ticks: 0,
             is_stuck: false,
         });
-        self.unsent = Some(unsent);
-        self.send_unsent().map_err(|error| NotSent {
+        self.pools[pool].unsent = Some(unsent);
+        self.send_unsent(pool).map_err(|error| NotSent {
             error,
             hand_out: None,
         })
@@ -215,14 +308,15 @@ impl Outstanding {
 
     /// Sends what did not fit: to be called when the socket has room, or a while after an error, which
     /// drops nothing.
-    pub fn send_unsent(&mut self) -> io::Result<()> {
-        let (Some(unsent), Some(socket)) = (self.unsent.take(), &self.socket) else {
+    pub fn send_unsent(&mut self, pool: usize) -> io::Result<()> {
+        let pool = &mut self.pools[pool];
+        let (Some(unsent), Some(socket)) = (pool.unsent.take(), &pool.socket) else {
             return Ok(());
         };
         match send_message(socket.as_fd(), &unsent) {
             Ok(()) => self.buffer = unsent.bytes,
             Err(error) => {
-                self.unsent = Some(unsent);
+                pool.unsent = Some(unsent);
                 if error != Errno::AGAIN {
                     return Err(error.into());
                 }
@@ -245,23 +339,24 @@ impl Outstanding {
     }
 
     pub fn all_places(&self) -> Vec<usize> {
-        self.places(|_, _| true)
+        self.used.iter().collect()
     }
 
     fn places(&self, wanted: impl Fn(usize, &Packet) -> bool) -> Vec<usize> {
-        let packets = self.packets.iter().enumerate();
-        packets
-            .filter_map(|(place, packet)| wanted(place, packet.as_ref()?).then_some(place))
-            .collect()
+        let is_wanted = |place: &usize| {
+            let packet = self.packets[*place].as_ref();
+            packet.is_some_and(|packet| wanted(*place, packet))
+        };
+        self.used.iter().filter(is_wanted).collect()
     }
 
     /// The children that have packets of more than one job.
     pub fn owners_of_large(&self) -> Vec<u32> {
-        let packets = self.packets.iter().enumerate();
-        packets
-            .filter(|(_, packet)| packet.as_ref().is_some_and(|packet| packet.jobs.len() > 1))
-            .filter_map(|(place, _)| self.pages.claim(place).read().owner)
-            .collect()
+        let owner = |place| self.pages.claim(place).read().owner;
+        let mut owners: Vec<u32> = self.large.iter().filter_map(owner).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        owners
     }
 
     /// A child says that a job has ended. `None`: there is no such job, the child is out of its mind.
@@ -273,14 +368,26 @@ impl Outstanding {
         let job = packet.jobs.get_mut(index)?.take()?;
         packet.open -= 1;
         packet.still_ticks = 0;
+        let (pool, task) = (packet.pool, packet.task);
         if replace(&mut packet.is_stuck, false) {
-            self.stuck -= 1;
+            self.pools[pool].stuck -= 1;
         }
+        // It may have been settled, and others of its jobs be open still.
+        self.watch(place, pool);
         Some(Left {
-            task: packet.task,
+            pool,
+            task,
             jobs: job,
             end: self.end_if_empty(place),
         })
+    }
+
+    fn watch(&mut self, place: usize, pool: usize) {
+        let pool = &mut self.pools[pool];
+        if pool.watched.at[place] == ABSENT {
+            pool.settled -= 1;
+            pool.watched.add(place);
+        }
     }
 
     /// Takes back what has not begun. `end`: what that makes of the packet, if it is anything.
@@ -299,18 +406,20 @@ impl Outstanding {
         packet.open -= jobs.len();
         packet.end = end;
         Some(Left {
+            pool: packet.pool,
             task: packet.task,
             jobs,
             end: self.end_if_empty(place),
         })
     }
 
-    /// What a dead child had begun and not ended: one job at most, as long as its memory was sound.
+    /// What a dead child had begun of a packet and not ended: one job at most, as long as its memory was sound.
     pub fn take_begun(&mut self, place: usize) -> Option<Left<Vec<Delivery>>> {
         let packet = self.packets[place].as_mut()?;
         packet.open = 0;
         packet.end = PacketEnd::TakenBack;
         Some(Left {
+            pool: packet.pool,
             task: packet.task,
             jobs: packet.jobs.iter_mut().filter_map(Option::take).collect(),
             end: self.end_if_empty(place),
@@ -321,23 +430,34 @@ impl Outstanding {
         let packet = self.packets[place].take_if(|packet| packet.open == 0)?;
         // Whoever still has its sequence number can neither claim it nor begin anything of it.
         self.pages.claim(place).take_back();
+        self.watch(place, packet.pool);
+        let pool = &mut self.pools[packet.pool];
+        pool.watched.remove(place);
+        pool.stuck -= usize::from(packet.is_stuck);
+        self.used.remove(place);
+        self.large.remove(place);
         self.free_places.push(place);
-        self.large -= usize::from(packet.jobs.len() > 1);
-        self.stuck -= usize::from(packet.is_stuck);
         Some(packet.end)
     }
 
-    /// Looks for packets that have not moved since the last time. `children`: how many are alive.
-    pub fn look(&mut self, children: usize) -> Look {
+    /// Looks for packets of a pool that have not moved since the last time. `slots`: how many there are.
+    pub fn look(&mut self, pool: usize, slots: usize) -> Look {
+        let Self {
+            pools,
+            packets,
+            pages,
+            ..
+        } = self;
+        let pool = &mut pools[pool];
         let mut look = Look::default();
-        let mut claimed = 0;
+        let mut claimed = pool.settled;
         let mut unclaimed = Vec::new();
-        self.stuck = 0;
-        for (place, packet) in self.packets.iter_mut().enumerate() {
-            let Some(packet) = packet else {
+        let mut settled = Vec::new();
+        for place in pool.watched.iter() {
+            let Some(packet) = &mut packets[place] else {
                 continue;
             };
-            let claim = self.pages.claim(place).read();
+            let claim = pages.claim(place).read();
             let is_claimed = claim.owner.is_some();
             let is_still = packet.begun_at_tick == Some(claim.begun);
             packet.begun_at_tick = Some(claim.begun);
@@ -346,18 +466,25 @@ impl Outstanding {
                 false => 0,
             };
             let is_long_still = packet.still_ticks >= STUCK_TICKS;
-            packet.is_stuck = is_claimed && is_long_still;
-            self.stuck += usize::from(packet.is_stuck);
+            let is_stuck = is_claimed && is_long_still;
+            pool.stuck -= usize::from(replace(&mut packet.is_stuck, is_stuck));
+            pool.stuck += usize::from(is_stuck);
             look.again |= !is_long_still;
             match is_claimed {
+                // Nothing of it can be taken back, and only its jobs' ends will change it.
+                true if is_stuck && claim.begun >= packet.jobs.len() => settled.push(place),
                 true if is_still => look.slow.push(place),
                 false if is_long_still => unclaimed.push(place),
                 _ => {}
             }
             claimed += usize::from(is_claimed);
         }
-        // One that waits to be pulled is left alone while there may be a child for it.
-        if claimed >= children {
+        for place in settled {
+            pool.watched.remove(place);
+            pool.settled += 1;
+        }
+        // One that waits to be pulled is left alone while there may be a slot for it.
+        if claimed >= slots {
             look.slow.append(&mut unclaimed);
         }
         look
@@ -384,14 +511,15 @@ fn send_message(socket: BorrowedFd<'_>, unsent: &Unsent) -> rustix::io::Result<(
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
     use std::thread;
 
     use bytes::{Bytes, BytesMut};
     use penstock_message::{Message, MessageId};
 
     use super::*;
-    use crate::link::{Ended, Link, Pulled};
-    use crate::packet::{Kind, Reader};
+    use crate::link::{Ended, Link, Pulled, Slot};
+    use crate::packet::{Frame, Kind, OutcomeFrame, Reader};
     use crate::page::RingReader;
 
     fn delivery(number: u64, body: Vec<u8>) -> Delivery {
@@ -433,9 +561,17 @@ mod tests {
     }
 
     impl Desk {
-        fn new(slots: u32) -> Self {
-            let (out, pull) = Outstanding::new(slots).unwrap();
-            Self { out, pull }
+        /// Children of one slot each.
+        fn new(children: u32) -> Self {
+            Self::with_slots(children, 1)
+        }
+
+        fn with_slots(children: u32, slots: u32) -> Self {
+            let (out, mut pull) = Outstanding::new(&[(children, slots)]).unwrap();
+            Self {
+                out,
+                pull: pull.remove(0),
+            }
         }
 
         fn send(&mut self, numbers: impl IntoIterator<Item = u64>) {
@@ -444,18 +580,23 @@ mod tests {
                 .into_iter()
                 .map(|number| delivery(number, vec![]))
                 .collect();
-            self.out.send("work", HandOut { task, jobs }).unwrap();
+            self.out.send(0, "work", HandOut { task, jobs }).unwrap();
         }
 
         /// A child, as a thread: it shares nothing with the supervisor but sockets and pages.
-        fn child(&self, slot: u32) -> (Link, UnixStream, RingReader) {
+        fn child(&self, child: u32) -> (Slot, UnixStream, RingReader) {
+            let (link, ours, ring) = self.link(child);
+            (link.slot(), ours, ring)
+        }
+
+        fn link(&self, child: u32) -> (Arc<Link>, UnixStream, RingReader) {
             let (ours, theirs) = UnixStream::pair().unwrap();
-            let ring = self.out.pages.fresh_ring(slot);
+            let ring = self.out.pages.fresh_ring(child);
             let link = Link::new(
                 self.pull.try_clone().unwrap(),
                 theirs.into(),
                 self.out.pages.as_fd().try_clone_to_owned().unwrap(),
-                slot,
+                child,
             );
             (link.unwrap(), ours, ring)
         }
@@ -468,6 +609,15 @@ mod tests {
         failure: None,
         note: b"",
     };
+
+    fn outcome<'a>(reader: &mut Reader<'a>) -> Option<OutcomeFrame<'a>> {
+        loop {
+            match reader.frame().unwrap()? {
+                Frame::Outcome(outcome) => return Some(outcome),
+                Frame::Bell | Frame::Serving(_) => {}
+            }
+        }
+    }
 
     fn numbers(jobs: &[Delivery]) -> Vec<u64> {
         jobs.iter().map(|job| job.lease.grant).collect()
@@ -486,7 +636,7 @@ mod tests {
         drop(child);
         let mut outcomes = Vec::new();
         ring.read(&desk.out.pages, &mut outcomes).unwrap();
-        let frame = Reader(&outcomes).frame().unwrap().unwrap().unwrap();
+        let frame = outcome(&mut Reader(&outcomes)).unwrap();
         let ended = desk
             .out
             .end_job(frame.place.into(), frame.sequence, frame.index.into())
@@ -514,6 +664,7 @@ mod tests {
         assert_eq!(back.end, Some(PacketEnd::TakenBack));
         desk.out
             .send(
+                0,
                 "work",
                 HandOut {
                     task: back.task,
@@ -553,39 +704,40 @@ mod tests {
         child.begin().unwrap().unwrap();
         let place = desk.out.places_of(Some(0))[0];
         assert_eq!(
-            desk.out.look(2),
+            desk.out.look(0, 2),
             Look {
                 slow: vec![],
                 again: true
             }
         );
-        assert_eq!(desk.out.look(2).slow, [place]);
-        assert_eq!(desk.out.stuck(), 0);
+        assert_eq!(desk.out.look(0, 2).slow, [place]);
+        assert_eq!(desk.out.stuck(0), 0);
         for _ in 2..STUCK_TICKS {
-            desk.out.look(2);
+            desk.out.look(0, 2);
         }
         // A second child may be about to pull the other packet; were there none, it should come back.
         assert_eq!(
-            desk.out.look(2),
+            desk.out.look(0, 2),
             Look {
                 slow: vec![place],
                 again: false
             }
         );
-        assert_eq!(desk.out.look(1).slow.len(), 2);
-        assert_eq!(desk.out.stuck(), 1);
+        assert_eq!(desk.out.look(0, 1).slow.len(), 2);
+        assert_eq!(desk.out.stuck(0), 1);
         desk.out.end_job(place, 1, 0).unwrap();
-        assert_eq!(desk.out.stuck(), 0);
+        assert_eq!(desk.out.stuck(0), 0);
     }
 
     #[test]
     fn bodies_of_any_size_go_through_and_so_do_results() {
         for size in [0, 1_000, INLINE_PAYLOAD_BYTES, 1 << 20, 16 << 20] {
             let mut desk = Desk::new(1);
-            let (mut child, socket, mut ring) = desk.child(0);
+            let (link, socket, mut ring) = desk.link(0);
+            let mut child = link.slot();
             let jobs = vec![delivery(1, vec![7; size])];
             desk.out
-                .send("work", HandOut { task: task(), jobs })
+                .send(0, "work", HandOut { task: task(), jobs })
                 .unwrap();
             let worker = thread::spawn(move || {
                 child.pull().unwrap();
@@ -593,7 +745,7 @@ mod tests {
                 let body = child.begin().unwrap().unwrap().body.to_vec();
                 let value = Some(&body[..]);
                 child.finish(Ended { value, ..DONE }).unwrap();
-                child.flush().unwrap();
+                link.flush().unwrap();
             });
             let mut incoming = BytesMut::new();
             let mut chunk = vec![0; 64 * 1024];
@@ -607,7 +759,7 @@ mod tests {
                 } else {
                     &outcomes[..]
                 };
-                if let Some(Some(frame)) = Reader(bytes).frame().unwrap() {
+                if let Some(frame) = outcome(&mut Reader(bytes)) {
                     assert_eq!(frame.value, Some(&vec![7; size][..]));
                     break;
                 }
@@ -620,10 +772,10 @@ mod tests {
     fn what_does_not_fit_the_socket_follows_when_there_is_room() {
         let mut desk = Desk::new(64);
         let mut sent = 0;
-        while desk.out.has_room() {
+        while desk.out.has_room(0) {
             let jobs = vec![delivery(sent, vec![0; INLINE_PAYLOAD_BYTES - 100])];
             desk.out
-                .send("work", HandOut { task: task(), jobs })
+                .send(0, "work", HandOut { task: task(), jobs })
                 .unwrap();
             sent += 1;
         }
@@ -633,9 +785,193 @@ mod tests {
             assert_eq!(child.pull().unwrap(), Pulled::Packet);
             child.begin().unwrap().unwrap();
             child.finish(DONE).unwrap();
-            desk.out.send_unsent().unwrap();
+            desk.out.send_unsent(0).unwrap();
         }
-        assert!(desk.out.has_room());
+        assert!(desk.out.has_room(0));
+    }
+
+    #[test]
+    fn a_child_runs_as_many_packets_as_it_has_slots_and_its_death_interrupts_each() {
+        let mut desk = Desk::with_slots(1, 3);
+        let (link, _socket, mut ring) = desk.link(0);
+        let mut slots: Vec<Slot> = (0..3).map(|_| link.slot()).collect();
+        desk.send(0..3);
+        desk.send(3..6);
+        desk.send([6]);
+        for slot in &mut slots {
+            assert_eq!(slot.try_pull().unwrap(), Pulled::Packet);
+            slot.begin().unwrap().unwrap();
+        }
+        assert_eq!(link.slot().try_pull().unwrap(), Pulled::Nothing);
+        // They end in any order.
+        slots[1].finish(DONE).unwrap();
+        slots[1].begin().unwrap().unwrap();
+        slots[0].finish(DONE).unwrap();
+        let mut outcomes = Vec::new();
+        ring.read(&desk.out.pages, &mut outcomes).unwrap();
+        let mut reader = Reader(&outcomes);
+        let mut ended = Vec::new();
+        while let Some(frame) = outcome(&mut reader) {
+            let (place, index) = (frame.place.into(), frame.index.into());
+            let left = desk.out.end_job(place, frame.sequence, index).unwrap();
+            ended.push(left.jobs.lease.grant);
+        }
+        assert_eq!(ended, [3, 0]);
+        // Here it dies.
+        let (mut back, mut begun) = (Vec::new(), Vec::new());
+        for place in desk.out.places_of(Some(0)) {
+            if let Some(left) = desk.out.take_back(place, PacketEnd::TakenBack) {
+                back.extend(numbers(&left.jobs));
+            }
+            if let Some(left) = desk.out.take_begun(place) {
+                begun.extend(numbers(&left.jobs));
+            }
+        }
+        back.sort_unstable();
+        begun.sort_unstable();
+        assert_eq!((back, begun), (vec![1, 2, 5], vec![4, 6]));
+        assert!(desk.out.all_places().is_empty() && !desk.out.any_large());
+    }
+
+    #[test]
+    fn a_slot_whose_thread_is_lost_tells_of_its_job_and_the_rest_can_be_had_back() {
+        let mut desk = Desk::with_slots(1, 2);
+        let (link, _socket, mut ring) = desk.link(0);
+        let (mut lost, mut other) = (link.slot(), link.slot());
+        desk.send(0..2);
+        desk.send([2]);
+        for slot in [&mut lost, &mut other] {
+            assert_eq!(slot.try_pull().unwrap(), Pulled::Packet);
+            slot.begin().unwrap().unwrap();
+        }
+        assert!(lost.lose("its thread has ended").unwrap());
+        assert!(!lost.lose("its thread has ended").unwrap(), "told once");
+        assert!(lost.begin().unwrap().is_none());
+        other.finish(DONE).unwrap();
+        let mut outcomes = Vec::new();
+        ring.read(&desk.out.pages, &mut outcomes).unwrap();
+        let mut reader = Reader(&outcomes);
+        let frame = outcome(&mut reader).unwrap();
+        assert_eq!(
+            (frame.kind, frame.note),
+            (Kind::Lost, &b"its thread has ended"[..])
+        );
+        let place = frame.place.into();
+        let left = desk.out.end_job(place, frame.sequence, 0).unwrap();
+        assert_eq!((left.jobs.lease.grant, left.end), (0, None));
+        let frame = outcome(&mut reader).unwrap();
+        let left = desk
+            .out
+            .end_job(frame.place.into(), frame.sequence, 0)
+            .unwrap();
+        assert_eq!(left.end, Some(PacketEnd::Ran { jobs: 1 }));
+        // What it had not begun is taken back at the second look, as behind any job that takes long.
+        desk.out.look(0, 2);
+        assert_eq!(desk.out.look(0, 2).slow, [place]);
+        let left = desk.out.take_back(place, PacketEnd::Slow).unwrap();
+        assert_eq!(numbers(&left.jobs), [1]);
+    }
+
+    #[test]
+    fn a_child_that_closes_claims_and_begins_nothing_more() {
+        let mut desk = Desk::with_slots(1, 3);
+        let (link, _socket, _ring) = desk.link(0);
+        let mut slot = link.slot();
+        desk.send(0..2);
+        assert_eq!(slot.try_pull().unwrap(), Pulled::Packet);
+        slot.begin().unwrap().unwrap();
+        // One stands at the socket, and one behind it.
+        let pulls: Vec<_> = (0..2)
+            .map(|_| {
+                let mut slot = link.slot();
+                thread::spawn(move || slot.pull().unwrap())
+            })
+            .collect();
+        link.close();
+        desk.send([2]);
+        slot.finish(DONE).unwrap();
+        assert!(slot.begin().unwrap().is_none());
+        for pull in pulls {
+            assert_eq!(pull.join().unwrap(), Pulled::End);
+        }
+        // The packet that came is nobody's, and can be had back whole.
+        let places = desk.out.places_of(None);
+        let left = desk.out.take_back(places[0], PacketEnd::TakenBack).unwrap();
+        assert_eq!((places.len(), numbers(&left.jobs)), (1, vec![2]));
+    }
+
+    /// With thousands of jobs that wait for something a look must not go through all of them each time.
+    #[test]
+    fn packets_whose_jobs_all_wait_are_looked_at_no_more_and_still_counted() {
+        let mut desk = Desk::with_slots(1, 100);
+        let (link, _socket, _ring) = desk.link(0);
+        for number in 0..99 {
+            desk.send([number]);
+        }
+        let mut slots: Vec<Slot> = (0..99).map(|_| link.slot()).collect();
+        for slot in &mut slots {
+            slot.try_pull().unwrap();
+            slot.begin().unwrap().unwrap();
+        }
+        for _ in 0..=STUCK_TICKS {
+            desk.out.look(0, 100);
+        }
+        assert!(desk.out.pools[0].watched.is_empty());
+        assert_eq!(desk.out.stuck(0), 99);
+        // They count as having slots: one more that nobody pulls is left for the hundredth, and no longer.
+        desk.send([99]);
+        for _ in 0..=STUCK_TICKS {
+            assert!(desk.out.look(0, 100).slow.is_empty());
+        }
+        assert_eq!(desk.out.look(0, 99).slow.len(), 1);
+        for place in desk.out.all_places() {
+            let sequence = desk.out.packets[place].as_ref().unwrap().sequence;
+            desk.out.end_job(place, sequence, 0).unwrap();
+        }
+        assert_eq!((desk.out.stuck(0), desk.out.pools[0].settled), (0, 0));
+        assert!(desk.out.look(0, 1).slow.is_empty());
+    }
+
+    /// As threads do it: each slot pulls when it is idle, and none is forgotten in the line.
+    #[test]
+    fn slots_in_line_take_turns_until_the_end() {
+        let mut desk = Desk::with_slots(1, 8);
+        let (link, socket, mut ring) = desk.link(0);
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let mut slot = link.slot();
+                thread::spawn(move || {
+                    while slot.pull().unwrap() == Pulled::Packet {
+                        while slot.begin().unwrap().is_some() {
+                            slot.finish(DONE).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        let mut ended = 0;
+        let mut sent = 0;
+        while ended < 5_000 {
+            while sent < 5_000 && desk.out.has_room(0) {
+                desk.send([sent]);
+                sent += 1;
+            }
+            let mut bell = [0; 4];
+            io::Read::read_exact(&mut &socket, &mut bell).unwrap();
+            let mut outcomes = Vec::new();
+            ring.read(&desk.out.pages, &mut outcomes).unwrap();
+            let mut reader = Reader(&outcomes);
+            while let Some(frame) = outcome(&mut reader) {
+                let (place, index) = (frame.place.into(), frame.index.into());
+                desk.out.end_job(place, frame.sequence, index).unwrap();
+                ended += 1;
+            }
+            desk.out.send_unsent(0).unwrap();
+        }
+        desk.out.close();
+        for thread in threads {
+            thread.join().unwrap();
+        }
     }
 
     /// Children that pull and run as fast as they can, a supervisor that takes back and sends again
@@ -663,13 +999,13 @@ mod tests {
         let mut ended = 0;
         let mut round = 0_usize;
         while ended < JOBS {
-            while desk.out.has_room() && !waiting.is_empty() {
+            while desk.out.has_room(0) && !waiting.is_empty() {
                 let jobs = waiting.split_off(waiting.len().saturating_sub(1 + round % 50));
                 desk.out
-                    .send("work", HandOut { task: task(), jobs })
+                    .send(0, "work", HandOut { task: task(), jobs })
                     .unwrap();
             }
-            desk.out.send_unsent().unwrap();
+            desk.out.send_unsent(0).unwrap();
             round += 1;
             for place in desk.out.all_places() {
                 if (place + round).is_multiple_of(3)
@@ -684,8 +1020,7 @@ mod tests {
                 let mut outcomes = Vec::new();
                 ring.read(&desk.out.pages, &mut outcomes).unwrap();
                 let mut reader = Reader(&outcomes);
-                while let Some(frame) = reader.frame().unwrap() {
-                    let frame = frame.unwrap();
+                while let Some(frame) = outcome(&mut reader) {
                     let left = desk
                         .out
                         .end_job(frame.place.into(), frame.sequence, frame.index.into())

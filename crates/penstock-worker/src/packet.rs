@@ -7,7 +7,8 @@
 //!               enqueued_at u64, each of the extras that there are: generation u32, attempts_before u32;
 //!               retries u32; delays u8, each u64; headers u16, each two u16 + bytes;
 //!               notes u16, each u32 + bytes; body u32 + bytes
-//!     frame     length u32 (of what follows), then nothing: the bell; or an outcome:
+//!     frame     length u32 (of what follows), then nothing: the bell; slots u32: how many of its slots can take jobs from
+//!               now on; or an outcome:
 //!               sequence u32, place u16, index u16, kind u8, has_value u8, cost_ns u64, delay_ms u64,
 //!               value u32 + bytes, if it failed: fingerprint u64, class u8 + text, message u8 + text,
 //!               preview u16 + bytes; note (the rest)
@@ -181,16 +182,19 @@ pub enum Kind {
     GivenBack = 3,
     /// Its arguments are of another version of the task. It is tried again later, and burns no attempt.
     Deferred = 4,
+    /// Its slot is no more, and its process lives on. The note says in UTF-8 how that came.
+    Lost = 5,
 }
 
 impl Kind {
     pub fn from_number(number: u8) -> Option<Self> {
-        const ALL: [Kind; 5] = [
+        const ALL: [Kind; 6] = [
             Kind::Succeeded,
             Kind::Retry,
             Kind::Failed,
             Kind::GivenBack,
             Kind::Deferred,
+            Kind::Lost,
         ];
         ALL.get(usize::from(number)).copied()
     }
@@ -253,6 +257,25 @@ impl From<FailureView<'_>> for Failure {
 
 /// The bell: outcomes are in the ring.
 pub const BELL: [u8; 4] = [0; 4];
+
+/// What a child says over its own socket or its ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Frame<'a> {
+    Bell,
+    /// So many of its slots can take jobs.
+    Serving(u32),
+    Outcome(OutcomeFrame<'a>),
+}
+
+const SERVING_BYTES: usize = 4;
+
+/// The frame that says how many slots of a child can take jobs.
+pub fn serving(slots: u32) -> [u8; 4 + SERVING_BYTES] {
+    let mut frame = [0; 4 + SERVING_BYTES];
+    frame[..4].copy_from_slice(&(SERVING_BYTES as u32).to_le_bytes());
+    frame[4..].copy_from_slice(&slots.to_le_bytes());
+    frame
+}
 
 impl OutcomeFrame<'_> {
     pub fn encode_into(&self, out: &mut Vec<u8>) {
@@ -415,8 +438,8 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The next whole frame, if it is there: `Some(None)` is the bell.
-    pub fn frame(&mut self) -> Result<Option<Option<OutcomeFrame<'a>>>, Malformed> {
+    /// The next whole frame, if it is there.
+    pub fn frame(&mut self) -> Result<Option<Frame<'a>>, Malformed> {
         let Some((len, rest)) = self.0.split_first_chunk() else {
             return Ok(None);
         };
@@ -428,10 +451,12 @@ impl<'a> Reader<'a> {
             return Ok(None);
         };
         self.0 = rest;
-        if frame.is_empty() {
-            return Ok(Some(None));
-        }
         let mut fields = Reader(frame);
+        match frame.len() {
+            0 => return Ok(Some(Frame::Bell)),
+            SERVING_BYTES => return Ok(Some(Frame::Serving(fields.u32()?))),
+            _ => {}
+        }
         let sequence = fields.u32()?;
         let place = fields.u16()?;
         let index = fields.u16()?;
@@ -444,7 +469,7 @@ impl<'a> Reader<'a> {
             Kind::Failed => Some(fields.failure()?),
             _ => None,
         };
-        Ok(Some(Some(OutcomeFrame {
+        Ok(Some(Frame::Outcome(OutcomeFrame {
             sequence,
             place,
             index,
@@ -612,14 +637,16 @@ mod tests {
         outcome.encode_into(&mut bytes);
         let first = bytes.len();
         bytes.extend_from_slice(&BELL);
+        bytes.extend_from_slice(&serving(19));
         with_empty_value.encode_into(&mut bytes);
         failed.encode_into(&mut bytes);
 
         let mut reader = Reader(&bytes);
-        assert_eq!(reader.frame(), Ok(Some(Some(outcome))));
-        assert_eq!(reader.frame(), Ok(Some(None)));
-        assert_eq!(reader.frame(), Ok(Some(Some(with_empty_value))));
-        assert_eq!(reader.frame(), Ok(Some(Some(failed))));
+        assert_eq!(reader.frame(), Ok(Some(Frame::Outcome(outcome))));
+        assert_eq!(reader.frame(), Ok(Some(Frame::Bell)));
+        assert_eq!(reader.frame(), Ok(Some(Frame::Serving(19))));
+        assert_eq!(reader.frame(), Ok(Some(Frame::Outcome(with_empty_value))));
+        assert_eq!(reader.frame(), Ok(Some(Frame::Outcome(failed))));
         assert_eq!(reader.frame(), Ok(None));
         for len in 0..first {
             assert_eq!(Reader(&bytes[..len]).frame(), Ok(None));

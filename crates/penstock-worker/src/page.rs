@@ -4,13 +4,13 @@
 //! ```text
 //!     header        one line     what the rest looks like
 //!     claims        a line each  one for each packet that may be out at once
-//!     outcome ring  one a slot   head, tail, then RING_BYTES of frames (see packet.rs)
+//!     outcome ring  one a child  head, tail, then RING_BYTES of frames (see packet.rs)
 //! ```
 //!
 //! # Claims
 //!
-//! Idle children pull packets from one shared socket, so a packet is out of the supervisor's hands
-//! before anybody can say who has it. The *claim* settles that: one atomic word for each packet
+//! A child is a process with one slot or many. Its idle slots pull packets from the socket that all children of their
+//! pool share, so a packet is out of the supervisor's hands before anybody can say who has it. The *claim* settles that: one atomic word for each packet
 //!
 //! ```text
 //!      63          32 31       20 19       10 9         0
@@ -19,20 +19,21 @@
 //!     └──────────────┴───────────┴───────────┴───────────┘
 //! ```
 //!
-//! that both sides change by compare-and-swap only. A child that has pulled a packet writes itself in
-//! as its owner; before each job it raises `begun`, which must stay below or at `limit`. The supervisor
+//! that both sides change by compare-and-swap only. A slot that has pulled a packet writes its child in
+//! as the owner, and is the only one of that child which knows the packet; before each job it raises `begun`, which must stay below or at `limit`. The supervisor
 //! takes back what has not begun by lowering `limit` to `begun`, at any time and without asking: if
 //! the packet had no owner yet, nobody can claim it any more. So
 //!
 //! - a job is begun by one child or taken back, never both, however the two race;
 //! - a child that dies between pulling and claiming loses nothing: the supervisor takes the packet
 //!   back and sends its jobs again, and if that child was not dead after all its claim fails;
-//! - the job to charge with a death is the one below `begun` that has no outcome;
+//! - the jobs that a death interrupted are those below `begun` that have no outcome: one for each slot of the child at
+//!   most;
 //! - a packet that is stuck behind others is taken back without being drained from the socket.
 //!
 //! # Outcome rings
 //!
-//! A child writes each outcome into its ring, which costs no system call and survives its death: a
+//! A child's slots write each outcome into its ring, one at a time, which costs no system call and survives its death: a
 //! job that has ended is not lost with the jobs after it. It rings the supervisor's bell (one frame
 //! on its own socket) at the end of each packet. What doesn't fit goes over that socket instead, so
 //! a full ring is never waited for.
@@ -52,7 +53,7 @@ const LINE_BYTES: usize = 64;
 const PAGE_BYTES: usize = 64 * 1024;
 /// Outcomes of a packet of 256 small results fit twice.
 pub const RING_BYTES: usize = PAGE_BYTES - 2 * LINE_BYTES;
-const SLOT_BYTES: usize = PAGE_BYTES;
+const CHILD_BYTES: usize = PAGE_BYTES;
 
 const MAGIC: u32 = 0x5053_7431;
 
@@ -63,7 +64,7 @@ pub const MAX_PACKET_JOBS: usize = 256;
 struct Header {
     magic: AtomicU32,
     claims: AtomicU32,
-    slots: AtomicU32,
+    children: AtomicU32,
 }
 
 /// A mapping of a part of the shared file.
@@ -116,7 +117,7 @@ impl Drop for Mapping {
 pub struct Claim {
     /// Which packet: places in the table are used again, sequence numbers for a long time not.
     pub sequence: u32,
-    /// The slot of the child that has it; `None` while it is on its way.
+    /// The child that has it; `None` while it is on its way.
     pub owner: Option<u32>,
     /// How many of its jobs may begin.
     pub limit: usize,
@@ -126,7 +127,7 @@ pub struct Claim {
 
 impl Claim {
     fn pack(self) -> u64 {
-        let owner = self.owner.map_or(0, |slot| u64::from(slot) + 1);
+        let owner = self.owner.map_or(0, |child| u64::from(child) + 1);
         u64::from(self.sequence) << 32
             | (owner & 0xfff) << 20
             | (self.limit as u64 & 0x3ff) << 10
@@ -174,11 +175,11 @@ impl ClaimCell {
     }
 
     /// Child: takes the packet it has just pulled. False: it was taken back, so it is nobody's.
-    pub fn claim(&self, sequence: u32, slot: u32) -> bool {
+    pub fn claim(&self, sequence: u32, child: u32) -> bool {
         self.change(|claim| {
             let free = claim.sequence == sequence && claim.owner.is_none() && claim.limit > 0;
             free.then_some(Claim {
-                owner: Some(slot),
+                owner: Some(child),
                 ..claim
             })
         })
@@ -186,9 +187,9 @@ impl ClaimCell {
     }
 
     /// Child: the job at `index` is about to run. False: it was taken back.
-    pub fn begin(&self, sequence: u32, slot: u32, index: usize) -> bool {
+    pub fn begin(&self, sequence: u32, child: u32, index: usize) -> bool {
         self.change(|claim| {
-            let mine = claim.sequence == sequence && claim.owner == Some(slot);
+            let mine = claim.sequence == sequence && claim.owner == Some(child);
             (mine && index < claim.limit).then_some(Claim {
                 begun: index + 1,
                 ..claim
@@ -218,32 +219,32 @@ pub struct Pages {
     file: OwnedFd,
     all: Mapping,
     claims: usize,
-    slots: u32,
+    children: u32,
 }
 
 fn claims_bytes(claims: usize) -> usize {
     (LINE_BYTES + claims * LINE_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
-fn slot_offset(claims: usize, slot: u32) -> usize {
-    claims_bytes(claims) + slot as usize * SLOT_BYTES
+fn ring_offset(claims: usize, child: u32) -> usize {
+    claims_bytes(claims) + child as usize * CHILD_BYTES
 }
 
 impl Pages {
-    pub fn new(slots: u32, claims: usize) -> io::Result<Self> {
+    pub fn new(children: u32, claims: usize) -> io::Result<Self> {
         let file = anonymous_file("penstock-pages")?;
-        let len = slot_offset(claims, slots);
+        let len = ring_offset(claims, children);
         rustix::fs::ftruncate(&file, len as u64)?;
         let all = Mapping::new(file.as_fd(), 0, len)?;
         let header: &Header = all.at(0);
         header.claims.store(claims as u32, Ordering::Relaxed);
-        header.slots.store(slots, Ordering::Relaxed);
+        header.children.store(children, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         Ok(Self {
             file,
             all,
             claims,
-            slots,
+            children,
         })
     }
 
@@ -252,10 +253,10 @@ impl Pages {
         self.all.at(LINE_BYTES + place * LINE_BYTES)
     }
 
-    /// The reader of a slot's ring, emptied: what a former child left there must have been read.
-    pub fn fresh_ring(&self, slot: u32) -> RingReader {
-        assert!(slot < self.slots);
-        let offset = slot_offset(self.claims, slot);
+    /// The reader of a child's ring, emptied: what a former child of its number left there must have been read.
+    pub fn fresh_ring(&self, child: u32) -> RingReader {
+        assert!(child < self.children);
+        let offset = ring_offset(self.claims, child);
         self.all.at::<Line>(offset).0.store(0, Ordering::Release);
         self.all
             .at::<Line>(offset + LINE_BYTES)
@@ -275,7 +276,7 @@ impl AsFd for Pages {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Damaged;
 
-/// Where the supervisor reads one slot's outcomes.
+/// Where the supervisor reads one child's outcomes.
 pub struct RingReader {
     offset: usize,
     tail: u64,
@@ -298,7 +299,7 @@ impl RingReader {
         for (start, len) in [(from, first), (0, len - first)] {
             out.reserve(len);
             let old = out.len();
-            // SAFETY: the source is within the slot's part of the mapping, the target in what was just
+            // SAFETY: the source is within the child's part of the mapping, the target in what was just
             // reserved. No reference is made to shared memory: the child writes only beyond `head`, and one
             // that writes elsewhere changes bytes that are copied once and checked by whoever parses them.
             unsafe {
@@ -317,40 +318,50 @@ impl RingReader {
     }
 }
 
-/// A child's view: the claims and its own ring, so that a wild write can't reach its siblings' outcomes.
-pub struct ChildPages {
+/// Maps what a child sees: the claims, and its own ring, so that a wild write can't reach its siblings' outcomes.
+pub fn open_child(file: BorrowedFd<'_>, child: u32) -> io::Result<(Claims, RingWriter)> {
+    let wrong = || io::Error::other("these are not a penstock worker's pages");
+    let header = Mapping::new(file, 0, PAGE_BYTES)?;
+    let header: &Header = header.at(0);
+    if header.magic.load(Ordering::Acquire) != MAGIC
+        || child >= header.children.load(Ordering::Relaxed)
+    {
+        return Err(wrong());
+    }
+    let count = header.claims.load(Ordering::Relaxed) as usize;
+    let claims = Claims {
+        shared: Mapping::new(file, 0, claims_bytes(count))?,
+        count,
+    };
+    let ring = RingWriter {
+        own: Mapping::new(file, ring_offset(count, child), CHILD_BYTES)?,
+        head: 0,
+        tail: 0,
+    };
+    Ok((claims, ring))
+}
+
+/// The claims, as the slots of a child see them.
+pub struct Claims {
     shared: Mapping,
+    count: usize,
+}
+
+impl Claims {
+    /// `None`: there is no such place, so the packet that named it is damaged.
+    pub fn get(&self, place: usize) -> Option<&ClaimCell> {
+        (place < self.count).then(|| self.shared.at(LINE_BYTES + place * LINE_BYTES))
+    }
+}
+
+/// Where a child writes its outcomes; its slots take turns.
+pub struct RingWriter {
     own: Mapping,
-    claims: usize,
     head: u64,
     tail: u64,
 }
 
-impl ChildPages {
-    pub fn new(file: BorrowedFd<'_>, slot: u32) -> io::Result<Self> {
-        let wrong = || io::Error::other("these are not a penstock worker's pages");
-        let header = Mapping::new(file, 0, PAGE_BYTES)?;
-        let header: &Header = header.at(0);
-        if header.magic.load(Ordering::Acquire) != MAGIC
-            || slot >= header.slots.load(Ordering::Relaxed)
-        {
-            return Err(wrong());
-        }
-        let claims = header.claims.load(Ordering::Relaxed) as usize;
-        Ok(Self {
-            shared: Mapping::new(file, 0, claims_bytes(claims))?,
-            own: Mapping::new(file, slot_offset(claims, slot), SLOT_BYTES)?,
-            claims,
-            head: 0,
-            tail: 0,
-        })
-    }
-
-    /// `None`: there is no such place, so the packet that named it is damaged.
-    pub fn claim(&self, place: usize) -> Option<&ClaimCell> {
-        (place < self.claims).then(|| self.shared.at(LINE_BYTES + place * LINE_BYTES))
-    }
-
+impl RingWriter {
     /// Appends a frame to the ring; false if it doesn't fit now.
     pub fn push(&mut self, frame: &[u8]) -> bool {
         let room = |tail: u64, head: u64| RING_BYTES - (head - tail) as usize;
@@ -411,7 +422,7 @@ mod tests {
 
     #[test]
     fn a_claim_survives_packing() {
-        for owner in [None, Some(0), Some(crate::MAX_SLOTS - 1)] {
+        for owner in [None, Some(0), Some(crate::MAX_PROCESSES - 1)] {
             let claim = Claim {
                 sequence: u32::MAX - 1,
                 owner,
@@ -448,10 +459,10 @@ mod tests {
             let cell = cell();
             cell.offer(round, JOBS);
             let begun = AtomicUsize::new(0);
-            let child = |slot: u32| {
-                if cell.claim(round, slot) {
+            let child = |child: u32| {
+                if cell.claim(round, child) {
                     for index in 0..JOBS {
-                        if !cell.begin(round, slot, index) {
+                        if !cell.begin(round, child, index) {
                             break;
                         }
                         begun.fetch_add(1, Ordering::Relaxed);
@@ -472,7 +483,7 @@ mod tests {
     fn a_ring_hands_over_every_byte_in_order_while_both_sides_run() {
         let pages = Pages::new(2, 4).unwrap();
         let mut reader = pages.fresh_ring(1);
-        let mut child = ChildPages::new(pages.as_fd(), 1).unwrap();
+        let (_, mut child) = open_child(pages.as_fd(), 1).unwrap();
         let total: u32 = 60_000;
         thread::scope(|scope| {
             scope.spawn(move || {
@@ -496,7 +507,7 @@ mod tests {
     fn a_full_ring_refuses_and_a_wild_head_is_noticed() {
         let pages = Pages::new(1, 1).unwrap();
         let mut reader = pages.fresh_ring(0);
-        let mut child = ChildPages::new(pages.as_fd(), 0).unwrap();
+        let (_, mut child) = open_child(pages.as_fd(), 0).unwrap();
         assert!(child.push(&vec![1; RING_BYTES]));
         assert!(!child.push(&[1]));
         let mut out = Vec::new();
@@ -511,8 +522,8 @@ mod tests {
     fn a_child_refuses_pages_that_are_none() {
         let file = anonymous_file("nothing").unwrap();
         rustix::fs::ftruncate(&file, 1 << 20).unwrap();
-        assert!(ChildPages::new(file.as_fd(), 0).is_err());
+        assert!(open_child(file.as_fd(), 0).is_err());
         let pages = Pages::new(1, 1).unwrap();
-        assert!(ChildPages::new(pages.as_fd(), 1).is_err(), "no such slot");
+        assert!(open_child(pages.as_fd(), 1).is_err(), "no such child");
     }
 }

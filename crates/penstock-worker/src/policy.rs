@@ -1,17 +1,20 @@
-//! Which jobs go to the children, how many at a time, and how many the broker may send: the decisions,
+//! Which jobs go to the slots of a pool, how many at a time, and how many the broker may send: the decisions,
 //! without IO. The supervisor tells what has happened and carries out what it is told.
 //!
-//! A job should be bound to a child only when a child is free to run it, and should wait in the broker
+//! A job should be bound to a slot only when that is free to run it, and should wait in the broker
 //! until then, where any worker can take it. Done to the letter, that is a round trip between two
 //! jobs, which a job of 10 µs can't bear. So the distance grows with how short the jobs are:
 //!
 //! | jobs that take | in a packet | in the shared socket | in this process and on the way |
 //! | --- | --- | --- | --- |
-//! | 10 µs | 200, about 2 ms of work | a packet for each child more than it runs | some ms of work |
-//! | more than 2 ms, or not known | 1 | no more than there are idle children | no more than idle children |
+//! | 10 µs | 200, about 2 ms of work | a packet for each process more than it runs | some ms of work for each process |
+//! | more than 2 ms, or not known | 1 | no more than there are idle slots | no more than idle slots |
+//!
+//! A process may have many slots. What takes microseconds is work for a processor, and of that the slots of one
+//! process do one after another what they do; so quick jobs are handed out by processes, and all others by slots.
 //!
 //! How long a job takes is measured for each task. A guess may be wrong in the bad direction (a task that
-//! always took 10 µs now waits for a lock), so a child that has been busy with one job for a while
+//! always took 10 µs now waits for a lock), so a slot that has been busy with one job for a while
 //! is *stuck*: it counts for nothing, what it had not begun is taken back, and what this worker now
 //! holds in excess goes back to the broker ([`Policy::surplus`]).
 
@@ -24,13 +27,13 @@ use crate::page::MAX_PACKET_JOBS;
 
 /// How much work a packet should hold.
 const PACKET_NS: u64 = 2_000_000;
-/// How much work for each child should be here or on its way from the broker.
+/// How much work for each process should be here or on its way from the broker.
 const AHEAD_NS: u64 = 8_000_000;
-/// What a job costs a child besides its own run: a pull's share, conversions, the outcome.
+/// What a job costs a slot besides its own run: a pull's share, conversions, the outcome.
 const OVERHEAD_NS: u64 = 5_000;
-/// So many deliveries for each child are on the way at most, however short the jobs are.
+/// So many deliveries for each process are on the way at most, however short the jobs are.
 const MOST_AHEAD: u64 = 1024;
-/// What is held beyond so much work for each free child goes back to the broker.
+/// What is held beyond so much work for each free slot goes back to the broker.
 const HELD_NS: u64 = 20_000_000;
 
 /// Names a task in one process.
@@ -139,7 +142,8 @@ pub struct Policy<J> {
     waiting: usize,
     /// The recent mix of jobs.
     pace: Pace,
-    children: usize,
+    slots: usize,
+    processes: usize,
     stuck: usize,
     /// Packets that are sent and not done.
     out: usize,
@@ -165,7 +169,8 @@ impl<J> Policy<J> {
             first_arrival: 0,
             waiting: 0,
             pace: Pace::default(),
-            children: 0,
+            slots: 0,
+            processes: 0,
             stuck: 0,
             out: 0,
             granted: 0,
@@ -173,15 +178,16 @@ impl<J> Policy<J> {
         }
     }
 
-    /// How many children are alive.
-    pub fn set_children(&mut self, children: usize) {
-        self.children = children;
-        self.stuck = self.stuck.min(children);
+    /// How many slots can take jobs, and how many processes they are in.
+    pub fn set_slots(&mut self, slots: usize, processes: usize) {
+        self.slots = slots;
+        self.processes = processes.min(slots);
+        self.stuck = self.stuck.min(slots);
     }
 
     /// How many of them have been at one job for a while.
     pub fn set_stuck(&mut self, stuck: usize) {
-        self.stuck = stuck.min(self.children);
+        self.stuck = stuck.min(self.slots);
     }
 
     /// From now on nothing is sent and nothing granted.
@@ -257,12 +263,13 @@ impl<J> Policy<J> {
         let index = *index;
         let task = &mut self.tasks[index.0];
         // The oldest job decides, and nobody overtakes it: or a long one would wait for ever for a free
-        // child while short ones go by.
+        // slot while short ones go by.
+        let usable = self.processes.min(self.slots - self.stuck);
         let room = if task.pace.is_quick() {
-            // One ahead for each child that will get to it soon.
-            self.children + (self.children - self.stuck)
+            // One ahead for each process that will get to it soon.
+            self.slots + usable
         } else {
-            self.children
+            self.slots
         };
         if self.out >= room {
             return None;
@@ -272,11 +279,13 @@ impl<J> Policy<J> {
         } else {
             1
         };
-        let share = if self.out >= self.children {
+        let share = if self.out >= self.slots {
             usize::MAX
         } else {
-            // Idle children share what there is: two packets of one beat one packet of two.
-            self.waiting.div_ceil((self.children - self.out).max(1))
+            // Idle slots share what there is: two packets of one beat one packet of two. But not by the dozen in one
+            // process, where they would only take its interpreter from each other.
+            let sharers = (self.slots - self.out).min(2 * self.processes);
+            self.waiting.div_ceil(sharers.max(1))
         };
         let most = fits.min(task.largest).min(share).clamp(1, MAX_PACKET_JOBS);
         let mut jobs = Vec::with_capacity(most.min(task.waiting.len()));
@@ -320,7 +329,7 @@ impl<J> Policy<J> {
 
     /// How many slots have something to do.
     pub fn busy(&self) -> usize {
-        self.out.min(self.children)
+        self.out.min(self.slots)
     }
 
     pub fn is_idle(&self) -> bool {
@@ -329,8 +338,8 @@ impl<J> Policy<J> {
 
     /// How many jobs should be waiting here or on their way.
     fn wanted(&self) -> u64 {
-        let free = self.children.saturating_sub(self.out) as u64;
-        // Behind a job that waits for an idle child, or one that may be long, short ones wait long too.
+        let free = self.slots.saturating_sub(self.out) as u64;
+        // Behind a job that waits for an idle slot, or one that may be long, short ones wait long too.
         let held_up = self
             .order
             .values()
@@ -338,7 +347,7 @@ impl<J> Policy<J> {
         if self.closed || held_up || !self.pace.is_quick() {
             return free;
         }
-        let usable = (self.children - self.stuck) as u64;
+        let usable = self.processes.min(self.slots - self.stuck) as u64;
         free.max(usable * (AHEAD_NS / self.pace.mean_ns).clamp(1, MOST_AHEAD))
     }
 
@@ -370,7 +379,7 @@ impl<J> Policy<J> {
     /// Asked at each tick: waiting jobs that this worker won't get to soon, to be handed back to the
     /// broker, where others can take them.
     pub fn surplus(&mut self) -> Vec<J> {
-        let most_ns = (self.children - self.stuck) as u64 * HELD_NS;
+        let most_ns = (self.slots - self.stuck) as u64 * HELD_NS;
         let held_ns = self.tasks.iter().fold(0_u64, |sum, task| {
             sum.saturating_add(
                 task.pace
@@ -439,10 +448,10 @@ mod tests {
     const QUICK_NS: u64 = 10_000;
     const LONG_NS: u64 = 1_000_000_000;
 
-    /// A worker with so many children, and the tasks `quick` and `long`, known well.
+    /// A worker with so many processes of one slot, and the tasks `quick` and `long`, known well.
     fn policy(children: usize) -> Policy<u32> {
         let mut policy = Policy::default();
-        policy.set_children(children);
+        policy.set_slots(children, children);
         for (task, cost_ns) in [("quick", QUICK_NS), ("long", LONG_NS)] {
             arrive(&mut policy, task, [0]);
             for _ in 0..12 {
@@ -481,21 +490,21 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_task_goes_alone_to_idle_children_only() {
+    fn an_unknown_task_goes_alone_to_idle_slots_only() {
         let mut policy = policy(2);
         arrive(&mut policy, "new", 0..10);
         assert_eq!(sizes(&mut policy), [1, 1]);
     }
 
     #[test]
-    fn long_jobs_go_alone_to_idle_children_only() {
+    fn long_jobs_go_alone_to_idle_slots_only() {
         let mut policy = policy(3);
         arrive(&mut policy, "long", 0..10);
         assert_eq!(sizes(&mut policy), [1, 1, 1]);
     }
 
     #[test]
-    fn quick_jobs_go_in_packets_of_two_milliseconds_one_ahead_for_each_child() {
+    fn quick_jobs_go_in_packets_of_two_milliseconds_one_ahead_for_each_process() {
         let mut policy = policy(2);
         arrive(&mut policy, "quick", 0..5_000);
         let sizes = sizes(&mut policy);
@@ -505,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn few_quick_jobs_are_shared_by_the_idle_children() {
+    fn few_quick_jobs_are_shared_by_the_idle_slots() {
         let mut policy = policy(4);
         arrive(&mut policy, "quick", 0..8);
         assert_eq!(sizes(&mut policy), [2, 2, 2, 2]);
@@ -542,7 +551,7 @@ mod tests {
     #[test]
     fn packets_grow_by_doubling_and_start_anew_when_one_turns_out_slow() {
         let mut policy = Policy::default();
-        policy.set_children(1);
+        policy.set_slots(1, 1);
         let mut sizes = Vec::new();
         let mut turn = |policy: &mut Policy<u32>, end: Option<PacketEnd>| {
             policy.take_all();
@@ -575,7 +584,7 @@ mod tests {
         policy.arrive(quick, 4, 16 << 20);
         assert_eq!(policy.next_packet().unwrap().jobs, [0, 1]);
         assert_eq!(policy.next_packet().unwrap().jobs, [2, 3]);
-        policy.set_children(2);
+        policy.set_slots(2, 2);
         assert_eq!(policy.next_packet().unwrap().jobs, [4]);
     }
 
@@ -597,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_for_long_jobs_is_the_free_children() {
+    fn credit_for_long_jobs_is_the_free_slots() {
         let mut policy = policy(3);
         assert_eq!(policy.grant(), Credit::Add(3));
         assert_eq!(policy.grant(), Credit::Keep);
@@ -682,6 +691,28 @@ mod tests {
         policy.packet_ended(new, PacketEnd::Ran { jobs: 1 });
         sizes(&mut policy);
         assert!(matches!(policy.grant(), Credit::Add(900..)));
+    }
+
+    /// A process of many slots, as threads are: they share one interpreter.
+    #[test]
+    fn quick_jobs_are_handed_out_by_processes_and_long_ones_by_slots() {
+        let mut policy = policy(2);
+        make_quick(&mut policy);
+        policy.set_slots(200, 2);
+        let Credit::Add(credit) = policy.grant() else {
+            panic!("credit should be given");
+        };
+        assert!(
+            (900..=1_100).contains(&credit),
+            "as for two slots: {credit}"
+        );
+        arrive(&mut policy, "quick", 0..credit);
+        let quick = sizes(&mut policy);
+        assert!(quick.len() < 30, "{quick:?}");
+        policy.take_all();
+        let quick_packets = quick.len();
+        arrive(&mut policy, "long", 0..300);
+        assert_eq!(sizes(&mut policy).len(), 200 - quick_packets);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! The rest of it is in children.rs (processes and what they say) and broker.rs (deliveries and settlements).
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,21 +23,24 @@ use crate::files::raise_limit;
 use crate::inbox::Inbox;
 use crate::outstanding::{Left, NotSent, Outstanding};
 use crate::packet::job_bytes;
-use crate::policy::{Credit, HandOut, PacketEnd, Policy, TaskIndex};
+use crate::policy::{Credit, HandOut, PacketEnd, TaskIndex};
 use crate::zygote::Zygote;
 
 use broker::{Burst, Contact, Settlements};
-use children::Slot;
+use children::Child;
+use pools::Pool;
 
 mod broker;
 mod children;
+mod pools;
 
 const INBOX: Token = Token(0);
 const STOP_SIGNALS: Token = Token(1);
 const ZYGOTE: Token = Token(2);
-const WORK: Token = Token(3);
-/// The socket of slot n is `FIRST_SLOT + n`.
-const FIRST_SLOT: usize = 16;
+/// The socket that the children of pool n pull from is `FIRST_POOL + n`.
+const FIRST_POOL: usize = 3;
+/// That of child n is `FIRST_CHILD + n`.
+const FIRST_CHILD: usize = 16;
 
 /// Outcomes in the midst of a packet are collected so often; those at its end at once.
 const COLLECT_EVERY: Duration = Duration::from_millis(2);
@@ -105,18 +108,16 @@ pub struct Supervisor {
     zygote_from: Option<Instant>,
     /// Zygotes in a row that were lost before a job had ended.
     zygotes_lost: u32,
-    /// Where children pull packets; kept for later zygotes.
-    work_for_children: OwnedFd,
-    slots: Vec<Slot>,
+    pools: Vec<Pool>,
+    children: Vec<Child>,
     alive: usize,
     forking: Option<u32>,
 
-    policy: Policy<Delivery>,
     outstanding: Outstanding,
     settlements: Settlements,
     queues: Vec<String>,
-    /// The app's name and its tasks, until the broker is told.
-    subscription: Option<(String, Vec<String>)>,
+    /// The app's name.
+    app: String,
     /// How many jobs have come.
     deliveries: u64,
     /// Whether the broker can be told of what ends, and what it has given us is surely still ours.
@@ -168,10 +169,19 @@ impl Supervisor {
                 signal_hook::low_level::pipe::register(signal, raised.try_clone()?)?;
             }
         }
-        let (outstanding, work_for_children) = Outstanding::new(config.slots)?;
+        let sizes: Vec<(u32, u32)> = config
+            .pools
+            .iter()
+            .map(|pool| (pool.processes, pool.slots))
+            .collect();
+        let (outstanding, sockets) = Outstanding::new(&sizes)?;
         let now = Instant::now();
-        let slots = (0..config.slots)
-            .map(|slot| Slot::new(outstanding.pages.fresh_ring(slot), now))
+        let pools: Vec<Pool> = std::iter::zip(&config.pools, sockets)
+            .map(|(pool, socket)| Pool::new(*pool, socket, hashing))
+            .collect();
+        let children = pools::of_children(&config.pools)
+            .zip(0..)
+            .map(|(pool, child)| Child::new(pool, outstanding.pages.fresh_ring(child), now))
             .collect();
         let supervisor = Self {
             config,
@@ -186,15 +196,14 @@ impl Supervisor {
             zygote: None,
             zygote_from: Some(now),
             zygotes_lost: 0,
-            work_for_children,
-            slots,
+            pools,
+            children,
             alive: 0,
             forking: None,
-            policy: Policy::new(hashing),
             outstanding,
             settlements: Settlements::default(),
             queues: Vec::new(),
-            subscription: None,
+            app: String::new(),
             deliveries: 0,
             in_reach: true,
             send_from: None,
@@ -210,8 +219,8 @@ impl Supervisor {
             socket_buffer: vec![0; 64 * 1024],
         };
         supervisor.listen(&supervisor.stop_signals, STOP_SIGNALS, Interest::READABLE)?;
-        if let Some(socket) = supervisor.outstanding.socket() {
-            supervisor.listen(&socket, WORK, Interest::WRITABLE)?;
+        for (pool, socket) in supervisor.outstanding.sockets() {
+            supervisor.listen(&socket, Token(FIRST_POOL + pool), Interest::WRITABLE)?;
         }
         Ok(supervisor)
     }
@@ -242,11 +251,11 @@ impl Supervisor {
             for event in &events {
                 match event.token() {
                     INBOX => {}
-                    // Sent with the packets below.
-                    WORK => self.send_from = Some(Instant::now()),
                     STOP_SIGNALS => self.hear_signals(),
                     ZYGOTE => self.hear_zygote(),
-                    Token(number) => self.collect((number - FIRST_SLOT) as u32),
+                    // Sent with the packets below.
+                    Token(..FIRST_CHILD) => self.send_from = Some(Instant::now()),
+                    Token(number) => self.collect((number - FIRST_CHILD) as u32),
                 }
             }
             let now = Instant::now();
@@ -311,10 +320,10 @@ impl Supervisor {
             self.tick(now);
         }
         match self.phase {
-            Phase::Draining { .. } if self.policy.is_idle() => self.begin_leaving(now),
+            Phase::Draining { .. } if self.has_nothing() => self.begin_leaving(now),
             Phase::Draining { until: Some(until) } if until <= now => {
                 tracing::warn!(
-                    running = self.policy.busy(),
+                    running = self.busy(),
                     "the grace is over: jobs that still run are stopped and handed back"
                 );
                 self.begin_killing(now);
@@ -327,33 +336,43 @@ impl Supervisor {
     }
 
     fn send_packets(&mut self, now: Instant) {
-        match self.send_from {
+        let is_due = match self.send_from {
             Some(from) if from > now => return,
-            Some(_) => {
-                self.send_from = None;
-                if let Err(error) = self.outstanding.send_unsent() {
-                    return self.send_later(now, &error);
-                }
+            Some(_) => true,
+            None => false,
+        };
+        self.send_from = None;
+        for pool in 0..self.pools.len() {
+            let unsent = match is_due {
+                true => self.outstanding.send_unsent(pool),
+                false => Ok(()),
+            };
+            if let Err(error) = unsent.and_then(|()| self.send_packets_of(pool, now)) {
+                self.send_later(now, &error);
             }
-            None => {}
         }
+    }
+
+    fn send_packets_of(&mut self, pool: usize, now: Instant) -> io::Result<()> {
         while self.in_reach
-            && self.outstanding.has_room()
-            && let Some(hand_out) = self.policy.next_packet()
+            && self.outstanding.has_room(pool)
+            && let Some(hand_out) = self.pools[pool].policy.next_packet()
         {
             if hand_out.jobs.len() > 1 {
                 self.collect_at.get_or_insert(now + COLLECT_EVERY);
             }
             self.tick_at.get_or_insert(now + TICK);
-            let task = self.policy.task_name(hand_out.task);
-            if let Err(NotSent { error, hand_out }) = self.outstanding.send(task, hand_out) {
+            let task = self.pools[pool].policy.task_name(hand_out.task);
+            if let Err(NotSent { error, hand_out }) = self.outstanding.send(pool, task, hand_out) {
                 if let Some(HandOut { task, jobs }) = hand_out {
-                    self.put_back(task, jobs);
-                    self.policy.packet_ended(task, PacketEnd::TakenBack);
+                    self.put_back(pool, task, jobs);
+                    let policy = &mut self.pools[pool].policy;
+                    policy.packet_ended(task, PacketEnd::TakenBack);
                 }
-                return self.send_later(now, &error);
+                return Err(error);
             }
         }
+        Ok(())
     }
 
     /// A job that can't be sent for the moment waits; those that run go on.
@@ -373,47 +392,56 @@ impl Supervisor {
         }
     }
 
-    fn put_back(&mut self, task: TaskIndex, jobs: Vec<Delivery>) {
+    fn put_back(&mut self, pool: usize, task: TaskIndex, jobs: Vec<Delivery>) {
         let with_bytes = jobs.into_iter().map(|job| {
             let bytes = job_bytes(&job.message);
             (job, bytes)
         });
-        self.policy.put_back(task, with_bytes);
+        self.pools[pool].policy.put_back(task, with_bytes);
     }
 
     /// Takes back what has not begun of a packet: to be sent again, or handed back at the end.
     fn take_back(&mut self, place: usize, end: PacketEnd) {
-        let Some(Left { task, jobs, end }) = self.outstanding.take_back(place, end) else {
+        let Some(left) = self.outstanding.take_back(place, end) else {
             return;
         };
+        let Left {
+            pool,
+            task,
+            jobs,
+            end,
+        } = left;
         if matches!(self.phase, Phase::Loading | Phase::Serving) {
-            self.put_back(task, jobs);
+            self.put_back(pool, task, jobs);
         } else {
             self.settlements.give_back(jobs);
         }
         if let Some(end) = end {
-            self.policy.packet_ended(task, end);
+            self.pools[pool].policy.packet_ended(task, end);
         }
     }
 
-    /// Looks for children that have been at one job for a while, takes back what waits behind it, and
+    /// Looks for slots that have been at one job for a while, takes back what waits behind it, and
     /// hands what is too much here back to the broker.
     fn tick(&mut self, now: Instant) {
-        let look = self.outstanding.look(self.alive);
-        for place in look.slow {
-            self.take_back(place, PacketEnd::Slow);
+        for pool in 0..self.pools.len() {
+            let look = self.outstanding.look(pool, self.pools[pool].slots());
+            for place in look.slow {
+                self.take_back(place, PacketEnd::Slow);
+            }
+            let policy = &mut self.pools[pool].policy;
+            policy.set_stuck(self.outstanding.stuck(pool));
+            let surplus = policy.surplus();
+            let credit = policy.withdraw();
+            if credit == Credit::Withdraw {
+                self.withdraw(pool);
+            }
+            // While nothing moves there is nothing to look for until something is sent or comes in.
+            if look.again || !surplus.is_empty() || credit != Credit::Keep {
+                self.tick_at = Some(now + TICK);
+            }
+            self.settlements.give_back(surplus);
         }
-        self.policy.set_stuck(self.outstanding.stuck());
-        let surplus = self.policy.surplus();
-        let credit = self.policy.withdraw();
-        if credit == Credit::Withdraw {
-            self.stop_consuming();
-        }
-        // While nothing moves there is nothing to look for until something is sent or comes in.
-        if look.again || !surplus.is_empty() || credit != Credit::Keep {
-            self.tick_at = Some(now + TICK);
-        }
-        self.settlements.give_back(surplus);
     }
 
     // From the first signal to the goodbye.
@@ -434,7 +462,7 @@ impl Supervisor {
         match self.phase {
             Phase::Loading => self.begin_killing(now),
             Phase::Serving => {
-                let running = self.policy.busy();
+                let running = self.busy();
                 let grace = self.config.grace;
                 if running > 0 {
                     tracing::info!(
@@ -448,7 +476,7 @@ impl Supervisor {
                 self.begin_draining(Some(now + grace));
             }
             Phase::Draining { .. } | Phase::Leaving { .. } => {
-                if !self.policy.is_idle() {
+                if !self.has_nothing() {
                     self.end = End::Forced;
                 }
                 self.begin_killing(now);
@@ -462,9 +490,10 @@ impl Supervisor {
         self.phase = Phase::Draining { until };
         self.zygote_from = None;
         self.stop_consuming();
-        self.policy.close();
-        let waiting = self.policy.take_all();
-        self.settlements.give_back(waiting);
+        for pool in &mut self.pools {
+            pool.policy.close();
+            self.settlements.give_back(pool.policy.take_all());
+        }
         for place in self.outstanding.all_places() {
             self.take_back(place, PacketEnd::TakenBack);
         }
@@ -483,7 +512,7 @@ impl Supervisor {
     }
 
     fn close_work(&mut self) {
-        if let Some(socket) = self.outstanding.socket() {
+        for (_, socket) in self.outstanding.sockets() {
             self.ignore(&socket);
         }
         self.outstanding.close();

@@ -4,15 +4,15 @@
 //! first word of which says what it is:
 //!
 //! ```text
-//!     to the zygote      fork SLOT          with the child's socket as a descriptor
-//!                        kill               SIGKILL to all children
-//!                        kill SLOT          SIGKILL to this one, if it is still there
+//!     to the zygote      fork CHILD POOL KIND SLOTS     with the child's socket as a descriptor
+//!                        kill                           SIGKILL to all children
+//!                        kill CHILD                     SIGKILL to this one, if it is still there
 //!     from the zygote    ready JSON         the app is loaded: its name, place and URL, its tasks, their queues and modules
 //!                        failed TEXT        the app can't be loaded; it ends
 //!                        warning TEXT       for the log
-//!                        forked SLOT PID
-//!                        unforked SLOT TEXT     the system refused
-//!                        died SLOT PID STATUS   as waitpid gives it
+//!                        forked CHILD PID
+//!                        unforked CHILD TEXT     the system refused
+//!                        died CHILD PID STATUS   as waitpid gives it
 //! ```
 //!
 //! It ends, and its children with it, when the supervisor's end of that socket is closed.
@@ -30,7 +30,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
 use serde::Deserialize;
 
-use crate::ChildLog;
+use crate::{ChildLog, SlotKind};
 
 /// What a zygote needs to start.
 pub struct Start<'a> {
@@ -41,8 +41,8 @@ pub struct Start<'a> {
     pub url: Option<&'a str>,
     /// The worker's name, for `job.info()`.
     pub name: &'a str,
-    /// Where children pull packets.
-    pub work: BorrowedFd<'a>,
+    /// Where the children of each pool pull packets.
+    pub work: Vec<BorrowedFd<'a>>,
     pub pages: BorrowedFd<'a>,
     pub log: ChildLog,
     /// The limit of open files for the app.
@@ -64,14 +64,24 @@ pub struct Loaded {
     pub modules: Vec<(String, u32)>,
 }
 
+/// A child to be.
+#[derive(Clone, Copy, Debug)]
+pub struct Fork {
+    pub child: u32,
+    /// Which of [`Start::work`] it pulls from.
+    pub pool: usize,
+    pub kind: SlotKind,
+    pub slots: u32,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
     Ready(Loaded),
     Failed(String),
     Warning(String),
-    Forked { slot: u32, pid: i32 },
-    Unforked { slot: u32, why: String },
-    Died { slot: u32, pid: i32, status: i32 },
+    Forked { child: u32, pid: i32 },
+    Unforked { child: u32, why: String },
+    Died { child: u32, pid: i32, status: i32 },
 }
 
 pub struct Zygote {
@@ -86,15 +96,16 @@ const MAX_MESSAGE_BYTES: usize = 16 << 20;
 impl Zygote {
     pub fn start(start: &Start<'_>) -> io::Result<Self> {
         let (control, theirs) = UnixStream::pair()?;
-        let inherited = [
-            theirs.as_raw_fd(),
-            start.work.as_raw_fd(),
-            start.pages.as_raw_fd(),
-        ];
+        let work: Vec<i32> = start.work.iter().map(AsRawFd::as_raw_fd).collect();
+        let mut inherited = vec![theirs.as_raw_fd(), start.pages.as_raw_fd()];
+        inherited.extend_from_slice(&work);
+        let work: Vec<String> = work.iter().map(i32::to_string).collect();
         let mut command = Command::new(start.python);
         command
             .args(["-m", "penstock._worker.zygote", start.name])
-            .args(inherited.map(|fd| fd.to_string()))
+            .arg(theirs.as_raw_fd().to_string())
+            .arg(work.join(","))
+            .arg(start.pages.as_raw_fd().to_string())
             .arg(start.log.level)
             .arg(if start.log.json { "json" } else { "text" })
             .args(start.apps)
@@ -112,7 +123,7 @@ impl Zygote {
         // SAFETY: only async-signal-safe system calls, no allocation, between fork and exec.
         unsafe {
             command.pre_exec(move || {
-                for fd in inherited {
+                for fd in inherited.iter().copied() {
                     fcntl_setfd(BorrowedFd::borrow_raw(fd), FdFlags::empty())?;
                 }
                 // It may keep the supervisor's, where the system will not have it otherwise.
@@ -129,8 +140,18 @@ impl Zygote {
         })
     }
 
-    pub fn fork(&mut self, slot: u32, reply: OwnedFd) -> io::Result<()> {
-        self.say(&format!("fork {slot}"), &[reply.as_fd()])
+    pub fn fork(&mut self, fork: Fork, reply: OwnedFd) -> io::Result<()> {
+        let Fork {
+            child,
+            pool,
+            kind,
+            slots,
+        } = fork;
+        let kind = kind.word();
+        self.say(
+            &format!("fork {child} {pool} {kind} {slots}"),
+            &[reply.as_fd()],
+        )
     }
 
     pub fn kill_children(&mut self) -> io::Result<()> {
@@ -138,8 +159,8 @@ impl Zygote {
     }
 
     /// The zygote knows which numbers of processes are still its children's: it has not waited for them.
-    pub fn kill_child(&mut self, slot: u32) -> io::Result<()> {
-        self.say(&format!("kill {slot}"), &[])
+    pub fn kill_child(&mut self, child: u32) -> io::Result<()> {
+        self.say(&format!("kill {child}"), &[])
     }
 
     fn say(&mut self, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -243,15 +264,15 @@ fn read_message(text: &str) -> Option<Said> {
         "failed" => Said::Failed(rest.to_owned()),
         "warning" => Said::Warning(rest.to_owned()),
         "forked" => Said::Forked {
-            slot: number()?.try_into().ok()?,
+            child: number()?.try_into().ok()?,
             pid: number()?,
         },
         "unforked" => Said::Unforked {
-            slot: number()?.try_into().ok()?,
+            child: number()?.try_into().ok()?,
             why: rest.split_once(' ')?.1.to_owned(),
         },
         "died" => Said::Died {
-            slot: number()?.try_into().ok()?,
+            child: number()?.try_into().ok()?,
             pid: number()?,
             status: number()?,
         },
@@ -345,11 +366,11 @@ mod tests {
             "failed Traceback\n  File",
             Some(Said::Failed("Traceback\n  File".into())),
         );
-        check("forked 3 400", Some(Said::Forked { slot: 3, pid: 400 }));
+        check("forked 3 400", Some(Said::Forked { child: 3, pid: 400 }));
         check(
             "died 3 400 139",
             Some(Said::Died {
-                slot: 3,
+                child: 3,
                 pid: 400,
                 status: 139,
             }),
@@ -357,7 +378,7 @@ mod tests {
         check(
             "unforked 3 no room: try later",
             Some(Said::Unforked {
-                slot: 3,
+                child: 3,
                 why: "no room: try later".into(),
             }),
         );
@@ -371,7 +392,7 @@ mod tests {
         let mut bytes = 12_u32.to_le_bytes().to_vec();
         bytes.extend_from_slice(b"forked 1 999and more");
         let (said, used) = next_message(&bytes).unwrap().unwrap();
-        assert_eq!((said, used), (Said::Forked { slot: 1, pid: 999 }, 16));
+        assert_eq!((said, used), (Said::Forked { child: 1, pid: 999 }, 16));
         assert_eq!(next_message(&bytes[..15]), Ok(None));
         assert_eq!(next_message(&[0xff; 8]), Err(()));
     }

@@ -23,10 +23,11 @@ def run_jobs(apps: list[App], worker: str, link: ChildLink) -> None:
     for hook in [hook for app in apps for hook in app._process_start_hooks]:
         hook()
     runner = Runner(apps, worker)
-    run, finish = runner.run, link.finish
+    slot = link.slot()
+    run, finish = runner.run, slot.finish
     try:
         # As little as can be between two jobs: this loop is most of what a short one costs.
-        for job in link:
+        for job in slot:
             finish(*run(job))
             if runner.is_unsound:
                 # Its jobs would fail one after another, with errors that are not theirs.

@@ -18,7 +18,7 @@ import sys
 import threading
 import traceback
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from penstock._core import ChildLink
 from penstock._worker.child import run_jobs
@@ -34,11 +34,12 @@ LENGTH_BYTES = 4
 
 
 def main() -> None:
-    worker, control_fd, work_fd, pages_fd, log_level, log_format, *names = sys.argv[1:]
+    worker, control_fd, work_fds, pages_fd, log_level, log_format, *names = sys.argv[1:]
     # The apps, an empty word, then the modules.
     places, modules = names[: names.index("")], names[names.index("") + 1 :]
     control = Control(socket.socket(fileno=int(control_fd)))
-    descriptors = (int(work_fd), int(pages_fd))
+    # Where the children of each pool pull jobs, then what is shared with all.
+    descriptors = [int(number) for number in (*work_fds.split(","), pages_fd)]
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
     # Ctrl-C and service managers signal whole groups of processes; what becomes of running jobs is for
@@ -137,15 +138,31 @@ class Control:
         self._connection.close()
 
 
+class Fork(NamedTuple):
+    """What the supervisor wants forked."""
+
+    child: int
+    pool: int
+    """Which of the sockets it pulls from."""
+    kind: str
+    """Of its slots: ``"process"``."""
+    slots: int
+
+    @classmethod
+    def of(cls, command: list[str]) -> Fork:
+        _, child, pool, kind, slots = command
+        return cls(int(child), int(pool), kind, int(slots))
+
+
 class Zygote:
     """Forks, and tells how its children end."""
 
-    def __init__(self, apps: list[App], worker: str, control: Control, descriptors: tuple[int, int]) -> None:
+    def __init__(self, apps: list[App], worker: str, control: Control, descriptors: list[int]) -> None:
         self._apps = apps
         self._worker = worker
         self._control = control
-        self._work_fd, self._pages_fd = descriptors
-        self._slots: dict[int, int] = {}  # by process id
+        *self._work_fds, self._pages_fd = descriptors
+        self._children: dict[int, int] = {}  # by process id
 
     def serve(self) -> None:
         # What is garbage goes, and what is left is never looked at by the collector again: in the
@@ -170,17 +187,17 @@ class Zygote:
                 if self._control.fileno() in ready:
                     for command in self._control.hear():
                         if command[0] == "fork":
-                            self._fork(int(command[1]), [bell, ringer])
+                            self._fork(Fork.of(command), [bell, ringer])
                         elif command[0] == "kill":
                             self._kill(*map(int, command[1:]))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             # The supervisor is gone: its jobs are already somebody else's.
             self._kill()
 
-    def _fork(self, slot: int, bells: list[socket.socket]) -> None:
+    def _fork(self, fork: Fork, bells: list[socket.socket]) -> None:
         reply_fd = self._control.take_descriptor()
         if reply_fd is None:
-            self._control.say(f"unforked {slot} {os.strerror(errno.EMFILE)}")
+            self._control.say(f"unforked {fork.child} {os.strerror(errno.EMFILE)}")
             return
         zygote_pid = os.getpid()
         # Unflushed output would be written once by each child.
@@ -192,23 +209,27 @@ class Zygote:
             pid = os.fork()
         except OSError as error:
             os.close(reply_fd)
-            self._control.say(f"unforked {slot} {error}")
+            self._control.say(f"unforked {fork.child} {error}")
             return
         if pid:
             os.close(reply_fd)
-            self._slots[pid] = slot
-            self._control.say(f"forked {slot} {pid}")
+            self._children[pid] = fork.child
+            self._control.say(f"forked {fork.child} {pid}")
             return
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for bell in bells:
             bell.close()
         self._control.close()
-        self._run(reply_fd, slot, zygote_pid)
+        self._run(reply_fd, fork, zygote_pid)
 
-    def _run(self, reply_fd: int, slot: int, zygote_pid: int) -> NoReturn:
+    def _run(self, reply_fd: int, fork: Fork, zygote_pid: int) -> NoReturn:
         try:
-            link = ChildLink(self._work_fd, reply_fd, self._pages_fd, slot, zygote_pid)
+            # What other kinds of slots pull is not for this one, and would keep their sockets open.
+            work_fd = self._work_fds.pop(fork.pool)
+            for other in self._work_fds:
+                os.close(other)
+            link = ChildLink(work_fd, reply_fd, self._pages_fd, fork.child, zygote_pid)
             run_jobs(self._apps, self._worker, link)
         except ChildProcessError:
             # The zygote died before this child could ask to die with it.
@@ -226,15 +247,15 @@ class Zygote:
 
     def _tell_deaths(self) -> None:
         # By number, not "any child": an app may have children of its own here.
-        for pid, slot in list(self._slots.items()):
+        for pid, child in list(self._children.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                del self._slots[pid]
-                self._control.say(f"died {slot} {pid} {status}")
+                del self._children[pid]
+                self._control.say(f"died {child} {pid} {status}")
 
     def _kill(self, only: int | None = None) -> None:
-        for pid, slot in self._slots.items():
-            if only in (None, slot):
+        for pid, child in self._children.items():
+            if only in (None, child):
                 # Not another's number: it is waited for only where it leaves this list.
                 os.kill(pid, signal.SIGKILL)
 

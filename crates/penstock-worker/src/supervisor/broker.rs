@@ -185,8 +185,9 @@ impl Supervisor {
         for delivery in deliveries {
             if serving {
                 let bytes = job_bytes(&delivery.message);
-                let task = self.policy.task(&delivery.message.task);
-                self.policy.arrive(task, delivery, bytes);
+                let policy = &mut self.pools[delivery.consumer as usize].policy;
+                let task = policy.task(&delivery.message.task);
+                policy.arrive(task, delivery, bytes);
             } else {
                 self.settlements.add(delivery, Outcome::Returned);
             }
@@ -242,7 +243,9 @@ impl Supervisor {
         for place in self.outstanding.places_with(lost) {
             self.take_back(place, PacketEnd::TakenBack);
         }
-        self.policy.retain(|job| !lost.contains(&job.lease));
+        for pool in &mut self.pools {
+            pool.policy.retain(|job| !lost.contains(&job.lease));
+        }
         self.settlements.forget(lost);
     }
 
@@ -271,21 +274,37 @@ impl Supervisor {
         else {
             return;
         };
-        let granted = self.policy.grant();
-        if self.subscription.is_none() && !matches!(granted, Credit::Add(_)) {
-            return;
+        for (number, pool) in self.pools.iter_mut().enumerate() {
+            let granted = match pool.is_needed() {
+                true => pool.policy.grant(),
+                false => Credit::Keep,
+            };
+            let tasks = pool.unsubscribed.take();
+            if tasks.is_none() && !matches!(granted, Credit::Add(_)) {
+                continue;
+            }
+            let mut consume = Consume {
+                consumer: number as u32,
+                ..Consume::default()
+            };
+            if let Credit::Add(credit) = granted {
+                consume.add_credit = credit;
+            }
+            if let Some(tasks) = tasks {
+                consume.app.clone_from(&self.app);
+                consume.queues.clone_from(&self.queues);
+                consume.tasks = Tasks::Named(tasks);
+            }
+            let inbox = Arc::clone(&self.inbox);
+            broker.driver.consume(consume, inbox);
         }
-        let mut consume = Consume::default();
-        if let Credit::Add(credit) = granted {
-            consume.add_credit = credit;
+    }
+
+    /// Takes back what the broker was granted for a pool.
+    pub(super) fn withdraw(&self, pool: usize) {
+        if let Some(broker) = &self.broker {
+            broker.driver.stop_consumer(pool as u32);
         }
-        if let Some((app, tasks)) = self.subscription.take() {
-            consume.app = app;
-            consume.queues.clone_from(&self.queues);
-            consume.tasks = Tasks::Named(tasks);
-        }
-        let inbox = Arc::clone(&self.inbox);
-        broker.driver.consume(consume, inbox);
     }
 
     pub(super) fn stop_consuming(&self) {
@@ -295,7 +314,7 @@ impl Supervisor {
     }
 
     pub(super) fn figures(&self) -> (u32, u32) {
-        (self.config.slots, self.policy.busy() as u32)
+        (self.wanted_slots(), self.busy() as u32)
     }
 
     pub(super) fn report(&mut self, now: Instant) {
@@ -331,7 +350,7 @@ impl Supervisor {
         };
         self.burst.asked = true;
         self.contact.is_asked = true;
-        self.burst.is_subscribed = self.phase == Phase::Serving && self.subscription.is_none();
+        self.burst.is_subscribed = self.phase == Phase::Serving && self.is_subscribed();
         self.burst.deliveries = self.deliveries;
         let inbox = Arc::clone(&self.inbox);
         broker.driver.query(
@@ -381,14 +400,10 @@ impl Supervisor {
         match self.contact.came(Instant::now()) {
             None => {}
             Some(Came::First) => tracing::info!(
-                "{} is connected and runs {} on {} {} from {}; queues: {}",
+                "{} is connected and runs {} on {} from {}; queues: {}",
                 self.config.name,
                 self.place,
-                self.config.slots,
-                match self.config.slots {
-                    1 => "slot",
-                    _ => "slots",
-                },
+                self.slots_in_words(),
                 self.shown(),
                 self.queues.join(", ")
             ),
@@ -422,7 +437,7 @@ impl Supervisor {
     }
 
     fn is_idle(&self) -> bool {
-        self.policy.is_idle() && self.settlements.is_empty() && self.inbox.unconfirmed() == 0
+        self.has_nothing() && self.settlements.is_empty() && self.inbox.unconfirmed() == 0
     }
 
     /// When a burst is to ask the broker again.

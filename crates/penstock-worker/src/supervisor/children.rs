@@ -1,4 +1,4 @@
-//! The processes: one zygote, a child for each slot, what they say and how they die.
+//! The processes: one zygote, the children of all pools, what they say and how they die.
 
 use std::io;
 use std::mem::take;
@@ -14,13 +14,13 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
 use super::broker::Contact;
-use super::{End, FIRST_SLOT, Phase, Supervisor, TICK, ZYGOTE};
+use super::pools::Pool;
+use super::{End, FIRST_CHILD, Phase, Supervisor, TICK, ZYGOTE};
 use crate::files::is_shortage;
-use crate::outstanding::Left;
-use crate::packet::{Kind, OutcomeFrame, Reader};
+use crate::packet::{Frame, Kind, OutcomeFrame, Reader};
 use crate::page::RingReader;
 use crate::policy::PacketEnd;
-use crate::zygote::{self, Loaded, Said, Zygote, describe_status};
+use crate::zygote::{self, Fork, Loaded, Said, Zygote, describe_status};
 
 /// Zygotes that were lost in a row before any job had ended: with the next the worker gives up.
 const ZYGOTES_LOST: u32 = 5;
@@ -41,8 +41,11 @@ enum Life {
     Gone,
 }
 
-pub(super) struct Slot {
+pub(super) struct Child {
+    pool: usize,
     life: Life,
+    /// How many of its slots can take jobs.
+    serving: u32,
     reply: Option<UnixStream>,
     ring: RingReader,
     incoming: BytesMut,
@@ -51,10 +54,12 @@ pub(super) struct Slot {
     ended_a_job: bool,
 }
 
-impl Slot {
-    pub(super) fn new(ring: RingReader, now: Instant) -> Self {
+impl Child {
+    pub(super) fn new(pool: usize, ring: RingReader, now: Instant) -> Self {
         Self {
+            pool,
             life: Life::Wanted { from: now },
+            serving: 0,
             reply: None,
             ring,
             incoming: BytesMut::new(),
@@ -73,7 +78,7 @@ impl Supervisor {
             modules: &self.config.modules,
             url: self.config.url.as_deref(),
             name: &self.config.name,
-            work: self.work_for_children.as_fd(),
+            work: self.pools.iter().map(Pool::socket).collect(),
             pages: self.outstanding.pages.as_fd(),
             log: self.config.log,
             open_files: self.open_files,
@@ -96,8 +101,8 @@ impl Supervisor {
             return Ok(());
         }
         self.zygote = Some(zygote);
-        for slot in &mut self.slots {
-            slot.life = Life::Wanted { from: now };
+        for child in &mut self.children {
+            child.life = Life::Wanted { from: now };
         }
         Ok(())
     }
@@ -121,12 +126,12 @@ impl Supervisor {
                     self.end = End::App;
                 }
                 Said::Warning(text) => tracing::warn!("{text}"),
-                Said::Forked { slot, pid } => self.child_forked(slot, pid),
-                Said::Unforked { slot, why } => {
-                    tracing::error!(slot, "cannot start another process: {why}");
-                    self.child_unforked(slot, now);
+                Said::Forked { child, pid } => self.child_forked(child, pid),
+                Said::Unforked { child, why } => {
+                    tracing::error!(process = child, "cannot start another process: {why}");
+                    self.child_unforked(child, now);
                 }
-                Said::Died { slot, pid, status } => self.child_died(slot, pid, status, now),
+                Said::Died { child, pid, status } => self.child_died(child, pid, status, now),
             }
         }
         if alive {
@@ -160,13 +165,20 @@ impl Supervisor {
         }
         self.forking = None;
         let reason = format!("its worker's zygote was lost: {how}");
-        for slot in 0..self.slots.len() as u32 {
-            self.bury(slot, &reason);
-            self.slots[slot as usize].life = Life::Wanted { from: now };
+        for number in 0..self.children.len() as u32 {
+            self.close_accounts(number);
+            let child = &mut self.children[number as usize];
+            child.life = Life::Wanted { from: now };
+            child.serving = 0;
         }
-        self.take_back_unclaimed();
+        // All are dead: what was not begun is as good as new, and what was has crashed.
+        for place in self.outstanding.all_places() {
+            self.bury_packet(place, &reason);
+        }
         self.alive = 0;
-        self.policy.set_children(0);
+        for pool in &mut self.pools {
+            pool.nobody_is_left();
+        }
     }
 
     /// Any packet that nobody has claimed may have died with a child, between pulling and claiming. Taken
@@ -182,7 +194,8 @@ impl Supervisor {
             self.begin_serving(&loaded, now);
         }
         // The code on disk may be another than that which an earlier zygote has loaded.
-        self.subscription = Some((loaded.app, loaded.tasks));
+        self.app = loaded.app;
+        self.assign(loaded.tasks);
     }
 
     fn begin_serving(&mut self, loaded: &Loaded, now: Instant) {
@@ -238,16 +251,16 @@ impl Supervisor {
     pub(super) fn next_fork(&self) -> Option<Instant> {
         // One at a time: the zygote does no more.
         let may_fork = self.phase == Phase::Serving && self.zygote.is_some();
-        if !may_fork || self.forking.is_some() || self.alive == self.slots.len() {
+        if !may_fork || self.forking.is_some() || self.alive == self.children.len() {
             return None;
         }
-        self.wanted_slots().map(|(_, from)| from).min()
+        self.wanted_children().map(|(_, from)| from).min()
     }
 
-    fn wanted_slots(&self) -> impl Iterator<Item = (usize, Instant)> {
-        let slots = self.slots.iter().enumerate();
-        slots.filter_map(|(number, slot)| match slot.life {
-            Life::Wanted { from } => Some((number, from)),
+    fn wanted_children(&self) -> impl Iterator<Item = (usize, Instant)> {
+        let children = self.children.iter().enumerate();
+        children.filter_map(|(number, child)| match child.life {
+            Life::Wanted { from } if self.pools[child.pool].is_needed() => Some((number, from)),
             _ => None,
         })
     }
@@ -256,7 +269,7 @@ impl Supervisor {
         if self.next_fork().is_none_or(|at| at > now) {
             return;
         }
-        let due = self.wanted_slots().find(|(_, from)| *from <= now);
+        let due = self.wanted_children().find(|(_, from)| *from <= now);
         let Some((number, _)) = due else {
             return;
         };
@@ -264,7 +277,7 @@ impl Supervisor {
             Ok(ours) => ours,
             Err(error) => {
                 // A zygote that is dead tells so in a moment by its closed socket.
-                self.slots[number].life = Life::Wanted { from: now + TICK };
+                self.children[number].life = Life::Wanted { from: now + TICK };
                 if error.kind() != io::ErrorKind::BrokenPipe {
                     self.tell_of_shortage(now, "start another process", &error);
                 }
@@ -272,12 +285,12 @@ impl Supervisor {
             }
         };
         let ring = self.outstanding.pages.fresh_ring(number as u32);
-        let failures = self.slots[number].failures;
-        self.slots[number] = Slot {
+        let Child { pool, failures, .. } = self.children[number];
+        self.children[number] = Child {
             life: Life::Forking,
             reply: Some(ours),
             failures,
-            ..Slot::new(ring, now)
+            ..Child::new(pool, ring, now)
         };
         self.forking = Some(number as u32);
     }
@@ -287,22 +300,33 @@ impl Supervisor {
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         // Listened to first: a child that nobody hears must not be.
-        self.listen(&ours, Token(FIRST_SLOT + number), Interest::READABLE)?;
+        self.listen(&ours, Token(FIRST_CHILD + number), Interest::READABLE)?;
+        let pool = self.children[number].pool;
+        let config = self.pools[pool].config;
+        let fork = Fork {
+            child: number as u32,
+            pool,
+            kind: config.kind,
+            slots: config.slots,
+        };
         match &mut self.zygote {
-            Some(zygote) => zygote.fork(number as u32, theirs.into())?,
+            Some(zygote) => zygote.fork(fork, theirs.into())?,
             None => return Err(io::ErrorKind::BrokenPipe.into()),
         }
         Ok(ours)
     }
 
-    fn child_forked(&mut self, slot: u32, pid: i32) {
-        if self.forking != Some(slot) {
+    fn child_forked(&mut self, number: u32, pid: i32) {
+        if self.forking != Some(number) {
             return;
         }
         self.forking = None;
-        self.slots[slot as usize].life = Life::Alive { pid };
         self.alive += 1;
-        self.policy.set_children(self.alive);
+        let child = &mut self.children[number as usize];
+        let pool = &mut self.pools[child.pool];
+        child.life = Life::Alive { pid };
+        child.serving = pool.config.slots;
+        pool.child_came();
     }
 
     fn child_unforked(&mut self, number: u32, now: Instant) {
@@ -311,64 +335,72 @@ impl Supervisor {
         }
         self.forking = None;
         self.bury(number, "it was never started");
-        let slot = &mut self.slots[number as usize];
-        slot.failures = slot.failures.max(2) + 1;
-        slot.life = Life::Wanted {
-            from: now + pause_before_fork(slot.failures, false),
+        let child = &mut self.children[number as usize];
+        child.failures = child.failures.max(2) + 1;
+        child.life = Life::Wanted {
+            from: now + pause_before_fork(child.failures, false),
         };
     }
 
     fn child_died(&mut self, number: u32, pid: i32, status: i32, now: Instant) {
-        let Some(slot) = self.slots.get(number as usize) else {
+        let Some(child) = self.children.get(number as usize) else {
             return;
         };
-        if !matches!(slot.life, Life::Alive { pid: known } if known == pid) {
+        if !matches!(child.life, Life::Alive { pid: known } if known == pid) {
             return;
         }
         let reason = describe_status(status);
-        let ran_a_job = self.bury(number, &reason);
+        let jobs = self.bury(number, &reason);
         self.alive -= 1;
-        self.policy.set_children(self.alive);
+        let child = &mut self.children[number as usize];
+        self.pools[child.pool].child_went(take(&mut child.serving));
         self.take_back_unclaimed();
-        let slot = &mut self.slots[number as usize];
+        let child = &mut self.children[number as usize];
         if matches!(self.phase, Phase::Leaving { .. } | Phase::Killing { .. }) {
-            slot.life = Life::Gone;
+            child.life = Life::Gone;
             return;
         }
-        if !ran_a_job {
-            tracing::error!(pid, slot = number, "an idle process was lost: {reason}");
+        if jobs == 0 {
+            tracing::error!(pid, process = number, "an idle process was lost: {reason}");
         }
-        slot.failures = match slot.ended_a_job {
+        child.failures = match child.ended_a_job {
             true => 0,
-            false => slot.failures + 1,
+            false => child.failures + 1,
         };
-        slot.life = Life::Wanted {
-            from: now + pause_before_fork(slot.failures, ran_a_job),
+        child.life = Life::Wanted {
+            from: now + pause_before_fork(child.failures, jobs > 0),
         };
     }
 
-    /// Settles what a dead child leaves: its outcomes count, its running job crashed, and what it had
-    /// not begun is as good as new. Says whether it ran a job.
-    fn bury(&mut self, number: u32, reason: &str) -> bool {
+    /// Settles what a dead child leaves: its outcomes count, its running jobs crashed, and what it had
+    /// not begun is as good as new. Says how many jobs it ran.
+    fn bury(&mut self, number: u32, reason: &str) -> usize {
+        self.close_accounts(number);
+        let places = self.outstanding.places_of(Some(number)).into_iter();
+        places.map(|place| self.bury_packet(place, reason)).sum()
+    }
+
+    /// Reads the last outcomes of a child that is dead.
+    fn close_accounts(&mut self, number: u32) {
         self.collect(number);
-        if let Some(reply) = self.slots[number as usize].reply.take() {
+        if let Some(reply) = self.children[number as usize].reply.take() {
             self.ignore(&reply);
         }
-        let mut ran_a_job = false;
-        for place in self.outstanding.places_of(Some(number)) {
-            self.take_back(place, PacketEnd::TakenBack);
-            let Some(Left { task, jobs, end }) = self.outstanding.take_begun(place) else {
-                continue;
-            };
-            for delivery in jobs {
-                ran_a_job = true;
-                self.settle_lost(delivery, reason);
-            }
-            if let Some(end) = end {
-                self.policy.packet_ended(task, end);
-            }
+    }
+
+    fn bury_packet(&mut self, place: usize, reason: &str) -> usize {
+        self.take_back(place, PacketEnd::TakenBack);
+        let Some(left) = self.outstanding.take_begun(place) else {
+            return 0;
+        };
+        let jobs = left.jobs.len();
+        for delivery in left.jobs {
+            self.settle_lost(delivery, reason);
         }
-        ran_a_job
+        if let Some(end) = left.end {
+            self.pools[left.pool].policy.packet_ended(left.task, end);
+        }
+        jobs
     }
 
     /// The process that ran this job is no more.
@@ -388,16 +420,16 @@ impl Supervisor {
     /// Reads a child's outcomes: what is on its socket first, then its ring, since a bell follows what it
     /// rings for.
     pub(super) fn collect(&mut self, number: u32) {
-        let Some(slot) = self.slots.get_mut(number as usize) else {
+        let Some(child) = self.children.get_mut(number as usize) else {
             return;
         };
-        if let Some(reply) = &slot.reply {
-            read_all(reply, &mut self.socket_buffer, &mut slot.incoming);
+        if let Some(reply) = &child.reply {
+            read_all(reply, &mut self.socket_buffer, &mut child.incoming);
         }
-        let mut incoming = take(&mut slot.incoming);
+        let mut incoming = take(&mut child.incoming);
         let mut ring = take(&mut self.ring_buffer);
         ring.clear();
-        let mut is_sound = slot.ring.read(&self.outstanding.pages, &mut ring).is_ok();
+        let mut is_sound = child.ring.read(&self.outstanding.pages, &mut ring).is_ok();
         if is_sound && !ring.is_empty() {
             // One copy for all: values are slices of it.
             let outcomes = Bytes::copy_from_slice(&ring);
@@ -412,7 +444,7 @@ impl Supervisor {
             });
         }
         if is_sound {
-            self.slots[number as usize].incoming = incoming;
+            self.children[number as usize].incoming = incoming;
         } else {
             self.kill_child(number);
         }
@@ -422,8 +454,10 @@ impl Supervisor {
     fn take_outcomes(&mut self, number: u32, bytes: &Bytes) -> Option<usize> {
         let mut reader = Reader(bytes);
         while let Some(frame) = reader.frame().ok()? {
-            if let Some(outcome) = frame {
-                self.take_outcome(number, &outcome, bytes)?;
+            match frame {
+                Frame::Bell => {}
+                Frame::Serving(slots) => self.child_serves(number, slots),
+                Frame::Outcome(outcome) => self.take_outcome(number, &outcome, bytes)?,
             }
         }
         Some(bytes.len() - reader.0.len())
@@ -432,12 +466,13 @@ impl Supervisor {
     fn take_outcome(&mut self, number: u32, frame: &OutcomeFrame<'_>, bytes: &Bytes) -> Option<()> {
         let (place, index) = (frame.place.into(), frame.index.into());
         let ended = self.outstanding.end_job(place, frame.sequence, index)?;
-        self.policy.observe(ended.task, frame.cost_ns);
-        self.policy.set_stuck(self.outstanding.stuck());
+        let policy = &mut self.pools[ended.pool].policy;
+        policy.observe(ended.task, frame.cost_ns);
+        policy.set_stuck(self.outstanding.stuck(ended.pool));
         if let Some(end) = ended.end {
-            self.policy.packet_ended(ended.task, end);
+            policy.packet_ended(ended.task, end);
         }
-        self.slots[number as usize].ended_a_job = true;
+        self.children[number as usize].ended_a_job = true;
         self.zygotes_lost = 0;
 
         let cost_us = frame.cost_ns.div_ceil(1000);
@@ -462,20 +497,38 @@ impl Supervisor {
                 note: note(),
                 cost_us,
             },
+            Kind::Lost => {
+                let reason = String::from_utf8_lossy(frame.note).into_owned();
+                let (job, task) = (ended.jobs.message.id, &ended.jobs.message.task);
+                tracing::error!(%job, "{task}: {reason}; a new thread takes its slot, and the jobs beside it go on");
+                Outcome::Crashed { reason }
+            }
         };
         self.settlements.add(ended.jobs, outcome);
         Some(())
     }
 
+    /// A child has lost slots, or has them again.
+    fn child_serves(&mut self, number: u32, slots: u32) {
+        let child = &mut self.children[number as usize];
+        let pool = &mut self.pools[child.pool];
+        // Believed as far as it can be true.
+        let slots = slots.min(pool.config.slots);
+        if matches!(child.life, Life::Alive { .. }) {
+            pool.child_changed(child.serving, slots);
+            child.serving = slots;
+        }
+    }
+
     /// A child that has damaged its outcomes is not to be trusted with more.
     fn kill_child(&mut self, number: u32) {
-        let slot = &self.slots[number as usize];
-        if let Life::Alive { pid } = slot.life
+        let child = &self.children[number as usize];
+        if let Life::Alive { pid } = child.life
             && let Some(zygote) = &mut self.zygote
         {
             tracing::error!(
                 pid,
-                slot = number,
+                process = number,
                 "the memory in which a child reports its outcomes is damaged, by C code perhaps: it is killed"
             );
             // A zygote that can't be told is dead, and its children with it.
@@ -505,7 +558,7 @@ fn warn_of_unnamed(given: &[String], named: &[String]) {
     }
 }
 
-/// Deaths in a row of a slot's children, none of which had ended a job: from the third on they are
+/// Deaths in a row of children of one number, none of which had ended a job: from the third on they are
 /// replaced after a tenth of a second. Where no job is to blame, which would be given up in time, each pause
 /// is twice as long as the one before, up to 5 s.
 fn pause_before_fork(failures: u32, ran_a_job: bool) -> Duration {
