@@ -6,6 +6,7 @@ use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, replace, take};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use bytes::Bytes;
 use penstock_message::{Delivery, Lease};
 use rustix::io::Errno;
 use rustix::net::{
@@ -246,6 +247,10 @@ impl Outstanding {
         self.free_places.pop();
         self.last_sequence = sequence;
         let jobs = hand_out.jobs.len();
+        let mut hand_out = hand_out;
+        if let [job] = &mut hand_out.jobs[..] {
+            detach(job);
+        }
         self.pages.claim(place).offer(sequence, jobs);
         self.used.add(place);
         self.pools[pool].watched.add(place);
@@ -491,6 +496,23 @@ impl Outstanding {
     }
 }
 
+/// Copies what is a slice of the frame in which a job came. A job that goes alone may run for hours, and would keep all of
+/// that frame's buffer, 64 KiB, for some bytes.
+fn detach(job: &mut Delivery) {
+    let message = &mut job.message;
+    let extras = message.extras.as_deref_mut();
+    let headers = extras.map(|extras| {
+        let values = extras.headers.iter_mut().map(|(_, value)| value);
+        values.chain(&mut extras.key)
+    });
+    let slices = message.notes.iter_mut().chain([&mut message.body]);
+    for slice in slices.chain(headers.into_iter().flatten()) {
+        if slice.len() <= INLINE_PAYLOAD_BYTES {
+            *slice = Bytes::copy_from_slice(slice);
+        }
+    }
+}
+
 fn send_message(socket: BorrowedFd<'_>, unsent: &Unsent) -> rustix::io::Result<()> {
     let file = unsent.file.as_ref().map(|file| [file.as_fd()]);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -514,7 +536,7 @@ mod tests {
     use std::sync::Arc;
     use std::thread;
 
-    use bytes::{Bytes, BytesMut};
+    use bytes::BytesMut;
     use penstock_message::{Message, MessageId};
 
     use super::*;
@@ -898,6 +920,27 @@ mod tests {
         let places = desk.out.places_of(None);
         let left = desk.out.take_back(places[0], PacketEnd::TakenBack).unwrap();
         assert_eq!((places.len(), numbers(&left.jobs)), (1, vec![2]));
+    }
+
+    #[test]
+    fn a_job_that_goes_alone_keeps_no_more_than_its_own_bytes() {
+        let mut desk = Desk::with_slots(1, 8);
+        let frame = Bytes::from(vec![7; 64 * 1024]);
+        let sent = |jobs: u64| {
+            let with_slice = |number| {
+                let mut job = delivery(number, vec![]);
+                job.message.body = frame.slice(100..110);
+                job.message.notes = vec![frame.slice(0..5)];
+                job
+            };
+            (0..jobs).map(with_slice).collect::<Vec<_>>()
+        };
+        let task = task();
+        for jobs in [sent(1), sent(1)] {
+            let hand_out = HandOut { task, jobs };
+            desk.out.send(0, "work", hand_out).unwrap();
+        }
+        assert!(frame.is_unique(), "nothing out refers to the frame");
     }
 
     /// With thousands of jobs that wait for something a look must not go through all of them each time.
