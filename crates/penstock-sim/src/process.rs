@@ -303,7 +303,12 @@ struct Running {
 impl Worker {
     fn new(children: usize, queues: Vec<String>, may_be_slow: bool) -> Self {
         let mut policy = Policy::default();
-        policy.set_slots(children, children);
+        // Slots of one process each, or two in a process.
+        let processes = match may_be_slow {
+            true => children,
+            false => children.div_ceil(2),
+        };
+        policy.set_slots(children, processes);
         Self {
             queues,
             inbox: Arc::new(Inbox::new(SeededState::default(), || ())),
