@@ -201,8 +201,9 @@ class ChildLink:
         """Own the descriptors from here on. The process ends when its parent does."""
     def slot(self) -> SlotLink:
         """Make a slot, which belongs to the thread that uses it."""
-    def ends_fd(self) -> int:
-        """A descriptor on which the ends of threads are told (see ``SlotLink.tell_end_of_thread``)."""
+    def begin_threads(self, slots: int) -> int:
+        """Prepare this process for so many slots in threads, and return a descriptor on which the ends of these are
+        told (see ``SlotLink.tell_end_of_thread``)."""
     def fileno(self) -> int:
         """The socket that slots pull from, for an event loop."""
     def flush(self) -> None:
@@ -241,7 +242,7 @@ class SlotLink:
         the arguments of at most 1 KiB.
         """
     def tell_end_of_thread(self, number: int) -> None:
-        """Have the end of the calling thread told, however it comes: ``number``, in four bytes, on
-        ``ChildLink.ends_fd``."""
+        """The calling thread is this slot's. Have its end told, however it comes, and its fatal signals: ``number``, in
+        four bytes, on the descriptor of ``ChildLink.begin_threads``."""
     def lose(self, why: str) -> bool:
         """Tell that this slot's thread has ended, and why. False: it had no job then."""

@@ -56,6 +56,8 @@ ASKS_NOBODY = {
         "job",
         "on_process_start",
         "on_process_stop",
+        "on_slot_start",
+        "on_slot_stop",
         "on_worker_start",
         "remote_task",
         "task",

@@ -434,3 +434,37 @@ def test_enqueue_gives_jobs_as_it_was_given_calls():
     for wrong in ((task,), (3,), ([task],), (task.s("a"), 3)):
         with pytest.raises(TypeError, match=r"app.enqueue takes calls that are not made yet, such as send.s\(1\)"):
             app.enqueue(*wrong)
+
+
+def plain() -> None: ...
+
+
+async def awaits() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "slot", "raised", "says"),
+    [
+        (awaits, "thread", TypeError, r'awaits\(\) is an async def, for which slot is "async" or "process"'),
+        (plain, "async", TypeError, r"plain\(\) is no async def and would block the loop"),
+        (plain, "isolated", NotOffered, "not built yet"),
+        (plain, "gevent", ValueError, "slot must be 'process' or 'thread' or 'async', not 'gevent'"),
+        (plain, 3, ValueError, "not 3"),
+    ],
+)
+def test_a_kind_of_slot_that_does_not_fit_is_refused_where_it_is_said(function, slot, raised, says):
+    with pytest.raises(raised, match=says):
+        App("slots").task(slot=slot)(function)
+
+
+def test_a_default_kind_of_slot_is_for_the_tasks_that_it_fits():
+    app = App("slots", defaults={"slot": "thread"})
+    assert (app.task(plain).slot, app.task(awaits).slot) == ("thread", None)
+    assert app.task(name="other", slot="process")(plain).slot == "process"
+    with pytest.raises(ValueError, match="slot must be"):
+        App("slots", defaults={"slot": "gevent"})  # type: ignore[typeddict-item]
+
+
+def test_a_call_can_not_choose_the_kind_of_slot():
+    with pytest.raises(TypeError, match=r"the task says it for all of its jobs: @app.task\(slot=...\)"):
+        App("slots").task(plain).options(slot="thread")  # type: ignore[call-arg]

@@ -116,17 +116,17 @@ def test_a_task_that_breaks_the_interpreter_fails_and_its_process_is_replaced(sh
     assert shop.tasks.tiny.delay(7).result(timeout=30) == 7
 
 
-def test_only_the_process_of_a_slot_is_killed_and_only_while_it_is_there() -> None:
-    """What reads a slot's outcomes knows no process, and its number may be another's by then."""
+def test_only_the_process_that_is_meant_is_killed_and_only_while_it_is_there() -> None:
+    """What reads a process's outcomes knows no number of it, and its number may be another's by then."""
     ours, theirs = socket.socketpair()
     control = Control(ours)
-    zygote = Zygote([App("shop", url="memory:")], "test", control, (-1, -1))
+    zygote = Zygote([App("shop", url="memory:")], "test", control, [-1, -1])
     processes = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
     try:
-        zygote._slots = {process.pid: slot for slot, process in enumerate(processes)}
+        zygote._children = {process.pid: child for child, process in enumerate(processes)}
         zygote._kill(1)
         assert processes[1].wait(30) == -signal.SIGKILL
-        del zygote._slots[processes[1].pid]
+        del zygote._children[processes[1].pid]
         zygote._kill(1)
         assert processes[0].poll() is None
         zygote._kill()

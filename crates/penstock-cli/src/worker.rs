@@ -6,13 +6,16 @@ use clap::{ArgAction, Args};
 use penstock_driver::{Address, DEFAULT_HEARTBEAT, DriverConfig, DriverError};
 use penstock_local::{connect, in_full, in_second_process};
 use penstock_worker::{
-    ChildLog, Connected, DEFAULT_GRACE, MAX_PROCESSES, PoolConfig, SlotKind, WorkerConfig,
-    worker_name,
+    ChildLog, Connected, DEFAULT_GRACE, MAX_PROCESSES, MAX_SLOTS, PoolConfig, SlotKind,
+    WorkerConfig, worker_name,
 };
 
-use crate::exit::Failure;
+use crate::exit::{Failure, WRONG_CALL};
 use crate::logging::{LogArguments, LogFormat, LogLevel};
 use crate::remote::{DEFAULT_URL, address_of, token_from_environment};
+
+/// Slots on the event loop of a worker that was told no number.
+const DEFAULT_ASYNC_SLOTS: u32 = 100;
 
 #[derive(Args)]
 pub struct Arguments {
@@ -26,9 +29,19 @@ pub struct Arguments {
     /// The broker: local:PATH, unix:PATH or tcp://HOST:PORT
     #[arg(long, env = "PENSTOCK_URL", hide_env_values = true)]
     url: Option<String>,
-    /// How many jobs run at once, each in a process [default: one for each CPU]
+    /// How many processes run jobs, one at a time each unless --threads says more [default: one for each CPU]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
     concurrency: Option<u32>,
+    /// Run so many jobs at once in each of those processes, in threads: for tasks that wait more than they compute
+    #[arg(long, value_name = "T", value_parser = slots)]
+    threads: Option<u32>,
+    /// With --threads: processes that run one job at a time, for tasks with slot="process" [default: one, if there is
+    /// such a task]
+    #[arg(long, value_name = "N", requires = "threads", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
+    processes: Option<u32>,
+    /// Run so many jobs of async def tasks at once, on one event loop in a process of its own
+    #[arg(long = "async", value_name = "N", default_value_t = DEFAULT_ASYNC_SLOTS, value_parser = slots)]
+    async_slots: u32,
     /// Queues to serve, with commas between [default: those the app's tasks name]
     #[arg(short = 'Q', long, value_name = "QUEUES", value_delimiter = ',', value_parser = queue_name, action = ArgAction::Append)]
     queues: Option<Vec<String>>,
@@ -88,6 +101,14 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
         })
     };
     let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
+    let concurrency = arguments.concurrency.unwrap_or(cpus.min(MAX_PROCESSES));
+    let pools = pools(
+        concurrency,
+        arguments.threads,
+        arguments.processes,
+        arguments.async_slots,
+    )?;
+    let default_slot = pools[0].kind;
     Ok(WorkerConfig {
         apps: arguments.apps,
         modules: arguments.include,
@@ -95,11 +116,8 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
         connect: Some(Box::new(connect)),
         url,
         name,
-        pools: vec![PoolConfig {
-            kind: SlotKind::Process,
-            processes: arguments.concurrency.unwrap_or(cpus.min(MAX_PROCESSES)),
-            slots: 1,
-        }],
+        pools,
+        default_slot,
         queues: arguments.queues,
         burst: arguments.burst,
         grace: Duration::from_secs(arguments.grace),
@@ -113,6 +131,68 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
             json: matches!(arguments.log.log_format, LogFormat::Json),
         },
     })
+}
+
+/// The slots of a worker; the first are for tasks that ask for none.
+fn pools(
+    concurrency: u32,
+    threads: Option<u32>,
+    processes: Option<u32>,
+    async_slots: u32,
+) -> Result<Vec<PoolConfig>, Failure> {
+    let pool = |kind, processes, slots| PoolConfig {
+        kind,
+        processes,
+        slots,
+        on_demand: false,
+    };
+    let mut pools = Vec::new();
+    match threads {
+        None => pools.push(pool(SlotKind::Process, concurrency, 1)),
+        Some(threads) => {
+            pools.push(pool(SlotKind::Thread, concurrency, threads));
+            pools.push(PoolConfig {
+                on_demand: processes.is_none(),
+                ..pool(SlotKind::Process, processes.unwrap_or(1), 1)
+            });
+        }
+    }
+    // Its process is there only if the app has a task for it.
+    pools.push(pool(SlotKind::Async, 1, async_slots));
+    let all: u64 = pools.iter().map(|pool| u64::from(pool.processes)).sum();
+    if all > u64::from(MAX_PROCESSES) {
+        return Err(Failure::new(
+            WRONG_CALL,
+            format!(
+                "these are {all} processes, and a worker has at most {MAX_PROCESSES}; run a second worker"
+            ),
+        ));
+    }
+    let slots: u64 = pools
+        .iter()
+        .map(|pool| u64::from(pool.processes) * u64::from(pool.slots))
+        .sum();
+    if slots > u64::from(MAX_SLOTS) {
+        return Err(Failure::new(
+            WRONG_CALL,
+            format!(
+                "these are {slots} slots, and a worker has at most {MAX_SLOTS}; run a second worker"
+            ),
+        ));
+    }
+    Ok(pools)
+}
+
+/// How many slots a process has.
+fn slots(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(0) => Err(
+            "a process without slots runs nothing; give at least 1, or leave the option out"
+                .to_owned(),
+        ),
+        Ok(slots) if slots <= MAX_SLOTS => Ok(slots),
+        _ => Err(format!("give a number from 1 to {MAX_SLOTS}")),
+    }
 }
 
 /// Returns the broker's URL in full, if a worker can use it.

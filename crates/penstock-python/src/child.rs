@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 
 use penstock_message::{Failure, Retries};
-use penstock_worker::{Ended, FailureView, JobView, Kind, Link, Pulled, Slot, end_with_parent};
+use penstock_worker::{
+    Ended, FailureView, JobView, Kind, Link, Pulled, Slot, end_with_parent, limit_arenas,
+};
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
@@ -187,8 +189,11 @@ impl ChildLink {
         }
     }
 
-    /// A descriptor on which the ends of threads are told (see `SlotLink.tell_end_of_thread`).
-    fn ends_fd(&self) -> PyResult<i32> {
+    /// Prepare this process for slots in threads, and return a descriptor on which the ends of these are told (see
+    /// `SlotLink.tell_end_of_thread`).
+    fn begin_threads(&self, slots: usize) -> PyResult<i32> {
+        limit_arenas();
+        self.link.watch_faults(slots)?;
         if self.shared.ends.get().is_none() {
             let flags = rustix::pipe::PipeFlags::CLOEXEC;
             let ends = rustix::pipe::pipe_with(flags).map_err(std::io::Error::from)?;
@@ -331,12 +336,14 @@ impl SlotLink {
         })
     }
 
-    /// Have the end of the calling thread told, however it comes: `number`, in four bytes, on `ChildLink.ends_fd`.
-    fn tell_end_of_thread(&self, number: u32) {
+    /// The calling thread is this slot's. Have its end told, however it comes, and its fatal signals: `number`, in four bytes, on the descriptor of `ChildLink.begin_threads`.
+    fn tell_end_of_thread(&self, number: u32) -> PyResult<()> {
+        self.with_state(|State { slot, .. }| Ok(slot.watch_thread()?))?;
         THREAD_END.set(Some(ThreadEnd {
             slot: number,
             shared: Arc::clone(&self.shared),
         }));
+        Ok(())
     }
 
     /// Tell that this slot's thread has ended, and why. False: it had no job then.

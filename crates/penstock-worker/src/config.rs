@@ -29,8 +29,11 @@ pub struct WorkerConfig {
     pub url: Option<String>,
     /// Shown to people, in `status` and `job.info()`: [`worker_name`] unless somebody chose one.
     pub name: String,
-    /// Where jobs run. In all at most [`MAX_PROCESSES`] and [`MAX_SLOTS`].
+    /// Where jobs run, at most one of each kind: see [`WorkerConfig::default_slot`]. In all at most [`MAX_PROCESSES`] and
+    /// [`MAX_SLOTS`].
     pub pools: Vec<PoolConfig>,
+    /// The kind of slot that runs tasks which name none.
+    pub default_slot: SlotKind,
     /// `None`: every queue that the app's tasks name, and `default`.
     pub queues: Option<Vec<String>>,
     /// End once the queues are empty (see [`crate::run`]).
@@ -48,6 +51,24 @@ pub struct PoolConfig {
     pub processes: u32,
     /// In each process.
     pub slots: u32,
+    /// Nobody asked for these: they are there for tasks that need them, and the log says so.
+    pub on_demand: bool,
+}
+
+impl PoolConfig {
+    /// What its slots are, unless each is a process, as everybody expects.
+    pub fn in_words(self) -> Option<String> {
+        let (slots, processes) = (self.slots, self.processes);
+        match (self.kind, processes) {
+            (SlotKind::Process, _) => None,
+            (SlotKind::Thread, 1) => Some(format!("{slots} threads in a process")),
+            (SlotKind::Async, 1) => Some(format!("{slots} on an event loop")),
+            (SlotKind::Async, _) => Some(format!("{slots} on each of {processes} event loops")),
+            (SlotKind::Thread, _) => {
+                Some(format!("{slots} threads in each of {processes} processes"))
+            }
+        }
+    }
 }
 
 /// What a slot is.
@@ -55,6 +76,10 @@ pub struct PoolConfig {
 pub enum SlotKind {
     /// A process of its own.
     Process,
+    /// A thread of a process that has several.
+    Thread,
+    /// A place on the event loop of a process.
+    Async,
 }
 
 impl SlotKind {
@@ -62,7 +87,14 @@ impl SlotKind {
     pub fn word(self) -> &'static str {
         match self {
             Self::Process => "process",
+            Self::Thread => "thread",
+            Self::Async => "async",
         }
+    }
+
+    pub fn from_word(word: &str) -> Option<Self> {
+        let all = [Self::Process, Self::Thread, Self::Async];
+        all.into_iter().find(|kind| kind.word() == word)
     }
 }
 

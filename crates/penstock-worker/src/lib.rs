@@ -16,7 +16,9 @@
 //! | page.rs | the memory shared with children: claims, outcomes |
 //! | packet.rs | the bytes between them |
 //! | link.rs | a child's side, wrapped by the Python extension |
+//! | fault.rs | which of a process's jobs a fatal signal came from |
 //! | outstanding.rs | the packets that are out, and what of them can be had back |
+//! | threads.rs | what a process with many threads needs of its system |
 //! | zygote.rs | the process that forks |
 //! | files.rs | the limit of open files, and what passes |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
@@ -27,6 +29,7 @@
 
 mod config;
 mod desk;
+mod fault;
 mod files;
 #[cfg(feature = "hostile")]
 pub mod hostile;
@@ -39,6 +42,7 @@ mod page;
 #[doc(hidden)]
 pub mod policy;
 mod supervisor;
+mod threads;
 mod zygote;
 
 pub use config::{
@@ -50,6 +54,7 @@ pub use link::{Ended, Link, Pulled, Slot};
 #[doc(hidden)]
 pub use packet::job_bytes;
 pub use packet::{FailureView, JobView, Kind, Retried};
+pub use threads::limit_arenas;
 pub use zygote::end_with_parent;
 
 use std::process::ExitCode;

@@ -17,6 +17,7 @@ use std::time::Instant;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
+use crate::fault;
 use crate::packet::{
     BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader, serving,
 };
@@ -90,6 +91,9 @@ struct Turn {
 
 /// What runs one job at a time.
 pub struct Slot {
+    number: usize,
+    /// A fault of its thread is told, and which packet it has.
+    is_watched: bool,
     link: Arc<Link>,
     turn: Arc<Turn>,
     /// The packet that it has: header, then payload.
@@ -151,9 +155,21 @@ impl Link {
         }))
     }
 
+    /// Has the fatal signals of slots' threads say whose they were. For a child with so many slots in threads, which end
+    /// with the process.
+    pub fn watch_faults(self: &Arc<Self>, slots: usize) -> io::Result<()> {
+        // A handler may run until the very end.
+        std::mem::forget(Arc::clone(self));
+        // SAFETY: the link, and the ring with it, is never dropped from here on.
+        let fault = unsafe { lock(&self.outcomes).ring.fault() };
+        fault::install(fault, slots)
+    }
+
     pub fn slot(self: &Arc<Self>) -> Slot {
-        self.slots.fetch_add(1, Ordering::Relaxed);
+        let number = self.slots.fetch_add(1, Ordering::Relaxed);
         Slot {
+            number: number as usize,
+            is_watched: false,
             link: Arc::clone(self),
             turn: Arc::default(),
             bytes: Vec::new(),
@@ -342,6 +358,9 @@ impl Slot {
         let mut reader = Reader(&self.bytes[packet.offset..]);
         let job = reader.job()?;
         packet.offset = self.bytes.len() - reader.0.len();
+        if self.is_watched {
+            fault::set_place(self.number, Some(packet.place));
+        }
         self.running = Some(Running {
             index: packet.next,
             since: Instant::now(),
@@ -362,6 +381,9 @@ impl Slot {
         let Some(running) = self.running.take() else {
             return Err(io::Error::other("no job of this slot is running"));
         };
+        if self.is_watched {
+            fault::set_place(self.number, None);
+        }
         lock(&self.link.outcomes).tell(OutcomeFrame {
             sequence: self.packet.sequence,
             place: self.packet.place,
@@ -373,6 +395,12 @@ impl Slot {
             failure: ended.failure,
             note: ended.note,
         })
+    }
+
+    /// The calling thread is this slot's (see [`Link::watch_faults`]).
+    pub fn watch_thread(&mut self) -> io::Result<()> {
+        self.is_watched = true;
+        fault::watch_thread(self.number)
     }
 
     /// Tells that the thread of this slot has ended in the midst of its job, if it had one. Says whether it had.

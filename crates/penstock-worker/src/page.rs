@@ -4,7 +4,7 @@
 //! ```text
 //!     header        one line     what the rest looks like
 //!     claims        a line each  one for each packet that may be out at once
-//!     outcome ring  one a child  head, tail, then RING_BYTES of frames (see packet.rs)
+//!     outcome ring  one a child  head and fault, tail, then RING_BYTES of frames (see packet.rs)
 //! ```
 //!
 //! # Claims
@@ -38,6 +38,11 @@
 //! on its own socket) at the end of each packet. What doesn't fit goes over that socket instead, so
 //! a full ring is never waited for.
 //!
+//! # The guilty one
+//!
+//! Where a process with several slots dies by a fault of the processor or an abort, a handler in it writes into `fault` which
+//! packet the thread at fault was at (see fault.rs): its place plus one. 0: nobody knows.
+//!
 //! Children can write here, so the supervisor believes nothing it reads: it copies, then checks.
 
 use std::io;
@@ -54,6 +59,8 @@ const PAGE_BYTES: usize = 64 * 1024;
 /// Outcomes of a packet of 256 small results fit twice.
 pub const RING_BYTES: usize = PAGE_BYTES - 2 * LINE_BYTES;
 const CHILD_BYTES: usize = PAGE_BYTES;
+/// Behind the head, on its line.
+const FAULT_OFFSET: usize = 8;
 
 const MAGIC: u32 = 0x5053_7431;
 
@@ -258,11 +265,25 @@ impl Pages {
         assert!(child < self.children);
         let offset = ring_offset(self.claims, child);
         self.all.at::<Line>(offset).0.store(0, Ordering::Release);
+        self.fault_word(child).store(0, Ordering::Release);
         self.all
             .at::<Line>(offset + LINE_BYTES)
             .0
             .store(0, Ordering::Release);
         RingReader { offset, tail: 0 }
+    }
+
+    fn fault_word(&self, child: u32) -> &AtomicU64 {
+        self.all.at(ring_offset(self.claims, child) + FAULT_OFFSET)
+    }
+
+    /// The place of the packet that a child was at when a fault ended it, if that is known and true.
+    pub fn fault(&self, child: u32) -> Option<usize> {
+        let place = self
+            .fault_word(child)
+            .load(Ordering::Acquire)
+            .checked_sub(1)? as usize;
+        (place < self.claims && self.claim(place).read().owner == Some(child)).then_some(place)
     }
 }
 
@@ -362,6 +383,17 @@ pub struct RingWriter {
 }
 
 impl RingWriter {
+    /// The word for [`Pages::fault`].
+    ///
+    /// # Safety
+    ///
+    /// The writer must stay as long as what is returned is used.
+    pub unsafe fn fault(&self) -> &'static AtomicU64 {
+        let word: &AtomicU64 = self.own.at(FAULT_OFFSET);
+        // SAFETY: the mapping stays where it is until the writer is dropped.
+        unsafe { &*std::ptr::from_ref(word) }
+    }
+
     /// Appends a frame to the ring; false if it doesn't fit now.
     pub fn push(&mut self, frame: &[u8]) -> bool {
         let room = |tail: u64, head: u64| RING_BYTES - (head - tail) as usize;
@@ -516,6 +548,26 @@ mod tests {
         assert!(child.push(&[1]));
         child.own.at::<Line>(0).0.store(u64::MAX, Ordering::Release);
         assert_eq!(reader.read(&pages, &mut out), Err(Damaged));
+    }
+
+    #[test]
+    fn a_fault_is_of_the_child_s_own_packets_or_of_none() {
+        let pages = Pages::new(2, 4).unwrap();
+        let _ring = pages.fresh_ring(1);
+        let (claims, ring) = open_child(pages.as_fd(), 1).unwrap();
+        // SAFETY: the ring is dropped at the end.
+        let fault = unsafe { ring.fault() };
+        assert_eq!(pages.fault(1), None);
+        pages.claim(2).offer(7, 1);
+        assert!(claims.get(2).unwrap().claim(7, 1));
+        for (word, expected) in [(3, Some(2)), (2, None), (5, None), (u64::MAX, None)] {
+            fault.store(word, Ordering::Relaxed);
+            assert_eq!(pages.fault(1), expected, "{word}");
+        }
+        fault.store(3, Ordering::Relaxed);
+        assert_eq!(pages.fault(0), None, "another child's");
+        pages.fresh_ring(1);
+        assert_eq!(pages.fault(1), None, "it is a new child's");
     }
 
     #[test]

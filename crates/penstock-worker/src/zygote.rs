@@ -59,7 +59,7 @@ pub struct Loaded {
     pub url: Option<String>,
     /// Those that its tasks name.
     pub queues: Vec<String>,
-    pub tasks: Vec<String>,
+    pub tasks: Vec<LoadedTask>,
     /// The modules that have them, with how many each has.
     pub modules: Vec<(String, u32)>,
 }
@@ -73,6 +73,10 @@ pub struct Fork {
     pub kind: SlotKind,
     pub slots: u32,
 }
+
+/// A task's name, and the kind of slot that it asks for, or nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct LoadedTask(pub String, pub String);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Said {
@@ -350,13 +354,13 @@ mod tests {
     fn what_a_zygote_says_is_understood_or_refused() {
         check(
             r#"ready {"app": "shop", "place": "shop:app", "url": null, "queues": ["default", "mail\nfor you"],
-                "tasks": ["shop.send"], "modules": [["shop", 1]]}"#,
+                "tasks": [["shop.send", "thread"]], "modules": [["shop", 1]]}"#,
             Some(Said::Ready(Loaded {
                 app: "shop".into(),
                 place: "shop:app".into(),
                 url: None,
                 queues: vec!["default".into(), "mail\nfor you".into()],
-                tasks: vec!["shop.send".into()],
+                tasks: vec![LoadedTask("shop.send".into(), "thread".into())],
                 modules: vec![("shop".into(), 1)],
             })),
         );

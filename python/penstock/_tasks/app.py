@@ -108,6 +108,8 @@ class App:
         self._worker_start_hooks: list[Callable[[], object]] = []
         self._process_start_hooks: list[Callable[[], object]] = []
         self._process_stop_hooks: list[Callable[[], object]] = []
+        self._slot_start_hooks: list[Callable[[], object]] = []
+        self._slot_stop_hooks: list[Callable[[], object]] = []
         self._connection: Connection | None = None
         self._generation = -1
         remember_app(self)
@@ -343,6 +345,23 @@ class App:
         """
         return _add_hook(self._process_stop_hooks, "on_process_stop", function)
 
+    def on_slot_start(self, function: F) -> F:
+        """Run this in each slot before its first job: in its thread, or in its process after ``on_process_start``.
+
+        The place for what a thread can't share with others, such as a connection kept in a ``threading.local``. Slots
+        on an event loop share it, so there it runs once, on the loop; an ``async def`` function runs nowhere else.
+        An error keeps the slot from taking jobs. Where the slot is a thread, it is logged and tried again, later each
+        time; elsewhere the process ends, as for ``on_process_start``.
+        """
+        return _add_hook(self._slot_start_hooks, "on_slot_start", function, may_be_async=True)
+
+    def on_slot_stop(self, function: F) -> F:
+        """Run this in each slot when it is told to stop and its last job has ended, where ``on_slot_start`` ran.
+
+        A slot whose process is killed, or whose thread is lost, never comes to it. An error is logged.
+        """
+        return _add_hook(self._slot_stop_hooks, "on_slot_stop", function, may_be_async=True)
+
     def check(self) -> None:
         """Resolve the annotations of all tasks; ``TypeError`` lists what is wrong. A worker does so at its start."""
         problems: list[str] = []
@@ -455,9 +474,10 @@ def _shaped(calls: tuple[Any, ...], jobs: list[Job[Any]]) -> object:
     return jobs[0] if isinstance(calls[0], Signature) else jobs
 
 
-def _add_hook(hooks: list[Callable[[], object]], name: str, function: F) -> F:
-    if not callable(function) or inspect.iscoroutinefunction(function):
-        raise TypeError(f"{name} takes a function without arguments, and no async def, not {function!r}")
+def _add_hook(hooks: list[Callable[[], object]], name: str, function: F, *, may_be_async: bool = False) -> F:
+    if not callable(function) or (inspect.iscoroutinefunction(function) and not may_be_async):
+        kinds = "" if may_be_async else ", and no async def"
+        raise TypeError(f"{name} takes a function without arguments{kinds}, not {function!r}")
     hooks.append(function)
     return function
 

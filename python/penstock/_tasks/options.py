@@ -13,6 +13,7 @@ from penstock._tasks.retries import Retries, checked_retries
 from penstock.errors import NotOffered
 
 Durability: TypeAlias = Literal["replicated", "disk", "os", "none"]
+Slot: TypeAlias = Literal["process", "thread", "async"]
 
 
 @public
@@ -52,6 +53,9 @@ class TaskOptions(TypedDict, total=False):
     """Number of deaths of its worker process at which the job is given up; 1: it never runs again. Default: 3."""
     on_crash: Literal["retry", "fail"]
     """``"fail"``: never run it again after its worker process died, which makes it at most once."""
+    slot: Slot
+    """The kind of slot that runs it: ``"process"``, ``"thread"`` or ``"async"``. Default: an ``async def`` on the event
+    loop, ``"async"``; another function in a thread where the worker has threads (``--threads``), else in a process."""
 
 
 @public
@@ -162,7 +166,6 @@ _RESERVED = {
     "max_running": "limits on running jobs",
     "limits": "shared limits",
     "weight": "limits by weight",
-    "slot": "slots of other kinds than processes",
     "batch": "batches",
     "breaker": "circuit breakers",
     "when_full": "waiting for room in a full queue",
@@ -183,6 +186,7 @@ _HABITS = {
     "job_timeout": "it will be timeout; time limits are not offered yet",
     "max_concurrency": "it will be max_running; limits on running jobs are not offered yet",
     "rate": "it will be rate_limit; rate limits are not offered yet",
+    "slot": "the task says it for all of its jobs: @app.task(slot=...)",
     "serializer": "there is one encoding, and app.codec(...) for types of your own",
     "soft_time_limit": "it will be soft_timeout; time limits are not offered yet",
     "throws": "no_retry_on names errors that are not worth another attempt",

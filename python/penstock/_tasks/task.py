@@ -29,11 +29,11 @@ from penstock._jobs.job import Job, job_id_of
 from penstock._public import public
 from penstock._tasks.headers import headers_for, here
 from penstock._tasks.middleware import Call
-from penstock._tasks.options import JobOptions, Options, TaskOptions, refuse_unknown
+from penstock._tasks.options import JobOptions, Options, Slot, TaskOptions, refuse_unknown
 from penstock._tasks.retries import RetryPolicy, checked_retries, exception_types
 from penstock._values.arguments import Arguments
 from penstock._values.shapes import module_name
-from penstock.errors import PayloadTooLarge
+from penstock.errors import NotOffered, PayloadTooLarge
 
 if TYPE_CHECKING:
     from penstock._tasks.app import App
@@ -223,6 +223,7 @@ class AnyTask(Sender[P, R]):
         self.app = app
         self.function = function
         self.name: str = options.get("name") or name_of(function)
+        self.slot = slot_of(function, options, app.defaults)
         options = {**app.defaults, **options}
         self.retry_policy: RetryPolicy = _retry_policy(options)
         super().__init__(self, _job_options(self.name, options))
@@ -451,8 +452,45 @@ def _job_options(name: str, options: TaskOptions) -> Options:
     return Options(name, 1 if on_crash == "fail" else max_crashes).with_changes(changes)
 
 
+_SLOTS = ("process", "thread", "async")
+
+
+def slot_of(function: Callable[..., Any], options: TaskOptions, defaults: TaskOptions) -> Slot | None:
+    """Return the kind of slot that the options or else the defaults name, or None.
+
+    ``TypeError`` for a kind that can't run the function. A default that can't is for the app's other tasks.
+    """
+    slot = options.get("slot")
+    if slot is None:
+        slot = defaults.get("slot")
+        return slot if slot is not None and _misfit(function, slot) is None else None
+    _check_slot(slot)
+    misfit = _misfit(function, slot)
+    if misfit is not None:
+        raise TypeError(misfit)
+    return slot
+
+
+def _check_slot(slot: object) -> None:
+    if slot == "isolated":
+        raise NotOffered("slot='isolated' is not built yet; leave it out, and the task runs in a process")
+    if slot not in _SLOTS:
+        raise ValueError(f"slot must be {' or '.join(map(repr, _SLOTS))}, not {slot!r}")
+
+
+def _misfit(function: Callable[..., Any], slot: Slot) -> str | None:
+    name = getattr(function, "__qualname__", "this")
+    if slot == "thread" and is_async(function):
+        return f'{name}() is an async def, for which slot is "async" or "process", not "thread"'
+    if slot == "async" and not is_async(function):
+        return f'{name}() is no async def and would block the loop: its slot is "thread" or "process", not "async"'
+    return None
+
+
 def check_task_options(options: TaskOptions) -> None:
-    """Raise the fault in options that a task may have."""
+    """Raise what is wrong with options that a task may have."""
+    if "slot" in options:
+        _check_slot(options["slot"])
     _job_options("defaults", options).for_core()
     _retry_policy(options)
 

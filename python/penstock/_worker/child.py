@@ -1,10 +1,13 @@
-"""A worker's child: runs jobs until its supervisor has no more."""
+"""A worker's child: runs jobs in its slots until its supervisor has no more."""
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock._worker.runner import Runner
 
@@ -16,29 +19,66 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 
-def run_jobs(apps: list[App], worker: str, link: ChildLink) -> None:
-    """Run each job that the link gives, of any of these apps."""
+def run_jobs(apps: list[App], worker: str, link: ChildLink, kind: str, slots: int) -> None:
+    """Run each job that the link gives, of any of these apps, in so many slots of this kind."""
     # A task may fork. What it forks must not go on with our jobs, should it ever come back here.
     os.register_at_fork(after_in_child=link.abandon)
     for hook in [hook for app in apps for hook in app._process_start_hooks]:
         hook()
-    runner = Runner(apps, worker)
-    slot = link.slot()
-    run, finish = runner.run, slot.finish
     try:
-        # As little as can be between two jobs: this loop is most of what a short one costs.
-        for job in slot:
-            finish(*run(job))
-            if runner.is_unsound:
-                # Its jobs would fail one after another, with errors that are not theirs.
-                raise RuntimeError("an error could not be recorded: this process is replaced by another")
+        if kind == "thread":
+            # Not imported above: a child has slots of one kind.
+            from penstock._worker.threads import Threads
+
+            Threads(apps, worker, link, slots).run()
+        elif kind == "async":
+            from penstock._worker.loop import Loop
+
+            Loop(apps, worker, link, slots).run()
+        else:
+            run_in_process(apps, worker, link)
     except (BrokenPipeError, ConnectionResetError):
         # The supervisor is gone, and this process with it.
         pass
-    # After another exception nothing is closed: that could wait for threads which never end.
-    for hook in [hook for app in apps for hook in app._process_stop_hooks]:
+    stop([hook for app in apps for hook in app._process_stop_hooks], "on_process_stop")
+
+
+def run_in_process(apps: list[App], worker: str, link: ChildLink) -> None:
+    """Be one slot, in the main thread."""
+    for hook in [hook for app in apps for hook in app._slot_start_hooks]:
+        if not inspect.iscoroutinefunction(hook):
+            hook()
+    runner = Runner(apps, worker)
+    slot = link.slot()
+    run, finish = runner.run, slot.finish
+    # As little as can be between two jobs: this loop is most of what a short one costs.
+    for job in slot:
+        finish(*run(job))
+        if runner.is_unsound:
+            # Its jobs would fail one after another, with errors that are not theirs.
+            raise RuntimeError(UNSOUND)
+    # After an exception nothing is closed: that could wait for threads which never end.
+    stop([hook for app in apps for hook in app._slot_stop_hooks], "on_slot_stop")
+    runner.close()
+
+
+UNSOUND = "an error could not be recorded: this process is replaced by another"
+
+
+def stop(hooks: list[Callable[[], object]], name: str) -> None:
+    for hook in hooks:
+        if inspect.iscoroutinefunction(hook):
+            continue  # for slots on an event loop
         try:
             hook()
         except Exception:
-            logger.exception("a function of on_process_stop failed in process %d; the others run", os.getpid())
-    runner.close()
+            logger.exception("a function of %s failed in process %d; the others run", name, os.getpid())
+
+
+def leave_fork() -> NoReturn:
+    """End a process that a task has forked, and that has come back from its task as if it were the child."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(0)

@@ -91,7 +91,7 @@ def report_of(loaded: list[Loaded]) -> dict[str, Any]:
         "place": ", ".join(each.place for each in loaded),
         "url": loaded[0].app._given_url,
         "queues": sorted({task._options.queue for task in tasks.values()}),
-        "tasks": sorted(tasks),
+        "tasks": sorted((name, task.slot or ("async" if task.is_async else "")) for name, task in tasks.items()),
         "modules": sorted(modules.items()),
     }
 

@@ -58,7 +58,8 @@ class GiveBack(BaseException):
 
 
 class Runner:
-    """Runs jobs of some apps, one at a time. ``worker``: what people know this process by."""
+    """Runs jobs of some apps: one at a time by ``run``, any number by ``run_on_loop``. ``worker``: what people know
+    this process by."""
 
     def __init__(self, apps: Sequence[App], worker: str) -> None:
         self._apps = apps
@@ -118,6 +119,50 @@ class Runner:
             return GIVEN_BACK, 0, None, None, None
         except BaseException as error:
             return _Attempt(self, job, started_ms).fail(error)
+
+    async def run_on_loop(self, job: Delivered) -> Outcome:
+        """As ``run``, on the running event loop, in the context of an asyncio task that is this job's alone."""
+        task, job_id, attempt, crashes, redelivered, wants_result, enqueued_ms, body, notes, extras = job
+        started_ms = _time_ns() // 1_000_000
+        try:
+            known = self._tasks.get(task)
+            if known is None:
+                return _Attempt(self, job, started_ms).fail(self._unknown(task))
+            arguments = known.arguments
+            try:
+                args, kwargs = arguments.decode(body)
+            except ArgumentMismatch as error:
+                return _Attempt(self, job, started_ms).defer_or_fail(error, known)
+            current = (job_id, attempt, extras, crashes, redelivered, known, self._worker)
+            try:
+                value = (_call if known.app._run_layers is None else _call_within)(known, args, kwargs, current)
+                if type(value) is _COROUTINE:
+                    value = await value
+            except GiveBack:
+                raise
+            except BaseException as error:
+                return _Attempt(self, job, started_ms).retry_or_fail(error, known)
+            finished_ms = _time_ns() // 1_000_000
+            encoded = None
+            if wants_result:
+                before = (task, attempt, crashes, enqueued_ms, started_ms, finished_ms, self._worker, notes)
+                try:
+                    encoded = arguments.encode_success(before, value, known.app.max_payload_bytes)
+                except GiveBack:
+                    raise
+                except BaseException as error:
+                    return _Attempt(self, job, started_ms).fail(error)
+            if _is_logged(logging.INFO):
+                _log(logging.INFO, "%s %s succeeded in %d ms", task, job_id, finished_ms - started_ms)
+            return SUCCEEDED, 0, encoded, None, None
+        except GiveBack:
+            return GIVEN_BACK, 0, None, None, None
+        except BaseException as error:
+            return _Attempt(self, job, started_ms).fail(error)
+
+    def fail(self, job: Delivered, error: BaseException) -> Outcome:
+        """Record that an attempt failed which never came to run."""
+        return _Attempt(self, job, _time_ns() // 1_000_000).fail(error)
 
     @property
     def has_event_loop(self) -> bool:

@@ -145,7 +145,7 @@ class Fork(NamedTuple):
     pool: int
     """Which of the sockets it pulls from."""
     kind: str
-    """Of its slots: ``"process"``."""
+    """Of its slots: ``"process"``, ``"thread"`` or ``"async"``."""
     slots: int
 
     @classmethod
@@ -230,7 +230,7 @@ class Zygote:
             for other in self._work_fds:
                 os.close(other)
             link = ChildLink(work_fd, reply_fd, self._pages_fd, fork.child, zygote_pid)
-            run_jobs(self._apps, self._worker, link)
+            run_jobs(self._apps, self._worker, link, fork.kind, fork.slots)
         except ChildProcessError:
             # The zygote died before this child could ask to die with it.
             os._exit(0)

@@ -195,7 +195,7 @@ impl Supervisor {
         }
         // The code on disk may be another than that which an earlier zygote has loaded.
         self.app = loaded.app;
-        self.assign(loaded.tasks);
+        self.assign(&loaded.tasks);
     }
 
     fn begin_serving(&mut self, loaded: &Loaded, now: Instant) {
@@ -215,7 +215,7 @@ impl Supervisor {
             modules.join(", ")
         );
         for task in &loaded.tasks {
-            tracing::debug!("task {task}");
+            tracing::debug!("task {}", task.0);
         }
         let Some(connect) = self.config.connect.take() else {
             return;
@@ -376,8 +376,47 @@ impl Supervisor {
     /// not begun is as good as new. Says how many jobs it ran.
     fn bury(&mut self, number: u32, reason: &str) -> usize {
         self.close_accounts(number);
-        let places = self.outstanding.places_of(Some(number)).into_iter();
-        places.map(|place| self.bury_packet(place, reason)).sum()
+        let places = self.outstanding.places_of(Some(number));
+        let guilty = self.outstanding.pages.fault(number);
+        let guilty = guilty.filter(|guilty| places.contains(guilty));
+        let mut jobs = 0;
+        let mut spared = 0;
+        for place in places {
+            match guilty {
+                Some(guilty) if guilty != place => spared += self.spare_packet(place),
+                _ => jobs += self.bury_packet(place, reason),
+            }
+        }
+        if spared > 0 {
+            tracing::warn!(
+                jobs = spared,
+                "the jobs that ran beside it in its process were interrupted and handed back; no crash is counted for them"
+            );
+        }
+        jobs + spared
+    }
+
+    /// Hands back what a dead child ran in another slot than the guilty one.
+    fn spare_packet(&mut self, place: usize) -> usize {
+        self.take_back(place, PacketEnd::TakenBack);
+        let Some(left) = self.outstanding.take_begun(place) else {
+            return 0;
+        };
+        let jobs = left.jobs.len();
+        for delivery in left.jobs {
+            // One that may never run twice has run.
+            match delivery.message.max_deliveries {
+                1 => self.settle_lost(
+                    delivery,
+                    "its process was lost by another job's fault, and it may not run again",
+                ),
+                _ => self.settlements.add(delivery, Outcome::Returned),
+            }
+        }
+        if let Some(end) = left.end {
+            self.pools[left.pool].policy.packet_ended(left.task, end);
+        }
+        jobs
     }
 
     /// Reads the last outcomes of a child that is dead.

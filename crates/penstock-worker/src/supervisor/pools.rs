@@ -5,8 +5,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use penstock_message::{Delivery, SeededState};
 
 use super::Supervisor;
-use crate::config::PoolConfig;
+use crate::config::{PoolConfig, SlotKind};
 use crate::policy::Policy;
+use crate::zygote::LoadedTask;
 
 pub(super) struct Pool {
     pub(super) config: PoolConfig,
@@ -82,10 +83,50 @@ impl Pool {
 
 impl Supervisor {
     /// Each task goes to a pool, which the broker is told of with the next credit.
-    pub(super) fn assign(&mut self, tasks: Vec<String>) {
-        let pool = &mut self.pools[0];
-        pool.tasks.clone_from(&tasks);
-        pool.unsubscribed = Some(tasks);
+    pub(super) fn assign(&mut self, tasks: &[LoadedTask]) {
+        let mut tasks_of = vec![Vec::new(); self.pools.len()];
+        let mut elsewhere = Vec::new();
+        for LoadedTask(task, wish) in tasks {
+            let kind = SlotKind::from_word(wish).unwrap_or(self.config.default_slot);
+            let place = self.pools.iter().position(|pool| pool.config.kind == kind);
+            if place.is_none() {
+                elsewhere.push((task.as_str(), kind));
+            }
+            tasks_of[place.unwrap_or_default()].push(task.clone());
+        }
+        for (task, kind) in elsewhere {
+            tracing::warn!(
+                "{task} asks for a slot of the kind {:?}, and this worker has none: it runs in a {} here{}",
+                kind.word(),
+                self.pools[0].config.kind.word(),
+                match kind {
+                    SlotKind::Thread => "; with --threads N it has threads",
+                    SlotKind::Process | SlotKind::Async => "",
+                }
+            );
+        }
+        for (number, tasks) in tasks_of.into_iter().enumerate() {
+            let pool = &mut self.pools[number];
+            if pool.config.on_demand && pool.tasks.is_empty() && !tasks.is_empty() {
+                tracing::info!(
+                    "{} {} for a slot that is a {}: it has one; --processes N makes more",
+                    tasks.join(", "),
+                    match tasks.len() {
+                        1 => "asks",
+                        _ => "ask",
+                    },
+                    pool.config.kind.word()
+                );
+            }
+            let was_known = !pool.tasks.is_empty();
+            pool.tasks.clone_from(&tasks);
+            if !tasks.is_empty() {
+                pool.unsubscribed = Some(tasks);
+            } else if was_known {
+                // Another zygote has loaded other code: nothing more comes for these slots.
+                self.withdraw(number);
+            }
+        }
     }
 
     pub(super) fn is_subscribed(&self) -> bool {
@@ -111,9 +152,15 @@ impl Supervisor {
     }
 
     pub(super) fn slots_in_words(&self) -> String {
-        match self.wanted_slots() {
+        let slots = match self.wanted_slots() {
             1 => "1 slot".to_owned(),
             slots => format!("{slots} slots"),
+        };
+        let needed = self.pools.iter().filter(|pool| pool.is_needed());
+        let kinds: Vec<String> = needed.filter_map(|pool| pool.config.in_words()).collect();
+        match kinds.is_empty() {
+            true => slots,
+            false => format!("{slots} ({})", kinds.join(", ")),
         }
     }
 }

@@ -1,0 +1,182 @@
+"""Slots on one event loop: jobs of ``async def`` tasks, each an asyncio task of its own.
+
+The loop watches the socket only while a slot is idle, and takes what is there without waiting. While a job blocks the
+loop nothing is taken, and other workers have the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from penstock._worker.child import UNSOUND, leave_fork
+from penstock._worker.runner import Delivered, Outcome, Runner
+from penstock._worker.watch import Watch
+
+if TYPE_CHECKING:
+    from penstock._core import ChildLink, SlotLink
+    from penstock._tasks.app import App
+
+logger = logging.getLogger("penstock")
+
+# Packets that are taken in one pass of the loop: jobs that run have their turn in between.
+_PULLS = 32
+
+
+class Loop:
+    """All slots of this process."""
+
+    def __init__(self, apps: list[App], worker: str, link: ChildLink, count: int) -> None:
+        self._apps = apps
+        self._runner = Runner(apps, worker)
+        self._link = link
+        # Made as they are needed, so that slots that never run a job take no memory.
+        self._unmade = count
+        self._idle: list[SlotLink] = []
+        # The loop itself keeps no task alive.
+        self._jobs: dict[asyncio.Task[None], tuple[SlotLink, Delivered]] = {}
+        # The job of each slot whose outcome is not told.
+        self._running: dict[SlotLink, Delivered] = {}
+        self._is_reading = False
+        self._is_closing = False
+        self._will_flush = False
+
+    def run(self) -> None:
+        """Return when there are no more jobs, and those that ran have ended."""
+        with asyncio.Runner() as runner:
+            self._loop = loop = runner.get_loop()
+            # As a job of a process of its own, each sees what main has set by now.
+            self._context = contextvars.copy_context()
+            self._over = loop.create_future()
+            self._all_ended = loop.create_future()
+            self._serve(loop.create_task(self._start()))
+            watch = Watch(loop, Runner.run_on_loop)
+            self._read()
+            self._serve(self._over)
+            self._stop_reading()
+            if self._jobs:
+                self._serve(self._all_ended)
+            watch.stop()
+            if self._runner.is_unsound:
+                raise RuntimeError(UNSOUND)
+            self._serve(loop.create_task(self._stop()))
+
+    def _serve(self, until: asyncio.Future[None]) -> None:
+        """Run the loop until then, whoever else stops it."""
+        loop = self._loop
+        until.add_done_callback(lambda _: loop.stop())
+        while not until.done():
+            try:
+                loop.run_forever()
+            except (SystemExit, KeyboardInterrupt) as error:
+                if self._link.is_abandoned:
+                    leave_fork()
+                # A job's own is its failure. This is of a callback, or of an asyncio task that a job has left.
+                logger.error("%r came out of the event loop of process %d, which goes on", error, os.getpid())
+        until.result()
+
+    async def _start(self) -> None:
+        for hook in [hook for app in self._apps for hook in app._slot_start_hooks]:
+            ended = hook()
+            if inspect.isawaitable(ended):
+                await ended
+
+    async def _stop(self) -> None:
+        for hook in [hook for app in self._apps for hook in app._slot_stop_hooks]:
+            try:
+                ended = hook()
+                if inspect.isawaitable(ended):
+                    await ended
+            except Exception:
+                logger.exception("a function of on_slot_stop failed in process %d; the others run", os.getpid())
+
+    def _read(self) -> None:
+        if not self._is_reading and not self._is_closing:
+            self._is_reading = True
+            self._loop.add_reader(self._link.fileno(), self._pull)
+
+    def _stop_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._link.fileno())
+
+    def _pull(self) -> None:
+        """Take packets for the slots that are idle."""
+        for _ in range(_PULLS):
+            if self._idle:
+                slot = self._idle.pop()
+            elif self._unmade:
+                self._unmade -= 1
+                slot = self._link.slot()
+            else:
+                return self._stop_reading()
+            try:
+                pulled = slot.try_pull()
+            except (BrokenPipeError, ConnectionResetError):
+                pulled = None
+            if pulled:
+                self._go_on(slot)
+                continue
+            self._idle.append(slot)
+            if pulled is None:
+                self._close()
+            return None
+        return None
+
+    def _close(self) -> None:
+        self._is_closing = True
+        self._stop_reading()
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _go_on(self, slot: SlotLink) -> None:
+        """Begin the next job of the slot's packet; without one the slot is idle."""
+        job = slot.begin()
+        if job is not None:
+            task = self._loop.create_task(self._run(slot, job), context=self._context.copy())
+            self._jobs[task] = slot, job
+            self._running[slot] = job
+            task.add_done_callback(self._ended)
+            return
+        self._idle.append(slot)
+        self._read()
+
+    async def _run(self, slot: SlotLink, job: Delivered) -> None:
+        self._finish(slot, await self._runner.run_on_loop(job))
+
+    def _finish(self, slot: SlotLink, outcome: Outcome) -> None:
+        del self._running[slot]
+        slot.finish(*outcome)
+        if not self._will_flush:
+            # Once for all jobs that end in one pass of the loop.
+            self._will_flush = True
+            self._loop.call_soon(self._flush)
+        if self._runner.is_unsound and not self._is_closing:
+            # Its jobs would fail one after another, with errors that are not theirs.
+            self._link.serve(0)
+            self._link.close()
+            self._close()
+        self._go_on(slot)
+
+    def _flush(self) -> None:
+        self._will_flush = False
+        try:
+            self._link.flush()
+        except (BrokenPipeError, ConnectionResetError):
+            self._close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        slot, job = self._jobs.pop(task)
+        if task.cancelled():
+            # By itself in its last step; or by another job before its first, so that it has no outcome yet.
+            if self._running.get(slot) is job:
+                self._finish(slot, self._runner.fail(job, asyncio.CancelledError()))
+        elif (error := task.exception()) is not None and not self._over.done():
+            # Not a job's: the link to the supervisor is broken.
+            self._over.set_exception(error)
+        if self._is_closing and not self._jobs and not self._all_ended.done():
+            self._all_ended.set_result(None)

@@ -1,0 +1,188 @@
+"""Slots that are threads of one process. The main thread runs no job: it watches the others.
+
+A slot outlives its thread. Where one ends before its time, its job counts as crashed, and another thread takes the
+slot; the jobs beside it go on.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from penstock._worker.child import UNSOUND, leave_fork, stop
+from penstock._worker.runner import Runner
+
+if TYPE_CHECKING:
+    from penstock._core import ChildLink
+    from penstock._tasks.app import App
+
+logger = logging.getLogger("penstock")
+
+NUMBER_BYTES = 4
+# After a failed `on_slot_start`; twice as long each time.
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0
+# How often a thread at the socket is woken, once there is no more to take, until it has ended.
+_NUDGE_EVERY_S = 0.05
+
+
+class Threads:
+    """All slots of this process."""
+
+    def __init__(self, apps: list[App], worker: str, link: ChildLink, count: int) -> None:
+        self._apps = apps
+        self._worker = worker
+        self._link = link
+        # What main has set by now, for jobs to see as they would in a process of their own.
+        self._context = contextvars.copy_context()
+        self._slots = [_Slot(number, self) for number in range(count)]
+        self._serving = count
+        self._is_unsound = False
+
+    def run(self) -> None:
+        """Return when all threads have ended in order."""
+        ends = self._link.begin_threads(len(self._slots))
+        # A signal that interrupts a thread which waits at the socket, and nothing else.
+        signal.signal(signal.SIGURG, _wake)
+        left = {slot.number for slot in self._slots}
+        starts = dict.fromkeys(left, 0.0)  # when slots without a thread are to have one
+        while left:
+            for number in [number for number, at in starts.items() if at <= time.monotonic()]:
+                if self._slots[number].start():
+                    del starts[number]
+                else:
+                    starts[number] = time.monotonic() + self._slots[number].pause_s
+            timeout = min(starts.values()) - time.monotonic() if starts else None
+            if self._is_unsound:
+                timeout = _NUDGE_EVERY_S
+            ready, _, _ = select.select([ends], [], [], None if timeout is None else max(0.0, timeout))
+            ended = os.read(ends, 4096 * NUMBER_BYTES) if ready else b""
+            for at in range(0, len(ended), NUMBER_BYTES):
+                slot = self._slots[int.from_bytes(ended[at : at + NUMBER_BYTES], "little")]
+                if slot.is_over or self._is_unsound:
+                    slot.give_up()
+                    left.discard(slot.number)
+                    starts.pop(slot.number, None)
+                else:
+                    slot.bury()
+                    starts[slot.number] = time.monotonic() + slot.pause_s
+            if self._is_unsound:
+                # What waits at the socket has to be woken: nothing comes for it any more.
+                left -= starts.keys()
+                starts.clear()
+                for number in left:
+                    self._slots[number].nudge()
+                continue
+            waiting = [number for number, at in starts.items() if at > time.monotonic()]
+            self._tell_serving(len(self._slots) - len(waiting))
+        if self._is_unsound:
+            raise RuntimeError(UNSOUND)
+
+    def _tell_serving(self, slots: int) -> None:
+        if slots != self._serving:
+            self._serving = slots
+            self._link.serve(slots)
+
+    def become_unsound(self) -> None:
+        """Take no more: this process is to be replaced when the jobs that run have ended."""
+        self._is_unsound = True
+        self._link.serve(0)
+        self._link.close()
+
+
+class _Slot:
+    def __init__(self, number: int, threads: Threads) -> None:
+        self.number = number
+        # It ended as it should: there are no more jobs.
+        self.is_over = False
+        # How long to wait with the next thread, as this one could not start.
+        self.pause_s = 0.0
+        self._threads = threads
+        self._link = threads._link.slot()
+        self._thread: threading.Thread | None = None
+        self._why: str | None = None
+
+    def start(self) -> bool:
+        """Give it a thread; False: the system has no room for one now."""
+        context = self._threads._context.copy()
+        name = f"penstock-slot-{self.number}"
+        # A daemon: one that C code has ended without Python's knowing would be waited for in vain.
+        self._thread = threading.Thread(target=context.run, args=(self._run,), name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._pause()
+            log = "slot %d of process %d takes no jobs, as it has no thread (%s); it tries again in %d s"
+            logger.error(log, self.number, os.getpid(), error, self.pause_s)
+            return False
+        return True
+
+    def _run(self) -> None:
+        self._link.tell_end_of_thread(self.number)
+        try:
+            if self._begin():
+                self._work()
+        except (BrokenPipeError, ConnectionResetError):
+            self.is_over = True  # the supervisor is gone, and this process with it
+        except BaseException as error:
+            if self._threads._link.is_abandoned:
+                leave_fork()
+            # An exception that another thread has sent here, or a signal's handler: no job's own gets so far.
+            self._why = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+    def _begin(self) -> bool:
+        try:
+            for hook in [hook for app in self._threads._apps for hook in app._slot_start_hooks]:
+                if not inspect.iscoroutinefunction(hook):
+                    hook()
+        except BaseException:
+            self._pause()
+            log = "on_slot_start failed in slot %d of process %d, which takes no jobs; it tries again in %d s"
+            logger.exception(log, self.number, os.getpid(), self.pause_s)
+            return False
+        self.pause_s = 0.0
+        return True
+
+    def _pause(self) -> None:
+        self.pause_s = min(2 * self.pause_s, _LONGEST_PAUSE_S) or _FIRST_PAUSE_S
+
+    def _work(self) -> None:
+        runner = Runner(self._threads._apps, self._threads._worker)
+        run, finish = runner.run, self._link.finish
+        for job in self._link:
+            finish(*run(job))
+            if runner.is_unsound:
+                self._threads.become_unsound()
+        self.is_over = True
+        stop([hook for app in self._threads._apps for hook in app._slot_stop_hooks], "on_slot_stop")
+        runner.close()
+
+    def give_up(self) -> None:
+        """Nobody takes this slot again; its job, should its thread have left one, has crashed."""
+        self._link.lose(self._reason())
+
+    def bury(self) -> None:
+        """Its thread has ended before its time: its job, if it had one, has crashed. Another is to take its place."""
+        reason = self._reason()
+        if not self._link.lose(reason) and not self.pause_s:
+            logger.error("the idle slot %d of process %d: %s", self.number, os.getpid(), reason)
+        self._why = None
+
+    def _reason(self) -> str:
+        return f"the thread that ran it was lost: {self._why or 'C code has ended it (pthread_exit?)'}"
+
+    def nudge(self) -> None:
+        if self._thread is not None and self._thread.ident is not None and self._thread.is_alive():
+            signal.pthread_kill(self._thread.ident, signal.SIGURG)
+
+
+def _wake(number: int, frame: FrameType | None) -> None:
+    pass

@@ -1,0 +1,108 @@
+"""Names jobs that block the event loop, with the line at which they do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import selectors
+import sys
+import sysconfig
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+logger = logging.getLogger("penstock")
+
+# A job that is at one step at two looks in a row holds up those beside it.
+_LOOK_EVERY_S = 0.1
+# One line a task in so long.
+_TELL_EVERY_S = 60.0
+
+_LIBRARIES = tuple(
+    os.path.join(path, "") for name, path in sysconfig.get_paths().items() if name in ("stdlib", "purelib", "platlib")
+)
+
+
+class Watch:
+    """Looks after the loop of the calling thread, from a thread of its own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, runs_jobs: Any) -> None:
+        # A coroutine function in whose frames jobs run, with the name of the task as `task`.
+        self._code = runs_jobs.__code__
+        # Since when the loop has not been waiting for events, and so runs what they have made ready.
+        self._busy_since: float | None = None
+        self._loop_thread = threading.get_ident()
+        self._told: dict[str, float] = {}
+        self._stopped = threading.Event()
+        # A loop of another kind, such as uvloop's, can't be watched so.
+        selector = getattr(loop, "_selector", None)
+        if isinstance(selector, selectors.BaseSelector):
+            self._attend(selector)
+            threading.Thread(target=self._run, name="penstock-loop-watch", daemon=True).start()
+
+    def _attend(self, selector: Any) -> None:
+        select = selector.select
+
+        def attended(timeout: float | None = None) -> Any:
+            self._busy_since = None
+            ready = select(timeout)
+            self._busy_since = time.monotonic()
+            return ready
+
+        selector.select = attended
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        seen: tuple[float, FrameType] | None = None
+        seen_at = 0.0
+        while not self._stopped.wait(_LOOK_EVERY_S):
+            since = self._busy_since
+            frame = None if since is None else self._frame_of_job()
+            if since is None or frame is None:
+                seen = None
+            elif seen is None or seen[0] != since or seen[1] is not frame:
+                seen, seen_at = (since, frame), time.monotonic()
+            else:
+                # A pass of the loop gives each job one step, and this one was in the midst of it before.
+                self._tell(frame, time.monotonic() - seen_at)
+
+    def _frame_of_job(self) -> FrameType | None:
+        frame = sys._current_frames().get(self._loop_thread)
+        while frame is not None and frame.f_code is not self._code:
+            frame = frame.f_back
+        return frame
+
+    def _tell(self, job: FrameType, blocked_s: float) -> None:
+        task, line = job.f_locals["task"], self._line_within(job)
+        now = time.monotonic()
+        if line is None or now - self._told.get(task, -_TELL_EVERY_S) < _TELL_EVERY_S:
+            return
+        self._told[task] = now
+        logger.warning(
+            "%s has blocked the event loop for %.1f s, and with it all jobs beside it, at %s: use await"
+            " asyncio.to_thread(...) there, or make the task a plain function",
+            task,
+            blocked_s,
+            line,
+        )
+
+    def _line_within(self, job: FrameType) -> str | None:
+        """Return the line of the task's own code, not a library's, that the job is at. None: it is at none any more."""
+        frame = sys._current_frames().get(self._loop_thread)
+        innermost = own = None
+        while frame is not None and frame is not job:
+            innermost = innermost or frame
+            if own is None and not frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+                own = frame
+            frame = frame.f_back
+        found = own or innermost
+        return None if frame is None or found is None else _line(found)
+
+
+def _line(frame: FrameType) -> str:
+    file = frame.f_code.co_filename.removeprefix(os.path.join(os.getcwd(), ""))
+    return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}()"
