@@ -994,6 +994,14 @@ fn several_consumers_are_told_of_apart_and_again_after_a_reconnect() {
         bench.sent(),
         "consume mail tasks quick +4; consume/1 mail tasks slow +3"
     );
+    // One of them is stopped, and the other keeps its credit.
+    bench.session.stop_consumer(1);
+    assert_eq!(bench.sent(), "consume/1 stop");
+    bench.session.stop_consumer(7);
+    assert_eq!(bench.sent(), "");
+    bench.session.disconnected("gone");
+    bench.connect(0);
+    assert_eq!(bench.sent(), "consume mail tasks quick +4; consume/1 stop");
 }
 
 fn takes(queue: &str, add_credit: u32) -> Consume {
