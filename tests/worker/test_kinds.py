@@ -18,7 +18,7 @@ from penstock.errors import WorkerCrashed
 TASKS = """
     import asyncio, contextvars, ctypes, os, sys, threading, time
     from pathlib import Path
-    from penstock import App, Retry, current_job
+    from penstock import App, current_job
 
     app = App("kinds")
     here = Path(__file__).parent
@@ -85,6 +85,13 @@ TASKS = """
             return "from the fork"
         os.waitpid(pid, 0)
         return "from the task"
+
+    @app.task(**SLOT)
+    {define} breaks_what_records_errors() -> None:
+        from penstock._worker import runner
+
+        runner.record_of = None
+        raise LookupError("this can't be recorded")
 
     @app.task(max_crashes=1, **SLOT)
     {define} dies() -> None:
@@ -239,6 +246,25 @@ def test_the_grace_ends_for_slots_of_each_kind(kinds: Kinds, kind: Kind) -> None
     assert worker.wait(30) == 0, worker.output
     assert "the grace is over" in worker.output
     assert job.info().state == "waiting"
+
+
+@named(SHARED)
+def test_a_process_that_can_record_no_error_is_replaced_when_its_jobs_have_ended(kinds: Kinds, kind: Kind) -> None:
+    tasks, worker = kinds.start(kind, "-c", "1", *kind.options[2:])
+    beside = tasks.waits.delay("beside")
+    eventually(lambda: kinds.notes("waits") == ["beside"], 30)
+    pid, _ = tasks.place.delay().result(timeout=30)
+    broken = tasks.breaks_what_records_errors.delay()
+    with contextlib.suppress(BaseException):
+        broken.result(timeout=30)
+    assert broken.info().state == "failed"
+    # Nothing more begins there, and what runs is not cut off.
+    next_one = tasks.place.delay()
+    eventually(lambda: next_one.info().state == "waiting", 30)
+    assert beside.info().state == "running"
+    kinds.go()
+    assert next_one.result(timeout=30)[0] != pid
+    assert "an error could not be recorded: this process is replaced by another" in worker.output
 
 
 @named(SHARED)

@@ -338,12 +338,12 @@ impl SlotLink {
 
     /// The calling thread is this slot's. Have its end told, however it comes, and its fatal signals: `number`, in four bytes, on the descriptor of `ChildLink.begin_threads`.
     fn tell_end_of_thread(&self, number: u32) -> PyResult<()> {
-        self.with_state(|State { slot, .. }| Ok(slot.watch_thread()?))?;
+        // First, so that it is told whatever fails from here on.
         THREAD_END.set(Some(ThreadEnd {
             slot: number,
             shared: Arc::clone(&self.shared),
         }));
-        Ok(())
+        self.with_state(|State { slot, .. }| Ok(slot.watch_thread()?))
     }
 
     /// Tell that this slot's thread has ended, and why. False: it had no job then.

@@ -126,7 +126,6 @@ class _Slot:
         return True
 
     def _run(self) -> None:
-        self._link.tell_end_of_thread(self.number)
         try:
             if self._begin():
                 self._work()
@@ -140,6 +139,7 @@ class _Slot:
 
     def _begin(self) -> bool:
         try:
+            self._link.tell_end_of_thread(self.number)
             for hook in [hook for app in self._threads._apps for hook in app._slot_start_hooks]:
                 if not inspect.iscoroutinefunction(hook):
                     hook()
