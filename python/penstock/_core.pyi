@@ -198,7 +198,7 @@ class ChildLink:
     crates/penstock-worker/src/link.rs."""
 
     def __new__(cls, work_fd: int, reply_fd: int, pages_fd: int, child: int, parent_pid: int) -> ChildLink:
-        """Own the descriptors from here on. The process ends when its parent does."""
+        """Own the descriptors from here on. The process exits when its parent does."""
     def slot(self) -> SlotLink:
         """Make a slot, which belongs to the thread that uses it."""
     def begin_threads(self, slots: int) -> int:
@@ -213,13 +213,13 @@ class ChildLink:
     def close(self) -> None:
         """Take no more jobs: idle slots in line end, and the others when their jobs do."""
     def abandon(self) -> None:
-        """This process is a fork of the child's: it has no part in the link."""
+        """Leave the link, in a process that was forked from the child."""
     @property
     def is_abandoned(self) -> bool: ...
 
 @final
 class SlotLink:
-    """A slot of a worker's child: iterate over the jobs to run, and tell of each how it has ended."""
+    """A slot of a worker's child: iterate over the jobs to run, and report how each has ended."""
 
     def __iter__(self) -> SlotLink: ...
     def __next__(self) -> Delivered:

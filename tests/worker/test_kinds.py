@@ -363,8 +363,8 @@ def test_a_thread_that_c_code_ends_costs_its_job_and_no_other(kinds: Kinds) -> N
     for _ in range(5):
         with pytest.raises(WorkerCrashed, match="the thread that ran it was lost: C code has ended it"):
             tasks.ends_its_thread.delay().result(timeout=30)
-    worker.wait_for_output("a new thread takes its slot, and the jobs beside it go on")
-    # All three slots are there: two that are idle run at once, beside the one that is not.
+    worker.wait_for_output("a new thread takes its slot, and the other jobs go on")
+    # All three slots are there: two are idle, and run jobs at once.
     more = [tasks.waits.delay(str(number)) for number in range(2)]
     eventually(lambda: len(kinds.notes("waits")) == 3, 30, lambda: worker.output)
     kinds.go()

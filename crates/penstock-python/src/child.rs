@@ -34,7 +34,7 @@ struct Shared {
     ends: OnceLock<(OwnedFd, OwnedFd)>,
 }
 
-/// A slot: iterate over the jobs to run, and tell of each how it has ended.
+/// A slot: iterate over the jobs to run, and report how each has ended.
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct SlotLink {
     state: Mutex<State>,
@@ -226,7 +226,7 @@ impl ChildLink {
         self.link.close();
     }
 
-    /// This process is a fork of the child's: it has no part in the link.
+    /// Leaves the link, in a process that was forked from the child.
     fn abandon(&self) {
         self.shared.abandoned.store(true, Ordering::Relaxed);
     }
@@ -282,7 +282,7 @@ impl SlotLink {
         self.with_state(|state| state.begin(py))
     }
 
-    /// Tell how the job given last has ended, as `Runner.run` says it. `failure`: the error's class, its
+    /// Report how the job returned last has ended, as `Runner.run` says it. `failure`: the error's class, its
     /// message and its fingerprint, and a preview of the arguments.
     #[pyo3(signature = (kind, delay_ms, value, note, failure))]
     fn finish(

@@ -488,7 +488,7 @@ def _misfit(function: Callable[..., Any], slot: Slot) -> str | None:
 
 
 def check_task_options(options: TaskOptions) -> None:
-    """Raise what is wrong with options that a task may have."""
+    """Raise the fault in options that a task may have."""
     if "slot" in options:
         _check_slot(options["slot"])
     _job_options("defaults", options).for_core()

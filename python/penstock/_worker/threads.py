@@ -1,7 +1,7 @@
 """Slots that are threads of one process. The main thread runs no job: it watches the others.
 
 A slot outlives its thread. Where one ends before its time, its job counts as crashed, and another thread takes the
-slot; the jobs beside it go on.
+slot; the other jobs go on.
 """
 
 from __future__ import annotations

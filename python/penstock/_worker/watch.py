@@ -15,7 +15,7 @@ from typing import Any
 
 logger = logging.getLogger("penstock")
 
-# A job that is at one step at two looks in a row holds up those beside it.
+# A job that is at one step at two looks in a row holds up all others.
 _LOOK_EVERY_S = 0.1
 # One line a task in so long.
 _TELL_EVERY_S = 60.0
@@ -83,7 +83,7 @@ class Watch:
             return
         self._told[task] = now
         logger.warning(
-            "%s has blocked the event loop for %.1f s, and with it all jobs beside it, at %s: use await"
+            "%s has blocked the event loop for %.1f s, and with it all other jobs there, at %s: use await"
             " asyncio.to_thread(...) there, or make the task a plain function",
             task,
             blocked_s,

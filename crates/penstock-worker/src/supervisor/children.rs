@@ -390,7 +390,7 @@ impl Supervisor {
         if spared > 0 {
             tracing::warn!(
                 jobs = spared,
-                "the jobs that ran beside it in its process were interrupted and handed back; no crash is counted for them"
+                "the other jobs of its process were interrupted and handed back; no crash is counted for them"
             );
         }
         jobs + spared
@@ -539,7 +539,7 @@ impl Supervisor {
             Kind::Lost => {
                 let reason = String::from_utf8_lossy(frame.note).into_owned();
                 let (job, task) = (ended.jobs.message.id, &ended.jobs.message.task);
-                tracing::error!(%job, "{task}: {reason}; a new thread takes its slot, and the jobs beside it go on");
+                tracing::error!(%job, "{task}: {reason}; a new thread takes its slot, and the other jobs go on");
                 Outcome::Crashed { reason }
             }
         };
