@@ -54,7 +54,7 @@ pub struct Arguments {
     /// How long this worker may be silent before its jobs are another's: 0.1 to 3600
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_HEARTBEAT.as_secs_f64(), value_parser = heartbeat)]
     heartbeat: f64,
-    /// What to be called in `penstock status` [default: worker@HOST:PID]
+    /// Name of the worker in `penstock status` [default: worker@HOST:PID]
     #[arg(long)]
     name: Option<String>,
     #[command(flatten)]
