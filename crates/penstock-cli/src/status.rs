@@ -283,8 +283,16 @@ pub fn queue_table(queues: &[QueueStatus], others: &Others) -> String {
         return "no queues yet\n".to_owned();
     }
     let mut table = Table::new(&[
-        "QUEUE", ">READY", ">DELAYED", ">RUNNING", ">FAILED", ">IN/S", ">DONE/S", ">OLDEST",
-        ">WORKERS", "",
+        "QUEUE",
+        ">READY",
+        ">DELAYED",
+        ">RUNNING",
+        ">FAILED",
+        ">IN/S",
+        ">DONE/S",
+        ">OLDEST",
+        ">CONSUMERS",
+        "",
     ]);
     for queue in queues {
         table.row(vec![
@@ -487,9 +495,9 @@ clients  2
 trouble  the broker's disk is nearly full: it takes no new jobs until there is space; workers go on, \
          and draining the queues or freeing space on its machine helps
 
-QUEUE   READY  DELAYED  RUNNING  FAILED  IN/S  DONE/S     OLDEST  WORKERS
-mail        3        0        0       2  1500     0.5  1 min 1 s        0  paused; at most 5 jobs; 2 of tasks that no worker has; 1 still to be purged; 7 refused
-others      -        -        -       -     -       -          -        -  2 queues unused for an hour: 12 in, 11 done, 3 of them failed
+QUEUE   READY  DELAYED  RUNNING  FAILED  IN/S  DONE/S     OLDEST  CONSUMERS
+mail        3        0        0       2  1500     0.5  1 min 1 s          0  paused; at most 5 jobs; 2 of tasks that no worker has; 1 still to be purged; 7 refused
+others      -        -        -       -     -       -          -          -  2 queues unused for an hour: 12 in, 11 done, 3 of them failed
 
 WORKER         SLOTS  BUSY  LEASES  QUEUES
 worker@host:7      4     1       2  default, mail  out of reach
@@ -663,7 +671,7 @@ and 1 more job
         world.commit(CLIENT, vec![publish(4, "new")]);
         world.move_on(3_700_000);
         let (table, json) = shown(&world);
-        let row = "others      -        -        -       -     -       -          -        -  2 queues unused for an hour: \
+        let row = "others      -        -        -       -     -       -          -          -  2 queues unused for an hour: \
                    3 in, 3 done, 1 of them failed\n";
         assert!(table.ends_with(row), "{table}");
         assert!(table.contains("\nnew "), "{table}");
