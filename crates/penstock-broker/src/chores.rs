@@ -9,7 +9,7 @@
 //! On the last reserve of the disk nothing is done that needs another segment, for that is left to reclaim;
 //! what frees space goes on while there is room in the segment in use.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use penstock_faults::perhaps;
@@ -43,8 +43,8 @@ pub(crate) struct Chores {
     blocked: VecDeque<(JoinId, usize)>,
     /// Groups of results that are over their cap.
     groups: BTreeSet<Name>,
-    /// Queues that are over their limits.
-    queues: BTreeSet<u32>,
+    /// Queues that are over their limits, and the numbers before which their messages may be dropped.
+    queues: BTreeMap<u32, u64>,
 }
 
 impl Chores {
@@ -56,13 +56,15 @@ impl Chores {
         self.groups.insert(group);
     }
 
-    pub(crate) fn make_room(&mut self, queue: u32) {
-        self.queues.insert(queue);
+    /// Notes that messages of the queue with lower numbers than `before` may be dropped. What came earlier and was
+    /// spared may be dropped for what comes now.
+    pub(crate) fn make_room(&mut self, queue: u32, before: u64) {
+        self.queues.insert(queue, before);
     }
 
     /// Whether the queue still has to make room.
     pub(crate) fn has_queue(&self, queue: u32) -> bool {
-        self.queues.contains(&queue)
+        self.queues.contains_key(&queue)
     }
 
     pub(crate) fn forget(&mut self, session: u32, generation: u64) {
@@ -259,8 +261,8 @@ impl Broker {
         for group in std::mem::take(&mut self.chores.groups) {
             self.evict(group);
         }
-        for queue in std::mem::take(&mut self.chores.queues) {
-            self.make_room(queue);
+        for (queue, before) in std::mem::take(&mut self.chores.queues) {
+            self.make_room(queue, before);
         }
         self.make_room_for_ends();
         self.trim_kept();

@@ -171,7 +171,7 @@ impl Broker {
             self.count_arrival(slot);
         }
         let queue = self.state.messages.queue(slot);
-        self.make_room(queue);
+        self.make_room(queue, to);
     }
 
     /// Forgets one failed job; returns the state that it was in.

@@ -10,6 +10,7 @@ use penstock_message::{Key, Message, Notice, Op, Overflow, QueueLimits, Refusal,
 use crate::Broker;
 use crate::endings::Unrun;
 use crate::records::{Event, How};
+use crate::state::State;
 
 const DISPLACED: &str = "its queue was full and newer jobs took its place";
 
@@ -134,14 +135,18 @@ impl Broker {
     }
 
     /// Drops the oldest messages of a queue that is too full after one has come, when its limits say so. Messages that
-    /// do not fit into the record at hand go in a later step.
-    pub(crate) fn make_room(&mut self, queue: u32) {
+    /// do not fit into the record at hand go in a later step. Only those with lower numbers than `before` go: what
+    /// comes and can not be refused, such as a retry, must not be lost by its own arrival. The queue is longer than
+    /// its limit then.
+    pub(crate) fn make_room(&mut self, queue: u32, before: u64) {
         while self.is_overfull(queue) {
             if self.step_size() == 0 {
-                return self.chores.make_room(queue);
+                return self.chores.make_room(queue, before);
             }
-            let messages = &self.state.messages;
-            let Some(slot) = self.state.queues.oldest_of_lowest(queue, messages) else {
+            let State {
+                queues, messages, ..
+            } = &mut self.state;
+            let Some(slot) = queues.oldest_of_lowest(queue, before, messages) else {
                 return;
             };
             // Clients that wait for its result are told; it must not come back after that.

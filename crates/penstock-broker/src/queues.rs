@@ -622,8 +622,13 @@ impl Queues {
         assert_eq!((self.flows.len(), self.by_key.len()), (listed, listed));
     }
 
-    /// Returns the oldest ready message of the lowest priority that has any.
-    pub(crate) fn oldest_of_lowest(&mut self, queue: u32, messages: &Messages) -> Option<u32> {
+    /// Returns the oldest ready message of the lowest priority that has any with a lower number than this.
+    pub(crate) fn oldest_of_lowest(
+        &mut self,
+        queue: u32,
+        before: u64,
+        messages: &Messages,
+    ) -> Option<u32> {
         let queue = &self.all[queue];
         if queue.ready == 0 {
             return None;
@@ -631,7 +636,9 @@ impl Queues {
         let flows = &mut self.flows;
         queue.levels().find_map(|level| {
             let next = |flow: &u32| flows[*flow].next(messages);
-            let oldest = level.flows.iter().filter_map(next).min();
+            // The next of a flow has the lowest number in it.
+            let next = level.flows.iter().filter_map(next);
+            let oldest = next.filter(|handle| handle.number < before).min();
             oldest.map(|handle| handle.slot)
         })
     }

@@ -23,6 +23,7 @@ impl Broker {
         let mut next_lease = || slots.next().expect("each lease was checked");
         // The run whose outcome follows in this transaction.
         let mut run: Option<(MessageId, RunHead)> = None;
+        let is_outcome = ops.iter().any(Op::is_settlement);
         // By reference: an operation is large, and most of it stays where it is.
         for (index, op) in ops.iter_mut().enumerate() {
             match op {
@@ -99,7 +100,7 @@ impl Broker {
                         self.count_arrival(slot);
                     }
                     let queue = self.state.messages.queue(slot);
-                    self.make_room(queue);
+                    self.make_room(queue, change.to);
                 }
                 Op::Publish {
                     queues,
@@ -120,7 +121,7 @@ impl Broker {
                             .extend(owner.map(|owner| (index as u32, owner)));
                         continue;
                     }
-                    self.publish(queues, message, *due, unless_key.take());
+                    self.publish(queues, message, *due, unless_key.take(), is_outcome);
                 }
                 Op::Put {
                     key,
@@ -208,6 +209,7 @@ impl Broker {
         message: &mut Message,
         due: Option<Due>,
         unless_key: Option<Key>,
+        is_outcome: bool,
     ) {
         let place = match due {
             Some(due) => Place::Delayed(self.clocks.resolve_start(due)),
@@ -237,10 +239,12 @@ impl Broker {
             self.count(copy, Counted::Enqueued);
         }
         if self.state.queues.limited > 0 {
+            // The next step of a workflow comes, full or not. Anything else that comes may be the one to go.
+            let before = if is_outcome { source } else { u64::MAX };
             for queue in queues {
                 let name = self.state.names.intern(queue);
                 let queue = self.state.queue_named(name);
-                self.make_room(queue);
+                self.make_room(queue, before);
             }
         }
     }

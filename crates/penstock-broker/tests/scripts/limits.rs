@@ -106,6 +106,85 @@ fn where_the_oldest_make_room_whoever_waits_for_them_is_told() {
     );
 }
 
+/// A retry is confirmed, so whoever asked for it believes that the job runs again.
+#[test]
+fn where_the_oldest_make_room_a_retry_is_not_dropped_for_itself() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one|publish two|publish three  -> a confirm 3
+        w consume default 3                 -> w deliver one two three
+        w fail one|fail two                 -> w confirm 2
+        # What is delayed makes no room.
+        a limit default length=1 drop-oldest|publish late after=1000  -> a confirm 5
+        a publish now                       -> a confirm 6 6:refused 0 QueueFull
+        a retry one                         -> a confirm 7 7:Failed
+        a info one                          -> a knows Ready in default attempt 1 crashes 0 generation 1 notes raised
+        kill                                ->
+        a hello                             -> a welcome 5, a confirm 7 6:refused 0 QueueFull 7:Failed
+        a info one                          -> a knows Ready in default attempt 1 crashes 0 generation 1 notes raised
+        # It may have to go for a later one, which is told.
+        a watch one                         -> a sees one pending
+        a retry all                         -> a confirm 8 8:operation-1, a sees one Cancelled its queue was full and newer jobs took its place
+        a info two                          -> a knows Ready in default attempt 1 crashes 0 generation 1 notes raised
+        # So it is with a run's own retry, and with the next step of a workflow.
+        w hello three                       -> w welcome 2 three
+        a watch two                         -> a sees two pending
+        w move three next                   -> w confirm 3, a sees two Cancelled its queue was full and newer jobs took its place
+        w consume default 1                 -> w deliver three#1
+        w ack three; publish step           -> w confirm 4
+        w consume default 1                 -> w deliver step
+        ",
+    );
+    // It is not dropped for its low priority either.
+    check(
+        "
+        a hello                             -> a welcome 0
+        w hello                             -> w welcome 0
+        a publish one priority=0            -> a confirm 1
+        w consume default 1                 -> w deliver one
+        w fail one                          -> w confirm 1
+        a limit default length=2 drop-oldest|publish two|publish three  -> a confirm 4
+        a watch two                         -> a sees two pending
+        a retry one                         -> a confirm 5 5:Failed, a sees two Cancelled its queue was full and newer jobs took its place
+        w consume default 2                 -> w deliver three one#1
+        ",
+    );
+}
+
+/// A record holds 1,024 ends; the others follow in a step of their own.
+#[test]
+fn a_retry_is_not_dropped_for_itself_either_by_the_step_that_makes_the_rest_of_the_room() {
+    let mut world = World::new(BrokerOptions::default());
+    for line in [
+        "a hello",
+        "w hello",
+        "a publish one priority=0",
+        "w consume default 1",
+        "w fail one",
+    ] {
+        world.run(line);
+    }
+    let publishes: Vec<String> = (0..3_000)
+        .map(|number| format!("publish m{number}"))
+        .collect();
+    world.run(&format!("a {}", publishes.join("; ")));
+    world.run("a limit default length=2 drop-oldest");
+    assert_eq!(world.run("a retry one"), ["a confirm 4 4:Failed"]);
+    assert_eq!(
+        world.run("a status"),
+        [
+            "a status default:2/0/0-limit2/-/DropOldest-waiting8B w=0/0/0 clients 1 results 2999 evicted 0"
+        ]
+    );
+    assert_eq!(
+        world.run("w consume default 3"),
+        ["w deliver m2999", "w deliver one#1"]
+    );
+    world.check_recovery();
+}
+
 #[test]
 fn limits_are_remembered() {
     check(
