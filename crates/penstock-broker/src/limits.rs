@@ -5,6 +5,7 @@
 //! is no part of a run's outcome is refused, and a queue may be somewhat longer than its limit.
 
 use bytes::Bytes;
+use penstock_faults::planted;
 use penstock_message::{Key, Message, Notice, Op, Overflow, QueueLimits, Refusal, Space};
 
 use crate::Broker;
@@ -139,6 +140,10 @@ impl Broker {
     /// comes and can not be refused, such as a retry, must not be lost by its own arrival. The queue is longer than
     /// its limit then.
     pub(crate) fn make_room(&mut self, queue: u32, before: u64) {
+        let before = match planted!("displace-itself") {
+            true => u64::MAX,
+            false => before,
+        };
         while self.is_overfull(queue) {
             if self.step_size() == 0 {
                 return self.chores.make_room(queue, before);

@@ -189,6 +189,10 @@ pub const PLANTS: &[Plant] = &[
         "lose-failed-job",
         "a job that killed its workers is kept as a failed job",
     ),
+    plant(
+        "displace-itself",
+        "what comes and can not be refused is not dropped for its own arrival",
+    ),
     // Joins.
     plant(
         "release-twice",

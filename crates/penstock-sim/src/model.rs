@@ -6,6 +6,7 @@
 //! handed out unseen) the model is in doubt, and the next thing it sees resolves the doubt.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use penstock_message::{
     Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Overflow, QueueLimits,
@@ -130,13 +131,10 @@ impl Model {
                         "applied, though operation {index} must be refused: {op:?}"
                     ))?;
                 }
+                let is_outcome = tx.ops.iter().any(Op::is_settlement);
                 for (index, op) in tx.ops.iter().enumerate() {
-                    self.apply(
-                        number,
-                        session,
-                        op,
-                        applied.skipped.contains(&(index as u32)),
-                    )?;
+                    let skipped = applied.skipped.contains(&(index as u32));
+                    self.apply(number, session, op, skipped, is_outcome)?;
                 }
                 Ok(())
             }
@@ -181,8 +179,9 @@ impl Model {
         }
     }
 
-    /// Notes that messages may have been dropped from a queue, whose limits say so, for one that has come.
-    fn may_drop(&mut self, queue: &str) {
+    /// Notes that messages may have been dropped from a queue, whose limits say so, for one that has come. Those at
+    /// the `spared` places have not: they could not be refused, so they are not dropped for themselves.
+    fn may_drop(&mut self, queue: &str, spared: &Range<usize>) {
         let drops = |limits: &QueueLimits| limits.overflow == Overflow::DropOldest;
         if !self.limits.get(queue).is_some_and(drops) || !self.may_overflow(queue, 0) {
             return;
@@ -191,7 +190,10 @@ impl Model {
         let mut goes_on = true;
         while std::mem::take(&mut goes_on) {
             for index in self.live.clone() {
-                if self.items[index].queue == queue && self.may_wait(index) {
+                if self.items[index].queue == queue
+                    && self.may_wait(index)
+                    && !spared.contains(&index)
+                {
                     let item = &mut self.items[index];
                     goes_on |= !std::mem::replace(&mut item.purged, true);
                     item.end_is_unsure = true;
@@ -209,7 +211,14 @@ impl Model {
         }
     }
 
-    fn apply(&mut self, number: u64, session: SessionId, op: &Op, skipped: bool) -> Verdict {
+    fn apply(
+        &mut self,
+        number: u64,
+        session: SessionId,
+        op: &Op,
+        skipped: bool,
+        is_outcome: bool,
+    ) -> Verdict {
         match op {
             Op::Ack { lease, .. } => {
                 if let Some((index, _)) = self.holder(lease, session) {
@@ -259,7 +268,7 @@ impl Model {
                     item.queue.clone_from(queue);
                 }
                 let queue = item.queue.clone();
-                self.may_drop(&queue);
+                self.may_drop(&queue, &(index..index + 1));
             }
             Op::Publish {
                 queues,
@@ -276,12 +285,17 @@ impl Model {
                     ))?;
                 }
                 if !skipped {
+                    let first = self.items.len();
                     for queue in queues {
                         let claim = unless_key.clone();
                         self.publish(number, queue, message, *due, State::Waiting, claim);
                     }
+                    let spared = match is_outcome {
+                        true => first..self.items.len(),
+                        false => 0..0,
+                    };
                     for queue in queues {
-                        self.may_drop(queue);
+                        self.may_drop(queue, &spared);
                     }
                 }
             }
@@ -519,6 +533,8 @@ impl Model {
         if !self.live.contains(&index) {
             self.live.push(index);
         }
+        let queue = self.items[index].queue.clone();
+        self.may_drop(&queue, &(index..index + 1));
     }
 
     fn arrive(&mut self, id: JoinId, index: u32, succeeded: bool) {
