@@ -381,6 +381,7 @@ impl Model {
                     return Ok(());
                 };
                 self.items[index].notes.push(note.clone());
+                self.items[index].settled = Some(*lease);
                 self.finish(index, End::Failed);
                 let item = &self.items[index];
                 if let (Some(body), Some(ttl_ms)) = (value, item.message.result_ttl_ms) {
