@@ -23,7 +23,8 @@ impl Broker {
         let mut next_lease = || slots.next().expect("each lease was checked");
         // The run whose outcome follows in this transaction.
         let mut run: Option<(MessageId, RunHead)> = None;
-        let is_outcome = ops.iter().any(Op::is_settlement);
+        // Of interest where a queue may be full only, and a pass over all operations.
+        let is_outcome = self.state.queues.limited > 0 && ops.iter().any(Op::is_settlement);
         // By reference: an operation is large, and most of it stays where it is.
         for (index, op) in ops.iter_mut().enumerate() {
             match op {
