@@ -143,6 +143,7 @@ impl Broker {
         if txs.is_empty() || !self.is_in_sequence(conn, session, first_seq) {
             return;
         }
+        self.state.sessions[session].is_forgotten = false;
         if durability == Durability::Replicated {
             // Said of each, so that a client that resends one receives the same again.
             let why = "this broker keeps one copy: \"replicated\" is for engines that keep several";

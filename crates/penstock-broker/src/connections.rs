@@ -155,10 +155,11 @@ impl Broker {
         session.judged_in = self.epoch;
         session.conn = Some(conn);
         session.may_skip_through = last_seq;
+        session.is_forgotten |= known.is_none() && last_seq > 0;
         session.begin_connection();
         let welcome = Welcome {
             applied_through: session.told,
-            forgotten: known.is_none() && last_seq > 0,
+            forgotten: session.is_forgotten,
             leases,
         };
         self.connections

@@ -37,6 +37,9 @@ pub(crate) struct Session {
     /// The highest number the client said it had used when it connected. Up to there numbers may be
     /// missing: they were confirmed to it, with little durability, and lost in a crash.
     pub(crate) may_skip_through: u64,
+    /// Whether it was opened for a client that had used numbers before, and that may not know yet that it was forgotten:
+    /// the Welcome that says so may not have arrived. A commit shows that it has.
+    pub(crate) is_forgotten: bool,
     receipts: VecDeque<(u64, Receipt)>,
     /// Decisions that are not yet safe, in order.
     unconfirmed: VecDeque<Unconfirmed>,
@@ -266,6 +269,7 @@ impl Sessions {
             confirmed: applied,
             told: applied,
             may_skip_through: 0,
+            is_forgotten: false,
             receipts: VecDeque::new(),
             unconfirmed: VecDeque::new(),
             is_listed: false,

@@ -364,3 +364,21 @@ fn a_large_transaction_comes_in_parts() {
         ",
     );
 }
+
+/// Seed 5005336 of the simulator: the first welcome was lost with its connection, and the second said that everything up
+/// to the last number had been applied. The client then took for confirmed what nobody had.
+#[test]
+fn a_client_is_told_that_it_was_forgotten_until_it_has_heard_it() {
+    check(
+        "
+        a hello last=5                      -> a welcome 5 forgotten
+        a lost                              ->
+        a hello last=5                      -> a welcome 5 forgotten
+        a lost                              ->
+        a hello last=7                      -> a welcome 5 forgotten
+        a publish one                       -> a confirm 8
+        a lost                              ->
+        a hello last=8                      -> a welcome 8
+        ",
+    );
+}
