@@ -255,6 +255,16 @@ impl Broker {
                 name: &session.name,
             },
         );
+        if !session.is_forgotten {
+            // Without it a reader would take the session for one that was opened at that number.
+            writer.push(
+                names,
+                &Event::Applied {
+                    session: number,
+                    through: session.applied,
+                },
+            );
+        }
         let receipts = session
             .receipts()
             .filter(|_| !planted!("carry-no-receipts"));

@@ -227,9 +227,13 @@ impl Recovery {
                 applied,
                 name,
             } => {
+                let is_new = state.sessions.by_number(number).is_none();
                 let index = state.open_session(number, session, heartbeat_ms, applied, name);
-                state.sessions[index].judged_in = self.epoch;
-                state.sessions[index].restore(applied);
+                let session = &mut state.sessions[index];
+                session.judged_in = self.epoch;
+                session.restore(applied);
+                // Opened at a number that its client had used before, and nothing has come of it since.
+                session.is_forgotten |= is_new && applied > 0;
             }
             Event::SessionLeft { number, at } => {
                 if let Some(index) = state.sessions.by_number(number) {
@@ -245,7 +249,9 @@ impl Recovery {
             }
             Event::Applied { session, through } => {
                 if let Some(index) = state.sessions.by_number(session) {
-                    state.sessions[index].restore(through);
+                    let session = &mut state.sessions[index];
+                    session.restore(through);
+                    session.is_forgotten = false;
                 }
             }
             Event::Answered {

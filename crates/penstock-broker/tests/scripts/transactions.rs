@@ -376,8 +376,14 @@ fn a_client_is_told_that_it_was_forgotten_until_it_has_heard_it() {
         a hello last=5                      -> a welcome 5 forgotten
         a lost                              ->
         a hello last=7                      -> a welcome 5 forgotten
+        # Nor does the next broker know of anything that it has heard.
+        kill                                ->
+        a hello last=7                      -> a welcome 5 forgotten
         a publish one                       -> a confirm 8
         a lost                              ->
+        a hello last=8                      -> a welcome 8
+        carry                               ->
+        kill                                ->
         a hello last=8                      -> a welcome 8
         ",
     );
