@@ -37,7 +37,7 @@ pub struct Arguments {
     threads: Option<u32>,
     /// With --threads: processes that run one job at a time, for tasks with slot="process" [default: one, if there is
     /// such a task]
-    #[arg(long, value_name = "N", requires = "threads", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
     processes: Option<u32>,
     /// Run so many jobs of async def tasks at once, on one event loop in a process of its own
     #[arg(long = "async", value_name = "N", default_value_t = DEFAULT_ASYNC_SLOTS, value_parser = slots)]
@@ -146,6 +146,12 @@ fn pools(
         slots,
         on_demand: false,
     };
+    if threads.is_none() && processes.is_some() {
+        return Err(Failure::new(
+            WRONG_CALL,
+            "--processes is for processes beside those of --threads; without threads, -c N says how many there are",
+        ));
+    }
     let mut pools = Vec::new();
     match threads {
         None => pools.push(pool(SlotKind::Process, concurrency, 1)),
