@@ -26,7 +26,7 @@ use crate::tally::Counted;
 pub(crate) enum End<'a> {
     /// Its worker has finished it. The value comes with the same transaction.
     Acked { cost_us: u64 },
-    /// It failed for good. `value`: the body of its result, if anybody may read one.
+    /// Failed for good. `value`: the body of its result, if anybody may read one.
     Failed {
         failing: Failing<'a>,
         value: Option<Bytes>,

@@ -116,7 +116,7 @@ pub(crate) struct Reported {
 pub(crate) enum Ending<'a> {
     /// A worker has finished it.
     Acked { cost_us: Option<u64> },
-    /// It failed for good; it stays as a failed job.
+    /// Failed for good; the message stays as a failed job.
     Failed {
         failure: &'a Failing<'a>,
         note: Option<Bytes>,

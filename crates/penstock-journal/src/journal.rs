@@ -561,7 +561,7 @@ impl Journal {
 
     /// Drops the oldest segment once all that was appended until now is synced.
     ///
-    /// So records that were carried forward must have been appended before. The instruction travels with the
+    /// Records that were carried forward must have been appended before. The instruction travels with the
     /// last of it, in a batch that says in its header how many segments still count; the writer
     /// renames or removes the file after syncing that batch. Whenever the power is cut, either the journal
     /// still counts the segment and has it, or counts it no more and has all that it held.

@@ -1,6 +1,6 @@
 //! `memory:` is the `penstock` program at the other end of a socket pair, with its journal in memory.
 //!
-//! It belongs to one client and holds nothing longer than that client lives: it exits when the socket closes,
+//! The broker belongs to one client and holds nothing longer than that client lives: it exits when the socket closes,
 //! and when this process exits, also where a forked child still has a copy of the socket. There is
 //! no second connection to it, so no second process can share it.
 

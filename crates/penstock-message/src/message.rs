@@ -110,7 +110,7 @@ pub enum InputShape {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Retries {
     AtMost(u32),
-    /// One retry for each delay, in milliseconds; at most [`Retries::DELAYS_CAP`].
+    /// Delays in milliseconds, each before one retry; at most [`Retries::DELAYS_CAP`].
     After(Vec<u64>),
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct ChildLink {
     shared: Arc<Shared>,
 }
 
-/// What the slots of a child have in common, apart from the link.
+/// State that the slots of a child share, apart from the link.
 #[derive(Default)]
 struct Shared {
     /// This process is a fork of the child's.

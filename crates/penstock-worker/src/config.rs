@@ -56,7 +56,7 @@ pub struct PoolConfig {
 }
 
 impl PoolConfig {
-    /// What its slots are, unless each is a process, as everybody expects.
+    /// Kinds and numbers of its slots in words, unless each is a process, as everybody expects.
     pub fn in_words(self) -> Option<String> {
         let (slots, processes) = (self.slots, self.processes);
         match (self.kind, processes) {
@@ -71,7 +71,7 @@ impl PoolConfig {
     }
 }
 
-/// What a slot is.
+/// Kind of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SlotKind {
     /// A process of its own.

@@ -89,7 +89,7 @@ struct Turn {
     changed: Condvar,
 }
 
-/// What runs one job at a time.
+/// Place that runs one job at a time.
 pub struct Slot {
     number: usize,
     /// A fault of its thread is told, and which packet it has.

@@ -61,7 +61,7 @@ pub struct Left<J> {
     pub end: Option<PacketEnd>,
 }
 
-/// What a look at a pool's packets shows.
+/// Findings of a look at a pool's packets shows.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Look {
     /// Packets of which the rest should be taken back: a job of theirs takes long.
@@ -136,7 +136,7 @@ pub struct Outstanding {
     free_places: Vec<usize>,
     /// The places of all packets.
     used: Places,
-    /// Those of packets of more than one job.
+    /// Places of packets of more than one job.
     large: Places,
     last_sequence: u32,
     buffer: Vec<u8>,
@@ -418,7 +418,8 @@ impl Outstanding {
         })
     }
 
-    /// What a dead child had begun of a packet and not ended: one job at most, as long as its memory was sound.
+    /// Returns the jobs of a packet that a dead child had begun and not ended: one job at most, as long
+    /// as its memory was sound.
     pub fn take_begun(&mut self, place: usize) -> Option<Left<Vec<Delivery>>> {
         let packet = self.packets[place].as_mut()?;
         packet.open = 0;

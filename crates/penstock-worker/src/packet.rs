@@ -258,11 +258,11 @@ impl From<FailureView<'_>> for Failure {
 /// The bell: outcomes are in the ring.
 pub const BELL: [u8; 4] = [0; 4];
 
-/// What a child says over its own socket or its ring.
+/// Frame that a child sends over its own socket or its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
     Bell,
-    /// So many of its slots can take jobs.
+    /// Number of its slots that can take jobs.
     Serving(u32),
     Outcome(OutcomeFrame<'a>),
 }

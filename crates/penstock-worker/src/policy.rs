@@ -29,11 +29,11 @@ use crate::page::MAX_PACKET_JOBS;
 const PACKET_NS: u64 = 2_000_000;
 /// How much work for each process should be here or on its way from the broker.
 const AHEAD_NS: u64 = 8_000_000;
-/// What a job costs a slot besides its own run: a pull's share, conversions, the outcome.
+/// Cost of a job to a slot besides its own run: a pull's share, conversions, the outcome.
 const OVERHEAD_NS: u64 = 5_000;
-/// So many deliveries for each process are on the way at most, however short the jobs are.
+/// Most deliveries on the way for each process, however short the jobs are.
 const MOST_AHEAD: u64 = 1024;
-/// What is held beyond so much work for each free slot goes back to the broker.
+/// Work held for each free slot; more goes back to the broker.
 const HELD_NS: u64 = 20_000_000;
 
 /// Names a task in one process.

@@ -1,4 +1,4 @@
-//! What a process with many threads needs of its system.
+//! Settings of the system for a process with many threads.
 
 /// Has the threads of this process share two arenas of the allocator, unless the environment says otherwise. By default
 /// each gets one of its own, up to eight for each processor, and what a job frees in one is of no use to the next job in
