@@ -133,10 +133,13 @@ wire-check:
 		cargo run --quiet --package generate-wire -- --check && \
 		echo "the protocol's code is up to date; \`make wire\` notes that, and spares the next check its time"; }
 
+# What only took too long (`only_rerun` in pyproject.toml) runs again: the machine may have had much else to do.
+patient := --reruns 2 --reruns-delay 1 -r aR
+
 python-test: .venv/.built
 	@mkdir -p .ran
-	SEED=$(chance) $(python) -m pytest -n 4 -m "not alone" --passed=.ran/python.txt
-	$(python) -m pytest -m alone --passed=.ran/alone.txt
+	SEED=$(chance) $(python) -m pytest -n 4 $(patient) -m "not alone" --passed=.ran/python.txt
+	$(python) -m pytest $(patient) -m alone --passed=.ran/alone.txt
 	@cat .ran/alone.txt >> .ran/python.txt
 
 guarantees: .venv/.ready

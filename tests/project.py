@@ -32,6 +32,13 @@ SCRIPTS = Path(sys.executable).parent
 MARK = "PENSTOCK_TEST_PROJECT"
 
 
+class TooSlow(AssertionError):
+    """Something took longer than it may, which a machine with much else to do can cause as well as a defect.
+
+    The test runs again, twice at most (pyproject.toml, `only_rerun`): a defect is as slow each time.
+    """
+
+
 class Project:
     """A directory with the user's files and, in `.penstock`, the data of its local broker."""
 
@@ -216,7 +223,7 @@ class Process:
         try:
             return self.popen.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.popen.args} still runs after {timeout} s:\n{self.output}") from None
+            raise TooSlow(f"{self.popen.args} still runs after {timeout} s:\n{self.output}") from None
 
     def write(self, text: str) -> None:
         assert self.popen.stdin is not None
@@ -262,7 +269,8 @@ class pidfd:
         os.close(self.fd)
 
     def wait(self, timeout: float) -> None:
-        assert select.select([self.fd], [], [], timeout)[0], f"the process still runs after {timeout} s"
+        if not select.select([self.fd], [], [], timeout)[0]:
+            raise TooSlow(f"the process still runs after {timeout} s")
 
 
 def needs(found: object, what: str) -> None:
@@ -292,5 +300,19 @@ def eventually(condition: Callable[[], object], timeout: float = 60, explain: Ca
     """Wait until a condition holds that other processes bring about and nothing announces."""
     deadline = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout} s {explain()}"
+        if time.monotonic() >= deadline:
+            raise TooSlow(f"not within {timeout} s {explain()}")
         time.sleep(0.005)
+
+
+@contextmanager
+def within(seconds: float, what: str = "it") -> Iterator[None]:
+    """What is done in here must take less time than this."""
+    began = time.monotonic()
+    yield
+    is_quick(time.monotonic() - began, seconds, what)
+
+
+def is_quick(took_s: float, most_s: float, what: str = "it") -> None:
+    if took_s >= most_s:
+        raise TooSlow(f"{what} took {took_s:.3f} s, and may take {most_s} s")

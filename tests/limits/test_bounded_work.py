@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from project import SCRIPTS, Process, Project, eventually, needs
+from project import SCRIPTS, Process, Project, eventually, is_quick, needs
 
 from penstock import DiskFull
 
@@ -156,7 +156,7 @@ class Shop:
         assert self.server.returncode is None
         # Much else may have begun on this machine since.
         slowness = max(self.slowness, self.start_s() / STARTS_S)
-        assert max(self.status_took) < STATUS_S * slowness, (slowness, sorted(self.status_took)[-5:])
+        is_quick(max(self.status_took), STATUS_S * slowness, "a status")
         note(
             status_n=len(self.status_took),
             status_median_ms=statistics.median(self.status_took) * 1000,
@@ -241,7 +241,7 @@ def test_a_purge_on_a_full_disk_is_answered_and_makes_room(shop: Shop, arguments
         purged = shop.project.penstock("purge", "default", "--yes")
         answered = time.monotonic() - began
         assert purged.returncode == 0, purged.output
-        assert answered < DEADLINE_S * shop.slowness
+        is_quick(answered, DEADLINE_S * shop.slowness, "a purge")
         note(jobs=accepted, answered_s=answered, works_again_s=shop.works_again())
         shop.check_the_end()
 
@@ -356,7 +356,7 @@ def test_very_many_jobs_that_expire_at_once_delay_nobody(crowd: Crowd) -> None:
         eventually(lambda count=round * EXPIRING: crowd.expired() == count, 30)
         note(without_ms=without, beside_ms=beside)
         delayed.append(beside - without)
-    assert statistics.median(delayed) < DELAYED_MS, delayed
+    is_quick(statistics.median(delayed) / 1000, DELAYED_MS / 1000, "a call beside them, beyond one without,")
 
 
 @pytest.mark.alone
@@ -377,4 +377,4 @@ def test_very_many_jobs_that_expired_while_the_broker_was_down_delay_nobody(crow
         eventually(lambda: crowd.expired() == EXPIRING, 30)
         note(without_ms=without, beside_ms=beside)
         delayed.append(beside - without)
-    assert statistics.median(delayed) < DELAYED_MS, delayed
+    is_quick(statistics.median(delayed) / 1000, DELAYED_MS / 1000, "a call beside them, beyond one without,")

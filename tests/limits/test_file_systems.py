@@ -6,19 +6,18 @@ XFS wants free blocks for each new file, a socket among them, and Btrfs for each
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from limits.disks import MAKE, SmallDisk, disk_of
-from project import Project, eventually
+from project import Project, eventually, within
 
 from penstock import DiskFull, Job
 
 TASKS = """
     from penstock import App
 
-    app = App("shop", call_timeout=5)
+    app = App("shop", call_timeout=30)
 
     @app.task
     def measure(document: bytes) -> int:
@@ -26,8 +25,9 @@ TASKS = """
 """
 # A call of more than 256 KiB may be refused for its size while there is still room for smaller ones.
 DOCUMENT = bytes(200_000)
-# Longer than any call takes on a busy machine, and shorter than its deadline.
-SOON_S = 4.0
+# Shorter than a call's deadline. A write to a Btrfs without room takes half a second on a quiet machine, as the system
+# looks everywhere before it gives up, and seconds where others write.
+SOON_S = 20.0
 
 
 @pytest.fixture(params=list(MAKE))
@@ -46,12 +46,10 @@ class Shop:
 
     def is_accepted(self) -> bool:
         """Each call ends soon, and in nothing but a job or `DiskFull`."""
-        began = time.monotonic()
         accepted = False
-        with contextlib.suppress(DiskFull):
+        with within(SOON_S, "a call"), contextlib.suppress(DiskFull):
             self.jobs.append(self.measure.delay(DOCUMENT))
             accepted = True
-        assert time.monotonic() - began < SOON_S
         return accepted
 
     def enqueue_until_full(self, at_most: int = 2_000) -> None:
@@ -61,10 +59,8 @@ class Shop:
             assert len(self.jobs) - before < at_most, "the disk is never full"
 
     def space(self) -> str:
-        began = time.monotonic()
-        space = self.project.status()["broker"]["space"]
-        assert time.monotonic() - began < SOON_S
-        return str(space)
+        with within(SOON_S, "a status"):
+            return str(self.project.status()["broker"]["space"])
 
     def is_killed_and_goes_on(self) -> None:
         """The next broker starts on the full disk, takes little if anything, and refuses the rest."""
@@ -74,13 +70,13 @@ class Shop:
     def is_drained(self) -> None:
         worker = self.project.worker("tasks:app", "-c", "1")
         for job in self.jobs:
-            assert job.result(timeout=20) == len(DOCUMENT), worker.output
+            assert job.result(timeout=60) == len(DOCUMENT), worker.output
         self.jobs.clear()
         worker.end()
         assert worker.returncode == 0, worker.output
 
     def eventually(self, condition: Callable[[], object]) -> None:
-        eventually(condition, 10, (self.project.data / "broker.log").read_text)
+        eventually(condition, 60, (self.project.data / "broker.log").read_text)
 
 
 def test_a_disk_full_of_jobs_refuses_more_survives_a_kill_and_is_drained(project: Project, disk: SmallDisk) -> None:

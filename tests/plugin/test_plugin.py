@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from project import Process, Project, pidfd
+from project import Process, Project, is_quick, pidfd
 
 SHOP = """
     import threading
@@ -342,5 +342,5 @@ def test_the_plugin_costs_a_run_of_pytest_5_ms_at_most(shop):
         rounds.append(statistics.median(ms() - ms("-p", "no:penstock") for _ in range(10)))
         if rounds[-1] <= 5:
             break
-    assert rounds[-1] <= 5, rounds
+    is_quick(rounds[-1] / 1000, 0.005, "the plugin")
     print(f"the plugin costs {rounds[-1]:.1f} ms")
