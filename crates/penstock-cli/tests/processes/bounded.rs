@@ -18,15 +18,17 @@ use penstock_message::{
 
 use crate::support::*;
 
-/// A call's own deadline, as in Python and of the commands.
-const DEADLINE: Duration = Duration::from_secs(5);
+/// A call's own deadline.
+const DEADLINE: Duration = PATIENCE;
 /// New jobs are taken again so soon after the group has failed.
 const AGAIN: Duration = Duration::from_secs(5);
 /// What a journal holds beside its reserves and 24 bytes for each value still kept.
 const JOURNAL_BYTES: u64 = 10 << 20;
 const KEPT_VALUE_BYTES: u64 = 24;
-/// Status waits for no disk; a busy machine may take so long.
+/// Status waits for no disk.
 const STATUS: Duration = Duration::from_secs(1);
+/// So much longer may all of it take in the short run, which has other tests beside it.
+const BESIDE_OTHERS: u32 = 6;
 const LARGE_JOIN: u32 = 20_000;
 const HELD_BY_A_JOIN: u32 = 1_000;
 
@@ -187,6 +189,7 @@ fn fail_all(body: &Bytes) {
     assert!(held > 10_000, "only {held} fitted");
 
     let is_over = AtomicBool::new(false);
+    let slack = if is_long_run() { 1 } else { BESIDE_OTHERS };
     let (answered, again, slowest) = thread::scope(|scope| {
         let watch = scope.spawn(|| {
             let watcher = Client::of(&socket);
@@ -208,13 +211,13 @@ fn fail_all(body: &Bytes) {
         assert!(client.commit(failures.collect()), "failures are taken");
         let answered = start.elapsed();
         while !client.publish() {
-            assert!(start.elapsed() < AGAIN, "{:?}", client.status());
+            assert!(start.elapsed() < slack * AGAIN, "{:?}", client.status());
         }
         let again = start.elapsed();
         is_over.store(true, Ordering::Relaxed);
         (answered, again, watch.join().expect("it watches"))
     });
-    assert!(slowest < STATUS, "a status took {slowest:?}");
+    assert!(slowest < slack * STATUS, "a status took {slowest:?}");
 
     // What has not given way is kept, as failed jobs are, until somebody drops it.
     let drop = Op::Cancel {
