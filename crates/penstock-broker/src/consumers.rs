@@ -5,6 +5,7 @@
 //! ring of queues. So a job costs the same with any number of consumers of other queues, and a job that
 //! none of its queue's consumers can run is sent to nobody.
 
+use penstock_faults::planted;
 use penstock_message::{Consume, Notice, Tasks};
 use rustc_hash::FxHashMap;
 
@@ -73,12 +74,17 @@ impl Consumers {
         queue: u32,
         connections: &FxHashMap<ConnId, Connection>,
     ) -> bool {
+        let conn = self.all.get(waiter.consumer).map(|consumer| consumer.conn);
+        let is_starved = |other: &Consumer| Some(other.conn) == conn && other.credit == 0;
+        let is_held_up =
+            planted!("wait-for-other-kinds") && self.all.iter().any(|(_, other)| is_starved(other));
         let consumer = self.all.get_mut(waiter.consumer);
         let Some(consumer) = consumer.filter(|consumer| consumer.serial == waiter.serial) else {
             return false;
         };
         let connection = connections.get(&consumer.conn);
-        let wants = consumer.credit > 0 && connection.is_some_and(Connection::takes_work);
+        let wants =
+            consumer.credit > 0 && connection.is_some_and(Connection::takes_work) && !is_held_up;
         if !wants {
             consumer.sit(queue, false);
         }
@@ -94,7 +100,7 @@ impl Consumers {
     ) -> bool {
         let consumer = &mut self.all[waiter.consumer];
         consumer.credit -= 1;
-        let stays = consumer.credit > 0 && connection.takes_work();
+        let stays = consumer.credit > 0 && connection.takes_work() && !planted!("leave-line-early");
         let mut seats = consumer.seats.iter();
         if let Some(place) = seats.position(|seat| seat.queue == queue) {
             consumer.seats[place].is_waiting = stays;

@@ -131,6 +131,14 @@ pub const PLANTS: &[Plant] = &[
         "a job is sent only to a worker that can run its task",
     ),
     plant(
+        "wait-for-other-kinds",
+        "no job waits while a slot that may run it is idle",
+    ),
+    plant(
+        "leave-line-early",
+        "a consumer is served as long as it has credit",
+    ),
+    plant(
         "purge-released",
         "what a group releases is not purged with what waited",
     ),

@@ -15,12 +15,14 @@ use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
 use crate::model::{Model, Time, Verdict};
 use crate::said::{Hearing, Said};
 
+mod consumers;
 mod crashes;
 mod ending;
 mod story;
 #[cfg(test)]
 mod tests;
 
+use consumers::ConsumerView;
 use story::Event;
 
 /// Ways in which the broker ended.
@@ -118,14 +120,7 @@ struct Decided {
 struct View {
     session: SessionId,
     decoder: Decoder<ToClient>,
-    /// Deliveries that it has asked for and not received yet.
-    credit: u64,
-    queues: BTreeSet<String>,
-    /// Tasks that it can run; `None`: any.
-    tasks: Option<Vec<String>>,
-    /// Tasks that it could run before, since all was quiet: a delivery that was handed out then may be on its way yet,
-    /// for its body is being read.
-    tasks_before: Vec<Vec<String>>,
+    consumers: BTreeMap<u32, ConsumerView>,
 }
 
 impl Checker {
@@ -185,10 +180,7 @@ impl Checker {
                 View {
                     session,
                     decoder,
-                    credit: 0,
-                    queues: BTreeSet::new(),
-                    tasks: None,
-                    tasks_before: Vec::new(),
+                    consumers: BTreeMap::new(),
                 },
             );
             self.tell(Event::Hello(
@@ -208,15 +200,11 @@ impl Checker {
                 self.decided(session, seq, commit.durability, tx, broker)?;
             }
         }
-        if let Some(consume) = &said.consume
-            && let Some(view) = self.views.get_mut(&conn)
-        {
-            view.credit += u64::from(consume.credit);
-            if view.tasks != consume.tasks {
-                let before = std::mem::replace(&mut view.tasks, consume.tasks.clone());
-                view.tasks_before.extend(before);
+        if let Some(view) = self.views.get_mut(&conn) {
+            for consumer in &said.consumers {
+                let view = view.consumers.entry(consumer.wish.consumer).or_default();
+                view.hears(consumer);
             }
-            view.queues.extend(consume.queues.iter().cloned());
         }
         if said.goodbye {
             self.current.remove(&session);
@@ -295,12 +283,14 @@ impl Checker {
     /// Puts messages back that were handed out over this connection and have not left. Meanwhile others
     /// behind it may have been handed out, whose deliveries leave when their bodies are there: after this.
     fn takes_back(&mut self, conn: ConnId) {
-        let Some(view) = self.views.get(&conn).filter(|view| view.credit > 0) else {
+        let Some(view) = self.views.get(&conn) else {
             return;
         };
         let items = &self.model.items;
-        self.ready
-            .retain(|index| !view.queues.contains(&items[*index].queue));
+        for consumer in view.consumers.values().filter(|view| view.may_be_given()) {
+            self.ready
+                .retain(|index| !consumer.queues.contains(&items[*index].queue));
+        }
     }
 
     // --- what the broker says
@@ -349,16 +339,12 @@ impl Checker {
         for delivery in frame.deliveries {
             let delivery: Delivery = delivery.try_into().map_err(invalid)?;
             let view = self.views.get_mut(&conn).expect("it was found");
-            if view.credit == 0 {
+            let consumer = view.consumers.entry(delivery.consumer).or_default();
+            if !consumer.pays() {
                 return Err(format!("{:?} was delivered without credit", delivery.lease));
             }
-            view.credit -= 1;
             let task = &delivery.message.task;
-            if view
-                .tasks
-                .as_ref()
-                .is_some_and(|tasks| !tasks.contains(task))
-            {
+            if !consumer.runs(task) {
                 return Err(format!(
                     "{:?} of {task} was sent to a consumer that can't run it",
                     delivery.lease
@@ -441,14 +427,14 @@ impl Checker {
             self.counts.deliveries += 1;
             self.counts.redeliveries += u64::from(delivery.redelivered);
             let id = delivery.lease.message;
-            let queue = delivery.queue.clone();
+            let (queue, consumer) = (delivery.queue.clone(), delivery.consumer);
             self.tell(Event::Delivered(session, Box::new(delivery)))?;
             let here = self.model.with_id(id).filter(|item| item.queue == queue);
             let brought_by: Vec<u64> = here.map(|item| item.tx).collect();
             for number in brought_by {
                 self.publish(number);
             }
-            self.in_turn(session, id, &queue, broker)?;
+            self.in_turn((session, consumer), id, &queue, broker)?;
         }
         Ok(())
     }
@@ -458,7 +444,7 @@ impl Checker {
     /// delivery waits for its body to be read.
     fn in_turn(
         &mut self,
-        session: SessionId,
+        (session, consumer): (SessionId, u32),
         id: penstock_message::MessageId,
         queue: &str,
         broker: Option<&Broker>,
@@ -473,8 +459,9 @@ impl Checker {
         self.counts.order_checks += self.ready.len() as u64;
         let conn = self.current.get(&session);
         let view = conn.and_then(|conn| self.views.get(conn));
+        let consumer = view.and_then(|view| view.consumers.get(&consumer));
         let can_run = |task: &String| {
-            view.is_none_or(|view| {
+            consumer.is_none_or(|view| {
                 let sets = view.tasks.iter().chain(&view.tasks_before);
                 sets.into_iter().all(|tasks| tasks.contains(task))
             })
@@ -543,9 +530,11 @@ impl Checker {
         };
         let live = self.model.live.iter().copied();
         self.ready = live.filter(is_candidate).collect();
-        for view in self.views.values_mut() {
-            view.tasks_before.clear();
-        }
+        self.nobody_waits()?;
+        let views = self.views.values_mut();
+        views
+            .flat_map(|view| view.consumers.values_mut())
+            .for_each(ConsumerView::quiet);
         Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! A process as users run it: the driver's own session, and a worker that decides by the worker's own
 //! policy and inbox. Only their surroundings are simulated: the socket, the clock, the children.
 //!
-//! The children here take packets as real ones do: one that is idle claims the oldest packet, runs its jobs
+//! Its slots are in pools, as of several kinds: each is a consumer of its own, with its tasks and its credit. The
+//! children here take packets as real ones do: one that is idle claims the oldest packet of its pool, runs its jobs
 //! one by one, and jobs that have not begun when one takes long are taken back.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -15,8 +16,8 @@ use penstock_driver::{DeliverySink, DriverError, ValueSink};
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Delivery, Durability, Key, KeyState, Lease, Op, Query, ReleaseReason, SeededState, SessionId,
-    StatusQuery, Tx,
+    Consume, Delivery, Durability, Key, KeyState, Lease, Op, Query, ReleaseReason, SeededState,
+    SessionId, StatusQuery, Tasks, Tx,
 };
 use penstock_wire::proto::ToClient;
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions};
@@ -26,7 +27,7 @@ use penstock_worker::policy::{Credit, PacketEnd, Policy, TaskIndex};
 
 use crate::client::{Client, Stage};
 use crate::model::Time;
-use crate::work::{Author, Habits, success};
+use crate::work::{Author, Habits, TASKS, success};
 
 /// Interval at which the supervisor looks at its packets.
 const TICK_MS: u64 = 10;
@@ -75,7 +76,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Process {
-    pub fn new(id: SessionId, heartbeat_ms: u64, slots: usize, habits: Habits, now: Time) -> Self {
+    /// `slots`: how many each of its pools has.
+    pub fn new(
+        id: SessionId,
+        heartbeat_ms: u64,
+        slots: &[usize],
+        habits: Habits,
+        now: Time,
+    ) -> Self {
         let base = Instant::now();
         let config = SessionConfig {
             versions: Versions::TODAY,
@@ -265,16 +273,12 @@ impl Client for Process {
     }
 }
 
-/// The supervisor's books, and its children.
+/// The supervisor's books.
 struct Worker {
     queues: Vec<String>,
     inbox: Arc<Inbox>,
-    policy: Policy<Delivery>,
+    pools: Vec<Pool>,
     settled: Vec<(Lease, Tx)>,
-    /// Packets that are out, in the order in which they were sent.
-    packets: BTreeMap<u64, Packet>,
-    last_packet: u64,
-    children: Vec<Option<Running>>,
     looks_at_ms: u64,
     /// Whether some jobs take long.
     may_be_slow: bool,
@@ -283,12 +287,31 @@ struct Worker {
     hurries: bool,
 }
 
+/// Slots of one kind, with the children that have them.
+struct Pool {
+    policy: Policy<Delivery>,
+    /// Tasks that run here, until the broker is told.
+    untold: Option<Tasks>,
+    /// Packets that are out, in the order in which they were sent.
+    packets: BTreeMap<u64, Packet>,
+    last_packet: u64,
+    children: Vec<Option<Running>>,
+}
+
 struct Packet {
     task: TaskIndex,
     waiting: VecDeque<Delivery>,
     begun: usize,
     is_claimed: bool,
     end: Option<PacketEnd>,
+}
+
+/// How fast jobs are at this time.
+#[derive(Clone, Copy)]
+struct Pace {
+    time: Time,
+    may_be_slow: bool,
+    hurries: bool,
 }
 
 /// Job that a child runs.
@@ -301,22 +324,23 @@ struct Running {
 }
 
 impl Worker {
-    fn new(children: usize, queues: Vec<String>, may_be_slow: bool) -> Self {
-        let mut policy = Policy::default();
-        // Slots of one process each, or two in a process.
-        let processes = match may_be_slow {
-            true => children,
-            false => children.div_ceil(2),
+    fn new(slots: &[usize], queues: Vec<String>, may_be_slow: bool) -> Self {
+        // A worker of one pool runs any task in it; those of several share the tasks out.
+        let tasks = |number: usize| match slots.len() {
+            1 => Tasks::Any,
+            pools => {
+                let tasks = TASKS.iter().skip(number).step_by(pools);
+                Tasks::Named(tasks.map(|task| (*task).to_string()).collect())
+            }
         };
-        policy.set_slots(children, processes);
+        let pools = slots.iter().enumerate();
         Self {
             queues,
             inbox: Arc::new(Inbox::new(SeededState::default(), || ())),
-            policy,
+            pools: pools
+                .map(|(number, slots)| Pool::new(*slots, tasks(number), may_be_slow))
+                .collect(),
             settled: Vec::new(),
-            packets: BTreeMap::new(),
-            last_packet: 0,
-            children: (0..children).map(|_| None).collect(),
             looks_at_ms: 0,
             may_be_slow,
             is_draining: false,
@@ -325,7 +349,9 @@ impl Worker {
     }
 
     fn is_idle(&self) -> bool {
-        self.policy.is_idle() && self.settled.is_empty() && self.inbox.unconfirmed() == 0
+        self.pools.iter().all(|pool| pool.policy.is_idle())
+            && self.settled.is_empty()
+            && self.inbox.unconfirmed() == 0
     }
 
     fn begin_draining(&mut self) {
@@ -333,56 +359,80 @@ impl Worker {
     }
 
     fn next_deadline_ms(&self) -> Option<u64> {
-        let ends = self
-            .children
-            .iter()
-            .flatten()
-            .map(|running| running.ends_ms);
-        let looks = (!self.packets.is_empty()).then_some(self.looks_at_ms);
-        ends.chain(looks).min()
+        let children = self.pools.iter().flat_map(|pool| &pool.children);
+        let ends = children.flatten().map(|running| running.ends_ms);
+        let looks = self.pools.iter().any(|pool| !pool.packets.is_empty());
+        ends.chain(looks.then_some(self.looks_at_ms)).min()
     }
 
     fn turn(&mut self, session: &mut Session, author: &mut Author, rng: &mut Rng, time: Time) {
         self.read_news();
-        for child in 0..self.children.len() {
-            self.run_child(child, author, rng, time);
-        }
+        self.run_children(author, rng, time);
         if self.looks_at_ms <= time.steady {
             self.look(session, time);
         }
         if self.is_draining {
-            let waiting = self.policy.take_all();
-            self.give_back(waiting);
+            for number in 0..self.pools.len() {
+                let waiting = self.pools[number].policy.take_all();
+                self.give_back(waiting);
+            }
         }
-        while let Some(hand_out) = self.policy.next_packet() {
-            self.last_packet += 1;
-            let packet = Packet {
-                task: hand_out.task,
-                waiting: hand_out.jobs.into(),
-                begun: 0,
-                is_claimed: false,
-                end: None,
-            };
-            self.packets.insert(self.last_packet, packet);
+        // Children that are quick want more.
+        while self.hand_out(time) {
+            self.run_children(author, rng, time);
+        }
+        self.pools.iter().for_each(Pool::assert_nobody_waits);
+        self.commit(session);
+        if !self.is_draining && author.habits.consumes {
+            self.ask(session);
+        }
+        let slots: usize = self.pools.iter().map(|pool| pool.children.len()).sum();
+        let busy: usize = self.pools.iter().map(|pool| pool.policy.busy()).sum();
+        session.report(slots as u32, busy as u32);
+    }
+
+    /// Sends packets to where idle children find them; whether there was any.
+    fn hand_out(&mut self, time: Time) -> bool {
+        let mut has_any = false;
+        for pool in &mut self.pools {
+            has_any |= pool.hand_out();
+        }
+        if has_any {
             self.looks_at_ms = self.looks_at_ms.max(time.steady + TICK_MS);
         }
-        for child in 0..self.children.len() {
-            self.run_child(child, author, rng, time);
-        }
-        self.commit(session);
-        if !self.is_draining
-            && author.habits.consumes
-            && let Credit::Add(credit) = self.policy.grant()
-        {
+        has_any
+    }
+
+    /// Asks for as many jobs as there are idle slots of each kind.
+    fn ask(&mut self, session: &mut Session) {
+        for (number, pool) in self.pools.iter_mut().enumerate() {
+            let Credit::Add(credit) = pool.policy.grant() else {
+                continue;
+            };
             let sink: Arc<Inbox> = Arc::clone(&self.inbox);
-            let consume = penstock_message::Consume {
+            let consume = Consume {
+                consumer: number as u32,
                 queues: self.queues.clone(),
+                tasks: pool.untold.take().unwrap_or_default(),
                 add_credit: credit,
-                ..penstock_message::Consume::default()
+                ..Consume::default()
             };
             session.consume(consume, sink);
         }
-        session.report(self.children.len() as u32, self.policy.busy() as u32);
+    }
+
+    fn run_children(&mut self, author: &mut Author, rng: &mut Rng, time: Time) {
+        let pace = Pace {
+            time,
+            may_be_slow: self.may_be_slow,
+            hurries: self.hurries,
+        };
+        for pool in &mut self.pools {
+            for child in 0..pool.children.len() {
+                let settled = &mut self.settled;
+                pool.run_child(child, settled, author, rng, pace);
+            }
+        }
     }
 
     fn read_news(&mut self) {
@@ -395,17 +445,15 @@ impl Worker {
         } = self.inbox.take();
         for delivery in deliveries {
             let bytes = job_bytes(&delivery.message);
-            let task = self.policy.task(&delivery.message.task);
-            self.policy.arrive(task, delivery, bytes);
+            let policy = &mut self.pools[delivery.consumer as usize].policy;
+            let task = policy.task(&delivery.message.task);
+            policy.arrive(task, delivery, bytes);
         }
         if !lost.is_empty() {
-            let held = |job: &Delivery| !lost.contains(&job.lease);
-            self.policy.retain(held);
-            for packet in self.packets.values_mut() {
-                packet.waiting.retain(held);
+            for pool in &mut self.pools {
+                pool.forget(&lost);
             }
             self.settled.retain(|(lease, _)| !lost.contains(lease));
-            self.end_packets();
         }
         for (lease, why) in refused {
             let reason = ReleaseReason::Crashed(format!("the broker refused its outcome: {why}"));
@@ -417,8 +465,105 @@ impl Worker {
         }
     }
 
+    /// Takes jobs back that wait behind a long one, and hands back those that are too many here.
+    fn look(&mut self, session: &mut Session, time: Time) {
+        self.looks_at_ms = time.steady + TICK_MS;
+        for number in 0..self.pools.len() {
+            let pool = &mut self.pools[number];
+            pool.take_back_behind_long_ones(time);
+            let surplus = pool.policy.surplus();
+            if pool.policy.withdraw() == Credit::Withdraw {
+                session.stop_consumer(number as u32);
+            }
+            self.give_back(surplus);
+        }
+    }
+
+    fn give_back(&mut self, jobs: Vec<Delivery>) {
+        for job in jobs {
+            let tx = settle(&DeliveryHead::from(&job), Outcome::Returned);
+            self.settled.push((job.lease, tx));
+        }
+    }
+
+    fn commit(&mut self, session: &mut Session) {
+        if self.settled.is_empty() {
+            return;
+        }
+        let (leases, txs): (Vec<Lease>, Vec<Tx>) = self.settled.drain(..).unzip();
+        self.inbox.committing(leases.len());
+        let inbox = Arc::clone(&self.inbox);
+        let encoded = txs.into_iter().map(Encoded::new).collect();
+        let done = Box::new(move |receipts| inbox.confirmed(&leases, receipts));
+        session.commit(encoded, Durability::Disk, None, done);
+    }
+}
+
+impl Pool {
+    fn new(slots: usize, tasks: Tasks, may_be_slow: bool) -> Self {
+        let mut policy = Policy::default();
+        // Slots of one process each, or two in a process.
+        let processes = match may_be_slow {
+            true => slots,
+            false => slots.div_ceil(2),
+        };
+        policy.set_slots(slots, processes);
+        Self {
+            policy,
+            untold: Some(tasks),
+            packets: BTreeMap::new(),
+            last_packet: 0,
+            children: (0..slots).map(|_| None).collect(),
+        }
+    }
+
+    /// A job waits here only while each child has one. Those that wait in a packet behind a long one are taken back
+    /// at the next look.
+    fn assert_nobody_waits(&self) {
+        let idle = self.children.iter().filter(|child| child.is_none()).count();
+        let waiting = self.policy.waiting();
+        assert!(
+            waiting == 0 || idle == 0,
+            "{waiting} jobs wait beside {idle} idle slots"
+        );
+    }
+
+    fn hand_out(&mut self) -> bool {
+        let before = self.last_packet;
+        while let Some(hand_out) = self.policy.next_packet() {
+            self.last_packet += 1;
+            let packet = Packet {
+                task: hand_out.task,
+                waiting: hand_out.jobs.into(),
+                begun: 0,
+                is_claimed: false,
+                end: None,
+            };
+            self.packets.insert(self.last_packet, packet);
+        }
+        self.last_packet > before
+    }
+
+    /// Forgets jobs whose leases are lost; those that have begun run to their end.
+    fn forget(&mut self, lost: &[Lease]) {
+        let held = |job: &Delivery| !lost.contains(&job.lease);
+        self.policy.retain(held);
+        for packet in self.packets.values_mut() {
+            packet.waiting.retain(held);
+        }
+        self.end_packets();
+    }
+
     /// Ends the job that this child is at when its time has come, and begins the next one.
-    fn run_child(&mut self, child: usize, author: &mut Author, rng: &mut Rng, time: Time) {
+    fn run_child(
+        &mut self,
+        child: usize,
+        settled: &mut Vec<(Lease, Tx)>,
+        author: &mut Author,
+        rng: &mut Rng,
+        pace: Pace,
+    ) {
+        let time = pace.time;
         loop {
             if let Some(running) = &mut self.children[child] {
                 if running.ends_ms > time.steady {
@@ -428,17 +573,17 @@ impl Worker {
                 let task = self.packets[&number].task;
                 if let Some(job) = running.job.take() {
                     self.policy.observe(task, cost_ns);
-                    let tx = match self.hurries {
+                    let tx = match pace.hurries {
                         true => success(&job),
                         false => author.settlement(&job, rng, time.wall),
                     };
-                    self.settled.push((job.lease, tx));
+                    settled.push((job.lease, tx));
                 }
                 let packet = self.packets.get_mut(&number).expect("its child has it");
                 match packet.waiting.pop_front() {
                     Some(job) => {
                         packet.begun += 1;
-                        self.begin(child, number, job, rng, time);
+                        self.begin(child, number, job, rng, pace);
                     }
                     None => {
                         self.children[child] = None;
@@ -458,30 +603,28 @@ impl Worker {
             packet.is_claimed = true;
             packet.begun += 1;
             let job = packet.waiting.pop_front().expect("no empty packet is out");
-            self.begin(child, number, job, rng, time);
+            self.begin(child, number, job, rng, pace);
         }
     }
 
-    fn begin(&mut self, child: usize, packet: u64, job: Delivery, rng: &mut Rng, time: Time) {
+    fn begin(&mut self, child: usize, packet: u64, job: Delivery, rng: &mut Rng, pace: Pace) {
         let took_us = match rng.below(40) {
             // Longer than any heartbeat: a lease does not end because a job takes long.
-            0 if self.may_be_slow && !self.hurries => rng.below(20_000_000),
-            1..4 if self.may_be_slow => rng.below(200_000),
+            0 if pace.may_be_slow && !pace.hurries => rng.below(20_000_000),
+            1..4 if pace.may_be_slow => rng.below(200_000),
             4..8 => rng.below(20_000),
             _ => rng.below(100),
         };
         self.children[child] = Some(Running {
             packet,
             job: Some(job),
-            began_ms: time.steady,
-            ends_ms: time.steady + took_us / 1_000,
+            began_ms: pace.time.steady,
+            ends_ms: pace.time.steady + took_us / 1_000,
             cost_ns: took_us * 1_000,
         });
     }
 
-    /// Takes jobs back that wait behind a long one, and hands back those that are too many here.
-    fn look(&mut self, session: &mut Session, time: Time) {
-        self.looks_at_ms = time.steady + TICK_MS;
+    fn take_back_behind_long_ones(&mut self, time: Time) {
         let mut stuck = 0;
         for running in self.children.iter().flatten() {
             if running.began_ms + TICK_MS > time.steady {
@@ -501,18 +644,6 @@ impl Worker {
             packet.end = Some(PacketEnd::Slow);
         }
         self.policy.set_stuck(stuck);
-        let surplus = self.policy.surplus();
-        self.give_back(surplus);
-        if self.policy.withdraw() == Credit::Withdraw {
-            session.stop_consuming();
-        }
-    }
-
-    fn give_back(&mut self, jobs: Vec<Delivery>) {
-        for job in jobs {
-            let tx = settle(&DeliveryHead::from(&job), Outcome::Returned);
-            self.settled.push((job.lease, tx));
-        }
     }
 
     /// Forgets packets of which nothing is left.
@@ -535,17 +666,5 @@ impl Worker {
             }
             !is_over
         });
-    }
-
-    fn commit(&mut self, session: &mut Session) {
-        if self.settled.is_empty() {
-            return;
-        }
-        let (leases, txs): (Vec<Lease>, Vec<Tx>) = self.settled.drain(..).unzip();
-        self.inbox.committing(leases.len());
-        let inbox = Arc::clone(&self.inbox);
-        let encoded = txs.into_iter().map(Encoded::new).collect();
-        let done = Box::new(move |receipts| inbox.confirmed(&leases, receipts));
-        session.commit(encoded, Durability::Disk, None, done);
     }
 }

@@ -1,7 +1,7 @@
 //! Frames of a client, in the nouns of the broker; and their bytes, both ways.
 
 use bytes::{Bytes, BytesMut};
-use penstock_message::{Durability, Key, Lease, Op, SessionId, Tasks, Tx};
+use penstock_message::{Consume, Durability, Key, Lease, Op, SessionId, Tx};
 use penstock_wire::proto::{self, ToBroker};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, WireError, convert, encode_frame};
 
@@ -15,7 +15,7 @@ pub struct Said {
     pub commits: Vec<Commit>,
     /// Parts that come before the last; none counts before that.
     pub parts: Vec<(u64, Durability, Tx)>,
-    pub consume: Option<Consume>,
+    pub consumers: Vec<Consumer>,
     pub watch: Vec<Key>,
     pub ping: bool,
     pub goodbye: bool,
@@ -38,39 +38,49 @@ pub struct Commit {
     pub last_part: Option<Tx>,
 }
 
-#[derive(Clone, Debug)]
-pub struct Consume {
-    pub queues: Vec<String>,
-    /// Tasks that it can run; `None`: any.
-    pub tasks: Option<Vec<String>>,
-    pub credit: u32,
+#[derive(Clone, Debug, Default)]
+pub struct Consumer {
+    pub wish: Consume,
+    /// Whether its credit is to be nothing; the rest of the wish is not looked at.
+    pub stop: bool,
 }
 
-impl From<Consume> for proto::Consumer {
-    fn from(consume: Consume) -> Self {
-        penstock_message::Consume {
-            queues: consume.queues,
-            tasks: match consume.tasks {
-                None => Tasks::Any,
-                Some(tasks) => Tasks::Named(tasks),
-            },
-            add_credit: consume.credit,
-            ..penstock_message::Consume::default()
+impl Consumer {
+    fn in_words(&self) -> String {
+        let Consume {
+            consumer,
+            queues,
+            tasks,
+            add_credit,
+            ..
+        } = &self.wish;
+        match self.stop {
+            true => format!("consumer {consumer} takes no more"),
+            false => format!("consumer {consumer} takes {add_credit} of {queues:?} and {tasks:?}"),
         }
-        .into()
     }
 }
 
-impl From<proto::Consumer> for Consume {
-    fn from(wire: proto::Consumer) -> Self {
-        let consume = penstock_message::Consume::from(wire);
+impl From<Consume> for Consumer {
+    fn from(wish: Consume) -> Self {
+        Self { wish, stop: false }
+    }
+}
+
+impl From<Consumer> for proto::Consumer {
+    fn from(consumer: Consumer) -> Self {
         Self {
-            queues: consume.queues,
-            tasks: match consume.tasks {
-                Tasks::Named(tasks) => Some(tasks),
-                Tasks::Any | Tasks::Same => None,
-            },
-            credit: consume.add_credit,
+            stop: consumer.stop,
+            ..consumer.wish.into()
+        }
+    }
+}
+
+impl From<proto::Consumer> for Consumer {
+    fn from(wire: proto::Consumer) -> Self {
+        Self {
+            stop: wire.stop,
+            wish: wire.into(),
         }
     }
 }
@@ -100,11 +110,7 @@ impl Said {
                 words.push(format!("{seq} for {durability:?}: {}", words::tx(tx)));
             }
         }
-        words.extend(
-            self.consume
-                .as_ref()
-                .map(|consume| format!("take {} of {:?}", consume.credit, consume.queues)),
-        );
+        words.extend(self.consumers.iter().map(Consumer::in_words));
         if !self.watch.is_empty() {
             words.push(format!("watch {} keys", self.watch.len()));
         }
@@ -144,7 +150,7 @@ impl Said {
                 ..proto::Hello::default()
             }),
             commits: parts.chain(commits).collect(),
-            consumers: self.consume.iter().cloned().map(Into::into).collect(),
+            consumers: self.consumers.iter().cloned().map(Into::into).collect(),
             watch: (!self.watch.is_empty()).then(|| proto::Watch {
                 keys: self.watch.iter().cloned().map(Into::into).collect(),
                 unwatch: Vec::new(),
@@ -239,8 +245,7 @@ impl Hearing {
                 last_part,
             });
         }
-        // The clients here have one consumer each.
-        said.consume = frame.consumers.into_iter().next().map(Consume::from);
+        said.consumers = frame.consumers.into_iter().map(Consumer::from).collect();
         if let Some(watch) = frame.watch {
             said.watch = convert::all(watch.keys)?;
         }

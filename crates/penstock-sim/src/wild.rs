@@ -6,13 +6,15 @@ use std::collections::VecDeque;
 
 use bytes::BytesMut;
 use penstock_journal::sim::Rng;
-use penstock_message::{Delivery, Durability, Key, KeyState, Lease, Op, Receipt, SessionId, Tx};
+use penstock_message::{
+    Consume, Delivery, Durability, Key, KeyState, Lease, Op, Receipt, SessionId, Tasks, Tx,
+};
 use penstock_wire::proto::{self, ToClient};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
 
 use crate::client::{Client, Stage};
 use crate::model::Time;
-use crate::said::{Commit, Consume, Hello, Said};
+use crate::said::{Commit, Hello, Said};
 use crate::work::{Author, Habits, QUEUES, success};
 
 /// Most transactions in flight, as of a driver.
@@ -172,7 +174,7 @@ impl Wild {
             });
         }
         let says_anything =
-            !said.commits.is_empty() || said.consume.is_some() || !said.watch.is_empty();
+            !said.commits.is_empty() || !said.consumers.is_empty() || !said.watch.is_empty();
         if says_anything {
             self.say(&said);
         }
@@ -312,11 +314,16 @@ impl Client for Wild {
         if habits.consumes && self.credit == 0 && self.work.len() < 8 && rng.one_in(2) {
             let credit = 1 + rng.below(6) as u32;
             self.credit += credit;
-            said.consume = Some(Consume {
+            let wish = Consume {
                 queues: habits.queues.clone(),
-                tasks: habits.tasks.clone(),
-                credit,
-            });
+                tasks: match &habits.tasks {
+                    None => Tasks::Any,
+                    Some(tasks) => Tasks::Named(tasks.clone()),
+                },
+                add_credit: credit,
+                ..Consume::default()
+            };
+            said.consumers.push(wish.into());
         }
         if self.unconfirmed.len() < IN_FLIGHT {
             let mut txs = Vec::new();
@@ -371,11 +378,13 @@ impl Client for Wild {
             self.takes_all = true;
             self.credit += 16;
             let queues = QUEUES.iter().map(|queue| (*queue).to_string()).collect();
-            said.consume = Some(Consume {
+            let wish = Consume {
                 queues,
-                tasks: None,
-                credit: 16,
-            });
+                tasks: Tasks::Any,
+                add_credit: 16,
+                ..Consume::default()
+            };
+            said.consumers.push(wish.into());
         }
         let room = IN_FLIGHT - self.unconfirmed.len().min(IN_FLIGHT);
         let later = self.work.split_off(self.work.len().min(room));

@@ -287,8 +287,9 @@ impl<'a> World<'a> {
         match is_wild {
             true => Box::new(Wild::new(session, heartbeat_ms, habits)),
             false => {
-                let slots = 1 + rng.below(4) as usize;
-                Box::new(Process::new(session, heartbeat_ms, slots, habits, time))
+                let pools = 1 + rng.below(3);
+                let slots: Vec<usize> = (0..pools).map(|_| 1 + rng.below(4) as usize).collect();
+                Box::new(Process::new(session, heartbeat_ms, &slots, habits, time))
             }
         }
     }

@@ -332,6 +332,11 @@ impl<J> Policy<J> {
         self.out.min(self.slots)
     }
 
+    /// Jobs that are in no packet.
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
     pub fn is_idle(&self) -> bool {
         self.out == 0 && self.waiting == 0
     }

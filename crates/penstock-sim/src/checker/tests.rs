@@ -5,13 +5,13 @@ use penstock_broker::{BrokerOptions, ConnId, Now};
 use penstock_journal::sim::SimStorage;
 use penstock_journal::{JournalOptions, Reader, Writer};
 use penstock_message::{
-    DEFAULT_PRIORITY, Durability, IdSource, Message, MessageId, Op, SessionId, Tx,
+    Consume, DEFAULT_PRIORITY, Durability, IdSource, Message, MessageId, Op, SessionId, Tx,
 };
 use penstock_server::{Engine, EngineOptions, Peer};
 
 use super::Checker;
 use crate::model::{Time, Verdict};
-use crate::said::{Commit, Consume, Hello, Said};
+use crate::said::{Commit, Hello, Said};
 
 const BEGINNING_MS: u64 = 1_800_000_000_000;
 
@@ -155,7 +155,7 @@ impl Desk {
             random: [2; 10],
         });
         self.checker.in_turn(
-            SessionId([1; 16]),
+            (SessionId([1; 16]), 0),
             later,
             "default",
             Some(self.engine.broker()),
@@ -163,15 +163,15 @@ impl Desk {
     }
 
     fn take_one(&mut self, conn: ConnId) -> Verdict {
-        let consume = Consume {
+        let wish = Consume {
             queues: vec!["default".to_string()],
-            tasks: None,
-            credit: 1,
+            add_credit: 1,
+            ..Consume::default()
         };
         self.say(
             conn,
             &Said {
-                consume: Some(consume),
+                consumers: vec![wish.into()],
                 ..Said::default()
             },
         )

@@ -213,6 +213,12 @@ impl Item {
         self.due.is_some()
     }
 
+    /// Whether its time has come by the clocks as they are now. The next broker looks again: a wall that was set back may
+    /// show an earlier time.
+    pub fn is_due(&self, now: Time) -> bool {
+        self.due.is_none_or(|due| due.has_come(now))
+    }
+
     /// Whether it is certainly in its queue, and to be handed out to any worker that asks.
     pub fn is_ready(&self, now: Time) -> bool {
         self.state == State::Waiting
