@@ -910,6 +910,10 @@ impl Messages {
         self.enter_if_put_off(slot);
     }
 
+    pub(crate) fn forget_claim(&mut self, slot: u32) {
+        self.extra(slot).claim = None;
+    }
+
     pub(crate) fn set_extras(&mut self, slot: u32, extras: Box<Extras>) {
         self.extra(slot).extras = Some(extras);
     }

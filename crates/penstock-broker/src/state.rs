@@ -1106,9 +1106,13 @@ impl State {
         stored.max(ended).is_some_and(|at| base < at)
     }
 
-    /// Removes the value, and any claim there is.
+    /// Removes the value, and any claim there is. The message that owned the key does not take it again when it fails and
+    /// is retried: once its record has been carried forward, nothing says that it ever had the key.
     pub(crate) fn remove_key(&mut self, key: &Key) {
         self.forget_value(key);
+        if let Some(owner) = self.keys.owner(key) {
+            self.messages.forget_claim(owner.slot);
+        }
         self.keys.end_claim(key);
         self.touch(key);
     }

@@ -431,6 +431,54 @@ fn a_retry_is_refused_when_its_key_is_anothers_and_names_it() {
     );
 }
 
+/// A job whose key somebody deleted while it ran has none to take again. It used to take the key when it was retried,
+/// but not once its record had been carried forward and the broker had been killed.
+#[test]
+fn a_retry_takes_the_key_that_its_job_had_when_it_failed() {
+    for segment in ["stay", "carry"] {
+        let carry = if segment == "carry" {
+            "carry"
+        } else {
+            "wait 1"
+        };
+        check(&format!(
+            "
+            a hello                             -> a welcome 0
+            a publish one unless=k              -> a confirm 1
+            a delete k                          -> a confirm 2
+            mark                                ->
+            w hello                             -> w welcome 0
+            w consume default 1                 -> w deliver one
+            {carry}                             ->
+            kill                                ->
+            w hello one                         -> w welcome 0 one
+            w fail one                          -> w confirm 1
+            a hello                             -> a welcome 2
+            a retry one                         -> a confirm 3 3:Failed
+            a guard k absent                    -> a confirm 4
+            "
+        ));
+        // A key that was deleted behind the failure was another's by then, or nobody's.
+        check(&format!(
+            "
+            a hello                             -> a welcome 0
+            a publish one unless=k              -> a confirm 1
+            w hello                             -> w welcome 0
+            w consume default 1                 -> w deliver one
+            w fail one                          -> w confirm 1
+            a publish two unless=k              -> a confirm 2
+            a delete k                          -> a confirm 3
+            mark                                ->
+            {carry}                             ->
+            kill                                ->
+            a hello                             -> a welcome 3
+            a retry one                         -> a confirm 4 4:Failed
+            a publish three unless=k            -> a confirm 5 5:skipped[0]+0:owner-one
+            "
+        ));
+    }
+}
+
 #[test]
 fn a_member_of_a_failed_group_is_not_retried_alone() {
     check(
