@@ -317,12 +317,14 @@ impl Model {
             }
             Op::Delete { key } => {
                 self.values.remove(key);
-                for item in self
-                    .items
-                    .iter_mut()
-                    .filter(|item| item.claim.as_ref() == Some(key))
-                {
-                    item.claim = None;
+                // A job that has failed takes its key again when it is retried, whoever had it since.
+                let has_claimed = |item: &&mut Item| item.claim.as_ref() == Some(key);
+                for item in self.items.iter_mut().filter(has_claimed) {
+                    if item.may_be_dead() {
+                        item.claim_is_unsure = true;
+                    } else if !item.has_failed() {
+                        item.claim = None;
+                    }
                 }
             }
             Op::Guard { .. } => {}
@@ -449,6 +451,7 @@ impl Model {
             message: message.clone(),
             state,
             claim,
+            claim_is_unsure: false,
             tx,
         };
         if let Some(Member { join, index }) = item.member() {

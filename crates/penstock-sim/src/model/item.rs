@@ -65,6 +65,8 @@ pub struct Item {
     /// Whether it may have run since it came into this queue.
     pub(super) may_have_run: bool,
     pub(super) claim: Option<Key>,
+    /// Whether the key was deleted when nobody could tell if the message had failed, and so keeps its claim.
+    pub(super) claim_is_unsure: bool,
     /// Notes that it certainly has, in order; it may have others.
     pub(super) notes: Vec<Bytes>,
     /// Whether its time has come, or its queue was purged: it may have ended, unless it is leased.

@@ -48,8 +48,9 @@ impl Model {
         let claims = claims.filter(|item| {
             item.claim.as_ref() == Some(key) && !matches!(item.state, State::Ended(_))
         });
-        let (sure, unsure): (Vec<&Item>, Vec<&Item>) =
-            claims.partition(|item| item.ending().is_none() && !item.may_be_dead());
+        let (sure, unsure): (Vec<&Item>, Vec<&Item>) = claims.partition(|item| {
+            item.ending().is_none() && !item.may_be_dead() && !item.claim_is_unsure
+        });
         match self.value(key) {
             _ if !sure.is_empty() => Some(true),
             Some(stored) if self.may_be_over(stored) => None,
