@@ -82,7 +82,11 @@ impl Broker {
                     false => ValueStatus::Failed,
                 };
                 self.put_result(slot, status, value);
-                if planted!("lose-failed-job") && failing.crashed {
+                let is_lost = match failing.crashed {
+                    true => planted!("lose-failed-job"),
+                    false => planted!("forget-failed"),
+                };
+                if is_lost {
                     self.record(&Event::Settled { number });
                     self.state.end(slot, Ending::Acked { cost_us });
                     return;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use bytes::Bytes;
+use penstock_faults::planted;
 use penstock_message::{
     FailedJob, FailedPage, FailedQuery, Filter, JoinId, Key, MessageId, MessageState, Notice,
     Space, WallMs,
@@ -205,6 +206,9 @@ impl Broker {
         let State {
             failed, blocked, ..
         } = &self.state;
+        if planted!("keep-all-failed") {
+            return false;
+        }
         failed.len() as u64 + blocked.jobs > self.options.failed_kept
             || failed.bytes + blocked.bytes > self.options.failed_kept_bytes
     }
@@ -268,6 +272,13 @@ impl Broker {
 
     /// Drops the oldest failed jobs, at most this many and as many as fit into the record at hand.
     pub(crate) fn drop_oldest_failed(&mut self, most: usize) {
+        if planted!("drop-newest-failed") && self.state.failed.len() > 1 {
+            let newer = self.state.failed.before(0).skip(1).take(1);
+            let newer = newer.map(|(_, slot)| slot).collect();
+            self.forget_failed(newer);
+            self.state.failed.dropped += 1;
+            return;
+        }
         let room = ENDED_AT_ONCE.saturating_sub(self.added).min(most);
         let oldest: Vec<(u64, u32)> = self.state.failed.after(0).take(room).collect();
         let Some((through, _)) = oldest.last().copied() else {

@@ -198,6 +198,18 @@ pub const PLANTS: &[Plant] = &[
         "a job that killed its workers is kept as a failed job",
     ),
     plant(
+        "keep-all-failed",
+        "failed jobs beyond the limits are dropped",
+    ),
+    plant(
+        "drop-newest-failed",
+        "of failed jobs beyond the limits the oldest are dropped",
+    ),
+    plant(
+        "forget-failed",
+        "a failed job is kept until it is retried or dropped",
+    ),
+    plant(
         "displace-itself",
         "what comes and can not be refused is not dropped for its own arrival",
     ),

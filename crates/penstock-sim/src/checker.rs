@@ -7,12 +7,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use penstock_broker::{Broker, ConnId};
-use penstock_message::{Delivery, Durability, Key, KeyState, Receipt, SessionId, Tx};
+use penstock_broker::{Broker, BrokerOptions, ConnId};
+use penstock_message::{Delivery, Durability, Key, KeyState, Receipt, SessionId, Space, Tx};
 use penstock_wire::proto::{ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
 
-use crate::model::{Model, Time, Verdict};
+use crate::model::{Failed, Model, Time, Verdict};
 use crate::said::{Hearing, Said};
 
 mod consumers;
@@ -36,9 +36,15 @@ pub enum Crash {
     DiskFailed,
 }
 
+/// Milliseconds by which brokers that died one after the other may be late, since the journal has the difference
+/// of the clocks to a tenth of a second.
+const CLOCKS_DIFFER_BY_MS: u64 = 10_000;
+
 #[derive(Default)]
 pub struct Checker {
     pub model: Model,
+    /// Limits of the broker.
+    pub options: BrokerOptions,
     /// Model as it was when the story begins: at a quiet moment, or when a broker had recovered. No
     /// crash takes back earlier decisions.
     base: Model,
@@ -503,10 +509,56 @@ impl Checker {
         Ok(())
     }
 
+    /// Checks that failed jobs are kept until their limits are reached, and no longer, and that the oldest go first.
+    fn failed_are_kept(&self, broker: &Broker) -> Verdict {
+        let (status, limits, now) = (broker.status(), &self.options, self.model.now);
+        let has_steps = status.space == Space::Plenty;
+        let is_over =
+            status.failed > limits.failed_kept || status.failed_bytes > limits.failed_kept_bytes;
+        if has_steps && is_over {
+            let (failed, bytes) = (status.failed, status.failed_bytes);
+            return Err(format!(
+                "{failed} failed jobs are kept, with {bytes} bytes, and that is too much"
+            ));
+        }
+        let (mut oldest, mut newest_dropped) = (None, None);
+        for item in self.model.items.iter().filter(|item| item.has_failed()) {
+            let id = item.message.id;
+            let place = item.failure.map(|failure| failure.place);
+            if !broker.has_failed(&id) {
+                if !self.has_dropped_failed {
+                    return Err(format!("{id} has failed, and is not kept"));
+                }
+                newest_dropped = newest_dropped.max(place.map(|place| (place, id)));
+                continue;
+            }
+            oldest = place
+                .map(|place| (place, id))
+                .into_iter()
+                .chain(oldest)
+                .min();
+            let is_old = |failure: Failed| {
+                let over_ms = failure.steady_ms.saturating_add(limits.failed_kept_ms);
+                over_ms + CLOCKS_DIFFER_BY_MS < now.steady
+            };
+            if has_steps && !self.model.clock_is_doubtful && item.failure.is_some_and(is_old) {
+                return Err(format!("{id} has failed, and is kept for too long"));
+            }
+        }
+        match (oldest, newest_dropped) {
+            (Some(oldest), Some(dropped)) if oldest.0 < dropped.0 => Err(format!(
+                "{} was dropped, and {}, which failed before, is kept",
+                dropped.1, oldest.1
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks a quiet moment: all is written, synced and sent, and nothing is on its way.
     pub fn quiet(&mut self, broker: &Broker) -> Verdict {
         broker.assert_consistent();
         self.look_at_failed(broker)?;
+        self.failed_are_kept(broker)?;
         for join in self.model.open_joins() {
             self.tell(Event::Join(join, broker.join_members(&join)))?;
         }

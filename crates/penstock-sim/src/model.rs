@@ -21,7 +21,7 @@ mod objections;
 mod tests;
 
 use item::{Attendance, JoinModel, When};
-pub use item::{End, Item, State, Stored, Time};
+pub use item::{End, Failed, Item, State, Stored, Time};
 use objections::{Named, Objection};
 
 /// Fault in words; nothing when all is well.
@@ -385,6 +385,7 @@ impl Model {
                 self.items[index].notes.push(note.clone());
                 self.items[index].settled = Some(*lease);
                 self.finish(index, End::Failed);
+                self.saw_failure(index);
                 let item = &self.items[index];
                 if let (Some(body), Some(ttl_ms)) = (value, item.message.result_ttl_ms) {
                     let stored = Stored {
@@ -451,6 +452,7 @@ impl Model {
             message: message.clone(),
             state,
             claim,
+            failure: None,
             claim_is_unsure: false,
             tx,
         };
@@ -529,6 +531,7 @@ impl Model {
         item.end_is_unsure = false;
         item.unsure_until = 0;
         item.crashes = (0, 0);
+        item.failure = None;
         item.may_have_run = false;
         item.message.attempt += 1;
         if let Some(queue) = queue {
@@ -723,9 +726,17 @@ impl Model {
         item.state = State::Waiting;
         if item.crashes.0 >= item.message.max_deliveries {
             self.bury(index);
+            self.saw_failure(index);
         } else if item.crashes.1 >= item.message.max_deliveries {
             item.state = State::Adrift { maybe: Vec::new() };
         }
+    }
+
+    /// Notes that a message has failed just now.
+    fn saw_failure(&mut self, index: usize) {
+        let place = self.next_place();
+        let steady_ms = self.now.steady;
+        self.items[index].failure = Some(Failed { place, steady_ms });
     }
 
     /// Fails a message whose workers have died once too often.

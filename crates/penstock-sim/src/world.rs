@@ -54,7 +54,7 @@ pub struct Without {
 pub const FAULT_POINTS: &str = "fault points";
 
 /// Names of parts that a run can leave out.
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 16] = [
     FAULT_POINTS,
     "kills",
     "power cuts",
@@ -70,6 +70,7 @@ pub const NAMES: [&str; 15] = [
     "locks",
     "purges",
     "crowds",
+    "few failed jobs",
 ];
 
 /// Runs one seed. `trace` receives each step, for a person.
@@ -105,6 +106,25 @@ fn make_rare_things_frequent(seed: u64, never: bool) {
     let enabled = if is_calm { 0 } else { rng.draw() as u32 };
     let one_in = [3, 20, 100][rng.below(3) as usize];
     penstock_faults::Points::begin(rng.draw(), enabled, one_in);
+}
+
+/// Draws how many failed jobs are kept, and for how long: in most runs as many as usual, in others a few. Not drawn from
+/// what the world draws from, so that a seed is nearly the same run with the usual limits.
+fn failed_jobs_limits(seed: u64) -> BrokerOptions {
+    let mut rng = Rng::new(seed.rotate_left(32));
+    let mut options = BrokerOptions::default();
+    if rng.one_in(4) {
+        if rng.bool() {
+            options.failed_kept = rng.below(8);
+        }
+        if rng.bool() {
+            options.failed_kept_bytes = rng.below(4_000);
+        }
+        if rng.bool() {
+            options.failed_kept_ms = rng.below(20_000);
+        }
+    }
+    options
 }
 
 /// Plan of a run; most seeds do without most faults, so that each is met in depth.
@@ -213,7 +233,7 @@ impl<'a> World<'a> {
             unused_kept_ms: [3_600_000, 10_000, 0, 0][rng.below(4) as usize],
             // From time to time all bodies are in memory; mostly hardly any.
             resident_bodies_bytes: [None, Some(0), Some(0), Some(1_000)][rng.below(4) as usize],
-            ..BrokerOptions::default()
+            ..failed_jobs_limits(seed)
         };
         let storage = SimStorage::new();
         storage.seed_faults(Rng::new(rng.draw()));
@@ -307,6 +327,13 @@ impl<'a> World<'a> {
                 "clock steps" => plan.clock_steps = 0,
                 "clock jumps" => plan.clock_jumps = 0,
                 "stalls" => plan.stalls = 0,
+                "few failed jobs" => {
+                    let usual = BrokerOptions::default();
+                    let options = &mut self.options.broker;
+                    options.failed_kept = usual.failed_kept;
+                    options.failed_kept_bytes = usual.failed_kept_bytes;
+                    options.failed_kept_ms = usual.failed_kept_ms;
+                }
                 habit => {
                     self.habits.drop(habit);
                     for seat in &mut self.seats {
@@ -321,6 +348,7 @@ impl<'a> World<'a> {
     }
 
     fn live(&mut self) -> Verdict {
+        self.checker.options = self.options.broker.clone();
         self.start()?;
         for _ in 0..self.plan.steps {
             self.steps += 1;

@@ -65,6 +65,8 @@ pub struct Item {
     /// Whether it may have run since it came into this queue.
     pub(super) may_have_run: bool,
     pub(super) claim: Option<Key>,
+    /// Its failure, if it is kept as a failed job and somebody saw when that began.
+    pub failure: Option<Failed>,
     /// Whether the key was deleted when nobody could tell if the message had failed, and so keeps its claim.
     pub(super) claim_is_unsure: bool,
     /// Notes that it certainly has, in order; it may have others.
@@ -78,6 +80,13 @@ pub struct Item {
     pub unsure_until: u64,
     /// Transaction that put it where it is.
     pub tx: u64,
+}
+
+/// Place of a failure among others, and its time.
+#[derive(Clone, Copy, Debug)]
+pub struct Failed {
+    pub place: u64,
+    pub steady_ms: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
