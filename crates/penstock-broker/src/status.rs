@@ -5,12 +5,13 @@ use std::ops::Bound;
 
 use penstock_message::{
     MessageId, MessageInfo, QueueStatus, RunningJob, Status, StatusCursor, StatusPage, StatusQuery,
-    TaskStatus, WallMs, WorkerStatus,
+    TaskStatus, WorkerStatus,
 };
 
 use crate::consumers::QUEUES_CAP;
 use crate::ends::ENDED_VALUE_BYTES;
 use crate::messages::State as MessagePlace;
+use crate::records::Grant;
 use crate::{Broker, ConnId};
 
 /// Most queues, tasks and workers on a page of the status: as many as a worker may serve queues.
@@ -217,19 +218,20 @@ impl Broker {
         let leases = &state.sessions[session as u32].leases;
         let leases = leases.iter().take(LEASES_LOOKED_AT);
         let started = leases.filter_map(|slot| match state.messages.state(*slot) {
-            MessagePlace::Leased(lease) => Some((lease.grant.started_at, *slot)),
+            MessagePlace::Leased(lease) => Some((lease.grant, *slot)),
             _ => None,
         });
-        let mut started: Vec<(WallMs, u32)> = started.collect();
-        started.sort_unstable_by_key(|(at, slot)| (*at, state.messages[*slot].id));
+        let mut started: Vec<(Grant, u32)> = started.collect();
+        // Of jobs that started in one millisecond the first that was handed out comes first, also after a restart.
+        started.sort_unstable_by_key(|(grant, _)| (grant.started_at, grant.number));
         started.truncate(RUNNING_LISTED);
-        let described = started.into_iter().map(|(started_at, slot)| {
+        let described = started.into_iter().map(|(grant, slot)| {
             let kind = state.messages.kind(slot);
             RunningJob {
                 id: state.messages[slot].id,
                 task: state.names.text(kind.task).to_owned(),
                 queue: state.names.text(state.queues[kind.queue].name).to_owned(),
-                started_at,
+                started_at: grant.started_at,
             }
         });
         described.collect()

@@ -350,6 +350,27 @@ fn a_worker_is_shown_with_the_jobs_that_it_has_had_for_longest() {
     );
 }
 
+/// Two copies of a job start in one millisecond. Recovery used to show them in another order.
+#[test]
+fn jobs_that_start_together_are_shown_in_the_order_of_their_hand_out_after_a_restart_too() {
+    // At the end of the script the copies are compared.
+    let script = |first: &str, second: &str| {
+        format!(
+            "
+            a hello                             -> a welcome 0
+            w hello                             -> w welcome 0
+            a publish one queue=x+y             -> a confirm 1
+            w consume {first} 1                 -> w deliver one@{first}
+            w consume {second} 1                -> w deliver one@{second}
+            running                             -> w runs one:task@{first}+0 one:task@{second}+0
+            carry                               ->
+            "
+        )
+    };
+    check(&script("x", "y"));
+    check(&script("y", "x"));
+}
+
 /// However many jobs workers have, one page of the status looks at some of them only.
 #[test]
 fn a_page_of_the_status_ends_where_its_workers_have_very_many_jobs() {
