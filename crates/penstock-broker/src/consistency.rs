@@ -15,6 +15,7 @@ impl Broker {
     /// takes as long as there is state: for tests and the simulator.
     pub fn assert_consistent(&self) {
         self.assert_messages_are_where_they_say();
+        self.assert_claims_are_owned();
         self.assert_values_are_counted();
         self.state.messages.assert_counts();
         self.assert_live_things_are_in_the_ledger();
@@ -36,6 +37,22 @@ impl Broker {
             .map(|staged| staged.bytes)
             .sum();
         assert_eq!(self.staged_parts_bytes, staged, "bytes of staged parts");
+    }
+
+    /// A message that has not failed remembers the key that it owns and no other: only that is carried forward.
+    fn assert_claims_are_owned(&self) {
+        let state = &self.state;
+        let mut owners = 0;
+        for (slot, entry) in state.messages.iter() {
+            let Some(claim) = state.messages.claim(slot).filter(|_| !entry.is_failed()) else {
+                continue;
+            };
+            let id = entry.id;
+            let owner = state.keys.owner(claim);
+            assert_eq!(owner, Some(state.messages.handle(slot)), "the key of {id}");
+            owners += 1;
+        }
+        assert_eq!(owners, state.keys.claims(), "owners of keys");
     }
 
     fn assert_messages_are_where_they_say(&self) {

@@ -240,6 +240,10 @@ impl Keys {
         self.claims.get(key).copied()
     }
 
+    pub(crate) fn claims(&self) -> usize {
+        self.claims.len()
+    }
+
     pub(crate) fn end_claim(&mut self, key: &Key) {
         self.claims.remove(key);
         if self.claims.capacity() > 1024 && self.claims.len() < self.claims.capacity() / 8 {

@@ -725,7 +725,7 @@ impl State {
         });
         self.messages.set_rests(slot, self.rests);
         if let Some(claim) = self.messages.claim(slot).cloned() {
-            self.keys.claim(claim, Handle { number: to, slot });
+            self.own(slot, claim);
         }
         self.forget_value(&Key::Result(id));
         self.make_ready(slot);
@@ -1144,9 +1144,20 @@ impl State {
     }
 
     pub(crate) fn claim(&mut self, slot: u32, key: Key) {
-        let handle = self.messages.handle(slot);
         self.messages.set_claim(slot, key.clone());
-        self.keys.claim(key, handle);
+        self.own(slot, key);
+    }
+
+    /// Makes a message the owner of a key. In a journal that was repaired the record may be gone in which the last owner
+    /// lost it.
+    fn own(&mut self, slot: u32, key: Key) {
+        if let Some(owner) = self.keys.owner(&key)
+            && owner.slot != slot
+            && !self.messages[owner.slot].is_failed()
+        {
+            self.messages.forget_claim(owner.slot);
+        }
+        self.keys.claim(key, self.messages.handle(slot));
     }
 
     pub(crate) fn touch(&mut self, key: &Key) {

@@ -263,3 +263,18 @@ fn a_session_is_found_though_an_older_one_of_its_id_is_forgotten() {
     ];
     lose_between(&lines, &[8, 9, 177, 178], &more);
 }
+
+/// The record in which the first job lost its key is gone, so two jobs with one key are recovered. The first one went on
+/// as if it owned the key that is the other's.
+#[test]
+fn a_key_has_one_owner_though_the_end_of_an_older_one_is_lost() {
+    lose_between(
+        &[
+            "a publish m1 unless=k1",
+            "a cancel m1",
+            "a publish m2 unless=k1",
+        ],
+        &[4],
+        &["a hello", "a publish m3 unless=k1"],
+    );
+}
