@@ -53,7 +53,7 @@ impl Desk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One more thread wants a job. Returns the credit that the broker is to be given.
+    /// Notes that another thread wants a job. Returns the credit that the broker is to be given.
     pub fn begin_take(&self) -> u32 {
         let mut state = self.lock();
         state.takers += 1;

@@ -1,4 +1,4 @@
-//! What the driver's thread leaves for the supervisor's.
+//! News that the driver's thread leaves for the supervisor's.
 
 use std::collections::HashSet;
 use std::mem::take;
@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use penstock_driver::{DeliverySink, DriverError};
 use penstock_message::{Answer, Delivery, Lease, Receipt, Refusal, SeededSet, SeededState};
 
-/// What has come since the supervisor looked last.
+/// Everything that came since the supervisor looked last.
 #[derive(Default)]
 pub struct News {
     pub deliveries: Vec<Delivery>,
@@ -65,7 +65,7 @@ impl Inbox {
         }
     }
 
-    /// What is new. Whatever comes after this call wakes the supervisor again.
+    /// Takes what is new. Anything that comes after this call wakes the supervisor again.
     pub fn take(&self) -> News {
         self.woken.store(false, Ordering::Release);
         take(&mut lock(&self.news))
@@ -75,7 +75,7 @@ impl Inbox {
         self.tell(|news| news.answers.push(answer));
     }
 
-    /// So many settlements go to the driver; it answers with [`Inbox::confirmed`].
+    /// Counts settlements that go to the driver, which answers with [`Inbox::confirmed`].
     pub fn committing(&self, settlements: usize) {
         self.unconfirmed.fetch_add(settlements, Ordering::AcqRel);
     }

@@ -61,7 +61,7 @@ use std::process::ExitCode;
 
 use supervisor::{End, Supervisor};
 
-/// It was told to end, or its burst is over. Jobs that had not ended were handed back.
+/// Ended by a signal, or because its burst is over. Jobs that had not ended were handed back.
 pub const EXIT_IN_ORDER: u8 = 0;
 /// Something it needs failed: the broker refused it, the zygote can't be started.
 pub const EXIT_FAILED: u8 = 1;
@@ -69,7 +69,7 @@ pub const EXIT_FAILED: u8 = 1;
 pub const EXIT_NOT_OFFERED: u8 = 75;
 /// The app could not be loaded, or one of its tasks is not fit to run.
 pub const EXIT_APP: u8 = 3;
-/// It was told to end twice: running jobs were killed and handed back.
+/// Ended by a second signal: running jobs were killed and handed back.
 pub const EXIT_FORCED: u8 = 4;
 
 /// Runs a worker until it is told to end.

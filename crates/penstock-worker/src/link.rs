@@ -26,7 +26,7 @@ use crate::page::{Claims, RingWriter, open_child};
 /// An idle slot keeps no larger buffer than this for its next packet.
 const KEPT_BYTES: usize = 4096;
 
-/// What a task's code made of a job.
+/// End of a job, as its task's code brought it about.
 #[derive(Clone, Copy, Debug)]
 pub struct Ended<'a> {
     pub kind: Kind,

@@ -27,7 +27,7 @@ pub const MAX_PACKET_BYTES: usize = INLINE_PAYLOAD_BYTES + 23 + u16::MAX as usiz
 /// An outcome larger than this is nonsense: results are limited long before.
 const MAX_FRAME_BYTES: usize = 64 << 20;
 
-/// What stands before a packet's payload.
+/// Header of a packet, before its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketHeader<'a> {
     pub sequence: u32,
@@ -162,7 +162,7 @@ pub struct JobView<'a> {
     pub body: &'a [u8],
 }
 
-/// That a job was retried after it had failed for good.
+/// Flag of a job that was retried after it had failed for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retried {
     /// How often.
@@ -178,11 +178,11 @@ pub enum Kind {
     Succeeded = 0,
     Retry = 1,
     Failed = 2,
-    /// It did not run to an end and burns no attempt.
+    /// Did not run to its end, and burns no attempt.
     GivenBack = 3,
-    /// Its arguments are of another version of the task. It is tried again later, and burns no attempt.
+    /// Has arguments of another version of the task: tried again later, and burns no attempt.
     Deferred = 4,
-    /// Its slot is no more, and its process lives on. The note says in UTF-8 how that came.
+    /// Lost its slot, while its process lives on. The note says in UTF-8 how that came.
     Lost = 5,
 }
 
@@ -200,7 +200,7 @@ impl Kind {
     }
 }
 
-/// What a child says of a job that has ended.
+/// Outcome of a job, as a child tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutcomeFrame<'a> {
     pub sequence: u32,

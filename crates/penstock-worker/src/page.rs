@@ -119,7 +119,7 @@ impl Drop for Mapping {
     }
 }
 
-/// What a claim's word says.
+/// Content of a claim's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// Which packet: places in the table are used again, sequence numbers for a long time not.
@@ -151,7 +151,7 @@ impl Claim {
     }
 }
 
-/// One packet's claim, as both sides see it.
+/// Claim of a packet, as both sides see it.
 #[repr(C, align(64))]
 pub struct ClaimCell(AtomicU64);
 
