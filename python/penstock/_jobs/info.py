@@ -22,11 +22,11 @@ class JobState(enum.StrEnum):
     """A job on which it depends has failed."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """Its last attempt raised an error. The broker keeps it for people to look into."""
+    """The last attempt raised an error. The broker keeps it for people to look into."""
     EXPIRED = "expired"
     """Not started in time."""
     CRASHED = "crashed"
-    """Its worker process died, once too often."""
+    """The process that ran it died, once too often."""
     CANCELLED = "cancelled"
     ENDED = "ended"
     """Enqueued and ended, and its result is not kept: ``store_result=False``, past its ``result_ttl``, or

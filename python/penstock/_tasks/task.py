@@ -165,7 +165,7 @@ class Sender(Generic[P, R]):
 
 
 class _Shown:
-    """What `inspect` finds behind a task's own ``delay``."""
+    """Stands behind a task's own ``delay``, for `inspect`."""
 
     __slots__ = ("__wrapped__", "_function", "_returns")
 

@@ -1,4 +1,4 @@
-"""What a worker's children log where the app has not set up logging itself."""
+"""Logging of a worker's children where the app has not set up logging itself."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class Runner:
 
 
 class _Attempt:
-    """What is known of the attempt that runs, and the ways it can end."""
+    """The attempt that runs, and the ways in which it can end."""
 
     __slots__ = (
         "_attempt", "_body", "_crashes", "_enqueued_ms", "_extras", "_job_id", "_notes", "_runner", "_started_ms",
