@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ SAMPLE_S = 0.01
 WARM_UP_JOBS = 200
 STALL_S = 30
 NAPS_EACH = 5
+LONG_S = 6.0
 WORKER_GRACE_S = 1  # it has nothing left to do
 
 Curve = list[tuple[float, int]]
@@ -150,8 +152,77 @@ def memory(measurement: Measurement, slots: int) -> dict[str, float]:
         return {"pss_mb": proportional_set_size_bytes(tree) / 1e6, "processes": len(tree)}
 
 
+def waits(measurement: Measurement, slots: int, waves: int) -> dict[str, float]:
+    """Jobs of a second on many slots: how much of the time the slots have one, between the first wave and the last."""
+    with measurement.worker(slots) as pid:
+        measurement.warm_up()
+        before = measurement.enqueued
+        measurement.contestant.enqueue_waits(waves * slots)
+        measurement.enqueued += waves * slots
+        curve = measurement.watch()
+        tree = [pid, *descendants(pid)]
+        pss_mb = proportional_set_size_bytes(tree) / 1e6
+    reached = [next(now for now, done in curve if done - before >= wave * slots) for wave in (1, waves - 1)]
+    rate = (waves - 2) * slots / (reached[1] - reached[0])
+    return {
+        "efficiency_percent": 100 * rate / slots,
+        "jobs_per_s": rate,
+        "pss_mb": pss_mb,
+        "slots": slots,
+    }
+
+
+def fan_out(measurement: Measurement, slots: int, count: int, clients: int, rounds: int) -> dict[str, float]:
+    """So many threads each load a page, which fans out into jobs of 5 ms and waits for all of them."""
+    taken: list[float] = []
+
+    def load() -> None:
+        begun = time.perf_counter()
+        measurement.contestant.page(count)
+        taken.append(time.perf_counter() - begun)
+
+    medians = []
+    with measurement.worker(slots):
+        measurement.warm_up()
+        measurement.contestant.page(count)
+        for _ in range(rounds):
+            taken.clear()
+            threads = [threading.Thread(target=load) for _ in range(clients)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            medians.append(statistics.mean(taken))
+    return {"page_ms": statistics.median(medians) * 1e3, "slowest_ms": max(medians) * 1e3}
+
+
+def mixed(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
+    """Two workers; jobs of 6 s have all slots but two. Jobs of 1 ms wait from their call to their first line."""
+    contestant = measurement.contestant
+    with measurement.worker(slots), measurement.worker(slots):
+        measurement.warm_up()
+        for short in [contestant.short() for _ in range(WARM_UP_JOBS)]:
+            contestant.begin_s(short)
+        contestant.hold(2 * slots - 2, LONG_S)
+        # Until they have begun.
+        time.sleep(0.3)
+        began = time.monotonic()
+        sent = []
+        for number in range(count):
+            ahead_s = began + number * (LONG_S - 1) / count - time.monotonic()
+            time.sleep(max(0.0, ahead_s))
+            sent.append((time.monotonic(), contestant.short()))
+        waited = sorted(contestant.begin_s(short) - at for at, short in sent)
+    return {
+        "p50_ms": waited[len(waited) // 2] * 1e3,
+        "p99_ms": waited[len(waited) * 99 // 100] * 1e3,
+        "p999_ms": waited[len(waited) * 999 // 1000] * 1e3,
+    }
+
+
 MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
-    measurement.__name__: measurement for measurement in (drain, race, bulk, singly, latency, memory)
+    measurement.__name__: measurement
+    for measurement in (drain, race, bulk, singly, latency, memory, waits, fan_out, mixed)
 }
 
 

@@ -40,6 +40,9 @@ CONTESTANTS = [
         "penstock-os", 'Penstock, durability="os"', "penstock_peer", None, "L1", "results at L3",
         {"BENCH_DURABILITY": "os"},
     ),
+    Contestant("penstock-threads", "Penstock, threads", "penstock_peer", None, "L3", "", {"BENCH_KIND": "thread"}),
+    Contestant("penstock-async", "Penstock, asyncio", "penstock_peer", None, "L3", "", {"BENCH_KIND": "async"}),
+    Contestant("pool", "thread pool in the program", "pool_peer", None, "L0", "40 threads, no queue"),
     Contestant("bare-sync", "bare append + fdatasync", None, None, "L3", "300 B, preallocated: the disk's own limit"),
     Contestant(
         "celery", "Celery, RabbitMQ", "celery_peer", "rabbitmq", "L0",
@@ -48,6 +51,12 @@ CONTESTANTS = [
     Contestant(
         "celery-safe", "Celery, RabbitMQ, confirms", "celery_peer", "rabbitmq", "L3",
         "publisher confirms, late acknowledgement; results in Redis everysec (L1)", {"BENCH_SAFE": "1"},
+    ),
+    Contestant(
+        "celery-threads", "Celery, RabbitMQ, threads", "celery_peer", "rabbitmq", "L0", "", {"BENCH_KIND": "thread"}
+    ),
+    Contestant(
+        "celery-gevent", "Celery, RabbitMQ, gevent", "celery_peer", "rabbitmq", "L0", "", {"BENCH_KIND": "async"}
     ),
     *on_redis("dramatiq", "dramatiq", "dramatiq_peer", "8 threads a process, its default"),
     *on_redis("taskiq", "taskiq", "taskiq_peer", "stream broker, 32 jobs at once a process"),
@@ -100,6 +109,7 @@ class Workload:
 
 
 OURS = ["penstock", "penstock-os"]
+KINDS = ["penstock", "penstock-threads", "penstock-async"]
 QUICK = ["penstock", "bare-sync", "celery", "dramatiq-everysec", "taskiq-everysec", "saq-everysec", "streaq-everysec"]
 NO_LOOP = [key for key in QUICK if key != "bare-sync"]
 
@@ -165,5 +175,37 @@ WORKLOADS = [
     Workload(
         "memory-40", "Memory of the worker tree (PSS), 40 process slots", "memory",
         [Figure("pss_mb", "PSS", "MB", more_is_better=False)], ["penstock", "celery"], {"slots": 40}, None,
+    ),
+    Workload(
+        "waits", "Jobs that wait a second on 760 slots", "waits",
+        [
+            Figure("efficiency_percent", "slots in use", "%"),
+            Figure("pss_mb", "PSS of the worker", "MB", more_is_better=False),
+            Figure("slots", "slots", "in all"),
+        ],
+        [*KINDS, "celery", "celery-threads", "celery-gevent"], {"slots": 760, "waves": 6}, None,
+        # More processes of Celery's take all the memory of a machine of 16 GB.
+        own={"celery": {"slots": 100}},
+    ),
+    Workload(
+        "fan-out-1", "A page of 155 jobs of 5 ms on 40 slots, 1 client", "fan_out",
+        [Figure("page_ms", "a page", "ms", more_is_better=False)],
+        [*KINDS, "pool", "celery"], {"slots": 40, "count": 155, "clients": 1, "rounds": 20}, None,
+    ),
+    Workload(
+        "fan-out-16", "The same, 16 clients at once", "fan_out",
+        [Figure("page_ms", "a page", "ms", more_is_better=False)],
+        [*KINDS, "pool", "celery"], {"slots": 40, "count": 155, "clients": 16, "rounds": 20}, None,
+        own={"celery": {"rounds": 5}},
+    ),
+    Workload(
+        "mixed", "Two workers of 4 slots, six of them in jobs of 6 s: how long jobs of 1 ms wait", "mixed",
+        [
+            Figure("p50_ms", "p50", "ms", more_is_better=False),
+            Figure("p99_ms", "p99", "ms", more_is_better=False),
+            Figure("p999_ms", "p99.9", "ms", more_is_better=False),
+        ],
+        [*KINDS, "celery"], {"slots": 4, "count": 1_500}, None,
+        own={"celery": {"count": 300}},
     ),
 ]  # fmt: skip

@@ -10,7 +10,16 @@ Every module has the same functions:
     enqueue_naps(count)            hand in so many jobs that wait 20 ms; only where memory is measured
     round_trips(count)             seconds from the call to the result in hand, one job after the other
 
-The module is imported by the worker too. ``BENCH_SLOTS`` says how many processes it is one of.
+and those that are measured with slots of several kinds have these as well:
+
+    enqueue_waits(count)           hand in so many jobs that wait a second
+    page(count)                    hand in so many jobs that wait 5 ms, by a call each, and wait for all results
+    hold(count, seconds)           hand in so many jobs that wait so long
+    short()                        hand in a job that waits 1 ms; what `begin_s` wants
+    begin_s(short)                 when it began, by the monotonic clock
+
+The module is imported by the worker too. ``BENCH_SLOTS`` says how many slots that has, and ``BENCH_KIND`` of which
+kind they are.
 """
 
 from __future__ import annotations

@@ -10,11 +10,13 @@ import sys
 import time
 
 from celery import Celery
+from celery.result import AsyncResult
 from redis import Redis
 
 from contestants import calls_in
 
 SAFE = os.environ.get("BENCH_SAFE") == "1"
+POOL = {"process": "prefork", "thread": "threads", "async": "gevent"}[os.environ.get("BENCH_KIND", "process")]
 RESULTS_URL = os.environ["BENCH_REDIS_URL"] + "/1"
 
 app = Celery("bench", broker=os.environ["BENCH_AMQP_URL"], backend=RESULTS_URL)
@@ -33,6 +35,13 @@ def nap() -> None:
     time.sleep(0.02)
 
 
+@app.task
+def sleep(seconds: float) -> float:
+    begun = time.monotonic()
+    time.sleep(seconds)  # gevent's, in its pool
+    return begun
+
+
 def clear() -> None:
     app.control.purge()
     results.flushall()
@@ -48,6 +57,7 @@ def worker(slots: int) -> list[str]:
         "-A",
         "contestants.celery_peer",
         "worker",
+        f"--pool={POOL}",
         f"--concurrency={slots}",
         *options,
     ]
@@ -79,6 +89,33 @@ def round_trips(count: int) -> list[float]:
         noop.delay().get(timeout=10)
         taken.append(time.perf_counter() - begun)
     return taken
+
+
+def enqueue_sleeps(count: int, seconds: float) -> None:
+    with app.producer_pool.acquire(block=True) as producer:
+        for _ in range(count):
+            sleep.apply_async((seconds,), producer=producer)
+
+
+def enqueue_waits(count: int) -> None:
+    enqueue_sleeps(count, 1.0)
+
+
+def page(count: int) -> None:
+    for result in [sleep.delay(0.005) for _ in range(count)]:
+        result.get(timeout=60)
+
+
+def hold(count: int, seconds: float) -> None:
+    enqueue_sleeps(count, seconds)
+
+
+def short() -> AsyncResult:
+    return sleep.delay(0.001)
+
+
+def begin_s(result: AsyncResult) -> float:
+    return float(result.get(timeout=60))
 
 
 results = Redis.from_url(RESULTS_URL)

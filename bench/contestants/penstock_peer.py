@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
 from pathlib import Path
 
 from contestants import calls_in
-from penstock import App, _core
+from penstock import App, Job, _core
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+KIND = os.environ.get("BENCH_KIND", "process")
+THREADS = 190  # a process, when there are many
 
 app = App("bench")
 broker = _core.Client(os.environ["PENSTOCK_URL"])  # asks how far it is
@@ -25,12 +28,36 @@ def nap() -> None:
     time.sleep(0.02)
 
 
+if KIND == "async":
+
+    @app.task
+    async def sleep(seconds: float) -> float:
+        begun = time.monotonic()
+        await asyncio.sleep(seconds)
+        return begun
+
+else:
+
+    @app.task
+    def sleep(seconds: float) -> float:
+        begun = time.monotonic()
+        time.sleep(seconds)
+        return begun
+
+
 def clear() -> None:
     """Each measurement has a broker and a directory of its own."""
 
 
 def worker(slots: int) -> list[str]:
-    return [PENSTOCK, "worker", "contestants.penstock_peer:app", "-c", str(slots)]
+    processes = max(2, slots // THREADS)
+    options = {
+        "process": ["-c", str(slots)],
+        "thread": ["-c", str(processes), "--threads", str(slots // processes)],
+        # The one process is for what warms it up.
+        "async": ["-c", "1", "--async", str(slots)],
+    }
+    return [PENSTOCK, "worker", "contestants.penstock_peer:app", *options[KIND]]
 
 
 def enqueue(count: int) -> None:
@@ -59,3 +86,24 @@ def round_trips(count: int) -> list[float]:
         noop.delay(number).result(timeout=10)
         taken.append(time.perf_counter() - begun)
     return taken
+
+
+def enqueue_waits(count: int) -> None:
+    sleep.map([1.0] * count)
+
+
+def page(count: int) -> None:
+    for job in [sleep.delay(0.005) for _ in range(count)]:
+        job.result(timeout=60)
+
+
+def hold(count: int, seconds: float) -> None:
+    sleep.map([seconds] * count)
+
+
+def short() -> Job[float]:
+    return sleep.delay(0.001)
+
+
+def begin_s(job: Job[float]) -> float:
+    return job.result(timeout=60)

@@ -1,0 +1,36 @@
+"""A thread pool in the program itself: what fanning out costs without a queue. It has no worker, and keeps nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+SLOTS = 40
+pool = ThreadPoolExecutor(SLOTS)
+done = 0
+
+
+def clear() -> None:
+    """Nothing is kept."""
+
+
+def worker(slots: int) -> list[str]:
+    if slots != SLOTS:
+        raise ValueError(f"the pool has {SLOTS} threads")
+    # The harness watches a process; this one waits for the end of the measurement.
+    return [sys.executable, "-c", "import signal; signal.pause()"]
+
+
+def enqueue(count: int) -> None:
+    for _ in range(count):
+        pool.submit(int).result()
+
+
+def unfinished(_enqueued: int) -> int:
+    return 0
+
+
+def page(count: int) -> None:
+    for result in [pool.submit(time.sleep, 0.005) for _ in range(count)]:
+        result.result()
