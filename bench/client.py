@@ -153,16 +153,17 @@ def memory(measurement: Measurement, slots: int) -> dict[str, float]:
 
 
 def waits(measurement: Measurement, slots: int, waves: int) -> dict[str, float]:
-    """Jobs of a second on many slots: how much of the time the slots have one, between the first wave and the last."""
+    """Jobs of a second wait for a worker with many slots: how much of the time those have one.
+
+    From as many ends as there are slots, when all have begun, until as many are left, when the first have no more.
+    """
+    measurement.contestant.enqueue_waits(waves * slots)
+    measurement.enqueued += waves * slots
     with measurement.worker(slots) as pid:
-        measurement.warm_up()
-        before = measurement.enqueued
-        measurement.contestant.enqueue_waits(waves * slots)
-        measurement.enqueued += waves * slots
         curve = measurement.watch()
         tree = [pid, *descendants(pid)]
         pss_mb = proportional_set_size_bytes(tree) / 1e6
-    reached = [next(now for now, done in curve if done - before >= wave * slots) for wave in (1, waves - 1)]
+    reached = [next(now for now, done in curve if done >= wave * slots) for wave in (1, waves - 1)]
     rate = (waves - 2) * slots / (reached[1] - reached[0])
     return {
         "efficiency_percent": 100 * rate / slots,
