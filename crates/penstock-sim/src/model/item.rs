@@ -227,7 +227,11 @@ impl Item {
     /// Whether its time has come by the clocks as they are now. The next broker looks again: a wall that was set back may
     /// show an earlier time.
     pub fn is_due(&self, now: Time) -> bool {
-        self.due.is_none_or(|due| due.has_come(now))
+        // Milliseconds are rounded down, so a countdown is over when the next one has begun.
+        self.due.is_none_or(|due| match due {
+            When::Steady(at) => at < now.steady,
+            When::Wall(_) => due.has_come(now),
+        })
     }
 
     /// Whether it is certainly in its queue, and to be handed out to any worker that asks.
