@@ -435,12 +435,7 @@ fn a_retry_is_refused_when_its_key_is_anothers_and_names_it() {
 /// but not once its record had been carried forward and the broker had been killed.
 #[test]
 fn a_retry_takes_the_key_that_its_job_had_when_it_failed() {
-    for segment in ["stay", "carry"] {
-        let carry = if segment == "carry" {
-            "carry"
-        } else {
-            "wait 1"
-        };
+    for carry in ["carry", "wait 1"] {
         check(&format!(
             "
             a hello                             -> a welcome 0
