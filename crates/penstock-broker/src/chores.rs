@@ -192,7 +192,7 @@ impl Broker {
                 match &end.crashed {
                     Some(reason) => {
                         self.added += 4;
-                        self.crash(handle.slot, reason.clone());
+                        self.crash(handle.slot, reason.clone(), None);
                     }
                     None => {
                         self.added += 1;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use penstock_faults::planted;
-use penstock_jobs::{CrashEnd, CrashHead, crashed};
+use penstock_jobs::{Blame, CrashEnd, CrashHead, crashed};
 use penstock_message::{Delivery, Due, Durability, Extras, Failure, Message, Notice, Space};
 
 use crate::Broker;
@@ -353,19 +353,17 @@ impl Broker {
         self.state.keys.watchers.unwatch_all(session);
     }
 
-    /// Puts a message back whose worker died under it, or fails it when that was once too often.
-    pub(crate) fn crash(&mut self, slot: u32, reason: Bytes) {
+    /// Puts a message back whose worker died under it, or fails it when that was once too often. `blame`: for the end of its
+    /// process; none for the loss of its worker.
+    pub(crate) fn crash(&mut self, slot: u32, reason: Bytes, blame: Option<Blame>) {
         let number = self.state.messages[slot].number();
         self.count(slot, Counted::Crashed);
-        let kind = self.state.messages.kind(slot);
-        let head = CrashHead {
-            crashes: kind.crashes,
-            max_deliveries: kind.max_deliveries,
-        };
-        match crashed(head) {
+        let head = self.crash_head(slot);
+        match crashed(head, blame) {
             CrashEnd::Failed { .. } => return self.fail_by_itself(slot, true, CRASHED, &reason),
             // The record says that it crashed, and the state counts.
-            CrashEnd::Again { .. } => {}
+            CrashEnd::Again { suspects, .. } if suspects == head.suspects => {}
+            CrashEnd::Again { .. } => self.put_under_suspicion(slot, Bytes::new()),
         }
         if self.state.is_behind_mark(slot) {
             // What was purged is what waited; this one did not, and so gets a number behind the mark.
@@ -376,6 +374,42 @@ impl Broker {
             reason: &reason,
         });
         self.state.crash_message(slot, reason);
+    }
+
+    /// Puts a message back which, or another one, has killed their worker; or fails it when it has been near too many
+    /// deaths.
+    pub(crate) fn suspect(&mut self, slot: u32, reason: Bytes) {
+        if planted!("suspect-counted-as-crash") {
+            return self.crash(slot, reason, Some(Blame::Guilty));
+        }
+        match crashed(self.crash_head(slot), Some(Blame::Suspected)) {
+            CrashEnd::Failed { .. } => {
+                self.count(slot, Counted::Crashed);
+                return self.fail_by_itself(slot, true, CRASHED, &reason);
+            }
+            CrashEnd::Again { .. } => {}
+        }
+        self.put_under_suspicion(slot, reason);
+        self.return_message(slot);
+    }
+
+    fn put_under_suspicion(&mut self, slot: u32, reason: Bytes) {
+        let number = self.state.messages[slot].number();
+        self.record(&Event::Suspected {
+            number,
+            reason: &reason,
+        });
+        self.state.suspect_message(slot, reason);
+    }
+
+    fn crash_head(&self, slot: u32) -> CrashHead {
+        let kind = self.state.messages.kind(slot);
+        let extras = self.state.messages.extras(slot);
+        CrashHead {
+            crashes: kind.crashes,
+            suspects: extras.map_or(0, |extras| extras.suspects),
+            max_deliveries: kind.max_deliveries,
+        }
     }
 
     /// Renumbers a message whose lease ends without an outcome, and which comes to wait where a purge has been.

@@ -918,6 +918,18 @@ impl Messages {
         self.extra(slot).extras = Some(extras);
     }
 
+    pub(crate) fn extras_mut(&mut self, slot: u32) -> &mut Extras {
+        self.extra(slot).extras.get_or_insert_default()
+    }
+
+    pub(crate) fn forget_suspects(&mut self, slot: u32) {
+        if self.extras(slot).is_some_and(|extras| extras.suspects > 0) {
+            let mut extras = std::mem::take(self.extras_mut(slot));
+            extras.suspects = 0;
+            self.extra(slot).extras = extras.boxed();
+        }
+    }
+
     pub(crate) fn set_failure(&mut self, slot: u32, failure: Option<Failure>) {
         self.extra(slot).failure = failure.map(Box::new);
     }

@@ -144,6 +144,11 @@ pub(crate) enum Event<'a> {
         number: u64,
         reason: &'a [u8],
     },
+    /// The message has killed its process, or another one of that process did. An event that ends its lease follows.
+    Suspected {
+        number: u64,
+        reason: &'a [u8],
+    },
     Moved {
         number: u64,
         change: Change<'a>,
@@ -461,13 +466,14 @@ mod tag {
     pub(super) const PAUSED: u8 = 22;
     pub(super) const CLOCK_SET: u8 = 23;
     pub(super) const LIMITED: u8 = 24;
-    // 25, 26, 28 to 30, 33 to 38, 41 and 42 are reserved: workflows opened and changed, joins grown and
-    // sealed, members settled, policies, gates, schedules, claims moved, breakers, suspects, cancels asked.
+    // 25, 26, 28 to 30, 33 to 38 and 42 are reserved: workflows opened and changed, joins grown and
+    // sealed, members settled, policies, gates, schedules, claims moved, breakers, cancels asked.
     pub(super) const JOIN_STATE: u8 = 27;
     pub(super) const JOIN_OVER: u8 = 31;
     pub(super) const REVIVED: u8 = 32;
     pub(super) const ENDED_MANY: u8 = 39;
     pub(super) const FAILED: u8 = 40;
+    pub(super) const SUSPECTED: u8 = 41;
     pub(super) const CLOCK_BOOT: u8 = 43;
     pub(super) const FAILED_DROPPED: u8 = 44;
     pub(super) const MARKED: u8 = 45;
@@ -477,10 +483,10 @@ mod tag {
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 35] = [
+    pub(super) const ALL: [u8; 36] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        JOIN_STATE, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, CLOCK_BOOT, FAILED_DROPPED, MARKED,
-        MARK_OVER, KEPT_ENDS, KEPT_DROPPED,
+        JOIN_STATE, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED, CLOCK_BOOT,
+        FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED,
     ];
 }
 

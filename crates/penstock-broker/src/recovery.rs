@@ -318,6 +318,11 @@ impl Recovery {
                     state.crash_message(slot, Bytes::copy_from_slice(reason));
                 }
             }
+            Event::Suspected { number, reason } => {
+                if let Some(slot) = self.slots.of(number) {
+                    state.suspect_message(slot, Bytes::copy_from_slice(reason));
+                }
+            }
             Event::Moved { number, change } => {
                 state.numbers = state.numbers.max(change.to);
                 if let Some(slot) = self.slots.take(number) {

@@ -482,6 +482,18 @@ impl State {
         self.add_note(slot, reason);
     }
 
+    /// Notes that the message may have killed its process. It keeps its lease for the event that follows. A reason is kept
+    /// unless it is empty: then that event has it.
+    pub(crate) fn suspect_message(&mut self, slot: u32, reason: Bytes) {
+        self.live_bytes -= self.messages.journal_bytes(slot);
+        let extras = self.messages.extras_mut(slot);
+        extras.suspects = extras.suspects.saturating_add(1);
+        self.live_bytes += self.messages.journal_bytes(slot);
+        if !reason.is_empty() {
+            self.add_note(slot, reason);
+        }
+    }
+
     pub(crate) fn move_message(
         &mut self,
         slot: u32,
@@ -712,6 +724,7 @@ impl State {
             self.names.let_go(failure.class);
         }
         self.messages.set_failure(slot, None);
+        self.messages.forget_suspects(slot);
         self.live_bytes += self.messages.journal_bytes(slot);
         self.numbers = self.numbers.max(to);
         let queue = self.queues.find_or_create(queue, &mut self.names);

@@ -74,6 +74,7 @@ scenarios! { $
     a_retry_keeps_id_and_body_and_counts { shows [] needs [Delays, Values] }
     a_lease_handed_back_burns_no_attempt_and_a_crash_counts { shows [] needs [] }
     a_job_that_is_handed_back_keeps_its_place { shows [KeepsPlace] needs [] }
+    a_suspect_is_charged_with_no_crash_and_is_told_of_it { shows [] needs [Values] }
     too_many_crashes_end_the_job { shows [] needs [Values] }
     a_key_is_told_of_when_it_is_there_and_gone_when_it_never_will_be { shows [Pending] needs [Values] }
     a_result_is_kept { shows [Values] needs [] }
@@ -393,6 +394,45 @@ fn a_lease_handed_back_burns_no_attempt_and_a_crash_counts(bench: &Bench<'_>) {
     let third = worker.take_one();
     assert_eq!((third.message.attempt, third.message.crashes), (0, 1));
     assert!(third.redelivered);
+}
+
+fn a_suspect_is_charged_with_no_crash_and_is_told_of_it(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 10);
+    let often = Message {
+        max_deliveries: 2,
+        ..message(1)
+    };
+    let once = Message {
+        max_deliveries: 1,
+        ..message(2)
+    };
+    let suspected = || ReleaseReason::Suspected("killed by signal 9 (SIGKILL)".into());
+    let suspects = |delivery: &penstock_message::Delivery| {
+        let extras = delivery.message.extras.as_ref();
+        extras.map_or(0, |extras| extras.suspects)
+    };
+    worker.client.commit(vec![publish(often)]);
+    let mut delivery = worker.take_one();
+    for expected in 1..=2 {
+        worker.settle(&delivery, vec![release(&delivery, suspected())]);
+        delivery = worker.take_one();
+        assert_eq!(
+            (suspects(&delivery), delivery.message.crashes),
+            (expected, 0)
+        );
+        assert!(delivery.redelivered);
+    }
+    worker.settle(&delivery, vec![release(&delivery, suspected())]);
+    let status = |job| match worker.client.end_of(result(job)) {
+        KeyState::Present(value) => value.status,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(status(1), ValueStatus::Crashed, "a third time is too often");
+    worker.client.commit(vec![publish(once)]);
+    let delivery = worker.take_one();
+    worker.settle(&delivery, vec![release(&delivery, suspected())]);
+    assert_eq!(status(2), ValueStatus::Crashed, "it may not run again");
+    assert!(worker.has_nothing());
 }
 
 fn too_many_crashes_end_the_job(bench: &Bench<'_>) {

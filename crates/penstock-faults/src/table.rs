@@ -194,6 +194,18 @@ pub const PLANTS: &[Plant] = &[
         "a job that kills its workers fails in time",
     ),
     plant(
+        "suspect-counted-as-crash",
+        "a job is charged with no crash that may be another's",
+    ),
+    plant(
+        "suspect-not-isolated",
+        "a job that was near a death runs alone",
+    ),
+    plant(
+        "neighbours-burned",
+        "where the guilty one is known, its neighbours are not charged",
+    ),
+    plant(
         "lose-failed-job",
         "a job that killed its workers is kept as a failed job",
     ),

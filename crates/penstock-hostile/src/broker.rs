@@ -327,9 +327,10 @@ impl World {
             },
             7 => Op::Release {
                 lease: self.lease(data)?,
-                reason: match data.arbitrary()? {
-                    true => ReleaseReason::Returned,
-                    false => ReleaseReason::Crashed(any_name(data)?),
+                reason: match data.int_in_range(0..=2)? {
+                    0 => ReleaseReason::Returned,
+                    1 => ReleaseReason::Crashed(any_name(data)?),
+                    _ => ReleaseReason::Suspected(any_name(data)?),
                 },
             },
             8 => Op::Move {

@@ -6,15 +6,25 @@
 //!     deferred     Move(note, due): nothing is counted
 //!     failed       Fail(error, note, why): the broker keeps the job, for people to look into
 //!     crashed      Release(crashed): the engine counts it, and fails the job when it was one too many
+//!     suspected    Release(suspected): the same, counted for itself; and the job runs alone next
 //!     returned     Release(returned): nothing is counted
 //! ```
 //!
 //! Each transaction begins with an operation on the lease, and such an operation is a guard: an attempt
 //! that was fenced off changes nothing at all.
+//!
+//! # A death charges the guilty
+//!
+//! A process may run many jobs when it dies. [`blame`] says which of them is charged: the only one; or the one that the
+//! system names; or nobody knows, and then each is a *suspect*. A job that was guilty or a suspect runs alone from then on
+//! ([`runs_alone`]), in a process without others: if that dies too, there is no doubt left. The loss of a whole worker is
+//! a crash of all that it held, and says nothing about any of them.
 
 use bytes::Bytes;
+use penstock_faults::planted;
 use penstock_message::{
-    Delivery, Due, Failure, HeaderPatch, Key, Lease, Op, ReleaseReason, Tx, Value, ValueStatus,
+    Delivery, Due, Failure, HeaderPatch, Key, Lease, Message, Op, ReleaseReason, Tx, Value,
+    ValueStatus,
 };
 
 /// Part of a delivery that settling needs; kept by a worker in place of the whole message.
@@ -76,6 +86,8 @@ pub enum Outcome {
     },
     /// The process that ran it died; the text says how, for a person.
     Crashed { reason: String },
+    /// The process that ran it and others died, by the fault of nobody knows which.
+    Suspected { reason: String },
     /// The job never ran, or was stopped in order.
     Returned,
 }
@@ -117,6 +129,11 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
             reason: ReleaseReason::Crashed(reason),
         }]
         .into(),
+        Outcome::Suspected { reason } => vec![Op::Release {
+            lease,
+            reason: ReleaseReason::Suspected(reason),
+        }]
+        .into(),
         Outcome::Returned => vec![Op::Release {
             lease,
             reason: ReleaseReason::Returned,
@@ -149,11 +166,62 @@ fn put_result(delivery: &DeliveryHead, body: Option<Bytes>) -> Option<Op> {
     })
 }
 
+/// Share of a job in the death of its process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    Guilty,
+    /// Guilty, or another job of its process is.
+    Suspected,
+}
+
+/// Judges a job that had begun, and not ended, when its process died; `None`: it is innocent. `begun`: how many such jobs
+/// there were. `is_named`: whether the system named this one; `None`: it named none.
+pub fn blame(begun: usize, is_named: Option<bool>) -> Option<Blame> {
+    match is_named {
+        Some(true) => Some(Blame::Guilty),
+        Some(false) if planted!("neighbours-burned") => Some(Blame::Guilty),
+        Some(false) => None,
+        None if begun > 1 => Some(Blame::Suspected),
+        None => Some(Blame::Guilty),
+    }
+}
+
+/// Outcome of a job whose process died. `reason` says how, for a person.
+pub fn lost(blame: Option<Blame>, max_deliveries: u8, reason: &str) -> Outcome {
+    match blame {
+        Some(Blame::Guilty) => Outcome::Crashed {
+            reason: reason.to_owned(),
+        },
+        Some(Blame::Suspected) => Outcome::Suspected {
+            reason: format!("{reason}; it ran other jobs too, and any of them may be guilty"),
+        },
+        // A job that may never run twice has run.
+        None if max_deliveries == 1 => Outcome::Crashed {
+            reason: "its process was lost by another job's fault, and it may not run again"
+                .to_owned(),
+        },
+        None => Outcome::Returned,
+    }
+}
+
+/// Whether a job is to run in a process without others: it has killed one, or may have.
+pub fn runs_alone(message: &Message) -> bool {
+    let extras = message.extras.as_deref();
+    let is_suspect = extras.is_some_and(|extras| extras.suspects > 0);
+    is_suspect && !planted!("suspect-not-isolated")
+}
+
+/// Number of deaths near which a job fails, though no crash of its own may be among them: a machine that kills all its
+/// processes must not be given the same jobs for ever.
+pub const MOST_SUSPECTS: u8 = 3;
+
 /// Part of a delivery that decides about a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashHead {
     /// Deliveries that ended in a crash before this one.
     pub crashes: u8,
+    /// Deliveries before this one after which it was a suspect; at least 1 for a job that was guilty.
+    pub suspects: u8,
     /// The number of deliveries that may end in a crash; the last of them ends the job.
     pub max_deliveries: u8,
 }
@@ -161,26 +229,42 @@ pub struct CrashHead {
 /// Consequence of a crash for its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashEnd {
-    /// The job goes back to its place, with this many crashes.
-    Again { crashes: u8 },
-    /// The crash was one too many.
+    /// The job goes back to its place, with this many of both.
+    Again { crashes: u8, suspects: u8 },
+    /// The crash was one too many. It is counted in any case.
     Failed { crashes: u8 },
 }
 
-/// Judges a crash: the process died under the job, or its worker was lost. Every engine goes by this, so a job has
-/// as many chances on each.
-pub fn crashed(head: CrashHead) -> CrashEnd {
-    let crashes = head.crashes.saturating_add(1);
-    match crashes < head.max_deliveries {
-        true => CrashEnd::Again { crashes },
-        false => CrashEnd::Failed { crashes },
+/// Judges a crash: the process died under the job; or its worker was lost, which nobody is blamed for. Every engine goes by
+/// this, so a job has as many chances on each.
+pub fn crashed(head: CrashHead, blame: Option<Blame>) -> CrashEnd {
+    let CrashHead {
+        crashes,
+        suspects,
+        max_deliveries,
+    } = head;
+    let counted = crashes.saturating_add(1);
+    let suspected = suspects.saturating_add(1);
+    let goes_on = match blame {
+        // It has run; a job with one delivery may not run again, whoever is guilty.
+        Some(Blame::Suspected) => max_deliveries > 1 && suspected < MOST_SUSPECTS,
+        Some(Blame::Guilty) | None => counted < max_deliveries,
+    };
+    if !goes_on {
+        return CrashEnd::Failed { crashes: counted };
     }
+    let (crashes, suspects) = match blame {
+        None => (counted, suspects),
+        Some(Blame::Guilty) => (counted, suspects.max(1)),
+        Some(Blame::Suspected) => (crashes, suspected),
+    };
+    CrashEnd::Again { crashes, suspects }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_message::MessageId;
+    use penstock_message::{Extras, MessageId};
 
     /// Describes each operation in words, on a line of its own.
     fn settled(keeps_result: bool, outcome: Outcome) -> String {
@@ -334,18 +418,101 @@ mod tests {
     #[test]
     fn a_job_crashes_as_often_as_it_may_be_delivered() {
         let check = |crashes, max_deliveries, expected| {
-            let head = CrashHead {
+            let head = |suspects| CrashHead {
                 crashes,
+                suspects,
                 max_deliveries,
             };
-            assert_eq!(crashed(head), expected, "{head:?}");
+            let again = |suspects| match expected {
+                Some(crashes) => CrashEnd::Again { crashes, suspects },
+                None => CrashEnd::Failed {
+                    crashes: crashes.saturating_add(1),
+                },
+            };
+            // A guilty job is under suspicion from then on, and one whose worker was lost is not.
+            let guilty = Some(Blame::Guilty);
+            assert_eq!(crashed(head(0), guilty), again(1), "{:?}", head(0));
+            assert_eq!(crashed(head(2), guilty), again(2), "{:?}", head(2));
+            assert_eq!(crashed(head(0), None), again(0), "{:?}", head(0));
+            assert_eq!(crashed(head(2), None), again(2), "{:?}", head(2));
         };
-        check(0, 3, CrashEnd::Again { crashes: 1 });
-        check(1, 3, CrashEnd::Again { crashes: 2 });
-        check(2, 3, CrashEnd::Failed { crashes: 3 });
-        check(0, 1, CrashEnd::Failed { crashes: 1 });
-        check(7, 3, CrashEnd::Failed { crashes: 8 });
-        check(254, 255, CrashEnd::Failed { crashes: 255 });
-        check(255, 255, CrashEnd::Failed { crashes: 255 });
+        check(0, 3, Some(1));
+        check(1, 3, Some(2));
+        check(2, 3, None);
+        check(0, 1, None);
+        check(7, 3, None);
+        check(254, 255, None);
+        check(255, 255, None);
+    }
+
+    #[test]
+    fn a_suspect_is_not_charged_until_it_was_near_three_deaths() {
+        let check = |(crashes, suspects), max_deliveries, expected| {
+            let head = CrashHead {
+                crashes,
+                suspects,
+                max_deliveries,
+            };
+            assert_eq!(crashed(head, Some(Blame::Suspected)), expected, "{head:?}");
+        };
+        let again = |crashes, suspects| CrashEnd::Again { crashes, suspects };
+        check((0, 0), 3, again(0, 1));
+        check((0, 1), 3, again(0, 2));
+        check((0, 2), 3, CrashEnd::Failed { crashes: 1 });
+        check((0, 255), 255, CrashEnd::Failed { crashes: 1 });
+        // Crashes of its own, left over from before, do not count here.
+        check((1, 0), 2, again(1, 1));
+        check((0, 0), 1, CrashEnd::Failed { crashes: 1 });
+    }
+
+    #[test]
+    fn one_job_is_guilty_a_named_one_clears_the_others_and_else_all_are_suspects() {
+        assert_eq!(blame(1, None), Some(Blame::Guilty));
+        assert_eq!(blame(20, Some(true)), Some(Blame::Guilty));
+        assert_eq!(blame(20, Some(false)), None);
+        assert_eq!(blame(20, None), Some(Blame::Suspected));
+        let check = |blame, max_deliveries, expected: &str| {
+            let outcome = lost(blame, max_deliveries, "exit code 3");
+            assert_eq!(settled(true, outcome), expected);
+        };
+        let guilty = r#"release Crashed("exit code 3")"#;
+        check(Some(Blame::Guilty), 3, guilty);
+        check(Some(Blame::Guilty), 1, guilty);
+        let suspected = r#"release Suspected("exit code 3; it ran other jobs too, and any of them may be guilty")"#;
+        check(Some(Blame::Suspected), 3, suspected);
+        check(None, 3, "release Returned");
+        check(
+            None,
+            1,
+            r#"release Crashed("its process was lost by another job's fault, and it may not run again")"#,
+        );
+    }
+
+    #[test]
+    fn a_job_that_was_guilty_or_a_suspect_runs_alone() {
+        let message = |crashes, suspects| Message {
+            id: MessageId([7; 16]),
+            task: "mail.send".to_owned(),
+            priority: 4,
+            expires_at: None,
+            result_ttl_ms: None,
+            max_deliveries: 3,
+            attempt: 0,
+            crashes,
+            enqueued_at: 0,
+            notes: Vec::new(),
+            body: Bytes::new(),
+            extras: Extras {
+                suspects,
+                generation: 1,
+                ..Extras::default()
+            }
+            .boxed(),
+        };
+        let mut plain = message(0, 0);
+        plain.extras = None;
+        assert!(!runs_alone(&plain) && !runs_alone(&message(0, 0)));
+        assert!(runs_alone(&message(0, 1)) && runs_alone(&message(1, 1)));
+        assert!(!runs_alone(&message(1, 0)), "only its worker was lost");
     }
 }

@@ -31,4 +31,7 @@ pub enum ReleaseReason {
     /// The process that ran it died; counts against `max_deliveries`. The text is the reason that a
     /// person reads, for instance `killed by signal 11 (SIGSEGV)`.
     Crashed(String),
+    /// The process that ran it died with several jobs under way, and nobody knows which of them is guilty. Not counted
+    /// against `max_deliveries`, but in `suspects`: see `crashed` in `penstock-jobs`. The text is the reason.
+    Suspected(String),
 }

@@ -56,7 +56,8 @@ pub struct Extras {
     pub retries: Option<Retries>,
     pub timeout_ms: Option<u64>,
     pub soft_timeout_ms: Option<u64>,
-    /// Deliveries after which several jobs, this one among them, may have killed their process.
+    /// Deliveries after which several jobs, this one among them, may have killed their process; at least 1 for a job that
+    /// is known to have killed one.
     pub suspects: u8,
     /// Id of the job that published it.
     pub parent: Option<MessageId>,

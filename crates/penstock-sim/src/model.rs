@@ -231,11 +231,18 @@ impl Model {
                 };
                 self.items[index].tx = number;
                 self.items[index].settled = Some(*lease);
-                if let ReleaseReason::Crashed(reason) = reason {
-                    self.items[index].notes.push(reason.clone().into());
-                    self.crash_item(index);
-                } else {
-                    self.items[index].state = State::Waiting;
+                match reason {
+                    ReleaseReason::Returned => self.items[index].state = State::Waiting,
+                    ReleaseReason::Crashed(reason) => {
+                        let item = &mut self.items[index];
+                        item.notes.push(reason.clone().into());
+                        item.suspects = item.suspects.max(1);
+                        self.crash_item(index);
+                    }
+                    ReleaseReason::Suspected(reason) => {
+                        self.items[index].notes.push(reason.clone().into());
+                        self.suspect_item(index);
+                    }
                 }
             }
             Op::Move {
@@ -438,6 +445,7 @@ impl Model {
             due_reached: due.is_none_or(|due| due.has_come(now)),
             expires: message.expires_at.map(|due| When::resolve(due, self.now)),
             crashes: (message.crashes, message.crashes),
+            suspects: suspects(message),
             leases: Vec::new(),
             settled: None,
             may_have_run: false,
@@ -532,6 +540,7 @@ impl Model {
         item.unsure_until = 0;
         item.crashes = (0, 0);
         item.failure = None;
+        item.suspects = 0;
         item.may_have_run = false;
         item.message.attempt += 1;
         if let Some(queue) = queue {
@@ -739,6 +748,16 @@ impl Model {
         self.items[index].failure = Some(Failed { place, steady_ms });
     }
 
+    /// Notes that this item or another one has killed their worker.
+    fn suspect_item(&mut self, index: usize) {
+        let item = &mut self.items[index];
+        item.suspects += 1;
+        item.state = State::Waiting;
+        if item.suspects >= 3 || item.message.max_deliveries == 1 {
+            self.bury(index);
+        }
+    }
+
     /// Fails a message whose workers have died once too often.
     fn bury(&mut self, index: usize) {
         self.store_end(index, ValueStatus::Crashed);
@@ -779,4 +798,9 @@ impl Model {
     fn fail(&self, what: String) -> Verdict {
         if self.lenient { Ok(()) } else { Err(what) }
     }
+}
+
+/// Returns how often, by its own account, the message was a suspect.
+fn suspects(message: &Message) -> u8 {
+    message.extras.as_ref().map_or(0, |extras| extras.suspects)
 }

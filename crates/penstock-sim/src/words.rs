@@ -59,6 +59,7 @@ fn op(op: &Op) -> String {
         Op::Release { lease, reason } => match reason {
             ReleaseReason::Returned => format!("hand back {}", id(lease.message)),
             ReleaseReason::Crashed(_) => format!("crash of {}", id(lease.message)),
+            ReleaseReason::Suspected(_) => format!("crash by {} or another", id(lease.message)),
         },
         Op::Move {
             lease, queue, due, ..

@@ -116,6 +116,10 @@ impl Author {
             2 => Outcome::Crashed {
                 reason: "killed by signal 9".to_string(),
             },
+            // Copies are not to fail: nobody could tell dead ones apart.
+            3 if delivery.message.max_deliveries < u8::MAX && rng.bool() => Outcome::Suspected {
+                reason: "one of several".to_string(),
+            },
             3 => Outcome::Returned,
             _ => {
                 let mut tx = success(delivery);

@@ -542,6 +542,9 @@ pub struct Release {
     pub crashed: bool,
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
+    /// with `crashed`: by this job or by another one of its process
+    #[prost(bool, tag = "4")]
+    pub suspected: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Move {

@@ -178,7 +178,8 @@ prop_compose! {
 fn any_op() -> impl Strategy<Value = Op> {
     let reason = prop_oneof![
         Just(ReleaseReason::Returned),
-        ".{0,20}".prop_map(ReleaseReason::Crashed)
+        ".{0,20}".prop_map(ReleaseReason::Crashed),
+        ".{0,20}".prop_map(ReleaseReason::Suspected)
     ];
     let condition = prop_oneof![
         Just(Condition::Absent),

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use penstock_faults::planted;
+use penstock_jobs::Blame;
 use penstock_message::{
     Applied, Due, Extras, JoinId, Key, Message, MessageId, MessageState, Op, ReleaseReason, Target,
     Value,
@@ -37,7 +38,11 @@ impl Broker {
                 Op::Release { reason, .. } => match reason {
                     ReleaseReason::Returned => self.return_message(next_lease()),
                     ReleaseReason::Crashed(reason) => {
-                        self.crash(next_lease(), std::mem::take(reason).into());
+                        let reason = std::mem::take(reason).into();
+                        self.crash(next_lease(), reason, Some(Blame::Guilty));
+                    }
+                    ReleaseReason::Suspected(reason) => {
+                        self.suspect(next_lease(), std::mem::take(reason).into());
                     }
                 },
                 Op::Fail {

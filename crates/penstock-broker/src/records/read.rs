@@ -165,6 +165,10 @@ impl<'a> RecordReader<'a> {
                 number: self.number()?,
                 reason: self.slice()?,
             },
+            tag::SUSPECTED => Event::Suspected {
+                number: self.number()?,
+                reason: self.slice()?,
+            },
             tag::MOVED => Event::Moved {
                 number: self.number()?,
                 change: self.change(names)?,

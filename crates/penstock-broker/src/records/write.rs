@@ -161,6 +161,11 @@ impl RecordWriter {
                 self.number(*number);
                 self.slice(reason);
             }
+            Event::Suspected { number, reason } => {
+                self.tag(tag::SUSPECTED);
+                self.number(*number);
+                self.slice(reason);
+            }
             Event::Moved { number, change } => {
                 self.tag(tag::MOVED);
                 self.number(*number);

@@ -85,6 +85,7 @@ fn basic_line() -> impl Strategy<Value = String> {
                 1 => Just(format!("move {message} queue=dead note=boom expires=100")),
                 2 => Just(format!("return {message}")),
                 2 => Just(format!("crash {message}")),
+                1 => Just(format!("suspect {message}")),
                 2 => Just(format!("put {key} value ttl=70")),
                 1 => Just(format!("delete {key}")),
                 1 => Just(format!("guard {key} absent")),

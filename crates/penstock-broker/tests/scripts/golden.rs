@@ -301,6 +301,26 @@ const LIVES_2: &[(&str, &str)] = &[
         w return one",
     ),
     (
+        "suspected",
+        "a hello
+        a publish one; publish two deliveries=1; publish three headers=tenant:north; publish four
+        w hello
+        w consume default 3
+        w suspect one reason=why; suspect two; suspect three
+        w consume default 1
+        a purge default
+        w suspect one reason=again",
+    ),
+    (
+        "suspected-and-carried",
+        "a hello
+        a publish one; publish two headers=tenant:north; publish three
+        w hello
+        w consume default 2
+        w suspect one reason=why; suspect two
+        carry",
+    ),
+    (
         "members",
         "a hello
         a hold outer count=1 messages=last; hold join count=2 messages=mid member=outer:0

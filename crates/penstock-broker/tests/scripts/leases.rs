@@ -257,6 +257,62 @@ fn leases_outlive_the_broker() {
     );
 }
 
+/// Jobs that died together used to be charged with a crash each, so a job that kills its process burned all that ran
+/// beside it.
+#[test]
+fn suspects_are_counted_for_themselves_and_the_third_time_is_final() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one deliveries=2          -> a confirm 1
+        a watch one                         -> a sees one pending
+        w hello                             -> w welcome 0
+        w consume default 10                -> w deliver one
+        w suspect one reason=first          -> w confirm 1, w deliver one!~1
+        w suspect one reason=second         -> w confirm 2, w deliver one!~2
+        a info one                          -> a knows Running in default attempt 0 crashes 0 at w notes first+second
+        kill                                ->
+        w hello one                         -> w welcome 2 one
+        w crash one reason=own              -> w confirm 3
+        w consume default 1                 -> w deliver one!~2
+        carry                               ->
+        kill                                ->
+        a hello                             -> a welcome 1
+        a watch one                         -> a sees one pending
+        w hello one                         -> w welcome 3 one
+        w suspect one reason=third          -> a sees one Crashed third, w confirm 4
+        a info one                          -> a knows Failed in default attempt 0 crashes 2 failed WorkerCrashed:third notes first+second+own+third
+        # A retry forgets of deaths what it forgets of crashes.
+        a retry one                         -> a confirm 2 2:Failed
+        w consume default 1                 -> w deliver one#1
+        ",
+    );
+    // A job that may be delivered once has been, whoever is guilty.
+    check(
+        "
+        w hello                             -> w welcome 0
+        w publish one deliveries=1          -> w confirm 1
+        w watch one                         -> w sees one pending
+        w consume default 1                 -> w deliver one
+        w suspect one reason=why            -> w confirm 2, w sees one Crashed why
+        ",
+    );
+    // A suspect that ran when its queue was purged did not wait there.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one; publish two          -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        a purge default                     -> a confirm 2 2:operation-1
+        w suspect one                       -> w confirm 1
+        kill                                ->
+        w hello                             -> w welcome 1
+        w consume default 1                 -> w deliver one!~1
+        ",
+    );
+}
+
 #[test]
 fn crashes_are_counted_and_the_last_is_final() {
     check(
@@ -266,7 +322,7 @@ fn crashes_are_counted_and_the_last_is_final() {
         a watch one                         -> a sees one pending
         w hello                             -> w welcome 0
         w consume default 10                -> w deliver one
-        w crash one reason=SIGSEGV          -> w confirm 1, w deliver one!
+        w crash one reason=SIGSEGV          -> w confirm 1, w deliver one!~1
         w crash one reason=SIGKILL          -> a sees one Crashed SIGKILL, w confirm 2
         a info one                          -> a knows Failed in default attempt 0 crashes 2 failed WorkerCrashed:SIGKILL notes SIGSEGV+SIGKILL
         kill                                ->

@@ -423,6 +423,12 @@ impl World {
                     options.text("reason").unwrap_or("killed").to_owned(),
                 ),
             },
+            "suspect" => Op::Release {
+                lease: self.lease(name),
+                reason: ReleaseReason::Suspected(
+                    options.text("reason").unwrap_or("killed").to_owned(),
+                ),
+            },
             "move" => Op::Move {
                 lease: self.lease(name),
                 queue: options.text("queue").map(str::to_owned),
@@ -906,6 +912,10 @@ impl World {
                     }
                     if delivery.redelivered {
                         line += "!";
+                    }
+                    let extras = delivery.message.extras.as_deref();
+                    if let Some(suspects @ 1..) = extras.map(|extras| extras.suspects) {
+                        line += &format!("~{suspects}");
                     }
                     if delivery.message.attempt > 0 {
                         line += &format!("#{}", delivery.message.attempt);

@@ -58,6 +58,8 @@ pub struct Item {
     pub(super) expires: Option<When>,
     /// Fewest and most times that a worker died under it.
     pub(super) crashes: (u8, u8),
+    /// Times that it or another one killed their process; at least 1 once it did so surely.
+    pub(super) suspects: u8,
     /// Leases that were seen, oldest first.
     pub(super) leases: Vec<(Lease, SessionId)>,
     /// Last of them that was settled; none before it will ever hold again.

@@ -4,7 +4,7 @@
 use penstock_message::{Delivery, Lease, SessionId};
 
 use super::item::{Attendance, Item, State};
-use super::{Model, Verdict};
+use super::{Model, Verdict, suspects};
 
 impl Model {
     /// Notes that the message was handed to this session.
@@ -94,6 +94,12 @@ impl Model {
             .all(|note| found.any(|other| other == note))
         {
             self.fail(format!("{id} lacks a note of {:?}", item.notes))?;
+        }
+        if item.suspects != suspects(message) {
+            let (expected, found) = (item.suspects, suspects(message));
+            self.fail(format!(
+                "{id} was a suspect {expected} times, and says {found}"
+            ))?;
         }
         if self.still.contains(queue) {
             self.fail(format!("{id} was delivered from {queue}, which is paused"))?;

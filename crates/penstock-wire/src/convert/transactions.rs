@@ -38,14 +38,17 @@ impl From<Op> for proto::Op {
                 cost_us,
             }),
             Op::Release { lease, reason } => {
-                let (crashed, reason) = match reason {
-                    ReleaseReason::Returned => (false, String::new()),
-                    ReleaseReason::Crashed(reason) => (true, reason),
+                // A broker that does not know suspects counts a crash of each.
+                let (crashed, suspected, reason) = match reason {
+                    ReleaseReason::Returned => (false, false, String::new()),
+                    ReleaseReason::Crashed(reason) => (true, false, reason),
+                    ReleaseReason::Suspected(reason) => (true, true, reason),
                 };
                 Wire::Release(proto::Release {
                     lease: Some(lease.into()),
                     crashed,
                     reason,
+                    suspected,
                 })
             }
             Op::Move {
@@ -175,10 +178,10 @@ impl TryFrom<proto::Op> for Op {
             },
             Wire::Release(release) => Self::Release {
                 lease: lease(release.lease)?,
-                reason: if release.crashed {
-                    ReleaseReason::Crashed(release.reason)
-                } else {
-                    ReleaseReason::Returned
+                reason: match (release.crashed, release.suspected) {
+                    (false, _) => ReleaseReason::Returned,
+                    (true, false) => ReleaseReason::Crashed(release.reason),
+                    (true, true) => ReleaseReason::Suspected(release.reason),
                 },
             },
             Wire::Move(moved) => Self::Move {
