@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use penstock_driver::encoded::Encoded;
 use penstock_driver::session::{Session, SessionConfig};
 use penstock_driver::{DeliverySink, DriverError, ValueSink};
-use penstock_jobs::{DeliveryHead, Outcome, settle};
+use penstock_jobs::{DeliveryHead, Outcome, blame, lost, runs_alone, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
     Consume, Delivery, Durability, Key, KeyState, Lease, Op, Query, ReleaseReason, SeededState,
@@ -290,6 +290,12 @@ struct Worker {
 /// Slots of one kind, with the children that have them.
 struct Pool {
     policy: Policy<Delivery>,
+    /// Slots of a process.
+    shared_by: usize,
+    /// The pool that runs those of its jobs which are to run alone, where a process has several slots.
+    alone: Option<usize>,
+    /// It is such a pool.
+    is_alone: bool,
     /// Tasks that run here, until the broker is told.
     untold: Option<Tasks>,
     /// Packets that are out, in the order in which they were sent.
@@ -334,12 +340,19 @@ impl Worker {
             }
         };
         let pools = slots.iter().enumerate();
+        let mut pools: Vec<Pool> = pools
+            .map(|(number, slots)| Pool::new(*slots, tasks(number), may_be_slow))
+            .collect();
+        for number in 0..pools.len() {
+            if pools[number].shared_by > 1 {
+                pools[number].alone = Some(pools.len());
+                pools.push(Pool::alone());
+            }
+        }
         Self {
             queues,
             inbox: Arc::new(Inbox::new(SeededState::default(), || ())),
-            pools: pools
-                .map(|(number, slots)| Pool::new(*slots, tasks(number), may_be_slow))
-                .collect(),
+            pools,
             settled: Vec::new(),
             looks_at_ms: 0,
             may_be_slow,
@@ -405,7 +418,15 @@ impl Worker {
 
     /// Asks for as many jobs as there are idle slots of each kind.
     fn ask(&mut self, session: &mut Session) {
-        for (number, pool) in self.pools.iter_mut().enumerate() {
+        for number in 0..self.pools.len() {
+            if let Some(alone) = self.pools[number].alone {
+                let waiting = self.pools[alone].policy.waiting();
+                self.pools[number].policy.set_passed(waiting);
+            }
+            let pool = &mut self.pools[number];
+            if pool.is_alone {
+                continue;
+            }
             let Credit::Add(credit) = pool.policy.grant() else {
                 continue;
             };
@@ -445,9 +466,15 @@ impl Worker {
         } = self.inbox.take();
         for delivery in deliveries {
             let bytes = job_bytes(&delivery.message);
-            let policy = &mut self.pools[delivery.consumer as usize].policy;
-            let task = policy.task(&delivery.message.task);
-            policy.arrive(task, delivery, bytes);
+            let mut pool = &mut self.pools[delivery.consumer as usize];
+            if let Some(alone) = pool.alone
+                && runs_alone(&delivery.message)
+            {
+                pool.policy.pass_by();
+                pool = &mut self.pools[alone];
+            }
+            let task = pool.policy.task(&delivery.message.task);
+            pool.policy.arrive(task, delivery, bytes);
         }
         if !lost.is_empty() {
             for pool in &mut self.pools {
@@ -471,7 +498,10 @@ impl Worker {
         for number in 0..self.pools.len() {
             let pool = &mut self.pools[number];
             pool.take_back_behind_long_ones(time);
-            let surplus = pool.policy.surplus();
+            let surplus = match pool.is_alone {
+                true => Vec::new(),
+                false => pool.policy.surplus(),
+            };
             if pool.policy.withdraw() == Credit::Withdraw {
                 session.stop_consumer(number as u32);
             }
@@ -503,17 +533,27 @@ impl Pool {
     fn new(slots: usize, tasks: Tasks, may_be_slow: bool) -> Self {
         let mut policy = Policy::default();
         // Slots of one process each, or two in a process.
-        let processes = match may_be_slow {
-            true => slots,
-            false => slots.div_ceil(2),
-        };
-        policy.set_slots(slots, processes);
+        let shared_by = if may_be_slow { 1 } else { 2 };
+        policy.set_slots(slots, slots.div_ceil(shared_by));
         Self {
             policy,
+            shared_by,
+            alone: None,
+            is_alone: false,
             untold: Some(tasks),
             packets: BTreeMap::new(),
             last_packet: 0,
             children: (0..slots).map(|_| None).collect(),
+        }
+    }
+
+    /// A pool for jobs that run alone, one at a time.
+    fn alone() -> Self {
+        Self {
+            policy: Policy::one_by_one(SeededState::default(), 1),
+            is_alone: true,
+            untold: None,
+            ..Self::new(1, Tasks::Any, true)
         }
     }
 
@@ -571,7 +611,10 @@ impl Pool {
                 }
                 let (number, cost_ns) = (running.packet, running.cost_ns);
                 let task = self.packets[&number].task;
-                if let Some(job) = running.job.take() {
+                let may_die = running.job.is_some() && (self.shared_by > 1 || self.is_alone);
+                if may_die && !pace.hurries && rng.one_in(24) {
+                    self.lose_process(child, settled, rng);
+                } else if let Some(job) = running.job.take() {
                     self.policy.observe(task, cost_ns);
                     let tx = match pace.hurries {
                         true => success(&job),
@@ -607,7 +650,45 @@ impl Pool {
         }
     }
 
+    /// Ends the process that this child is a slot of, by the fault of the job in it. The system may say which that was.
+    /// Who is guilty is known here, and the verdict is held against it.
+    fn lose_process(&mut self, child: usize, settled: &mut Vec<(Lease, Tx)>, rng: &mut Rng) {
+        let first = child / self.shared_by * self.shared_by;
+        let last = (first + self.shared_by).min(self.children.len());
+        let mut died = Vec::new();
+        for slot in first..last {
+            let running = self.children[slot].as_mut();
+            if let Some(job) = running.and_then(|running| running.job.take()) {
+                died.push((slot, job));
+            }
+        }
+        let is_named = rng.bool();
+        for (slot, job) in &died {
+            let is_guilty = *slot == child;
+            let blame = blame(died.len(), is_named.then_some(is_guilty));
+            let outcome = lost(blame, job.message.max_deliveries, "killed by signal 9");
+            let is_charged = matches!(outcome, Outcome::Crashed { .. });
+            assert!(
+                is_guilty || !is_charged || job.message.max_deliveries == 1,
+                "{} was charged with a death that was another's",
+                job.lease.message
+            );
+            assert!(
+                is_charged || !is_guilty || died.len() > 1,
+                "{} killed its process, and was not charged",
+                job.lease.message
+            );
+            settled.push((job.lease, settle(&DeliveryHead::from(job), outcome)));
+        }
+    }
+
     fn begin(&mut self, child: usize, packet: u64, job: Delivery, rng: &mut Rng, pace: Pace) {
+        let suspects = (job.message.extras.as_ref()).map_or(0, |extras| extras.suspects);
+        assert!(
+            self.is_alone == (suspects > 0) || self.shared_by == 1 && !self.is_alone,
+            "{} runs in the wrong process: it was a suspect {suspects} times",
+            job.lease.message
+        );
         let took_us = match rng.below(40) {
             // Longer than any heartbeat: a lease does not end because a job takes long.
             0 if pace.may_be_slow && !pace.hurries => rng.below(20_000_000),

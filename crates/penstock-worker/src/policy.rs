@@ -36,6 +36,9 @@ const MOST_AHEAD: u64 = 1024;
 /// Work held for each free slot; more goes back to the broker.
 const HELD_NS: u64 = 20_000_000;
 
+/// Jobs that pass by hold up no others until so many of them wait; from then on the broker sends less.
+const MOST_PASSED: usize = 1000;
+
 /// Names a task in one process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TaskIndex(usize);
@@ -150,6 +153,10 @@ pub struct Policy<J> {
     /// Deliveries that the broker may still send.
     granted: u64,
     closed: bool,
+    /// Whether jobs run one by one, whatever is known of them.
+    one_by_one: bool,
+    /// Jobs that passed by, and wait still.
+    passed: usize,
 }
 
 impl<J> Default for Policy<J> {
@@ -175,7 +182,17 @@ impl<J> Policy<J> {
             out: 0,
             granted: 0,
             closed: false,
+            one_by_one: false,
+            passed: 0,
         }
+    }
+
+    /// Makes a policy for jobs that run in processes of their own, so many at a time, each forked when there is a job for it.
+    pub fn one_by_one(hashing: SeededState, at_once: usize) -> Self {
+        let mut policy = Self::new(hashing);
+        policy.one_by_one = true;
+        policy.set_slots(at_once, at_once);
+        policy
     }
 
     /// How many slots can take jobs, and how many processes they are in.
@@ -310,6 +327,10 @@ impl<J> Policy<J> {
 
     /// One job of a packet has ended.
     pub fn observe(&mut self, task: TaskIndex, cost_ns: u64) {
+        if self.one_by_one {
+            // No job is known to be quick, so each goes alone.
+            return;
+        }
         self.tasks[task.0].pace.observe(cost_ns);
         self.pace.observe(cost_ns);
     }
@@ -325,6 +346,21 @@ impl<J> Policy<J> {
             PacketEnd::Slow => task.largest = 1,
             PacketEnd::TakenBack => {}
         }
+    }
+
+    /// Notes a job that has come from the broker and waits elsewhere, not for a slot of these.
+    pub fn pass_by(&mut self) {
+        self.granted = self.granted.saturating_sub(1);
+    }
+
+    /// Sets the number of such jobs that still wait.
+    pub fn set_passed(&mut self, waiting: usize) {
+        self.passed = waiting;
+    }
+
+    /// Packets that are sent and not done.
+    pub fn out(&self) -> usize {
+        self.out
     }
 
     /// How many slots have something to do.
@@ -362,7 +398,8 @@ impl<J> Policy<J> {
             return Credit::Keep;
         }
         let wanted = self.wanted();
-        let have = self.waiting as u64 + self.granted;
+        let held_elsewhere = self.passed.saturating_sub(MOST_PASSED) as u64;
+        let have = self.waiting as u64 + self.granted + held_elsewhere;
         let missing = wanted.saturating_sub(have);
         // In lumps, so that a long run of short jobs does not send a credit with each of them.
         if missing == 0 || missing < wanted / 8 {
@@ -499,6 +536,35 @@ mod tests {
         let mut policy = policy(2);
         arrive(&mut policy, "new", 0..10);
         assert_eq!(sizes(&mut policy), [1, 1]);
+    }
+
+    #[test]
+    fn one_by_one_even_quick_jobs_go_alone_to_idle_slots_only() {
+        let mut policy = Policy::one_by_one(SeededState::default(), 1);
+        arrive(&mut policy, "quick", 0..10);
+        for _ in 0..5 {
+            let sent = policy.next_packet().unwrap();
+            assert_eq!(sent.jobs.len(), 1);
+            assert_eq!((policy.next_packet(), policy.out()), (None, 1));
+            policy.observe(sent.task, QUICK_NS);
+            policy.packet_ended(sent.task, PacketEnd::Ran { jobs: 1 });
+        }
+        assert_eq!((policy.waiting(), policy.out()), (5, 0));
+    }
+
+    /// A job that runs elsewhere takes no slot from the others of its queue, unless there are very many such.
+    #[test]
+    fn what_passes_by_is_granted_again() {
+        let mut policy = policy(2);
+        assert_eq!(policy.grant(), Credit::Add(2));
+        policy.pass_by();
+        policy.set_passed(1);
+        assert_eq!(policy.grant(), Credit::Add(1));
+        policy.pass_by();
+        policy.set_passed(MOST_PASSED + 2);
+        assert_eq!(policy.grant(), Credit::Keep);
+        policy.set_passed(MOST_PASSED);
+        assert_eq!(policy.grant(), Credit::Add(1));
     }
 
     #[test]
