@@ -445,10 +445,14 @@ async def awaits() -> None: ...
 @pytest.mark.parametrize(
     ("function", "slot", "raised", "says"),
     [
-        (awaits, "thread", TypeError, r'awaits\(\) is an async def, for which slot is "async" or "process"'),
+        (
+            awaits,
+            "thread",
+            TypeError,
+            r'awaits\(\) is an async def, for which slot is "async", "process" or "isolated"',
+        ),
         (plain, "async", TypeError, r"plain\(\) is no async def and would block the loop"),
-        (plain, "isolated", NotOffered, "not built yet"),
-        (plain, "gevent", ValueError, "slot must be 'process' or 'thread' or 'async', not 'gevent'"),
+        (plain, "gevent", ValueError, "slot must be 'process' or 'thread' or 'async' or 'isolated', not 'gevent'"),
         (plain, 3, ValueError, "not 3"),
     ],
 )

@@ -42,6 +42,10 @@ pub struct Arguments {
     /// Run so many jobs of async def tasks at once, on one event loop in a process of its own
     #[arg(long = "async", value_name = "N", default_value_t = DEFAULT_ASYNC_SLOTS, value_parser = slots)]
     async_slots: u32,
+    /// At most so many jobs at once of tasks with slot="isolated", each in a process of its own that ends with it
+    /// [default: one for each CPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROCESSES)))]
+    isolated: Option<u32>,
     /// Queues to serve, with commas between [default: those the app's tasks name]
     #[arg(short = 'Q', long, value_name = "QUEUES", value_delimiter = ',', value_parser = queue_name, action = ArgAction::Append)]
     queues: Option<Vec<String>>,
@@ -100,13 +104,12 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
             shown: is_here,
         })
     };
-    let cpus = std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32);
-    let concurrency = arguments.concurrency.unwrap_or(cpus.min(MAX_PROCESSES));
     let pools = pools(
-        concurrency,
+        arguments.concurrency,
         arguments.threads,
         arguments.processes,
         arguments.async_slots,
+        arguments.isolated,
     )?;
     let default_slot = pools[0].kind;
     Ok(WorkerConfig {
@@ -135,11 +138,14 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
 
 /// The slots of a worker; the first are for tasks that ask for none.
 fn pools(
-    concurrency: u32,
+    concurrency: Option<u32>,
     threads: Option<u32>,
     processes: Option<u32>,
     async_slots: u32,
+    isolated: Option<u32>,
 ) -> Result<Vec<PoolConfig>, Failure> {
+    let cpus = available_cpus();
+    let concurrency = concurrency.unwrap_or(cpus.min(MAX_PROCESSES));
     let pool = |kind, processes, slots| PoolConfig {
         kind,
         processes,
@@ -166,6 +172,7 @@ fn pools(
     // Its process is there only if the app has a task for it.
     pools.push(pool(SlotKind::Async, 1, async_slots));
     let all: u64 = pools.iter().map(|pool| u64::from(pool.processes)).sum();
+    let all = all + isolated.map_or(0, u64::from);
     if all > u64::from(MAX_PROCESSES) {
         return Err(Failure::new(
             WRONG_CALL,
@@ -178,6 +185,7 @@ fn pools(
         .iter()
         .map(|pool| u64::from(pool.processes) * u64::from(pool.slots))
         .sum();
+    let slots = slots + isolated.map_or(0, u64::from);
     if slots > u64::from(MAX_SLOTS) {
         return Err(Failure::new(
             WRONG_CALL,
@@ -186,7 +194,23 @@ fn pools(
             ),
         ));
     }
+    // Those that nobody asked for are never what is too much.
+    pools.push(PoolConfig {
+        on_demand: isolated.is_none(),
+        ..pool(
+            SlotKind::Isolated,
+            isolated.unwrap_or(cpus.min(MOST_ISOLATED)),
+            1,
+        )
+    });
     Ok(pools)
+}
+
+/// Isolated processes of a worker that was not told how many; fewer than the page has room for.
+const MOST_ISOLATED: u32 = 64;
+
+fn available_cpus() -> u32 {
+    std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32)
 }
 
 /// How many slots a process has.

@@ -51,7 +51,7 @@ pub struct PoolConfig {
     pub processes: u32,
     /// In each process.
     pub slots: u32,
-    /// Nobody asked for these: they are there for tasks that need them, and the log says so.
+    /// Nobody asked for these: they are there for tasks that need them.
     pub on_demand: bool,
 }
 
@@ -61,6 +61,7 @@ impl PoolConfig {
         let (slots, processes) = (self.slots, self.processes);
         match (self.kind, processes) {
             (SlotKind::Process, _) => None,
+            (SlotKind::Isolated, _) => Some(format!("{processes} isolated")),
             (SlotKind::Thread, 1) => Some(format!("{slots} threads in a process")),
             (SlotKind::Async, 1) => Some(format!("{slots} on an event loop")),
             (SlotKind::Async, _) => Some(format!("{slots} on each of {processes} event loops")),
@@ -80,6 +81,8 @@ pub enum SlotKind {
     Thread,
     /// A place on the event loop of a process.
     Async,
+    /// A process for each job, which ends with it.
+    Isolated,
 }
 
 impl SlotKind {
@@ -89,11 +92,12 @@ impl SlotKind {
             Self::Process => "process",
             Self::Thread => "thread",
             Self::Async => "async",
+            Self::Isolated => "isolated",
         }
     }
 
     pub fn from_word(word: &str) -> Option<Self> {
-        let all = [Self::Process, Self::Thread, Self::Async];
+        let all = [Self::Process, Self::Thread, Self::Async, Self::Isolated];
         all.into_iter().find(|kind| kind.word() == word)
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! The rest of it is in children.rs (processes and what they say) and broker.rs (deliveries and settlements).
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
@@ -112,6 +113,10 @@ pub struct Supervisor {
     children: Vec<Child>,
     alive: usize,
     forking: Option<u32>,
+    /// The pool that was sent a job last, of those whose jobs run alone.
+    last_alone: Option<usize>,
+    /// Children of single use whose job has ended, by when they must have gone: number and process.
+    leaving: VecDeque<(Instant, u32, i32)>,
 
     outstanding: Outstanding,
     settlements: Settlements,
@@ -169,17 +174,17 @@ impl Supervisor {
                 signal_hook::low_level::pipe::register(signal, raised.try_clone()?)?;
             }
         }
-        let sizes: Vec<(u32, u32)> = config
-            .pools
+        let layout = pools::lay_out(&config.pools);
+        let sizes: Vec<(u32, u32)> = layout
             .iter()
-            .map(|pool| (pool.processes, pool.slots))
+            .map(|pool| (pool.config.processes, pool.config.slots))
             .collect();
         let (outstanding, sockets) = Outstanding::new(&sizes)?;
         let now = Instant::now();
-        let pools: Vec<Pool> = std::iter::zip(&config.pools, sockets)
+        let pools: Vec<Pool> = std::iter::zip(&layout, sockets)
             .map(|(pool, socket)| Pool::new(*pool, socket, hashing))
             .collect();
-        let children = pools::of_children(&config.pools)
+        let children = pools::of_children(&layout)
             .zip(0..)
             .map(|(pool, child)| Child::new(pool, outstanding.pages.fresh_ring(child), now))
             .collect();
@@ -200,6 +205,8 @@ impl Supervisor {
             children,
             alive: 0,
             forking: None,
+            last_alone: None,
+            leaving: VecDeque::new(),
             outstanding,
             settlements: Settlements::default(),
             queues: Vec::new(),
@@ -294,6 +301,7 @@ impl Supervisor {
             self.next_fork(),
             self.next_question(),
             self.next_look(),
+            self.next_overdue(),
             self.zygote_from,
             self.send_from,
             self.collect_at,
@@ -308,6 +316,9 @@ impl Supervisor {
     fn keep_time(&mut self, now: Instant) -> io::Result<()> {
         if self.zygote_from.is_some_and(|from| from <= now) {
             self.start_zygote(now)?;
+        }
+        if self.next_overdue().is_some_and(|at| at <= now) {
+            self.kill_overdue(now);
         }
         if self.collect_at.is_some_and(|at| at <= now) {
             for owner in self.outstanding.owners_of_large() {
@@ -356,12 +367,16 @@ impl Supervisor {
     fn send_packets_of(&mut self, pool: usize, now: Instant) -> io::Result<()> {
         while self.in_reach
             && self.outstanding.has_room(pool)
+            && self.may_send(pool)
             && let Some(hand_out) = self.pools[pool].policy.next_packet()
         {
             if hand_out.jobs.len() > 1 {
                 self.collect_at.get_or_insert(now + COLLECT_EVERY);
             }
             self.tick_at.get_or_insert(now + TICK);
+            if self.pools[pool].is_alone {
+                self.last_alone = Some(pool);
+            }
             let task = self.pools[pool].policy.task_name(hand_out.task);
             if let Err(NotSent { error, hand_out }) = self.outstanding.send(pool, task, hand_out) {
                 if let Some(HandOut { task, jobs }) = hand_out {
@@ -425,13 +440,20 @@ impl Supervisor {
     /// hands what is too much here back to the broker.
     fn tick(&mut self, now: Instant) {
         for pool in 0..self.pools.len() {
-            let look = self.outstanding.look(pool, self.pools[pool].slots());
+            let look = self
+                .outstanding
+                .look(pool, self.pools[pool].slots_or_more());
             for place in look.slow {
                 self.take_back(place, PacketEnd::Slow);
             }
+            let is_alone = self.pools[pool].is_alone;
             let policy = &mut self.pools[pool].policy;
             policy.set_stuck(self.outstanding.stuck(pool));
-            let surplus = policy.surplus();
+            // They would come back at once, as long as no other worker has a slot for them.
+            let surplus = match is_alone {
+                true => Vec::new(),
+                false => policy.surplus(),
+            };
             let credit = policy.withdraw();
             if credit == Credit::Withdraw {
                 self.withdraw(pool);

@@ -4,7 +4,8 @@
 //! first word of which says what it is:
 //!
 //! ```text
-//!     to the zygote      fork CHILD POOL KIND SLOTS     with the child's socket as a descriptor
+//!     to the zygote      fork CHILD POOL KIND SLOTS USE with the child's socket as a descriptor; USE is "once" for a
+//!                                                       child that ends with its first job, else "long"
 //!                        kill                           SIGKILL to all children
 //!                        kill CHILD                     SIGKILL to this one, if it is still there
 //!     from the zygote    ready JSON         the app is loaded: its name, place and URL, its tasks, their queues and modules
@@ -72,6 +73,8 @@ pub struct Fork {
     pub pool: usize,
     pub kind: SlotKind,
     pub slots: u32,
+    /// Whether it ends with its first job.
+    pub once: bool,
 }
 
 /// A task's name, and the kind of slot that it asks for, or nothing.
@@ -150,10 +153,12 @@ impl Zygote {
             pool,
             kind,
             slots,
+            once,
         } = fork;
         let kind = kind.word();
+        let how_long = if once { "once" } else { "long" };
         self.say(
-            &format!("fork {child} {pool} {kind} {slots}"),
+            &format!("fork {child} {pool} {kind} {slots} {how_long}"),
             &[reply.as_fd()],
         )
     }

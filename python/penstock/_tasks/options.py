@@ -13,7 +13,7 @@ from penstock._tasks.retries import Retries, checked_retries
 from penstock.errors import NotOffered
 
 Durability: TypeAlias = Literal["replicated", "disk", "os", "none"]
-Slot: TypeAlias = Literal["process", "thread", "async"]
+Slot: TypeAlias = Literal["process", "thread", "async", "isolated"]
 
 
 @public
@@ -54,8 +54,9 @@ class TaskOptions(TypedDict, total=False):
     on_crash: Literal["retry", "fail"]
     """``"fail"``: never run it again after its worker process died, which makes it at most once."""
     slot: Slot
-    """The kind of slot that runs it: ``"process"``, ``"thread"`` or ``"async"``. Default: an ``async def`` on the event
-    loop, ``"async"``; another function in a thread where the worker has threads (``--threads``), else in a process."""
+    """The kind of slot that runs it: ``"process"``, ``"thread"``, ``"async"``, or ``"isolated"``, a process for each
+    job. Default: an ``async def`` on the event loop, ``"async"``; another function in a thread where the worker has
+    threads (``--threads``), else in a process."""
 
 
 @public

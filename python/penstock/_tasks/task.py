@@ -33,7 +33,7 @@ from penstock._tasks.options import JobOptions, Options, Slot, TaskOptions, refu
 from penstock._tasks.retries import RetryPolicy, checked_retries, exception_types
 from penstock._values.arguments import Arguments
 from penstock._values.shapes import module_name
-from penstock.errors import NotOffered, PayloadTooLarge
+from penstock.errors import PayloadTooLarge
 
 if TYPE_CHECKING:
     from penstock._tasks.app import App
@@ -452,7 +452,7 @@ def _job_options(name: str, options: TaskOptions) -> Options:
     return Options(name, 1 if on_crash == "fail" else max_crashes).with_changes(changes)
 
 
-_SLOTS = ("process", "thread", "async")
+_SLOTS = ("process", "thread", "async", "isolated")
 
 
 def slot_of(function: Callable[..., Any], options: TaskOptions, defaults: TaskOptions) -> Slot | None:
@@ -472,8 +472,6 @@ def slot_of(function: Callable[..., Any], options: TaskOptions, defaults: TaskOp
 
 
 def _check_slot(slot: object) -> None:
-    if slot == "isolated":
-        raise NotOffered("slot='isolated' is not built yet; leave it out, and the task runs in a process")
     if slot not in _SLOTS:
         raise ValueError(f"slot must be {' or '.join(map(repr, _SLOTS))}, not {slot!r}")
 
@@ -481,7 +479,7 @@ def _check_slot(slot: object) -> None:
 def _misfit(function: Callable[..., Any], slot: Slot) -> str | None:
     name = getattr(function, "__qualname__", "this")
     if slot == "thread" and is_async(function):
-        return f'{name}() is an async def, for which slot is "async" or "process", not "thread"'
+        return f'{name}() is an async def, for which slot is "async", "process" or "isolated", not "thread"'
     if slot == "async" and not is_async(function):
         return f'{name}() is no async def and would block the loop: its slot is "thread" or "process", not "async"'
     return None

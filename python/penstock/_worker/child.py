@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock._worker.runner import Runner
@@ -14,36 +15,37 @@ from penstock._worker.runner import Runner
 if TYPE_CHECKING:
     from penstock._core import ChildLink
     from penstock._tasks.app import App
+    from penstock._worker.zygote import Fork
 
 
 logger = logging.getLogger("penstock")
 
 
-def run_jobs(apps: list[App], worker: str, link: ChildLink, kind: str, slots: int) -> None:
-    """Run each job that the link gives, of any of these apps, in so many slots of this kind."""
+def run_jobs(apps: list[App], worker: str, link: ChildLink, fork: Fork) -> None:
+    """Run each job that the link gives, of any of these apps, in slots as the fork has it."""
     # A task may fork. What it forks must not go on with our jobs, should it ever come back here.
     os.register_at_fork(after_in_child=link.abandon)
     for hook in [hook for app in apps for hook in app._process_start_hooks]:
         hook()
     try:
-        if kind == "thread":
+        if fork.kind == "thread":
             # Not imported above: a child has slots of one kind.
             from penstock._worker.threads import Threads
 
-            Threads(apps, worker, link, slots).run()
-        elif kind == "async":
+            Threads(apps, worker, link, fork.slots, fork.once).run()
+        elif fork.kind == "async":
             from penstock._worker.loop import Loop
 
-            Loop(apps, worker, link, slots).run()
+            Loop(apps, worker, link, fork.slots, fork.once).run()
         else:
-            run_in_process(apps, worker, link)
+            run_in_process(apps, worker, link, fork.once)
     except (BrokenPipeError, ConnectionResetError):
         # The supervisor is gone, and this process with it.
         pass
     stop([hook for app in apps for hook in app._process_stop_hooks], "on_process_stop")
 
 
-def run_in_process(apps: list[App], worker: str, link: ChildLink) -> None:
+def run_in_process(apps: list[App], worker: str, link: ChildLink, once: bool) -> None:
     """Be one slot, in the main thread."""
     for hook in [hook for app in apps for hook in app._slot_start_hooks]:
         if not inspect.iscoroutinefunction(hook):
@@ -52,11 +54,13 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink) -> None:
     slot = link.slot()
     run, finish = runner.run, slot.finish
     # As little as can be between two jobs: this loop is most of what a short one costs.
-    for job in slot:
+    for job in islice(slot, 1) if once else slot:
         finish(*run(job))
         if runner.is_unsound:
             # Its jobs would fail one after another, with errors that are not theirs.
             raise RuntimeError(UNSOUND)
+    # Of the outcome of a last job the supervisor hears now, and not when all else has ended.
+    link.flush()
     # After an exception nothing is closed: that could wait for threads which never end.
     stop([hook for app in apps for hook in app._slot_stop_hooks], "on_slot_stop")
     runner.close()

@@ -30,12 +30,13 @@ _PULLS = 32
 class Loop:
     """All slots of this process."""
 
-    def __init__(self, apps: list[App], worker: str, link: ChildLink, count: int) -> None:
+    def __init__(self, apps: list[App], worker: str, link: ChildLink, count: int, once: bool) -> None:
         self._apps = apps
         self._runner = Runner(apps, worker)
         self._link = link
         # Made as they are needed, so that slots that never run a job take no memory.
         self._unmade = count
+        self._once = once
         self._idle: list[SlotLink] = []
         # The loop itself keeps no task alive.
         self._jobs: dict[asyncio.Task[None], tuple[SlotLink, Delivered]] = {}
@@ -143,7 +144,10 @@ class Loop:
             task.add_done_callback(self._ended)
             return
         self._idle.append(slot)
-        self._read()
+        if self._once:
+            self._close()
+        else:
+            self._read()
 
     async def _run(self, slot: SlotLink, job: Delivered) -> None:
         self._finish(slot, await self._runner.run_on_loop(job))

@@ -14,6 +14,7 @@ import select
 import signal
 import threading
 import time
+from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -37,10 +38,11 @@ _NUDGE_EVERY_S = 0.05
 class Threads:
     """All slots of this process."""
 
-    def __init__(self, apps: list[App], worker: str, link: ChildLink, count: int) -> None:
+    def __init__(self, apps: list[App], worker: str, link: ChildLink, count: int, once: bool) -> None:
         self._apps = apps
         self._worker = worker
         self._link = link
+        self._once = once
         # What main has set by now, for jobs to see as they would in a process of their own.
         self._context = contextvars.copy_context()
         self._slots = [_Slot(number, self) for number in range(count)]
@@ -67,7 +69,8 @@ class Threads:
             ended = os.read(ends, 4096 * NUMBER_BYTES) if ready else b""
             for at in range(0, len(ended), NUMBER_BYTES):
                 slot = self._slots[int.from_bytes(ended[at : at + NUMBER_BYTES], "little")]
-                if slot.is_over or self._is_unsound:
+                # Where it was for one job, no other thread takes another.
+                if slot.is_over or self._is_unsound or self._once:
                     slot.give_up()
                     left.discard(slot.number)
                     starts.pop(slot.number, None)
@@ -157,10 +160,11 @@ class _Slot:
     def _work(self) -> None:
         runner = Runner(self._threads._apps, self._threads._worker)
         run, finish = runner.run, self._link.finish
-        for job in self._link:
+        for job in islice(self._link, 1) if self._threads._once else self._link:
             finish(*run(job))
             if runner.is_unsound:
                 self._threads.become_unsound()
+        self._threads._link.flush()
         self.is_over = True
         stop([hook for app in self._threads._apps for hook in app._slot_stop_hooks], "on_slot_stop")
         runner.close()

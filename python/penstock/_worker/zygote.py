@@ -145,13 +145,15 @@ class Fork(NamedTuple):
     pool: int
     """Which of the sockets it pulls from."""
     kind: str
-    """Of its slots: ``"process"``, ``"thread"`` or ``"async"``."""
+    """Of its slots: ``"process"``, ``"thread"``, ``"async"`` or ``"isolated"``."""
     slots: int
+    once: bool
+    """Whether it ends with its first job."""
 
     @classmethod
     def of(cls, command: list[str]) -> Fork:
-        _, child, pool, kind, slots = command
-        return cls(int(child), int(pool), kind, int(slots))
+        _, child, pool, kind, slots, use = command
+        return cls(int(child), int(pool), kind, int(slots), use == "once")
 
 
 class Zygote:
@@ -230,7 +232,7 @@ class Zygote:
             for other in self._work_fds:
                 os.close(other)
             link = ChildLink(work_fd, reply_fd, self._pages_fd, fork.child, zygote_pid)
-            run_jobs(self._apps, self._worker, link, fork.kind, fork.slots)
+            run_jobs(self._apps, self._worker, link, fork)
         except ChildProcessError:
             # The zygote died before this child could ask to die with it.
             os._exit(0)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_driver::{DriverError, ErrorKind};
-use penstock_jobs::{DeliveryHead, Outcome, settle};
+use penstock_jobs::{DeliveryHead, Outcome, runs_alone, settle};
 use penstock_message::{
     Answer, Consume, Delivery, Lease, Op, Query, ReleaseReason, StatusPage, StatusQuery, Tasks, Tx,
 };
@@ -185,9 +185,15 @@ impl Supervisor {
         for delivery in deliveries {
             if serving {
                 let bytes = job_bytes(&delivery.message);
-                let policy = &mut self.pools[delivery.consumer as usize].policy;
-                let task = policy.task(&delivery.message.task);
-                policy.arrive(task, delivery, bytes);
+                let mut pool = &mut self.pools[delivery.consumer as usize];
+                if let Some(alone) = pool.alone
+                    && runs_alone(&delivery.message)
+                {
+                    pool.policy.pass_by();
+                    pool = &mut self.pools[alone];
+                }
+                let task = pool.policy.task(&delivery.message.task);
+                pool.policy.arrive(task, delivery, bytes);
             } else {
                 self.settlements.add(delivery, Outcome::Returned);
             }
@@ -274,7 +280,12 @@ impl Supervisor {
         else {
             return;
         };
-        for (number, pool) in self.pools.iter_mut().enumerate() {
+        for number in 0..self.pools.len() {
+            if let Some(alone) = self.pools[number].alone {
+                let waiting = self.pools[alone].policy.waiting();
+                self.pools[number].policy.set_passed(waiting);
+            }
+            let pool = &mut self.pools[number];
             let granted = match pool.is_needed() {
                 true => pool.policy.grant(),
                 false => Credit::Keep,
@@ -369,7 +380,7 @@ impl Supervisor {
                 self.broker_answers();
                 let is_current =
                     self.burst.is_subscribed && self.burst.deliveries == self.deliveries;
-                let serving = self.phase == Phase::Serving && self.alive > 0;
+                let serving = self.phase == Phase::Serving && self.is_staffed();
                 let idle = serving && is_current && self.is_idle();
                 if self.config.burst && idle && nothing_is_left(&page) {
                     tracing::info!("nothing is left for this worker: the burst is over");
@@ -442,7 +453,7 @@ impl Supervisor {
 
     /// When a burst is to ask the broker again.
     pub(super) fn next_question(&self) -> Option<Instant> {
-        let may_ask = self.config.burst && !self.burst.asked && self.alive > 0;
+        let may_ask = self.config.burst && !self.burst.asked && self.is_staffed();
         (may_ask && self.phase == Phase::Serving && self.is_idle()).then_some(self.burst.ask_from)
     }
 

@@ -1,5 +1,6 @@
 //! The processes: one zygote, the children of all pools, what they say and how they die.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::mem::take;
 use std::os::fd::AsFd;
@@ -8,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use mio::{Interest, Token};
-use penstock_jobs::Outcome;
+use penstock_jobs::{Blame, Outcome, blame, lost};
 use penstock_message::Delivery;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
 use super::broker::Contact;
 use super::pools::Pool;
-use super::{End, FIRST_CHILD, Phase, Supervisor, TICK, ZYGOTE};
+use super::{End, FIRST_CHILD, LEAVE_WITHIN, Phase, Supervisor, TICK, ZYGOTE};
 use crate::files::is_shortage;
 use crate::packet::{Frame, Kind, OutcomeFrame, Reader};
 use crate::page::RingReader;
@@ -52,6 +53,8 @@ pub(super) struct Child {
     /// Children in a row that died without having ended a job.
     failures: u32,
     ended_a_job: bool,
+    /// Whether it was for one job, which has ended.
+    is_spent: bool,
 }
 
 impl Child {
@@ -65,6 +68,7 @@ impl Child {
             incoming: BytesMut::new(),
             failures: 0,
             ended_a_job: false,
+            is_spent: false,
         }
     }
 }
@@ -173,7 +177,9 @@ impl Supervisor {
         }
         // All are dead: what was not begun is as good as new, and what was has crashed.
         for place in self.outstanding.all_places() {
-            self.bury_packet(place, &reason);
+            for job in self.take_lost(place) {
+                self.settle_lost(job, Some(Blame::Guilty), &reason);
+            }
         }
         self.alive = 0;
         for pool in &mut self.pools {
@@ -251,7 +257,8 @@ impl Supervisor {
     pub(super) fn next_fork(&self) -> Option<Instant> {
         // One at a time: the zygote does no more.
         let may_fork = self.phase == Phase::Serving && self.zygote.is_some();
-        if !may_fork || self.forking.is_some() || self.alive == self.children.len() {
+        let is_wanted = || self.pools.iter().any(Pool::wants_process);
+        if !may_fork || self.forking.is_some() || !is_wanted() {
             return None;
         }
         self.wanted_children().map(|(_, from)| from).min()
@@ -260,7 +267,7 @@ impl Supervisor {
     fn wanted_children(&self) -> impl Iterator<Item = (usize, Instant)> {
         let children = self.children.iter().enumerate();
         children.filter_map(|(number, child)| match child.life {
-            Life::Wanted { from } if self.pools[child.pool].is_needed() => Some((number, from)),
+            Life::Wanted { from } if self.pools[child.pool].wants_process() => Some((number, from)),
             _ => None,
         })
     }
@@ -273,6 +280,8 @@ impl Supervisor {
         let Some((number, _)) = due else {
             return;
         };
+        // Before it is asked for: a child of a moment has told its first outcome by the next line of this process.
+        let ring = self.outstanding.pages.fresh_ring(number as u32);
         let ours = match self.ask_for_fork(number) {
             Ok(ours) => ours,
             Err(error) => {
@@ -284,7 +293,6 @@ impl Supervisor {
                 return;
             }
         };
-        let ring = self.outstanding.pages.fresh_ring(number as u32);
         let Child { pool, failures, .. } = self.children[number];
         self.children[number] = Child {
             life: Life::Forking,
@@ -308,6 +316,7 @@ impl Supervisor {
             pool,
             kind: config.kind,
             slots: config.slots,
+            once: self.pools[pool].is_single_use(),
         };
         match &mut self.zygote {
             Some(zygote) => zygote.fork(fork, theirs.into())?,
@@ -327,6 +336,10 @@ impl Supervisor {
         child.life = Life::Alive { pid };
         child.serving = pool.config.slots;
         pool.child_came();
+        if child.is_spent {
+            // It was faster than the news of it.
+            self.retire(number);
+        }
     }
 
     fn child_unforked(&mut self, number: u32, now: Instant) {
@@ -354,13 +367,16 @@ impl Supervisor {
         self.alive -= 1;
         let child = &mut self.children[number as usize];
         self.pools[child.pool].child_went(take(&mut child.serving));
-        self.take_back_unclaimed();
+        // One that was for one job has pulled no other.
+        if !self.children[number as usize].is_spent {
+            self.take_back_unclaimed();
+        }
         let child = &mut self.children[number as usize];
         if matches!(self.phase, Phase::Leaving { .. } | Phase::Killing { .. }) {
             child.life = Life::Gone;
             return;
         }
-        if jobs == 0 {
+        if jobs == 0 && !child.is_spent {
             tracing::error!(pid, process = number, "an idle process was lost: {reason}");
         }
         child.failures = match child.ended_a_job {
@@ -372,49 +388,47 @@ impl Supervisor {
         };
     }
 
-    /// Settles what a dead child leaves: its outcomes count, its running jobs crashed, and what it had
-    /// not begun is as good as new. Says how many jobs it ran.
+    /// Settles what a dead child leaves: its outcomes count, what it had not begun is as good as new, and each job that it
+    /// ran is judged. Says how many these are.
     fn bury(&mut self, number: u32, reason: &str) -> usize {
         self.close_accounts(number);
         let places = self.outstanding.places_of(Some(number));
         let guilty = self.outstanding.pages.fault(number);
         let guilty = guilty.filter(|guilty| places.contains(guilty));
-        let mut jobs = 0;
-        let mut spared = 0;
+        let mut begun = Vec::new();
         for place in places {
-            match guilty {
-                Some(guilty) if guilty != place => spared += self.spare_packet(place),
-                _ => jobs += self.bury_packet(place, reason),
-            }
+            let is_named = guilty.map(|guilty| guilty == place);
+            let jobs = self.take_lost(place);
+            begun.extend(jobs.into_iter().map(|job| (is_named, job)));
         }
-        if spared > 0 {
+        let jobs = begun.len();
+        let (mut spared, mut suspects) = (0, BTreeSet::new());
+        for (is_named, delivery) in begun {
+            let blame = blame(jobs, is_named);
+            match blame {
+                Some(Blame::Guilty) => {}
+                Some(Blame::Suspected) => {
+                    suspects.insert(delivery.message.task.clone());
+                }
+                None => spared += 1,
+            }
+            self.settle_lost(delivery, blame, reason);
+        }
+        let is_killing = matches!(self.phase, Phase::Killing { .. });
+        if spared > 0 && !is_killing {
             tracing::warn!(
                 jobs = spared,
                 "the other jobs of its process were interrupted and handed back; no crash is counted for them"
             );
         }
-        jobs + spared
-    }
-
-    /// Hands back what a dead child ran in another slot than the guilty one.
-    fn spare_packet(&mut self, place: usize) -> usize {
-        self.take_back(place, PacketEnd::TakenBack);
-        let Some(left) = self.outstanding.take_begun(place) else {
-            return 0;
-        };
-        let jobs = left.jobs.len();
-        for delivery in left.jobs {
-            // One that may never run twice has run.
-            match delivery.message.max_deliveries {
-                1 => self.settle_lost(
-                    delivery,
-                    "its process was lost by another job's fault, and it may not run again",
-                ),
-                _ => self.settlements.add(delivery, Outcome::Returned),
-            }
-        }
-        if let Some(end) = left.end {
-            self.pools[left.pool].policy.packet_ended(left.task, end);
+        if !suspects.is_empty() && !is_killing {
+            let tasks: Vec<String> = suspects.into_iter().collect();
+            tracing::error!(
+                jobs,
+                "a process with several jobs ({}) was lost: {reason}. Nobody knows which of them is guilty: each is handed \
+                 back, and runs alone next; no crash is counted for them",
+                tasks.join(", ")
+            );
         }
         jobs
     }
@@ -427,33 +441,40 @@ impl Supervisor {
         }
     }
 
-    fn bury_packet(&mut self, place: usize, reason: &str) -> usize {
+    /// Takes the jobs that a dead child had begun; what it had not begun waits again.
+    fn take_lost(&mut self, place: usize) -> Vec<Delivery> {
         self.take_back(place, PacketEnd::TakenBack);
         let Some(left) = self.outstanding.take_begun(place) else {
-            return 0;
+            return Vec::new();
         };
-        let jobs = left.jobs.len();
-        for delivery in left.jobs {
-            self.settle_lost(delivery, reason);
-        }
         if let Some(end) = left.end {
             self.pools[left.pool].policy.packet_ended(left.task, end);
         }
-        jobs
+        left.jobs
     }
 
     /// The process that ran this job is no more.
-    fn settle_lost(&mut self, delivery: Delivery, reason: &str) {
+    fn settle_lost(&mut self, delivery: Delivery, blame: Option<Blame>, reason: &str) {
         let job = delivery.message.id;
         let task = &delivery.message.task;
         if matches!(self.phase, Phase::Killing { .. }) {
             tracing::warn!(%job, "{task}: stopped, and handed back");
-            self.settlements.add(delivery, Outcome::Returned);
-        } else {
-            tracing::error!(%job, "{task}: the process that ran it was lost: {reason}");
-            let reason = reason.to_owned();
-            self.settlements.add(delivery, Outcome::Crashed { reason });
+            return self.settlements.add(delivery, Outcome::Returned);
         }
+        let may_run_once = delivery.message.max_deliveries == 1;
+        let outcome = lost(blame, delivery.message.max_deliveries, reason);
+        match &outcome {
+            Outcome::Suspected { .. } if may_run_once => {
+                tracing::error!(%job, "{task}: its process was lost, and it may not run again: it fails");
+            }
+            Outcome::Crashed { reason } => {
+                tracing::error!(%job, "{task}: the process that ran it was lost: {reason}");
+            }
+            _ => {
+                tracing::debug!(%job, "{task}: the process that ran it and others was lost: {reason}")
+            }
+        }
+        self.settlements.add(delivery, outcome);
     }
 
     /// Reads a child's outcomes: what is on its socket first, then its ring, since a bell follows what it
@@ -511,7 +532,11 @@ impl Supervisor {
         if let Some(end) = ended.end {
             policy.packet_ended(ended.task, end);
         }
-        self.children[number as usize].ended_a_job = true;
+        let child = &mut self.children[number as usize];
+        child.ended_a_job = true;
+        if self.pools[child.pool].is_single_use() {
+            self.spend(number);
+        }
         self.zygotes_lost = 0;
 
         let cost_us = frame.cost_ns.div_ceil(1000);
@@ -547,13 +572,55 @@ impl Supervisor {
         Some(())
     }
 
+    /// Notes that the job of a child of single use has ended: the child takes no other, and is to go.
+    fn spend(&mut self, number: u32) {
+        let child = &mut self.children[number as usize];
+        if !std::mem::replace(&mut child.is_spent, true) {
+            self.retire(number);
+        }
+    }
+
+    fn retire(&mut self, number: u32) {
+        let child = &mut self.children[number as usize];
+        self.pools[child.pool].child_changed(take(&mut child.serving), 0);
+        if let Life::Alive { pid } = child.life {
+            let until = Instant::now() + LEAVE_WITHIN;
+            self.leaving.push_back((until, number, pid));
+        }
+    }
+
+    pub(super) fn next_overdue(&self) -> Option<Instant> {
+        self.leaving.front().map(|(until, ..)| *until)
+    }
+
+    /// Kills children of single use that have not gone in time: their next jobs wait for that.
+    pub(super) fn kill_overdue(&mut self, now: Instant) {
+        while let Some((until, number, pid)) = self.leaving.front().copied()
+            && until <= now
+        {
+            self.leaving.pop_front();
+            let child = &self.children[number as usize];
+            if matches!(child.life, Life::Alive { pid: alive } if alive == pid)
+                && let Some(zygote) = &mut self.zygote
+            {
+                tracing::warn!(
+                    pid,
+                    "a process that was for one job did not end within {} s after it, and is killed: a thread, perhaps, that \
+                     the job has left",
+                    LEAVE_WITHIN.as_secs()
+                );
+                let _ = zygote.kill_child(number);
+            }
+        }
+    }
+
     /// A child has lost slots, or has them again.
     fn child_serves(&mut self, number: u32, slots: u32) {
         let child = &mut self.children[number as usize];
         let pool = &mut self.pools[child.pool];
         // Believed as far as it can be true.
         let slots = slots.min(pool.config.slots);
-        if matches!(child.life, Life::Alive { .. }) {
+        if matches!(child.life, Life::Alive { .. }) && !child.is_spent {
             pool.child_changed(child.serving, slots);
             child.serving = slots;
         }

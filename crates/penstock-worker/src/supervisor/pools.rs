@@ -9,8 +9,48 @@ use crate::config::{PoolConfig, SlotKind};
 use crate::policy::Policy;
 use crate::zygote::LoadedTask;
 
+/// A pool and its part beside the others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub(super) config: PoolConfig,
+    /// The pool that runs those of its jobs which must not have others in their process.
+    alone: Option<usize>,
+    /// Whether it is such a pool.
+    is_alone: bool,
+}
+
+/// Adds a pool for jobs that run alone to each whose processes have several slots: its slots are of the same kind, so that
+/// tasks find there what their hooks prepare.
+pub(super) fn lay_out(pools: &[PoolConfig]) -> Vec<Layout> {
+    let plain = |config| Layout {
+        config,
+        alone: None,
+        is_alone: false,
+    };
+    let mut all: Vec<Layout> = pools.iter().copied().map(plain).collect();
+    for number in 0..pools.len() {
+        let config = pools[number];
+        if config.slots > 1 {
+            all[number].alone = Some(all.len());
+            all.push(Layout {
+                config: PoolConfig {
+                    processes: 1,
+                    slots: 1,
+                    on_demand: true,
+                    ..config
+                },
+                alone: None,
+                is_alone: true,
+            });
+        }
+    }
+    all
+}
+
 pub(super) struct Pool {
     pub(super) config: PoolConfig,
+    pub(super) alone: Option<usize>,
+    pub(super) is_alone: bool,
     pub(super) policy: Policy<Delivery>,
     /// Where its children pull packets; kept for later zygotes.
     socket: OwnedFd,
@@ -26,15 +66,22 @@ pub(super) struct Pool {
 }
 
 /// The pool of each child, in the order of the children's numbers.
-pub(super) fn of_children(pools: &[PoolConfig]) -> impl Iterator<Item = usize> {
+pub(super) fn of_children(pools: &[Layout]) -> impl Iterator<Item = usize> {
     let pools = pools.iter().enumerate();
-    pools.flat_map(|(number, pool)| (0..pool.processes).map(move |_| number))
+    pools.flat_map(|(number, pool)| (0..pool.config.processes).map(move |_| number))
 }
 
 impl Pool {
-    pub(super) fn new(config: PoolConfig, socket: OwnedFd, hashing: SeededState) -> Self {
-        Self {
+    pub(super) fn new(layout: Layout, socket: OwnedFd, hashing: SeededState) -> Self {
+        let Layout {
             config,
+            alone,
+            is_alone,
+        } = layout;
+        let mut pool = Self {
+            config,
+            alone,
+            is_alone,
             policy: Policy::new(hashing),
             socket,
             tasks: Vec::new(),
@@ -42,20 +89,42 @@ impl Pool {
             alive: 0,
             slots: 0,
             serving: 0,
+        };
+        if pool.is_single_use() {
+            pool.policy = Policy::one_by_one(hashing, config.processes as usize);
         }
+        pool
+    }
+
+    /// Whether each process runs one job, and is forked for it.
+    pub(super) fn is_single_use(&self) -> bool {
+        self.is_alone || self.config.kind == SlotKind::Isolated
+    }
+
+    /// Whether another process is to be forked.
+    pub(super) fn wants_process(&self) -> bool {
+        let is_wanted = match self.is_single_use() {
+            true => self.policy.out() > self.serving,
+            false => self.is_needed(),
+        };
+        is_wanted && self.alive < self.config.processes as usize
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// Whether any task's jobs run here. A pool without has no processes.
+    /// Whether any task's jobs come here from the broker. A pool without has no processes, unless its jobs come from another.
     pub(super) fn is_needed(&self) -> bool {
         !self.tasks.is_empty()
     }
 
-    pub(super) fn slots(&self) -> usize {
-        self.slots
+    /// How many packets may be claimed: of those that wait for a process of their own, any number.
+    pub(super) fn slots_or_more(&self) -> usize {
+        match self.is_single_use() {
+            true => usize::MAX,
+            false => self.slots,
+        }
     }
 
     pub(super) fn child_came(&mut self) {
@@ -72,12 +141,19 @@ impl Pool {
     pub(super) fn child_changed(&mut self, before: u32, now: u32) {
         self.slots = self.slots - before as usize + now as usize;
         self.serving = self.serving - usize::from(before > 0) + usize::from(now > 0);
-        self.policy.set_slots(self.slots, self.serving);
+        self.count_slots();
     }
 
     pub(super) fn nobody_is_left(&mut self) {
         (self.alive, self.slots, self.serving) = (0, 0, 0);
-        self.policy.set_slots(0, 0);
+        self.count_slots();
+    }
+
+    fn count_slots(&mut self) {
+        // A slot of single use comes into being with its job.
+        if !self.is_single_use() {
+            self.policy.set_slots(self.slots, self.serving);
+        }
     }
 }
 
@@ -101,13 +177,14 @@ impl Supervisor {
                 self.pools[0].config.kind.word(),
                 match kind {
                     SlotKind::Thread => "; with --threads N it has threads",
-                    SlotKind::Process | SlotKind::Async => "",
+                    SlotKind::Process | SlotKind::Async | SlotKind::Isolated => "",
                 }
             );
         }
         for (number, tasks) in tasks_of.into_iter().enumerate() {
             let pool = &mut self.pools[number];
-            if pool.config.on_demand && pool.tasks.is_empty() && !tasks.is_empty() {
+            let is_known = pool.config.kind == SlotKind::Isolated || !pool.tasks.is_empty();
+            if pool.config.on_demand && !is_known && !tasks.is_empty() {
                 tracing::info!(
                     "{} {} for a slot that is a {}: it has one; --processes N makes more",
                     tasks.join(", "),
@@ -133,6 +210,12 @@ impl Supervisor {
         self.pools.iter().all(|pool| pool.unsubscribed.is_none())
     }
 
+    /// Whether jobs that come can run. Processes of single use come when these do.
+    pub(super) fn is_staffed(&self) -> bool {
+        let has_lasting = |pool: &Pool| pool.is_needed() && !pool.is_single_use();
+        self.alive > 0 || !self.pools.iter().any(has_lasting)
+    }
+
     /// Whether no job waits or runs here.
     pub(super) fn has_nothing(&self) -> bool {
         self.pools.iter().all(|pool| pool.policy.is_idle())
@@ -143,12 +226,28 @@ impl Supervisor {
         self.pools.iter().map(|pool| pool.policy.busy()).sum()
     }
 
+    /// Whether this pool may be sent a job now: of those that run alone, one runs at a time.
+    pub(super) fn may_send(&self, number: usize) -> bool {
+        if !self.pools[number].is_alone {
+            return true;
+        }
+        let mut others = self.pools.iter().enumerate();
+        others.all(|(other, pool)| {
+            let is_other = pool.is_alone && other != number;
+            // Where both have some, they take turns.
+            let goes_first = pool.policy.waiting() > 0 && self.last_alone == Some(number);
+            !is_other || pool.policy.out() == 0 && !goes_first
+        })
+    }
+
     /// How many slots there are when all processes run.
     pub(super) fn wanted_slots(&self) -> u32 {
-        let needed = self.pools.iter().filter(|pool| pool.is_needed());
-        needed
-            .map(|pool| pool.config.processes * pool.config.slots)
-            .sum()
+        let slots = |pool: &Pool| match pool.is_alone {
+            true => pool.policy.out() as u32,
+            false if pool.is_needed() => pool.config.processes * pool.config.slots,
+            false => 0,
+        };
+        self.pools.iter().map(slots).sum()
     }
 
     pub(super) fn slots_in_words(&self) -> String {

@@ -1,0 +1,183 @@
+"""A slot that is isolated: a process for each job, made for it and gone with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+import pytest
+from project import Process, Project, eventually, pidfd
+
+from penstock.errors import WorkerCrashed
+
+SOURCE = """
+    import asyncio, os, threading, time
+    from pathlib import Path
+    from penstock import App, current_job
+
+    app = App("isolated", defaults={"slot": "isolated"})
+    here = Path(__file__).parent
+    seen = []
+
+    def note(*words) -> None:
+        with (here / "notes.txt").open("a") as file:
+            file.write(" ".join(map(str, words)) + "\\n")
+
+    @app.on_process_start
+    def process_starts() -> None:
+        note("start", os.getpid())
+
+    @app.on_process_stop
+    def process_stops() -> None:
+        note("stop", os.getpid())
+
+    @app.task
+    def soils(number: int) -> tuple[list[int], int]:
+        before = list(seen)
+        seen.append(number)
+        os.environ["SOILED"] = "yes"
+        return before, os.getpid()
+
+    @app.task
+    async def awaits() -> int:
+        await asyncio.sleep(0)
+        return os.getpid()
+
+    @app.task
+    def stays(name: str) -> int:
+        note("run", name)
+        while not (here / "go").exists():
+            time.sleep(0.005)
+        return os.getpid()
+
+    @app.task
+    def leaves_a_thread() -> int:
+        threading.Thread(target=threading.Event().wait).start()
+        return os.getpid()
+
+    @app.task(max_crashes=2)
+    def dies() -> None:
+        note("run", "guilty")
+        os.kill(os.getpid(), 9)
+
+    @app.task(slot="process")
+    def elsewhere() -> int:
+        return os.getpid()
+"""
+
+
+def notes(project: Project, word: str) -> list[str]:
+    file = project.directory / "notes.txt"
+    lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+    return [name for kind, name in lines if kind == word]
+
+
+@pytest.fixture
+def tasks(project: Project):
+    project.write("isolated.py", SOURCE)
+    return project.tasks("isolated.py")
+
+
+def worker(project: Project, *options: str) -> Process:
+    return project.worker("isolated:app", "-c", "1", *options)
+
+
+def test_each_job_has_a_process_of_its_own_that_stops_in_order(project: Project, tasks) -> None:
+    running = worker(project, "--isolated", "3")
+    soiled = [job.result(timeout=60) for job in tasks.soils.map(list(range(60)))]
+    assert {tuple(before) for before, _ in soiled} == {()}
+    pids = [pid for _, pid in soiled]
+    pids += [tasks.awaits.delay().result(timeout=60) for _ in range(3)]
+    assert len(set(pids)) == len(pids)
+    assert tasks.elsewhere.delay().result(timeout=30) == tasks.elsewhere.delay().result(timeout=30)
+    running.signal(signal.SIGTERM)
+    assert running.wait(30) == 0, running.output
+    assert Counter(notes(project, "start")) == Counter(notes(project, "stop"))
+    assert set(map(str, pids)) < set(notes(project, "start"))
+    assert "ERROR" not in running.output and "WARNING" not in running.output, running.output
+
+
+def test_no_more_run_at_once_than_were_asked_for(project: Project, tasks) -> None:
+    running = worker(project, "--isolated", "3")
+    jobs = tasks.stays.map([str(number) for number in range(8)])
+    eventually(lambda: len(notes(project, "run")) == 3, 30, lambda: running.output)
+    assert tasks.elsewhere.delay().result(timeout=30)
+    assert len(notes(project, "run")) == 3
+    states = Counter(job.info().state for job in jobs)
+    assert states == {"running": 3, "waiting": 5}, "the others wait at the broker, for any worker"
+    (project.directory / "go").touch()
+    assert len({job.result(timeout=60) for job in jobs}) == 8
+
+
+def test_the_death_of_one_is_a_crash_of_its_job_alone(project: Project, tasks) -> None:
+    running = worker(project, "--isolated", "2")
+    beside = tasks.stays.delay("beside")
+    eventually(lambda: notes(project, "run") == ["beside"], 30, lambda: running.output)
+    with pytest.raises(WorkerCrashed, match="SIGKILL"):
+        tasks.dies.delay().result(timeout=60)
+    assert notes(project, "run") == ["beside", "guilty", "guilty"]
+    (project.directory / "go").touch()
+    assert beside.result(timeout=30) and beside.info().crashes == 0
+
+
+def test_a_process_that_does_not_end_after_its_job_is_killed(project: Project, tasks) -> None:
+    running = worker(project, "--isolated", "1")
+    pids = [tasks.leaves_a_thread.delay().result(timeout=30)]
+    pids.append(tasks.soils.delay(1).result(timeout=30)[1])
+    assert len(set(pids)) == 2
+    running.wait_for_output("did not end within 3 s after it, and is killed")
+    assert "an idle process was lost" not in running.output
+
+
+def test_a_process_that_was_forked_and_has_no_job_yet_may_die(project: Project, tasks) -> None:
+    project.write("isolated.py", SOURCE.replace('note("start", os.getpid())', "starts()"))
+    project.write(
+        "sitecustomize.py",
+        """
+        import builtins, os
+        from pathlib import Path
+
+        def starts() -> None:
+            first = Path(__file__).parent / "first"
+            if not first.exists():
+                first.touch()
+                os._exit(5)
+
+        builtins.starts = starts
+        """,
+    )
+    running = project.worker("isolated:app", "-c", "1", "--isolated", "1", PYTHONPATH=str(project.directory))
+    assert tasks.soils.delay(1).result(timeout=60)[0] == []
+    assert (project.directory / "first").exists(), running.output
+
+
+def test_a_burst_and_a_stop_wait_for_isolated_jobs(project: Project, tasks) -> None:
+    # Without a task for any other kind the worker has no process between two jobs.
+    project.write("isolated.py", SOURCE.split('@app.task(slot="process")')[0])
+    jobs = tasks.soils.map(list(range(10)))
+    burst = worker(project, "--burst")
+    assert burst.wait(60) == 0, burst.output
+    assert [job.info().state for job in jobs] == ["succeeded"] * 10
+    running = worker(project, "--isolated", "2")
+    jobs = tasks.stays.map([str(number) for number in range(4)])
+    eventually(lambda: len(notes(project, "run")) == 2, 30, lambda: running.output)
+    with pidfd(running.pid) as ended:
+        running.signal(signal.SIGTERM)
+        running.wait_for_output("stopping")
+        (project.directory / "go").touch()
+        ended.wait(30)
+    assert running.returncode == 0
+    assert Counter(job.info().state for job in jobs) == {"succeeded": 2, "waiting": 2}
+
+
+def test_nothing_is_left_of_hundreds_of_processes(project: Project, tasks) -> None:
+    running = worker(project, "--isolated", "4")
+    for job in tasks.soils.map(list(range(300))):
+        job.result(timeout=120)
+    before = len(os.listdir(f"/proc/{running.pid}/fd"))
+    for job in tasks.soils.map(list(range(100))):
+        job.result(timeout=120)
+    # The last may not have gone yet; each has one descriptor.
+    assert len(os.listdir(f"/proc/{running.pid}/fd")) <= before + 4
+    eventually(lambda: len(project.processes()) <= 6, 30, lambda: str(project.processes()))
