@@ -127,14 +127,20 @@ def test_deaths_one_after_another_leave_no_zombies_and_no_descriptors(shop: Shop
         return len(os.listdir(f"/proc/{pid}/fd"))
 
     zygote = shop.zygote_pid()
+
+    def all_are_there() -> bool:
+        children = [pid for pid in shop.project.processes() if parent_of_or_none(pid) == zygote]
+        return len(children) == 2
+
+    # The second process may come after the first has run a job.
+    eventually(all_are_there, 30)
     before = descriptors(worker.pid), descriptors(zygote)
     for job in [shop.tasks.die.delay("kill -9") for _ in range(40)]:
         with pytest.raises(WorkerCrashed):
             job.result(timeout=60)
 
     def all_are_replaced() -> bool:
-        children = [pid for pid in shop.project.processes() if parent_of_or_none(pid) == zygote]
-        return len(children) == 2 and (descriptors(worker.pid), descriptors(zygote)) == before
+        return all_are_there() and (descriptors(worker.pid), descriptors(zygote)) == before
 
     eventually(all_are_replaced, 30)
 
