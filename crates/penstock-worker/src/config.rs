@@ -14,7 +14,7 @@ pub struct Connected {
     pub shown: String,
 }
 
-/// What `penstock worker` was asked to do.
+/// Settings of a worker, as `penstock worker` was given them.
 pub struct WorkerConfig {
     /// Where each user's `App` is: `module:app`, or the `module` that has one.
     pub apps: Vec<String>,
@@ -102,12 +102,12 @@ impl SlotKind {
     }
 }
 
-/// What the loggers of a child write to stderr. An app that configures logging has its own way.
+/// Form of the lines that the loggers of a child write to stderr. An app that configures logging has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChildLog {
     /// A level of Python's logging. `DEBUG` has a line for each job, `INFO` for retries and failures only.
     pub level: &'static str,
-    /// One JSON object a line.
+    /// A JSON object a line.
     pub json: bool,
 }
 

@@ -55,13 +55,13 @@ pub struct HandOut<J> {
 pub enum PacketEnd {
     /// All its jobs ran.
     Ran { jobs: usize },
-    /// One took so long that those behind it were taken back.
+    /// A job took so long that those behind it were taken back.
     Slow,
-    /// It was taken back, in whole or in part, for another reason.
+    /// Taken back, in whole or in part, for another reason.
     TakenBack,
 }
 
-/// What to tell the broker about deliveries.
+/// News for the broker about deliveries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Credit {
     Keep,
@@ -325,7 +325,7 @@ impl<J> Policy<J> {
         Some(HandOut { task: index, jobs })
     }
 
-    /// One job of a packet has ended.
+    /// Notes that a job of a packet has ended.
     pub fn observe(&mut self, task: TaskIndex, cost_ns: u64) {
         if self.one_by_one {
             // No job is known to be quick, so each goes alone.
@@ -392,7 +392,7 @@ impl<J> Policy<J> {
         free.max(usable * (AHEAD_NS / self.pace.mean_ns).clamp(1, MOST_AHEAD))
     }
 
-    /// What to tell the broker now; it counts as told. Asked after each pass.
+    /// Returns what to tell the broker now, which counts as told. Asked after each pass.
     pub fn grant(&mut self) -> Credit {
         if self.closed {
             return Credit::Keep;

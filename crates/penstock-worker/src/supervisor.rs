@@ -40,7 +40,7 @@ const STOP_SIGNALS: Token = Token(1);
 const ZYGOTE: Token = Token(2);
 /// The socket that the children of pool n pull from is `FIRST_POOL + n`.
 const FIRST_POOL: usize = 3;
-/// That of child n is `FIRST_CHILD + n`.
+/// The socket of child n is `FIRST_CHILD + n`.
 const FIRST_CHILD: usize = 16;
 
 /// Outcomes in the midst of a packet are collected so often; those at its end at once.
@@ -51,7 +51,7 @@ const TICK: Duration = Duration::from_millis(10);
 const SHORTAGE_EVERY: Duration = Duration::from_secs(60);
 /// Children that have nothing to do get at least this long to end by themselves.
 const LEAVE_WITHIN: Duration = Duration::from_secs(3);
-/// So long the broker may take to confirm the last settlements.
+/// Time that the broker may take to confirm the last settlements.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(5);
 /// A zygote that has been told to kill its children is killed itself after this.
 const KILL_WITHIN: Duration = Duration::from_secs(1);
@@ -71,7 +71,7 @@ pub enum End {
     NotOffered,
 }
 
-/// What this worker is about.
+/// Stage of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// The zygote loads the app.
@@ -564,7 +564,7 @@ impl Supervisor {
         }
     }
 
-    /// What is left is settled, and the broker told goodbye.
+    /// Settles what is left, and tells the broker goodbye.
     fn leave(&mut self) {
         if let Some(zygote) = self.zygote.take() {
             zygote.leave();

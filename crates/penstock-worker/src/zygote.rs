@@ -16,7 +16,7 @@
 //!                        died CHILD PID STATUS   as waitpid gives it
 //! ```
 //!
-//! It ends, and its children with it, when the supervisor's end of that socket is closed.
+//! The zygote ends, and its children with it, when the supervisor's end of that socket is closed.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -33,7 +33,7 @@ use serde::Deserialize;
 
 use crate::{ChildLog, SlotKind};
 
-/// What a zygote needs to start.
+/// Everything that a zygote needs to start.
 pub struct Start<'a> {
     pub python: &'a Path,
     pub apps: &'a [String],
@@ -58,7 +58,7 @@ pub struct Loaded {
     pub place: String,
     /// The broker that it names itself.
     pub url: Option<String>,
-    /// Those that its tasks name.
+    /// Queues that its tasks name.
     pub queues: Vec<String>,
     pub tasks: Vec<LoadedTask>,
     /// The modules that have them, with how many each has.
@@ -97,7 +97,7 @@ pub struct Zygote {
     incoming: Vec<u8>,
 }
 
-/// What the zygote can say in one breath; more is damage.
+/// Size of the longest message of a zygote; a longer one is damage.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 impl Zygote {
@@ -193,7 +193,7 @@ impl Zygote {
         Ok(())
     }
 
-    /// What it has said since, and whether it is still there to say more.
+    /// Takes the messages that have come since, and whether it is still there to say more.
     pub fn listen(&mut self) -> (Vec<Said>, bool) {
         let mut chunk = [0; 4096];
         let alive = loop {
@@ -303,7 +303,7 @@ pub fn end_with_parent(parent: Pid) -> io::Result<()> {
     Ok(())
 }
 
-/// What a wait status means, for a person: follows "it was" or stands alone.
+/// Describes a wait status for a person: follows "it was" or stands alone.
 pub fn describe_status(status: i32) -> String {
     use std::os::unix::process::ExitStatusExt;
     let status = std::process::ExitStatus::from_raw(status);

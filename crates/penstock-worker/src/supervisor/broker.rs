@@ -1,4 +1,4 @@
-//! What goes to the broker and what comes from it.
+//! Traffic with the broker: deliveries, settlements, credit, questions.
 
 use std::collections::HashSet;
 use std::mem::take;
@@ -70,7 +70,7 @@ impl Settlements {
     }
 }
 
-/// What settling needs, without a copy.
+/// Parts of a delivery that settling needs, without a copy.
 fn head(delivery: Delivery) -> DeliveryHead {
     let message = delivery.message;
     DeliveryHead {

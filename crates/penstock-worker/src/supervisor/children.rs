@@ -38,7 +38,7 @@ enum Life {
     Alive {
         pid: i32,
     },
-    /// It ended when it was told to; no other follows.
+    /// Ended when it was told to; no other follows.
     Gone,
 }
 
