@@ -156,6 +156,8 @@ struct World<'a> {
     boots: u8,
     booted_ms: u64,
     wall_ahead_ms: i64,
+    /// Farthest that the wall has ever been ahead: somebody may have named a time that was near then.
+    wall_farthest_ahead_ms: i64,
     /// Sum of the steps of the wall's clock, back and forth.
     wall_was_set_by_ms: u64,
     storage: SimStorage,
@@ -248,6 +250,7 @@ impl<'a> World<'a> {
             boots: 0,
             booted_ms: 0,
             wall_ahead_ms: 0,
+            wall_farthest_ahead_ms: 0,
             wall_was_set_by_ms: 0,
             storage,
             options: EngineOptions {

@@ -144,6 +144,7 @@ impl World<'_> {
         let by_ms = by_ms as i64;
         let by_ms = if self.rng.bool() { by_ms } else { -by_ms };
         self.wall_ahead_ms += by_ms;
+        self.wall_farthest_ahead_ms = self.wall_farthest_ahead_ms.max(self.wall_ahead_ms);
         self.wall_was_set_by_ms += by_ms.unsigned_abs();
         self.checker.wall_was_set(by_ms.unsigned_abs());
         self.say(|| format!("the wall's clock is set by {by_ms} ms"));

@@ -24,7 +24,7 @@ impl World<'_> {
         if self.plan.clock_jumps > 0 {
             // What is due at a time of day may be due in thirty years; by then it is.
             let ahead_ms = 31 * 365 * 24 * 3_600_000;
-            let by_ms = self.wall_ahead_ms.min(0).abs() + ahead_ms;
+            let by_ms = self.wall_farthest_ahead_ms - self.wall_ahead_ms + ahead_ms;
             self.wall_ahead_ms += by_ms;
             self.checker.wall_was_set(by_ms.unsigned_abs());
             self.tick()?;
