@@ -174,7 +174,7 @@ def waits(measurement: Measurement, slots: int, waves: int) -> dict[str, float]:
 
 
 def fan_out(measurement: Measurement, slots: int, count: int, clients: int, rounds: int) -> dict[str, float]:
-    """So many threads each load a page, which fans out into jobs of 5 ms and waits for all of them."""
+    """Load a page in each of so many threads: it fans out into jobs of 5 ms and waits for all of them."""
     taken: list[float] = []
 
     def load() -> None:

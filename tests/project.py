@@ -307,7 +307,7 @@ def eventually(condition: Callable[[], object], timeout: float = 60, explain: Ca
 
 @contextmanager
 def within(seconds: float, what: str = "it") -> Iterator[None]:
-    """What is done in here must take less time than this."""
+    """Bound the time of the block; a longer one is `TooSlow`."""
     began = time.monotonic()
     yield
     is_quick(time.monotonic() - began, seconds, what)

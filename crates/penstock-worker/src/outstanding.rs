@@ -61,7 +61,7 @@ pub struct Left<J> {
     pub end: Option<PacketEnd>,
 }
 
-/// Findings of a look at a pool's packets shows.
+/// Findings of a look at a pool's packets.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Look {
     /// Packets of which the rest should be taken back: a job of theirs takes long.

@@ -145,7 +145,7 @@ class Fork(NamedTuple):
     pool: int
     """Which of the sockets it pulls from."""
     kind: str
-    """Of its slots: ``"process"``, ``"thread"``, ``"async"`` or ``"isolated"``."""
+    """Kind of its slots: ``"process"``, ``"thread"``, ``"async"`` or ``"isolated"``."""
     slots: int
     once: bool
     """Whether it ends with its first job."""

@@ -27,8 +27,9 @@ const JOURNAL_BYTES: u64 = 10 << 20;
 const KEPT_VALUE_BYTES: u64 = 24;
 /// Status waits for no disk.
 const STATUS: Duration = Duration::from_secs(1);
-/// So much longer may all of it take in the short run, which has other tests beside it.
-const BESIDE_OTHERS: u32 = 6;
+/// The bounds above are those of a machine that starts the program within this. One that takes longer has too much else to
+/// do, and gets as much longer for all of them.
+const STARTS: Duration = Duration::from_millis(200);
 const LARGE_JOIN: u32 = 20_000;
 const HELD_BY_A_JOIN: u32 = 1_000;
 
@@ -148,6 +149,14 @@ impl Client {
     }
 }
 
+/// How many times as long as a quiet machine this one takes just now.
+fn slowness() -> f64 {
+    let start = Instant::now();
+    let version = penstock().arg("--version").output();
+    assert!(version.expect("it starts").status.success());
+    start.elapsed().div_duration_f64(STARTS).max(1.0)
+}
+
 fn is_long_run() -> bool {
     std::env::var_os("PENSTOCK_LONG").is_some()
 }
@@ -189,7 +198,6 @@ fn fail_all(body: &Bytes) {
     assert!(held > 10_000, "only {held} fitted");
 
     let is_over = AtomicBool::new(false);
-    let slack = if is_long_run() { 1 } else { BESIDE_OTHERS };
     let (answered, again, slowest) = thread::scope(|scope| {
         let watch = scope.spawn(|| {
             let watcher = Client::of(&socket);
@@ -211,13 +219,18 @@ fn fail_all(body: &Bytes) {
         assert!(client.commit(failures.collect()), "failures are taken");
         let answered = start.elapsed();
         while !client.publish() {
-            assert!(start.elapsed() < slack * AGAIN, "{:?}", client.status());
+            assert!(
+                start.elapsed() < AGAIN.mul_f64(slowness()),
+                "{:?}",
+                client.status()
+            );
         }
         let again = start.elapsed();
         is_over.store(true, Ordering::Relaxed);
         (answered, again, watch.join().expect("it watches"))
     });
-    assert!(slowest < slack * STATUS, "a status took {slowest:?}");
+    let status = STATUS.mul_f64(slowness());
+    assert!(slowest < status, "a status took {slowest:?} of {status:?}");
 
     // What has not given way is kept, as failed jobs are, until somebody drops it.
     let drop = Op::Cancel {
