@@ -212,6 +212,11 @@ class ChildLink:
         """Tell the supervisor how many slots can take jobs."""
     def close(self) -> None:
         """Take no more jobs: idle slots in line end, and the others when their jobs do."""
+    def nudge(self) -> bool:
+        """Interrupt the slot in line at the socket, after ``close``, by ``SIGURG``. False: there is none."""
+    @property
+    def is_closing(self) -> bool:
+        """Whether the supervisor wants this process to end when the jobs that run have."""
     def abandon(self) -> None:
         """Leave the link, in a process that was forked from the child."""
     @property

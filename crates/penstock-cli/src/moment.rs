@@ -1,6 +1,6 @@
 //! Times, as people write and read them.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use jiff::{Span, SpanRelativeTo, Timestamp, Unit};
 
@@ -24,10 +24,22 @@ fn moment_before(text: &str, now_ms: u64) -> Option<u64> {
     if let Ok(time) = text.parse::<Timestamp>() {
         return u64::try_from(time.as_millisecond()).ok();
     }
+    Some(now_ms.saturating_sub(span_ms(text)?))
+}
+
+/// Reads a time that something takes: `90s`, `30m`, `12h`, `1d 12h`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    match span_ms(text) {
+        Some(ms) if ms > 0 => Ok(Duration::from_millis(ms)),
+        _ => Err("give a time with its unit, such as 90s, 30m or 12h".to_owned()),
+    }
+}
+
+fn span_ms(text: &str) -> Option<u64> {
     let span: Span = text.parse().ok()?;
     let days = SpanRelativeTo::days_are_24_hours();
     let ms = span.total((Unit::Millisecond, days)).ok()?;
-    (ms >= 0.0).then(|| now_ms.saturating_sub(ms as u64))
+    (ms >= 0.0).then_some(ms as u64)
 }
 
 /// `3 min 20 s ago`; clocks of two machines may differ, so nothing is in the future.
@@ -69,6 +81,21 @@ mod tests {
         check("yesterday", None);
         check("-2h", None);
         check("7", None);
+        check("", None);
+    }
+
+    #[test]
+    fn a_duration_has_its_unit() {
+        let check = |text: &str, expected: Option<u64>| {
+            let found = duration(text).map(|time| time.as_millis() as u64);
+            assert_eq!(found.ok(), expected, "{text}");
+        };
+        check("90s", Some(90_000));
+        check("1h 30m", Some(5_400_000));
+        check("250ms", Some(250));
+        check("0s", None);
+        check("-1h", None);
+        check("60", None);
         check("", None);
     }
 

@@ -6,12 +6,13 @@ use clap::{ArgAction, Args};
 use penstock_driver::{Address, DEFAULT_HEARTBEAT, DriverConfig, DriverError};
 use penstock_local::{connect, in_full, in_second_process};
 use penstock_worker::{
-    ChildLog, Connected, DEFAULT_GRACE, MAX_PROCESSES, MAX_SLOTS, PoolConfig, SlotKind,
-    WorkerConfig, worker_name,
+    ChildLog, Connected, DEFAULT_GRACE, MAX_PROCESSES, MAX_SLOTS, PoolConfig, RecycleConfig,
+    SlotKind, WorkerConfig, worker_name,
 };
 
 use crate::exit::{Failure, WRONG_CALL};
 use crate::logging::{LogArguments, LogFormat, LogLevel};
+use crate::moment::duration;
 use crate::remote::{DEFAULT_URL, address_of, token_from_environment};
 
 /// Slots on the event loop of a worker that was told no number.
@@ -52,6 +53,13 @@ pub struct Arguments {
     /// End once the queues are empty
     #[arg(long)]
     burst: bool,
+    /// Replace a process by a fresh one when it has run so many jobs; not one that is for a single job anyway (isolated)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    max_jobs_per_child: Option<u64>,
+    /// Replace a process by a fresh one when it is so old, such as 90s, 30m or 12h; up to a tenth sooner or later, so that
+    /// not all are replaced at one time
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    max_age: Option<Duration>,
     /// How long running jobs may go on after SIGTERM or Ctrl-C before they are handed back
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_GRACE.as_secs())]
     grace: u64,
@@ -124,6 +132,10 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
         queues: arguments.queues,
         burst: arguments.burst,
         grace: Duration::from_secs(arguments.grace),
+        recycle: RecycleConfig {
+            max_jobs: arguments.max_jobs_per_child,
+            max_age: arguments.max_age,
+        },
         log: ChildLog {
             level: match arguments.log.level() {
                 LogLevel::Error => "ERROR",

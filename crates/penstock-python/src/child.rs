@@ -226,6 +226,17 @@ impl ChildLink {
         self.link.close();
     }
 
+    /// Interrupt the slot in line at the socket, after `close`. False: there is none.
+    fn nudge(&self) -> bool {
+        self.link.nudge()
+    }
+
+    /// Whether the supervisor wants this process to end when the jobs that run have.
+    #[getter]
+    fn is_closing(&self) -> bool {
+        self.link.is_closing()
+    }
+
     /// Leaves the link, in a process that was forked from the child.
     fn abandon(&self) {
         self.shared.abandoned.store(true, Ordering::Relaxed);

@@ -40,8 +40,18 @@ pub struct WorkerConfig {
     pub burst: bool,
     /// How long running jobs may go on after SIGTERM or Ctrl-C before they are handed back.
     pub grace: Duration,
+    pub recycle: RecycleConfig,
     /// How the processes that run jobs log, where the app does not set up logging itself.
     pub log: ChildLog,
+}
+
+/// When a process is replaced by another, between two jobs of its; `None`: never. Processes of single use are none of these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecycleConfig {
+    /// Number of jobs that it has run; it may run some more until another is there.
+    pub max_jobs: Option<u64>,
+    /// Time since its fork, up to a tenth more or less.
+    pub max_age: Option<Duration>,
 }
 
 /// Slots of one kind.
@@ -115,6 +125,9 @@ pub struct ChildLog {
 pub const MAX_PROCESSES: u32 = 4000;
 /// As many slots of all kinds as a worker can have.
 pub const MAX_SLOTS: u32 = 32_000;
+
+/// As many packets as may be out at once: what a place in a packet can name.
+pub(crate) const MAX_PLACES: u32 = 1 << 16;
 
 /// The grace of a worker that was told none: within the 30 s that Kubernetes gives a pod.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);

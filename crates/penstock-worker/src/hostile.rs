@@ -20,7 +20,7 @@ const SHARED_BYTES: u64 = (1 + CHILDREN as u64) * 64 * 1024;
 /// Nothing panics, and each job comes back once: ended, taken back, or charged to the child.
 pub fn child_out_of_its_mind(data: &[u8]) {
     let mut data = Input(data);
-    let (mut out, _pull) = Outstanding::new(&POOLS).expect("this process may map memory");
+    let (mut out, _pull) = Outstanding::new(&POOLS, (0, 0)).expect("this process may map memory");
     let mut policy = Policy::<Delivery>::default();
     let task = policy.task("work");
     let mut rings: Vec<_> = (0..CHILDREN)

@@ -46,8 +46,8 @@ mod threads;
 mod zygote;
 
 pub use config::{
-    ChildLog, Connect, Connected, DEFAULT_GRACE, MAX_PROCESSES, MAX_SLOTS, PoolConfig, SlotKind,
-    WorkerConfig, worker_name,
+    ChildLog, Connect, Connected, DEFAULT_GRACE, MAX_PROCESSES, MAX_SLOTS, PoolConfig,
+    RecycleConfig, SlotKind, WorkerConfig, worker_name,
 };
 pub use desk::{Desk, Left, Look};
 pub use link::{Ended, Link, Pulled, Slot};

@@ -77,6 +77,8 @@ struct Outcomes {
 struct Line {
     /// A slot is at the socket.
     has_head: bool,
+    /// Its thread, once that has got there.
+    head: Option<libc::pthread_t>,
     /// The others; the last came last.
     waiting: Vec<Arc<Turn>>,
     has_ended: bool,
@@ -204,6 +206,34 @@ impl Link {
         self.end_line();
     }
 
+    /// Whether the supervisor wants this child to end when what it has begun has.
+    pub fn is_closing(&self) -> bool {
+        self.claims.is_closing()
+    }
+
+    fn has_closed(&self) -> bool {
+        self.has_closed.load(Ordering::SeqCst) || self.is_closing()
+    }
+
+    /// A slot ends here because its child is closed: what it left unclaimed or did not begin is for others.
+    fn tell_closing(&self) -> io::Result<()> {
+        match self.is_closing() {
+            true => self.tell_serving(0),
+            false => Ok(()),
+        }
+    }
+
+    /// Interrupts the slot at the socket, after [`Link::close`], by a signal that must have a handler. False: there is none,
+    /// and there will be none.
+    pub fn nudge(&self) -> bool {
+        let line = lock(&self.line);
+        if let Some(thread) = line.head {
+            // SAFETY: the thread is there, since it takes this lock before it goes on.
+            unsafe { libc::pthread_kill(thread, libc::SIGURG) };
+        }
+        line.has_head
+    }
+
     fn end_line(&self) {
         let mut line = lock(&self.line);
         line.has_ended = true;
@@ -218,8 +248,11 @@ impl Link {
         if line.has_ended {
             return false;
         }
+        // SAFETY: it has no conditions.
+        let thread = unsafe { libc::pthread_self() };
         if !line.has_head {
             line.has_head = true;
+            line.head = Some(thread);
             return true;
         }
         turn.has_come.store(false, Ordering::Relaxed);
@@ -230,6 +263,7 @@ impl Link {
                 .wait(line)
                 .unwrap_or_else(PoisonError::into_inner);
             if turn.has_come.load(Ordering::Relaxed) {
+                line.head = Some(thread);
                 return true;
             }
             if line.has_ended {
@@ -241,6 +275,7 @@ impl Link {
     /// The slot at the head leaves; the one that came last takes its place.
     fn leave_line(&self) {
         let mut line = lock(&self.line);
+        line.head = None;
         match line.waiting.pop() {
             Some(turn) => {
                 turn.has_come.store(true, Ordering::Relaxed);
@@ -258,13 +293,19 @@ impl Slot {
         self.link.flush()?;
         self.forget_packet();
         let link = Arc::clone(&self.link);
-        if !link.enter_line(&self.turn) {
+        if link.has_closed() || !link.enter_line(&self.turn) {
+            link.end_line();
+            link.tell_closing()?;
             return Ok(Pulled::End);
         }
-        let pulled = self.receive(&link, RecvFlags::empty());
+        let pulled = match link.has_closed() {
+            true => Ok(Pulled::End),
+            false => self.receive(&link, RecvFlags::empty()),
+        };
         link.leave_line();
         if let Ok(Pulled::End) = pulled {
             link.end_line();
+            link.tell_closing()?;
         }
         pulled
     }
@@ -273,7 +314,14 @@ impl Slot {
     pub fn try_pull(&mut self) -> io::Result<Pulled> {
         self.forget_packet();
         let link = Arc::clone(&self.link);
-        self.receive(&link, RecvFlags::DONTWAIT)
+        let pulled = match link.has_closed() {
+            true => Ok(Pulled::End),
+            false => self.receive(&link, RecvFlags::DONTWAIT),
+        };
+        if let Ok(Pulled::End) = pulled {
+            link.tell_closing()?;
+        }
+        pulled
     }
 
     fn forget_packet(&mut self) {
@@ -296,7 +344,7 @@ impl Slot {
                 Err(Errno::CONNRESET) => return Ok(Pulled::End),
                 Err(error) => return Err(error.into()),
             };
-            if received == 0 || link.has_closed.load(Ordering::SeqCst) {
+            if received == 0 || link.has_closed() {
                 return Ok(Pulled::End);
             }
             let file = ancillary.drain().find_map(|message| match message {
@@ -350,8 +398,7 @@ impl Slot {
         }
         let link = &self.link;
         let cell = link.claims.get(packet.place.into()).ok_or_else(damaged)?;
-        let has_closed = link.has_closed.load(Ordering::Relaxed);
-        if has_closed || !cell.begin(packet.sequence, link.child, packet.next) {
+        if link.has_closed() || !cell.begin(packet.sequence, link.child, packet.next) {
             packet.next = packet.jobs;
             return Ok(None);
         }

@@ -14,6 +14,7 @@ use rustix::net::{
     sendmsg, socketpair,
 };
 
+use crate::config::MAX_PLACES;
 use crate::packet::{INLINE_PAYLOAD_BYTES, PacketHeader, encode_job, job_bytes};
 use crate::page::{Pages, anonymous_file};
 use crate::policy::{HandOut, PacketEnd, TaskIndex};
@@ -154,16 +155,15 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Outstanding {
-    /// Room for the packets of pools, each with so many children of so many slots; and the ends of the sockets that they
-    /// pull from.
-    pub fn new(pools: &[(u32, u32)]) -> io::Result<(Self, Vec<OwnedFd>)> {
-        let children: u32 = pools.iter().map(|(children, _)| children).sum();
+    /// Room for the packets of pools, each with so many children of so many slots, and for `spare` children with so many
+    /// places in all; and the ends of the sockets that they pull from.
+    pub fn new(pools: &[(u32, u32)], spare: (u32, u32)) -> io::Result<(Self, Vec<OwnedFd>)> {
+        let children = pools.iter().map(|(children, _)| children).sum::<u32>() + spare.0;
         // Each slot has one packet, and one more for each child may wait.
-        let places = pools
-            .iter()
-            .map(|(children, slots)| (children * (slots + 1)) as usize)
-            .sum();
-        assert!(places <= usize::from(u16::MAX) + 1);
+        let places = pools.iter().map(|(children, slots)| children * (slots + 1));
+        let places = places.sum::<u32>() + spare.1;
+        assert!(places <= MAX_PLACES);
+        let places = places as usize;
         let mut ends = Vec::new();
         let mut books = Vec::new();
         for _ in pools {
@@ -590,7 +590,7 @@ mod tests {
         }
 
         fn with_slots(children: u32, slots: u32) -> Self {
-            let (out, mut pull) = Outstanding::new(&[(children, slots)]).unwrap();
+            let (out, mut pull) = Outstanding::new(&[(children, slots)], (0, 0)).unwrap();
             Self {
                 out,
                 pull: pull.remove(0),
@@ -703,6 +703,34 @@ mod tests {
         assert!(child.begin().unwrap().is_none());
         desk.out.close();
         assert_eq!(child.pull().unwrap(), Pulled::End);
+    }
+
+    #[test]
+    fn a_child_that_is_closed_in_the_midst_of_a_packet_begins_nothing_more() {
+        let mut desk = Desk::new(2);
+        let (mut child, socket, _ring) = desk.child(0);
+        desk.send(0..3);
+        assert_eq!(child.pull().unwrap(), Pulled::Packet);
+        child.begin().unwrap().unwrap();
+        desk.out.pages.close(0);
+        child.finish(DONE).unwrap();
+        // Even before the supervisor has taken the rest back.
+        assert!(child.begin().unwrap().is_none());
+        let place = desk.out.places_of(Some(0))[0];
+        let back = desk.out.take_back(place, PacketEnd::TakenBack).unwrap();
+        assert_eq!(numbers(&back.jobs), [1, 2]);
+
+        // What comes later it leaves, and says so.
+        desk.send([3]);
+        assert_eq!(child.pull().unwrap(), Pulled::End);
+        assert_eq!(child.try_pull().unwrap(), Pulled::End);
+        assert_eq!(desk.out.places_of(None).len(), 1);
+        socket.set_nonblocking(true).unwrap();
+        let mut said = [0; 256];
+        let heard = rustix::net::recv(&socket, &mut said[..], rustix::net::RecvFlags::empty());
+        let mut reader = Reader(&said[..heard.unwrap().0]);
+        let mut frames = std::iter::from_fn(|| reader.frame().unwrap());
+        assert!(frames.any(|frame| matches!(frame, Frame::Serving(0))));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! ```text
 //!     header        one line     what the rest looks like
 //!     claims        a line each  one for each packet that may be out at once
-//!     outcome ring  one a child  head and fault, tail, then RING_BYTES of frames (see packet.rs)
+//!     outcome ring  one a child  head and fault, tail and closing, then RING_BYTES of frames (see packet.rs)
 //! ```
 //!
 //! # Claims
@@ -43,11 +43,18 @@
 //! Where a process with several slots dies by a fault of the processor or an abort, a handler in it writes into `fault` which
 //! packet the thread at fault was at (see fault.rs): its place plus one. 0: nobody knows.
 //!
+//! # The end of one child
+//!
+//! `closing`, beside the tail, is the supervisor's: once it is not 0, the child claims and begins nothing more. The supervisor
+//! sets it and then takes back what the child has claimed and not begun. A child claims and then looks at it, so of the two
+//! at least one sees the other.
+//!
 //! Children can write here, so the supervisor believes nothing it reads: it copies, then checks.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -61,8 +68,10 @@ pub const RING_BYTES: usize = PAGE_BYTES - 2 * LINE_BYTES;
 const CHILD_BYTES: usize = PAGE_BYTES;
 /// Behind the head, on its line.
 const FAULT_OFFSET: usize = 8;
+/// Behind the tail, on its line.
+const CLOSING_OFFSET: usize = LINE_BYTES + 8;
 
-const MAGIC: u32 = 0x5053_7431;
+const MAGIC: u32 = 0x5053_7432;
 
 /// The most jobs that a packet can hold: what `limit` and `begun` can count.
 pub const MAX_PACKET_JOBS: usize = 256;
@@ -266,6 +275,7 @@ impl Pages {
         let offset = ring_offset(self.claims, child);
         self.all.at::<Line>(offset).0.store(0, Ordering::Release);
         self.fault_word(child).store(0, Ordering::Release);
+        self.closing_word(child).store(0, Ordering::Release);
         self.all
             .at::<Line>(offset + LINE_BYTES)
             .0
@@ -275,6 +285,17 @@ impl Pages {
 
     fn fault_word(&self, child: u32) -> &AtomicU64 {
         self.all.at(ring_offset(self.claims, child) + FAULT_OFFSET)
+    }
+
+    fn closing_word(&self, child: u32) -> &AtomicU64 {
+        self.all
+            .at(ring_offset(self.claims, child) + CLOSING_OFFSET)
+    }
+
+    /// From here on this child claims and begins nothing. What it has claimed before is to be looked for after this call.
+    pub fn close(&self, child: u32) {
+        // Not a store: it must be seen before the claims are read.
+        self.closing_word(child).swap(1, Ordering::SeqCst);
     }
 
     /// The place of the packet that a child was at when a fault ended it, if that is known and true.
@@ -350,12 +371,14 @@ pub fn open_child(file: BorrowedFd<'_>, child: u32) -> io::Result<(Claims, RingW
         return Err(wrong());
     }
     let count = header.claims.load(Ordering::Relaxed) as usize;
+    let own = Arc::new(Mapping::new(file, ring_offset(count, child), CHILD_BYTES)?);
     let claims = Claims {
         shared: Mapping::new(file, 0, claims_bytes(count))?,
+        own: Arc::clone(&own),
         count,
     };
     let ring = RingWriter {
-        own: Mapping::new(file, ring_offset(count, child), CHILD_BYTES)?,
+        own,
         head: 0,
         tail: 0,
     };
@@ -365,6 +388,7 @@ pub fn open_child(file: BorrowedFd<'_>, child: u32) -> io::Result<(Claims, RingW
 /// The claims, as the slots of a child see them.
 pub struct Claims {
     shared: Mapping,
+    own: Arc<Mapping>,
     count: usize,
 }
 
@@ -373,11 +397,17 @@ impl Claims {
     pub fn get(&self, place: usize) -> Option<&ClaimCell> {
         (place < self.count).then(|| self.shared.at(LINE_BYTES + place * LINE_BYTES))
     }
+
+    /// Whether this child is to claim and begin nothing more.
+    pub fn is_closing(&self) -> bool {
+        let word: &AtomicU64 = self.own.at(CLOSING_OFFSET);
+        word.load(Ordering::SeqCst) != 0
+    }
 }
 
 /// Where a child writes its outcomes; its slots take turns.
 pub struct RingWriter {
-    own: Mapping,
+    own: Arc<Mapping>,
     head: u64,
     tail: u64,
 }
@@ -568,6 +598,17 @@ mod tests {
         assert_eq!(pages.fault(0), None, "another child's");
         pages.fresh_ring(1);
         assert_eq!(pages.fault(1), None, "it is a new child's");
+    }
+
+    #[test]
+    fn a_child_is_closed_alone_and_a_new_one_of_its_number_is_not() {
+        let pages = Pages::new(2, 4).unwrap();
+        let (one, _ring) = open_child(pages.as_fd(), 0).unwrap();
+        let (other, _other_ring) = open_child(pages.as_fd(), 1).unwrap();
+        pages.close(1);
+        assert!(!one.is_closing() && other.is_closing());
+        pages.fresh_ring(1);
+        assert!(!other.is_closing());
     }
 
     #[test]

@@ -30,10 +30,12 @@ use crate::zygote::Zygote;
 use broker::{Burst, Contact, Settlements};
 use children::Child;
 use pools::Pool;
+use recycle::Recycling;
 
 mod broker;
 mod children;
 mod pools;
+mod recycle;
 
 const INBOX: Token = Token(0);
 const STOP_SIGNALS: Token = Token(1);
@@ -112,7 +114,9 @@ pub struct Supervisor {
     pools: Vec<Pool>,
     children: Vec<Child>,
     alive: usize,
-    forking: Option<u32>,
+    /// The child that is forked now, and since when.
+    forking: Option<(u32, Instant)>,
+    recycling: Recycling,
     /// The pool that was sent a job last, of those whose jobs run alone.
     last_alone: Option<usize>,
     /// Children of single use whose job has ended, by when they must have gone: number and process.
@@ -179,15 +183,21 @@ impl Supervisor {
             .iter()
             .map(|pool| (pool.config.processes, pool.config.slots))
             .collect();
-        let (outstanding, sockets) = Outstanding::new(&sizes)?;
+        let spares = recycle::spares(&layout);
+        let (outstanding, sockets) = Outstanding::new(&sizes, spares)?;
         let now = Instant::now();
         let pools: Vec<Pool> = std::iter::zip(&layout, sockets)
             .map(|(pool, socket)| Pool::new(*pool, socket, hashing))
             .collect();
-        let children = pools::of_children(&layout)
+        let pages = &outstanding.pages;
+        let mut children: Vec<Child> = pools::of_children(&layout)
             .zip(0..)
-            .map(|(pool, child)| Child::new(pool, outstanding.pages.fresh_ring(child), now))
+            .map(|(pool, child)| Child::new(pool, pages.fresh_ring(child), now))
             .collect();
+        let first_spare = children.len() as u32;
+        let spares = (first_spare..first_spare + spares.0).map(|child| pages.fresh_ring(child));
+        children.extend(spares.map(|ring| Child::spare(ring, now)));
+        let recycling = Recycling::new(config.recycle, now);
         let supervisor = Self {
             config,
             broker: None,
@@ -205,6 +215,7 @@ impl Supervisor {
             children,
             alive: 0,
             forking: None,
+            recycling,
             last_alone: None,
             leaving: VecDeque::new(),
             outstanding,
@@ -268,6 +279,7 @@ impl Supervisor {
             let now = Instant::now();
             self.read_news(now);
             self.keep_time(now)?;
+            self.recycle(now);
             self.fork_wanted(now);
             self.send_packets(now);
             self.commit();
@@ -302,6 +314,7 @@ impl Supervisor {
             self.next_question(),
             self.next_look(),
             self.next_overdue(),
+            self.recycling.next(),
             self.zygote_from,
             self.send_from,
             self.collect_at,

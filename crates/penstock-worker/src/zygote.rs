@@ -8,6 +8,7 @@
 //!                                                       child that ends with its first job, else "long"
 //!                        kill                           SIGKILL to all children
 //!                        kill CHILD                     SIGKILL to this one, if it is still there
+//!                        nudge CHILD                    SIGURG to this one, if it is still there
 //!     from the zygote    ready JSON         the app is loaded: its name, place and URL, its tasks, their queues and modules
 //!                        failed TEXT        the app can't be loaded; it ends
 //!                        warning TEXT       for the log
@@ -170,6 +171,11 @@ impl Zygote {
     /// The zygote knows which numbers of processes are still its children's: it has not waited for them.
     pub fn kill_child(&mut self, child: u32) -> io::Result<()> {
         self.say(&format!("kill {child}"), &[])
+    }
+
+    /// Interrupts a child that waits for a job.
+    pub fn nudge_child(&mut self, child: u32) -> io::Result<()> {
+        self.say(&format!("nudge {child}"), &[])
     }
 
     fn say(&mut self, text: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from itertools import islice
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock._worker.runner import Runner
@@ -53,6 +55,11 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, once: bool) ->
     runner = Runner(apps, worker)
     slot = link.slot()
     run, finish = runner.run, slot.finish
+    if not once:
+        # Interrupts the wait for a job, once this process is to end.
+        signal.signal(signal.SIGURG, wake)
+        # From now on it takes jobs: one that it replaces may go.
+        link.serve(1)
     # As little as can be between two jobs: this loop is most of what a short one costs.
     for job in islice(slot, 1) if once else slot:
         finish(*run(job))
@@ -67,6 +74,10 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, once: bool) ->
 
 
 UNSOUND = "an error could not be recorded: this process is replaced by another"
+
+
+def wake(number: int, frame: FrameType | None) -> None:
+    """Be a handler for a signal whose one effect is that it interrupts a wait."""
 
 
 def stop(hooks: list[Callable[[], object]], name: str) -> None:

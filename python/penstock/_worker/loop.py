@@ -7,10 +7,12 @@ loop nothing is taken, and other workers have the rest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import logging
 import os
+import signal
 from typing import TYPE_CHECKING
 
 from penstock._worker.child import UNSOUND, leave_fork
@@ -55,6 +57,12 @@ class Loop:
             self._over = loop.create_future()
             self._all_ended = loop.create_future()
             self._serve(loop.create_task(self._start()))
+            if not self._once:
+                # Comes when this process is to end, which its slots also find when they pull.
+                with contextlib.suppress(NotImplementedError):
+                    loop.add_signal_handler(signal.SIGURG, self._heed)
+                # From now on it takes jobs: one that it replaces may go.
+                self._link.serve(self._unmade)
             watch = Watch(loop, Runner.run_on_loop)
             self._read()
             self._serve(self._over)
@@ -127,6 +135,11 @@ class Loop:
                 self._close()
             return None
         return None
+
+    def _heed(self) -> None:
+        if self._link.is_closing and not self._is_closing:
+            self._link.serve(0)
+            self._close()
 
     def _close(self) -> None:
         self._is_closing = True

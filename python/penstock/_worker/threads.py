@@ -12,13 +12,13 @@ import logging
 import os
 import select
 import signal
+import socket
 import threading
 import time
 from itertools import islice
-from types import FrameType
 from typing import TYPE_CHECKING
 
-from penstock._worker.child import UNSOUND, leave_fork, stop
+from penstock._worker.child import UNSOUND, leave_fork, stop, wake
 from penstock._worker.runner import Runner
 
 if TYPE_CHECKING:
@@ -46,14 +46,19 @@ class Threads:
         # What main has set by now, for jobs to see as they would in a process of their own.
         self._context = contextvars.copy_context()
         self._slots = [_Slot(number, self) for number in range(count)]
-        self._serving = count
+        self._serving = count if once else None
+        self._is_ending = False
         self._is_unsound = False
 
     def run(self) -> None:
         """Return when all threads have ended in order."""
         ends = self._link.begin_threads(len(self._slots))
-        # A signal that interrupts a thread which waits at the socket, and nothing else.
-        signal.signal(signal.SIGURG, _wake)
+        # A signal that interrupts a thread which waits at the socket; and, here, tells that this process is to end.
+        signal.signal(signal.SIGURG, wake)
+        bell, ringer = socket.socketpair()
+        for each in (bell, ringer):
+            each.setblocking(False)
+        signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
         left = {slot.number for slot in self._slots}
         starts = dict.fromkeys(left, 0.0)  # when slots without a thread are to have one
         while left:
@@ -62,32 +67,43 @@ class Threads:
                     del starts[number]
                 else:
                     starts[number] = time.monotonic() + self._slots[number].pause_s
+            if self._serving is None and not starts:
+                # From now on it takes jobs: one that it replaces may go.
+                self._tell_serving(len(self._slots))
             timeout = min(starts.values()) - time.monotonic() if starts else None
-            if self._is_unsound:
+            # The signal rings the bell too, so that is not listened to while there is somebody to nudge.
+            heard = [ends] if self._is_ending else [ends, bell]
+            if self._is_ending and self._link.nudge():
                 timeout = _NUDGE_EVERY_S
-            ready, _, _ = select.select([ends], [], [], None if timeout is None else max(0.0, timeout))
-            ended = os.read(ends, 4096 * NUMBER_BYTES) if ready else b""
+            ready, _, _ = select.select(heard, [], [], None if timeout is None else max(0.0, timeout))
+            if bell in ready:
+                bell.recv(4096)
+                if self._link.is_closing:
+                    self._end()
+            ended = os.read(ends, 4096 * NUMBER_BYTES) if ends in ready else b""
             for at in range(0, len(ended), NUMBER_BYTES):
                 slot = self._slots[int.from_bytes(ended[at : at + NUMBER_BYTES], "little")]
                 # Where it was for one job, no other thread takes another.
-                if slot.is_over or self._is_unsound or self._once:
+                if slot.is_over or self._is_ending or self._once:
                     slot.give_up()
                     left.discard(slot.number)
                     starts.pop(slot.number, None)
                 else:
                     slot.bury()
                     starts[slot.number] = time.monotonic() + slot.pause_s
-            if self._is_unsound:
-                # What waits at the socket has to be woken: nothing comes for it any more.
+            if self._is_ending:
                 left -= starts.keys()
                 starts.clear()
-                for number in left:
-                    self._slots[number].nudge()
                 continue
             waiting = [number for number, at in starts.items() if at > time.monotonic()]
             self._tell_serving(len(self._slots) - len(waiting))
         if self._is_unsound:
             raise RuntimeError(UNSOUND)
+
+    def _end(self) -> None:
+        self._is_ending = True
+        self._link.serve(0)
+        self._link.close()
 
     def _tell_serving(self, slots: int) -> None:
         if slots != self._serving:
@@ -97,8 +113,7 @@ class Threads:
     def become_unsound(self) -> None:
         """Take no more: this process is to be replaced when the jobs that run have ended."""
         self._is_unsound = True
-        self._link.serve(0)
-        self._link.close()
+        self._end()
 
 
 class _Slot:
@@ -183,10 +198,3 @@ class _Slot:
     def _reason(self) -> str:
         return f"the thread that ran it was lost: {self._why or 'C code has ended it (pthread_exit?)'}"
 
-    def nudge(self) -> None:
-        if self._thread is not None and self._thread.ident is not None and self._thread.is_alive():
-            signal.pthread_kill(self._thread.ident, signal.SIGURG)
-
-
-def _wake(number: int, frame: FrameType | None) -> None:
-    pass

@@ -191,10 +191,12 @@ class Zygote:
                         if command[0] == "fork":
                             self._fork(Fork.of(command), [bell, ringer])
                         elif command[0] == "kill":
-                            self._kill(*map(int, command[1:]))
+                            self._signal(signal.SIGKILL, *map(int, command[1:]))
+                        elif command[0] == "nudge":
+                            self._signal(signal.SIGURG, int(command[1]))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             # The supervisor is gone: its jobs are already somebody else's.
-            self._kill()
+            self._signal(signal.SIGKILL)
 
     def _fork(self, fork: Fork, bells: list[socket.socket]) -> None:
         reply_fd = self._control.take_descriptor()
@@ -255,11 +257,11 @@ class Zygote:
                 del self._children[pid]
                 self._control.say(f"died {child} {pid} {status}")
 
-    def _kill(self, only: int | None = None) -> None:
+    def _signal(self, number: signal.Signals, only: int | None = None) -> None:
         for pid, child in self._children.items():
             if only in (None, child):
                 # Not another's number: it is waited for only where it leaves this list.
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
 
 
 def _received(bell: socket.socket) -> bool:

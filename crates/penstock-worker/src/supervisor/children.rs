@@ -16,6 +16,7 @@ use rustix::net::{RecvFlags, recv};
 
 use super::broker::Contact;
 use super::pools::Pool;
+use super::recycle::Closing;
 use super::{End, FIRST_CHILD, LEAVE_WITHIN, Phase, Supervisor, TICK, ZYGOTE};
 use crate::files::is_shortage;
 use crate::packet::{Frame, Kind, OutcomeFrame, Reader};
@@ -29,7 +30,7 @@ const ZYGOTES_LOST: u32 = 5;
 /// After the system had no room for a zygote.
 const ZYGOTE_PAUSE: Duration = Duration::from_millis(500);
 
-enum Life {
+pub(super) enum Life {
     /// To be forked, not before this.
     Wanted {
         from: Instant,
@@ -40,19 +41,26 @@ enum Life {
     },
     /// Ended when it was told to; no other follows.
     Gone,
+    /// Nobody's number, for the successor of another.
+    Spare,
 }
 
 pub(super) struct Child {
-    pool: usize,
-    life: Life,
+    pub(super) pool: usize,
+    pub(super) life: Life,
     /// How many of its slots can take jobs.
-    serving: u32,
+    pub(super) serving: u32,
     reply: Option<UnixStream>,
     ring: RingReader,
     incoming: BytesMut,
     /// Children in a row that died without having ended a job.
-    failures: u32,
-    ended_a_job: bool,
+    pub(super) failures: u32,
+    /// Number of jobs that have ended in it.
+    pub(super) jobs: u64,
+    pub(super) begun_at: Instant,
+    /// When it is to be replaced for its age.
+    pub(super) old_at: Option<Instant>,
+    pub(super) closing: Option<Closing>,
     /// Whether it was for one job, which has ended.
     is_spent: bool,
 }
@@ -67,8 +75,18 @@ impl Child {
             ring,
             incoming: BytesMut::new(),
             failures: 0,
-            ended_a_job: false,
+            jobs: 0,
+            begun_at: now,
+            old_at: None,
+            closing: None,
             is_spent: false,
+        }
+    }
+
+    pub(super) fn spare(ring: RingReader, now: Instant) -> Self {
+        Self {
+            life: Life::Spare,
+            ..Self::new(0, ring, now)
         }
     }
 }
@@ -106,7 +124,9 @@ impl Supervisor {
         }
         self.zygote = Some(zygote);
         for child in &mut self.children {
-            child.life = Life::Wanted { from: now };
+            if !matches!(child.life, Life::Spare) {
+                child.life = Life::Wanted { from: now };
+            }
         }
         Ok(())
     }
@@ -171,10 +191,15 @@ impl Supervisor {
         let reason = format!("its worker's zygote was lost: {how}");
         for number in 0..self.children.len() as u32 {
             self.close_accounts(number);
+            let is_over = self.has_successor(number)
+                || matches!(self.children[number as usize].life, Life::Spare);
             let child = &mut self.children[number as usize];
-            child.life = Life::Wanted { from: now };
+            if !is_over {
+                child.life = Life::Wanted { from: now };
+            }
             child.serving = 0;
         }
+        self.recycling.forget();
         // All are dead: what was not begun is as good as new, and what was has crashed.
         for place in self.outstanding.all_places() {
             for job in self.take_lost(place) {
@@ -189,7 +214,7 @@ impl Supervisor {
 
     /// Any packet that nobody has claimed may have died with a child, between pulling and claiming. Taken
     /// back and sent again it can't be lost, and it can't run twice either.
-    fn take_back_unclaimed(&mut self) {
+    pub(super) fn take_back_unclaimed(&mut self) {
         for place in self.outstanding.places_of(None) {
             self.take_back(place, PacketEnd::TakenBack);
         }
@@ -300,7 +325,7 @@ impl Supervisor {
             failures,
             ..Child::new(pool, ring, now)
         };
-        self.forking = Some(number as u32);
+        self.forking = Some((number as u32, now));
     }
 
     /// Returns the socket of the child to be.
@@ -326,10 +351,12 @@ impl Supervisor {
     }
 
     fn child_forked(&mut self, number: u32, pid: i32) {
-        if self.forking != Some(number) {
+        let Some((_, since)) = self.forking.take_if(|(forking, _)| *forking == number) else {
             return;
-        }
-        self.forking = None;
+        };
+        let now = Instant::now();
+        self.recycling.forked_within(now - since);
+        self.child_begins(number, now);
         self.alive += 1;
         let child = &mut self.children[number as usize];
         let pool = &mut self.pools[child.pool];
@@ -343,10 +370,13 @@ impl Supervisor {
     }
 
     fn child_unforked(&mut self, number: u32, now: Instant) {
-        if self.forking != Some(number) {
+        if self
+            .forking
+            .take_if(|(forking, _)| *forking == number)
+            .is_none()
+        {
             return;
         }
-        self.forking = None;
         self.bury(number, "it was never started");
         let child = &mut self.children[number as usize];
         child.failures = child.failures.max(2) + 1;
@@ -363,6 +393,7 @@ impl Supervisor {
             return;
         }
         let reason = describe_status(status);
+        let is_closing = child.closing.is_some();
         let jobs = self.bury(number, &reason);
         self.alive -= 1;
         let child = &mut self.children[number as usize];
@@ -371,17 +402,21 @@ impl Supervisor {
         if !self.children[number as usize].is_spent {
             self.take_back_unclaimed();
         }
-        let child = &mut self.children[number as usize];
         if matches!(self.phase, Phase::Leaving { .. } | Phase::Killing { .. }) {
-            child.life = Life::Gone;
+            self.children[number as usize].life = Life::Gone;
             return;
         }
-        if jobs == 0 && !child.is_spent {
+        let was_told_to = is_closing || self.children[number as usize].is_spent;
+        if jobs == 0 && !was_told_to {
             tracing::error!(pid, process = number, "an idle process was lost: {reason}");
         }
-        child.failures = match child.ended_a_job {
-            true => 0,
-            false => child.failures + 1,
+        if self.has_successor(number) {
+            return;
+        }
+        let child = &mut self.children[number as usize];
+        child.failures = match child.jobs {
+            0 => child.failures + 1,
+            _ => 0,
         };
         child.life = Life::Wanted {
             from: now + pause_before_fork(child.failures, jobs > 0),
@@ -532,8 +567,8 @@ impl Supervisor {
         if let Some(end) = ended.end {
             policy.packet_ended(ended.task, end);
         }
-        let child = &mut self.children[number as usize];
-        child.ended_a_job = true;
+        self.child_ended_job(number, ended.end.is_some());
+        let child = &self.children[number as usize];
         if self.pools[child.pool].is_single_use() {
             self.spend(number);
         }
@@ -617,12 +652,21 @@ impl Supervisor {
     /// A child has lost slots, or has them again.
     fn child_serves(&mut self, number: u32, slots: u32) {
         let child = &mut self.children[number as usize];
+        if child.closing.is_some() {
+            if slots == 0 {
+                self.closing_is_heard(number);
+            }
+            return;
+        }
         let pool = &mut self.pools[child.pool];
         // Believed as far as it can be true.
         let slots = slots.min(pool.config.slots);
         if matches!(child.life, Life::Alive { .. }) && !child.is_spent {
             pool.child_changed(child.serving, slots);
             child.serving = slots;
+        }
+        if slots > 0 {
+            self.child_is_ready(number, Instant::now());
         }
     }
 

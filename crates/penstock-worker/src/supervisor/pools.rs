@@ -59,6 +59,10 @@ pub(super) struct Pool {
     /// These, until the broker is told.
     pub(super) unsubscribed: Option<Vec<String>>,
     alive: usize,
+    /// How many of these are replaced by others, or about to be.
+    pub(super) extra: usize,
+    /// Packets that closing processes have begun and not ended: each is in a slot that takes no other.
+    closing: usize,
     /// Slots of its children that can take jobs.
     slots: usize,
     /// Children that have some.
@@ -87,6 +91,8 @@ impl Pool {
             tasks: Vec::new(),
             unsubscribed: None,
             alive: 0,
+            extra: 0,
+            closing: 0,
             slots: 0,
             serving: 0,
         };
@@ -107,7 +113,7 @@ impl Pool {
             true => self.policy.out() > self.serving,
             false => self.is_needed(),
         };
-        is_wanted && self.alive < self.config.processes as usize
+        is_wanted && self.alive < self.config.processes as usize + self.extra
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
@@ -123,7 +129,7 @@ impl Pool {
     pub(super) fn slots_or_more(&self) -> usize {
         match self.is_single_use() {
             true => usize::MAX,
-            false => self.slots,
+            false => self.slots + self.closing,
         }
     }
 
@@ -146,14 +152,27 @@ impl Pool {
 
     pub(super) fn nobody_is_left(&mut self) {
         (self.alive, self.slots, self.serving) = (0, 0, 0);
+        (self.extra, self.closing) = (0, 0);
         self.count_slots();
     }
 
     fn count_slots(&mut self) {
         // A slot of single use comes into being with its job.
         if !self.is_single_use() {
-            self.policy.set_slots(self.slots, self.serving);
+            let slots = self.slots + self.closing;
+            self.policy.set_slots(slots, self.serving);
         }
+    }
+
+    /// A process takes no more jobs, and has so many packets to end.
+    pub(super) fn closing_begun(&mut self, packets: usize) {
+        self.closing += packets;
+    }
+
+    /// So many of these have ended, or were lost.
+    pub(super) fn closing_ended(&mut self, packets: usize) {
+        self.closing -= packets;
+        self.count_slots();
     }
 }
 
