@@ -97,9 +97,12 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
     let lease = delivery.lease;
     match outcome {
         Outcome::Succeeded { value, cost_us } => {
-            let mut ops = vec![Op::Ack { lease, cost_us }];
-            ops.extend(put_result(delivery, value));
-            ops.into()
+            let ack = Op::Ack { lease, cost_us };
+            match put_result(delivery, value) {
+                Some(put) => vec![ack, put],
+                None => vec![ack],
+            }
+            .into()
         }
         Outcome::Retry {
             delay_ms,

@@ -19,6 +19,7 @@
 //! | fault.rs | which of a process's jobs a fatal signal came from |
 //! | outstanding.rs | the packets that are out, and what of them can be had back |
 //! | threads.rs | what a process with many threads needs of its system |
+//! | huge_pages.rs | why a supervisor has none |
 //! | zygote.rs | the process that forks |
 //! | files.rs | the limit of open files, and what passes |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
@@ -33,6 +34,7 @@ mod fault;
 mod files;
 #[cfg(feature = "hostile")]
 pub mod hostile;
+mod huge_pages;
 #[doc(hidden)]
 pub mod inbox;
 mod link;
@@ -81,6 +83,7 @@ pub const EXIT_FORCED: u8 = 4;
 /// and the broker then says that none of its queues, but for paused ones, holds a job that is ready and that its app
 /// has the task of. Jobs that are delayed (a countdown, a retry's backoff) or run by other workers are not waited for.
 pub fn run(config: WorkerConfig) -> ExitCode {
+    huge_pages::avoid();
     let end = Supervisor::new(config).and_then(Supervisor::run);
     ExitCode::from(match end {
         Ok(End::InOrder) => EXIT_IN_ORDER,
