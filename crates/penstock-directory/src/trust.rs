@@ -131,8 +131,29 @@ pub(crate) fn check_peer(socket: impl AsFd, path: &Path) -> io::Result<()> {
 
 #[cfg(target_os = "linux")]
 fn peer_user(socket: impl AsFd, _: &Path) -> io::Result<u32> {
-    let peer = rustix::net::sockopt::socket_peercred(socket)?;
-    Ok(peer.uid.as_raw())
+    use std::os::fd::AsRawFd;
+    // Not rustix's, whose process id can't be 0, as that of a process in another container is here: then it takes the
+    // answer for an error.
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = size_of_val(&peer) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes there, and any bytes are a valid `ucred`.
+    let outcome = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &mut len,
+        )
+    };
+    match outcome {
+        0 => Ok(peer.uid),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Returns the owner of the socket's file, who has bound it.
