@@ -124,12 +124,12 @@ def test_only_the_process_that_is_meant_is_killed_and_only_while_it_is_there() -
     processes = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
     try:
         zygote._children = {process.pid: child for child, process in enumerate(processes)}
-        zygote._kill(1)
+        zygote._signal(signal.SIGKILL, 1)
         assert processes[1].wait(30) == -signal.SIGKILL
         del zygote._children[processes[1].pid]
-        zygote._kill(1)
+        zygote._signal(signal.SIGKILL, 1)
         assert processes[0].poll() is None
-        zygote._kill()
+        zygote._signal(signal.SIGKILL)
         assert processes[0].wait(30) == -signal.SIGKILL
     finally:
         for process in processes:

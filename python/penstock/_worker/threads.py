@@ -72,7 +72,7 @@ class Threads:
                 self._tell_serving(len(self._slots))
             timeout = min(starts.values()) - time.monotonic() if starts else None
             # The signal rings the bell too, so that is not listened to while there is somebody to nudge.
-            heard = [ends] if self._is_ending else [ends, bell]
+            heard: list[int | socket.socket] = [ends] if self._is_ending else [ends, bell]
             if self._is_ending and self._link.nudge():
                 timeout = _NUDGE_EVERY_S
             ready, _, _ = select.select(heard, [], [], None if timeout is None else max(0.0, timeout))
