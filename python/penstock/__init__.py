@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock._jobs.current import CurrentJob, current_job
     from penstock._jobs.failed import FailedJob, FailedJobs
     from penstock._jobs.info import AttemptError, JobInfo, JobState
+    from penstock._jobs.interrupts import JobInterrupt, shield
     from penstock._jobs.job import Job
     from penstock._jobs.log_filter import JobLogFilter
     from penstock._jobs.waits import AsCompleted, Waited, aresults, as_completed, async_wait, results, wait
@@ -94,9 +95,11 @@ __all__ = [
     "wait",
     # Inside a task
     "CurrentJob",
+    "JobInterrupt",
     "JobLogFilter",
     "Retry",
     "current_job",
+    "shield",
     # Errors of jobs
     "ArgumentMismatch",
     "JobCancelled",
@@ -132,7 +135,7 @@ __all__ = [
 _HOMES = (
     "_tasks.app", "_tasks.task", "_tasks.shared", "_jobs.job", "_jobs.info", "_jobs.waits", "_jobs.current",
     "_tasks.retries", "_tasks.options", "_values.secrets", "_jobs.failed", "_tasks.middleware", "_jobs.log_filter",
-    "errors", "_core",
+    "_jobs.interrupts", "errors", "_core",
 )  # fmt: skip
 
 

@@ -38,6 +38,8 @@ class Options:
         durability: str = "disk",
         retries: int | Sequence[int] | None = None,
         headers: Sequence[tuple[str, str]] = ...,
+        timeout_ms: int | None = None,
+        soft_timeout_ms: int | None = None,
     ) -> Options: ...
     def with_headers(self, headers: Sequence[tuple[str, str]]) -> Options:
         """Return the same options with these headers in place of their own."""
@@ -45,7 +47,7 @@ class Options:
         """Return the same options without their countdown or eta."""
     def details(self) -> dict[str, Any]:
         """Return the options without a property: priority, countdown_ms, eta_ms, expires_after_ms, expires_at_ms,
-        result_ttl_ms, max_crashes and durability, each as it was given, or None."""
+        result_ttl_ms, max_crashes, durability, timeout_ms and soft_timeout_ms, each as it was given, or None."""
     @property
     def task(self) -> str: ...
     @property
@@ -240,12 +242,32 @@ class SlotLink:
         value: bytes | None,
         note: bytes | None,
         failure: tuple[str, str, int, bytes] | None,
-    ) -> None:
+    ) -> bool:
         """Report how the job returned last has ended, as ``Runner.run`` says it.
+
+        True: its time was over, so that it can't have succeeded. It is to be reported as failed.
 
         ``failure`` of a job that failed, and of no other: the error's class, message and fingerprint, and a preview of
         the arguments of at most 1 KiB.
         """
+    def order(self) -> int:
+        """Return what the supervisor wants of the running job and may have now: 1, that it winds up; 2, that it ends,
+        as it was cancelled; 3, that it ends, as its time is over. 0: nothing."""
+    def take_order(self) -> int:
+        """Do as ``order``, and let the order count as carried out."""
+    @property
+    def heard(self) -> int:
+        """The order that was taken last for the running job."""
+    def strike(
+        self, thread: int, exceptions: tuple[type[BaseException], type[BaseException], type[BaseException]]
+    ) -> None:
+        """Carry out an order in the thread of this slot: raise in it the exception for what is ordered."""
+    def shield(self) -> None:
+        """Keep orders off the running job, but for the end of its time, until ``unshield`` was called as often."""
+    def unshield(self) -> None: ...
+    @property
+    def is_running(self) -> bool:
+        """Whether a job was begun and its end not reported."""
     def tell_end_of_thread(self, number: int) -> None:
         """The calling thread is this slot's. Have its end told, however it comes, and its fatal signals: ``number``, in
         four bytes, on the descriptor of ``ChildLink.begin_threads``."""

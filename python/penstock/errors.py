@@ -154,11 +154,20 @@ class WorkerCrashed(JobError):
 
 
 class TaskTimeout(JobError, TimeoutError):
-    """The job ran longer than its ``timeout``. Reserved: time limits are not built yet."""
+    """The job ran longer than its ``timeout``, and was stopped.
+
+    It is retried only if the task's ``retry_on`` names it, or a base of it other than ``Exception``.
+    """
 
 
 class SoftTimeout(PenstockError, TimeoutError):
-    """Raised inside a task that runs longer than its ``soft_timeout``. Reserved: time limits are not built yet."""
+    """Raised inside a task that runs longer than its ``soft_timeout``, once an attempt, for it to wind up.
+
+    As any error, it fails the attempt unless the task catches it.
+    """
+
+    def __str__(self) -> str:
+        return super().__str__() or "the task has run longer than its soft_timeout"
 
 
 class JobExpired(JobError):

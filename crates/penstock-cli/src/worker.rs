@@ -6,8 +6,8 @@ use clap::{ArgAction, Args};
 use penstock_driver::{Address, DEFAULT_HEARTBEAT, DriverConfig, DriverError};
 use penstock_local::{connect, in_full, in_second_process};
 use penstock_worker::{
-    ChildLog, Connected, DEFAULT_GRACE, MAX_PROCESSES, MAX_SLOTS, PoolConfig, RecycleConfig,
-    SlotKind, WorkerConfig, worker_name,
+    ChildLog, Connected, DEFAULT_GRACE, DEFAULT_KILL_GRACE, MAX_PROCESSES, MAX_SLOTS, PoolConfig,
+    RecycleConfig, SlotKind, WorkerConfig, worker_name,
 };
 
 use crate::exit::{Failure, WRONG_CALL};
@@ -63,8 +63,11 @@ pub struct Arguments {
     /// How long running jobs may go on after SIGTERM or Ctrl-C before they are handed back
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_GRACE.as_secs())]
     grace: u64,
+    /// How long a job may go on after its time limit was over before its process is killed: 0.1 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_KILL_GRACE.as_secs_f64(), value_parser = seconds)]
+    kill_grace: f64,
     /// How long this worker may be silent before its jobs are another's: 0.1 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_HEARTBEAT.as_secs_f64(), value_parser = heartbeat)]
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_HEARTBEAT.as_secs_f64(), value_parser = seconds)]
     heartbeat: f64,
     /// Name of the worker in `penstock status` [default: worker@HOST:PID]
     #[arg(long)]
@@ -136,6 +139,7 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
             max_jobs: arguments.max_jobs_per_child,
             max_age: arguments.max_age,
         },
+        kill_grace: Duration::from_secs_f64(arguments.kill_grace),
         log: ChildLog {
             level: match arguments.log.level() {
                 LogLevel::Error => "ERROR",
@@ -252,8 +256,8 @@ fn queue_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// Reads a heartbeat, in the range that a broker accepts.
-fn heartbeat(text: &str) -> Result<f64, String> {
+/// Reads a heartbeat or a grace, in the range that a broker accepts for the former.
+fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(seconds) if (0.1..=3600.0).contains(&seconds) => Ok(seconds),
         _ => Err("give seconds, from 0.1 to 3600".to_owned()),

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 
 use penstock_message::{Failure, Retries};
 use penstock_worker::{
-    Ended, FailureView, JobView, Kind, Link, Pulled, Slot, end_with_parent, limit_arenas,
+    Ended, FailureView, JobView, Kind, Link, Order, Pulled, Slot, Window, end_with_parent,
+    limit_arenas,
 };
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyValueError};
 use pyo3::prelude::*;
@@ -38,6 +39,7 @@ struct Shared {
 #[pyclass(frozen, module = "penstock._core")]
 pub(crate) struct SlotLink {
     state: Mutex<State>,
+    window: Arc<Window>,
     shared: Arc<Shared>,
 }
 
@@ -90,6 +92,13 @@ impl SlotLink {
     }
 }
 
+/// Sets the exception that the thread finds at its next step, or takes back the one that it has not found yet.
+fn set_exception(thread: std::ffi::c_ulong, exception: Option<&Bound<'_, PyAny>>) {
+    let exception = exception.map_or(std::ptr::null_mut(), Bound::as_ptr);
+    // SAFETY: a `Bound` exists only where the interpreter's lock is held, and without one the caller is a method.
+    unsafe { pyo3::ffi::PyThreadState_SetAsyncExc(thread as _, exception) };
+}
+
 impl State {
     /// The next job of the packet that was pulled.
     fn begin<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
@@ -123,14 +132,17 @@ impl State {
     }
 }
 
-/// Rarely set fields of a job, as (generation, attempts of earlier ones, retries, headers); `None` when all are unset.
+/// Rarely set fields of a job, as (generation, attempts of earlier ones, retries, headers, (timeout, soft timeout) in ms);
+/// `None` when all are unset.
 pub(crate) fn extras_to_python<'py, 'a>(
     py: Python<'py>,
     retried: (u32, u32),
     retries: Option<&Retries>,
     headers: impl ExactSizeIterator<Item = (&'a str, &'a [u8])>,
+    limits: (Option<u64>, Option<u64>),
 ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-    if retried == (0, 0) && retries.is_none() && headers.len() == 0 {
+    let has_limits = limits != (None, None);
+    if retried == (0, 0) && retries.is_none() && headers.len() == 0 && !has_limits {
         return Ok(None);
     }
     let (generation, attempts_before) = retried;
@@ -139,7 +151,7 @@ pub(crate) fn extras_to_python<'py, 'a>(
     for (name, value) in headers {
         named.set_item(name, String::from_utf8_lossy(value))?;
     }
-    (generation, attempts_before, retries, named)
+    (generation, attempts_before, retries, named, limits)
         .into_pyobject(py)
         .map(Some)
 }
@@ -149,7 +161,8 @@ fn extras<'py>(py: Python<'py>, job: &JobView<'_>) -> PyResult<Option<Bound<'py,
         (retried.generation, retried.attempts_before)
     });
     let headers = job.headers.iter().copied();
-    extras_to_python(py, retried, job.retries.as_ref(), headers)
+    let limits = (job.timeout_ms, job.soft_timeout_ms);
+    extras_to_python(py, retried, job.retries.as_ref(), headers, limits)
 }
 
 #[pymethods]
@@ -180,11 +193,10 @@ impl ChildLink {
 
     /// Make a slot, which belongs to the thread that uses it.
     fn slot(&self) -> SlotLink {
+        let slot = self.link.slot();
         SlotLink {
-            state: Mutex::new(State {
-                slot: self.link.slot(),
-                task: None,
-            }),
+            window: slot.window(),
+            state: Mutex::new(State { slot, task: None }),
             shared: Arc::clone(&self.shared),
         }
     }
@@ -295,6 +307,8 @@ impl SlotLink {
 
     /// Report how the job returned last has ended, as `Runner.run` says it. `failure`: the error's class, its
     /// message and its fingerprint, and a preview of the arguments.
+    ///
+    /// True: its time was over, so that it can't have succeeded. It is to be reported as failed.
     #[pyo3(signature = (kind, delay_ms, value, note, failure))]
     fn finish(
         &self,
@@ -304,10 +318,18 @@ impl SlotLink {
         value: Option<&[u8]>,
         note: Option<&[u8]>,
         failure: Option<(PyBackedStr, PyBackedStr, u64, PyBackedBytes)>,
-    ) -> PyResult<()> {
+    ) -> PyResult<bool> {
         let kind = Kind::from_number(kind)
             .filter(|kind| *kind != Kind::Lost)
-            .ok_or_else(|| PyValueError::new_err("a job ends in one of five ways"))?;
+            .ok_or_else(|| PyValueError::new_err("a job ends in one of six ways"))?;
+        if let Some(heard) = self.window.heard() {
+            // What was sent to this thread and did not arrive is for no later job.
+            // SAFETY: this is a thread of the interpreter's.
+            set_exception(unsafe { pyo3::ffi::PyThread_get_thread_ident() } as _, None);
+            if heard == Order::Hard && kind == Kind::Succeeded {
+                return Ok(true);
+            }
+        }
         let failure = failure
             .as_ref()
             .map(|(class, message, fingerprint, preview)| FailureView {
@@ -343,8 +365,49 @@ impl SlotLink {
             } else {
                 slot.finish(ended)?;
             }
-            Ok(())
+            Ok(false)
         })
+    }
+
+    /// What the supervisor wants of the running job and may have now: 1, that it winds up; 2, that it ends, as it was
+    /// cancelled; 3, that it ends, as its time is over. 0: nothing.
+    fn order(&self) -> u8 {
+        self.window.order().map_or(0, |order| order as u8)
+    }
+
+    /// As `order`, and the order counts as carried out from here on.
+    fn take_order(&self) -> u8 {
+        self.window.take_order().map_or(0, |order| order as u8)
+    }
+
+    /// The order that was taken last for the running job.
+    #[getter]
+    fn heard(&self) -> u8 {
+        self.window.heard().map_or(0, |order| order as u8)
+    }
+
+    /// Carry out an order in another thread, which runs this slot: raise in it the exception for what is ordered, of those
+    /// given.
+    fn strike(&self, thread: std::ffi::c_ulong, exceptions: [Bound<'_, PyAny>; 3]) {
+        // The interpreter's lock is held from here to the end, as it is when the job ends.
+        if let Some(order) = self.window.take_order() {
+            set_exception(thread, Some(&exceptions[order as usize - 1]));
+        }
+    }
+
+    /// Keep orders off the running job, but for the end of its time.
+    fn shield(&self) {
+        self.window.shield();
+    }
+
+    fn unshield(&self) {
+        self.window.unshield();
+    }
+
+    /// Whether a job was begun and its end not reported.
+    #[getter]
+    fn is_running(&self) -> bool {
+        self.window.is_open()
     }
 
     /// The calling thread is this slot's. Have its end told, however it comes, and its fatal signals: `number`, in four bytes, on the descriptor of `ChildLink.begin_threads`.

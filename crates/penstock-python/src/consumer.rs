@@ -133,6 +133,10 @@ impl Consumer {
             Kind::Lost => Outcome::Crashed {
                 reason: String::from_utf8_lossy(&note).into_owned(),
             },
+            Kind::Cancelled => Outcome::Cancelled {
+                reason: String::from_utf8_lossy(&note).into_owned(),
+                cost_us,
+            },
             Kind::GivenBack => Outcome::Returned,
             Kind::Deferred => Outcome::Deferred {
                 delay_ms,
@@ -253,6 +257,7 @@ fn job_to_python<'py>(py: Python<'py>, delivery: &Delivery) -> PyResult<Bound<'p
             (extras.generation, extras.attempts_before),
             extras.retries.as_ref(),
             headers,
+            (extras.timeout_ms, extras.soft_timeout_ms),
         )?,
     )
         .into_pyobject(py)

@@ -20,6 +20,8 @@ pub(crate) struct Options {
     max_crashes: u8,
     retries: Option<Retries>,
     headers: Vec<(String, Bytes)>,
+    timeout_ms: Option<u64>,
+    soft_timeout_ms: Option<u64>,
     pub(crate) durability: Durability,
 }
 
@@ -48,12 +50,15 @@ impl Options {
     }
 
     fn extras(&self) -> Option<Box<Extras>> {
-        if self.retries.is_none() && self.headers.is_empty() {
+        let has_limits = self.timeout_ms.is_some() || self.soft_timeout_ms.is_some();
+        if self.retries.is_none() && self.headers.is_empty() && !has_limits {
             return None;
         }
         Extras {
             retries: self.retries.clone(),
             headers: self.headers.clone(),
+            timeout_ms: self.timeout_ms,
+            soft_timeout_ms: self.soft_timeout_ms,
             ..Extras::default()
         }
         .boxed()
@@ -73,7 +78,7 @@ impl Options {
     #[pyo3(signature = (
         task, *, queue = "default", priority = u32::from(DEFAULT_PRIORITY), countdown_ms = None, eta_ms = None,
         expires_after_ms = None, expires_at_ms = None, result_ttl_ms = Some(86_400_000), max_crashes = 3,
-        durability = "disk", retries = None, headers = Vec::new(),
+        durability = "disk", retries = None, headers = Vec::new(), timeout_ms = None, soft_timeout_ms = None,
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -92,6 +97,8 @@ impl Options {
         durability: &str,
         retries: Option<RetriesGiven>,
         headers: Vec<(String, String)>,
+        timeout_ms: Option<u64>,
+        soft_timeout_ms: Option<u64>,
     ) -> Result<Self, Failure> {
         named("task", task)?;
         named("queue", queue)?;
@@ -133,6 +140,8 @@ impl Options {
             max_crashes,
             retries: retries.map(checked_retries).transpose()?,
             headers: checked_headers(headers)?,
+            timeout_ms,
+            soft_timeout_ms,
             durability,
         })
     }
@@ -166,6 +175,8 @@ impl Options {
         details.set_item("result_ttl_ms", self.result_ttl_ms)?;
         details.set_item("max_crashes", self.max_crashes)?;
         details.set_item("durability", durability_name(self.durability))?;
+        details.set_item("timeout_ms", self.timeout_ms)?;
+        details.set_item("soft_timeout_ms", self.soft_timeout_ms)?;
         Ok(details)
     }
 

@@ -41,6 +41,8 @@ pub struct WorkerConfig {
     /// How long running jobs may go on after SIGTERM or Ctrl-C before they are handed back.
     pub grace: Duration,
     pub recycle: RecycleConfig,
+    /// How long a job may go on after it was stopped, by its limit or by people, before its process is ended.
+    pub kill_grace: Duration,
     /// How the processes that run jobs log, where the app does not set up logging itself.
     pub log: ChildLog,
 }
@@ -131,6 +133,9 @@ pub(crate) const MAX_PLACES: u32 = 1 << 16;
 
 /// The grace of a worker that was told none: within the 30 s that Kubernetes gives a pod.
 pub const DEFAULT_GRACE: Duration = Duration::from_secs(25);
+
+/// The kill grace of a worker that was told none.
+pub const DEFAULT_KILL_GRACE: Duration = Duration::from_secs(5);
 
 /// `worker@host:pid`.
 pub fn worker_name() -> String {

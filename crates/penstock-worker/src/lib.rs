@@ -14,6 +14,7 @@
 //! | --- | --- |
 //! | policy.rs | what to hand out when, and how much to ask of the broker (decisions, no IO) |
 //! | page.rs | the memory shared with children: claims, outcomes |
+//! | order.rs | what is wanted of a running job: its soft limit, its end |
 //! | packet.rs | the bytes between them |
 //! | link.rs | a child's side, wrapped by the Python extension |
 //! | fault.rs | which of a process's jobs a fatal signal came from |
@@ -37,7 +38,9 @@ pub mod hostile;
 mod huge_pages;
 #[doc(hidden)]
 pub mod inbox;
+mod limits;
 mod link;
+mod order;
 mod outstanding;
 mod packet;
 mod page;
@@ -48,11 +51,12 @@ mod threads;
 mod zygote;
 
 pub use config::{
-    ChildLog, Connect, Connected, DEFAULT_GRACE, MAX_PROCESSES, MAX_SLOTS, PoolConfig,
-    RecycleConfig, SlotKind, WorkerConfig, worker_name,
+    ChildLog, Connect, Connected, DEFAULT_GRACE, DEFAULT_KILL_GRACE, MAX_PROCESSES, MAX_SLOTS,
+    PoolConfig, RecycleConfig, SlotKind, WorkerConfig, worker_name,
 };
 pub use desk::{Desk, Left, Look};
-pub use link::{Ended, Link, Pulled, Slot};
+pub use link::{Ended, Link, Pulled, Slot, Window};
+pub use order::Order;
 #[doc(hidden)]
 pub use packet::job_bytes;
 pub use packet::{FailureView, JobView, Kind, Retried};

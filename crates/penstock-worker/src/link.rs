@@ -10,18 +10,18 @@
 use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, take};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
 use crate::fault;
+use crate::order::{JobAt, Order};
 use crate::packet::{
     BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader, serving,
 };
-use crate::page::{Claims, RingWriter, open_child};
+use crate::page::{Claims, RingWriter, open_child, steady_ns};
 
 /// An idle slot keeps no larger buffer than this for its next packet.
 const KEPT_BYTES: usize = 4096;
@@ -102,7 +102,23 @@ pub struct Slot {
     bytes: Vec<u8>,
     packet: Packet,
     running: Option<Running>,
+    window: Arc<Window>,
 }
+
+/// The job that a slot runs, as orders find it. Unlike the slot, it may be asked by any thread, and in a signal handler.
+///
+/// Whoever carries out an order must hold the interpreter's lock from the question to the deed, as the slot's thread does
+/// when its job ends.
+pub struct Window {
+    link: Arc<Link>,
+    /// [`Window::pack`], or 0 while no job runs.
+    job: AtomicU64,
+    /// How many parts of the job that keep orders off it is in.
+    shields: AtomicU32,
+}
+
+const HEARD_SHIFT: u32 = 27;
+const PLACE_SHIFT: u32 = 11;
 
 /// The packet whose jobs a slot is running.
 #[derive(Clone, Copy, Default)]
@@ -118,7 +134,7 @@ struct Packet {
 #[derive(Clone, Copy)]
 struct Running {
     index: usize,
-    since: Instant,
+    since_ns: u64,
 }
 
 fn damaged() -> io::Error {
@@ -177,6 +193,11 @@ impl Link {
             bytes: Vec::new(),
             packet: Packet::default(),
             running: None,
+            window: Arc::new(Window {
+                link: Arc::clone(self),
+                job: AtomicU64::new(0),
+                shields: AtomicU32::new(0),
+            }),
         }
     }
 
@@ -287,7 +308,77 @@ impl Link {
     }
 }
 
+impl Window {
+    /// ```text
+    ///      63          32 31    29 28    27 26      11 10     1  0
+    ///     ┌──────────────┬────────┬────────┬──────────┬────────┬───┐
+    ///     │ sequence  32 │      0 │ heard  │ place 16 │  index │ 1 │
+    ///     └──────────────┴────────┴────────┴──────────┴────────┴───┘
+    /// ```
+    fn pack(packet: &Packet, index: usize) -> u64 {
+        u64::from(packet.sequence) << 32
+            | u64::from(packet.place) << PLACE_SHIFT
+            | (index as u64 & 0x3ff) << 1
+            | 1
+    }
+
+    fn unpack(word: u64) -> Option<(usize, JobAt)> {
+        let job = JobAt {
+            sequence: (word >> 32) as u32,
+            index: (word >> 1 & 0x3ff) as usize,
+        };
+        (word & 1 == 1).then_some(((word >> PLACE_SHIFT & 0xffff) as usize, job))
+    }
+
+    /// Whether a job runs.
+    pub fn is_open(&self) -> bool {
+        self.job.load(Ordering::Relaxed) != 0
+    }
+
+    /// Order to the running job that may be carried out now.
+    pub fn order(&self) -> Option<Order> {
+        let (place, job) = Self::unpack(self.job.load(Ordering::Relaxed))?;
+        let order = self.link.claims.get(place)?.wanted(job)?;
+        // Nothing keeps off the end of a job's time.
+        (order == Order::Hard || self.shields.load(Ordering::Relaxed) == 0).then_some(order)
+    }
+
+    /// As [`Window::order`], and the order counts as carried out from here on.
+    pub fn take_order(&self) -> Option<Order> {
+        let order = self.order()?;
+        let word = self.job.load(Ordering::Relaxed);
+        let (place, job) = Self::unpack(word)?;
+        self.link.claims.get(place)?.hear(job, order);
+        let heard = word & !(3 << HEARD_SHIFT) | (order as u64) << HEARD_SHIFT;
+        self.job.store(heard, Ordering::Relaxed);
+        Some(order)
+    }
+
+    /// The order that the running job has heard last.
+    pub fn heard(&self) -> Option<Order> {
+        Order::from_bits(self.job.load(Ordering::Relaxed) >> HEARD_SHIFT)
+    }
+
+    /// Keeps orders off the running job, but for [`Order::Hard`], until [`Window::unshield`] was called as often.
+    pub fn shield(&self) {
+        self.shields.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn unshield(&self) {
+        let fewer = |shields: u32| shields.checked_sub(1);
+        // Less than none: the job that it was for has ended.
+        let _ = self
+            .shields
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer);
+    }
+}
+
 impl Slot {
+    /// The job that it runs, for orders to this.
+    pub fn window(&self) -> Arc<Window> {
+        Arc::clone(&self.window)
+    }
+
     /// Waits for a packet and makes it this slot's.
     pub fn pull(&mut self) -> io::Result<Pulled> {
         self.link.flush()?;
@@ -398,7 +489,8 @@ impl Slot {
         }
         let link = &self.link;
         let cell = link.claims.get(packet.place.into()).ok_or_else(damaged)?;
-        if link.has_closed() || !cell.begin(packet.sequence, link.child, packet.next) {
+        let since_ns = steady_ns();
+        if link.has_closed() || !cell.begin(packet.sequence, link.child, packet.next, since_ns) {
             packet.next = packet.jobs;
             return Ok(None);
         }
@@ -410,8 +502,13 @@ impl Slot {
         }
         self.running = Some(Running {
             index: packet.next,
-            since: Instant::now(),
+            since_ns,
         });
+        let window = &self.window;
+        window.shields.store(0, Ordering::Relaxed);
+        window
+            .job
+            .store(Window::pack(packet, packet.next), Ordering::Relaxed);
         packet.next += 1;
         Ok(Some(job))
     }
@@ -428,6 +525,7 @@ impl Slot {
         let Some(running) = self.running.take() else {
             return Err(io::Error::other("no job of this slot is running"));
         };
+        self.window.job.store(0, Ordering::Relaxed);
         if self.is_watched {
             fault::set_place(self.number, None);
         }
@@ -436,7 +534,7 @@ impl Slot {
             place: self.packet.place,
             index: running.index as u16,
             kind: ended.kind,
-            cost_ns: running.since.elapsed().as_nanos() as u64,
+            cost_ns: steady_ns().saturating_sub(running.since_ns),
             delay_ms: ended.delay_ms,
             value: ended.value,
             failure: ended.failure,

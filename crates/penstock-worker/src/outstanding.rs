@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::io::{self, IoSlice};
 use std::mem::{MaybeUninit, replace, take};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use penstock_message::{Delivery, Lease};
@@ -15,9 +16,14 @@ use rustix::net::{
 };
 
 use crate::config::MAX_PLACES;
+use crate::limits::{Alarms, Limits, Ordered};
 use crate::packet::{INLINE_PAYLOAD_BYTES, PacketHeader, encode_job, job_bytes};
-use crate::page::{Pages, anonymous_file};
+use crate::page::{Pages, anonymous_file, steady_ns};
 use crate::policy::{HandOut, PacketEnd, TaskIndex};
+
+pub use orders::{Given, Running};
+
+mod orders;
 
 /// A slot that has been at one job for so many ticks is stuck: this worker should not hold work for it.
 /// More than one, since on a busy machine a process can wait for a processor that long.
@@ -37,6 +43,12 @@ struct Packet {
     /// Ticks in a row at which nothing had begun since the one before.
     still_ticks: u32,
     is_stuck: bool,
+    /// The shortest limit of its jobs.
+    limit: Option<Duration>,
+    /// When it was sent, by the clock of [`steady_ns`]; 0 without limits.
+    sent_ns: u64,
+    /// Of the job that runs, or of one before it.
+    ordered: Option<Ordered>,
 }
 
 /// A packet that did not fit into the shared socket; sent as soon as there is room.
@@ -141,6 +153,7 @@ pub struct Outstanding {
     large: Places,
     last_sequence: u32,
     buffer: Vec<u8>,
+    alarms: Alarms,
 }
 
 fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -186,6 +199,7 @@ impl Outstanding {
             large: Places::none_of(places),
             last_sequence: 0,
             buffer: Vec::new(),
+            alarms: Alarms::new(places),
         };
         Ok((packets, ends))
     }
@@ -257,6 +271,13 @@ impl Outstanding {
         if jobs > 1 {
             self.large.add(place);
         }
+        let limits = hand_out.jobs.iter().map(|job| Limits::of(&job.message));
+        let limit = limits.filter_map(Limits::first).min();
+        let mut sent_ns = 0;
+        if let Some(limit) = limit {
+            sent_ns = steady_ns();
+            self.alarms.by(place, Instant::now() + limit);
+        }
         self.packets[place] = Some(Packet {
             sequence,
             pool,
@@ -267,6 +288,9 @@ impl Outstanding {
             begun_at_tick: None,
             still_ticks: 0,
             is_stuck: false,
+            limit,
+            sent_ns,
+            ordered: None,
         });
         self.pools[pool].unsent = Some(unsent);
         self.send_unsent(pool).map_err(|error| NotSent {
@@ -541,7 +565,9 @@ mod tests {
     use penstock_message::{Message, MessageId};
 
     use super::*;
+    use crate::limits::Step;
     use crate::link::{Ended, Link, Pulled, Slot};
+    use crate::order::{JobAt, Order};
     use crate::packet::{Frame, Kind, OutcomeFrame, Reader};
     use crate::page::RingReader;
 
@@ -1002,6 +1028,130 @@ mod tests {
         }
         assert_eq!((desk.out.stuck(0), desk.out.pools[0].settled), (0, 0));
         assert!(desk.out.look(0, 1).slow.is_empty());
+    }
+
+    const GRACE: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn an_order_reaches_the_job_that_runs_and_never_the_next() {
+        let mut desk = Desk::new(1);
+        let (mut child, _socket, _ring) = desk.child(0);
+        let window = child.window();
+        desk.send(0..3);
+        let place = desk.out.all_places()[0];
+        let now = Instant::now();
+        let order = |desk: &mut Desk, index, order| desk.out.order(place, index, order, now, GRACE);
+        assert_eq!(order(&mut desk, 0, Order::Hard), Given::NotRunning);
+        child.pull().unwrap();
+        child.begin().unwrap().unwrap();
+        assert_eq!(order(&mut desk, 1, Order::Hard), Given::NotRunning);
+        assert_eq!(window.order(), None);
+        let running = Running {
+            place,
+            child: 0,
+            job: JobAt {
+                sequence: 1,
+                index: 0,
+            },
+        };
+        assert_eq!(order(&mut desk, 0, Order::Soft), Given::Now(running));
+        assert_eq!(order(&mut desk, 0, Order::Soft), Given::Before);
+        assert_eq!(window.order(), Some(Order::Soft));
+        assert_eq!(
+            (window.heard(), window.take_order()),
+            (None, Some(Order::Soft))
+        );
+        assert_eq!((window.heard(), window.order()), (Some(Order::Soft), None));
+        // More than that, and then less.
+        assert_eq!(order(&mut desk, 0, Order::Hard), Given::Now(running));
+        assert_eq!(order(&mut desk, 0, Order::Cancel), Given::Before);
+        // It ends before it has heard; and the one behind it has nothing to do with that.
+        child.finish(DONE).unwrap();
+        assert_eq!((window.order(), window.heard()), (None, None));
+        child.begin().unwrap().unwrap();
+        assert_eq!((window.take_order(), window.heard()), (None, None));
+        assert_eq!(order(&mut desk, 0, Order::Hard), Given::NotRunning);
+    }
+
+    #[test]
+    fn a_shield_keeps_off_orders_but_for_the_end_of_a_jobs_time() {
+        let mut desk = Desk::new(1);
+        let (mut child, _socket, _ring) = desk.child(0);
+        let window = child.window();
+        desk.send(0..2);
+        let place = desk.out.all_places()[0];
+        child.pull().unwrap();
+        child.begin().unwrap().unwrap();
+        window.shield();
+        window.shield();
+        let now = Instant::now();
+        desk.out.order(place, 0, Order::Cancel, now, GRACE);
+        assert_eq!(window.take_order(), None);
+        window.unshield();
+        assert_eq!(window.order(), None);
+        window.unshield();
+        window.unshield();
+        assert_eq!(window.order(), Some(Order::Cancel));
+        window.shield();
+        desk.out.order(place, 0, Order::Hard, now, GRACE);
+        assert_eq!(window.take_order(), Some(Order::Hard));
+        // What it has left open is not the next job's.
+        child.finish(DONE).unwrap();
+        child.begin().unwrap().unwrap();
+        desk.out.order(place, 1, Order::Soft, now, GRACE);
+        assert_eq!(window.take_order(), Some(Order::Soft));
+    }
+
+    fn limited(number: u64, timeout_ms: u64) -> Delivery {
+        let mut job = delivery(number, vec![]);
+        job.message.extras = penstock_message::Extras {
+            timeout_ms: Some(timeout_ms),
+            ..Default::default()
+        }
+        .boxed();
+        job
+    }
+
+    #[test]
+    fn a_job_is_looked_at_when_its_limit_can_be_over_and_others_never() {
+        let mut desk = Desk::with_slots(1, 4);
+        let (link, _socket, _ring) = desk.link(0);
+        let mut slot = link.slot();
+        desk.send([0]);
+        assert_eq!(desk.out.next_alarm(), None);
+        slot.try_pull().unwrap();
+        let ms = Duration::from_millis;
+        let (task, jobs) = (task(), vec![limited(1, 60_000), limited(2, 70_000)]);
+        let before = Instant::now();
+        desk.out.send(0, "work", HandOut { task, jobs }).unwrap();
+        let first = desk.out.next_alarm().unwrap();
+        assert!(first >= before + ms(60_000) && first <= Instant::now() + ms(60_000));
+        // Nobody has taken it, so it may begin just now.
+        let place = desk.out.pop_alarm(first).unwrap();
+        assert_eq!(desk.out.look_at_limits(place, first), None);
+        assert_eq!(desk.out.next_alarm(), Some(first + ms(60_000)));
+        let mut slot = link.slot();
+        slot.try_pull().unwrap();
+        slot.begin().unwrap().unwrap();
+        let now = Instant::now();
+        let (running, step) = desk.out.look_at_limits(place, now).unwrap();
+        assert_eq!((running.job.index, step), (0, Step::Nothing));
+        let next = desk.out.next_alarm().unwrap();
+        assert!(next > now && next <= now + ms(60_000));
+        // The second has a time of its own, counted from its own beginning.
+        slot.finish(DONE).unwrap();
+        desk.out.end_job(place, 2, 0).unwrap();
+        std::thread::sleep(ms(20));
+        slot.begin().unwrap().unwrap();
+        let now = Instant::now();
+        desk.out.pop_alarm(next);
+        desk.out.look_at_limits(place, now).unwrap();
+        let last = desk.out.next_alarm().unwrap();
+        assert!(
+            last > now + ms(69_900) && last <= now + ms(70_000),
+            "{:?}",
+            last - now
+        );
     }
 
     /// As threads do it: each slot pulls when it is idle, and none is forgotten in the line.

@@ -3,9 +3,10 @@
 //! ```text
 //!     packet    sequence u32, place u16, jobs u16, payload u32, in_file u8, task u16 + bytes, payload
 //!     payload   a job each: id 16, attempt u32, crashes u8, redelivered u8, wants_result u8, extras u8
-//!               (1: it was retried, 2: retries up to a number, 4: after delays, 8: headers),
+//!               (1: it was retried, 2: retries up to a number, 4: after delays, 8: headers, 16: limits),
 //!               enqueued_at u64, each of the extras that there are: generation u32, attempts_before u32;
-//!               retries u32; delays u8, each u64; headers u16, each two u16 + bytes;
+//!               retries u32; delays u8, each u64; headers u16, each two u16 + bytes; timeout u64 and soft timeout u64, in
+//!               ms, 0 for none;
 //!               notes u16, each u32 + bytes; body u32 + bytes
 //!     frame     length u32 (of what follows), then nothing: the bell; slots u32: how many of its slots can take jobs from
 //!               now on; or an outcome:
@@ -62,6 +63,7 @@ const WAS_RETRIED: u8 = 1;
 const AT_MOST: u8 = 2;
 const AFTER: u8 = 4;
 const HEADERS: u8 = 8;
+const LIMITS: u8 = 16;
 
 /// Which of the extras are for a child, and there.
 fn extras_flags(extras: &Extras) -> u8 {
@@ -77,7 +79,9 @@ fn extras_flags(extras: &Extras) -> u8 {
     } else {
         HEADERS
     };
-    retried | retries | headers
+    let has_limits = extras.timeout_ms.is_some() || extras.soft_timeout_ms.is_some();
+    let limits = if has_limits { LIMITS } else { 0 };
+    retried | retries | headers | limits
 }
 
 fn extras_bytes(extras: &Extras) -> usize {
@@ -91,7 +95,8 @@ fn extras_bytes(extras: &Extras) -> usize {
         0 => 0,
         _ => 2 + 4 * extras.headers.len() + extras.headers_bytes(),
     };
-    8 * usize::from(flags & WAS_RETRIED) + retries + headers
+    let limits = usize::from(flags & LIMITS != 0) * 16;
+    8 * usize::from(flags & WAS_RETRIED) + retries + headers + limits
 }
 
 fn encode_extras(extras: &Extras, out: &mut Vec<u8>) {
@@ -117,6 +122,11 @@ fn encode_extras(extras: &Extras, out: &mut Vec<u8>) {
                 out.extend_from_slice(&(bytes.len() as u16).to_le_bytes());
                 out.extend_from_slice(bytes);
             }
+        }
+    }
+    if flags & LIMITS != 0 {
+        for limit in [extras.timeout_ms, extras.soft_timeout_ms] {
+            out.extend_from_slice(&limit.unwrap_or(0).to_le_bytes());
         }
     }
 }
@@ -158,6 +168,8 @@ pub struct JobView<'a> {
     /// How often it is retried, where the call says otherwise than its task.
     pub retries: Option<Retries>,
     pub headers: Vec<(&'a str, &'a [u8])>,
+    pub timeout_ms: Option<u64>,
+    pub soft_timeout_ms: Option<u64>,
     pub notes: Vec<&'a [u8]>,
     pub body: &'a [u8],
 }
@@ -184,17 +196,20 @@ pub enum Kind {
     Deferred = 4,
     /// Lost its slot, while its process lives on. The note says in UTF-8 how that came.
     Lost = 5,
+    /// Was cancelled while it ran. The note says why in UTF-8, if anybody has said.
+    Cancelled = 6,
 }
 
 impl Kind {
     pub fn from_number(number: u8) -> Option<Self> {
-        const ALL: [Kind; 6] = [
+        const ALL: [Kind; 7] = [
             Kind::Succeeded,
             Kind::Retry,
             Kind::Failed,
             Kind::GivenBack,
             Kind::Deferred,
             Kind::Lost,
+            Kind::Cancelled,
         ];
         ALL.get(usize::from(number)).copied()
     }
@@ -386,6 +401,14 @@ impl<'a> Reader<'a> {
         })
     }
 
+    fn limit(&mut self, extras: u8) -> Result<Option<u64>, Malformed> {
+        let ms = match extras & LIMITS {
+            0 => 0,
+            _ => self.u64()?,
+        };
+        Ok((ms > 0).then_some(ms))
+    }
+
     pub fn job(&mut self) -> Result<JobView<'a>, Malformed> {
         let id = self.array()?;
         let attempt = self.u32()?;
@@ -430,6 +453,8 @@ impl<'a> Reader<'a> {
                         .collect::<Result<_, _>>()?
                 }
             },
+            timeout_ms: self.limit(extras)?,
+            soft_timeout_ms: self.limit(extras)?,
             notes: {
                 let count = self.u16()?;
                 (0..count).map(|_| self.sized()).collect::<Result<_, _>>()?

@@ -31,6 +31,17 @@
 //!   most;
 //! - a packet that is stuck behind others is taken back without being drained from the socket.
 //!
+//! # The words beside a claim
+//!
+//! ```text
+//!     since     child → supervisor    nanoseconds of the steady clock at which the job begun last began
+//!     order     supervisor → child    what is wanted of a running job (see order.rs)
+//!     heard     child → supervisor    the order that was carried out last
+//! ```
+//!
+//! `since` is written before `begun` is raised. So who reads `begun` first, and `since` after that, never takes the time of
+//! an earlier job for that of this one.
+//!
 //! # Outcome rings
 //!
 //! A child's slots write each outcome into its ring, one at a time, which costs no system call and survives its death: a
@@ -58,6 +69,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::order::{JobAt, Order};
 
 /// A line of its own for each word that two processes write: neighbours do not slow each other.
 const LINE_BYTES: usize = 64;
@@ -160,9 +174,20 @@ impl Claim {
     }
 }
 
-/// Claim of a packet, as both sides see it.
+/// Nanoseconds of the clock by which children say when a job began.
+pub fn steady_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Claim of a packet, as both sides see it, and what they say of its running job.
 #[repr(C, align(64))]
-pub struct ClaimCell(AtomicU64);
+pub struct ClaimCell {
+    word: AtomicU64,
+    since: AtomicU64,
+    order: AtomicU64,
+    heard: AtomicU64,
+}
 
 impl ClaimCell {
     /// Supervisor: the packet is about to be sent. The place must not be in use.
@@ -174,15 +199,48 @@ impl ClaimCell {
             limit: jobs,
             begun: 0,
         };
-        self.0.store(claim.pack(), Ordering::Release);
+        self.word.store(claim.pack(), Ordering::Release);
     }
 
     pub fn read(&self) -> Claim {
-        Claim::unpack(self.0.load(Ordering::Acquire))
+        Claim::unpack(self.word.load(Ordering::Acquire))
+    }
+
+    /// When the job began that was the last to begin at the latest [`ClaimCell::read`], or one after it.
+    pub fn since_ns(&self) -> u64 {
+        self.since.load(Ordering::Acquire)
+    }
+
+    /// Supervisor: wants this of a job. False: this or more is wanted of it already.
+    pub fn order(&self, job: JobAt, order: Order) -> bool {
+        // No other process writes here in order.
+        let now = job.order_in(self.order.load(Ordering::Relaxed));
+        let is_more = now.is_none_or(|now| now < order);
+        if is_more {
+            self.order.store(job.word(Some(order)), Ordering::Release);
+        }
+        is_more
+    }
+
+    /// Child: what is wanted of its job and was not carried out.
+    pub fn wanted(&self, job: JobAt) -> Option<Order> {
+        let word = self.order.load(Ordering::Acquire);
+        job.order_in(word)
+            .filter(|_| self.heard.load(Ordering::Relaxed) != word)
+    }
+
+    /// Child: it has carried out this order.
+    pub fn hear(&self, job: JobAt, order: Order) {
+        self.heard.store(job.word(Some(order)), Ordering::Release);
+    }
+
+    /// The order that this job has heard last.
+    pub fn heard(&self, job: JobAt) -> Option<Order> {
+        job.order_in(self.heard.load(Ordering::Acquire))
     }
 
     fn change(&self, change: impl Fn(Claim) -> Option<Claim>) -> Result<Claim, Claim> {
-        self.0
+        self.word
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| {
                 change(Claim::unpack(word)).map(Claim::pack)
             })
@@ -202,8 +260,10 @@ impl ClaimCell {
         .is_ok()
     }
 
-    /// Child: the job at `index` is about to run. False: it was taken back.
-    pub fn begin(&self, sequence: u32, child: u32, index: usize) -> bool {
+    /// Child: the job at `index` is about to run, from `now_ns` on. False: it was taken back.
+    pub fn begin(&self, sequence: u32, child: u32, index: usize, now_ns: u64) -> bool {
+        // First: see the module's text.
+        self.since.store(now_ns, Ordering::Release);
         self.change(|claim| {
             let mine = claim.sequence == sequence && claim.owner == Some(child);
             (mine && index < claim.limit).then_some(Claim {
@@ -479,7 +539,13 @@ mod tests {
     use super::*;
 
     fn cell() -> ClaimCell {
-        ClaimCell(AtomicU64::new(0))
+        let [word, since, order, heard] = [const { AtomicU64::new(0) }; 4];
+        ClaimCell {
+            word,
+            since,
+            order,
+            heard,
+        }
     }
 
     #[test]
@@ -502,14 +568,17 @@ mod tests {
         assert!(!cell.claim(6, 0), "another packet's sequence");
         assert!(cell.claim(7, 0));
         assert!(!cell.claim(7, 1), "it has an owner");
-        assert!(cell.begin(7, 0, 0));
+        assert!(cell.begin(7, 0, 0, 1));
         assert_eq!((cell.take_back().limit, cell.read().limit), (3, 1));
-        assert!(!cell.begin(7, 0, 1));
+        assert!(!cell.begin(7, 0, 1, 1));
 
         cell.offer(8, 3);
         assert_eq!(cell.take_back().owner, None);
         assert!(!cell.claim(8, 0), "nothing of it is left to claim");
-        assert!(!cell.begin(7, 0, 1), "the place belongs to another packet");
+        assert!(
+            !cell.begin(7, 0, 1, 1),
+            "the place belongs to another packet"
+        );
     }
 
     /// Two children that pulled the same sequence (as a child thought dead would) and a supervisor
@@ -524,7 +593,7 @@ mod tests {
             let child = |child: u32| {
                 if cell.claim(round, child) {
                     for index in 0..JOBS {
-                        if !cell.begin(round, child, index) {
+                        if !cell.begin(round, child, index, 1) {
                             break;
                         }
                         begun.fetch_add(1, Ordering::Relaxed);
@@ -539,6 +608,32 @@ mod tests {
             });
             assert_eq!(begun.load(Ordering::Relaxed) + returned, JOBS);
         }
+    }
+
+    /// Otherwise the limit of one job would be counted from the beginning of another.
+    #[test]
+    fn a_job_never_seems_to_have_begun_when_one_before_it_did() {
+        let cell = cell();
+        let ends = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while ends.load(Ordering::Relaxed) == 0 {
+                    let claim = cell.read();
+                    let since = cell.since_ns();
+                    let least = u64::from(claim.sequence) * 1_000 + claim.begun as u64;
+                    assert!(claim.begun == 0 || since >= least, "{since} {claim:?}");
+                }
+            });
+            for sequence in 0..40_000 {
+                cell.offer(sequence, MAX_PACKET_JOBS);
+                cell.claim(sequence, 0);
+                for index in 0..MAX_PACKET_JOBS {
+                    let now = u64::from(sequence) * 1_000 + index as u64 + 1;
+                    assert!(cell.begin(sequence, 0, index, now));
+                }
+            }
+            ends.store(1, Ordering::Relaxed);
+        });
     }
 
     #[test]

@@ -503,6 +503,12 @@ impl<J> Policy<J> {
         taken
     }
 
+    /// Whether such a job waits.
+    pub fn any(&self, is_it: impl Fn(&J) -> bool) -> bool {
+        let mut waiting = self.tasks.iter().flat_map(|task| &task.waiting);
+        waiting.any(|waiting| is_it(&waiting.job))
+    }
+
     /// Drops waiting jobs whose lease is lost.
     pub fn retain(&mut self, keep: impl Fn(&J) -> bool) {
         self.order.clear();

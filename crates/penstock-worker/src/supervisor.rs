@@ -2,7 +2,8 @@
 //! keeps no books of packets (outstanding.rs does): it brings together what comes from the broker, from
 //! the children and with time.
 //!
-//! The rest of it is in children.rs (processes and what they say) and broker.rs (deliveries and settlements).
+//! The rest of it is in children.rs (processes and what they say), orders.rs (limits and orders of running jobs) and
+//! broker.rs (deliveries and settlements).
 
 use std::collections::VecDeque;
 use std::io;
@@ -29,11 +30,13 @@ use crate::zygote::Zygote;
 
 use broker::{Burst, Contact, Settlements};
 use children::Child;
+use orders::Evicted;
 use pools::Pool;
 use recycle::Recycling;
 
 mod broker;
 mod children;
+mod orders;
 mod pools;
 mod recycle;
 
@@ -121,6 +124,8 @@ pub struct Supervisor {
     last_alone: Option<usize>,
     /// Children of single use whose job has ended, by when they must have gone: number and process.
     leaving: VecDeque<(Instant, u32, i32)>,
+    /// Children with a job that does not end, which others have replaced.
+    evicted: Vec<Evicted>,
 
     outstanding: Outstanding,
     settlements: Settlements,
@@ -218,6 +223,7 @@ impl Supervisor {
             recycling,
             last_alone: None,
             leaving: VecDeque::new(),
+            evicted: Vec::new(),
             outstanding,
             settlements: Settlements::default(),
             queues: Vec::new(),
@@ -315,6 +321,7 @@ impl Supervisor {
             self.next_look(),
             self.next_overdue(),
             self.recycling.next(),
+            self.next_limit(),
             self.zygote_from,
             self.send_from,
             self.collect_at,
@@ -332,6 +339,9 @@ impl Supervisor {
         }
         if self.next_overdue().is_some_and(|at| at <= now) {
             self.kill_overdue(now);
+        }
+        if self.next_limit().is_some_and(|at| at <= now) {
+            self.keep_limits(now);
         }
         if self.collect_at.is_some_and(|at| at <= now) {
             for owner in self.outstanding.owners_of_large() {

@@ -35,10 +35,11 @@ class CurrentJob:
     """Headers that it was enqueued with."""
 
 
-Extras: TypeAlias = tuple[int, int, int | tuple[int, ...] | None, dict[str, str]]
-"""Rarely set fields of a job: (generation, attempts of earlier ones, retries of the call, headers)."""
+Extras: TypeAlias = tuple[int, int, int | tuple[int, ...] | None, dict[str, str], tuple[int | None, int | None]]
+"""Rarely set fields of a job: (generation, attempts of earlier ones, retries of the call, headers, its timeout and soft
+timeout in milliseconds)."""
 
-NO_EXTRAS: Extras = (0, 0, None, {})
+NO_EXTRAS: Extras = (0, 0, None, {}, (None, None))
 
 # (job id, attempt from 0, extras or None, crashes, redelivered, task, worker), as the runner has them: most jobs never
 # ask.
@@ -52,7 +53,7 @@ def current_job() -> CurrentJob | None:
     if current is None:
         return None
     job_id, attempt, extras, crashes, redelivered, task, worker = current
-    generation, attempts_before, retries, headers = extras or NO_EXTRAS
+    generation, attempts_before, retries, headers, _ = extras or NO_EXTRAS
     limit = task.retry_policy.limit(retries)
     return CurrentJob(
         id=format_id(job_id),

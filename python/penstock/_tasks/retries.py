@@ -73,6 +73,11 @@ class RetryPolicy:
             return len(count)
         return None if count == NO_LIMIT else count
 
+    def names(self, error: type[BaseException]) -> bool:
+        """Whether ``retry_on`` has the error, or a base of it other than ``Exception``, which most tasks have."""
+        named = tuple(kind for kind in self.retry_on if kind not in (Exception, BaseException))
+        return issubclass(error, named) and not issubclass(error, self.no_retry_on)
+
     def delay_ms(self, error: BaseException, attempt: int, retries: int | tuple[int, ...] | None = None) -> int | None:
         """Return the wait after attempt ``attempt`` (from 0) failed with ``error``; None: no attempt follows."""
         limit = self.limit(retries)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable
 from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from penstock._worker.orders import OrdersOfProcess
 from penstock._worker.runner import Runner
 
 if TYPE_CHECKING:
@@ -55,14 +55,15 @@ def run_in_process(apps: list[App], worker: str, link: ChildLink, once: bool) ->
     runner = Runner(apps, worker)
     slot = link.slot()
     run, finish = runner.run, slot.finish
+    # They come with a signal, which also interrupts the wait for a job, once this process is to end.
+    OrdersOfProcess(slot, runner)
     if not once:
-        # Interrupts the wait for a job, once this process is to end.
-        signal.signal(signal.SIGURG, wake)
         # From now on it takes jobs: one that it replaces may go.
         link.serve(1)
     # As little as can be between two jobs: this loop is most of what a short one costs.
     for job in islice(slot, 1) if once else slot:
-        finish(*run(job))
+        if finish(*run(job)):
+            finish(*runner.overrule(job, slot))
         if runner.is_unsound:
             # Its jobs would fail one after another, with errors that are not theirs.
             raise RuntimeError(UNSOUND)

@@ -13,9 +13,14 @@ import inspect
 import logging
 import os
 import signal
+from types import FrameType
 from typing import TYPE_CHECKING
 
+from penstock._jobs import interrupts
+from penstock._jobs.current import running
+from penstock._jobs.interrupts import EXCEPTIONS
 from penstock._worker.child import UNSOUND, leave_fork
+from penstock._worker.orders import interrupt, is_within_task
 from penstock._worker.runner import Delivered, Outcome, Runner
 from penstock._worker.watch import Watch
 
@@ -56,11 +61,10 @@ class Loop:
             self._context = contextvars.copy_context()
             self._over = loop.create_future()
             self._all_ended = loop.create_future()
+            interrupts.slot_of = self._slot_of
             self._serve(loop.create_task(self._start()))
+            signal.signal(signal.SIGURG, self._hear_signal)
             if not self._once:
-                # Comes when this process is to end, which its slots also find when they pull.
-                with contextlib.suppress(NotImplementedError):
-                    loop.add_signal_handler(signal.SIGURG, self._heed)
                 # From now on it takes jobs: one that it replaces may go.
                 self._link.serve(self._unmade)
             watch = Watch(loop, Runner.run_on_loop)
@@ -137,9 +141,13 @@ class Loop:
         return None
 
     def _heed(self) -> None:
+        """End, if that is wanted; and carry out the orders to jobs that wait for something."""
         if self._link.is_closing and not self._is_closing:
             self._link.serve(0)
             self._close()
+        for task, (slot, job) in list(self._jobs.items()):
+            if slot.order() and self._running.get(slot) is job:
+                interrupt(task, slot)
 
     def _close(self) -> None:
         self._is_closing = True
@@ -163,11 +171,29 @@ class Loop:
             self._read()
 
     async def _run(self, slot: SlotLink, job: Delivered) -> None:
-        self._finish(slot, await self._runner.run_on_loop(job))
+        self._finish(slot, await self._runner.run_on_loop(job, slot))
+
+    def _slot_of(self, job_id: bytes) -> SlotLink | None:
+        return next((slot for slot, job in list(self._running.items()) if job[1] == job_id), None)
+
+    def _hear_signal(self, number: int, frame: FrameType | None) -> None:
+        """Carry out orders. A signal handler: the loop may be anywhere, in a job's step that never ends perhaps."""
+        if self._link.is_abandoned:
+            return
+        # It may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._heed)
+        current = running.get()
+        slot = None if current is None else self._slot_of(current[0])
+        if slot is not None and is_within_task(frame):
+            order = slot.take_order()
+            if order:
+                raise EXCEPTIONS[order - 1]()
 
     def _finish(self, slot: SlotLink, outcome: Outcome) -> None:
-        del self._running[slot]
-        slot.finish(*outcome)
+        job = self._running.pop(slot)
+        if slot.finish(*outcome):
+            slot.finish(*self._runner.overrule(job, slot))
         if not self._will_flush:
             # Once for all jobs that end in one pass of the loop.
             self._will_flush = True
@@ -191,7 +217,7 @@ class Loop:
         if task.cancelled():
             # By itself in its last step; or by another job before its first, so that it has no outcome yet.
             if self._running.get(slot) is job:
-                self._finish(slot, self._runner.fail(job, asyncio.CancelledError()))
+                self._finish(slot, self._runner.fail(job, asyncio.CancelledError(), slot))
         elif (error := task.exception()) is not None and not self._over.done():
             # Not a job's: the link to the supervisor is broken.
             self._over.set_exception(error)

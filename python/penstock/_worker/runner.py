@@ -10,11 +10,12 @@ import logging
 import random
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from types import CoroutineType
+from collections.abc import Coroutine, Mapping, Sequence
+from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock._jobs.current import NO_EXTRAS, Extras, current_job, format_id, running
+from penstock._jobs.interrupts import CANCEL, HARD, JobInterrupt
 from penstock._jobs.listing import Listing, listing_of
 from penstock._tasks.headers import inherit
 from penstock._tasks.retries import Retry
@@ -23,9 +24,10 @@ from penstock._values.envelope import ErrorRecord, Failure
 from penstock._values.masking import NOTHING_SECRET, Masking, masking_of
 from penstock._values.preview import preview_of
 from penstock._values.remote_errors import below, message_of, record_of, traceback_of
-from penstock.errors import ArgumentMismatch, UnknownTask
+from penstock.errors import ArgumentMismatch, SoftTimeout, TaskTimeout, UnknownTask
 
 if TYPE_CHECKING:
+    from penstock._core import SlotLink
     from penstock._tasks.app import App
     from penstock._tasks.task import AnyTask
 
@@ -38,6 +40,11 @@ _is_logged, _time_ns, _copy_context = logger.isEnabledFor, time.time_ns, context
 _COROUTINE: type[Any] = CoroutineType
 
 SUCCEEDED, RETRY, FAILED, GIVEN_BACK, DEFERRED = range(5)
+CANCELLED = 6
+
+# The header of a job that is not to run again: its time was over, and its process had to be killed. The value says so.
+# It comes from this worker's supervisor alone (crates/penstock-worker/src/supervisor/orders.rs).
+_OVER = "penstock.over"
 
 # Between two tries of a job of another version: twice as long each time, and up to a fifth more, by chance.
 _DEFERRED_FOR_S = 30.0
@@ -57,6 +64,10 @@ class GiveBack(BaseException):
     """Raised in the middle of a job, by a signal handler, to stop it without burning an attempt."""
 
 
+class _Over(JobInterrupt):
+    """Raised in place of a task whose time was over in a process that is no more."""
+
+
 class Runner:
     """Runs jobs of some apps: one at a time by ``run``, any number by ``run_on_loop``. ``worker``: what people know
     this process by."""
@@ -68,6 +79,10 @@ class Runner:
         self._tasks = apps[0].tasks if len(apps) == 1 else {k: task for app in apps for k, task in app.tasks.items()}
         self._worker = worker
         self._loop: asyncio.Runner | None = None
+        # The coroutine that runs on that loop.
+        self.awaited: Coroutine[Any, Any, Any] | None = None
+        # Where orders to the job that `run` runs are found; None where nobody gives any.
+        self.slot: SlotLink | None = None
         # Set when not even an error could be recorded, as after a task that has changed a built-in function.
         self.is_unsound = False
 
@@ -80,11 +95,11 @@ class Runner:
         try:
             known = self._tasks.get(task)
             if known is None:
-                return _Attempt(self, job, started_ms).fail(self._unknown(task))
+                return _Attempt(self, job, started_ms, self.slot).fail(self._unknown(task))
             try:
                 args, kwargs = known.arguments.decode(body)
             except ArgumentMismatch as error:
-                return _Attempt(self, job, started_ms).defer_or_fail(error, known)
+                return _Attempt(self, job, started_ms, self.slot).defer_or_fail(error, known)
             context = _copy_context()
             try:
                 value = context.run(
@@ -95,45 +110,50 @@ class Runner:
                     (job_id, attempt, extras, crashes, redelivered, known, self._worker),
                 )
                 if type(value) is _COROUTINE:
-                    value = self._event_loop().run(value, context=context)
+                    value = self._await(value, extras, context)
             except GiveBack:
                 raise
             except BaseException as error:
-                return _Attempt(self, job, started_ms).retry_or_fail(error, known)
-            return self._succeed(job, known, value, started_ms)
+                return _Attempt(self, job, started_ms, self.slot).retry_or_fail(error, known)
+            return self._succeed(job, known, value, started_ms, self.slot)
         except GiveBack:
             return GIVEN_BACK, 0, None, None, None
         except BaseException as error:
-            return _Attempt(self, job, started_ms).fail(error)
+            return _Attempt(self, job, started_ms, self.slot).fail(error)
 
-    async def run_on_loop(self, job: Delivered) -> Outcome:
-        """As ``run``, on the running event loop, in the context of an asyncio task that is this job's alone."""
+    async def run_on_loop(self, job: Delivered, slot: SlotLink | None = None) -> Outcome:
+        """As ``run``, on the running event loop, in the context of an asyncio task that is this job's alone.
+
+        Orders to it come through ``slot``.
+        """
         task, job_id, attempt, crashes, redelivered, _, _, body, _, extras = job
         started_ms = _time_ns() // 1_000_000
         try:
             known = self._tasks.get(task)
             if known is None:
-                return _Attempt(self, job, started_ms).fail(self._unknown(task))
+                return _Attempt(self, job, started_ms, slot).fail(self._unknown(task))
             try:
                 args, kwargs = known.arguments.decode(body)
             except ArgumentMismatch as error:
-                return _Attempt(self, job, started_ms).defer_or_fail(error, known)
+                return _Attempt(self, job, started_ms, slot).defer_or_fail(error, known)
             current = (job_id, attempt, extras, crashes, redelivered, known, self._worker)
             try:
                 value = (_call if known.app._run_layers is None else _call_within)(known, args, kwargs, current)
                 if type(value) is _COROUTINE:
-                    value = await value
+                    value = await (value if extras is None or extras[4][1] is None else Steps(value))
             except GiveBack:
                 raise
             except BaseException as error:
-                return _Attempt(self, job, started_ms).retry_or_fail(error, known)
-            return self._succeed(job, known, value, started_ms)
+                return _Attempt(self, job, started_ms, slot).retry_or_fail(error, known)
+            return self._succeed(job, known, value, started_ms, slot)
         except GiveBack:
             return GIVEN_BACK, 0, None, None, None
         except BaseException as error:
-            return _Attempt(self, job, started_ms).fail(error)
+            return _Attempt(self, job, started_ms, slot).fail(error)
 
-    def _succeed(self, job: Delivered, known: AnyTask[..., Any], value: object, started_ms: int) -> Outcome:
+    def _succeed(
+        self, job: Delivered, known: AnyTask[..., Any], value: object, started_ms: int, slot: SlotLink | None
+    ) -> Outcome:
         # What is left of the two ways to run is in them twice: each call more costs a job some 4 % of `run`.
         task, job_id, attempt, crashes, _, wants_result, enqueued_ms, _, notes, _ = job
         finished_ms = _time_ns() // 1_000_000
@@ -146,14 +166,23 @@ class Runner:
                 raise
             except BaseException as error:
                 # Not tried again: the task did its work, only its result can't be sent.
-                return _Attempt(self, job, started_ms).fail(error)
+                return _Attempt(self, job, started_ms, slot).fail(error)
         if _is_logged(logging.INFO):
             _log(logging.INFO, "%s %s succeeded in %d ms", task, job_id, finished_ms - started_ms)
         return SUCCEEDED, 0, encoded, None, None
 
-    def fail(self, job: Delivered, error: BaseException) -> Outcome:
-        """Record that an attempt failed which never came to run."""
-        return _Attempt(self, job, _time_ns() // 1_000_000).fail(error)
+    def fail(self, job: Delivered, error: BaseException, slot: SlotLink | None) -> Outcome:
+        """Record that an attempt failed outside of ``run``."""
+        return _Attempt(self, job, _time_ns() // 1_000_000, slot).fail(error)
+
+    def overrule(self, job: Delivered, slot: SlotLink) -> Outcome:
+        """Record that an attempt failed whose time was over, though its task has returned."""
+        timeout_ms = (job[9] or NO_EXTRAS)[4][0] or 0
+        attempt = _Attempt(self, job, _time_ns() // 1_000_000 - timeout_ms, slot)
+        try:
+            return attempt.retry_or_fail(JobInterrupt(), self._tasks[job[0]])
+        except GiveBack:
+            return GIVEN_BACK, 0, None, None, None
 
     @property
     def has_event_loop(self) -> bool:
@@ -164,6 +193,19 @@ class Runner:
         if self._loop is not None:
             self._loop.close()
             self._loop = None
+
+    @property
+    def running_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop on which ``run`` waits for an ``async def``."""
+        return None if self.awaited is None or self._loop is None else self._loop.get_loop()
+
+    def _await(self, coroutine: Any, extras: Extras | None, context: contextvars.Context) -> Any:
+        awaited = _awaited(coroutine, extras is not None and extras[4][1] is not None)
+        self.awaited = awaited
+        try:
+            return self._event_loop().run(awaited, context=context)
+        finally:
+            self.awaited = None
 
     def _event_loop(self) -> asyncio.Runner:
         # Kept between jobs, as are the connection pools that tasks leave in it.
@@ -182,18 +224,22 @@ class _Attempt:
     """The attempt that runs, and the ways in which it can end."""
 
     __slots__ = (
-        "_attempt", "_body", "_crashes", "_enqueued_ms", "_extras", "_job_id", "_notes", "_runner", "_started_ms",
-        "_task", "_wants_result",
+        "_attempt", "_body", "_crashes", "_enqueued_ms", "_extras", "_job_id", "_notes", "_runner", "_slot",
+        "_started_ms", "_task", "_wants_result",
     )  # fmt: skip
 
-    def __init__(self, runner: Runner, job: Delivered, started_ms: int) -> None:
+    def __init__(self, runner: Runner, job: Delivered, started_ms: int, slot: SlotLink | None) -> None:
         self._runner = runner
+        self._slot = slot
         self._started_ms = started_ms
         self._task, self._job_id, self._attempt, self._crashes, _, wants_result, enqueued_ms, body, notes, extras = job
         self._wants_result, self._enqueued_ms, self._body, self._notes = wants_result, enqueued_ms, body, notes
         self._extras = extras or NO_EXTRAS
 
     def retry_or_fail(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome:
+        if self._was_cancelled(error):
+            return self._cancel()
+        error = self._meant(error)
         try:
             outcome = self._retry(error, task)
         except GiveBack:
@@ -204,11 +250,32 @@ class _Attempt:
             return self.fail(error)
         return outcome or self.fail(self._without_retry(error, task))
 
+    def _was_cancelled(self, error: BaseException) -> bool:
+        return self._slot is not None and self._slot.heard == CANCEL and not isinstance(error, Exception)
+
+    def _cancel(self) -> Outcome:
+        _log(logging.WARNING, "%s %s was cancelled while it ran", self._task, self._job_id)
+        return CANCELLED, 0, None, b"it was cancelled while it ran", None
+
+    def _meant(self, error: BaseException) -> BaseException:
+        """Return the error that an attempt failed with. Of one whose time was over, whatever it made of that."""
+        if isinstance(error, _OwnTimeout):
+            return error
+        if isinstance(error, _Over):
+            return _timeout(str(error), None)
+        if self._slot is None or self._slot.heard != HARD:
+            return error
+        timeout_s = (self._extras[4][0] or 0) / 1000
+        return _timeout(f"{self._task} ran longer than its timeout of {timeout_s:g} s", error)
+
     def _retry(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome | None:
         # A job that was retried after it had failed for good has all of its task's retries again.
-        _, attempts_before, of_call, _ = self._extras
+        _, attempts_before, of_call, _, _ = self._extras
         retries = self._attempt - attempts_before
-        delay_ms = task.retry_policy.delay_ms(error, retries, of_call)
+        policy = task.retry_policy
+        if isinstance(error, _OwnTimeout) and not policy.names(TaskTimeout):
+            return None
+        delay_ms = policy.delay_ms(error, retries, of_call)
         if delay_ms is None:
             return None
         limit = task.retry_policy.limit(of_call)
@@ -263,6 +330,9 @@ class _Attempt:
         return note.attempt == self._attempt and note.qualname == ArgumentMismatch.__qualname__
 
     def fail(self, error: BaseException) -> Outcome:
+        if self._was_cancelled(error):
+            return self._cancel()
+        error = self._meant(error)
         masking = self._masking()
         try:
             record, listing = self._record(error, masking), listing_of(error, self._preview(), masking)
@@ -334,10 +404,92 @@ class _Attempt:
         )
 
 
+class _OwnTimeout(TaskTimeout):
+    """The end of this attempt's own time, and not of another job's that it waited for."""
+
+
+# As it is recorded.
+_OwnTimeout.__module__, _OwnTimeout.__qualname__ = TaskTimeout.__module__, TaskTimeout.__qualname__
+
+
+def _timeout(text: str, error: BaseException | None) -> BaseException:
+    """Make the error of an attempt whose time was over; ``error`` shows where it was."""
+    timeout = _OwnTimeout(text)
+    if error is not None:
+        timeout.__traceback__ = _without_handler(error.__traceback__)
+        if not isinstance(error, (JobInterrupt, asyncio.CancelledError)):
+            timeout.__context__ = error
+    return timeout
+
+
+def _without_handler(frames: TracebackType | None) -> TracebackType | None:
+    """Leave out the signal handler that raised the error, the last frame, if one did."""
+    frame = frames
+    while frame is not None and frame.tb_next is not None:
+        if frame.tb_next.tb_next is None and frame.tb_next.tb_frame.f_code.co_name == HANDLER:
+            frame.tb_next = None
+        else:
+            frame = frame.tb_next
+    return frames
+
+
+# The name of each signal handler that raises in a task.
+HANDLER = "_hear_signal"
+
+
+class Steps:
+    """Awaits a task's coroutine. A soft limit reaches a job that waits as a cancellation, which becomes ``SoftTimeout``
+    here."""
+
+    __slots__ = ("_coroutine", "is_due")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
+        self.is_due = False
+
+    def __await__(self) -> Any:
+        return self
+
+    def __iter__(self) -> Steps:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        # What it waited for has kept the cancellation to itself.
+        return self._tell() if self.is_due else self._coroutine.send(value)
+
+    def throw(self, error: Any, *rest: Any) -> Any:
+        if self.is_due and isinstance(error, asyncio.CancelledError):
+            return self._tell()
+        return self._coroutine.throw(error, *rest)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def _tell(self) -> Any:
+        self.is_due = False
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+        return self._coroutine.throw(SoftTimeout())
+
+
+async def _awaited(coroutine: Coroutine[Any, Any, Any], has_soft_limit: bool) -> Any:
+    return await (Steps(coroutine) if has_soft_limit else coroutine)
+
+
+def _inherit(headers: dict[str, str]) -> None:
+    if _OVER in headers:
+        raise _Over(headers[_OVER])
+    inherit(headers)
+
+
 def _call(task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any], current: Any) -> Any:
     running.set(current)
     if current[2] is not None:
-        inherit(current[2][3])
+        _inherit(current[2][3])
     return task.function(*args, **kwargs)
 
 
@@ -345,7 +497,7 @@ def _call_within(task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any
     """Call the task as the innermost of its app's middleware."""
     running.set(current)
     if current[2] is not None:
-        inherit(current[2][3])
+        _inherit(current[2][3])
     job, layers = current_job(), task.app._run_layers
     assert job is not None
     assert layers is not None

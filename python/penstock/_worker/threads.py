@@ -13,16 +13,24 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from penstock._jobs import interrupts
+from penstock._jobs.interrupts import EXCEPTIONS, JobInterrupt
 from penstock._worker.child import UNSOUND, leave_fork, stop, wake
-from penstock._worker.runner import Runner
+from penstock._worker.orders import is_within_task
+from penstock._worker.runner import Delivered, Runner
+from penstock.errors import SoftTimeout
 
 if TYPE_CHECKING:
-    from penstock._core import ChildLink
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from penstock._core import ChildLink, SlotLink
     from penstock._tasks.app import App
 
 logger = logging.getLogger("penstock")
@@ -53,7 +61,9 @@ class Threads:
     def run(self) -> None:
         """Return when all threads have ended in order."""
         ends = self._link.begin_threads(len(self._slots))
-        # A signal that interrupts a thread which waits at the socket; and, here, tells that this process is to end.
+        interrupts.slot_of = lambda job_id: getattr(_own, "slot", None)
+        # A signal that interrupts a thread which waits at the socket; and, here, tells of orders, or that this process is
+        # to end.
         signal.signal(signal.SIGURG, wake)
         bell, ringer = socket.socketpair()
         for each in (bell, ringer):
@@ -71,15 +81,16 @@ class Threads:
                 # From now on it takes jobs: one that it replaces may go.
                 self._tell_serving(len(self._slots))
             timeout = min(starts.values()) - time.monotonic() if starts else None
-            # The signal rings the bell too, so that is not listened to while there is somebody to nudge.
-            heard: list[int | socket.socket] = [ends] if self._is_ending else [ends, bell]
+            heard: list[int | socket.socket] = [ends, bell]
             if self._is_ending and self._link.nudge():
-                timeout = _NUDGE_EVERY_S
+                # That rings the bell too, which is not listened to while there is somebody to nudge.
+                heard, timeout = [ends], _NUDGE_EVERY_S
             ready, _, _ = select.select(heard, [], [], None if timeout is None else max(0.0, timeout))
             if bell in ready:
                 bell.recv(4096)
-                if self._link.is_closing:
+                if self._link.is_closing and not self._is_ending:
                     self._end()
+            self._obey()
             ended = os.read(ends, 4096 * NUMBER_BYTES) if ends in ready else b""
             for at in range(0, len(ended), NUMBER_BYTES):
                 slot = self._slots[int.from_bytes(ended[at : at + NUMBER_BYTES], "little")]
@@ -99,6 +110,14 @@ class Threads:
             self._tell_serving(len(self._slots) - len(waiting))
         if self._is_unsound:
             raise RuntimeError(UNSOUND)
+
+    def _obey(self) -> None:
+        """Carry out orders to jobs."""
+        ordered = [slot for slot in self._slots if slot.has_order]
+        if ordered:
+            frames = sys._current_frames()
+            for slot in ordered:
+                slot.obey(frames)
 
     def _end(self) -> None:
         self._is_ending = True
@@ -174,15 +193,39 @@ class _Slot:
 
     def _work(self) -> None:
         runner = Runner(self._threads._apps, self._threads._worker)
-        run, finish = runner.run, self._link.finish
-        for job in islice(self._link, 1) if self._threads._once else self._link:
-            finish(*run(job))
-            if runner.is_unsound:
-                self._threads.become_unsound()
+        runner.slot = _own.slot = slot = self._link
+        jobs: Iterator[Delivered] = islice(slot, 1) if self._threads._once else slot
+        while self._work_on(jobs, runner, slot):
+            pass
         self._threads._link.flush()
         self.is_over = True
         stop([hook for app in self._threads._apps for hook in app._slot_stop_hooks], "on_slot_stop")
         runner.close()
+
+    def _work_on(self, jobs: Iterator[Delivered], runner: Runner, slot: SlotLink) -> bool:
+        """Run jobs until there are no more, or an order to one of them comes when its task has just returned: True."""
+        run, finish, job = runner.run, slot.finish, None
+        try:
+            for job in jobs:
+                if finish(*run(job)):
+                    finish(*runner.overrule(job, slot))
+                if runner.is_unsound:
+                    self._threads.become_unsound()
+        except (JobInterrupt, SoftTimeout) as error:
+            if job is not None and slot.is_running:
+                finish(*runner.fail(job, error, slot))
+            return True
+        return False
+
+    @property
+    def has_order(self) -> bool:
+        return self._link.order() != 0
+
+    def obey(self, frames: dict[int, FrameType]) -> None:
+        """Carry out the order to the job that runs here, if it is in its task's own code."""
+        thread = self._thread
+        if thread is not None and thread.ident is not None and is_within_task(frames.get(thread.ident)):
+            self._link.strike(thread.ident, EXCEPTIONS)
 
     def give_up(self) -> None:
         """Nobody takes this slot again; its job, should its thread have left one, has crashed."""
@@ -198,3 +241,6 @@ class _Slot:
     def _reason(self) -> str:
         return f"the thread that ran it was lost: {self._why or 'C code has ended it (pthread_exit?)'}"
 
+
+# Of a slot's thread: the slot.
+_own = threading.local()

@@ -11,6 +11,7 @@ use penstock_message::{
     Answer, Consume, Delivery, Lease, Op, Query, ReleaseReason, StatusPage, StatusQuery, Tasks, Tx,
 };
 
+use super::orders::over;
 use super::{End, Phase, Supervisor, TICK};
 use crate::inbox::News;
 use crate::packet::job_bytes;
@@ -41,7 +42,12 @@ impl Settlements {
 
     pub(super) fn give_back(&mut self, deliveries: impl IntoIterator<Item = Delivery>) {
         for delivery in deliveries {
-            self.add(delivery, Outcome::Returned);
+            let outcome = match over(&delivery) {
+                None => Outcome::Returned,
+                // Nobody has failed it yet. As a crash it is counted, and does not run again where that is not allowed.
+                Some(reason) => Outcome::Crashed { reason },
+            };
+            self.add(delivery, outcome);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::mem::take;
+use std::mem::{replace, take};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -63,6 +63,10 @@ pub(super) struct Child {
     pub(super) closing: Option<Closing>,
     /// Whether it was for one job, which has ended.
     is_spent: bool,
+    /// This supervisor has had it killed for what it ran.
+    is_ended: bool,
+    /// People were told that it has a slot which is lost.
+    is_told_lost: bool,
 }
 
 impl Child {
@@ -80,6 +84,8 @@ impl Child {
             old_at: None,
             closing: None,
             is_spent: false,
+            is_ended: false,
+            is_told_lost: false,
         }
     }
 
@@ -88,6 +94,11 @@ impl Child {
             life: Life::Spare,
             ..Self::new(0, ring, now)
         }
+    }
+
+    /// Whether people were not told yet that it has a slot which is lost; from here on they were.
+    pub(super) fn is_told_lost(&mut self) -> bool {
+        !replace(&mut self.is_told_lost, true)
     }
 }
 
@@ -200,6 +211,7 @@ impl Supervisor {
             child.serving = 0;
         }
         self.recycling.forget();
+        self.evicted.clear();
         // All are dead: what was not begun is as good as new, and what was has crashed.
         for place in self.outstanding.all_places() {
             for job in self.take_lost(place) {
@@ -396,6 +408,7 @@ impl Supervisor {
         let is_closing = child.closing.is_some();
         let jobs = self.bury(number, &reason);
         self.alive -= 1;
+        self.forget_evicted(number);
         let child = &mut self.children[number as usize];
         self.pools[child.pool].child_went(take(&mut child.serving));
         // One that was for one job has pulled no other.
@@ -406,7 +419,8 @@ impl Supervisor {
             self.children[number as usize].life = Life::Gone;
             return;
         }
-        let was_told_to = is_closing || self.children[number as usize].is_spent;
+        let is_ended = self.children[number as usize].is_ended;
+        let was_told_to = is_closing || is_ended || self.children[number as usize].is_spent;
         if jobs == 0 && !was_told_to {
             tracing::error!(pid, process = number, "an idle process was lost: {reason}");
         }
@@ -415,12 +429,32 @@ impl Supervisor {
         }
         let child = &mut self.children[number as usize];
         child.failures = match child.jobs {
-            0 => child.failures + 1,
+            // What it ran has taken its time.
+            0 if !child.is_ended => child.failures + 1,
             _ => 0,
         };
         child.life = Life::Wanted {
             from: now + pause_before_fork(child.failures, jobs > 0),
         };
+    }
+
+    pub(super) fn pid_of(&self, number: u32) -> Option<i32> {
+        match self.children.get(number as usize)?.life {
+            Life::Alive { pid } => Some(pid),
+            _ => None,
+        }
+    }
+
+    /// Kills a child for what it runs: of that, only those are to blame that were condemned.
+    pub(super) fn end_child(&mut self, number: u32) {
+        let child = &mut self.children[number as usize];
+        child.is_ended = true;
+        if matches!(child.life, Life::Alive { .. })
+            && let Some(zygote) = &mut self.zygote
+        {
+            // A zygote that can't be told is dead, and its children with it.
+            let _ = zygote.kill_child(number);
+        }
     }
 
     /// Settles what a dead child leaves: its outcomes count, what it had not begun is as good as new, and each job that it
@@ -430,11 +464,18 @@ impl Supervisor {
         let places = self.outstanding.places_of(Some(number));
         let guilty = self.outstanding.pages.fault(number);
         let guilty = guilty.filter(|guilty| places.contains(guilty));
+        let is_ended = self.children[number as usize].is_ended;
         let mut begun = Vec::new();
         for place in places {
+            // The others in a process that was killed for one are innocent.
             let is_named = guilty.map(|guilty| guilty == place);
+            let is_named = is_named.or(is_ended.then_some(false));
+            let condemned = self.why_condemned(place);
             let jobs = self.take_lost(place);
-            begun.extend(jobs.into_iter().map(|job| (is_named, job)));
+            match condemned {
+                Some(condemned) => self.settle_condemned(condemned, jobs),
+                None => begun.extend(jobs.into_iter().map(|job| (is_named, job))),
+            }
         }
         let jobs = begun.len();
         let (mut spared, mut suspects) = (0, BTreeSet::new());
@@ -596,6 +637,10 @@ impl Supervisor {
                 note: note(),
                 cost_us,
             },
+            Kind::Cancelled => Outcome::Cancelled {
+                reason: String::from_utf8_lossy(frame.note).into_owned(),
+                cost_us,
+            },
             Kind::Lost => {
                 let reason = String::from_utf8_lossy(frame.note).into_owned();
                 let (job, task) = (ended.jobs.message.id, &ended.jobs.message.task);
@@ -604,6 +649,9 @@ impl Supervisor {
             }
         };
         self.settlements.add(ended.jobs, outcome);
+        if self.is_evicted(number) {
+            self.look_at_evicted(number, Instant::now());
+        }
         Some(())
     }
 

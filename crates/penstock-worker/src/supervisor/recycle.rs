@@ -250,7 +250,6 @@ impl Supervisor {
 
     /// Closes a process that can serve no more, and has another follow. False: too many are closed already, and this one
     /// is left as it is.
-    #[expect(dead_code, reason = "time limits will use it")]
     pub(super) fn evict(&mut self, number: u32, now: Instant) -> bool {
         let child = &self.children[number as usize];
         let is_serving = matches!(child.life, Life::Alive { .. }) && child.closing.is_none();

@@ -1,0 +1,286 @@
+//! Time limits of running jobs: what is due when. The supervisor keeps them, since whatever runs a job may be stuck.
+//!
+//! ```text
+//!     began ──── soft limit ──────── limit ────────── + kill grace
+//!                Order::Soft         Order::Hard      the process is killed, or evicted
+//! ```
+//!
+//! A job without limits costs nothing here. One with limits is looked at when the first of them can be over at the
+//! earliest, and not before: nobody has to tell when it begins.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use penstock_message::Message;
+
+use crate::order::Order;
+
+/// A signal may come when its order can't be carried out: the job is at an import, or keeps orders off. So it is repeated,
+/// after longer and longer pauses.
+const FIRST_REPEAT: Duration = Duration::from_millis(50);
+const LAST_REPEAT: Duration = Duration::from_secs(5);
+
+/// How long an attempt may run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    pub soft: Option<Duration>,
+    pub hard: Option<Duration>,
+}
+
+impl Limits {
+    pub fn of(message: &Message) -> Self {
+        let Some(extras) = message.extras.as_deref() else {
+            return Self::default();
+        };
+        Self {
+            soft: extras.soft_timeout_ms.map(Duration::from_millis),
+            hard: extras.timeout_ms.map(Duration::from_millis),
+        }
+    }
+
+    /// The limit that is over first.
+    pub fn first(self) -> Option<Duration> {
+        self.soft.into_iter().chain(self.hard).min()
+    }
+}
+
+/// What was ordered of a running job.
+#[derive(Clone, Copy, Debug)]
+pub struct Ordered {
+    pub index: usize,
+    pub order: Order,
+    repeat_at: Instant,
+    pause: Duration,
+    /// By then the job must have ended.
+    end_by: Option<Instant>,
+    /// It had not, so that its process is to end.
+    pub is_condemned: bool,
+}
+
+/// What is to be done about a running job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    Nothing,
+    /// Its order is to be written.
+    Give(Order),
+    /// Its child is to be reminded of the order.
+    Remind,
+    /// It has not ended in time.
+    Condemn,
+}
+
+impl Ordered {
+    pub fn new(index: usize, order: Order, now: Instant, grace: Duration) -> Self {
+        Self {
+            index,
+            order,
+            repeat_at: now + FIRST_REPEAT,
+            pause: FIRST_REPEAT,
+            end_by: (order >= Order::Cancel).then_some(now + grace),
+            is_condemned: false,
+        }
+    }
+
+    /// The same job is ordered more.
+    pub fn raise(&mut self, order: Order, now: Instant, grace: Duration) {
+        let end_by = self.end_by;
+        *self = Self {
+            is_condemned: self.is_condemned,
+            ..Self::new(self.index, order, now, grace)
+        };
+        // A job that was cancelled has no longer, because its limit is over too.
+        self.end_by = end_by.or(self.end_by);
+    }
+
+    fn remind(&mut self, now: Instant) {
+        self.pause = LAST_REPEAT.min(2 * self.pause);
+        self.repeat_at = now + self.pause;
+    }
+}
+
+/// Decides about a job that has run for so long. Returns when to look again, too; `None`: nothing more can come.
+pub fn step(
+    limits: Limits,
+    age: Duration,
+    ordered: Option<&mut Ordered>,
+    has_heard: bool,
+    now: Instant,
+) -> (Step, Option<Instant>) {
+    let level = ordered.as_ref().map(|ordered| ordered.order);
+    let at = |limit: Duration| now + limit.saturating_sub(age);
+    let is_over = |limit: Option<Duration>| limit.is_some_and(|limit| limit <= age);
+    let hard = limits.hard.filter(|_| level < Some(Order::Hard));
+    let soft = limits.soft.filter(|_| level < Some(Order::Soft));
+    if is_over(hard) {
+        return (Step::Give(Order::Hard), Some(now));
+    }
+    if is_over(soft) {
+        return (Step::Give(Order::Soft), Some(now));
+    }
+    let mut next: Vec<Instant> = hard.into_iter().chain(soft).map(at).collect();
+    let Some(ordered) = ordered else {
+        return (Step::Nothing, next.into_iter().min());
+    };
+    let mut step = Step::Nothing;
+    if !has_heard {
+        if ordered.repeat_at <= now {
+            ordered.remind(now);
+            step = Step::Remind;
+        }
+        next.push(ordered.repeat_at);
+    }
+    if let Some(end_by) = ordered.end_by {
+        if end_by <= now {
+            ordered.is_condemned = true;
+            step = Step::Condemn;
+            // Whether it was possible to evict its process is not known here.
+            next.push(now + LAST_REPEAT);
+        } else {
+            next.push(end_by);
+        }
+    }
+    (step, next.into_iter().min())
+}
+
+/// When to look at which place, each once.
+pub struct Alarms {
+    at: Vec<Option<Instant>>,
+    queue: BTreeSet<(Instant, u32)>,
+}
+
+impl Alarms {
+    pub fn new(places: usize) -> Self {
+        Self {
+            at: vec![None; places],
+            queue: BTreeSet::new(),
+        }
+    }
+
+    /// Has the place looked at by then at the latest. An earlier time that is set stays: what it was for may have ended,
+    /// and to look in vain is cheaper than to take each of them back.
+    pub fn by(&mut self, place: usize, at: Instant) {
+        if self.at[place].is_some_and(|set| set <= at) {
+            return;
+        }
+        if let Some(set) = self.at[place].replace(at) {
+            self.queue.remove(&(set, place as u32));
+        }
+        self.queue.insert((at, place as u32));
+    }
+
+    pub fn next(&self) -> Option<Instant> {
+        self.queue.first().map(|(at, _)| *at)
+    }
+
+    /// A place that is to be looked at now.
+    pub fn pop(&mut self, now: Instant) -> Option<usize> {
+        let (at, place) = *self.queue.first()?;
+        if at > now {
+            return None;
+        }
+        self.queue.pop_first();
+        self.at[place as usize] = None;
+        Some(place as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GRACE: Duration = Duration::from_secs(5);
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// Follows a job that never ends, in the words of its steps and when they come, until it is condemned.
+    fn followed(limits: Limits, hears: bool, until_ms: u64) -> String {
+        let start = Instant::now();
+        let mut ordered: Option<Ordered> = None;
+        let mut now = start;
+        let mut told = Vec::new();
+        while now < start + ms(until_ms) {
+            let heard = hears && ordered.is_some();
+            let (step, next) = step(limits, now - start, ordered.as_mut(), heard, now);
+            let at = (now - start).as_millis();
+            match step {
+                Step::Nothing => {}
+                Step::Give(order) => {
+                    told.push(format!("{order:?} {at}"));
+                    match &mut ordered {
+                        Some(ordered) => ordered.raise(order, now, GRACE),
+                        None => ordered = Some(Ordered::new(0, order, now, GRACE)),
+                    }
+                }
+                Step::Remind => told.push(format!("remind {at}")),
+                Step::Condemn => {
+                    told.push(format!("condemn {at}"));
+                    break;
+                }
+            }
+            match next {
+                Some(next) => now = next,
+                None => break,
+            }
+        }
+        told.join(", ")
+    }
+
+    #[test]
+    fn a_job_is_warned_then_stopped_then_condemned_each_in_its_time() {
+        let check = |soft: Option<u64>, hard: Option<u64>, hears, expected: &str| {
+            let limits = Limits {
+                soft: soft.map(ms),
+                hard: hard.map(ms),
+            };
+            assert_eq!(followed(limits, hears, 60_000), expected);
+        };
+        check(None, None, true, "");
+        check(Some(100), None, true, "Soft 100");
+        check(None, Some(100), true, "Hard 100, condemn 5100");
+        check(
+            Some(100),
+            Some(300),
+            true,
+            "Soft 100, Hard 300, condemn 5300",
+        );
+        // One that can't be interrupted is reminded, ever less often.
+        let reminded: Vec<String> = [150, 250, 450, 850, 1650, 3250]
+            .map(|at| format!("remind {at}"))
+            .to_vec();
+        let expected = format!("Hard 100, {}, condemn 5100", reminded.join(", "));
+        check(None, Some(100), false, &expected);
+    }
+
+    #[test]
+    fn a_cancelled_job_gains_no_time_by_its_limit() {
+        let start = Instant::now();
+        let mut ordered = Ordered::new(0, Order::Cancel, start, GRACE);
+        ordered.raise(Order::Hard, start + ms(4_000), GRACE);
+        let limits = Limits {
+            soft: None,
+            hard: Some(ms(4_000)),
+        };
+        let now = start + GRACE;
+        let (step, _) = step(limits, GRACE, Some(&mut ordered), true, now);
+        assert_eq!((step, ordered.is_condemned), (Step::Condemn, true));
+    }
+
+    #[test]
+    fn a_place_is_looked_at_at_the_earliest_of_its_times_and_once() {
+        let start = Instant::now();
+        let mut alarms = Alarms::new(3);
+        alarms.by(0, start + ms(30));
+        alarms.by(1, start + ms(20));
+        alarms.by(1, start + ms(40));
+        alarms.by(2, start + ms(50));
+        alarms.by(2, start + ms(10));
+        assert_eq!(alarms.next(), Some(start + ms(10)));
+        assert_eq!(alarms.pop(start), None);
+        let popped: Vec<_> = std::iter::from_fn(|| alarms.pop(start + ms(60))).collect();
+        assert_eq!((popped, alarms.next()), (vec![2, 1, 0], None));
+        alarms.by(1, start + ms(90));
+        assert_eq!(alarms.next(), Some(start + ms(90)));
+    }
+}

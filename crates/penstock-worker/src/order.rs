@@ -1,0 +1,74 @@
+//! Orders to running jobs: what a supervisor can ask of one, and the word in which it does.
+//!
+//! ```text
+//!      63          32 31       22 21                  2 1    0
+//!     ┌──────────────┬───────────┬─────────────────────┬──────┐
+//!     │ sequence  32 │ index  10 │                   0 │ what │
+//!     └──────────────┴───────────┴─────────────────────┴──────┘
+//! ```
+//!
+//! The word names the job: the packet's sequence number and the job's index in it. So an order to a job that has ended
+//! meanwhile is for nobody, however late its child reads it.
+
+/// An order to a running job; each outdoes those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Order {
+    /// Its soft limit is over: it may wind up.
+    Soft = 1,
+    /// It was cancelled.
+    Cancel = 2,
+    /// Its time is over.
+    Hard = 3,
+}
+
+impl Order {
+    pub fn from_bits(bits: u64) -> Option<Self> {
+        match bits & 3 {
+            1 => Some(Self::Soft),
+            2 => Some(Self::Cancel),
+            3 => Some(Self::Hard),
+            _ => None,
+        }
+    }
+}
+
+/// A job of a packet that is out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobAt {
+    pub sequence: u32,
+    pub index: usize,
+}
+
+impl JobAt {
+    /// The word of an order to this job; `None`: of no order.
+    pub fn word(self, order: Option<Order>) -> u64 {
+        let what = order.map_or(0, |order| order as u64);
+        u64::from(self.sequence) << 32 | (self.index as u64 & 0x3ff) << 22 | what
+    }
+
+    /// What a word orders of this job, if it is about this one.
+    pub fn order_in(self, word: u64) -> Option<Order> {
+        let is_about_it = word & !3 == self.word(None);
+        Order::from_bits(word).filter(|_| is_about_it)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_is_for_one_job_alone() {
+        let job = |sequence, index| JobAt { sequence, index };
+        for order in [Order::Soft, Order::Cancel, Order::Hard] {
+            let word = job(7, 255).word(Some(order));
+            assert_eq!(job(7, 255).order_in(word), Some(order));
+            assert_eq!(job(7, 254).order_in(word), None);
+            assert_eq!(job(8, 255).order_in(word), None);
+            assert_eq!(job(u32::MAX, 255).order_in(word), None);
+        }
+        assert_eq!(job(0, 0).order_in(0), None, "there is none");
+        assert!(Order::Soft < Order::Cancel && Order::Cancel < Order::Hard);
+    }
+}

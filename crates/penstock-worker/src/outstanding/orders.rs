@@ -1,0 +1,140 @@
+//! Orders to jobs that run, and the limits by which most of them come.
+
+use std::time::{Duration, Instant};
+
+use penstock_message::{Delivery, Lease};
+
+use super::Outstanding;
+use crate::limits::{Limits, Ordered, Step, step};
+use crate::order::{JobAt, Order};
+use crate::page::steady_ns;
+use crate::policy::TaskIndex;
+
+/// A job that runs, as its child says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Running {
+    pub place: usize,
+    pub child: u32,
+    pub job: JobAt,
+}
+
+/// What became of an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given {
+    /// The child is to be signalled.
+    Now(Running),
+    /// This, or more, was ordered before.
+    Before,
+    /// The job runs no more, or not yet.
+    NotRunning,
+}
+
+impl Outstanding {
+    /// The place of a job, and which of its packet it is.
+    pub fn find(&self, lease: &Lease) -> Option<(usize, usize)> {
+        self.used.iter().find_map(|place| {
+            let jobs = &self.packets[place].as_ref()?.jobs;
+            let is_it =
+                |job: &Option<Delivery>| job.as_ref().is_some_and(|job| job.lease == *lease);
+            Some((place, jobs.iter().position(is_it)?))
+        })
+    }
+
+    /// The job that runs of the packet at this place.
+    pub fn running(&self, place: usize) -> Option<Running> {
+        let packet = self.packets[place].as_ref()?;
+        let claim = self.pages.claim(place).read();
+        let index = claim.begun.checked_sub(1)?;
+        // Only indices, to be checked.
+        packet.jobs.get(index)?.as_ref()?;
+        Some(Running {
+            place,
+            child: claim.owner?,
+            job: JobAt {
+                sequence: packet.sequence,
+                index,
+            },
+        })
+    }
+
+    /// Orders the job at an index of a packet to do so, if it runs. What runs after it is never hit: the order names it.
+    pub fn order(
+        &mut self,
+        place: usize,
+        index: usize,
+        order: Order,
+        now: Instant,
+        grace: Duration,
+    ) -> Given {
+        let running = self.running(place).filter(|it| it.job.index == index);
+        let (Some(running), Some(packet)) = (running, &mut self.packets[place]) else {
+            return Given::NotRunning;
+        };
+        match packet.ordered.as_mut().filter(|it| it.index == index) {
+            Some(ordered) if ordered.order >= order => return Given::Before,
+            Some(ordered) => ordered.raise(order, now, grace),
+            None => packet.ordered = Some(Ordered::new(index, order, now, grace)),
+        }
+        self.pages.claim(place).order(running.job, order);
+        self.alarms.by(place, now);
+        Given::Now(running)
+    }
+
+    /// When a limit of a job that runs can be over, or what it was ordered is to be seen after, at the earliest.
+    pub fn next_alarm(&self) -> Option<Instant> {
+        self.alarms.next()
+    }
+
+    /// A place of [`Outstanding::next_alarm`] whose time has come.
+    pub fn pop_alarm(&mut self, now: Instant) -> Option<usize> {
+        self.alarms.pop(now)
+    }
+
+    /// What is to be done now about the job that runs at a place.
+    pub fn look_at_limits(&mut self, place: usize, now: Instant) -> Option<(Running, Step)> {
+        let running = self.running(place);
+        let cell = self.pages.claim(place);
+        let packet = self.packets[place].as_mut()?;
+        // Each of those behind it may begin now, and is then looked at in time.
+        let behind = packet.limit.map(|limit| now + limit);
+        let Some(running) = running else {
+            behind.into_iter().for_each(|at| self.alarms.by(place, at));
+            return None;
+        };
+        let index = running.job.index;
+        let behind = behind.filter(|_| index + 1 < packet.jobs.len());
+        let delivery = packet.jobs[index].as_ref()?;
+        packet.ordered.take_if(|ordered| ordered.index != index);
+        // A child that has lost its mind could say that its job began before it was sent.
+        let since_ns = cell.since_ns().max(packet.sent_ns);
+        let age = Duration::from_nanos(steady_ns().saturating_sub(since_ns));
+        let heard = cell.heard(running.job);
+        let ordered = packet.ordered.as_mut();
+        let has_heard = ordered.as_ref().is_some_and(|it| heard >= Some(it.order));
+        let limits = Limits::of(&delivery.message);
+        let (step, next) = step(limits, age, ordered, has_heard, now);
+        for at in next.into_iter().chain(behind) {
+            self.alarms.by(place, at);
+        }
+        Some((running, step))
+    }
+
+    /// What was ordered of the job that runs at a place and has not ended in time.
+    pub fn condemned(&self, place: usize) -> Option<(usize, Order)> {
+        let ordered = self.packets[place].as_ref()?.ordered?;
+        ordered
+            .is_condemned
+            .then_some((ordered.index, ordered.order))
+    }
+
+    /// The pool and the task of the packet at a place.
+    pub fn task(&self, place: usize) -> Option<(usize, TaskIndex)> {
+        let packet = self.packets[place].as_ref()?;
+        Some((packet.pool, packet.task))
+    }
+
+    /// The open job at an index of a packet.
+    pub fn job(&self, place: usize, index: usize) -> Option<&Delivery> {
+        self.packets[place].as_ref()?.jobs.get(index)?.as_ref()
+    }
+}

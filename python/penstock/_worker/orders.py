@@ -1,0 +1,91 @@
+"""Orders of the supervisor to jobs that run here: their time is over, or they were cancelled.
+
+They come as a signal, which the main thread handles between two steps of whatever code it runs. So a handler raises in
+the task's own code, and nowhere else: neither in Penstock's, which reports how the job ended, nor in an import, which
+would leave half a module. Where it may not, the order stays, and the supervisor repeats its signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from penstock._jobs import interrupts
+from penstock._jobs.interrupts import EXCEPTIONS, SOFT
+from penstock._worker import runner
+from penstock._worker.runner import Steps
+
+if TYPE_CHECKING:
+    from penstock._core import SlotLink
+    from penstock._worker.runner import Runner
+
+# Within these a task's own code runs: a function, and what a loop's step goes through.
+_CALLS = frozenset({runner._call.__code__, runner._call_within.__code__})
+_AWAITS = frozenset({runner.Runner.run_on_loop.__code__, runner._awaited.__code__})
+_STEPS = frozenset({Steps.send.__code__, Steps.throw.__code__, Steps._tell.__code__})
+_OWN_FILE = runner.__file__
+_IMPORTS = "<frozen importlib._bootstrap>"
+
+
+def is_within_task(frame: FrameType | None) -> bool:
+    """Whether a thread that is at this frame is in a task's own code, and at no import."""
+    inner = None
+    while frame is not None:
+        code = frame.f_code
+        if code in _CALLS:
+            return True
+        if code in _AWAITS:
+            # Of its own steps, only those that the task's coroutine makes.
+            return inner is not None and inner.co_filename != _OWN_FILE
+        if code in _STEPS:
+            return inner is not None and inner not in _STEPS
+        if code.co_filename == _IMPORTS:
+            return False
+        inner, frame = code, frame.f_back
+    return False
+
+
+def interrupt(task: asyncio.Task[Any], slot: SlotLink) -> None:
+    """Carry out the order to a job that is suspended on the running loop; not yet where the job has not begun."""
+    awaited: Any = task.get_coro()
+    # Down to what the task's own coroutine is awaited by.
+    while awaited is not None and getattr(awaited, "cr_code", None) not in _AWAITS:
+        awaited = getattr(awaited, "cr_await", None)
+    steps = None if awaited is None else awaited.cr_await
+    if steps is None:
+        return
+    order = slot.take_order()
+    if order == SOFT and isinstance(steps, Steps):
+        steps.is_due = True
+    if order:
+        task.cancel()
+
+
+class OrdersOfProcess:
+    """Hears the orders for the one slot of a process, in its main thread."""
+
+    def __init__(self, slot: SlotLink, jobs: Runner) -> None:
+        self._slot = slot
+        self._runner = jobs
+        jobs.slot = slot
+        interrupts.slot_of = lambda job_id: slot
+        signal.signal(signal.SIGURG, self._hear_signal)
+
+    def _hear_signal(self, number: int, frame: FrameType | None) -> None:
+        slot = self._slot
+        if not slot.order():
+            return
+        if is_within_task(frame):
+            order = slot.take_order()
+            if order:
+                raise EXCEPTIONS[order - 1]()
+        elif (loop := self._runner.running_loop) is not None:
+            # It waits for something, in an `async def`.
+            loop.call_soon_threadsafe(self._interrupt, loop)
+
+    def _interrupt(self, loop: asyncio.AbstractEventLoop) -> None:
+        task = next((task for task in asyncio.all_tasks(loop) if task.get_coro() is self._runner.awaited), None)
+        if task is not None:
+            interrupt(task, self._slot)
