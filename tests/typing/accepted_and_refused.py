@@ -104,7 +104,9 @@ send.options(durability="tape")  # E: arg-type
 assert_type(send.options(retries=[1, 5]).delay("a"), Job[int])
 send.options(retries="3")  # E: arg-type
 send.options(backoff=3)  # E: call-arg
-send.options(timeout=3)  # E: call-arg
+assert_type(send.options(timeout=datetime.timedelta(minutes=1), soft_timeout=50).delay("a"), Job[int])
+send.options(timeout="1 m")  # E: arg-type
+send.options(time_limit=3)  # E: call-arg
 
 # Many at once
 assert_type(size.map(["a", "b"]), list[Job[float]])

@@ -3,11 +3,11 @@
 # No `from __future__ import annotations`: see `_public.py`.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from penstock import _core
-from penstock._durations import Seconds, duration_ms, is_a, is_int
+from penstock._durations import Seconds, duration_ms, is_a, is_int, is_number
 from penstock._public import public
 from penstock._tasks.retries import Retries, checked_retries
 from penstock.errors import NotOffered
@@ -51,6 +51,12 @@ class TaskOptions(TypedDict, total=False):
     """Errors among ``retry_on`` that are not worth another attempt. Default: none."""
     max_crashes: int
     """Number of deaths of its worker process at which the job is given up; 1: it never runs again. Default: 3."""
+    timeout: Seconds | None
+    """Time that an attempt may run. One that runs longer is stopped, and fails with ``TaskTimeout``. Default: no
+    limit."""
+    soft_timeout: Seconds | None
+    """Time after which ``SoftTimeout`` is raised in an attempt, for it to wind up; less than ``timeout``. Default:
+    never."""
     on_crash: Literal["retry", "fail"]
     """``"fail"``: never run it again after its worker process died, which makes it at most once."""
     slot: Slot
@@ -83,6 +89,10 @@ class JobOptions(TypedDict, total=False):
     retries: Retries
     """Number of attempts that may follow one that failed, or the delay before each, as for ``@app.task``. Default: the
     task's, in the worker's version of it."""
+    timeout: Seconds | None
+    """Time that an attempt may run; None: no limit. Default: the task's."""
+    soft_timeout: Seconds | None
+    """Time after which ``SoftTimeout`` is raised in an attempt; None: never. Default: the task's."""
     headers: Mapping[str, str]
     """Names and values that travel with the arguments, such as a trace or a tenant: at most 4 KiB in all. The task
     reads them as ``current_job().headers``, and jobs that it enqueues inherit them."""
@@ -104,6 +114,8 @@ class Options:
     durability: Durability = "disk"
     retries: int | tuple[int, ...] | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    timeout: Seconds | None = None
+    soft_timeout: Seconds | None = None
 
     def with_changes(self, changes: Mapping[str, Any]) -> "Options":
         refuse_unknown(changes, _JOB_OPTIONS, "options()")
@@ -134,6 +146,12 @@ class Options:
             expires_at_ms = _epoch_ms("expires", self.expires)
         elif self.expires is not None:
             expires_after_ms = duration_ms("expires", self.expires)
+        timeout_ms, soft_timeout_ms = _limit_ms("timeout", self.timeout), _limit_ms("soft_timeout", self.soft_timeout)
+        if timeout_ms is not None and soft_timeout_ms is not None and soft_timeout_ms >= timeout_ms:
+            raise ValueError(
+                f"soft_timeout must be less than timeout, which stops the job: they are {self.soft_timeout!r} and"
+                f" {self.timeout!r}"
+            )
         return _core.Options(
             self.task,
             queue=self.queue,
@@ -147,6 +165,8 @@ class Options:
             durability=self.durability,
             retries=self.retries,
             headers=list(self.headers.items()),
+            timeout_ms=timeout_ms,
+            soft_timeout_ms=soft_timeout_ms,
         )
 
 
@@ -155,9 +175,7 @@ _JOB_OPTIONS = frozenset(each.name for each in fields(Options)) - {"task", "max_
 
 # Names that options will have. Refused until then, so that no program has to change.
 _RESERVED = {
-    "timeout": "time limits",
-    "soft_timeout": "time limits",
-    "deadline": "time limits",
+    "deadline": "deadlines of jobs and what they enqueue",
     "unique": "unique jobs",
     "idempotency_key": "unique jobs",
     "single_flight": "unique jobs",
@@ -184,14 +202,14 @@ _HABITS = {
     "default_retry_delay": "it is backoff, or a list of delays as retries",
     "delay": "it is countdown",
     "every": "schedules are not offered yet",
-    "job_timeout": "it will be timeout; time limits are not offered yet",
+    "job_timeout": "it is timeout",
     "max_concurrency": "it will be max_running; limits on running jobs are not offered yet",
     "rate": "it will be rate_limit; rate limits are not offered yet",
     "slot": "the task says it for all of its jobs: @app.task(slot=...)",
     "serializer": "there is one encoding, and app.codec(...) for types of your own",
-    "soft_time_limit": "it will be soft_timeout; time limits are not offered yet",
+    "soft_time_limit": "it is soft_timeout",
     "throws": "no_retry_on names errors that are not worth another attempt",
-    "time_limit": "it will be timeout; time limits are not offered yet",
+    "time_limit": "it is timeout",
     "ttl": "it is expires for a job that waits, and result_ttl for its result",
 }
 
@@ -210,6 +228,17 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
                 close = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(known)}"
             raise TypeError(f"{where} got an unknown option {name!r}; {hint}")
+
+
+def _limit_ms(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    # What is no time at all, or too long, is refused as everywhere.
+    is_negative = (is_number(value) and value < 0) or (is_a(value, timedelta) and value < timedelta(0))
+    limit_ms = 0 if is_negative else duration_ms(name, value)
+    if limit_ms == 0:
+        raise ValueError(f"{name} must be at least a millisecond, not {value!r}; for no limit give None")
+    return limit_ms
 
 
 _HEADERS_BYTES = 4096

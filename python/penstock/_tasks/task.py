@@ -439,16 +439,18 @@ def _place(function: Callable[..., Any]) -> tuple[str, int]:
     return (code.co_filename, code.co_firstlineno) if code else (function.__module__, 0)
 
 
+# Options of a task that travel with each of its jobs.
+_OF_JOBS = frozenset(
+    {"queue", "priority", "expires", "result_ttl", "store_result", "durability", "timeout", "soft_timeout"}
+)
+
+
 def _job_options(name: str, options: TaskOptions) -> Options:
     on_crash = options.get("on_crash", "retry")
     if on_crash not in ("retry", "fail"):
         raise ValueError(f'on_crash must be "retry" or "fail", not {on_crash!r}')
     max_crashes = options.get("max_crashes", 3)
-    changes: Any = {
-        key: value
-        for key, value in options.items()
-        if key in ("queue", "priority", "expires", "result_ttl", "store_result", "durability")
-    }
+    changes: Any = {key: value for key, value in options.items() if key in _OF_JOBS}
     return Options(name, 1 if on_crash == "fail" else max_crashes).with_changes(changes)
 
 
