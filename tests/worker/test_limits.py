@@ -147,6 +147,25 @@ SOURCE = """
         except BaseException as error:
             raise ValueError("while it cleaned up") from error
 
+    class Slow:
+        pass
+
+    def encode_slowly(value: Slow) -> str:
+        time.sleep(0.5)
+        return "slow"
+
+    app.codec(Slow, encode_slowly, lambda text: Slow())
+
+    @app.task(soft_timeout=0.1, timeout=0.2)
+    @DEF returns_in_time() -> Slow:
+        return Slow()
+
+    @app.task(timeout=0.2)
+    @DEF imports() -> None:
+        import slow_to_import
+        note("imported", slow_to_import.is_whole)
+        loop()
+
     def spin(seconds: float) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -260,7 +279,7 @@ def test_a_job_ends_in_time_and_its_slot_serves_on(limits: Limits, kind: Kind, w
     ("kind", "way"), [case for case in CASES if case.values[0].is_shared and case.values[1] != "shielded"]
 )
 def test_neighbours_lose_nothing(limits: Limits, kind: Kind, way: str) -> None:
-    limits.start(kind)
+    worker = limits.start(kind)
     jobs = limits.tasks.neighbour.map(range(3))
     eventually(lambda: len(limits.notes("neighbour")) == 3)
     with pytest.raises(TaskTimeout):
@@ -272,6 +291,7 @@ def test_neighbours_lose_nothing(limits: Limits, kind: Kind, way: str) -> None:
     if way in kind.can_interrupt:
         assert set(runs.values()) == {1}
     assert max(runs.values()) <= 2
+    assert "guilty" not in worker.output, worker.output
 
 
 @named([THREAD])
@@ -367,6 +387,22 @@ def test_a_job_that_was_stopped_has_failed_whatever_it_makes_of_that(limits: Lim
         with pytest.raises(TaskTimeout) as caught:
             task.delay().result(timeout=60)
     assert "while it cleaned up" in str(caught.value.__cause__)
+
+
+@named(KINDS)
+def test_what_a_task_has_returned_in_time_is_kept_however_long_it_takes_to_store(limits: Limits, kind: Kind) -> None:
+    limits.start(kind, "--kill-grace", "30")
+    assert type(limits.tasks.returns_in_time.delay().result(timeout=60)).__name__ == "Slow"
+
+
+@named(KINDS)
+def test_an_import_is_never_interrupted_halfway(limits: Limits, kind: Kind) -> None:
+    limits.project.write("slow_to_import.py", "import time\ntime.sleep(0.5)\nis_whole = True\n")
+    worker = limits.start(kind, "--kill-grace", "30")
+    with pytest.raises(TaskTimeout):
+        limits.tasks.imports.delay().result(timeout=60)
+    assert limits.notes("imported") == ["True"]
+    assert "did not end within" not in worker.output
 
 
 @named(KINDS)
