@@ -22,6 +22,7 @@
 //! | threads.rs | what a process with many threads needs of its system |
 //! | huge_pages.rs | why a supervisor has none |
 //! | zygote.rs | the process that forks |
+//! | orphans.rs | processes that jobs have left behind |
 //! | files.rs | the limit of open files, and what passes |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
 //! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
@@ -41,6 +42,7 @@ pub mod inbox;
 mod limits;
 mod link;
 mod order;
+mod orphans;
 mod outstanding;
 mod packet;
 mod page;

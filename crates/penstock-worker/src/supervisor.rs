@@ -17,12 +17,13 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use penstock_message::{Delivery, SeededState};
 use rustix::net::{RecvFlags, recv};
 use rustix::process::Rlimit;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use crate::WorkerConfig;
 use crate::config::Connected;
 use crate::files::raise_limit;
 use crate::inbox::Inbox;
+use crate::orphans::{Orphans, reap};
 use crate::outstanding::{Left, NotSent, Outstanding};
 use crate::packet::job_bytes;
 use crate::policy::{Credit, HandOut, PacketEnd, TaskIndex};
@@ -43,8 +44,9 @@ mod recycle;
 const INBOX: Token = Token(0);
 const STOP_SIGNALS: Token = Token(1);
 const ZYGOTE: Token = Token(2);
+const ENDS: Token = Token(3);
 /// The socket that the children of pool n pull from is `FIRST_POOL + n`.
-const FIRST_POOL: usize = 3;
+const FIRST_POOL: usize = 4;
 /// The socket of child n is `FIRST_CHILD + n`.
 const FIRST_CHILD: usize = 16;
 
@@ -60,6 +62,11 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(3);
 const CONFIRM_WITHIN: Duration = Duration::from_secs(5);
 /// A zygote that has been told to kill its children is killed itself after this.
 const KILL_WITHIN: Duration = Duration::from_secs(1);
+/// A child of this process that has ended is waited for after this. Not at once: what another part of this program has
+/// started, as a local broker, that part waits for in a thread.
+const REAP_AFTER: Duration = Duration::from_secs(1);
+/// What jobs have started and left behind gets this long to end by itself, with the worker.
+const ORPHANS_WITHIN: Duration = Duration::from_secs(1);
 
 /// How a worker ended; `lib.rs` says which exit code each becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +113,10 @@ pub struct Supervisor {
     inbox: Arc<Inbox>,
     poll: Poll,
     stop_signals: UnixStream,
+    /// Where the system tells that a child of this process has ended.
+    ends: UnixStream,
+    orphans: Orphans,
+    reap_at: Option<Instant>,
     phase: Phase,
     end: End,
 
@@ -166,6 +177,7 @@ fn is_ignored(signal: i32) -> bool {
 
 impl Supervisor {
     pub fn new(config: WorkerConfig) -> io::Result<Self> {
+        let orphans = Orphans::adopt();
         let open_files = raise_limit();
         let poll = Poll::new()?;
         let waker = Waker::new(poll.registry(), INBOX)?;
@@ -183,6 +195,9 @@ impl Supervisor {
                 signal_hook::low_level::pipe::register(signal, raised.try_clone()?)?;
             }
         }
+        let (ends, ended) = UnixStream::pair()?;
+        ends.set_nonblocking(true)?;
+        signal_hook::low_level::pipe::register(SIGCHLD, ended)?;
         let layout = pools::lay_out(&config.pools);
         let sizes: Vec<(u32, u32)> = layout
             .iter()
@@ -211,6 +226,9 @@ impl Supervisor {
             inbox,
             poll,
             stop_signals,
+            ends,
+            orphans,
+            reap_at: None,
             phase: Phase::Loading,
             end: End::InOrder,
             zygote: None,
@@ -243,6 +261,7 @@ impl Supervisor {
             socket_buffer: vec![0; 64 * 1024],
         };
         supervisor.listen(&supervisor.stop_signals, STOP_SIGNALS, Interest::READABLE)?;
+        supervisor.listen(&supervisor.ends, ENDS, Interest::READABLE)?;
         for (pool, socket) in supervisor.outstanding.sockets() {
             supervisor.listen(&socket, Token(FIRST_POOL + pool), Interest::WRITABLE)?;
         }
@@ -277,6 +296,7 @@ impl Supervisor {
                     INBOX => {}
                     STOP_SIGNALS => self.hear_signals(),
                     ZYGOTE => self.hear_zygote(),
+                    ENDS => self.hear_ends(),
                     // Sent with the packets below.
                     Token(..FIRST_CHILD) => self.send_from = Some(Instant::now()),
                     Token(number) => self.collect((number - FIRST_CHILD) as u32),
@@ -322,6 +342,7 @@ impl Supervisor {
             self.next_overdue(),
             self.recycling.next(),
             self.next_limit(),
+            self.reap_at,
             self.zygote_from,
             self.send_from,
             self.collect_at,
@@ -334,6 +355,10 @@ impl Supervisor {
 
     /// The passing of time: ticks and phases.
     fn keep_time(&mut self, now: Instant) -> io::Result<()> {
+        if self.reap_at.is_some_and(|at| at <= now) {
+            self.reap_at = None;
+            reap(self.zygote.as_ref().and_then(Zygote::pid));
+        }
         if self.zygote_from.is_some_and(|from| from <= now) {
             self.start_zygote(now)?;
         }
@@ -489,6 +514,13 @@ impl Supervisor {
         }
     }
 
+    /// A child has ended: an orphan of a job, unless it is the zygote, which tells so by its closed socket.
+    fn hear_ends(&mut self) {
+        let mut heard = [0; 64];
+        while let Ok((_, 1..)) = recv(&self.ends, &mut heard[..], RecvFlags::empty()) {}
+        self.reap_at.get_or_insert(Instant::now() + REAP_AFTER);
+    }
+
     // From the first signal to the goodbye.
 
     fn hear_signals(&mut self) {
@@ -591,6 +623,14 @@ impl Supervisor {
     fn leave(&mut self) {
         if let Some(zygote) = self.zygote.take() {
             zygote.leave();
+        }
+        let killed = self.orphans.end(ORPHANS_WITHIN);
+        if killed > 0 {
+            tracing::warn!(
+                killed,
+                "processes that jobs have started did not end with the worker, and were killed. One that is to outlive it \
+                 needs a session of its own (start_new_session=True)"
+            );
         }
         let left = self.inbox.take().deliveries;
         self.settlements.give_back(left);

@@ -136,6 +136,9 @@ impl Zygote {
                 }
                 // It may keep the supervisor's, where the system will not have it otherwise.
                 let _ = setrlimit(Resource::Nofile, open_files);
+                // What jobs leave behind comes to it, and not to whoever adopts orphans on this machine.
+                #[cfg(target_os = "linux")]
+                rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
                 end_with_parent(supervisor)
             });
         }
@@ -224,10 +227,10 @@ impl Zygote {
         }
     }
 
-    /// Kills it and all that it has started, and says how it had ended (by itself, perhaps).
+    /// Kills it, and its children with it, and says how it had ended (by itself, perhaps).
     pub fn end(mut self) -> String {
         // Its number is its own until `wait`, even when it is dead already: no stranger is hit.
-        let group = Pid::from_raw(self.process.id() as i32);
+        let group = self.pid();
         if group.is_none_or(|group| kill_process_group(group, Signal::KILL).is_err()) {
             let _ = self.process.kill();
         }
@@ -238,6 +241,10 @@ impl Zygote {
             }
             Err(error) => format!("could not be waited for: {error}"),
         }
+    }
+
+    pub fn pid(&self) -> Option<Pid> {
+        Pid::from_raw(self.process.id() as i32)
     }
 
     /// Waits until it has ended by itself.

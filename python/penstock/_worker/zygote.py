@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -217,9 +218,11 @@ class Zygote:
             return
         if pid:
             os.close(reply_fd)
+            lead_group(pid)
             self._children[pid] = fork.child
             self._control.say(f"forked {fork.child} {pid}")
             return
+        lead_group(os.getpid())
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for bell in bells:
@@ -250,18 +253,60 @@ class Zygote:
         sys.exit(0)
 
     def _tell_deaths(self) -> None:
-        # By number, not "any child": an app may have children of its own here.
-        for pid, child in list(self._children.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                del self._children[pid]
-                self._control.say(f"died {child} {pid} {status}")
+        for pid, status in ends_of_children(self._children):
+            self._control.say(f"died {self._children.pop(pid)} {pid} {status}")
 
     def _signal(self, number: signal.Signals, only: int | None = None) -> None:
         for pid, child in self._children.items():
             if only in (None, child):
                 # Not another's number: it is waited for only where it leaves this list.
                 os.kill(pid, number)
+                if number == signal.SIGKILL:
+                    kill_group(pid)
+
+
+def lead_group(pid: int) -> None:
+    """Give a child a process group, which what its jobs start is in and ends with.
+
+    Both sides of the fork do: whichever is first, nothing is sent to a group that is not there yet.
+    """
+    with contextlib.suppress(OSError):
+        os.setpgid(pid, pid)
+
+
+def kill_group(pid: int) -> None:
+    """End all that a child's jobs have started and left behind. The child must not have been waited for."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def ends_of_children(children: Collection[int]) -> Iterator[tuple[int, int]]:
+    """Yield the number and the wait status of each of these that has ended, its group with it.
+
+    The others are waited for as well: orphans of jobs come to this process. Each end costs the same, however many
+    children there are.
+    """
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13, where no orphans come
+        for child in list(children):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                kill_group(child)
+                yield child, status
+        return
+    while (pid := _ended_child()) is not None:
+        if pid in children:
+            kill_group(pid)
+        _, status = os.waitpid(pid, 0)
+        if pid in children:
+            yield pid, status
+
+
+def _ended_child() -> int | None:
+    """Return the number of a child that has ended, which stays its own until it is waited for."""
+    with contextlib.suppress(ChildProcessError):
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return ended.si_pid if ended else None
+    return None
 
 
 def _received(bell: socket.socket) -> bool:

@@ -194,6 +194,8 @@ impl Supervisor {
         };
         self.ignore(&zygote);
         let how = zygote.end();
+        // Its children die with it. What they have started comes here, with nobody else left to end it.
+        self.orphans.kill();
         if self.end != End::App && matches!(self.phase, Phase::Loading | Phase::Serving) {
             self.zygotes_lost += 1;
             tracing::error!("the zygote, which forks the processes that run jobs, was lost: {how}");
