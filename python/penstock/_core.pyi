@@ -9,7 +9,17 @@ from typing import Any, TypeAlias, final
 
 from penstock._worker.runner import Delivered
 
-__all__ = ["ChildLink", "Client", "Consumer", "Options", "Port", "SlotLink", "__version__"]
+__all__ = [
+    "ChildLink",
+    "Client",
+    "Consumer",
+    "Options",
+    "Port",
+    "SlotLink",
+    "__version__",
+    "flush_c_output",
+    "use_large_pages",
+]
 
 __version__: str
 
@@ -193,6 +203,12 @@ class Consumer:
         """Return how many jobs are ready that it could take, and how many are taken and not settled."""
     def stop(self, timeout_s: float) -> None:
         """End every ``take``, and hand back jobs that have arrived and nobody took."""
+
+def use_large_pages() -> int:
+    """Have the kernel move this process's memory into large pages, and return the number of bytes that it did."""
+
+def flush_c_output() -> None:
+    """Write out what C code has printed and the C library still holds."""
 
 @final
 class ChildLink:

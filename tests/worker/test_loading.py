@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from project import Project
 from worker.odd_shop import Shop
@@ -146,6 +148,62 @@ def test_exit_handlers_of_the_app_run_in_each_process_in_order(project: Project)
     job = thing.work.delay()
     assert project.worker("thing:app", "-c", "1", "--burst").wait(30) == 0
     assert (project.directory / f"left-{job.result(timeout=30)}").exists()
+
+
+def test_a_process_leaves_in_order_and_is_not_taken_apart(project: Project) -> None:
+    """Finalising copies the whole heap of a fork: objects that are alive stay as they are."""
+    project.write(
+        "thing.py",
+        """
+        import atexit, concurrent.futures, ctypes, logging, logging.handlers, os, sys, threading, time
+        from pathlib import Path
+        from penstock import App
+
+        app = App("thing")
+
+        here = Path(__file__).parent
+
+        class Alive:
+            def __del__(self, write=os.write, pid=os.getpid):
+                write(2, b"finalised %d, " % pid())
+
+        # What modules of the app hold survives, once the collector does not look at it any more.
+        sys.alive = Alive()
+        kept = logging.handlers.MemoryHandler(1000, target=logging.FileHandler(here / "kept.log"))
+        logging.getLogger("kept").addHandler(kept)
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+
+        def goes_on(name) -> None:
+            time.sleep(0.2)
+            (here / name).touch()
+
+        def fails() -> None:
+            raise ValueError("an exit handler")
+
+        @app.task
+        def work() -> int:
+            threading.Thread(target=goes_on, args=("thread",)).start()
+            pool.submit(goes_on, "pool")
+            atexit.register((here / "exit").touch)
+            atexit.register(fails)
+            logging.getLogger("kept").error("buffered")
+            sys.stdout.write("by Python")
+            ctypes.CDLL(None).printf(b"by C")
+            return os.getpid()
+        """,
+    )
+    thing = project.tasks("thing.py")
+    del sys.__dict__["alive"]
+    job = thing.work.delay()
+    worker = project.worker("thing:app", "-c", "1", "--burst", PYTHONUNBUFFERED="")
+    assert worker.wait(30) == 0, worker.output
+    assert job.result(timeout=30)
+    for name in ("thread", "pool", "exit"):
+        assert (project.directory / name).exists(), name
+    assert (project.directory / "kept.log").read_text() == "buffered\n"
+    assert "by Python" in worker.output and "by C" in worker.output
+    assert "ValueError: an exit handler" in worker.output
+    assert "finalised" not in worker.output, "neither the process that ran it nor the zygote"
 
 
 def test_retries_and_failures_are_told_and_successes_only_when_asked(shop: Shop) -> None:

@@ -6,6 +6,7 @@ mod client;
 mod consumer;
 mod errors;
 mod failed;
+mod heap;
 mod ids;
 mod options;
 mod port;
@@ -24,6 +25,8 @@ mod _core {
     use crate::client::Client;
     #[pymodule_export]
     use crate::consumer::Consumer;
+    #[pymodule_export]
+    use crate::heap::{flush_c_output, use_large_pages};
     #[pymodule_export]
     use crate::options::Options;
     #[pymodule_export]

@@ -22,6 +22,7 @@
 //! | threads.rs | what a process with many threads needs of its system |
 //! | huge_pages.rs | why a supervisor has none |
 //! | zygote.rs | the process that forks |
+//! | heap.rs | its memory in large pages, so that forks are cheap |
 //! | orphans.rs | processes that jobs have left behind |
 //! | files.rs | the limit of open files, and what passes |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
@@ -34,6 +35,7 @@ mod config;
 mod desk;
 mod fault;
 mod files;
+mod heap;
 #[cfg(feature = "hostile")]
 pub mod hostile;
 mod huge_pages;
@@ -57,6 +59,7 @@ pub use config::{
     PoolConfig, RecycleConfig, SlotKind, WorkerConfig, worker_name,
 };
 pub use desk::{Desk, Left, Look};
+pub use heap::{flush_c_output, use_large_pages};
 pub use link::{Ended, Link, Pulled, Slot, Window};
 pub use order::Order;
 #[doc(hidden)]

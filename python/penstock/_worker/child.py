@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import inspect
 import logging
 import os
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from penstock._core import flush_c_output
 from penstock._worker.orders import OrdersOfProcess
 from penstock._worker.runner import Runner
 
@@ -91,10 +96,38 @@ def stop(hooks: list[Callable[[], object]], name: str) -> None:
             logger.exception("a function of %s failed in process %d; the others run", name, os.getpid())
 
 
+def leave() -> NoReturn:
+    """End this process as the interpreter does, but for taking it apart: that visits every object, and so copies every
+    page of the heap that is shared with the zygote.
+
+    In the interpreter's order: threads are waited for unless they are daemons, exit handlers run (that of logging is
+    among them), and what was printed is written out. Objects that are alive are not finalised: a file that nobody has
+    closed loses what it has not written.
+    """
+    # Not public, and the same in all versions of Python since 3.7.
+    wait_for_threads: Callable[[], None] = vars(threading)["_shutdown"]
+    try:
+        for step in (wait_for_threads, atexit._run_exitfuncs, flush_output):
+            try:
+                step()
+            except BaseException:
+                traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def flush_output() -> None:
+    """Write out what was printed, by Python and by C. Output that nobody can read is lost."""
+    for stream in (sys.stdout, sys.stderr):
+        # Whatever the app has made of its streams.
+        with contextlib.suppress(Exception):
+            stream.flush()
+    flush_c_output()
+
+
 def leave_fork() -> NoReturn:
     """End a process that a task has forked, and that has come back from its task as if it were the child."""
     try:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        flush_output()
     finally:
         os._exit(0)

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from penstock._core import ChildLink
-from penstock._worker.child import run_jobs
+from penstock._worker.child import flush_output, leave, run_jobs
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
 from penstock._worker.log import log_to_stderr
 
@@ -62,6 +62,7 @@ def main() -> None:
     log_to_stderr(log_level, log_format)
     control.say(f"ready {json.dumps(report_of(loaded))}")
     Zygote([each.app for each in loaded], worker, control, descriptors).serve()
+    leave()
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
@@ -206,10 +207,7 @@ class Zygote:
             return
         zygote_pid = os.getpid()
         # Unflushed output would be written once by each child.
-        for stream in (sys.stdout, sys.stderr):
-            # Output that nobody can read is lost. Jobs run anyway, whatever the app has made of its streams.
-            with contextlib.suppress(Exception):
-                stream.flush()
+        flush_output()
         try:
             pid = os.fork()
         except OSError as error:
@@ -249,8 +247,7 @@ class Zygote:
                 sys.stderr.flush()
             finally:
                 os._exit(EXIT_LOOP)
-        # In order: exit handlers run, and threads that the user's code left are waited for.
-        sys.exit(0)
+        leave()
 
     def _tell_deaths(self) -> None:
         for pid, status in ends_of_children(self._children):
