@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from project import Process, Project, eventually, pidfd
@@ -60,6 +62,16 @@ SOURCE = """
     def dies() -> None:
         note("run", "guilty")
         os.kill(os.getpid(), 9)
+
+    @app.task
+    def parent() -> int:
+        return os.getppid()
+
+    @app.task(max_crashes=3)
+    def dies_once(name: str) -> int:
+        if current_job().crashes == 0:
+            os.kill(os.getpid(), 9)
+        return current_job().crashes
 
     @app.task(slot="process")
     def elsewhere() -> int:
@@ -171,13 +183,46 @@ def test_a_burst_and_a_stop_wait_for_isolated_jobs(project: Project, tasks) -> N
     assert Counter(job.info().state for job in jobs) == {"succeeded": 2, "waiting": 2}
 
 
-def test_nothing_is_left_of_hundreds_of_processes(project: Project, tasks) -> None:
+def test_processes_are_there_before_their_jobs(project: Project, tasks) -> None:
+    running = worker(project, "--isolated", "3")
+    eventually(lambda: len(notes(project, "start")) == 7, 30, lambda: running.output)
+    ahead = set(notes(project, "start"))
+    pids = {str(pid) for _, pid in [job.result(timeout=30) for job in tasks.soils.map(list(range(3)))]}
+    assert pids < ahead
+    # Those that went have successors, and one that is killed as it waits has one, too.
+    eventually(lambda: len(notes(project, "start")) == 10, 30, lambda: running.output)
+    spare = next(pid for pid in notes(project, "start") if pid not in notes(project, "stop"))
+    with pidfd(int(spare)) as ended:
+        os.kill(int(spare), signal.SIGKILL)
+        ended.wait(30)
+    eventually(lambda: len(notes(project, "start")) == 11, 30, lambda: running.output)
+    assert tasks.soils.delay(1).result(timeout=30)[0] == []
+
+
+def test_nothing_is_left_of_a_thousand_processes(project: Project, tasks) -> None:
     running = worker(project, "--isolated", "4")
-    for job in tasks.soils.map(list(range(300))):
-        job.result(timeout=120)
-    before = len(os.listdir(f"/proc/{running.pid}/fd"))
-    for job in tasks.soils.map(list(range(100))):
-        job.result(timeout=120)
-    # The last may not have gone yet; each has one descriptor.
-    assert len(os.listdir(f"/proc/{running.pid}/fd")) <= before + 4
-    eventually(lambda: len(project.processes()) <= 6, 30, lambda: str(project.processes()))
+    zygote = tasks.parent.delay().result(timeout=60)
+
+    def descriptors() -> int:
+        return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in (running.pid, zygote))
+
+    eventually(lambda: len(children(zygote)) == 9, 30)
+    before = descriptors()
+    # Those that end with their jobs, and those that die in the midst of them.
+    orderly, dying = tasks.soils.map(list(range(900))), tasks.dies_once.map([str(number) for number in range(100)])
+    assert len({pid for _, pid in [job.result(timeout=300) for job in orderly]}) == 900
+    assert {job.result(timeout=300) for job in dying} == {1}
+    eventually(lambda: "Z" not in children(zygote) + children(running.pid), 30)
+    eventually(lambda: len(children(zygote)) == 9, 30, lambda: str(children(zygote)))
+    eventually(lambda: descriptors() <= before, 30)
+
+
+def children(parent: int) -> list[str]:
+    """The states of a process's children, those that have ended and were not waited for among them."""
+    states = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                state, its_parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                states += [state] if int(its_parent) == parent else []
+    return states

@@ -201,7 +201,7 @@ impl Supervisor {
         let layout = pools::lay_out(&config.pools);
         let sizes: Vec<(u32, u32)> = layout
             .iter()
-            .map(|pool| (pool.config.processes, pool.config.slots))
+            .map(|pool| (pool.children(), pool.config.slots))
             .collect();
         let spares = recycle::spares(&layout);
         let (outstanding, sockets) = Outstanding::new(&sizes, spares)?;

@@ -19,6 +19,24 @@ pub(super) struct Layout {
     is_alone: bool,
 }
 
+/// Processes that are forked ahead of the jobs of isolated slots: a job that comes waits for no fork. Each takes its page
+/// tables and little more. With more of them a burst would wait less, but nothing would run sooner.
+const MOST_AHEAD: u32 = 4;
+
+impl Layout {
+    /// How many processes it has at most.
+    pub(super) fn children(&self) -> u32 {
+        self.config.processes + ahead(self.config)
+    }
+}
+
+fn ahead(config: PoolConfig) -> u32 {
+    match config.kind {
+        SlotKind::Isolated => config.processes.min(MOST_AHEAD),
+        SlotKind::Process | SlotKind::Thread | SlotKind::Async => 0,
+    }
+}
+
 /// Adds a pool for jobs that run alone to each whose processes have several slots: its slots are of the same kind, so that
 /// tasks find there what their hooks prepare.
 pub(super) fn lay_out(pools: &[PoolConfig]) -> Vec<Layout> {
@@ -72,7 +90,7 @@ pub(super) struct Pool {
 /// The pool of each child, in the order of the children's numbers.
 pub(super) fn of_children(pools: &[Layout]) -> impl Iterator<Item = usize> {
     let pools = pools.iter().enumerate();
-    pools.flat_map(|(number, pool)| (0..pool.config.processes).map(move |_| number))
+    pools.flat_map(|(number, pool)| (0..pool.children()).map(move |_| number))
 }
 
 impl Pool {
@@ -102,18 +120,25 @@ impl Pool {
         pool
     }
 
-    /// Whether each process runs one job, and is forked for it.
+    /// Whether each process runs one job, and ends with it.
     pub(super) fn is_single_use(&self) -> bool {
         self.is_alone || self.config.kind == SlotKind::Isolated
     }
 
     /// Whether another process is to be forked.
     pub(super) fn wants_process(&self) -> bool {
+        // Jobs may be left of a task that the code no longer has.
         let is_wanted = match self.is_single_use() {
-            true => self.policy.out() > self.serving,
+            true => self.policy.out() > self.serving || self.forks_ahead(),
             false => self.is_needed(),
         };
-        is_wanted && self.alive < self.config.processes as usize + self.extra
+        let most = (self.config.processes + ahead(self.config)) as usize;
+        is_wanted && self.alive < most + self.extra
+    }
+
+    /// Whether processes wait here for jobs to come. One for a job that must run alone is forked for it: such jobs are rare.
+    fn forks_ahead(&self) -> bool {
+        self.is_needed() && !self.is_alone
     }
 
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
@@ -157,7 +182,7 @@ impl Pool {
     }
 
     fn count_slots(&mut self) {
-        // A slot of single use comes into being with its job.
+        // Slots of single use are as many as jobs may run at once, however many processes wait for these.
         if !self.is_single_use() {
             let slots = self.slots + self.closing;
             self.policy.set_slots(slots, self.serving);

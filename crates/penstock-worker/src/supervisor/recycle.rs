@@ -82,12 +82,12 @@ pub(super) struct Recycling {
 /// Children beyond those of the pools: so many, and places for packets of theirs. One for recycling; and where processes
 /// have several slots, one for each two of them that are evicted, as far as there is room.
 pub(super) fn spares(layout: &[Layout]) -> (u32, u32) {
-    let all = layout.iter().map(|pool| pool.config);
-    let children: u32 = all.clone().map(|pool| pool.processes).sum();
-    let places: u32 = all
-        .clone()
-        .map(|pool| pool.processes * (pool.slots + 1))
+    let children: u32 = layout.iter().map(Layout::children).sum();
+    let places = layout.iter();
+    let places: u32 = places
+        .map(|pool| pool.children() * (pool.config.slots + 1))
         .sum();
+    let all = layout.iter().map(|pool| pool.config);
     let largest = all.clone().map(|pool| pool.slots + 1).max().unwrap_or(0);
     let shared = all.filter(|pool| pool.slots > 1);
     let shared: u32 = shared.map(|pool| pool.processes).sum();
