@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from project import Process, Project, eventually, pidfd
+from project import Process, Project, eventually, needs, pidfd
 
 from penstock.errors import WorkerCrashed
 
@@ -226,3 +226,49 @@ def children(parent: int) -> list[str]:
                 state, its_parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
                 states += [state] if int(its_parent) == parent else []
     return states
+
+
+HEAP = """
+    import os
+    from pathlib import Path
+    from penstock import App
+
+    app = App("heap", defaults={"slot": "isolated"})
+    held = []
+
+    @app.on_worker_start
+    def fill() -> None:
+        held.append([bytes(200) for _ in range(400_000)])
+
+    @app.task
+    def looks() -> dict[str, int]:
+        shared = memory()
+        # As a job does that uses what the app has prepared: it reads, and so counts references, here and there.
+        for each in held[0][::1000]:
+            each.decode()
+        return {**memory(), "large": shared["AnonHugePages"]}
+
+    def memory() -> dict[str, int]:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+        return {line.split(":")[0]: int(line.split()[1]) for line in lines}
+"""
+
+
+@pytest.mark.parametrize("slot", ["isolated", "process"])
+def test_processes_share_large_pages_and_own_no_more_than_without(project: Project, slot: str) -> None:
+    """Memory in KiB, as the kernel counts it."""
+    project.write("heap.py", HEAP.replace('"isolated"', f'"{slot}"'))
+    heap = project.tasks("heap.py")
+
+    def measure(collapse: str) -> tuple[int, int]:
+        running = project.worker("heap:app", "-c", "1", "--isolated", "1", PENSTOCK_COLLAPSE=collapse)
+        found = [heap.looks.delay().result(timeout=60) for _ in range(8)]
+        running.signal(signal.SIGTERM)
+        assert running.wait(30) == 0, running.output
+        own = sorted(each["Private_Dirty"] + each["Private_Clean"] for each in found)
+        return found[0]["large"], own[len(own) // 2]
+
+    (large, own), (large_without, own_without) = measure("1"), measure("0")
+    needs(large > large_without, "a kernel that has MADV_COLLAPSE (Linux 6.1), and large pages not used anyway")
+    assert large > 40 * 1024, "most of a heap of 90 MB"
+    assert own <= own_without + 1024

@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from penstock._core import ChildLink
+from penstock._core import ChildLink, use_large_pages
 from penstock._worker.child import flush_output, leave, run_jobs
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
 from penstock._worker.log import log_to_stderr
@@ -173,6 +173,9 @@ class Zygote:
         # children it would touch, and so copy, every page.
         gc.collect()
         gc.freeze()
+        # And what is left is cheap to fork: most of a fork is its copy of the page tables.
+        if os.environ.get("PENSTOCK_COLLAPSE") != "0":
+            use_large_pages()
         bell, ringer = socket.socketpair()
         bell.setblocking(False)
         ringer.setblocking(False)
