@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+import textwrap
 
 import pytest
 from project import Project
@@ -204,6 +207,78 @@ def test_a_process_leaves_in_order_and_is_not_taken_apart(project: Project) -> N
     assert "by Python" in worker.output and "by C" in worker.output
     assert "ValueError: an exit handler" in worker.output
     assert "finalised" not in worker.output, "neither the process that ran it nor the zygote"
+
+
+LEFT_OPEN = {
+    "a connection": (
+        """
+        connection = socket.create_connection(("127.0.0.1", int(os.environ["DATABASE"])))
+        print("port", connection.getpeername()[1])
+        """,
+        "left 1 socket(s) open while it was loaded (to 127.0.0.1:{port}); all processes that run jobs share them",
+    ),
+    "a server": (
+        """
+        listener = socket.create_server(("127.0.0.1", 0))
+        print("port", listener.getsockname()[1])
+        """,
+        "left 1 socket(s) open while it was loaded (listening on 127.0.0.1:{port})",
+    ),
+    "a loop": (
+        "loop = asyncio.new_event_loop()",
+        "left 1 event loop(s) open while it was loaded (none running); processes that run jobs share",
+    ),
+    "a loop that runs": (
+        """
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, daemon=True, name="loop").start()
+        while not loop.is_running(): pass
+        """,
+        "left 1 event loop(s) open while it was loaded (1 of them running in threads",
+    ),
+}
+
+
+@pytest.mark.parametrize("left", LEFT_OPEN)
+def test_what_processes_must_not_share_is_named_and_jobs_run(project: Project, left: str) -> None:
+    source, says = LEFT_OPEN[left]
+    head = "import asyncio, os, socket, threading\nfrom penstock import App\napp = App('thing')\n"
+    hook = "@app.on_worker_start\ndef prepare():\n    global listener, connection, loop\n"
+    task = "@app.task\ndef work() -> int: return 7\n"
+    project.write("thing.py", head + hook + textwrap.indent(textwrap.dedent(source), "    ") + "\n" + task)
+    job = project.tasks("thing.py").work.delay()
+    with socket.create_server(("127.0.0.1", 0)) as database:
+        worker = project.worker("thing:app", "--burst", DATABASE=str(database.getsockname()[1]))
+        assert worker.wait(30) == 0, worker.output
+    assert job.result(timeout=30) == 7
+    port = next((line.split()[1] for line in worker.output.splitlines() if line.startswith("port ")), "")
+    assert says.format(port=port) in worker.output
+    assert worker.output.count("event loop(s) open") + worker.output.count("socket(s) open") == 1
+
+
+def test_what_was_closed_again_is_not_named(project: Project) -> None:
+    project.write(
+        "thing.py",
+        """
+        import asyncio, socket
+        from penstock import App
+
+        app = App("thing")
+        asyncio.run(asyncio.sleep(0))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            socket.create_connection(listener.getsockname()).close()
+
+        @app.task
+        def work() -> None: ...
+        """,
+    )
+    # A service's log may be a socket, which it has got from who started it.
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        os.set_inheritable(theirs.fileno(), True)
+        worker = project.worker("thing:app", "--burst")
+        assert worker.wait(30) == 0, worker.output
+    assert "WARN" not in worker.output
 
 
 def test_retries_and_failures_are_told_and_successes_only_when_asked(shop: Shop) -> None:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from penstock._core import ChildLink, use_large_pages
 from penstock._worker.child import flush_output, leave, run_jobs
+from penstock._worker.leftovers import open_descriptors, warnings_since
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
 from penstock._worker.log import log_to_stderr
 
@@ -49,6 +50,7 @@ def main() -> None:
         signal.signal(number, _do_nothing)
     # Known as the program that was called, not as `-m`: tracebacks and `ps` show it.
     sys.argv = [places[0]]
+    before = open_descriptors()
     try:
         loaded = load_all(places, modules)
         for each in loaded:
@@ -58,6 +60,8 @@ def main() -> None:
         control.say(f"failed {explain(' '.join(places), error)}")
         sys.exit(EXIT_APP)
     warn_of_threads(control)
+    for warning in warnings_since(before):
+        control.say(f"warning {warning}")
     warn_of_django(control)
     log_to_stderr(log_level, log_format)
     control.say(f"ready {json.dumps(report_of(loaded))}")
