@@ -24,6 +24,7 @@
 //! | zygote.rs | the process that forks |
 //! | heap.rs | its memory in large pages, so that forks are cheap |
 //! | orphans.rs | processes that jobs have left behind |
+//! | systemd.rs | what a service manager is told |
 //! | files.rs | the limit of open files, and what passes |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
 //! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
@@ -51,6 +52,7 @@ mod page;
 #[doc(hidden)]
 pub mod policy;
 mod supervisor;
+mod systemd;
 mod threads;
 mod zygote;
 

@@ -27,6 +27,7 @@ use crate::orphans::{Orphans, reap};
 use crate::outstanding::{Left, NotSent, Outstanding};
 use crate::packet::job_bytes;
 use crate::policy::{Credit, HandOut, PacketEnd, TaskIndex};
+use crate::systemd::Notifier;
 use crate::zygote::Zygote;
 
 use broker::{Burst, Contact, Settlements};
@@ -117,6 +118,7 @@ pub struct Supervisor {
     ends: UnixStream,
     orphans: Orphans,
     reap_at: Option<Instant>,
+    manager: Notifier,
     phase: Phase,
     end: End,
 
@@ -229,6 +231,7 @@ impl Supervisor {
             ends,
             orphans,
             reap_at: None,
+            manager: Notifier::from_environment(now),
             phase: Phase::Loading,
             end: End::InOrder,
             zygote: None,
@@ -342,6 +345,7 @@ impl Supervisor {
             self.next_overdue(),
             self.recycling.next(),
             self.next_limit(),
+            self.manager.next_ping(),
             self.reap_at,
             self.zygote_from,
             self.send_from,
@@ -355,6 +359,7 @@ impl Supervisor {
 
     /// The passing of time: ticks and phases.
     fn keep_time(&mut self, now: Instant) -> io::Result<()> {
+        self.manager.ping(now);
         if self.reap_at.is_some_and(|at| at <= now) {
             self.reap_at = None;
             reap(self.zygote.as_ref().and_then(Zygote::pid));
@@ -565,6 +570,9 @@ impl Supervisor {
     /// Nothing new from here on; what has not begun goes back.
     fn begin_draining(&mut self, until: Option<Instant>) {
         self.phase = Phase::Draining { until };
+        self.manager.stopping();
+        self.manager
+            .status(format!("stops; {} jobs run", self.busy()));
         self.zygote_from = None;
         self.stop_consuming();
         for pool in &mut self.pools {

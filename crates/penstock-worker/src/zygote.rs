@@ -32,7 +32,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
 use serde::Deserialize;
 
-use crate::{ChildLog, SlotKind};
+use crate::{ChildLog, SlotKind, systemd};
 
 /// Everything that a zygote needs to start.
 pub struct Start<'a> {
@@ -123,6 +123,9 @@ impl Zygote {
             // A process group of its own: Ctrl-C on the terminal is for the supervisor, which decides
             // what becomes of running jobs and of what they have started.
             .process_group(0);
+        for variable in systemd::VARIABLES {
+            command.env_remove(variable);
+        }
         if let Some(url) = start.url {
             command.env("PENSTOCK_URL", url);
         }

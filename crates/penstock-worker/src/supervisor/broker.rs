@@ -342,6 +342,12 @@ impl Supervisor {
         if let Some(broker) = &self.broker {
             broker.driver.report(slots, busy);
         }
+        let shown = format!(
+            "runs {}: {busy} of {slots} slots have a job; broker: {}",
+            self.place,
+            self.shown()
+        );
+        self.manager.status(shown);
         self.reported = Some((slots, busy));
         self.report_from = now + REPORT_EVERY;
     }
@@ -416,14 +422,17 @@ impl Supervisor {
         }
         match self.contact.came(Instant::now()) {
             None => {}
-            Some(Came::First) => tracing::info!(
-                "{} is connected and runs {} on {} from {}; queues: {}",
-                self.config.name,
-                self.place,
-                self.slots_in_words(),
-                self.shown(),
-                self.queues.join(", ")
-            ),
+            Some(Came::First) => {
+                tracing::info!(
+                    "{} is connected and runs {} on {} from {}; queues: {}",
+                    self.config.name,
+                    self.place,
+                    self.slots_in_words(),
+                    self.shown(),
+                    self.queues.join(", ")
+                );
+                self.manager.ready();
+            }
             Some(Came::Again { after }) => tracing::info!(
                 "connected again to the broker at {} after {} s",
                 self.shown(),
@@ -434,6 +443,8 @@ impl Supervisor {
 
     fn broker_is_missing(&mut self, error: &DriverError, now: Instant) {
         if let Some(waited) = self.contact.still_missing(now) {
+            let shown = format!("waits for the broker at {}", self.shown());
+            self.manager.status(shown);
             tracing::warn!(
                 "waiting for the broker at {} since {} s: {error}. This worker goes on trying",
                 self.shown(),

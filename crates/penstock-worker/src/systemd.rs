@@ -1,0 +1,101 @@
+//! What a service manager is told, where there is one that asks: `sd_notify(3)`, a datagram for each state.
+
+use std::env;
+use std::io;
+#[cfg(target_os = "linux")]
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::{Duration, Instant};
+
+/// Variables that are for this process alone: a job's programs must not speak for the service.
+pub const VARIABLES: [&str; 3] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
+
+/// Tells a service manager how the worker is. Without one it says nothing.
+#[derive(Default)]
+pub struct Notifier {
+    manager: Option<(UnixDatagram, SocketAddr)>,
+    /// How often it hears that the worker lives, and when next.
+    watchdog: Option<(Duration, Instant)>,
+    said: String,
+}
+
+impl Notifier {
+    pub fn from_environment(now: Instant) -> Self {
+        let Some(place) = env::var("NOTIFY_SOCKET").ok().filter(|it| !it.is_empty()) else {
+            return Self::default();
+        };
+        let manager = match reach(&place) {
+            Ok(manager) => manager,
+            Err(error) => {
+                tracing::warn!(
+                    "the service manager at NOTIFY_SOCKET={place} can't be told how the worker is: {error}"
+                );
+                return Self::default();
+            }
+        };
+        let of_variable = |name| env::var(name).ok()?.parse::<u64>().ok();
+        let pid = of_variable("WATCHDOG_PID").unwrap_or(std::process::id().into());
+        let every = of_variable("WATCHDOG_USEC")
+            .filter(|every| *every > 0 && pid == u64::from(std::process::id()))
+            .map(|every| Duration::from_micros(every) / 2);
+        Self {
+            manager: Some(manager),
+            watchdog: every.map(|every| (every, now)),
+            said: String::new(),
+        }
+    }
+
+    /// Says that the worker has begun to run jobs.
+    pub fn ready(&self) {
+        self.send("READY=1");
+    }
+
+    pub fn stopping(&self) {
+        self.send("STOPPING=1");
+    }
+
+    /// A line for people, in `systemctl status`; the same one is said once.
+    pub fn status(&mut self, status: String) {
+        if self.manager.is_some() && self.said != status {
+            self.send(&format!("STATUS={status}"));
+            self.said = status;
+        }
+    }
+
+    pub fn next_ping(&self) -> Option<Instant> {
+        self.watchdog.map(|(_, at)| at)
+    }
+
+    /// Says that the worker's loop goes round, if that is due.
+    pub fn ping(&mut self, now: Instant) {
+        let Some((every, at)) = &mut self.watchdog else {
+            return;
+        };
+        if *at <= now {
+            *at = now + *every;
+            self.send("WATCHDOG=1");
+        }
+    }
+
+    fn send(&self, state: &str) {
+        if let Some((socket, manager)) = &self.manager
+            && let Err(error) = socket.send_to_addr(state.as_bytes(), manager)
+        {
+            tracing::debug!("the service manager was not told {state}: {error}");
+        }
+    }
+}
+
+fn reach(place: &str) -> io::Result<(UnixDatagram, SocketAddr)> {
+    let manager = match place.strip_prefix('@') {
+        None => SocketAddr::from_pathname(place)?,
+        #[cfg(target_os = "linux")]
+        Some(name) => SocketAddr::from_abstract_name(name.as_bytes())?,
+        #[cfg(not(target_os = "linux"))]
+        Some(_) => return Err(io::ErrorKind::Unsupported.into()),
+    };
+    let socket = UnixDatagram::unbound()?;
+    // A manager that does not read must not hold up the worker.
+    socket.set_nonblocking(true)?;
+    Ok((socket, manager))
+}
