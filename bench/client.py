@@ -25,6 +25,7 @@ WARM_UP_JOBS = 200
 STALL_S = 30
 NAPS_EACH = 5
 LONG_S = 6.0
+PAUSE_S = 0.02
 WORKER_GRACE_S = 1  # it has nothing left to do
 
 Curve = list[tuple[float, int]]
@@ -141,6 +142,25 @@ def latency(measurement: Measurement, slots: int, count: int) -> dict[str, float
     return {"p50_ms": centiles[49] * 1e3, "p99_ms": centiles[98] * 1e3, "max_ms": taken[-1] * 1e3}
 
 
+def isolated(measurement: Measurement, slots: int, count: int, trips: int) -> dict[str, float]:
+    """One job at a time, with a pause in which the next process can be forked; then many: from the call to the last
+    result.
+    """
+    with measurement.worker(slots):
+        measurement.enqueue(2 * slots)
+        measurement.watch()
+        taken = []
+        for _ in range(trips):
+            time.sleep(PAUSE_S)
+            taken += measurement.contestant.round_trips(1)
+        measurement.enqueued += trips
+        measurement.watch()
+        begun = time.perf_counter()
+        measurement.enqueue(count)
+        took_s = measurement.watch()[-1][0] - begun
+    return {"jobs_per_s": count / took_s, "p50_ms": statistics.median(taken) * 1e3}
+
+
 def memory(measurement: Measurement, slots: int) -> dict[str, float]:
     with measurement.worker(slots) as pid:
         measurement.warm_up()
@@ -224,7 +244,7 @@ def mixed(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
 
 MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
     measurement.__name__: measurement
-    for measurement in (drain, race, bulk, singly, latency, memory, waits, fan_out, mixed)
+    for measurement in (drain, race, bulk, singly, latency, memory, waits, fan_out, mixed, isolated)
 }
 
 

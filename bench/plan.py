@@ -20,6 +20,7 @@ class Contestant:
     guarantee: str  # of a job whose enqueue call came back
     note: str
     env: dict[str, str] = field(default_factory=dict)
+    uses_packages: bool = False  # of the peers' environment, in Penstock's own
 
     @property
     def is_penstock(self) -> bool:
@@ -42,6 +43,22 @@ CONTESTANTS = [
     ),
     Contestant("penstock-threads", "Penstock, threads", "penstock_peer", None, "L3", "", {"BENCH_KIND": "thread"}),
     Contestant("penstock-async", "Penstock, asyncio", "penstock_peer", None, "L3", "", {"BENCH_KIND": "async"}),
+    Contestant(
+        "penstock-isolated", "Penstock, isolated", "isolated_peer", None, "L3", "a process for each job, forked ahead",
+        uses_packages=True,
+    ),
+    Contestant(
+        "penstock-isolated-model", "Penstock, isolated, 200 MB more", "isolated_peer", None, "L3", "",
+        {"BENCH_MODEL_MB": "200"}, uses_packages=True,
+    ),
+    Contestant("bare-fork", "bare fork of the same heap", "bare_fork_peer", None, "L0", "no queue; large pages, too"),
+    Contestant(
+        "bare-fork-model", "bare fork, 200 MB more", "bare_fork_peer", None, "L0", "", {"BENCH_MODEL_MB": "200"}
+    ),
+    Contestant(
+        "rq-imported", "RQ, app imported in the worker", "rq_peer", "redis-everysec", "L1", "", {"BENCH_IMPORTED": "1"}
+    ),
+    Contestant("rq", "RQ", "rq_peer", "redis-everysec", "L1", "each process imports the app"),
     Contestant("pool", "thread pool in the program", "pool_peer", None, "L0", "40 threads, no queue"),
     Contestant("bare-sync", "bare append + fdatasync", None, None, "L3", "300 B, preallocated: the disk's own limit"),
     Contestant(
@@ -207,5 +224,16 @@ WORKLOADS = [
         ],
         [*KINDS, "celery"], {"slots": 4, "count": 1_500}, None,
         own={"celery": {"count": 300}},
+    ),
+    Workload(
+        "isolated", "A process for each job, of an app with 300 classes of SQLAlchemy's and pandas", "isolated",
+        [
+            Figure("jobs_per_s", "1,000 jobs, 4 slots", "jobs/s"),
+            Figure("p50_ms", "one at a time, p50", "ms", more_is_better=False),
+        ],
+        ["penstock-isolated", "penstock-isolated-model", "bare-fork", "bare-fork-model", "rq-imported", "rq"],
+        {"slots": 4, "count": 1_000, "trips": 100}, None,
+        # It imports the app for each job, which takes seconds.
+        own={"rq": {"count": 20, "trips": 3}},
     ),
 ]  # fmt: skip

@@ -60,6 +60,8 @@ class Arena:
         python = Path(sys.executable) if contestant.is_penstock else self.peers_python
         env = {**os.environ, **contestant.env, **urls, "BENCH_LOG": str(log)}
         data = self.directory / f"penstock-{self.measured}"
+        if contestant.uses_packages and self.peers_python is not None:
+            env["BENCH_PACKAGES"] = str(next(self.peers_python.parents[1].glob("lib/python*/site-packages")))
         if contestant.is_penstock:
             env["PENSTOCK_URL"] = f"local:{data}"
         pairs = [f"{key}={value}" for key, value in parameters.items()]
@@ -244,7 +246,7 @@ def main() -> int:
     repeats = options.repeats or (1 if options.quick else 3)
     groups = chosen(options.only, options.quick)
     peers: Path | None = None
-    if any(one.module and not one.is_penstock for group in groups.values() for one, _ in group):
+    if any(one.module and (not one.is_penstock or one.uses_packages) for group in groups.values() for one, _ in group):
         servers.install()
         peers = peers_python()
 

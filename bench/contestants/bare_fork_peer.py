@@ -1,0 +1,140 @@
+"""Bare forks of the same heap, with no queue: how fast jobs in processes of their own can be at all.
+
+A program of its own loads the app, freezes its heap and has it in large pages, as Penstock's zygote does. It reads
+what to do from its input: ``ahead N`` runs N jobs one after another, each in a process that was forked before it was
+asked for; ``loop N SLOTS`` forks, runs and reaps N, so many at once. It answers with a line of seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+LARGE_BYTES = 2 << 20
+MADV_COLLAPSE = 25
+
+_slots = 1
+_program: subprocess.Popen[str] | None = None
+_done = 0
+
+
+def clear() -> None:
+    """Nothing is kept."""
+
+
+def worker(slots: int) -> list[str]:
+    global _slots
+    _slots = slots
+    # The harness watches a process; the one that forks is started by the first call, with pipes of its own.
+    return [sys.executable, "-c", "import signal; signal.pause()"]
+
+
+def program() -> subprocess.Popen[str]:
+    global _program
+    if _program is None:
+        command = [sys.executable, "-m", "contestants.bare_fork_peer"]
+        _program = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert _program.stdout is not None
+        _program.stdout.readline()  # it has loaded the app
+    return _program
+
+
+def ask(order: str) -> list[float]:
+    running = program()
+    assert running.stdin is not None and running.stdout is not None
+    running.stdin.write(order + "\n")
+    running.stdin.flush()
+    return [float(word) for word in running.stdout.readline().split()]
+
+
+def enqueue(count: int) -> None:
+    """Run them all, so many at once as the measurement has slots."""
+    global _done
+    ask(f"loop {count} {_slots}")
+    _done += count
+
+
+def unfinished(enqueued: int) -> int:
+    return enqueued - _done
+
+
+def round_trips(count: int) -> list[float]:
+    global _done
+    _done += count
+    return ask(f"ahead {count}")
+
+
+def main() -> None:
+    from contestants import heavy
+
+    gc.collect()
+    gc.freeze()
+    use_large_pages()
+    print("loaded", flush=True)
+    for line in sys.stdin:
+        what, *numbers = line.split()
+        if what == "ahead":
+            found = ahead(heavy.work, int(numbers[0]))
+        else:
+            found = [loop(heavy.work, *map(int, numbers))]
+        print(*found, flush=True)
+
+
+def use_large_pages() -> None:
+    """Move all memory of this process alone that was touched into pages of 2 MiB, where the kernel does."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, mode, _, _, inode, *name = line.split()
+        if (mode, inode) == ("rw-p", "0") and name in ([], ["[heap]"]):
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            for chunk in range(-(-start // LARGE_BYTES) * LARGE_BYTES, end - LARGE_BYTES + 1, LARGE_BYTES):
+                madvise(chunk, LARGE_BYTES, MADV_COLLAPSE)
+
+
+def ahead(work: Callable[[int], int], count: int) -> list[float]:
+    """Seconds from the order to the answer of each job; the next process is forked when the one before has answered."""
+    taken = []
+    for number in range(count):
+        asks, hears = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.read(asks[0], 1)
+            os.write(hears[1], str(work(number)).encode())
+            os._exit(0)
+        time.sleep(0.01)  # it waits at its pipe by now, as a spare does
+        begun = time.perf_counter()
+        os.write(asks[1], b"x")
+        os.read(hears[0], 100)
+        taken.append(time.perf_counter() - begun)
+        os.waitpid(pid, 0)
+        for descriptor in (*asks, *hears):
+            os.close(descriptor)
+    return taken
+
+
+def loop(work: Callable[[int], int], count: int, slots: int) -> float:
+    """Seconds to fork, run and reap so many, so many at once."""
+    begun = time.perf_counter()
+    running = 0
+    for number in range(count):
+        if running == slots:
+            os.wait()
+            running -= 1
+        if os.fork() == 0:
+            work(number)
+            os._exit(0)
+        running += 1
+    for _ in range(running):
+        os.wait()
+    return time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main()
