@@ -51,7 +51,7 @@ CONTESTANTS = [
         "penstock-isolated-model", "Penstock, isolated, 200 MB more", "isolated_peer", None, "L3", "",
         {"BENCH_MODEL_MB": "200"}, uses_packages=True,
     ),
-    Contestant("bare-fork", "bare fork of the same heap", "bare_fork_peer", None, "L0", "no queue; large pages, too"),
+    Contestant("bare-fork", "bare fork of the same heap", "bare_fork_peer", None, "L0", "no queue; huge pages, too"),
     Contestant(
         "bare-fork-model", "bare fork, 200 MB more", "bare_fork_peer", None, "L0", "", {"BENCH_MODEL_MB": "200"}
     ),

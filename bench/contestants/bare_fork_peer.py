@@ -1,6 +1,6 @@
 """Bare forks of the same heap, with no queue: how fast jobs in processes of their own can be at all.
 
-A program of its own loads the app, freezes its heap and has it in large pages, as Penstock's zygote does. It reads
+A program of its own loads the app, freezes its heap and has it in huge pages, as Penstock's zygote does. It reads
 what to do from its input: ``ahead N`` runs N jobs one after another, each in a process that was forked before it was
 asked for; ``loop N SLOTS`` forks, runs and reaps N, so many at once. It answers with a line of seconds.
 """
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-LARGE_BYTES = 2 << 20
+HUGE_BYTES = 2 << 20
 MADV_COLLAPSE = 25
 
 _slots = 1
@@ -75,7 +75,7 @@ def main() -> None:
 
     gc.collect()
     gc.freeze()
-    use_large_pages()
+    collapse_heap()
     print("loaded", flush=True)
     for line in sys.stdin:
         what, *numbers = line.split()
@@ -86,7 +86,7 @@ def main() -> None:
         print(*found, flush=True)
 
 
-def use_large_pages() -> None:
+def collapse_heap() -> None:
     """Move all memory of this process alone that was touched into pages of 2 MiB, where the kernel does."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -94,8 +94,8 @@ def use_large_pages() -> None:
         addresses, mode, _, _, inode, *name = line.split()
         if (mode, inode) == ("rw-p", "0") and name in ([], ["[heap]"]):
             start, end = (int(address, 16) for address in addresses.split("-"))
-            for chunk in range(-(-start // LARGE_BYTES) * LARGE_BYTES, end - LARGE_BYTES + 1, LARGE_BYTES):
-                madvise(chunk, LARGE_BYTES, MADV_COLLAPSE)
+            for chunk in range(-(-start // HUGE_BYTES) * HUGE_BYTES, end - HUGE_BYTES + 1, HUGE_BYTES):
+                madvise(chunk, HUGE_BYTES, MADV_COLLAPSE)
 
 
 def ahead(work: Callable[[int], int], count: int) -> list[float]:

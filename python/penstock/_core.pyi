@@ -17,8 +17,8 @@ __all__ = [
     "Port",
     "SlotLink",
     "__version__",
+    "collapse_heap",
     "flush_c_output",
-    "use_large_pages",
 ]
 
 __version__: str
@@ -204,8 +204,8 @@ class Consumer:
     def stop(self, timeout_s: float) -> None:
         """End every ``take``, and hand back jobs that have arrived and nobody took."""
 
-def use_large_pages() -> int:
-    """Have the kernel move this process's memory into large pages, and return the number of bytes that it did."""
+def collapse_heap() -> int:
+    """Have the kernel move this process's memory into huge pages, and return the number of bytes that it did."""
 
 def flush_c_output() -> None:
     """Write out what C code has printed and the C library still holds."""

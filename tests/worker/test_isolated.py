@@ -255,7 +255,7 @@ HEAP = """
 
 
 @pytest.mark.parametrize("slot", ["isolated", "process"])
-def test_processes_share_large_pages_and_own_no_more_than_without(project: Project, slot: str) -> None:
+def test_processes_share_huge_pages_and_own_no_more_than_without(project: Project, slot: str) -> None:
     """Memory in KiB, as the kernel counts it."""
     project.write("heap.py", HEAP.replace('"isolated"', f'"{slot}"'))
     heap = project.tasks("heap.py")
@@ -269,6 +269,6 @@ def test_processes_share_large_pages_and_own_no_more_than_without(project: Proje
         return found[0]["large"], own[len(own) // 2]
 
     (large, own), (large_without, own_without) = measure("1"), measure("0")
-    needs(large > large_without, "a kernel that has MADV_COLLAPSE (Linux 6.1), and large pages not used anyway")
+    needs(large > large_without, "a kernel that has MADV_COLLAPSE (Linux 6.1), and huge pages not used anyway")
     assert large > 40 * 1024, "most of a heap of 90 MB"
     assert own <= own_without + 1024

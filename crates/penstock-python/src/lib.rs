@@ -26,7 +26,7 @@ mod _core {
     #[pymodule_export]
     use crate::consumer::Consumer;
     #[pymodule_export]
-    use crate::heap::{flush_c_output, use_large_pages};
+    use crate::heap::{collapse_heap, flush_c_output};
     #[pymodule_export]
     use crate::options::Options;
     #[pymodule_export]

@@ -20,10 +20,10 @@
 //! | fault.rs | which of a process's jobs a fatal signal came from |
 //! | outstanding.rs | the packets that are out, and what of them can be had back |
 //! | threads.rs | what a process with many threads needs of its system |
-//! | huge_pages.rs | why a supervisor has none |
+//! | huge_pages.rs | why a supervisor has none, and the heap that is forked does |
 //! | zygote.rs | the process that forks |
-//! | heap.rs | its memory in large pages, so that forks are cheap |
 //! | orphans.rs | processes that jobs have left behind |
+//! | output.rs | what a process has printed, as it leaves |
 //! | systemd.rs | what a service manager is told |
 //! | files.rs | the limit of open files, and what passes |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
@@ -36,7 +36,6 @@ mod config;
 mod desk;
 mod fault;
 mod files;
-mod heap;
 #[cfg(feature = "hostile")]
 pub mod hostile;
 mod huge_pages;
@@ -46,6 +45,7 @@ mod limits;
 mod link;
 mod order;
 mod orphans;
+mod output;
 mod outstanding;
 mod packet;
 mod page;
@@ -61,9 +61,10 @@ pub use config::{
     PoolConfig, RecycleConfig, SlotKind, WorkerConfig, worker_name,
 };
 pub use desk::{Desk, Left, Look};
-pub use heap::{flush_c_output, use_large_pages};
+pub use huge_pages::collapse_heap;
 pub use link::{Ended, Link, Pulled, Slot, Window};
 pub use order::Order;
+pub use output::flush_c_output;
 #[doc(hidden)]
 pub use packet::job_bytes;
 pub use packet::{FailureView, JobView, Kind, Retried};

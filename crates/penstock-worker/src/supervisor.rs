@@ -632,14 +632,6 @@ impl Supervisor {
         if let Some(zygote) = self.zygote.take() {
             zygote.leave();
         }
-        let killed = self.orphans.end(ORPHANS_WITHIN);
-        if killed > 0 {
-            tracing::warn!(
-                killed,
-                "processes that jobs have started did not end with the worker, and were killed. One that is to outlive it \
-                 needs a session of its own (start_new_session=True)"
-            );
-        }
         let left = self.inbox.take().deliveries;
         self.settlements.give_back(left);
         self.commit();
@@ -656,6 +648,14 @@ impl Supervisor {
             tracing::warn!(
                 unconfirmed,
                 "the broker did not confirm the outcomes of the last jobs: they may run again"
+            );
+        }
+        let killed = self.orphans.end(ORPHANS_WITHIN);
+        if killed > 0 {
+            tracing::warn!(
+                killed,
+                "processes that jobs have started did not end with the worker, and were killed. One that is to outlive it \
+                 needs a session of its own (start_new_session=True)"
             );
         }
     }

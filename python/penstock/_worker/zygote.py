@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
-from penstock._core import ChildLink, use_large_pages
+from penstock._core import ChildLink, collapse_heap
 from penstock._worker.child import flush_output, leave, run_jobs
 from penstock._worker.leftovers import open_descriptors, warnings_since
 from penstock._worker.loading import explain, load_all, refuse_unsuitable, report_of
@@ -179,7 +179,7 @@ class Zygote:
         gc.freeze()
         # And what is left is cheap to fork: most of a fork is its copy of the page tables.
         if os.environ.get("PENSTOCK_COLLAPSE") != "0":
-            use_large_pages()
+            collapse_heap()
         bell, ringer = socket.socketpair()
         bell.setblocking(False)
         ringer.setblocking(False)
