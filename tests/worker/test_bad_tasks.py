@@ -154,7 +154,7 @@ def test_a_process_that_a_task_leaves_behind_does_not_hold_up_the_end(project: P
     assert os.path.exists(f"/proc/{left}")
     worker.signal(signal.SIGTERM)
     assert worker.wait(30) == 0, worker.output
-    assert not os.path.exists(f"/proc/{left}")
+    eventually(lambda: not os.path.exists(f"/proc/{left}"), 30)
 
 
 def test_a_flood_of_output_takes_no_memory_of_the_supervisor(project: Project, bad: Any) -> None:

@@ -47,9 +47,6 @@ impl Orphans {
     /// Asks what is left to end, and ends it when it has not within this time. Returns how many had to be killed.
     pub fn end(&self, patience: Duration) -> usize {
         let left = self.left();
-        if left.is_empty() {
-            return 0;
-        }
         for (_, process) in &left {
             let _ = pidfd_send_signal(process, Signal::TERM);
         }
