@@ -320,19 +320,21 @@ def test_more_stuck_jobs_than_there_are_processes_to_spare_cost_slots_and_are_na
     worker = limits.start(kind, "--kill-grace", "0.3", "--grace", "120")
     neighbours = limits.tasks.neighbour.map(range(1))
     eventually(lambda: len(limits.notes("neighbour")) == 1)
-    first = limits.tasks.stuck.delay("sleep")
-    worker.wait_for_output("takes no more jobs")
-    # In the process that has replaced that one.
-    neighbours += limits.tasks.neighbour.map(range(1, 2))
-    eventually(lambda: len(limits.notes("neighbour")) == 2)
-    second = limits.tasks.stuck.delay("sleep")
+    stuck = []
+    # Each in the process that has replaced the last.
+    for number in (1, 2):
+        stuck.append(limits.tasks.stuck.delay("sleep"))
+        eventually(lambda number=number: worker.output.count("takes no more jobs") == number)
+        neighbours += limits.tasks.neighbour.map([number])
+        eventually(lambda number=number: len(limits.notes("neighbour")) == number + 1)
+    stuck.append(limits.tasks.stuck.delay("sleep"))
     worker.wait_for_output("its slot is lost for now")
     assert [job.result(timeout=60) for job in limits.tasks.add.starmap([(n, n) for n in range(20)])] == [
         2 * n for n in range(20)
     ]
     limits.go()
-    assert [job.result(timeout=60) for job in neighbours] == [(1, 0)] * 2
-    for job in (first, second):
+    assert [job.result(timeout=60) for job in neighbours] == [(1, 0)] * 3
+    for job in stuck:
         with pytest.raises(TaskTimeout):
             job.result(timeout=60)
     assert worker.output.count("its slot is lost for now") == 1

@@ -62,8 +62,8 @@ class Threads:
         """Return when all threads have ended in order."""
         ends = self._link.begin_threads(len(self._slots))
         interrupts.slot_of = lambda job_id: getattr(_own, "slot", None)
-        # A signal that interrupts a thread which waits at the socket; and, here, tells of orders, or that this process is
-        # to end.
+        # A signal that interrupts a thread which waits at the socket; and, here, tells of orders, or that this process
+        # is to end.
         signal.signal(signal.SIGURG, wake)
         bell, ringer = socket.socketpair()
         for each in (bell, ringer):
@@ -84,7 +84,8 @@ class Threads:
             heard: list[int | socket.socket] = [ends, bell]
             if self._is_ending and self._link.nudge():
                 # That rings the bell too, which is not listened to while there is somebody to nudge.
-                heard, timeout = [ends], _NUDGE_EVERY_S
+                heard.remove(bell)
+                timeout = _NUDGE_EVERY_S
             ready, _, _ = select.select(heard, [], [], None if timeout is None else max(0.0, timeout))
             if bell in ready:
                 bell.recv(4096)
