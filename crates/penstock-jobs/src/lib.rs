@@ -198,6 +198,16 @@ pub fn blame(begun: usize, is_named: Option<bool>) -> Option<Blame> {
     }
 }
 
+/// The job that is guilty of its process's death for a lack of memory, by the usual peak of each job's task: the one that
+/// usually needs at least twice as much as any other. `None`: nobody knows.
+pub fn guilty_of_memory(peaks: &[Option<u64>]) -> Option<usize> {
+    let known: Vec<u64> = peaks.iter().copied().collect::<Option<_>>()?;
+    let (guilty, most) = known.iter().enumerate().max_by_key(|(_, peak)| **peak)?;
+    let mut others = known.iter().enumerate();
+    let is_clear = others.all(|(other, peak)| other == guilty || peak.saturating_mul(2) <= *most);
+    (is_clear && *most > 0).then_some(guilty)
+}
+
 /// Outcome of a job whose process died. `reason` says how, for a person.
 pub fn lost(blame: Option<Blame>, max_deliveries: u8, reason: &str) -> Outcome {
     match blame {
@@ -435,6 +445,20 @@ mod tests {
             r#"release Crashed("killed by signal 9")"#,
         );
         check(true, Outcome::Returned, "release Returned");
+    }
+
+    #[test]
+    fn the_job_that_needs_far_more_memory_than_any_other_is_guilty_of_the_lack() {
+        let check = |peaks: &[Option<u64>], expected| {
+            assert_eq!(guilty_of_memory(peaks), expected, "{peaks:?}");
+        };
+        check(&[], None);
+        check(&[Some(40), Some(80), Some(40)], Some(1));
+        check(&[Some(40), Some(79)], None);
+        check(&[Some(80), Some(80), Some(1)], None);
+        check(&[Some(80), None], None);
+        check(&[Some(0), Some(0)], None);
+        check(&[Some(0), Some(5)], Some(1));
     }
 
     #[test]
