@@ -232,9 +232,8 @@ class ChildLink:
         """Take no more jobs: idle slots in line end, and the others when their jobs do."""
     def nudge(self) -> bool:
         """Interrupt the slot in line at the socket, after ``close``, by ``SIGURG``. False: there is none."""
-    @property
-    def is_closing(self) -> bool:
-        """Whether the supervisor wants this process to end when the jobs that run have."""
+    def heed(self) -> bool:
+        """Do what the supervisor asks for between two jobs. True: this process is to end when its running jobs have."""
     def abandon(self) -> None:
         """Leave the link, in a process that was forked from the child."""
     @property

@@ -162,13 +162,24 @@ def test_a_process_that_is_replaced_ends_what_it_has_begun(recycled: Recycled, k
     eventually(runs_elsewhere, 30, lambda: worker.output)
     assert not recycled.named("stop")
     assert staying.info().state == "running"
-    # And no other is replaced meanwhile.
-    time.sleep(1.5)
-    assert len(recycled.named("start")) == 2
     recycled.touch("go")
     assert staying.result(timeout=30) == old
     eventually(lambda: str(old) in recycled.named("stop"), 30, lambda: worker.output)
     assert recycled.named("begun") == ["go"]
+
+
+def test_while_one_is_replaced_no_other_is(recycled: Recycled) -> None:
+    worker = recycled.start(Kind("thread", ("-c", "3", "--threads", "2"), 3), "--max-age", "500ms")
+    staying = [recycled.tasks.stays.delay("go") for _ in range(6)]
+    eventually(lambda: len(recycled.named("begun")) == 6, 30, lambda: worker.output)
+    # One is closed, and waits for the ends of its jobs; the others are old as well.
+    eventually(lambda: len(recycled.named("start")) >= 4, 30, lambda: worker.output)
+    time.sleep(1.5)
+    assert len(recycled.named("start")) == 4
+    recycled.touch("go")
+    for job in staying:
+        job.result(timeout=30)
+    eventually(lambda: len(recycled.named("stop")) >= 3, 30, lambda: worker.output)
 
 
 @KINDS

@@ -79,13 +79,8 @@ const OPTIONS: &[(&[&str], &str)] = &[
         "schedules are not offered yet, and will need no process of their own",
     ),
     (
-        &[
-            "--max-tasks-per-child",
-            "--maxtasksperchild",
-            "--max-jobs",
-            "--max-memory-per-child",
-        ],
-        "processes run until the worker stops; a limit for each process is not offered yet",
+        &["--max-tasks-per-child", "--maxtasksperchild", "--max-jobs"],
+        "it is `--max-jobs-per-child N`",
     ),
     (
         &["--autoscale"],
@@ -196,11 +191,11 @@ mod tests {
         );
         check(
             "penstock worker shop:app --max-tasks-per-child 10",
-            "not offered yet",
+            "--max-jobs-per-child N",
         );
         check(
             "penstock worker shop:app --max-tasks-per-child=10",
-            "not offered yet",
+            "--max-jobs-per-child N",
         );
         check("penstock worker shop:app --reload", "start it again");
         check("penstock beat", "no beat process");

@@ -35,6 +35,7 @@ Exit codes:
   2   the command line is wrong
   3   worker: the app can't be loaded
   4   worker: a second signal came, and running jobs were handed back
+  5   worker: the limit of memory is below what the loaded app takes
   6   another broker has the directory
   65  the journal is damaged
   69  no broker is running or can be reached

@@ -18,6 +18,21 @@ static MEMORY: BySize = BySize;
 
 struct BySize;
 
+/// Gives memory back to the system that this thread has freed, and that the allocators keep for it.
+pub fn give_back() {
+    unsafe extern "C" {
+        fn mi_collect(force: bool);
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        fn malloc_trim(kept: usize) -> std::ffi::c_int;
+    }
+    // SAFETY: functions of the two allocators, which any thread may call at any time.
+    unsafe {
+        mi_collect(true);
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        malloc_trim(0);
+    }
+}
+
 fn is_large(bytes: usize) -> bool {
     bytes >= LARGE_BYTES
 }

@@ -6,14 +6,16 @@ use clap::{ArgAction, Args};
 use penstock_driver::{Address, DEFAULT_HEARTBEAT, DriverConfig, DriverError};
 use penstock_local::{connect, in_full, in_second_process};
 use penstock_worker::{
-    ChildLog, Connected, DEFAULT_GRACE, DEFAULT_KILL_GRACE, MAX_PROCESSES, MAX_SLOTS, PoolConfig,
-    RecycleConfig, SlotKind, WorkerConfig, worker_name,
+    ChildLog, Connected, DEFAULT_GRACE, DEFAULT_KILL_GRACE, MAX_PROCESSES, MAX_SLOTS, MemoryConfig,
+    MemoryLimit, PoolConfig, RecycleConfig, SlotKind, WorkerConfig, knows_memory, worker_name,
 };
 
-use crate::exit::{Failure, WRONG_CALL};
+use crate::exit::{Failure, NOT_OFFERED, WRONG_CALL};
 use crate::logging::{LogArguments, LogFormat, LogLevel};
+use crate::memory::give_back;
 use crate::moment::duration;
 use crate::remote::{DEFAULT_URL, address_of, token_from_environment};
+use crate::text::byte_count;
 
 /// Slots on the event loop of a worker that was told no number.
 const DEFAULT_ASYNC_SLOTS: u32 = 100;
@@ -56,10 +58,17 @@ pub struct Arguments {
     /// Replace a process by a fresh one when it has run so many jobs; not one that is for a single job anyway (isolated)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     max_jobs_per_child: Option<u64>,
+    /// Replace a process by a fresh one when it keeps more memory of its own than this when its jobs have ended, such as 400M or 2G
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    max_memory_per_child: Option<u64>,
     /// Replace a process by a fresh one when it is so old, such as 90s, 30m or 12h; up to a tenth sooner or later, so that
     /// not all are replaced at one time
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_age: Option<Duration>,
+    /// Start no job that would take the memory of all processes of this worker beyond this: a size such as 2G, a share of the
+    /// machine's or the container's such as 80%, or 0 for no limit [default: 90% of the container's limit, if it has one]
+    #[arg(long, value_name = "SIZE", value_parser = memory_limit)]
+    memory_limit: Option<MemoryLimit>,
     /// How long running jobs may go on after SIGTERM or Ctrl-C before they are handed back
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_GRACE.as_secs())]
     grace: u64,
@@ -85,6 +94,15 @@ pub fn run(arguments: Arguments) -> ExitCode {
 }
 
 fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
+    let limits_memory =
+        arguments.max_memory_per_child.is_some() || arguments.memory_limit.is_some();
+    if limits_memory && !knows_memory() {
+        return Err(Failure::new(
+            NOT_OFFERED,
+            "this system does not tell what memory processes have, so a worker can't limit it here: leave out \
+             --max-memory-per-child and --memory-limit",
+        ));
+    }
     let name = arguments.name.unwrap_or_else(worker_name);
     let given = arguments.url.filter(|url| !url.is_empty());
     if let Some(url) = &given {
@@ -140,6 +158,11 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
             max_age: arguments.max_age,
         },
         kill_grace: Duration::from_secs_f64(arguments.kill_grace),
+        give_back,
+        memory: MemoryConfig {
+            max_per_child: arguments.max_memory_per_child,
+            limit: arguments.memory_limit.unwrap_or_default(),
+        },
         log: ChildLog {
             level: match arguments.log.level() {
                 LogLevel::Error => "ERROR",
@@ -229,6 +252,26 @@ fn available_cpus() -> u32 {
     std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as u32)
 }
 
+/// Reads a size with its unit. A bare number would be Celery's, of KiB.
+fn size(text: &str) -> Result<u64, String> {
+    if text.bytes().all(|letter| letter.is_ascii_digit()) {
+        return Err("give a size with its unit, such as 400M or 2G".to_owned());
+    }
+    byte_count(text)
+}
+
+/// Reads `2G`, `80%` or `0`.
+fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
+    if text == "0" {
+        return Ok(MemoryLimit::None);
+    }
+    match text.strip_suffix('%').map(str::parse) {
+        None => size(text).map(MemoryLimit::Bytes),
+        Some(Ok(percent @ 1..=100)) => Ok(MemoryLimit::Percent(percent)),
+        Some(_) => Err("a share is from 1% to 100%".to_owned()),
+    }
+}
+
 /// How many slots a process has.
 fn slots(text: &str) -> Result<u32, String> {
     match text.parse() {
@@ -267,4 +310,26 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// Returns the interpreter that this command was installed for; the Python entry point sets it.
 pub fn python() -> PathBuf {
     std::env::var_os("PENSTOCK_PYTHON").map_or_else(|| PathBuf::from("python3"), PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_of_memory_have_units() {
+        let check = |text: &str, expected: Option<MemoryLimit>| {
+            assert_eq!(memory_limit(text).ok(), expected, "{text}");
+        };
+        check("2G", Some(MemoryLimit::Bytes(2 << 30)));
+        check("512MiB", Some(MemoryLimit::Bytes(512 << 20)));
+        check("80%", Some(MemoryLimit::Percent(80)));
+        check("0", Some(MemoryLimit::None));
+        check("0%", None);
+        check("101%", None);
+        check("half", None);
+        check("2000000", None);
+        assert_eq!(size("400M"), Ok(400 << 20));
+        assert!(size("200000").is_err_and(|error| error.contains("with its unit")));
+    }
 }

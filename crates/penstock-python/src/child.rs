@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use penstock_message::{Failure, Retries};
 use penstock_worker::{
     Ended, FailureView, JobView, Kind, Link, Order, Pulled, Slot, Window, end_with_parent,
-    limit_arenas,
+    limit_arenas, offer_to_kernel,
 };
 use pyo3::exceptions::{PyRuntimeError, PySystemExit, PyValueError};
 use pyo3::prelude::*;
@@ -185,6 +185,7 @@ impl ChildLink {
         let parent = rustix::process::Pid::from_raw(parent_pid)
             .ok_or_else(|| PyValueError::new_err("not a process id"))?;
         end_with_parent(parent)?;
+        offer_to_kernel();
         Ok(Self {
             link: Link::new(work, reply, pages, child)?,
             shared: Arc::default(),
@@ -243,10 +244,9 @@ impl ChildLink {
         self.link.nudge()
     }
 
-    /// Whether the supervisor wants this process to end when the jobs that run have.
-    #[getter]
-    fn is_closing(&self) -> bool {
-        self.link.is_closing()
+    /// Do what the supervisor asks for between two jobs. True: this process is to end when the jobs that run have.
+    fn heed(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.link.heed())
     }
 
     /// Leaves the link, in a process that was forked from the child.

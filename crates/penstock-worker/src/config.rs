@@ -43,6 +43,9 @@ pub struct WorkerConfig {
     pub recycle: RecycleConfig,
     /// How long a job may go on after it was stopped, by its limit or by people, before its process is ended.
     pub kill_grace: Duration,
+    pub memory: MemoryConfig,
+    /// Gives memory back to the system that the allocator of this program keeps: called when nothing has run for a while.
+    pub give_back: fn(),
     /// How the processes that run jobs log, where the app does not set up logging itself.
     pub log: ChildLog,
 }
@@ -54,6 +57,26 @@ pub struct RecycleConfig {
     pub max_jobs: Option<u64>,
     /// Time since its fork, up to a tenth more or less.
     pub max_age: Option<Duration>,
+}
+
+/// Rules about memory. Where the system does not tell what processes have, they are without effect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryConfig {
+    /// Memory of its own that a process may keep when its jobs have ended, in bytes; with more it is replaced. `None`: any.
+    pub max_per_child: Option<u64>,
+    pub limit: MemoryLimit,
+}
+
+/// Memory of a worker, all of its processes together, from which on it starts no job that would need more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// 90 % of what the container may have; none outside of a container that has a limit.
+    #[default]
+    Usual,
+    Bytes(u64),
+    /// Of what the machine has, or the container may have.
+    Percent(u8),
+    None,
 }
 
 /// Slots of one kind.

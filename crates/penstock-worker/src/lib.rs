@@ -19,6 +19,7 @@
 //! | link.rs | a child's side, wrapped by the Python extension |
 //! | fault.rs | which of a process's jobs a fatal signal came from |
 //! | outstanding.rs | the packets that are out, and what of them can be had back |
+//! | memory.rs | what the kernel tells of the memory of processes |
 //! | threads.rs | what a process with many threads needs of its system |
 //! | huge_pages.rs | why a supervisor has none, and the heap that is forked does |
 //! | zygote.rs | the process that forks |
@@ -43,6 +44,7 @@ mod huge_pages;
 pub mod inbox;
 mod limits;
 mod link;
+mod memory;
 mod order;
 mod orphans;
 mod output;
@@ -58,11 +60,12 @@ mod zygote;
 
 pub use config::{
     ChildLog, Connect, Connected, DEFAULT_GRACE, DEFAULT_KILL_GRACE, MAX_PROCESSES, MAX_SLOTS,
-    PoolConfig, RecycleConfig, SlotKind, WorkerConfig, worker_name,
+    MemoryConfig, MemoryLimit, PoolConfig, RecycleConfig, SlotKind, WorkerConfig, worker_name,
 };
 pub use desk::{Desk, Left, Look};
 pub use huge_pages::collapse_heap;
 pub use link::{Ended, Link, Pulled, Slot, Window};
+pub use memory::{knows_memory, offer_to_kernel};
 pub use order::Order;
 pub use output::flush_c_output;
 #[doc(hidden)]
@@ -83,6 +86,8 @@ pub const EXIT_FAILED: u8 = 1;
 pub const EXIT_NOT_OFFERED: u8 = 75;
 /// The app could not be loaded, or one of its tasks is not fit to run.
 pub const EXIT_APP: u8 = 3;
+/// The limit of memory is below what the loaded app takes.
+pub const EXIT_NO_MEMORY: u8 = 5;
 /// Ended by a second signal: running jobs were killed and handed back.
 pub const EXIT_FORCED: u8 = 4;
 
@@ -102,6 +107,7 @@ pub fn run(config: WorkerConfig) -> ExitCode {
         Ok(End::Forced) => EXIT_FORCED,
         Ok(End::App) => EXIT_APP,
         Ok(End::Failed) => EXIT_FAILED,
+        Ok(End::NoMemory) => EXIT_NO_MEMORY,
         Ok(End::NotOffered) => EXIT_NOT_OFFERED,
         Err(error) => {
             tracing::error!("the worker can't go on: {error}");

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
 use crate::fault;
+use crate::memory::trim;
 use crate::order::{JobAt, Order};
 use crate::packet::{
     BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader, serving,
@@ -232,6 +233,12 @@ impl Link {
         self.claims.is_closing()
     }
 
+    /// Does what the supervisor asks for between two jobs. Says whether this child is to end.
+    pub fn heed(&self) -> bool {
+        self.claims.trim_if_asked(trim);
+        self.is_closing()
+    }
+
     fn has_closed(&self) -> bool {
         self.has_closed.load(Ordering::SeqCst) || self.is_closing()
     }
@@ -383,6 +390,7 @@ impl Slot {
     pub fn pull(&mut self) -> io::Result<Pulled> {
         self.link.flush()?;
         self.forget_packet();
+        self.link.heed();
         let link = Arc::clone(&self.link);
         if link.has_closed() || !link.enter_line(&self.turn) {
             link.end_line();
@@ -404,6 +412,7 @@ impl Slot {
     /// As [`Slot::pull`], without waiting, and without telling of outcomes. For slots that share a thread.
     pub fn try_pull(&mut self) -> io::Result<Pulled> {
         self.forget_packet();
+        self.link.heed();
         let link = Arc::clone(&self.link);
         let pulled = match link.has_closed() {
             true => Ok(Pulled::End),

@@ -222,6 +222,30 @@ impl Outstanding {
         self.pools[pool].unsent.is_none() && !self.free_places.is_empty()
     }
 
+    /// Whether no packet is out.
+    pub fn is_empty(&self) -> bool {
+        self.used.is_empty()
+    }
+
+    /// The place of the packet that is sent next.
+    pub fn next_place(&self) -> Option<usize> {
+        self.free_places.last().copied()
+    }
+
+    /// The child that has the packet at this place.
+    pub fn owner(&self, place: usize) -> Option<u32> {
+        self.pages.claim(place).read().owner
+    }
+
+    /// Packets of one job that a child of this pool has had for a short time: places, tasks and children.
+    pub fn lone(&self, pool: usize) -> impl Iterator<Item = (usize, TaskIndex, u32)> {
+        self.pools[pool].watched.iter().filter_map(|place| {
+            let packet = self.packets[place].as_ref()?;
+            let owner = self.owner(place)?;
+            (packet.jobs.len() == 1).then_some((place, packet.task, owner))
+        })
+    }
+
     /// Whether there are packets of more than one job.
     pub fn any_large(&self) -> bool {
         !self.large.is_empty()

@@ -4,7 +4,7 @@
 //! ```text
 //!     header        one line     what the rest looks like
 //!     claims        a line each  one for each packet that may be out at once
-//!     outcome ring  one a child  head and fault, tail and closing, then RING_BYTES of frames (see packet.rs)
+//!     outcome ring  one a child  head and fault, tail, closing and trim, then RING_BYTES of frames (see packet.rs)
 //! ```
 //!
 //! # Claims
@@ -60,6 +60,8 @@
 //! sets it and then takes back what the child has claimed and not begun. A child claims and then looks at it, so of the two
 //! at least one sees the other.
 //!
+//! `trim` asks a child to give freed memory back to the system before its next job; it sets it to 0.
+//!
 //! Children can write here, so the supervisor believes nothing it reads: it copies, then checks.
 
 use std::io;
@@ -84,6 +86,8 @@ const CHILD_BYTES: usize = PAGE_BYTES;
 const FAULT_OFFSET: usize = 8;
 /// Behind the tail, on its line.
 const CLOSING_OFFSET: usize = LINE_BYTES + 8;
+/// Behind that.
+const TRIM_OFFSET: usize = LINE_BYTES + 16;
 
 const MAGIC: u32 = 0x5053_7432;
 
@@ -336,6 +340,7 @@ impl Pages {
         self.all.at::<Line>(offset).0.store(0, Ordering::Release);
         self.fault_word(child).store(0, Ordering::Release);
         self.closing_word(child).store(0, Ordering::Release);
+        self.trim_word(child).store(0, Ordering::Release);
         self.all
             .at::<Line>(offset + LINE_BYTES)
             .0
@@ -350,6 +355,20 @@ impl Pages {
     fn closing_word(&self, child: u32) -> &AtomicU64 {
         self.all
             .at(ring_offset(self.claims, child) + CLOSING_OFFSET)
+    }
+
+    fn trim_word(&self, child: u32) -> &AtomicU64 {
+        self.all.at(ring_offset(self.claims, child) + TRIM_OFFSET)
+    }
+
+    /// Asks a child to give back memory before its next job.
+    pub fn ask_to_trim(&self, child: u32) {
+        self.trim_word(child).store(1, Ordering::Release);
+    }
+
+    /// Whether it has not done so yet.
+    pub fn is_to_trim(&self, child: u32) -> bool {
+        self.trim_word(child).load(Ordering::Acquire) != 0
     }
 
     /// From here on this child claims and begins nothing. What it has claimed before is to be looked for after this call.
@@ -462,6 +481,15 @@ impl Claims {
     pub fn is_closing(&self) -> bool {
         let word: &AtomicU64 = self.own.at(CLOSING_OFFSET);
         word.load(Ordering::SeqCst) != 0
+    }
+
+    /// Runs `trim` if this child is asked to, once.
+    pub fn trim_if_asked(&self, trim: impl FnOnce()) {
+        let word: &AtomicU64 = self.own.at(TRIM_OFFSET);
+        if word.load(Ordering::Relaxed) != 0 {
+            trim();
+            word.store(0, Ordering::Release);
+        }
     }
 }
 

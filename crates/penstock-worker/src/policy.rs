@@ -279,8 +279,8 @@ impl<J> Policy<J> {
         &self.tasks[task.0].name
     }
 
-    /// The next packet to send, if one should be sent now. It counts as out from here on.
-    pub fn next_packet(&mut self) -> Option<HandOut<J>> {
+    /// The task of the next packet, if one should be sent now.
+    pub fn next_task(&self) -> Option<TaskIndex> {
         if self.closed {
             return None;
         }
@@ -290,8 +290,7 @@ impl<J> Policy<J> {
             false => self.free_soon(),
         };
         let (_, index) = self.order.first_key_value()?;
-        let index = *index;
-        let task = &mut self.tasks[index.0];
+        let task = &self.tasks[index.0];
         // The oldest job decides, and nobody overtakes it: or a long one would wait for ever for a free
         // slot while short ones go by.
         let ahead = if task.pace.is_quick() {
@@ -300,9 +299,13 @@ impl<J> Policy<J> {
         } else {
             free_soon
         };
-        if self.out >= self.slots + ahead {
-            return None;
-        }
+        (self.out < self.slots + ahead).then_some(*index)
+    }
+
+    /// The next packet to send, if one should be sent now. It counts as out from here on.
+    pub fn next_packet(&mut self) -> Option<HandOut<J>> {
+        let index = self.next_task()?;
+        let task = &mut self.tasks[index.0];
         let fits = if task.pace.is_quick() {
             (PACKET_NS / task.pace.mean_ns) as usize
         } else {
@@ -472,6 +475,16 @@ impl<J> Policy<J> {
             kept_ns = kept_ns.saturating_add(pace.expected_ns());
             !keep
         })
+    }
+
+    /// The jobs of one task that wait.
+    pub fn take_task(&mut self, task: TaskIndex) -> Vec<J> {
+        let waiting = std::mem::take(&mut self.tasks[task.0].waiting);
+        if let Some(first) = waiting.front() {
+            self.order.remove(&first.arrival);
+        }
+        self.waiting -= waiting.len();
+        waiting.into_iter().map(|waiting| waiting.job).collect()
     }
 
     /// All jobs that wait.

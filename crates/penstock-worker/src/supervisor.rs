@@ -30,14 +30,18 @@ use crate::policy::{Credit, HandOut, PacketEnd, TaskIndex};
 use crate::systemd::Notifier;
 use crate::zygote::Zygote;
 
+use admission::Admission;
 use broker::{Burst, Contact, Settlements};
 use children::Child;
+use memory::Memory;
 use orders::Evicted;
 use pools::Pool;
 use recycle::Recycling;
 
+mod admission;
 mod broker;
 mod children;
+mod memory;
 mod orders;
 mod pools;
 mod recycle;
@@ -80,6 +84,8 @@ pub enum End {
     App,
     /// Something that it needs failed; the log says what.
     Failed,
+    /// Its limit of memory is below what the loaded app takes.
+    NoMemory,
     /// The engine behind the broker lacks something that it needs; the log says what, and what to do.
     NotOffered,
 }
@@ -133,6 +139,8 @@ pub struct Supervisor {
     /// The child that is forked now, and since when.
     forking: Option<(u32, Instant)>,
     recycling: Recycling,
+    memory: Memory,
+    admission: Admission,
     /// The pool that was sent a job last, of those whose jobs run alone.
     last_alone: Option<usize>,
     /// Children of single use whose job has ended, by when they must have gone: number and process.
@@ -220,6 +228,7 @@ impl Supervisor {
         let spares = (first_spare..first_spare + spares.0).map(|child| pages.fresh_ring(child));
         children.extend(spares.map(|ring| Child::spare(ring, now)));
         let recycling = Recycling::new(config.recycle, now);
+        let memory = Memory::new(config.memory);
         let supervisor = Self {
             config,
             broker: None,
@@ -242,6 +251,8 @@ impl Supervisor {
             alive: 0,
             forking: None,
             recycling,
+            memory,
+            admission: Admission::default(),
             last_alone: None,
             leaving: VecDeque::new(),
             evicted: Vec::new(),
@@ -309,6 +320,7 @@ impl Supervisor {
             self.read_news(now);
             self.keep_time(now)?;
             self.recycle(now);
+            self.let_go();
             self.fork_wanted(now);
             self.send_packets(now);
             self.commit();
@@ -344,6 +356,7 @@ impl Supervisor {
             self.next_look(),
             self.next_overdue(),
             self.recycling.next(),
+            self.memory.look_at,
             self.next_limit(),
             self.manager.next_ping(),
             self.reap_at,
@@ -383,6 +396,9 @@ impl Supervisor {
             self.tick_at = None;
             self.tick(now);
         }
+        if self.memory.look_at.is_some_and(|at| at <= now) {
+            self.look_at_memory(now);
+        }
         match self.phase {
             Phase::Draining { .. } if self.has_nothing() => self.begin_leaving(now),
             Phase::Draining { until: Some(until) } if until <= now => {
@@ -418,11 +434,13 @@ impl Supervisor {
     }
 
     fn send_packets_of(&mut self, pool: usize, now: Instant) -> io::Result<()> {
-        while self.in_reach
-            && self.outstanding.has_room(pool)
-            && self.may_send(pool)
-            && let Some(hand_out) = self.pools[pool].policy.next_packet()
-        {
+        while self.in_reach && self.outstanding.has_room(pool) && self.may_send(pool) {
+            if self.is_next_held(pool, now) {
+                continue;
+            }
+            let Some(hand_out) = self.pools[pool].policy.next_packet() else {
+                break;
+            };
             if hand_out.jobs.len() > 1 {
                 self.collect_at.get_or_insert(now + COLLECT_EVERY);
             }
@@ -430,15 +448,20 @@ impl Supervisor {
             if self.pools[pool].is_alone {
                 self.last_alone = Some(pool);
             }
+            self.reserve(pool, &hand_out);
             let task = self.pools[pool].policy.task_name(hand_out.task);
             if let Err(NotSent { error, hand_out }) = self.outstanding.send(pool, task, hand_out) {
                 if let Some(HandOut { task, jobs }) = hand_out {
+                    if let Some(place) = self.outstanding.next_place() {
+                        self.release(place);
+                    }
                     self.put_back(pool, task, jobs);
                     let policy = &mut self.pools[pool].policy;
                     policy.packet_ended(task, PacketEnd::TakenBack);
                 }
                 return Err(error);
             }
+            self.memory.begin(now);
         }
         Ok(())
     }
@@ -485,6 +508,8 @@ impl Supervisor {
             self.settlements.give_back(jobs);
         }
         if let Some(end) = end {
+            self.release(place);
+            self.memory.forget_place(place);
             self.pools[pool].policy.packet_ended(task, end);
         }
     }
@@ -492,7 +517,9 @@ impl Supervisor {
     /// Looks for slots that have been at one job for a while, takes back what waits behind it, and
     /// hands what is too much here back to the broker.
     fn tick(&mut self, now: Instant) {
+        self.find_reserved();
         for pool in 0..self.pools.len() {
+            self.measure_begun(pool);
             let look = self
                 .outstanding
                 .look(pool, self.pools[pool].slots_or_more());

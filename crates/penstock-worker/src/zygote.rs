@@ -14,7 +14,7 @@
 //!                        warning TEXT       for the log
 //!                        forked CHILD PID
 //!                        unforked CHILD TEXT     the system refused
-//!                        died CHILD PID STATUS   as waitpid gives it
+//!                        died CHILD PID STATUS PEAK   as wait4 gives it; PEAK is the most memory that it had, in KiB
 //! ```
 //!
 //! The zygote ends, and its children with it, when the supervisor's end of that socket is closed.
@@ -32,6 +32,7 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlag
 use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
 use serde::Deserialize;
 
+use crate::memory::{ZYGOTE_SCORE, score_above};
 use crate::{ChildLog, SlotKind, systemd};
 
 /// Everything that a zygote needs to start.
@@ -87,9 +88,21 @@ pub enum Said {
     Ready(Loaded),
     Failed(String),
     Warning(String),
-    Forked { child: u32, pid: i32 },
-    Unforked { child: u32, why: String },
-    Died { child: u32, pid: i32, status: i32 },
+    Forked {
+        child: u32,
+        pid: i32,
+    },
+    Unforked {
+        child: u32,
+        why: String,
+    },
+    Died {
+        child: u32,
+        pid: i32,
+        status: i32,
+        /// Most memory that the process had, with what it shared with others; 0: not known.
+        peak_bytes: u64,
+    },
 }
 
 pub struct Zygote {
@@ -131,6 +144,7 @@ impl Zygote {
         }
         let supervisor = rustix::process::getpid();
         let open_files = start.open_files;
+        let score = score_above(ZYGOTE_SCORE).map(|score| score.to_string());
         // SAFETY: only async-signal-safe system calls, no allocation, between fork and exec.
         unsafe {
             command.pre_exec(move || {
@@ -139,6 +153,9 @@ impl Zygote {
                 }
                 // It may keep the supervisor's, where the system will not have it otherwise.
                 let _ = setrlimit(Resource::Nofile, open_files);
+                if let Some(score) = &score {
+                    write_score(score.as_bytes());
+                }
                 // What jobs leave behind comes to it, and not to whoever adopts orphans on this machine.
                 #[cfg(target_os = "linux")]
                 rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -300,9 +317,18 @@ fn read_message(text: &str) -> Option<Said> {
             child: number()?.try_into().ok()?,
             pid: number()?,
             status: number()?,
+            peak_bytes: u64::try_from(number()?).ok()? << 10,
         },
         _ => return None,
     })
+}
+
+/// Sets this process's `oom_score_adj`, by system calls alone. Where the system has none, nothing is lost.
+fn write_score(score: &[u8]) {
+    use rustix::fs::{Mode, OFlags, open};
+    if let Ok(file) = open(c"/proc/self/oom_score_adj", OFlags::WRONLY, Mode::empty()) {
+        let _ = rustix::io::write(file, score);
+    }
 }
 
 /// On Linux the kernel kills this process when its parent dies: the last line of defence, for a parent
@@ -317,6 +343,12 @@ pub fn end_with_parent(parent: Pid) -> io::Result<()> {
         return Err(io::Error::from(Errno::CHILD));
     }
     Ok(())
+}
+
+/// Whether a wait status is that of a process that was killed by SIGKILL.
+pub fn is_kill(status: i32) -> bool {
+    use std::os::unix::process::ExitStatusExt;
+    std::process::ExitStatus::from_raw(status).signal() == Some(libc::SIGKILL)
 }
 
 /// Describes a wait status for a person: follows "it was" or stands alone.
@@ -393,11 +425,12 @@ mod tests {
         );
         check("forked 3 400", Some(Said::Forked { child: 3, pid: 400 }));
         check(
-            "died 3 400 139",
+            "died 3 400 139 2048",
             Some(Said::Died {
                 child: 3,
                 pid: 400,
                 status: 139,
+                peak_bytes: 2 << 20,
             }),
         );
         check(

@@ -142,7 +142,7 @@ class Loop:
 
     def _heed(self) -> None:
         """End, if that is wanted; and carry out the orders to jobs that wait for something."""
-        if self._link.is_closing and not self._is_closing:
+        if self._link.heed() and not self._is_closing:
             self._link.serve(0)
             self._close()
         for task, (slot, job) in list(self._jobs.items()):

@@ -62,8 +62,8 @@ class Threads:
         """Return when all threads have ended in order."""
         ends = self._link.begin_threads(len(self._slots))
         interrupts.slot_of = lambda job_id: getattr(_own, "slot", None)
-        # A signal that interrupts a thread which waits at the socket; and, here, tells of orders, or that this process
-        # is to end.
+        # A signal that interrupts a thread which waits at the socket; and, here, tells of orders, or that the
+        # supervisor asks for something.
         signal.signal(signal.SIGURG, wake)
         bell, ringer = socket.socketpair()
         for each in (bell, ringer):
@@ -89,7 +89,7 @@ class Threads:
             ready, _, _ = select.select(heard, [], [], None if timeout is None else max(0.0, timeout))
             if bell in ready:
                 bell.recv(4096)
-                if self._link.is_closing and not self._is_ending:
+                if self._link.heed() and not self._is_ending:
                     self._end()
             self._obey()
             ended = os.read(ends, 4096 * NUMBER_BYTES) if ends in ready else b""

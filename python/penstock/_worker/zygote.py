@@ -257,8 +257,8 @@ class Zygote:
         leave()
 
     def _tell_deaths(self) -> None:
-        for pid, status in ends_of_children(self._children):
-            self._control.say(f"died {self._children.pop(pid)} {pid} {status}")
+        for pid, status, peak_kib in ends_of_children(self._children):
+            self._control.say(f"died {self._children.pop(pid)} {pid} {status} {peak_kib}")
 
     def _signal(self, number: signal.Signals, only: int | None = None) -> None:
         for pid, child in self._children.items():
@@ -284,25 +284,25 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def ends_of_children(children: Collection[int]) -> Iterator[tuple[int, int]]:
-    """Yield the number and the wait status of each of these that has ended, its group with it.
+def ends_of_children(children: Collection[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield number, wait status and peak of memory (in KiB) of each of these that has ended, its group with it.
 
     The others are waited for as well: orphans of jobs come to this process. Each end costs the same, however many
     children there are.
     """
     if not hasattr(os, "waitid"):  # macOS before Python 3.13, where no orphans come
         for child in list(children):
-            ended, status = os.waitpid(child, os.WNOHANG)
+            ended, status, usage = os.wait4(child, os.WNOHANG)
             if ended:
                 kill_group(child)
-                yield child, status
+                yield child, status, usage.ru_maxrss
         return
     while (pid := _ended_child()) is not None:
         if pid in children:
             kill_group(pid)
-        _, status = os.waitpid(pid, 0)
+        _, status, usage = os.wait4(pid, 0)
         if pid in children:
-            yield pid, status
+            yield pid, status, usage.ru_maxrss
 
 
 def _ended_child() -> int | None:

@@ -307,7 +307,8 @@ impl Supervisor {
             if let Credit::Add(credit) = granted {
                 consume.add_credit = credit;
             }
-            if let Some(tasks) = tasks {
+            if tasks.is_some() {
+                let tasks = self.wanted_tasks(number);
                 consume.app.clone_from(&self.app);
                 consume.queues.clone_from(&self.queues);
                 consume.tasks = Tasks::Named(tasks);

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use mio::{Interest, Token};
-use penstock_jobs::{Blame, Outcome, blame, lost};
+use penstock_jobs::{Blame, Outcome, blame, guilty_of_memory, lost};
 use penstock_message::Delivery;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
 use super::broker::Contact;
+use super::memory::{ChildMemory, Death};
 use super::pools::Pool;
 use super::recycle::Closing;
 use super::{End, FIRST_CHILD, LEAVE_WITHIN, Phase, Supervisor, TICK, ZYGOTE};
@@ -22,7 +23,7 @@ use crate::files::is_shortage;
 use crate::packet::{Frame, Kind, OutcomeFrame, Reader};
 use crate::page::RingReader;
 use crate::policy::PacketEnd;
-use crate::zygote::{self, Fork, Loaded, Said, Zygote, describe_status};
+use crate::zygote::{self, Fork, Loaded, Said, Zygote};
 
 /// Zygotes that were lost in a row before any job had ended: with the next the worker gives up.
 const ZYGOTES_LOST: u32 = 5;
@@ -61,6 +62,13 @@ pub(super) struct Child {
     /// When it is to be replaced for its age.
     pub(super) old_at: Option<Instant>,
     pub(super) closing: Option<Closing>,
+    /// It is to be replaced, and waits for its turn.
+    pub(super) is_due: bool,
+    pub(super) memory: ChildMemory,
+    /// The task of the job that it was for, if it was for one, which has ended.
+    pub(super) ran: Option<String>,
+    /// This worker has killed it.
+    pub(super) is_killed: bool,
     /// Whether it was for one job, which has ended.
     is_spent: bool,
     /// This supervisor has had it killed for what it ran.
@@ -83,10 +91,18 @@ impl Child {
             begun_at: now,
             old_at: None,
             closing: None,
+            is_due: false,
+            memory: ChildMemory::default(),
+            ran: None,
+            is_killed: false,
             is_spent: false,
             is_ended: false,
             is_told_lost: false,
         }
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        matches!(self.life, Life::Alive { .. })
     }
 
     pub(super) fn spare(ring: RingReader, now: Instant) -> Self {
@@ -166,7 +182,17 @@ impl Supervisor {
                     tracing::error!(process = child, "cannot start another process: {why}");
                     self.child_unforked(child, now);
                 }
-                Said::Died { child, pid, status } => self.child_died(child, pid, status, now),
+                Said::Died {
+                    child,
+                    pid,
+                    status,
+                    peak_bytes,
+                } => {
+                    if self.is_child(child, pid) {
+                        let death = self.judge_death(child, status, peak_bytes);
+                        self.child_died(child, pid, &death, now);
+                    }
+                }
             }
         }
         if alive {
@@ -238,6 +264,7 @@ impl Supervisor {
         if self.phase == Phase::Loading {
             self.begin_serving(&loaded, now);
         }
+        self.memory.forget();
         // The code on disk may be another than that which an earlier zygote has loaded.
         self.app = loaded.app;
         self.assign(&loaded.tasks);
@@ -261,6 +288,9 @@ impl Supervisor {
         );
         for task in &loaded.tasks {
             tracing::debug!("task {}", task.0);
+        }
+        if !self.has_room_for_app() {
+            return self.begin_killing(now);
         }
         let Some(connect) = self.config.connect.take() else {
             return;
@@ -371,6 +401,7 @@ impl Supervisor {
         let now = Instant::now();
         self.recycling.forked_within(now - since);
         self.child_begins(number, now);
+        self.child_gets_memory(number, now);
         self.alive += 1;
         let child = &mut self.children[number as usize];
         let pool = &mut self.pools[child.pool];
@@ -391,7 +422,7 @@ impl Supervisor {
         {
             return;
         }
-        self.bury(number, "it was never started");
+        self.bury(number, &Death::of("it was never started"));
         let child = &mut self.children[number as usize];
         child.failures = child.failures.max(2) + 1;
         child.life = Life::Wanted {
@@ -399,16 +430,16 @@ impl Supervisor {
         };
     }
 
-    fn child_died(&mut self, number: u32, pid: i32, status: i32, now: Instant) {
-        let Some(child) = self.children.get(number as usize) else {
-            return;
-        };
-        if !matches!(child.life, Life::Alive { pid: known } if known == pid) {
-            return;
-        }
-        let reason = describe_status(status);
-        let is_closing = child.closing.is_some();
-        let jobs = self.bury(number, &reason);
+    fn is_child(&self, number: u32, pid: i32) -> bool {
+        let child = self.children.get(number as usize);
+        child.is_some_and(|child| matches!(child.life, Life::Alive { pid: known } if known == pid))
+    }
+
+    fn child_died(&mut self, number: u32, pid: i32, death: &Death, now: Instant) {
+        let is_closing = self.children[number as usize].closing.is_some();
+        let jobs = self.bury(number, death);
+        self.learn_from_end(number, death);
+        let reason = &death.reason;
         self.alive -= 1;
         self.forget_evicted(number);
         let child = &mut self.children[number as usize];
@@ -451,17 +482,14 @@ impl Supervisor {
     pub(super) fn end_child(&mut self, number: u32) {
         let child = &mut self.children[number as usize];
         child.is_ended = true;
-        if matches!(child.life, Life::Alive { .. })
-            && let Some(zygote) = &mut self.zygote
-        {
-            // A zygote that can't be told is dead, and its children with it.
-            let _ = zygote.kill_child(number);
+        if child.is_alive() {
+            self.kill(number);
         }
     }
 
     /// Settles what a dead child leaves: its outcomes count, what it had not begun is as good as new, and each job that it
     /// ran is judged. Says how many these are.
-    fn bury(&mut self, number: u32, reason: &str) -> usize {
+    fn bury(&mut self, number: u32, death: &Death) -> usize {
         self.close_accounts(number);
         let places = self.outstanding.places_of(Some(number));
         let guilty = self.outstanding.pages.fault(number);
@@ -469,19 +497,32 @@ impl Supervisor {
         let is_ended = self.children[number as usize].is_ended;
         let mut begun = Vec::new();
         for place in places {
-            // The others in a process that was killed for one are innocent.
-            let is_named = guilty.map(|guilty| guilty == place);
-            let is_named = is_named.or(is_ended.then_some(false));
             let condemned = self.why_condemned(place);
             let jobs = self.take_lost(place);
             match condemned {
                 Some(condemned) => self.settle_condemned(condemned, jobs),
-                None => begun.extend(jobs.into_iter().map(|job| (is_named, job))),
+                None => begun.extend(jobs.into_iter().map(|job| (place, job))),
             }
         }
         let jobs = begun.len();
+        let guilty = guilty.or_else(|| {
+            let tasks = begun.iter().map(|(_, job)| job.message.task.as_str());
+            let peaks = death.is_for_memory.then(|| self.usual_peaks(tasks))?;
+            Some(begun[guilty_of_memory(&peaks)?].0)
+        });
+        let reason = match &begun[..] {
+            [(place, job)] => self.learn_from_death(death, *place, &job.message.task),
+            _ => death.reason.clone(),
+        };
+        let reason = reason.as_str();
         let (mut spared, mut suspects) = (0, BTreeSet::new());
-        for (is_named, delivery) in begun {
+        for (place, delivery) in begun {
+            // The others in a process that was killed for one are innocent.
+            let is_named = match death.is_innocent {
+                true => Some(false),
+                false => guilty.map(|guilty| guilty == place),
+            };
+            let is_named = is_named.or(is_ended.then_some(false));
             let blame = blame(jobs, is_named);
             match blame {
                 Some(Blame::Guilty) => {}
@@ -493,7 +534,13 @@ impl Supervisor {
             self.settle_lost(delivery, blame, reason);
         }
         let is_killing = matches!(self.phase, Phase::Killing { .. });
-        if spared > 0 && !is_killing {
+        if death.is_innocent && jobs > 0 && !is_killing {
+            tracing::warn!(
+                jobs,
+                "the kernel killed a process though another had far more memory: its jobs were interrupted and handed back; \
+                 no crash is counted for them"
+            );
+        } else if spared > 0 && !is_killing {
             tracing::warn!(
                 jobs = spared,
                 "the other jobs of its process were interrupted and handed back; no crash is counted for them"
@@ -526,6 +573,7 @@ impl Supervisor {
             return Vec::new();
         };
         if let Some(end) = left.end {
+            self.release(place);
             self.pools[left.pool].policy.packet_ended(left.task, end);
         }
         left.jobs
@@ -604,6 +652,10 @@ impl Supervisor {
     fn take_outcome(&mut self, number: u32, frame: &OutcomeFrame<'_>, bytes: &Bytes) -> Option<()> {
         let (place, index) = (frame.place.into(), frame.index.into());
         let ended = self.outstanding.end_job(place, frame.sequence, index)?;
+        if ended.end.is_some() {
+            self.measure_ended(place, &ended.jobs.message.task);
+            self.release(place);
+        }
         let policy = &mut self.pools[ended.pool].policy;
         policy.observe(ended.task, frame.cost_ns);
         policy.set_stuck(self.outstanding.stuck(ended.pool));
@@ -613,6 +665,7 @@ impl Supervisor {
         self.child_ended_job(number, ended.end.is_some());
         let child = &self.children[number as usize];
         if self.pools[child.pool].is_single_use() {
+            self.children[number as usize].ran = Some(ended.jobs.message.task.clone());
             self.spend(number);
         }
         self.zygotes_lost = 0;
@@ -685,16 +738,14 @@ impl Supervisor {
         {
             self.leaving.pop_front();
             let child = &self.children[number as usize];
-            if matches!(child.life, Life::Alive { pid: alive } if alive == pid)
-                && let Some(zygote) = &mut self.zygote
-            {
+            if matches!(child.life, Life::Alive { pid: alive } if alive == pid) {
                 tracing::warn!(
                     pid,
                     "a process that was for one job did not end within {} s after it, and is killed: a thread, perhaps, that \
                      the job has left",
                     LEAVE_WITHIN.as_secs()
                 );
-                let _ = zygote.kill_child(number);
+                self.kill(number);
             }
         }
     }
@@ -723,14 +774,20 @@ impl Supervisor {
     /// A child that has damaged its outcomes is not to be trusted with more.
     fn kill_child(&mut self, number: u32) {
         let child = &self.children[number as usize];
-        if let Life::Alive { pid } = child.life
-            && let Some(zygote) = &mut self.zygote
-        {
+        if let Life::Alive { pid } = child.life {
             tracing::error!(
                 pid,
                 process = number,
                 "the memory in which a child reports its outcomes is damaged, by C code perhaps: it is killed"
             );
+            self.kill(number);
+        }
+    }
+
+    /// Kills a child, for a reason that is told elsewhere.
+    pub(super) fn kill(&mut self, number: u32) {
+        self.children[number as usize].is_killed = true;
+        if let Some(zygote) = &mut self.zygote {
             // A zygote that can't be told is dead, and its children with it.
             let _ = zygote.kill_child(number);
         }

@@ -141,6 +141,10 @@ impl Pool {
         self.is_needed() && !self.is_alone
     }
 
+    pub(super) fn tasks(&self) -> &[String] {
+        &self.tasks
+    }
+
     pub(super) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -18,6 +18,7 @@ use super::children::Life;
 use super::pools::Layout;
 use super::{Phase, Supervisor};
 use crate::config::{MAX_PLACES, MAX_PROCESSES, RecycleConfig};
+use crate::memory::in_words;
 use crate::policy::PacketEnd;
 
 /// Replacing processes takes one part in so many of the processors' time, at most. Where jobs are so quick that it would
@@ -35,12 +36,19 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(3);
 pub(super) enum Reason {
     Jobs(u64),
     Age(Duration),
+    Memory { own: u64, most: u64 },
 }
 
 impl std::fmt::Display for Reason {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Jobs(jobs) => write!(out, "it has run {jobs} jobs (--max-jobs-per-child)"),
+            Self::Memory { own, most } => write!(
+                out,
+                "it has {} of its own, and may keep {} (--max-memory-per-child)",
+                in_words(*own),
+                in_words(*most)
+            ),
             Self::Age(age) => write!(out, "it is {} s old (--max-age)", age.as_secs()),
         }
     }
@@ -179,7 +187,10 @@ impl Supervisor {
     }
 
     pub(super) fn make_due(&mut self, number: u32, reason: Reason) {
-        if let Life::Alive { pid } = self.children[number as usize].life {
+        let child = &mut self.children[number as usize];
+        if let Life::Alive { pid } = child.life
+            && !std::mem::replace(&mut child.is_due, true)
+        {
             self.recycling.due.push_back((number, pid, reason));
         }
     }
@@ -229,7 +240,12 @@ impl Supervisor {
                 self.recycling.from = now + LOOK_EVERY;
                 return;
             };
-            tracing::debug!(pid, process = old, "a process is replaced: {reason}");
+            match reason {
+                Reason::Memory { .. } => {
+                    tracing::info!(pid, process = old, "a process is replaced: {reason}");
+                }
+                _ => tracing::debug!(pid, process = old, "a process is replaced: {reason}"),
+            }
             self.recycling.turn = Some(Turn { old, successor });
             self.recycling.from = now + self.recycling.pause();
             return;
@@ -343,9 +359,7 @@ impl Supervisor {
              job has left",
             within.as_secs()
         );
-        if let Some(zygote) = &mut self.zygote {
-            let _ = zygote.kill_child(number);
-        }
+        self.kill(number);
     }
 
     /// A process has gone: true if another has taken its place, or is about to.
