@@ -26,6 +26,8 @@ use crate::{BrokerOptions, ConnId, Input, Now, Output, Position};
 
 /// Bytes of bodies that go into one output, unless one alone has more: others get their turn.
 const OUTPUT_TARGET_BYTES: usize = 1 << 20;
+/// Most orders to stop a job in one output.
+const CANCELS_AT_ONCE: usize = 1024;
 
 #[derive(Debug)]
 pub struct Broker {
@@ -308,6 +310,11 @@ impl Broker {
         messages.copies(id).any(|slot| messages[slot].is_leased())
     }
 
+    /// Returns the epoch and the number of the last hand-out. For the simulator.
+    pub fn last_hand_out(&self) -> (u32, u64) {
+        (self.epoch, self.state.grants)
+    }
+
     /// Whether a message with this id is kept as a failed job. For tests and the simulator.
     pub fn has_failed(&self, id: &MessageId) -> bool {
         let messages = &self.state.messages;
@@ -421,6 +428,7 @@ impl Broker {
     fn let_out(&mut self, effect: Effect) {
         let conn = match &effect {
             Effect::Deliver { conn, .. }
+            | Effect::Cancel { conn, .. }
             | Effect::Value { conn, .. }
             | Effect::Answer { conn, .. } => *conn,
         };
@@ -441,6 +449,9 @@ impl Broker {
                     bytes: 0,
                 });
                 self.read_ahead(conn);
+            }
+            Effect::Cancel { message, grant, .. } => {
+                connection.cancels.push_back((message, grant));
             }
             Effect::Value { key, state, .. } => {
                 // It may have been answered meanwhile, by a record that waited for less.
@@ -527,6 +538,17 @@ impl Broker {
         }
         if !connection.writable {
             return None;
+        }
+        let mut cancels = Vec::new();
+        for _ in 0..connection.cancels.len().min(CANCELS_AT_ONCE) {
+            let (message, grant) = connection.cancels.pop_front().expect("it was counted");
+            match self.state.is_unsent(message) {
+                true => connection.cancels.push_back((message, grant)),
+                false => cancels.extend(self.state.cancel_order(message, grant)),
+            }
+        }
+        if !cancels.is_empty() {
+            return Some(Output::Cancels { conn, cancels });
         }
         if !connection.values.is_empty() {
             let mut bytes = 0;

@@ -37,6 +37,8 @@ struct LeasesEnd {
 #[derive(Debug, Default)]
 pub(crate) struct Chores {
     leases: VecDeque<LeasesEnd>,
+    /// Messages that were asked to stop, and whose leases a repaired journal has lost.
+    asked: Vec<Handle>,
     /// Sessions that are forgotten once their leases have ended, with their generations.
     forgotten: Vec<(u32, u64)>,
     /// Joins that have failed, and up to where in their lists the held messages have been reported.
@@ -67,6 +69,16 @@ impl Chores {
         self.queues.contains_key(&queue)
     }
 
+    /// Has messages end that were asked to stop, and that nobody runs.
+    pub(crate) fn end_asked(&mut self, messages: Vec<Handle>) {
+        self.asked = messages;
+    }
+
+    /// Whether such messages are still to be ended.
+    pub(crate) fn has_asked(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
     pub(crate) fn forget(&mut self, session: u32, generation: u64) {
         self.forgotten.push((session, generation));
     }
@@ -78,6 +90,7 @@ impl Chores {
 
     fn is_empty(&self) -> bool {
         self.leases.is_empty()
+            && self.asked.is_empty()
             && self.forgotten.is_empty()
             && self.blocked.is_empty()
             && self.groups.is_empty()
@@ -136,6 +149,7 @@ impl Broker {
             Space::NoSettlements => self.step_marks(),
             _ => {
                 self.step_leases();
+                self.step_asked();
                 self.forget_sessions();
                 self.step_marks();
                 self.step_blocked();
@@ -195,10 +209,23 @@ impl Broker {
                         self.crash(handle.slot, reason.clone(), None);
                     }
                     None => {
-                        self.added += 1;
+                        // One that was asked to stop ends, which a join may have to be told.
+                        self.added += 4;
                         self.return_message(handle.slot);
                     }
                 }
+            }
+        }
+    }
+
+    fn step_asked(&mut self) {
+        while self.step_size() >= 5
+            && let Some(message) = self.chores.asked.pop()
+        {
+            let entry = self.state.messages.get(message);
+            if entry.is_some_and(|entry| !entry.is_leased()) {
+                self.added += 4;
+                self.end_if_asked(message.slot);
             }
         }
     }

@@ -37,6 +37,8 @@ pub(crate) struct Connection {
     /// Number of these for which bodies that are not in memory have been asked for, and their bytes.
     pub(crate) ahead: usize,
     pub(crate) ahead_bytes: usize,
+    /// Messages that it is to stop, with the grants that are meant.
+    pub(crate) cancels: VecDeque<(Handle, u64)>,
     pub(crate) values: VecDeque<(Key, KeyState)>,
     pub(crate) answers: VecDeque<(u64, Answer)>,
 }
@@ -73,6 +75,7 @@ impl Connection {
             deliveries: VecDeque::new(),
             ahead: 0,
             ahead_bytes: 0,
+            cancels: VecDeque::new(),
             values: VecDeque::new(),
             answers: VecDeque::new(),
         }
@@ -165,6 +168,14 @@ impl Broker {
         self.connections
             .insert(conn, Connection::new(index, welcome));
         self.stand_in_line(conn);
+        if !planted!("cancel-forgotten-at-reconnect") {
+            let leases = &self.state.sessions[index].leases;
+            let asked = leases.iter().copied();
+            let asked = asked.filter(|slot| self.state.messages.asked(*slot).is_some());
+            for slot in asked.collect::<Vec<u32>>() {
+                self.order_to_stop(slot);
+            }
+        }
         self.seal(Durability::None);
     }
 
@@ -279,6 +290,9 @@ impl Broker {
 
     /// Returns a message whose lease ends without anything having gone wrong.
     pub(crate) fn return_message(&mut self, slot: u32) {
+        if self.end_if_asked(slot) {
+            return;
+        }
         if self.state.is_behind_mark(slot) {
             return self.renumber(slot, None);
         }

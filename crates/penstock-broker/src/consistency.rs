@@ -84,6 +84,12 @@ impl Broker {
                 *ending.entry(kind.queue).or_insert(0) += 1;
             }
             let count = counts.entry(kind.queue).or_default();
+            assert!(
+                state.messages.asked(slot).is_none()
+                    || entry.is_leased()
+                    || self.chores.has_asked(),
+                "{id} was asked to stop, and nobody runs it"
+            );
             match state.messages.state(slot) {
                 MessagePlace::Ready => {
                     count[0] += 1;
@@ -227,6 +233,8 @@ impl Broker {
                 false => {
                     let failure = state.messages.failure(slot);
                     failure.iter().for_each(|failure| hold(failure.class));
+                    let asked = state.messages.asked(slot);
+                    asked.iter().for_each(|asked| hold(asked.reason));
                 }
             }
             let kind = state.messages.kind(slot);

@@ -356,6 +356,9 @@ impl Broker {
     /// Puts a message back whose worker died under it, or fails it when that was once too often. `blame`: for the end of its
     /// process; none for the loss of its worker.
     pub(crate) fn crash(&mut self, slot: u32, reason: Bytes, blame: Option<Blame>) {
+        if self.end_if_asked(slot) {
+            return;
+        }
         let number = self.state.messages[slot].number();
         self.count(slot, Counted::Crashed);
         let head = self.crash_head(slot);
@@ -379,6 +382,9 @@ impl Broker {
     /// Puts a message back which, or another one, has killed their worker; or fails it when it has been near too many
     /// deaths.
     pub(crate) fn suspect(&mut self, slot: u32, reason: Bytes) {
+        if self.end_if_asked(slot) {
+            return;
+        }
         if planted!("suspect-counted-as-crash") {
             return self.crash(slot, reason, Some(Blame::Guilty));
         }

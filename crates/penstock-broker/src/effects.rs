@@ -46,6 +46,12 @@ pub(crate) enum Effect {
         message: Handle,
         grant: u64,
     },
+    /// An order to stop the message, under this lease.
+    Cancel {
+        conn: ConnId,
+        message: Handle,
+        grant: u64,
+    },
     Value {
         conn: ConnId,
         key: Key,

@@ -1,7 +1,8 @@
 //! Inputs and outputs of the core.
 
 use penstock_message::{
-    Consume, Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Space, Tx, WallMs,
+    CancelOrder, Consume, Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Space,
+    Tx, WallMs,
 };
 
 // What travels between a client and the core stands with the nouns.
@@ -169,6 +170,11 @@ pub enum Output {
     Deliver {
         conn: ConnId,
         deliveries: Vec<Delivery>,
+    },
+    /// Jobs that the client runs and is to stop. Comes after their deliveries, and again after each hello.
+    Cancels {
+        conn: ConnId,
+        cancels: Vec<CancelOrder>,
     },
     Values {
         conn: ConnId,

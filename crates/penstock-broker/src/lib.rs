@@ -20,6 +20,7 @@
 
 mod active;
 mod broker;
+mod cancels;
 mod charges;
 mod chores;
 #[cfg(test)]

@@ -8,9 +8,10 @@
 use std::collections::VecDeque;
 
 use penstock_faults::planted;
-use penstock_message::{Filter, MessageState, OperationStatus, Space};
+use penstock_message::{Filter, MessageState, OperationStatus, Running, Space};
 
 use crate::Broker;
+use crate::cancels::CANCELLED;
 use crate::endings::Unrun;
 use crate::messages::State as MessagePlace;
 use crate::names::Name;
@@ -62,13 +63,19 @@ impl Broker {
             class: name(filter.class.as_deref()),
             target: name(target),
             reason: names.intern(match (what, reason) {
-                (MarkedFor::Cancel, "") => "it was cancelled",
+                (MarkedFor::Cancel, "") => CANCELLED,
                 _ => reason,
             }),
             fingerprint: filter.fingerprint,
             failed_from: filter.failed_from,
             failed_before: filter.failed_before,
+            running: Running::Leave,
         }
+    }
+
+    pub(crate) fn operation_under_way(&mut self, number: u64) -> &mut OperationStatus {
+        let progress = self.operations.under_way.entry(number).or_default();
+        &mut progress.status
     }
 
     /// Decides an operation; returns its number, by which people ask for it.
@@ -213,27 +220,26 @@ impl Broker {
 
     fn step_cancel(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
         let state = &self.state;
-        let queue = mark.queue.map(|name| state.queues.find(name));
-        let mut running = 0;
+        let mut spared = 0;
         let is_meant = |slot: u32| {
-            let kind = state.messages.kind(slot);
-            let entry = &state.messages[slot];
-            let matches = entry.number() < mark.before
-                && queue.is_none_or(|queue| queue == Some(kind.queue))
-                && mark.task.is_none_or(|task| task == kind.task);
-            matches && !entry.is_failed() && !entry.is_ended()
-        };
-        let waits = |slot: u32| !state.messages[slot].is_leased();
-        let is_meant = |slot: u32| {
-            let is_meant = is_meant(slot);
-            running += u64::from(is_meant && !waits(slot));
-            is_meant && waits(slot)
+            let is_meant = state.is_meant(mark, slot);
+            let is_spared = mark.running == Running::Leave && state.messages[slot].is_leased();
+            spared += u64::from(is_meant && is_spared);
+            is_meant && !is_spared
         };
         let (slots, cursor) = self.find_messages(progress.cursor, is_meant);
-        progress.status.matched += running;
-        progress.status.spared += running;
+        progress.status.matched += spared;
+        progress.status.spared += spared;
+        let is_leased = |slot: &u32| self.state.messages[*slot].is_leased();
+        let (running, slots): (Vec<u32>, Vec<u32>) = slots.into_iter().partition(is_leased);
         let unrun = self.unrun(How::Cancelled, mark.reason);
         self.end_marked(slots, unrun, progress);
+        progress.status.matched += running.len() as u64;
+        progress.status.asked += running.len() as u64;
+        self.added += running.len();
+        for slot in running {
+            self.ask_to_stop(slot, mark.reason, mark.running == Running::Kill);
+        }
         progress.cursor = cursor.unwrap_or(0);
         cursor.is_none()
     }
@@ -319,6 +325,9 @@ impl Broker {
             MessagePlace::Delayed(_) => MessageState::Delayed,
             MessagePlace::Held(_) if self.state.is_blocked(slot) => MessageState::Blocked,
             MessagePlace::Held(_) => MessageState::Held,
+            MessagePlace::Leased(_) if self.state.messages.asked(slot).is_some() => {
+                MessageState::Cancelling
+            }
             MessagePlace::Leased(_) => MessageState::Running,
             MessagePlace::Failed | MessagePlace::Ended => MessageState::Failed,
         }

@@ -218,6 +218,15 @@ struct Extra {
     claim: Option<Key>,
     extras: Option<Box<Extras>>,
     failure: Option<Box<Failure>>,
+    asked: Option<Asked>,
+}
+
+/// Whoever runs the message was asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) reason: Name,
+    /// Whether it need not be given time to clean up.
+    pub(crate) kill: bool,
 }
 
 /// Why and when a message failed.
@@ -307,7 +316,8 @@ impl Extra {
         let failure = self.failure.as_ref().map_or(0, |failure| {
             24 + failure.message.len() + failure.preview.len()
         });
-        (notes + extras + failure) as u64
+        let asked = if self.asked.is_some() { 12 } else { 0 };
+        (notes + extras + failure + asked) as u64
     }
 }
 
@@ -762,6 +772,10 @@ impl Messages {
         self.hot(slot)?.extra.as_ref()?.failure.as_deref()
     }
 
+    pub(crate) fn asked(&self, slot: u32) -> Option<Asked> {
+        self.hot(slot)?.extra.as_ref()?.asked
+    }
+
     /// Returns the body, if it is in memory.
     pub(crate) fn body(&self, slot: u32) -> Option<&Bytes> {
         self.hot(slot)?.body.as_ref()
@@ -932,6 +946,10 @@ impl Messages {
 
     pub(crate) fn set_failure(&mut self, slot: u32, failure: Option<Failure>) {
         self.extra(slot).failure = failure.map(Box::new);
+    }
+
+    pub(crate) fn set_asked(&mut self, slot: u32, asked: Option<Asked>) {
+        self.extra(slot).asked = asked;
     }
 
     pub(crate) fn notes_mut(&mut self, slot: u32) -> &mut Vec<Bytes> {

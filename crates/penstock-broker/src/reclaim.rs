@@ -5,7 +5,7 @@ use penstock_message::Durability;
 
 use crate::keys::StoredRun;
 use crate::ledger::Entity;
-use crate::messages::{BodyAt, State as MessagePlace};
+use crate::messages::{Asked, BodyAt, State as MessagePlace};
 use crate::records::{Event, KeptEnd, KeptEnds, Place};
 use crate::state::Adjust;
 use crate::{Broker, Position};
@@ -227,6 +227,16 @@ impl Broker {
             && !planted!("carry-no-claim")
         {
             writer.push(names, &Event::Claimed { number, key });
+        }
+        if let Some(Asked { reason, kill }) = messages.asked(slot)
+            && !planted!("carry-no-cancel")
+        {
+            let asked = Event::CancelAsked {
+                number,
+                kill,
+                reason,
+            };
+            writer.push(names, &asked);
         }
         let was_bytes = messages.body_bytes(slot);
         self.state.messages.set_base(slot, position, body_at);

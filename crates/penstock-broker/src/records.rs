@@ -20,8 +20,8 @@
 use std::borrow::Cow;
 
 use penstock_message::{
-    Durability, Extras, JoinId, JoinPolicy, Key, MessageId, QueueLimits, Receipt, SessionId,
-    ValueStatus, WallMs,
+    Durability, Extras, JoinId, JoinPolicy, Key, MessageId, QueueLimits, Receipt, Running,
+    SessionId, ValueStatus, WallMs,
 };
 
 use crate::clock::When;
@@ -148,6 +148,12 @@ pub(crate) enum Event<'a> {
     Suspected {
         number: u64,
         reason: &'a [u8],
+    },
+    /// The worker of the message is asked to stop it: it ends with its lease.
+    CancelAsked {
+        number: u64,
+        kill: bool,
+        reason: Name,
     },
     Moved {
         number: u64,
@@ -348,6 +354,8 @@ pub(crate) struct Mark {
     /// Queue to which retried jobs go.
     pub(crate) target: Option<Name>,
     pub(crate) reason: Name,
+    /// Treatment of running jobs by a cancellation.
+    pub(crate) running: Running,
 }
 
 impl Mark {
@@ -466,14 +474,15 @@ mod tag {
     pub(super) const PAUSED: u8 = 22;
     pub(super) const CLOCK_SET: u8 = 23;
     pub(super) const LIMITED: u8 = 24;
-    // 25, 26, 28 to 30, 33 to 38 and 42 are reserved: workflows opened and changed, joins grown and
-    // sealed, members settled, policies, gates, schedules, claims moved, breakers, cancels asked.
+    // 25, 26, 28 to 30 and 33 to 38 are reserved: workflows opened and changed, joins grown and
+    // sealed, members settled, policies, gates, schedules, claims moved, breakers.
     pub(super) const JOIN_STATE: u8 = 27;
     pub(super) const JOIN_OVER: u8 = 31;
     pub(super) const REVIVED: u8 = 32;
     pub(super) const ENDED_MANY: u8 = 39;
     pub(super) const FAILED: u8 = 40;
     pub(super) const SUSPECTED: u8 = 41;
+    pub(super) const CANCEL_ASKED: u8 = 42;
     pub(super) const CLOCK_BOOT: u8 = 43;
     pub(super) const FAILED_DROPPED: u8 = 44;
     pub(super) const MARKED: u8 = 45;
@@ -483,9 +492,9 @@ mod tag {
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 36] = [
+    pub(super) const ALL: [u8; 37] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        JOIN_STATE, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED, CLOCK_BOOT,
+        JOIN_STATE, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED, CANCEL_ASKED, CLOCK_BOOT,
         FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED,
     ];
 }
@@ -542,7 +551,8 @@ mod marked {
     pub(super) const FROM: u8 = 16;
     pub(super) const BEFORE: u8 = 32;
     pub(super) const TARGET: u8 = 64;
-    pub(super) const KNOWN: u8 = 127;
+    /// Running jobs are asked to stop: a byte says how.
+    pub(super) const RUNNING: u8 = 128;
 }
 
 /// Flags next to the status of a `Stored`.

@@ -6,7 +6,7 @@ use penstock_message::{Failure, SeededState, Value};
 use crate::clock::{Clocks, KnownClocks, When};
 use crate::connections::cut;
 use crate::endings::CRASHED;
-use crate::messages::{BodyAt, Ended};
+use crate::messages::{Asked, BodyAt, Ended, Handle};
 use crate::numbers::ByNumber;
 use crate::records::{Event, FIRST_VERSION, Failing, RecordError, RecordReader};
 use crate::state::{Ending, State};
@@ -31,6 +31,8 @@ pub struct Recovery {
     clocks: KnownClocks,
     /// Last grant, as (epoch, number).
     last_grant: (u32, u64),
+    /// Messages that were asked to stop.
+    asked: Vec<Handle>,
     /// Whether no record of a later format than the first has been read yet.
     is_first_format: bool,
 }
@@ -68,6 +70,7 @@ impl Recovery {
             epoch: 0,
             clocks: KnownClocks::default(),
             last_grant: (0, 0),
+            asked: Vec::new(),
             is_first_format: true,
         }
     }
@@ -140,6 +143,7 @@ impl Recovery {
         );
         self.state.resident_limit = self.options.resident_bodies_bytes;
         self.leave_first_format();
+        let asked = self.asked_and_not_leased();
         // What it takes is free for what is built next.
         drop(std::mem::take(&mut self.slots));
         self.state.messages.enter_ids_put_off();
@@ -171,14 +175,26 @@ impl Recovery {
         self.state.failed.is_timed = false;
         self.state.wait_for_failed_jobs();
         self.state.review_all_service();
-        Broker::recovered(
+        let mut broker = Broker::recovered(
             self.options,
             self.state,
             clocks,
             epoch,
             self.last_grant,
             self.last,
-        )
+        );
+        broker.chores.end_asked(asked);
+        broker
+    }
+
+    /// Returns the messages that were asked to stop and that nobody runs: a journal that was repaired has lost their leases.
+    fn asked_and_not_leased(&self) -> Vec<Handle> {
+        let messages = &self.state.messages;
+        let waits = |message: &Handle| {
+            let entry = messages.get(*message);
+            entry.is_some_and(|entry| !entry.is_leased()) && messages.asked(message.slot).is_some()
+        };
+        self.asked.iter().copied().filter(waits).collect()
     }
 
     /// Converts failed jobs of a broker of format 1, which were messages of a queue.
@@ -321,6 +337,19 @@ impl Recovery {
             Event::Suspected { number, reason } => {
                 if let Some(slot) = self.slots.of(number) {
                     state.suspect_message(slot, Bytes::copy_from_slice(reason));
+                }
+            }
+            Event::CancelAsked {
+                number,
+                kill,
+                reason,
+            } => {
+                if let Some(slot) = self.slots.of(number)
+                    && !state.messages[slot].is_ended()
+                    && !state.messages[slot].is_failed()
+                {
+                    state.ask_to_stop(slot, Asked { reason, kill });
+                    self.asked.push(state.messages.handle(slot));
                 }
             }
             Event::Moved { number, change } => {

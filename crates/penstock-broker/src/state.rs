@@ -456,6 +456,7 @@ impl State {
     fn come_back(&mut self, slot: u32, redelivered: bool, crashes: u8) {
         let lease = self.messages.lease_state(slot);
         let has_expired = lease.is_some_and(|lease| lease.expired);
+        self.forget_asked(slot);
         self.take(slot, None);
         let redelivered = redelivered && !planted!("forget-redelivery");
         let redelivered = self.messages[slot].redelivered() || redelivered;
@@ -501,6 +502,7 @@ impl State {
         note: Option<Bytes>,
         cost_us: Option<u64>,
     ) {
+        self.forget_asked(slot);
         self.take(slot, cost_us);
         self.abandon_expiry(slot);
         self.numbers = self.numbers.max(change.to);
@@ -579,6 +581,7 @@ impl State {
 
     /// Removes a message; true when it was the last of its copies.
     pub(crate) fn forget_message(&mut self, slot: u32, cost_us: Option<u64>) -> bool {
+        self.forget_asked(slot);
         self.take(slot, cost_us);
         self.abandon_expiry(slot);
         self.free_claim(slot);
@@ -594,6 +597,7 @@ impl State {
     fn leave_value(&mut self, slot: u32, ended: Ended) {
         let id = self.messages[slot].id;
         self.forget_value(&Key::Result(id));
+        self.forget_asked(slot);
         self.take(slot, None);
         self.abandon_expiry(slot);
         self.free_claim(slot);
@@ -678,6 +682,7 @@ impl State {
         note: Option<Bytes>,
         cost_us: Option<u64>,
     ) {
+        self.forget_asked(slot);
         self.take(slot, cost_us);
         // It is held no more, while what it takes changes.
         self.messages.set_state(slot, MessagePlace::Failed);

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use penstock_message::{
-    Answer, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease, Notice, Query,
-    Receipt, Tx,
+    Answer, CancelOrder, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease, Notice,
+    Query, Receipt, Tx,
 };
 
 pub use address::{Address, DEFAULT_PORT};
@@ -150,6 +150,9 @@ impl Drop for Lead<'_> {
 
 pub trait DeliverySink: Send + Sync {
     fn deliver(&self, deliveries: Vec<Delivery>);
+    /// The broker asks for jobs to be stopped and released. It asks again after each reconnect, for as long as
+    /// their leases hold. Comes after the deliveries that the orders are about; some may be another sink's.
+    fn cancel(&self, _orders: Vec<CancelOrder>) {}
     /// Returns the leases still worked on; asked for at each reconnect.
     fn held_leases(&self) -> Vec<Lease>;
     /// The connection is gone. Leases hold for one heartbeat from here; after that the broker gives them to others.

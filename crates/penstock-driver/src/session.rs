@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Applied, Capabilities, Consume, Delivery, Durability, Features, Key, KeyState, Lease,
-    Notice, Query, Receipt, SeededMap, SeededSet, SeededState, SessionId,
+    Answer, Applied, CancelOrder, Capabilities, Consume, Delivery, Durability, Features, Key,
+    KeyState, Lease, Notice, Query, Receipt, SeededMap, SeededSet, SeededState, SessionId,
 };
 use penstock_wire::{
     HELLO_LEASES, MAX_FRAME_BYTES, Versions, WireError, convert, encode_frame, proto,
@@ -60,6 +60,7 @@ pub enum Event {
     Failed(Arc<dyn ValueSink>, DriverError),
     TimedOut(Arc<dyn ValueSink>, Option<String>),
     Deliver(Arc<dyn DeliverySink>, Vec<Delivery>),
+    Cancel(Arc<dyn DeliverySink>, Vec<CancelOrder>),
     OutOfReach(Arc<dyn DeliverySink>),
     LeasesKept(Arc<dyn DeliverySink>, Vec<Lease>),
     ConsumerFailed(Arc<dyn DeliverySink>, DriverError),
@@ -77,6 +78,7 @@ impl Event {
             Self::Failed(sink, error) => sink.failed(error),
             Self::TimedOut(sink, trouble) => sink.timed_out(trouble),
             Self::Deliver(sink, deliveries) => sink.deliver(deliveries),
+            Self::Cancel(sink, orders) => sink.cancel(orders),
             Self::OutOfReach(sink) => sink.out_of_reach(),
             Self::LeasesKept(sink, kept) => sink.leases_kept(&kept),
             Self::ConsumerFailed(sink, error) => sink.failed(error),
@@ -563,6 +565,9 @@ impl Session {
         }
         if !frame.deliveries.is_empty() {
             self.delivered(convert::all(frame.deliveries)?);
+        }
+        if !frame.cancels.is_empty() {
+            self.asked_to_cancel(&convert::all(frame.cancels)?);
         }
         for value in frame.values {
             let (key, state) = value.try_into()?;

@@ -206,6 +206,18 @@ pub const PLANTS: &[Plant] = &[
         "where the guilty one is known, its neighbours are not charged",
     ),
     plant(
+        "cancel-forgotten-at-reconnect",
+        "a worker that comes back hears which of its jobs to stop",
+    ),
+    plant(
+        "cancel-resurrected-by-retry",
+        "a job that was asked to stop does not start again",
+    ),
+    plant(
+        "cancel-beats-success",
+        "a job that succeeds is not cancelled, whoever asked",
+    ),
+    plant(
         "lose-failed-job",
         "a job that killed its workers is kept as a failed job",
     ),
@@ -268,6 +280,10 @@ pub const PLANTS: &[Plant] = &[
         "what was refused stays refused, however old the record",
     ),
     plant("carry-no-claim", "a claim lives as long as its message"),
+    plant(
+        "carry-no-cancel",
+        "a job that was asked to stop ends, whatever the journal does meanwhile",
+    ),
     plant(
         "carry-no-delay",
         "a delay outlives the segment it was written in",

@@ -2,7 +2,9 @@
 
 use arbitrary::{Result, Unstructured};
 use bytes::{BufMut, BytesMut};
-use penstock_message::{Answer, Delivery, Key, KeyState, Lease, Notice, Query, Receipt, Tx};
+use penstock_message::{
+    Answer, CancelOrder, Delivery, Key, KeyState, Lease, Notice, Query, Receipt, Tx,
+};
 use penstock_wire::proto::{ToBroker, ToClient};
 use penstock_wire::{Decoder, Heard, MAX_FRAME_BYTES, MAX_HELLO_BYTES, convert, encode_frame};
 
@@ -135,6 +137,7 @@ fn meaning_to_client(mut frame: ToClient) -> Option<ToClient> {
         welcome.leases = through::<Lease, _>(std::mem::take(&mut welcome.leases))?;
     }
     frame.deliveries = through::<Delivery, _>(std::mem::take(&mut frame.deliveries))?;
+    frame.cancels = through::<CancelOrder, _>(std::mem::take(&mut frame.cancels))?;
     frame.values = through::<(Key, KeyState), _>(std::mem::take(&mut frame.values))?;
     frame.answers = through::<(u64, Answer), _>(std::mem::take(&mut frame.answers))?;
     frame.notices = through::<Notice, _>(std::mem::take(&mut frame.notices))?;

@@ -12,7 +12,9 @@ use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
-use crate::{Consume, DEFAULT_PRIORITY, Due, Durability, Key, Message, Op, Query, Tasks, Tx};
+use crate::{
+    Consume, DEFAULT_PRIORITY, Due, Durability, Key, Message, Op, Query, Running, Tasks, Tx,
+};
 
 /// Capabilities of an engine. Every field defaults to *not offered*, or to the weakest promise.
 #[non_exhaustive]
@@ -525,7 +527,9 @@ impl Features {
                 .fold(self, |needs, (_, message)| needs.of_message(message))
                 .with(Feature::Joins),
             Op::Join { .. } => self.with(Feature::Joins),
-            Op::Cancel { .. } => self.with(Feature::CancelWaiting),
+            Op::Cancel { running, .. } => self
+                .with(Feature::CancelWaiting)
+                .when(*running != Running::Leave, Feature::CancelRunning),
             Op::RetryFailed { .. } | Op::DropFailed { .. } => self.with(Feature::FailedJobs),
             Op::Purge { .. } => self.with(Feature::Purge),
             Op::Pause { .. } | Op::Resume { .. } => self.with(Feature::Pause),

@@ -23,10 +23,20 @@ pub struct Delivery {
     pub message: Message,
 }
 
+/// Order to a worker to stop a job that it holds, and to hand it back. The broker then ends the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CancelOrder {
+    pub lease: Lease,
+    pub reason: String,
+    /// Whether the job need not be given the time to clean up.
+    pub kill: bool,
+}
+
 /// Why a lease is handed back unsettled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReleaseReason {
-    /// The message never ran, or was stopped in order: no attempt is burned, and it goes back to its place.
+    /// The message never ran, or was stopped in order: no attempt is burned, and it goes back to its place. One that was
+    /// asked to stop ends as cancelled.
     Returned,
     /// The process that ran it died; counts against `max_deliveries`. The text is the reason that a
     /// person reads, for instance `killed by signal 11 (SIGSEGV)`.

@@ -21,7 +21,7 @@ pub use capabilities::{
 pub use consumer::{Consume, Tasks};
 pub use hashing::{SeededHasher, SeededMap, SeededSet, SeededState};
 pub use id::{IdSource, JOIN_CAP, MessageId, SessionId};
-pub use lease::{Delivery, Lease, ReleaseReason};
+pub use lease::{CancelOrder, Delivery, Lease, ReleaseReason};
 pub use limits::{Overflow, QueueLimits, Space};
 pub use message::{
     DEFAULT_PRIORITY, Extras, HIGHEST_PRIORITY, InputShape, Inputs, Member, Message, Retries,
@@ -33,7 +33,7 @@ pub use query::{
 };
 pub use tx::{
     Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, JoinId, JoinPolicy, Op,
-    Receipt, Refusal, Target, Tx,
+    Receipt, Refusal, Running, Target, Tx,
 };
 pub use value::{Key, KeyState, Run, Value, ValueStatus};
 

@@ -132,6 +132,8 @@ pub struct OperationStatus {
     pub matched: u64,
     /// Matching jobs for which the operation is done.
     pub done: u64,
+    /// Running jobs that were asked to stop.
+    pub asked: u64,
     /// Matching jobs that were left alone: they run, or their unique key is another job's by now.
     pub spared: u64,
     pub is_over: bool,

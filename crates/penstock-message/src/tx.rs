@@ -86,12 +86,12 @@ pub enum Op {
         failure: Failure,
         cost_us: u64,
     },
-    /// Ends jobs that do not run: waiting, delayed or held. For one job that runs the answer is
-    /// `TooLate`; a filter leaves running jobs alone.
+    /// Ends jobs that do not run: waiting, delayed or held. `running` says what becomes of those that do.
     Cancel {
         target: Target,
         /// Reason for any client that waits for the result; at most [`Failure::TEXT_CAP_BYTES`].
         reason: String,
+        running: Running,
     },
     /// Puts failed jobs back into their queues, as their next generation.
     RetryFailed {
@@ -158,6 +158,23 @@ pub enum Target {
     Job(MessageId),
     /// All jobs that match when the operation is accepted, and none that come later.
     Filter(Filter),
+}
+
+/// Treatment of running jobs by an [`Op::Cancel`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Running {
+    /// Leaves them alone: for one job that runs the answer is `TooLate`.
+    #[default]
+    Leave = 0,
+    /// Asks their workers to stop them. Such a job ends: as cancelled, unless it succeeds before it is stopped.
+    Ask = 1,
+    /// As `Ask`, and its worker need not be gentle: it kills the process at once.
+    Kill = 2,
+}
+
+impl Running {
+    pub const ALL: [Self; 3] = [Self::Leave, Self::Ask, Self::Kill];
 }
 
 /// Selects jobs; a field that is `None` matches all.

@@ -3,7 +3,8 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    Durability, InputShape, MessageId, MessageState, Overflow, SessionId, Space, ValueStatus,
+    Durability, InputShape, MessageId, MessageState, Overflow, Running, SessionId, Space,
+    ValueStatus,
 };
 
 use crate::{WireError, proto};
@@ -60,6 +61,9 @@ same_variants!(Space, proto::health::Space, "an unknown level of space", {
 same_variants!(MessageState, proto::message_info::State, "an unknown state of a message", {
     Ready = Ready, Delayed = Delayed, Running = Running, Held = Held, Failed = Failed,
     Blocked = Blocked, Cancelling = Cancelling, Parked = Parked,
+});
+same_variants!(Running, proto::cancel::Running, "an unknown treatment of running jobs", {
+    Leave = Leave, Ask = Ask, Kill = Kill,
 });
 same_variants!(InputShape, proto::inputs::Shape, "an unknown shape of inputs", {
     One = One, List = List, Named = Named,

@@ -43,6 +43,9 @@ pub struct ToClient {
     /// The last frame of a connection that the broker closes.
     #[prost(message, optional, tag = "8")]
     pub close: ::core::option::Option<Close>,
+    /// After the deliveries that they are about.
+    #[prost(message, repeated, tag = "9")]
+    pub cancels: ::prost::alloc::vec::Vec<CancelOrder>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Hello {
@@ -429,6 +432,64 @@ pub struct Cancel {
     pub target: ::core::option::Option<Target>,
     /// up to 200 bytes
     #[prost(string, tag = "2")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(enumeration = "cancel::Running", tag = "3")]
+    pub running: i32,
+}
+/// Nested message and enum types in `Cancel`.
+pub mod cancel {
+    /// Treatment of those that do.
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Running {
+        Leave = 0,
+        /// their workers stop them
+        Ask = 1,
+        /// their workers kill them at once
+        Kill = 2,
+    }
+    impl Running {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Leave => "LEAVE",
+                Self::Ask => "ASK",
+                Self::Kill => "KILL",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "LEAVE" => Some(Self::Leave),
+                "ASK" => Some(Self::Ask),
+                "KILL" => Some(Self::Kill),
+                _ => None,
+            }
+        }
+    }
+}
+/// Order to a worker to stop a job, and to release it. Sent again at each hello that presents the lease.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CancelOrder {
+    #[prost(message, optional, tag = "1")]
+    pub lease: ::core::option::Option<Lease>,
+    /// without time to clean up
+    #[prost(bool, tag = "2")]
+    pub kill: bool,
+    #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
 }
 /// Ends a run, and its job, for good: it raised for the last time. A guard, as Ack is.
@@ -1192,6 +1253,9 @@ pub struct OperationStatus {
     pub spared: u64,
     #[prost(bool, tag = "4")]
     pub is_over: bool,
+    /// running jobs that were asked to stop
+    #[prost(uint64, tag = "5")]
+    pub asked: u64,
 }
 /// Outcomes of jobs since the broker started, or over the last minute.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

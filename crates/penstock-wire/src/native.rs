@@ -31,6 +31,7 @@ static ON_DISK: LazyLock<Capabilities> = LazyLock::new(|| {
     on_disk.inspect = true;
     on_disk.failed_jobs = true;
     on_disk.cancel_waiting = true;
+    on_disk.cancel_running = true;
     on_disk.tasks_of_consumers = true;
     on_disk.fair_flows = true;
     on_disk.steady_clock = true;

@@ -162,8 +162,8 @@ fn find(
 #[cfg(test)]
 mod tests {
     use penstock_message::{
-        Extras, FailedQuery, Filter, JoinPolicy, Message, MessageId, Op, Query, StatusQuery,
-        Target, Tx,
+        Extras, FailedQuery, Filter, JoinPolicy, Message, MessageId, Op, Query, Running,
+        StatusQuery, Target, Tx,
     };
     use prost::Message as _;
 
@@ -218,6 +218,7 @@ mod tests {
         let cancel = Op::Cancel {
             target: Target::Job(MessageId([1; 16])),
             reason: String::new(),
+            running: Running::Ask,
         };
         let with_key = Extras {
             key: Some(Bytes::from_static(b"k")),
@@ -312,6 +313,7 @@ mod tests {
             Op::Cancel {
                 target: target(),
                 reason: String::new(),
+                running: Running::Leave,
             },
             Op::RetryFailed {
                 target: target(),

@@ -3,12 +3,12 @@
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Applied, Condition, Counts, Delivery, Due, Durability, Extras, FailedJob, FailedPage,
-    FailedQuery, Failure, Filter, HeaderPatch, InputShape, Inputs, JobCounts, JoinPolicy, Key,
-    KeyState, Lease, Member, Message, MessageId, MessageInfo, MessageState, Notice, Op,
-    OperationStatus, Others, Overflow, Query, QueueLimits, QueueStatus, Receipt, Refusal,
-    ReleaseReason, Retries, Run, RunningJob, Status, StatusCursor, StatusPage, StatusQuery,
-    Tallied, Target, TaskStatus, Tx, Value, ValueStatus, WorkerStatus,
+    Answer, Applied, CancelOrder, Condition, Counts, Delivery, Due, Durability, Extras, FailedJob,
+    FailedPage, FailedQuery, Failure, Filter, HeaderPatch, InputShape, Inputs, JobCounts,
+    JoinPolicy, Key, KeyState, Lease, Member, Message, MessageId, MessageInfo, MessageState,
+    Notice, Op, OperationStatus, Others, Overflow, Query, QueueLimits, QueueStatus, Receipt,
+    Refusal, ReleaseReason, Retries, Run, Running, RunningJob, Status, StatusCursor, StatusPage,
+    StatusQuery, Tallied, Target, TaskStatus, Tx, Value, ValueStatus, WorkerStatus,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -77,6 +77,10 @@ fn any_told_value() -> impl Strategy<Value = Value> {
         run: run.map(Box::new),
         ..value
     })
+}
+
+fn any_treatment() -> impl Strategy<Value = Running> {
+    prop::sample::select(Running::ALL.to_vec())
 }
 
 fn any_state() -> impl Strategy<Value = MessageState> {
@@ -232,7 +236,13 @@ fn any_op() -> impl Strategy<Value = Op> {
             succeeded
         }),
         any_fail(),
-        (any_target(), ".{0,8}").prop_map(|(target, reason)| Op::Cancel { target, reason }),
+        (any_target(), ".{0,8}", any_treatment()).prop_map(|(target, reason, running)| {
+            Op::Cancel {
+                target,
+                reason,
+                running,
+            }
+        }),
         (any_target(), option(".{0,8}"))
             .prop_map(|(target, queue)| Op::RetryFailed { target, queue }),
         any_target().prop_map(|target| Op::DropFailed { target }),
@@ -411,10 +421,11 @@ prop_compose! {
 
 fn any_answer() -> impl Strategy<Value = Answer> {
     let operation =
-        (any::<[u64; 3]>(), any::<bool>()).prop_map(|([matched, done, spared], is_over)| {
+        (any::<[u64; 4]>(), any::<bool>()).prop_map(|([matched, done, asked, spared], is_over)| {
             OperationStatus {
                 matched,
                 done,
+                asked,
                 spared,
                 is_over,
             }
@@ -521,6 +532,7 @@ proptest! {
     fn deliveries_values_and_receipts_are_heard_as_they_were_said(
         deliveries in vec((any::<u32>(), any::<u64>(), ".{0,8}", any::<bool>(), any_message()), 0..4),
         values in vec((any_key(), option(option(any_told_value()))), 0..4),
+        cancels in vec((any_id(), any::<u32>(), any::<u64>(), any::<bool>(), ".{0,8}"), 0..4),
         receipts in vec((any::<u64>(), any_receipt()), 0..4),
         cuts in vec(1_usize..200, 0..8),
     ) {
@@ -532,7 +544,11 @@ proptest! {
             Some(None) => KeyState::Pending,
             Some(Some(value)) => KeyState::Present(value),
         })).collect();
+        let cancels: Vec<_> = cancels.into_iter().map(|(message, epoch, grant, kill, reason)| CancelOrder {
+            lease: Lease { message, epoch, grant }, kill, reason,
+        }).collect();
         let frame = ToClient {
+            cancels: cancels.iter().cloned().map(Into::into).collect(),
             deliveries: deliveries.iter().cloned().map(Into::into).collect(),
             values: values.iter().cloned().map(Into::into).collect(),
             confirm: Some(proto::Confirm {
@@ -547,6 +563,7 @@ proptest! {
         let heard = hear::<ToClient>(&stream, &cuts).unwrap().remove(0);
         prop_assert_eq!(convert::all::<_, Delivery>(heard.deliveries).unwrap(), deliveries);
         prop_assert_eq!(convert::all::<_, (Key, KeyState)>(heard.values).unwrap(), values);
+        prop_assert_eq!(convert::all::<_, CancelOrder>(heard.cancels).unwrap(), cancels);
         prop_assert_eq!(convert::all::<_, (u64, Receipt)>(heard.confirm.unwrap().receipts).unwrap(), receipts);
     }
 

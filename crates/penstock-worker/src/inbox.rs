@@ -6,12 +6,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use penstock_driver::{DeliverySink, DriverError};
-use penstock_message::{Answer, Delivery, Lease, Receipt, Refusal, SeededSet, SeededState};
+use penstock_message::{
+    Answer, CancelOrder, Delivery, Lease, Receipt, Refusal, SeededSet, SeededState,
+};
 
 /// Everything that came since the supervisor looked last.
 #[derive(Default)]
 pub struct News {
     pub deliveries: Vec<Delivery>,
+    /// Jobs to be stopped.
+    pub cancels: Vec<CancelOrder>,
     /// Leases that did not outlast a reconnect.
     pub lost: Vec<Lease>,
     /// Settlements that the broker refused for a reason of their own, or of which it has forgotten what
@@ -165,6 +169,16 @@ impl DeliverySink for Inbox {
         });
     }
 
+    fn cancel(&self, mut orders: Vec<CancelOrder>) {
+        let held = lock(&self.held);
+        // One that was settled meanwhile is over.
+        orders.retain(|order| held.contains(&order.lease));
+        drop(held);
+        if !orders.is_empty() {
+            self.tell(|news| news.cancels.append(&mut orders));
+        }
+    }
+
     fn failed(&self, error: DriverError) {
         self.tell(|news| news.failed = Some(error));
     }
@@ -300,6 +314,24 @@ mod tests {
             .confirmed(&[lease(1)], Ok(vec![Receipt::applied()]));
         assert_eq!((desk.held(), desk.inbox.unconfirmed()), (vec![2], 0));
         assert!(desk.was_woken(), "somebody may wait for the last one");
+    }
+
+    #[test]
+    fn an_order_to_stop_a_job_is_for_the_one_that_holds_it() {
+        let mut desk = Desk::new();
+        let order = |number| CancelOrder {
+            lease: lease(number),
+            reason: "why".to_owned(),
+            kill: false,
+        };
+        desk.inbox.deliver(vec![delivery(1)]);
+        desk.inbox.take();
+        desk.was_woken();
+        desk.inbox.cancel(vec![order(2)]);
+        assert!(!desk.was_woken(), "it is another's");
+        desk.inbox.cancel(vec![order(1), order(2)]);
+        assert!(desk.was_woken());
+        assert_eq!(desk.inbox.take().cancels, [order(1)]);
     }
 
     #[test]

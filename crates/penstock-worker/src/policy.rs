@@ -522,17 +522,24 @@ impl<J> Policy<J> {
         waiting.any(|waiting| is_it(&waiting.job))
     }
 
-    /// Drops waiting jobs whose lease is lost.
-    pub fn retain(&mut self, keep: impl Fn(&J) -> bool) {
+    /// Takes out the waiting jobs that are not to be kept: their leases are lost, or they were cancelled.
+    pub fn retain(&mut self, keep: impl Fn(&J) -> bool) -> Vec<J> {
+        let mut taken = Vec::new();
         self.order.clear();
         self.waiting = 0;
         for (index, task) in self.tasks.iter_mut().enumerate() {
-            task.waiting.retain(|waiting| keep(&waiting.job));
+            for waiting in std::mem::take(&mut task.waiting) {
+                match keep(&waiting.job) {
+                    true => task.waiting.push_back(waiting),
+                    false => taken.push(waiting.job),
+                }
+            }
             self.waiting += task.waiting.len();
             if let Some(first) = task.waiting.front() {
                 self.order.insert(first.arrival, TaskIndex(index));
             }
         }
+        taken
     }
 }
 

@@ -40,6 +40,7 @@ use recycle::Recycling;
 
 mod admission;
 mod broker;
+mod cancels;
 mod children;
 mod memory;
 mod orders;

@@ -4,15 +4,14 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_jobs::Blame;
 use penstock_message::{
-    Applied, Due, Extras, JoinId, Key, Message, MessageId, MessageState, Op, ReleaseReason, Target,
-    Value,
+    Applied, Due, Extras, JoinId, Key, Message, MessageId, Op, ReleaseReason, Target, Value,
 };
 
 use super::Checked;
 use crate::Broker;
-use crate::endings::{End, Unrun};
+use crate::endings::End;
 use crate::messages::BodyAt;
-use crate::records::{Change, Event, Failing, How, MarkedFor, MessageHead, Place, RunHead};
+use crate::records::{Change, Event, Failing, MarkedFor, MessageHead, Place, RunHead};
 use crate::tally::Counted;
 
 impl Broker {
@@ -31,6 +30,9 @@ impl Broker {
             match op {
                 Op::Ack { lease, cost_us } => {
                     let slot = next_lease();
+                    if planted!("cancel-beats-success") && self.end_if_asked(slot) {
+                        return applied;
+                    }
                     run = Some((lease.message, self.state.run_of(slot, self.writer.time())));
                     let cost_us = *cost_us;
                     self.end(slot, End::Acked { cost_us });
@@ -52,6 +54,10 @@ impl Broker {
                     cost_us,
                     ..
                 } => {
+                    let slot = next_lease();
+                    if self.end_if_asked(slot) {
+                        continue;
+                    }
                     let class = self.state.names.intern(&failure.class);
                     let failing = Failing {
                         to: self.state.numbers + 1,
@@ -69,7 +75,7 @@ impl Broker {
                         value: value.as_mut().map(own),
                         cost_us: Some(*cost_us),
                     };
-                    self.end(next_lease(), end);
+                    self.end(slot, end);
                 }
                 Op::Move {
                     lease,
@@ -79,6 +85,9 @@ impl Broker {
                     cost_us,
                 } => {
                     let slot = next_lease();
+                    if !planted!("cancel-resurrected-by-retry") && self.end_if_asked(slot) {
+                        continue;
+                    }
                     let number = self.state.messages[slot].number();
                     let from = self.state.queues[self.state.messages.queue(slot)].name;
                     run = Some((lease.message, self.state.run_of(slot, self.writer.time())));
@@ -170,10 +179,15 @@ impl Broker {
                     index,
                     succeeded,
                 } => self.join(*join, *index, *succeeded),
-                Op::Cancel { target, reason } => match target {
-                    Target::Job(id) => applied.found = self.cancel(id, reason),
+                Op::Cancel {
+                    target,
+                    reason,
+                    running,
+                } => match target {
+                    Target::Job(id) => applied.found = self.cancel(id, reason, *running),
                     Target::Filter(filter) => {
-                        let mark = self.new_mark(MarkedFor::Cancel, filter, reason, None);
+                        let mut mark = self.new_mark(MarkedFor::Cancel, filter, reason, None);
+                        mark.running = *running;
                         applied.operation = Some(self.begin_mark(mark));
                     }
                 },
@@ -327,24 +341,6 @@ impl Broker {
             self.record(&Event::Joined { join: id, index });
             self.follow_ends();
         }
-    }
-
-    /// Ends the waiting copies of a job; returns the state that it was in.
-    fn cancel(&mut self, id: &MessageId, reason: &str) -> Option<MessageState> {
-        let messages = &self.state.messages;
-        let waiting = messages.copies(id).filter(|slot| {
-            let entry = &messages[*slot];
-            !entry.is_leased() && !entry.is_failed()
-        });
-        let waiting: Vec<u32> = waiting.collect();
-        let found = waiting.first().map(|slot| self.state_of(*slot));
-        let reason = self.state.names.intern(match reason {
-            "" => "it was cancelled",
-            reason => reason,
-        });
-        let how = How::Cancelled;
-        self.end_waiting(waiting, Unrun { how, reason });
-        found
     }
 
     fn pause(&mut self, queue: &str, paused: bool) {

@@ -4,13 +4,13 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
     Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Key, Lease, Member, Message, MessageId,
-    MessageState, Op, Refusal, Retries, SeededSet, SeededState, Target,
+    Op, Refusal, Retries, SeededSet, SeededState, Target,
 };
 
 use super::{Checked, Checking, Unchecked, exact_bytes};
 use crate::Broker;
 use crate::connections::NAME_CAP_BYTES;
-use crate::messages::{BodyAt, State as MessagePlace};
+use crate::messages::BodyAt;
 use crate::state::State;
 
 /// Each of a message's queues has an entry of its own, and the list is compared with itself.
@@ -241,10 +241,14 @@ impl Broker {
             | Op::Pause { queue }
             | Op::Resume { queue }
             | Op::Limit { queue, .. } => check_name("a queue's name", queue),
-            Op::Cancel { target, reason } => {
+            Op::Cancel {
+                target,
+                reason,
+                running,
+            } => {
                 check_text("a reason", reason)?;
                 match target {
-                    Target::Job(id) => self.check_cancel(id),
+                    Target::Job(id) => self.check_cancel(id, *running),
                     Target::Filter(filter) => check_filter(filter),
                 }
             }
@@ -269,20 +273,6 @@ impl Broker {
                     .to_owned(),
             )),
         }
-    }
-
-    /// Whether anything of the job waits, so that it can be cancelled.
-    fn check_cancel(&self, id: &MessageId) -> Result<(), Refusal> {
-        let messages = &self.state.messages;
-        let mut found = Err(Refusal::NoSuchJob);
-        for slot in messages.copies(id) {
-            found = match messages.state(slot) {
-                MessagePlace::Leased(_) => Err(Refusal::TooLate(MessageState::Running)),
-                MessagePlace::Failed => Err(Refusal::TooLate(MessageState::Failed)),
-                _ => return Ok(()),
-            };
-        }
-        found
     }
 
     fn find_failed(&self, id: &MessageId) -> Result<u32, Refusal> {

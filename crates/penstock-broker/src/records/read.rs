@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use penstock_message::{
     Applied, Extras, InputShape, Inputs, JoinPolicy, Key, Member, MessageId, MessageState,
-    Overflow, QueueLimits, Receipt, Refusal, Retries, SessionId, ValueStatus, WallMs,
+    Overflow, QueueLimits, Receipt, Refusal, Retries, Running, SessionId, ValueStatus, WallMs,
 };
 
 use super::{
@@ -168,6 +168,11 @@ impl<'a> RecordReader<'a> {
             tag::SUSPECTED => Event::Suspected {
                 number: self.number()?,
                 reason: self.slice()?,
+            },
+            tag::CANCEL_ASKED => Event::CancelAsked {
+                number: self.number()?,
+                kill: self.running()? == Running::Kill,
+                reason: self.name(names)?,
             },
             tag::MOVED => Event::Moved {
                 number: self.number()?,
@@ -495,12 +500,7 @@ impl<'a> RecordReader<'a> {
             .ok_or(RecordError::UnknownField { what: "mark", at })?;
         let before = self.varint()?;
         let reason = self.name(names)?;
-        let at = self.at;
         let flags = self.byte()?;
-        if flags & !marked::KNOWN != 0 {
-            let what = "field of a mark";
-            return Err(RecordError::UnknownField { what, at });
-        }
         let has = |flag| flags & flag != 0;
         let mut name = |flag| match has(flag) {
             true => self.name(names).map(Some),
@@ -536,6 +536,19 @@ impl<'a> RecordReader<'a> {
             failed_before,
             target,
             reason,
+            running: match flags & marked::RUNNING {
+                0 => Running::Leave,
+                _ => self.running()?,
+            },
+        })
+    }
+
+    fn running(&mut self) -> Result<Running, RecordError> {
+        let at = self.at;
+        let running = Running::ALL.get(usize::from(self.byte()?));
+        running.copied().ok_or(RecordError::UnknownField {
+            what: "treatment of running jobs",
+            at,
         })
     }
 

@@ -167,6 +167,13 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             .prop_map(|(number, reason)| Event::Crashed { number, reason }),
         (any::<u64>(), bytes.clone())
             .prop_map(|(number, reason)| Event::Suspected { number, reason }),
+        (any::<u64>(), any::<bool>(), name.clone()).prop_map(|(number, kill, reason)| {
+            Event::CancelAsked {
+                number,
+                kill,
+                reason,
+            }
+        }),
         (any::<u64>(), change).prop_map(|(number, change)| Event::Moved { number, change }),
         any::<u64>().prop_map(|number| Event::Settled { number }),
     ];

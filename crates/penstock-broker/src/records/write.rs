@@ -1,6 +1,6 @@
 //! Writes events as bytes.
 
-use penstock_message::{Extras, Key, Overflow, Receipt, Refusal, Retries, WallMs};
+use penstock_message::{Extras, Key, Overflow, Receipt, Refusal, Retries, Running, WallMs};
 
 use super::{
     Change, ENDED_AT_ONCE, Event, Failing, Grant, Mark, MessageHead, Place, Renumbered, VERSION,
@@ -165,6 +165,19 @@ impl RecordWriter {
                 self.tag(tag::SUSPECTED);
                 self.number(*number);
                 self.slice(reason);
+            }
+            Event::CancelAsked {
+                number,
+                kill,
+                reason,
+            } => {
+                self.tag(tag::CANCEL_ASKED);
+                self.number(*number);
+                self.tag(match kill {
+                    false => Running::Ask,
+                    true => Running::Kill,
+                } as u8);
+                self.name(names, *reason);
             }
             Event::Moved { number, change } => {
                 self.tag(tag::MOVED);
@@ -561,6 +574,7 @@ impl RecordWriter {
             (marked::FROM, mark.failed_from.is_some()),
             (marked::BEFORE, mark.failed_before.is_some()),
             (marked::TARGET, mark.target.is_some()),
+            (marked::RUNNING, mark.running != Running::Leave),
         ] {
             flags |= if is_set { flag } else { 0 };
         }
@@ -576,6 +590,9 @@ impl RecordWriter {
         }
         if let Some(target) = mark.target {
             self.name(names, target);
+        }
+        if mark.running != Running::Leave {
+            self.tag(mark.running as u8);
         }
     }
 

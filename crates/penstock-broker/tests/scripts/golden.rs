@@ -321,6 +321,42 @@ const LIVES_2: &[(&str, &str)] = &[
         carry",
     ),
     (
+        "cancel-asked",
+        "a hello
+        a publish one; publish two deliveries=1; publish three queue=other; publish four
+        w hello
+        w consume default+other 3
+        a cancel one ask reason=why
+        a cancel two kill
+        a cancel one kill
+        a cancel all queue=other ask reason=all",
+    ),
+    (
+        "cancel-asked-and-over",
+        "a hello
+        a publish one; publish two; publish three; publish four; publish five no-result
+        w hello
+        w consume default 5
+        a cancel all ask reason=why
+        w ack one; put one yes
+        w return two
+        w move three next note=first
+        w fail four
+        w crash five",
+    ),
+    (
+        "cancel-asked-and-carried",
+        "a hello
+        a publish one; publish two
+        w hello
+        w consume default 2
+        a cancel one ask reason=why
+        a cancel two kill
+        carry
+        w lost
+        a publish three",
+    ),
+    (
         "members",
         "a hello
         a hold outer count=1 messages=last; hold join count=2 messages=mid member=outer:0

@@ -1,6 +1,7 @@
 //! The broker as its clients see it: scripts with what they expect, and scripts that nobody wrote.
 
 mod anything;
+mod cancels;
 mod counts;
 mod endings;
 mod golden;

@@ -22,8 +22,8 @@ use penstock_broker::{
 };
 use penstock_message::{
     Condition, Consume, Durability, FailedQuery, Failure, HeaderPatch, Key, Lease, Message,
-    MessageId, Op, Others, Overflow, QueueLimits, ReleaseReason, SessionId, Space, StatusQuery,
-    Tasks, Tx, Value, ValueStatus,
+    MessageId, Op, Others, Overflow, QueueLimits, ReleaseReason, Running, SessionId, Space,
+    StatusQuery, Tasks, Tx, Value, ValueStatus,
 };
 
 mod words;
@@ -455,6 +455,11 @@ impl World {
             "cancel" => Op::Cancel {
                 target: target(name, &options),
                 reason: options.text("reason").unwrap_or("").to_owned(),
+                running: match (options.has("ask"), options.has("kill")) {
+                    (_, true) => Running::Kill,
+                    (true, _) => Running::Ask,
+                    (false, false) => Running::Leave,
+                },
             },
             "retry" => Op::RetryFailed {
                 target: target(name, &options),
@@ -923,6 +928,17 @@ impl World {
                     if let Some(old) = self.leases.insert(name.clone(), delivery.lease) {
                         self.leases.insert(format!("old-{name}"), old);
                     }
+                }
+                lines.push(line);
+            }
+            Output::Cancels { conn, cancels } => {
+                let mut line = format!("{} stop", name_of(conn));
+                for order in cancels {
+                    let name = name_of_message(&order.lease.message);
+                    let is_newest = self.leases.get(&name) == Some(&order.lease);
+                    assert!(is_newest, "an order for a lease of {name} that has ended");
+                    let now = if order.kill { "!" } else { "" };
+                    line += &format!(" {name}{now} ({})", order.reason);
                 }
                 lines.push(line);
             }

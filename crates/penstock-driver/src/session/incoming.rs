@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_message::{Answer, Capabilities, Delivery, Key, KeyState, Lease, Query, Receipt};
+use penstock_message::{
+    Answer, CancelOrder, Capabilities, Delivery, Key, KeyState, Lease, Query, Receipt,
+};
 use penstock_wire::{convert, encode_frame, proto};
 
 use super::outgoing::refused;
@@ -276,6 +278,12 @@ impl Session {
     pub(super) fn delivered(&mut self, deliveries: Vec<Delivery>) {
         for (sink, deliveries) in self.consumers.deliver(deliveries) {
             self.events.push_back(Event::Deliver(sink, deliveries));
+        }
+    }
+
+    pub(super) fn asked_to_cancel(&mut self, orders: &[CancelOrder]) {
+        for sink in self.consumers.sinks() {
+            self.events.push_back(Event::Cancel(sink, orders.to_vec()));
         }
     }
 

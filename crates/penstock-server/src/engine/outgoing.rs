@@ -79,6 +79,13 @@ impl Engine {
                     self.say(conn, &frame);
                 }
             }
+            Output::Cancels { conn, cancels } => {
+                let frame = ToClient {
+                    cancels: cancels.into_iter().map(Into::into).collect(),
+                    ..ToClient::default()
+                };
+                self.say(conn, &frame);
+            }
             Output::Values { conn, values } => {
                 for portion in portions(values, value_bytes) {
                     let frame = ToClient {

@@ -136,6 +136,7 @@ impl From<OperationStatus> for proto::OperationStatus {
         Self {
             matched: status.matched,
             done: status.done,
+            asked: status.asked,
             spared: status.spared,
             is_over: status.is_over,
         }
@@ -147,6 +148,7 @@ impl From<proto::OperationStatus> for OperationStatus {
         Self {
             matched: wire.matched,
             done: wire.done,
+            asked: wire.asked,
             spared: wire.spared,
             is_over: wire.is_over,
         }

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    Delivery, Due, Extras, InputShape, Inputs, Lease, Member, Message, Retries,
+    CancelOrder, Delivery, Due, Extras, InputShape, Inputs, Lease, Member, Message, Retries,
 };
 
 use super::{FromNumber, id_bytes, message_id, optional_id, small, wanted};
@@ -32,6 +32,28 @@ impl TryFrom<proto::Lease> for Lease {
 
 pub(super) fn lease(wire: Option<proto::Lease>) -> Result<Lease, WireError> {
     wanted(wire, "an operation on a delivery has no lease")?.try_into()
+}
+
+impl From<CancelOrder> for proto::CancelOrder {
+    fn from(order: CancelOrder) -> Self {
+        Self {
+            lease: Some(order.lease.into()),
+            kill: order.kill,
+            reason: order.reason,
+        }
+    }
+}
+
+impl TryFrom<proto::CancelOrder> for CancelOrder {
+    type Error = WireError;
+
+    fn try_from(wire: proto::CancelOrder) -> Result<Self, WireError> {
+        Ok(Self {
+            lease: wanted(wire.lease, "an order to stop a job has no lease")?.try_into()?,
+            kill: wire.kill,
+            reason: wire.reason,
+        })
+    }
 }
 
 impl From<Due> for proto::Due {

@@ -2,7 +2,7 @@
 
 use penstock_message::{
     Applied, Condition, HeaderPatch, JoinPolicy, Key, MessageState, Op, Overflow, QueueLimits,
-    Receipt, Refusal, ReleaseReason, Target, Tx, Value, ValueStatus,
+    Receipt, Refusal, ReleaseReason, Running, Target, Tx, Value, ValueStatus,
 };
 
 use super::messages::due;
@@ -133,9 +133,14 @@ impl From<Op> for proto::Op {
                 queue,
                 ..limits.into()
             }),
-            Op::Cancel { target, reason } => Wire::Cancel(proto::Cancel {
+            Op::Cancel {
+                target,
+                reason,
+                running,
+            } => Wire::Cancel(proto::Cancel {
                 target: Some(target.into()),
                 reason,
+                running: proto::cancel::Running::from(running).into(),
             }),
             Op::Fail {
                 lease,
@@ -258,6 +263,7 @@ impl TryFrom<proto::Op> for Op {
                 Some(target) => Self::Cancel {
                     target,
                     reason: cancel.reason,
+                    running: Running::from_number(cancel.running)?,
                 },
                 None => Self::Unnamed,
             },

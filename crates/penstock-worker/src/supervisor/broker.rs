@@ -177,6 +177,7 @@ impl Supervisor {
     pub(super) fn read_news(&mut self, now: Instant) {
         let News {
             deliveries,
+            cancels,
             lost,
             refused,
             answers,
@@ -206,6 +207,9 @@ impl Supervisor {
         }
         if !lost.is_empty() {
             self.forget(&lost.into_iter().collect());
+        }
+        if !cancels.is_empty() {
+            self.cancel(cancels);
         }
         if let Some(in_reach) = in_reach {
             self.in_reach = in_reach;

@@ -205,10 +205,14 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
         }
         Answer::Operation(None) => "operation unknown".to_owned(),
         Answer::Operation(Some(operation)) => format!(
-            "operation {}/{}/{}{}",
+            "operation {}/{}/{}{}{}",
             operation.matched,
             operation.done,
             operation.spared,
+            match operation.asked {
+                0 => String::new(),
+                asked => format!(" asked {asked}"),
+            },
             if operation.is_over { " over" } else { "" }
         ),
         Answer::Status(page) => {

@@ -1,0 +1,190 @@
+//! Cancelling jobs. One that waits ends at once. One that runs is asked to stop, by an order to the session that holds its
+//! lease:
+//!
+//! ```text
+//!     Cancel ──► CancelAsked, on disk ──► order ──► its worker stops it ──► Release ──► it ends as cancelled
+//!                                         again at each hello               Ack ──► it had succeeded before it was stopped
+//! ```
+//!
+//! From that record on the job never goes back to a queue. Whatever ends its lease without a success (a retry, a failure, a
+//! death, the loss of its worker) ends the job, as cancelled, in [`Broker::end_if_asked`].
+
+use penstock_message::{CancelOrder, Lease, MessageId, MessageState, Refusal, Running};
+
+use crate::Broker;
+use crate::effects::Effect;
+use crate::endings::Unrun;
+use crate::messages::{Asked, Handle, State as MessagePlace};
+use crate::names::Name;
+use crate::records::{Event, How, Mark, MarkedFor};
+use crate::state::State;
+
+/// Reason of a cancelled job where none was given.
+pub(crate) const CANCELLED: &str = "it was cancelled";
+
+impl Broker {
+    /// Whether anything of the job waits, or runs and may be asked to stop.
+    pub(crate) fn check_cancel(&self, id: &MessageId, running: Running) -> Result<(), Refusal> {
+        let messages = &self.state.messages;
+        let mut found = Err(Refusal::NoSuchJob);
+        for slot in messages.copies(id) {
+            found = match messages.state(slot) {
+                MessagePlace::Leased(_) if running == Running::Leave => {
+                    Err(Refusal::TooLate(self.state_of(slot)))
+                }
+                MessagePlace::Failed => Err(Refusal::TooLate(MessageState::Failed)),
+                _ => return Ok(()),
+            };
+        }
+        found
+    }
+
+    /// Ends the waiting copies of a job, and asks those that run to stop. Returns the state that it was in, or is in now if
+    /// it runs.
+    pub(crate) fn cancel(
+        &mut self,
+        id: &MessageId,
+        reason: &str,
+        running: Running,
+    ) -> Option<MessageState> {
+        let messages = &self.state.messages;
+        let copies = messages.copies(id);
+        let copies = copies.filter(|slot| !messages[*slot].is_failed());
+        let (leased, waiting): (Vec<u32>, Vec<u32>) =
+            copies.partition(|slot| messages[*slot].is_leased());
+        let found = waiting.first().map(|slot| self.state_of(*slot));
+        let reason = self.state.names.intern(match reason {
+            "" => CANCELLED,
+            reason => reason,
+        });
+        let how = How::Cancelled;
+        self.end_waiting(waiting, Unrun { how, reason });
+        if running == Running::Leave || leased.is_empty() {
+            return found;
+        }
+        for slot in leased {
+            self.ask_to_stop(slot, reason, running == Running::Kill);
+        }
+        Some(MessageState::Cancelling)
+    }
+
+    /// Asks the worker of a running job to stop it. Asked again, it is told only what is new: that it may kill the job.
+    pub(crate) fn ask_to_stop(&mut self, slot: u32, reason: Name, kill: bool) {
+        let asked = self.state.messages.asked(slot);
+        if asked.is_some_and(|asked| asked.kill || !kill) {
+            return;
+        }
+        // The asker who came first has given the reason.
+        let reason = asked.map_or(reason, |asked| asked.reason);
+        let number = self.state.messages[slot].number();
+        self.must_be_safe();
+        self.record(&Event::CancelAsked {
+            number,
+            kill,
+            reason,
+        });
+        self.state.ask_to_stop(slot, Asked { reason, kill });
+        self.order_to_stop(slot);
+    }
+
+    /// Sends the order to the session that holds the lease, once all that was decided so far is safe. A session without a
+    /// connection is told at its next hello.
+    pub(crate) fn order_to_stop(&mut self, slot: u32) {
+        let messages = &self.state.messages;
+        let Some(lease) = messages.lease_state(slot) else {
+            return;
+        };
+        if let Some(conn) = self.state.sessions[lease.session].conn {
+            let (message, grant) = (messages.handle(slot), lease.grant.number);
+            let rests = self.state.rests.and(self.staged);
+            let effect = Effect::Cancel {
+                conn,
+                message,
+                grant,
+            };
+            self.effect(rests, effect);
+        }
+    }
+
+    /// Ends a job whose lease ends without a success, if it was asked to stop.
+    pub(crate) fn end_if_asked(&mut self, slot: u32) -> bool {
+        let asked = self.state.messages.asked(slot);
+        let reason = match asked {
+            Some(asked) => asked.reason,
+            None => match self.mark_that_asks(slot) {
+                Some(mark) => {
+                    let status = self.operation_under_way(mark.number);
+                    status.matched += 1;
+                    status.asked += 1;
+                    mark.reason
+                }
+                None => return false,
+            },
+        };
+        let how = How::Cancelled;
+        self.end_unrun(vec![slot], Unrun { how, reason });
+        true
+    }
+
+    /// Returns an operation under way that is still to ask this running job to stop. With a new number it would escape.
+    fn mark_that_asks(&self, slot: u32) -> Option<Mark> {
+        let mut marks = self.state.marks.values().map(|(mark, _)| *mark);
+        marks.find(|mark| {
+            mark.what == MarkedFor::Cancel
+                && mark.running != Running::Leave
+                && self.state.is_meant(mark, slot)
+        })
+    }
+}
+
+impl State {
+    /// Whether an operation that cancels jobs means this one.
+    pub(crate) fn is_meant(&self, mark: &Mark, slot: u32) -> bool {
+        let (entry, kind) = (&self.messages[slot], self.messages.kind(slot));
+        let queue = || self.queues[kind.queue].name;
+        entry.number() < mark.before
+            && mark.queue.is_none_or(|name| name == queue())
+            && mark.task.is_none_or(|task| task == kind.task)
+            && !entry.is_failed()
+            && !entry.is_ended()
+    }
+
+    /// Notes that the worker of a message was asked to stop it.
+    pub(crate) fn ask_to_stop(&mut self, slot: u32, asked: Asked) {
+        self.names.hold(asked.reason);
+        self.forget_asked(slot);
+        self.set_asked(slot, Some(asked));
+    }
+
+    /// Forgets that a message was asked to stop: it ends, or comes back in spite of it.
+    pub(crate) fn forget_asked(&mut self, slot: u32) {
+        if let Some(asked) = self.messages.asked(slot) {
+            self.names.let_go(asked.reason);
+            self.set_asked(slot, None);
+        }
+    }
+
+    fn set_asked(&mut self, slot: u32, asked: Option<Asked>) {
+        self.live_bytes -= self.messages.journal_bytes(slot);
+        self.messages.set_asked(slot, asked);
+        self.live_bytes += self.messages.journal_bytes(slot);
+    }
+
+    /// Returns the order for a message, while that lease of it holds.
+    pub(crate) fn cancel_order(&self, message: Handle, grant: u64) -> Option<CancelOrder> {
+        self.messages.get(message)?;
+        let lease: Lease = self.messages.lease(message.slot)?;
+        let asked = self.messages.asked(message.slot)?;
+        (lease.grant == grant).then(|| CancelOrder {
+            lease,
+            reason: self.names.text(asked.reason).to_owned(),
+            kill: asked.kill,
+        })
+    }
+
+    /// Whether the delivery that an order is about has not left yet: the order goes after it.
+    pub(crate) fn is_unsent(&self, message: Handle) -> bool {
+        self.messages.get(message).is_some()
+            && (self.messages.lease_state(message.slot)).is_some_and(|lease| !lease.sent)
+    }
+}

@@ -1,0 +1,32 @@
+//! Jobs that somebody has cancelled while this worker holds them. The broker asks, and ends them once they are released.
+//!
+//! ```text
+//!     waits here, or in a packet behind another     released at once: it never began
+//!     runs                                          ordered to stop, see `orders.rs`
+//! ```
+
+use std::collections::{HashMap, HashSet};
+
+use penstock_message::{CancelOrder, Lease};
+
+use super::Supervisor;
+use crate::policy::PacketEnd;
+
+impl Supervisor {
+    /// Stops these jobs. An order may come again, after each reconnect.
+    pub(super) fn cancel(&mut self, orders: Vec<CancelOrder>) {
+        let orders: HashMap<Lease, CancelOrder> = orders
+            .into_iter()
+            .map(|order| (order.lease, order))
+            .collect();
+        let leases: HashSet<Lease> = orders.keys().copied().collect();
+        // What has not begun of their packets goes back to the policy, and is found there.
+        for place in self.outstanding.places_with(&leases) {
+            self.take_back(place, PacketEnd::TakenBack);
+        }
+        for pool in &mut self.pools {
+            let waiting = pool.policy.retain(|job| !leases.contains(&job.lease));
+            self.settlements.give_back(waiting);
+        }
+    }
+}
