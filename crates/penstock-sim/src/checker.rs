@@ -8,11 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_broker::{Broker, BrokerOptions, ConnId};
-use penstock_message::{Delivery, Durability, Key, KeyState, Receipt, SessionId, Space, Tx};
+use penstock_message::{
+    CancelOrder, Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Space, Tx,
+};
 use penstock_wire::proto::{ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
 
-use crate::model::{Failed, Model, Time, Verdict};
+use crate::model::{Failed, Model, State, Time, Verdict};
 use crate::said::{Hearing, Said};
 
 mod consumers;
@@ -94,6 +96,8 @@ pub struct Counts {
     pub crashes: u64,
     pub values: u64,
     pub order_checks: u64,
+    /// Orders to stop a job.
+    pub orders: u64,
 }
 
 impl std::ops::AddAssign for Counts {
@@ -107,6 +111,7 @@ impl std::ops::AddAssign for Counts {
         self.crashes += other.crashes;
         self.values += other.values;
         self.order_checks += other.order_checks;
+        self.orders += other.orders;
     }
 }
 
@@ -116,6 +121,8 @@ struct Decided {
     durability: Durability,
     tx: Tx,
     receipt: Receipt,
+    /// The last hand-out by then, as (epoch, grant).
+    grants: (u32, u64),
     /// Position of its record in the journal, or, when the broker read more at once, of one before.
     position: u64,
     /// Whether the broker has confirmed it, or has shown its effect.
@@ -127,6 +134,8 @@ struct View {
     session: SessionId,
     decoder: Decoder<ToClient>,
     consumers: BTreeMap<u32, ConsumerView>,
+    /// Leases whose jobs it was ordered to stop.
+    orders: BTreeSet<Lease>,
 }
 
 impl Checker {
@@ -187,6 +196,7 @@ impl Checker {
                     session,
                     decoder,
                     consumers: BTreeMap::new(),
+                    orders: BTreeSet::new(),
                 },
             );
             self.tell(Event::Hello(
@@ -263,6 +273,7 @@ impl Checker {
             durability,
             tx,
             receipt,
+            grants: broker.last_hand_out(),
             position: broker.next_position().0 - 1,
             is_public: false,
         };
@@ -358,6 +369,10 @@ impl Checker {
             }
             self.deliveries.push((session, delivery));
         }
+        for order in frame.cancels {
+            let order: CancelOrder = order.try_into().map_err(invalid)?;
+            self.ordered(conn, &order)?;
+        }
         for value in frame.values {
             let (key, state): (Key, KeyState) = value.try_into().map_err(invalid)?;
             self.value(&key, &state)?;
@@ -368,6 +383,42 @@ impl Checker {
             }
             if close.why() != Why::Fenced {
                 self.closed(conn)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks an order to stop a job: somebody must have asked for it.
+    fn ordered(&mut self, conn: ConnId, order: &CancelOrder) -> Verdict {
+        self.counts.orders += 1;
+        let lease = order.lease;
+        let mut items = self.model.with_id(lease.message);
+        if !items.any(|item| item.asked.is_some()) {
+            return Err(format!("{lease:?} is to stop, and nobody asked for it"));
+        }
+        let view = self.views.get_mut(&conn).expect("it was found");
+        view.orders.insert(lease);
+        Ok(())
+    }
+
+    /// Checks that all who run jobs that they were asked to stop have heard of it.
+    fn orders_have_come(&self) -> Verdict {
+        let live = self
+            .model
+            .live
+            .iter()
+            .map(|index| &self.model.items[*index]);
+        for item in live.filter(|item| item.asked.is_some()) {
+            let State::Leased { lease, session, .. } = &item.state else {
+                continue;
+            };
+            let conn = self.current.get(session);
+            let view = conn.and_then(|conn| self.views.get(conn));
+            if view.is_some_and(|view| !view.orders.contains(lease)) {
+                return Err(format!(
+                    "{} is to stop, and client {} does not know it",
+                    item.message.id, session.0[0]
+                ));
             }
         }
         Ok(())
@@ -583,6 +634,7 @@ impl Checker {
         let live = self.model.live.iter().copied();
         self.ready = live.filter(is_candidate).collect();
         self.nobody_waits()?;
+        self.orders_have_come()?;
         let views = self.views.values_mut();
         views
             .flat_map(|view| view.consumers.values_mut())

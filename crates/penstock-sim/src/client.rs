@@ -5,6 +5,7 @@
 
 use bytes::BytesMut;
 use penstock_journal::sim::Rng;
+use penstock_message::MessageId;
 
 use crate::model::Time;
 use crate::wild::Wild;
@@ -53,6 +54,9 @@ pub trait Client {
     fn take_out(&mut self, time: Time) -> BytesMut;
 
     fn drop_habit(&mut self, name: &str);
+
+    /// Learns of some jobs that run, for it may want to cancel one.
+    fn sees_running(&mut self, running: Vec<MessageId>);
 
     fn as_wild(&mut self) -> Option<&mut Wild> {
         None

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use penstock_message::{
-    Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Overflow, QueueLimits,
-    Receipt, Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus,
+    Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, MessageState, Op, Overflow,
+    QueueLimits, Receipt, Refusal, ReleaseReason, Running, SessionId, Target, Tx, ValueStatus,
 };
 
 mod item;
@@ -53,6 +53,8 @@ pub struct Model {
     pub clock_is_off_by_ms: u64,
     /// Whether steps are replayed after a crash: any that no longer fit are passed over.
     pub lenient: bool,
+    /// The last hand-out when the transaction at hand was decided, as (epoch, grant).
+    grants: (u32, u64),
     /// Every hand-out that anybody ever saw, whatever crashes have undone since.
     pub seen: BTreeSet<(Lease, SessionId)>,
 }
@@ -114,7 +116,9 @@ impl Model {
         session: SessionId,
         tx: &Tx,
         receipt: &Receipt,
+        grants: (u32, u64),
     ) -> Verdict {
+        self.grants = grants;
         let mut named = Named::default();
         let objection = |op| match self.objection(session, op, &mut named) {
             Objection::None => self.room_objection(tx, op),
@@ -134,7 +138,14 @@ impl Model {
                 let is_outcome = tx.ops.iter().any(Op::is_settlement);
                 for (index, op) in tx.ops.iter().enumerate() {
                     let skipped = applied.skipped.contains(&(index as u32));
-                    self.apply(number, session, op, skipped, is_outcome)?;
+                    match op {
+                        Op::Cancel {
+                            target: Target::Job(id),
+                            running,
+                            ..
+                        } => self.cancel(*id, applied.found, *running)?,
+                        _ => self.apply(number, session, op, skipped, is_outcome)?,
+                    }
                 }
                 Ok(())
             }
@@ -231,6 +242,9 @@ impl Model {
                 };
                 self.items[index].tx = number;
                 self.items[index].settled = Some(*lease);
+                if self.ends_if_asked(index) {
+                    return Ok(());
+                }
                 match reason {
                     ReleaseReason::Returned => self.items[index].state = State::Waiting,
                     ReleaseReason::Crashed(reason) => {
@@ -256,6 +270,9 @@ impl Model {
                     return Ok(());
                 };
                 let (place, now) = (self.next_place(), self.now);
+                if self.ends_if_asked(index) {
+                    return Ok(());
+                }
                 let item = &mut self.items[index];
                 item.tx = number;
                 item.settled = Some(*lease);
@@ -389,6 +406,9 @@ impl Model {
                 let Some((index, _)) = self.holder(lease, session) else {
                     return Ok(());
                 };
+                if self.ends_if_asked(index) {
+                    return Ok(());
+                }
                 self.items[index].notes.push(note.clone());
                 self.items[index].settled = Some(*lease);
                 self.finish(index, End::Failed);
@@ -404,10 +424,6 @@ impl Model {
                     self.values.insert(Key::Result(lease.message), stored);
                 }
             }
-            Op::Cancel {
-                target: Target::Job(id),
-                ..
-            } => self.cancel(*id),
             Op::RetryFailed {
                 target: Target::Job(id),
                 queue,
@@ -454,6 +470,7 @@ impl Model {
                 .is_some_and(|due| When::resolve(due, now).has_come(now)),
             purged: false,
             end_is_unsure: false,
+            asked: None,
             unsure_until: 0,
             place: self.next_place(),
             notes: message.notes.clone(),
@@ -476,18 +493,55 @@ impl Model {
         self.items.push(item);
     }
 
-    /// Ends the copies of a message that wait, wherever they do.
-    fn cancel(&mut self, id: MessageId) {
+    /// Ends the copies of a message that wait, wherever they do; those that run may be asked to stop.
+    fn cancel(&mut self, id: MessageId, found: Option<MessageState>, running: Running) -> Verdict {
         let copies = self.by_id.get(&id).cloned().unwrap_or_default();
         let is_alone = copies.len() == 1;
         for index in copies {
-            if is_alone && self.surely_waits(index) {
+            if running != Running::Leave && !matches!(self.items[index].state, State::Ended(_)) {
+                self.items[index].asked = Some(self.grants);
+            }
+            if is_alone && found == Some(MessageState::Cancelling) {
+                self.was_asked_to_stop(index)?;
+            } else if is_alone && self.surely_waits(index) {
                 self.end(index, End::Purged);
             } else if self.may_wait(index) || matches!(self.items[index].state, State::Held(_)) {
                 self.items[index].purged = true;
                 self.items[index].end_is_unsure = true;
             }
         }
+        Ok(())
+    }
+
+    /// Notes that a message is run by somebody, seen or not, who is to stop it.
+    fn was_asked_to_stop(&mut self, index: usize) -> Verdict {
+        if let State::Held(join) = self.items[index].state
+            && self.may_be_released(join)
+        {
+            self.was_released(join);
+        }
+        let item = &mut self.items[index];
+        match item.state {
+            State::Leased { .. } => Ok(()),
+            // Where nobody runs it any more, it has ended.
+            State::Waiting | State::Adrift { .. } => {
+                item.purged = true;
+                Ok(())
+            }
+            State::Held(_) | State::Ended(_) => {
+                let (id, state) = (item.message.id, item.state.clone());
+                self.fail(format!("{id} was asked to stop, and can't run: {state:?}"))
+            }
+        }
+    }
+
+    /// Ends an item whose lease has ended without a success, if it was asked to stop.
+    fn ends_if_asked(&mut self, index: usize) -> bool {
+        let is_asked = self.items[index].asked.is_some();
+        if is_asked {
+            self.end(index, End::Purged);
+        }
+        is_asked
     }
 
     /// Whether it is in its queue or held, and certainly has not ended. (It may have been handed out, though.)
@@ -499,6 +553,13 @@ impl Model {
             _ => false,
         };
         is_there && item.ending().is_none() && !self.clock_is_doubtful
+    }
+
+    /// Returns some messages that run.
+    pub fn running(&self, most: usize) -> Vec<MessageId> {
+        let live = self.live.iter().map(|index| &self.items[*index]);
+        let running = live.filter(|item| matches!(item.state, State::Leased { .. }));
+        running.map(|item| item.message.id).take(most).collect()
     }
 
     /// Finds a copy that has failed, or that has if this was applied.
@@ -541,6 +602,7 @@ impl Model {
         item.crashes = (0, 0);
         item.failure = None;
         item.suspects = 0;
+        item.asked = None;
         item.may_have_run = false;
         item.message.attempt += 1;
         if let Some(queue) = queue {

@@ -5,7 +5,7 @@
 //! children here take packets as real ones do: one that is idle claims the oldest packet of its pool, runs its jobs
 //! one by one, and jobs that have not begun when one takes long are taken back.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ use penstock_driver::{DeliverySink, DriverError, ValueSink};
 use penstock_jobs::{DeliveryHead, Outcome, blame, lost, runs_alone, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Consume, Delivery, Durability, Key, KeyState, Lease, Op, Query, ReleaseReason, SeededState,
-    SessionId, StatusQuery, Tasks, Tx,
+    CancelOrder, Consume, Delivery, Durability, Key, KeyState, Lease, MessageId, Op, Query,
+    ReleaseReason, SeededState, SessionId, StatusQuery, Tasks, Tx,
 };
 use penstock_wire::proto::ToClient;
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions};
@@ -150,6 +150,10 @@ impl Process {
 impl Client for Process {
     fn drop_habit(&mut self, name: &str) {
         self.author.habits.drop(name);
+    }
+
+    fn sees_running(&mut self, running: Vec<MessageId>) {
+        self.author.running = running;
     }
 
     fn stage(&self) -> Stage {
@@ -327,6 +331,7 @@ struct Running {
     began_ms: u64,
     ends_ms: u64,
     cost_ns: u64,
+    is_cancelled: bool,
 }
 
 impl Worker {
@@ -379,7 +384,7 @@ impl Worker {
     }
 
     fn turn(&mut self, session: &mut Session, author: &mut Author, rng: &mut Rng, time: Time) {
-        self.read_news();
+        self.read_news(time);
         self.run_children(author, rng, time);
         if self.looks_at_ms <= time.steady {
             self.look(session, time);
@@ -456,9 +461,19 @@ impl Worker {
         }
     }
 
-    fn read_news(&mut self) {
+    /// Releases jobs that were cancelled and have not begun; those that have will stop soon.
+    fn cancel(&mut self, orders: &[CancelOrder], time: Time) {
+        let leases: BTreeSet<Lease> = orders.iter().map(|order| order.lease).collect();
+        for number in 0..self.pools.len() {
+            let unbegun = self.pools[number].cancel(&leases, time);
+            self.give_back(unbegun);
+        }
+    }
+
+    fn read_news(&mut self, time: Time) {
         let News {
             deliveries,
+            cancels,
             lost,
             refused,
             failed,
@@ -481,6 +496,9 @@ impl Worker {
                 pool.forget(&lost);
             }
             self.settled.retain(|(lease, _)| !lost.contains(lease));
+        }
+        if !cancels.is_empty() {
+            self.cancel(&cancels, time);
         }
         for (lease, why) in refused {
             let reason = ReleaseReason::Crashed(format!("the broker refused its outcome: {why}"));
@@ -594,6 +612,26 @@ impl Pool {
         self.end_packets();
     }
 
+    /// Stops jobs soon that run, and returns those that have not begun.
+    fn cancel(&mut self, leases: &BTreeSet<Lease>, time: Time) -> Vec<Delivery> {
+        let goes_on = |job: &Delivery| !leases.contains(&job.lease);
+        let mut unbegun = self.policy.retain(goes_on);
+        for packet in self.packets.values_mut() {
+            let waiting = std::mem::take(&mut packet.waiting);
+            let (others, cancelled): (Vec<_>, Vec<_>) = waiting.into_iter().partition(goes_on);
+            packet.waiting = others.into();
+            unbegun.extend(cancelled);
+        }
+        for running in self.children.iter_mut().flatten() {
+            if running.job.as_ref().is_some_and(|job| !goes_on(job)) {
+                running.is_cancelled = true;
+                running.ends_ms = running.ends_ms.min(time.steady + TICK_MS);
+            }
+        }
+        self.end_packets();
+        unbegun
+    }
+
     /// Ends the job that this child is at when its time has come, and begins the next one.
     fn run_child(
         &mut self,
@@ -610,15 +648,18 @@ impl Pool {
                     return;
                 }
                 let (number, cost_ns) = (running.packet, running.cost_ns);
+                // Most stop when they are asked to. Others have just ended, or do not listen.
+                let stops = running.is_cancelled && !rng.one_in(3);
                 let task = self.packets[&number].task;
                 let may_die = running.job.is_some() && (self.shared_by > 1 || self.is_alone);
                 if may_die && !pace.hurries && rng.one_in(24) {
                     self.lose_process(child, settled, rng);
                 } else if let Some(job) = running.job.take() {
                     self.policy.observe(task, cost_ns);
-                    let tx = match pace.hurries {
-                        true => success(&job),
-                        false => author.settlement(&job, rng, time.wall),
+                    let tx = match (stops, pace.hurries) {
+                        (true, _) => settle(&DeliveryHead::from(&job), Outcome::Returned),
+                        (false, true) => success(&job),
+                        (false, false) => author.settlement(&job, rng, time.wall),
                     };
                     settled.push((job.lease, tx));
                 }
@@ -702,6 +743,7 @@ impl Pool {
             began_ms: pace.time.steady,
             ends_ms: pace.time.steady + took_us / 1_000,
             cost_ns: took_us * 1_000,
+            is_cancelled: false,
         });
     }
 

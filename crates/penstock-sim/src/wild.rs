@@ -239,6 +239,10 @@ impl Client for Wild {
         self.author.habits.drop(name);
     }
 
+    fn sees_running(&mut self, running: Vec<penstock_message::MessageId>) {
+        self.author.running = running;
+    }
+
     fn stage(&self) -> Stage {
         self.stage
     }

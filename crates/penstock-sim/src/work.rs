@@ -8,7 +8,8 @@ use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
     Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, IdSource, JoinPolicy,
-    Key, Member, Message, MessageId, Op, Overflow, QueueLimits, Target, Tx, Value, ValueStatus,
+    Key, Member, Message, MessageId, Op, Overflow, QueueLimits, Running, Target, Tx, Value,
+    ValueStatus,
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
@@ -30,6 +31,8 @@ pub struct Habits {
     pub groups: bool,
     pub locks: bool,
     pub purges: bool,
+    /// Whether it cancels jobs that run.
+    pub cancels: bool,
     /// Whether it publishes, one time, more jobs at once than a step of the broker takes.
     pub crowds: bool,
 }
@@ -41,6 +44,7 @@ impl Habits {
             "groups" => self.groups = false,
             "locks" => self.locks = false,
             "purges" => self.purges = false,
+            "cancels" => self.cancels = false,
             "crowds" => self.crowds = false,
             _ => {}
         }
@@ -56,6 +60,8 @@ pub struct Author {
     to_purge: Option<String>,
     /// Messages that it has published, latest last: some are cancelled, retried or dropped.
     recent: VecDeque<MessageId>,
+    /// Some messages that run, anywhere.
+    pub running: Vec<MessageId>,
 }
 
 const RECENT: usize = 30;
@@ -67,6 +73,7 @@ impl Author {
             wanted: Vec::new(),
             to_purge: None,
             recent: VecDeque::new(),
+            running: Vec::new(),
         }
     }
 
@@ -224,6 +231,7 @@ impl Author {
                     0 | 1 => Op::Cancel {
                         target,
                         reason: String::new(),
+                        running: Running::ALL[rng.below(3) as usize],
                     },
                     2 => Op::RetryFailed {
                         target,
@@ -232,6 +240,15 @@ impl Author {
                             .then(|| QUEUES[rng.below(3) as usize].to_string()),
                     },
                     _ => Op::DropFailed { target },
+                };
+                return vec![op].into();
+            }
+            6 | 7 if self.habits.cancels && !self.running.is_empty() => {
+                let running = self.running[rng.below(self.running.len() as u64) as usize];
+                let op = Op::Cancel {
+                    target: Target::Job(running),
+                    reason: "enough".to_string(),
+                    running: Running::ALL[rng.below(3) as usize],
                 };
                 return vec![op].into();
             }

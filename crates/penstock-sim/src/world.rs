@@ -54,7 +54,7 @@ pub struct Without {
 pub const FAULT_POINTS: &str = "fault points";
 
 /// Names of parts that a run can leave out.
-pub const NAMES: [&str; 16] = [
+pub const NAMES: [&str; 17] = [
     FAULT_POINTS,
     "kills",
     "power cuts",
@@ -69,6 +69,7 @@ pub const NAMES: [&str; 16] = [
     "groups",
     "locks",
     "purges",
+    "cancels",
     "crowds",
     "few failed jobs",
 ];
@@ -219,6 +220,7 @@ impl<'a> World<'a> {
             groups: likes(&mut rng),
             locks: likes(&mut rng),
             purges: rng.one_in(4),
+            cancels: likes(&mut rng),
             crowds: rng.one_in(60),
         };
         let journal = JournalOptions {

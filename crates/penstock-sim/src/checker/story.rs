@@ -118,9 +118,10 @@ impl Checker {
                     seq,
                     tx,
                     receipt,
+                    grants,
                     ..
                 } = &self.txs[number];
-                let verdict = self.model.decided(*number, *session, tx, receipt);
+                let verdict = self.model.decided(*number, *session, tx, receipt, *grants);
                 verdict.map_err(|what| format!("transaction {number} (seq {seq}): {what}"))
             }
             Event::Delivered(session, delivery) => self.model.delivered(*session, delivery),

@@ -78,6 +78,8 @@ pub struct Item {
     pub(super) purged: bool,
     /// Whether it may have been leased when its queue was purged.
     pub(super) end_is_unsure: bool,
+    /// The last hand-out of all, as (epoch, grant), when its worker was asked to stop it: it never starts after that.
+    pub asked: Option<(u32, u64)>,
     /// Time until which, after a crash, it may be held back for a session that was given it unseen.
     pub unsure_until: u64,
     /// Transaction that put it where it is.
@@ -155,6 +157,12 @@ impl Item {
         self.purged = false;
     }
 
+    /// Notes that its lease has ended without an outcome: it waits, or has ended if it was asked to stop.
+    pub(super) fn come_back(&mut self) {
+        self.state = State::Waiting;
+        self.purged |= self.asked.is_some();
+    }
+
     /// Notes that this lease holds; of a message that was published twice, it may be of the first time.
     pub(super) fn keep(&mut self, lease: Lease, session: SessionId) {
         self.state = State::Leased {
@@ -177,6 +185,7 @@ impl Item {
 
     pub(super) fn set_adrift(&mut self, maybe: Vec<(Lease, SessionId)>) {
         self.state = State::Adrift { maybe };
+        self.purged |= self.asked.is_some();
         self.crashes.1 = self.crashes.1.saturating_add(1);
     }
 
@@ -195,12 +204,15 @@ impl Item {
         // It is found there at any time after.
         let was_unsure = self.state == State::Waiting && self.unsure_until > 0;
         (was_unsure || matches!(self.state, State::Adrift { .. }))
+            && self.asked.is_none()
             && self.crashes.1 >= self.message.max_deliveries
     }
 
     /// Whether it would have failed if it had been ready since, with nobody seeing who it was given to.
     pub(super) fn may_have_died_unseen(&self) -> bool {
-        self.unsure_until > 0 && self.crashes.1 >= self.message.max_deliveries
+        self.unsure_until > 0
+            && self.asked.is_none()
+            && self.crashes.1 >= self.message.max_deliveries
     }
 
     /// Returns how it may have ended; at the next quiet moment it has.

@@ -101,6 +101,12 @@ impl Model {
                 "{id} was a suspect {expected} times, and says {found}"
             ))?;
         }
+        if item.asked.is_some_and(|asked| order(lease) > asked) {
+            let asked = item.asked;
+            self.fail(format!(
+                "{id} was asked to stop at grant {asked:?}, and starts again: {lease:?}"
+            ))?;
+        }
         if self.still.contains(queue) {
             self.fail(format!("{id} was delivered from {queue}, which is paused"))?;
         }
@@ -138,7 +144,7 @@ impl Model {
                 && holder == session
                 && !presented.contains(&lease)
             {
-                item.state = State::Waiting;
+                item.come_back();
             }
         }
         let attendance = Attendance {
@@ -192,7 +198,7 @@ impl Model {
             if clean
                 && matches!(item.state, State::Leased { session: holder, .. } if holder == session)
             {
-                item.state = State::Waiting;
+                item.come_back();
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use penstock_message::{Condition, Lease, MessageId, Op, Refusal, SessionId, Target, Tx};
+use penstock_message::{Condition, Lease, MessageId, Op, Refusal, Running, SessionId, Target, Tx};
 
 use super::Model;
 use super::item::{Item, State};
@@ -76,11 +76,14 @@ impl Model {
             },
             Op::Cancel {
                 target: Target::Job(id),
+                running,
                 ..
             } => {
-                let may_wait =
-                    |item: &Item| !matches!(item.state, State::Leased { .. } | State::Ended(_));
+                let runs = |item: &Item| matches!(item.state, State::Leased { .. });
+                let may_wait = |item: &Item| !runs(item) && !matches!(item.state, State::Ended(_));
+                let asks = *running != Running::Leave;
                 match self.with_id(*id).any(may_wait) {
+                    _ if asks && self.with_id(*id).any(runs) => Objection::None,
                     true => Objection::Perhaps(Refusal::NoSuchJob),
                     false => Objection::Surely(Refusal::NoSuchJob),
                 }

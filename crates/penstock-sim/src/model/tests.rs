@@ -24,7 +24,7 @@ fn time(ms: u64) -> Time {
 
 fn decided(model: &mut Model, number: u64, op: Op) {
     let applied = Receipt::applied();
-    let verdict = model.decided(number, PRODUCER, &Tx::from(vec![op]), &applied);
+    let verdict = model.decided(number, PRODUCER, &Tx::from(vec![op]), &applied, (1, 1_000));
     verdict.expect("it may be applied");
 }
 

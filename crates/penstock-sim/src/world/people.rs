@@ -6,6 +6,9 @@ use super::World;
 use crate::client::Stage;
 use crate::model::Verdict;
 
+/// Most running jobs that a client sees, to cancel one.
+const RUNNING_SEEN: usize = 8;
+
 impl World<'_> {
     pub(super) fn client_acts(&mut self) -> Verdict {
         let index = self.rng.below(self.seats.len() as u64) as usize;
@@ -13,6 +16,8 @@ impl World<'_> {
             Stage::Offline => return self.connect(index),
             Stage::Open => {
                 let time = self.time();
+                let running = self.checker.model.running(RUNNING_SEEN);
+                self.seats[index].client.sees_running(running);
                 self.seats[index].client.act(&mut self.rng, time);
                 self.let_speak(index);
             }
