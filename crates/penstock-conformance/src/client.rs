@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use penstock_driver::{DeliverySink, Done, Driver, DriverError, ErrorKind, Lead, ValueSink};
 use penstock_message::{
-    Answer, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease, Op, Query, Receipt,
-    Status, Tasks, Tx,
+    Answer, CancelOrder, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease, Op,
+    Query, Receipt, Status, Tasks, Tx,
 };
 
 /// Time to wait for a call: long enough for a machine that does ten other things. No call that succeeds takes it.
@@ -119,9 +119,11 @@ impl Client {
     pub fn worker_of(&self, tasks: Tasks, queue: &str, credit: u32) -> Worker {
         let (delivered, deliveries) = channel();
         let (kept, leases_kept) = channel();
+        let (asked, cancels) = channel();
         let sink = Arc::new(Hands {
             delivered: Mutex::new(delivered),
             kept: Mutex::new(kept),
+            asked: Mutex::new(asked),
             held: Mutex::default(),
             failed: Mutex::default(),
         });
@@ -135,6 +137,7 @@ impl Client {
             sink,
             deliveries,
             leases_kept,
+            cancels,
         };
         worker.want(credit);
         worker
@@ -227,11 +230,13 @@ pub struct Worker {
     sink: Arc<Hands>,
     pub deliveries: Receiver<Vec<Delivery>>,
     pub leases_kept: Receiver<Vec<Lease>>,
+    pub cancels: Receiver<Vec<CancelOrder>>,
 }
 
 struct Hands {
     delivered: Mutex<Sender<Vec<Delivery>>>,
     kept: Mutex<Sender<Vec<Lease>>>,
+    asked: Mutex<Sender<Vec<CancelOrder>>>,
     held: Mutex<Vec<Lease>>,
     failed: Mutex<Option<DriverError>>,
 }
@@ -241,6 +246,10 @@ impl DeliverySink for Hands {
         let leases = deliveries.iter().map(|delivery| delivery.lease);
         self.held.lock().unwrap().extend(leases);
         let _unheard = self.delivered.lock().unwrap().send(deliveries);
+    }
+
+    fn cancel(&self, orders: Vec<CancelOrder>) {
+        let _unheard = self.asked.lock().unwrap().send(orders);
     }
 
     fn failed(&self, error: DriverError) {
@@ -292,6 +301,15 @@ impl Worker {
 
     pub fn take_one(&self) -> Delivery {
         self.take(1).remove(0)
+    }
+
+    /// Waits for an order to stop a job.
+    pub fn order(&self) -> CancelOrder {
+        let orders = self.cancels.recv_timeout(self.client.patience);
+        let [order] = &orders.expect("an order to stop comes")[..] else {
+            panic!("one job is to be stopped")
+        };
+        order.clone()
     }
 
     pub fn has_nothing(&self) -> bool {

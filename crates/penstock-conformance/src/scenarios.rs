@@ -12,7 +12,7 @@ use penstock_message::Feature::*;
 use penstock_message::{
     Answer, Applied, Condition, Delivery, Due, Durability, FailedQuery, Failure, Feature, Filter,
     HeaderPatch, JoinPolicy, Key, KeyState, Message, MessageState, Op, Overflow, Query,
-    QueueLimits, Receipt, Refusal, ReleaseReason, Run, Target, Tasks, Value, ValueStatus,
+    QueueLimits, Receipt, Refusal, ReleaseReason, Run, Running, Target, Tasks, Value, ValueStatus,
 };
 
 use crate::words::*;
@@ -93,6 +93,8 @@ scenarios! { $
     a_purge_cancels { shows [Purge] needs [Values] }
     a_failed_job_is_kept_listed_retried_and_dropped { shows [FailedJobs] needs [Values, Inspection, Fencing] }
     a_job_is_cancelled_or_it_is_said_why_not { shows [CancelWaiting] needs [Values] }
+    a_running_job_that_is_cancelled_ends_and_is_never_run_again { shows [CancelRunning] needs [CancelWaiting, Values, Inspection] }
+    an_order_to_stop_outlives_the_broker { shows [] needs [CancelRunning, CancelWaiting, LeasesOfSessions, Values, OsDurability] by Kill }
     a_worker_gets_only_the_tasks_that_it_names { shows [TasksOfConsumers] needs [] }
     a_clock_that_is_moved_makes_delayed_jobs_due { shows [MovableClock] needs [Delays] }
     a_countdown_does_not_follow_the_clock_on_the_wall { shows [SteadyClock] needs [Delays, OsDurability] by SetWallClock }
@@ -1045,6 +1047,7 @@ fn a_job_is_cancelled_or_it_is_said_why_not(bench: &Bench<'_>) {
     let cancel = |number| Op::Cancel {
         target: Target::Job(id(number)),
         reason: "not wanted".into(),
+        running: Running::Leave,
     };
     let Receipt::Applied(applied) = client.commit(vec![cancel(2)]) else {
         panic!("it waits");
@@ -1064,6 +1067,91 @@ fn a_job_is_cancelled_or_it_is_said_why_not(bench: &Bench<'_>) {
         worker.settle(&running, vec![ack(&running)]),
         Receipt::applied()
     );
+}
+
+fn a_running_job_that_is_cancelled_ends_and_is_never_run_again(bench: &Bench<'_>) {
+    let client = bench.client();
+    let worker = bench.client().worker("work", 3);
+    let jobs = [1, 2, 3];
+    client.commit(jobs.map(|number| publish(message(number))).to_vec());
+    let running = worker.take(3);
+    for (number, delivery) in jobs.iter().zip(&running) {
+        let Receipt::Applied(applied) = client.commit(vec![stop(*number, Running::Ask)]) else {
+            panic!("it runs");
+        };
+        assert_eq!(applied.found, Some(MessageState::Cancelling));
+        let order = worker.order();
+        assert_eq!(
+            (order.lease, order.reason.as_str(), order.kill),
+            (delivery.lease, "not wanted", false)
+        );
+    }
+    let Answer::Message(Some(info)) = client.ask(Query::Message(id(1))) else {
+        panic!("it has not ended");
+    };
+    assert_eq!(info.state, MessageState::Cancelling);
+    let again = client.commit(vec![stop(1, Running::Kill)]);
+    assert!(matches!(again, Receipt::Applied(_)), "{again:?}");
+    assert!(worker.order().kill, "it need not be gentle any more");
+
+    let returned = Op::Release {
+        lease: running[0].lease,
+        reason: ReleaseReason::Returned,
+    };
+    let retried = Op::Move {
+        lease: running[1].lease,
+        queue: None,
+        due: None,
+        patch: HeaderPatch {
+            next_attempt: true,
+            ..HeaderPatch::default()
+        },
+        cost_us: 1,
+    };
+    let succeeded = vec![ack(&running[2]), put(3, "done")];
+    assert_eq!(worker.settle(&running[0], vec![returned]), applied());
+    assert_eq!(worker.settle(&running[1], vec![retried]), applied());
+    assert_eq!(worker.settle(&running[2], succeeded), applied());
+    for number in [1, 2] {
+        let KeyState::Present(end) = client.end_of(result(number)) else {
+            panic!("whoever waits for it is told");
+        };
+        assert_eq!(end.status, ValueStatus::Cancelled);
+        assert_eq!(end.body, "not wanted");
+    }
+    let kept = plain(client.end_of(result(3)));
+    assert_eq!(kept, KeyState::Present(value("done")), "it had succeeded");
+    worker.want(3);
+    client.commit(vec![publish(message(4))]);
+    assert_eq!(worker.take_one().message.id, id(4), "nothing runs again");
+}
+
+fn an_order_to_stop_outlives_the_broker(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 1);
+    let client = &worker.client;
+    client.commit_at(Durability::Os, vec![publish(message(1))]);
+    let delivery = worker.take_one();
+    client.commit_at(Durability::Os, vec![stop(1, Running::Ask)]);
+    assert_eq!(worker.order().lease, delivery.lease);
+    bench.kill();
+    assert_eq!(worker.order().lease, delivery.lease, "it is told again");
+    let crashed = Op::Release {
+        lease: delivery.lease,
+        reason: ReleaseReason::Crashed("killed".to_owned()),
+    };
+    assert_eq!(worker.settle(&delivery, vec![crashed]), applied());
+    let KeyState::Present(end) = client.end_of(result(1)) else {
+        panic!("whoever waits for it is told");
+    };
+    assert_eq!(end.status, ValueStatus::Cancelled);
+}
+
+fn stop(number: u64, running: Running) -> Op {
+    Op::Cancel {
+        target: Target::Job(id(number)),
+        reason: "not wanted".into(),
+        running,
+    }
 }
 
 fn the_status_counts_jobs_and_workers(bench: &Bench<'_>) {

@@ -214,7 +214,7 @@ fn what_is_taken_away_stays_away_through_a_kill() {
 }
 
 /// Each lie, the scenario that is meant for it, and what that says.
-const LIES: [(Feature, &str, &str); 23] = [
+const LIES: [(Feature, &str, &str); 24] = [
     (
         Feature::DiskDurability,
         "what_was_confirmed_from_disk_outlives_the_broker",
@@ -308,6 +308,11 @@ const LIES: [(Feature, &str, &str); 23] = [
         "the key is told of",
     ),
     (
+        Feature::CancelRunning,
+        "a_running_job_that_is_cancelled_ends_and_is_never_run_again",
+        "an order to stop comes",
+    ),
+    (
         Feature::TasksOfConsumers,
         "a_worker_gets_only_the_tasks_that_it_names",
         "a task that it does not name",
@@ -370,7 +375,6 @@ fn a_claim_that_no_scenario_shows_is_named() {
     assert_eq!(unproven(in_memory()), []);
     let mut boaster = in_memory().clone();
     boaster.highest_durability = Durability::Replicated;
-    boaster.cancel_running = true;
     boaster.workflows = true;
     boaster.value_streams = true;
     boaster.claims = true;

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use penstock_conformance::Ability;
 use penstock_driver::{DeliverySink, Done, Driver, DriverError, LeadToken, ValueSink, WatchId};
 use penstock_message::{
-    Answer, Applied, Capabilities, Consume, DEFAULT_PRIORITY, Delivery, Due, Durability, Feature,
-    HeaderPatch, Key, KeyState, Lease, MessageState, Notice, Op, Query, Receipt, Refusal,
-    ReleaseReason, Target, Tasks, Tx, Value, ValueStatus,
+    Answer, Applied, CancelOrder, Capabilities, Consume, DEFAULT_PRIORITY, Delivery, Due,
+    Durability, Feature, HeaderPatch, Key, KeyState, Lease, MessageState, Notice, Op, Query,
+    Receipt, Refusal, ReleaseReason, Running, Target, Tasks, Tx, Value, ValueStatus,
 };
 
 use crate::support::*;
@@ -245,6 +245,9 @@ impl Lying {
             | (Feature::Pause, Op::Pause { .. })
             | (Feature::Limits, Op::Limit { .. })
             | (Feature::CancelWaiting, Op::Cancel { .. }) => Vec::new(),
+            (Feature::CancelRunning, Op::Cancel { running, .. }) if running != Running::Leave => {
+                Vec::new()
+            }
             (_, op) => vec![op],
         }
     }
@@ -255,6 +258,7 @@ impl Lying {
             Op::Publish { message, .. } => Some(Op::Cancel {
                 target: Target::Job(message.id),
                 reason: "forgotten".into(),
+                running: Running::Leave,
             }),
             Op::Put { key, .. } => Some(Op::Delete { key: key.clone() }),
             _ => None,
@@ -343,8 +347,12 @@ impl Driver for Lying {
         let had = txs.iter().map(|tx| tx.ops.len()).sum::<usize>();
         let txs = self.twisted(txs);
         if had > 0 && txs.iter().all(|tx| tx.ops.is_empty()) {
-            // It says that it has cancelled a job that waited.
-            let found = (self.lie == Feature::CancelWaiting).then_some(MessageState::Ready);
+            // It says that it has cancelled a job that waited, or has asked one to stop that runs.
+            let found = match self.lie {
+                Feature::CancelWaiting => Some(MessageState::Ready),
+                Feature::CancelRunning => Some(MessageState::Cancelling),
+                _ => None,
+            };
             let receipt = Receipt::Applied(Applied {
                 found,
                 ..Applied::default()
@@ -448,6 +456,10 @@ struct LyingSink {
 impl DeliverySink for LyingSink {
     fn deliver(&self, deliveries: Vec<Delivery>) {
         self.sink.deliver(deliveries);
+    }
+
+    fn cancel(&self, orders: Vec<CancelOrder>) {
+        self.sink.cancel(orders);
     }
 
     fn held_leases(&self) -> Vec<Lease> {
