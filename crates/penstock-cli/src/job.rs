@@ -1,13 +1,15 @@
 //! Shows a job, and carries out orders for it. Its arguments and its result are never printed as they are.
 
+mod cancel;
+
 use clap::{Args, Subcommand};
 use penstock_message::{
-    FailedQuery, Filter, Key, KeyState, MessageId, MessageInfo, MessageState, Op, Receipt, Refusal,
-    Target, Value as Ended, ValueStatus,
+    FailedQuery, Filter, Key, KeyState, MessageId, MessageInfo, MessageState, Op, Value as Ended,
+    ValueStatus,
 };
 use serde_json::{Value, json};
 
-use crate::exit::{FAILED, Failure, NOT_OFFERED, applied};
+use crate::exit::{FAILED, Failure};
 use crate::failed::{act_on_each, error_text, failed_page, preview};
 use crate::moment::{moment, now_ms};
 use crate::record::Attempt;
@@ -24,8 +26,8 @@ pub struct Arguments {
 enum Command {
     /// Show what the broker knows of a job
     Show(ShowArguments),
-    /// Cancel jobs that have not begun
-    Cancel(CancelArguments),
+    /// Cancel jobs: those that wait end at once, those that run are asked to stop
+    Cancel(cancel::Arguments),
     /// Put failed jobs back into their queues, with all their retries
     Retry(RetryArguments),
 }
@@ -34,21 +36,6 @@ enum Command {
 pub struct ShowArguments {
     /// The job
     id: MessageId,
-    #[command(flatten)]
-    broker: BrokerArguments,
-    /// One JSON object, for programs
-    #[arg(long)]
-    json: bool,
-}
-
-#[derive(Args)]
-struct CancelArguments {
-    /// The jobs
-    #[arg(value_name = "ID", required = true)]
-    ids: Vec<MessageId>,
-    /// Why, for anybody who waits for the results: at most 200 bytes
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    reason: String,
     #[command(flatten)]
     broker: BrokerArguments,
     /// One JSON object, for programs
@@ -74,7 +61,7 @@ struct RetryArguments {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         Command::Show(arguments) => show_any(arguments),
-        Command::Cancel(arguments) => cancel(arguments),
+        Command::Cancel(arguments) => cancel::run(arguments),
         Command::Retry(arguments) => {
             let op = |target| Op::RetryFailed {
                 target,
@@ -312,66 +299,5 @@ fn status_name(status: ValueStatus) -> &'static str {
         ValueStatus::Replaced => "replaced",
         ValueStatus::Gathered => "gathered",
         ValueStatus::TimedOut => "timed out",
-    }
-}
-
-fn cancel(arguments: &CancelArguments) -> Result<(), Failure> {
-    let broker = arguments.broker.find()?;
-    let op = |id: &MessageId| Op::Cancel {
-        target: Target::Job(*id),
-        reason: arguments.reason.clone(),
-    };
-    let receipts = broker.commit_each(arguments.ids.iter().map(op).collect())?;
-    let (mut cancelled, mut refused) = (Vec::new(), Vec::new());
-    for (id, receipt) in arguments.ids.iter().zip(receipts) {
-        match cancelled_from(receipt) {
-            Ok(found) => cancelled.push((id, found)),
-            Err(failure) => refused.push((id, failure)),
-        }
-    }
-    if arguments.json {
-        let cancelled: Vec<Value> = cancelled
-            .iter()
-            .map(|(id, found)| json!({ "id": id.to_string(), "was": found.map(state_name) }))
-            .collect();
-        let refused: Vec<Value> = refused
-            .iter()
-            .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
-            .collect();
-        show_json(&json!({ "cancelled": cancelled, "refused": refused }))?;
-    } else if !cancelled.is_empty() {
-        show(&format!(
-            "cancelled {}\n",
-            count(cancelled.len() as u64, "job")
-        ))?;
-    }
-    let Some((_, first)) = refused.first() else {
-        return Ok(());
-    };
-    let why: Vec<String> = refused
-        .iter()
-        .map(|(id, failure)| format!("{id} was not cancelled: {}", failure.message))
-        .collect();
-    Err(Failure::new(first.code, why.join("\n")))
-}
-
-/// Returns the state from which a job was cancelled.
-fn cancelled_from(receipt: Receipt) -> Result<Option<MessageState>, Failure> {
-    match receipt {
-        Receipt::Refused {
-            why: Refusal::TooLate(MessageState::Running),
-            ..
-        } => Err(Failure::new(
-            NOT_OFFERED,
-            "it runs, and cancelling running jobs is not offered yet",
-        )),
-        Receipt::Refused {
-            why: Refusal::TooLate(MessageState::Failed),
-            ..
-        } => Err(Failure::new(
-            FAILED,
-            "it has failed already; `penstock failed rm` forgets it",
-        )),
-        receipt => Ok(applied(receipt)?.found),
     }
 }

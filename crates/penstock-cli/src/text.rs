@@ -33,7 +33,8 @@ pub fn state_name(state: MessageState) -> &'static str {
     match state {
         MessageState::Ready => "waiting",
         MessageState::Delayed => "delayed",
-        MessageState::Running | MessageState::Cancelling | MessageState::Parked => "running",
+        MessageState::Running | MessageState::Parked => "running",
+        MessageState::Cancelling => "cancelling",
         MessageState::Held => "held",
         MessageState::Failed => "failed",
         MessageState::Blocked => "blocked",

@@ -1,0 +1,245 @@
+//! Cancels jobs: some by their ids, or all of a task or a queue.
+
+use clap::{Args, ValueEnum};
+use penstock_message::{
+    Filter, Key, KeyState, MessageId, MessageState, Op, Receipt, Refusal, Running, StatusQuery,
+    Target,
+};
+use serde_json::{Value, json};
+
+use super::status_name;
+use crate::confirm::Confirm;
+use crate::exit::{FAILED, Failure, WRONG_CALL, applied};
+use crate::remote::{Broker, BrokerArguments};
+use crate::text::{count, printable, show, show_json, state_name};
+
+#[derive(Args)]
+pub struct Arguments {
+    /// Jobs, by their ids
+    #[arg(value_name = "ID")]
+    ids: Vec<MessageId>,
+    /// All jobs of this task that have not ended
+    #[arg(long, value_name = "NAME")]
+    task: Option<String>,
+    /// All jobs of this queue that have not ended
+    #[arg(long, value_name = "QUEUE")]
+    queue: Option<String>,
+    /// Why, for anybody who waits for the results: at most 200 bytes
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    /// What becomes of jobs that run: their workers are asked to stop them, or told to kill them at once, or they
+    /// are left alone
+    #[arg(long, value_name = "HOW", default_value = "ask")]
+    running: Treatment,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    #[command(flatten)]
+    confirm: Confirm,
+    /// One JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Treatment {
+    Ask,
+    Kill,
+    Leave,
+}
+
+impl From<Treatment> for Running {
+    fn from(treatment: Treatment) -> Self {
+        match treatment {
+            Treatment::Ask => Self::Ask,
+            Treatment::Kill => Self::Kill,
+            Treatment::Leave => Self::Leave,
+        }
+    }
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let filter = Filter {
+        queue: arguments.queue.clone(),
+        task: arguments.task.clone(),
+        ..Filter::default()
+    };
+    let is_filtered = filter != Filter::default();
+    match (arguments.ids.is_empty(), is_filtered) {
+        (false, false) => arguments.cancel_each(),
+        (true, true) => arguments.cancel_all(filter),
+        (true, false) => {
+            let text = "which jobs? Give their ids, --task or --queue";
+            Err(Failure::new(WRONG_CALL, text))
+        }
+        (false, true) => {
+            let text = "ids and a filter each say which jobs are meant: give one of them";
+            Err(Failure::new(WRONG_CALL, text))
+        }
+    }
+}
+
+impl Arguments {
+    fn op(&self, target: Target) -> Op {
+        Op::Cancel {
+            target,
+            reason: self.reason.clone(),
+            running: self.running.into(),
+        }
+    }
+
+    fn cancel_each(&self) -> Result<(), Failure> {
+        let broker = self.broker.find()?;
+        let ops = self.ids.iter().map(|id| self.op(Target::Job(*id)));
+        let receipts = broker.commit_each(ops.collect())?;
+        let (mut cancelled, mut asked, mut refused) = (Vec::new(), Vec::new(), Vec::new());
+        for (id, receipt) in self.ids.iter().zip(receipts) {
+            match cancelled_from(&broker, *id, receipt) {
+                Ok(Some(MessageState::Cancelling)) => asked.push(id),
+                Ok(found) => cancelled.push((id, found)),
+                Err(failure) => refused.push((id, failure)),
+            }
+        }
+        if self.json {
+            let cancelled: Vec<Value> = cancelled
+                .iter()
+                .map(|(id, found)| json!({ "id": id.to_string(), "was": found.map(state_name) }))
+                .collect();
+            let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
+            let refused: Vec<Value> = refused
+                .iter()
+                .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
+                .collect();
+            show_json(&json!({ "cancelled": cancelled, "asked": asked, "refused": refused }))?;
+        } else {
+            show(&in_words(cancelled.len() as u64, asked.len() as u64, 0))?;
+        }
+        let Some((_, first)) = refused.first() else {
+            return Ok(());
+        };
+        let why: Vec<String> = refused
+            .iter()
+            .map(|(id, failure)| format!("{id} was not cancelled: {}", failure.message))
+            .collect();
+        Err(Failure::new(first.code, why.join("\n")))
+    }
+
+    fn cancel_all(&self, filter: Filter) -> Result<(), Failure> {
+        let broker = self.broker.find()?;
+        self.confirm.ask(&self.question(&broker)?)?;
+        let status = broker.carry_out(self.op(Target::Filter(filter)))?;
+        if self.json {
+            return show_json(
+                &json!({ "cancelled": status.done, "asked": status.asked, "left": status.spared }),
+            );
+        }
+        match status.matched {
+            0 => show("no job matches\n"),
+            _ => show(&in_words(status.done, status.asked, status.spared)),
+        }
+    }
+
+    /// Says what is about to happen. How many jobs of a queue there are, the broker knows without looking at each.
+    fn question(&self, broker: &Broker) -> Result<String, Failure> {
+        let of_task = self
+            .task
+            .as_ref()
+            .map(|task| format!(" of task {}", printable(task)));
+        let of_queue = self
+            .queue
+            .as_ref()
+            .map(|queue| format!(" in queue {}", printable(queue)));
+        let which = of_task.unwrap_or_default() + &of_queue.unwrap_or_default();
+        let (mut waiting, mut running) = ("jobs that wait".to_owned(), "those that run".to_owned());
+        if let (Some(queue), None) = (&self.queue, &self.task) {
+            let page = broker.status_page(StatusQuery::of_queues(vec![queue.clone()]))?;
+            let found = page.status.queues.first();
+            let counted =
+                found.map_or((0, 0), |queue| (queue.ready + queue.delayed, queue.running));
+            waiting = count(counted.0, "waiting job");
+            running = count(counted.1, "running job");
+        }
+        Ok(match self.running {
+            Treatment::Ask => {
+                format!("This cancels {waiting}{which}, and asks {running} to stop. Go on?")
+            }
+            Treatment::Kill => {
+                format!("This cancels {waiting}{which}, and kills {running}. Go on?")
+            }
+            Treatment::Leave => format!("This cancels {waiting}{which}. Go on?"),
+        })
+    }
+}
+
+fn in_words(cancelled: u64, asked: u64, left: u64) -> String {
+    let mut lines = String::new();
+    if cancelled > 0 {
+        lines += &format!("cancelled {}\n", count(cancelled, "job"));
+    }
+    if asked > 0 {
+        let jobs = count(asked, "running job");
+        lines += &format!("asked {jobs} to stop; `penstock job show` says when one has\n");
+    }
+    if left > 0 {
+        lines += &format!("left {}\n", count(left, "running job"));
+    }
+    lines
+}
+
+/// Returns the state from which a job was cancelled, or that it is in now.
+fn cancelled_from(
+    broker: &Broker,
+    id: MessageId,
+    receipt: Receipt,
+) -> Result<Option<MessageState>, Failure> {
+    let Receipt::Refused { why, .. } = &receipt else {
+        return Ok(applied(receipt)?.found);
+    };
+    let why = match why {
+        Refusal::TooLate(MessageState::Failed) => {
+            "it has failed already; `penstock failed rm` forgets it".to_owned()
+        }
+        Refusal::TooLate(MessageState::Running) => {
+            "it runs, and goes on; without --running leave it is asked to stop".to_owned()
+        }
+        Refusal::TooLate(MessageState::Cancelling) => {
+            "it runs, and was asked to stop before".to_owned()
+        }
+        Refusal::NoSuchJob => match broker.peek(Key::Result(id))? {
+            KeyState::Present(end) => {
+                format!(
+                    "it has ended already: it {}",
+                    ended_as(status_name(end.status))
+                )
+            }
+            KeyState::Pending | KeyState::Gone => {
+                "the broker knows no such job: it never was, or it has ended and its result is not \
+                 kept. Nothing was changed"
+                    .to_owned()
+            }
+        },
+        _ => return Ok(applied(receipt)?.found),
+    };
+    Err(Failure::new(FAILED, why))
+}
+
+fn ended_as(status: &str) -> String {
+    match status {
+        "succeeded" | "failed" | "expired" | "crashed" | "timed out" => status.to_owned(),
+        other => format!("was {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_outcome_is_counted_in_words() {
+        assert_eq!(in_words(1, 0, 0), "cancelled 1 job\n");
+        assert_eq!(
+            in_words(2, 3, 1),
+            "cancelled 2 jobs\nasked 3 running jobs to stop; `penstock job show` says when one has\nleft 1 running job\n"
+        );
+        assert_eq!(in_words(0, 0, 0), "");
+    }
+}
