@@ -110,13 +110,15 @@ class Connection:
         end = await self._call(lambda port, token: self._client.message_info_async(job_id, timeout_s, port, token))
         return cast(dict[str, object] | None, end)
 
-    def cancel(self, job_id: bytes, reason: str, timeout_s: float) -> tuple[bool, str | None]:
-        """End a job that does not run; return whether it was ended, and the state that it was found in."""
-        return self._client.cancel(job_id, reason, timeout_s)
+    def cancel(self, job_id: bytes, reason: str, running: str, timeout_s: float) -> str | None:
+        """End a job that does not run, or ask one that does to stop; return the state that it was found in."""
+        return self._client.cancel(job_id, reason, running, timeout_s)
 
-    async def cancel_async(self, job_id: bytes, reason: str, timeout_s: float) -> tuple[bool, str | None]:
-        end = await self._call(lambda port, token: self._client.cancel_async(job_id, reason, timeout_s, port, token))
-        return cast(tuple[bool, str | None], end)
+    async def cancel_async(self, job_id: bytes, reason: str, running: str, timeout_s: float) -> str | None:
+        end = await self._call(
+            lambda port, token: self._client.cancel_async(job_id, reason, running, timeout_s, port, token)
+        )
+        return cast(str | None, end)
 
     def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         """Wait for the end of each job; a value that has gone is (-1, b"")."""

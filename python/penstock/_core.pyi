@@ -104,8 +104,8 @@ class Client:
         """
     def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         """As ``wait`` for each, in order of the ids; a value that has gone is (-1, b"")."""
-    def cancel(self, job_id: bytes, reason: str, timeout_s: float) -> tuple[bool, str | None]:
-        """End a job that does not run, and return (whether it was ended, the state that it was found in).
+    def cancel(self, job_id: bytes, reason: str, running: str, timeout_s: float) -> str | None:
+        """End a job that does not run, or ask one that does to stop, and return the state that it was found in.
 
         The state is as in ``message_info``, or None: the broker holds no such job, or no longer knows its state.
         """
@@ -165,7 +165,9 @@ class Client:
 
         A value that has gone is (-1, b""). ``only_ask``: it gets each at once, with None for one that has not ended.
         """
-    def cancel_async(self, job_id: bytes, reason: str, timeout_s: float, port: Port, token: int) -> None: ...
+    def cancel_async(
+        self, job_id: bytes, reason: str, running: str, timeout_s: float, port: Port, token: int
+    ) -> None: ...
     def message_info_async(self, job_id: bytes, timeout_s: float, port: Port, token: int) -> None: ...
     def peek_async(self, job_id: bytes, timeout_s: float, port: Port, token: int) -> None: ...
     def forget(self, port: Port, token: int) -> None:

@@ -233,12 +233,13 @@ def test_a_job_is_shown_wherever_it_is(shop: Project) -> None:
     assert "sent to ada" not in people and re.search(r"^result +\d+ B$", people, re.MULTILINE), people
 
 
-def test_jobs_that_have_not_begun_are_cancelled_and_others_are_not(shop: Project) -> None:
+def test_jobs_are_cancelled_or_it_is_said_why_not(shop: Project) -> None:
     tasks = shop.tasks()
     waiting, delayed = tasks.send.delay("a"), tasks.send.options(countdown=600).delay("b")
     cancelled = asked(shop, "job", "cancel", waiting.id, delayed.id, "--reason", "sent twice")
     assert cancelled == {
         "cancelled": [{"id": waiting.id, "was": "waiting"}, {"id": delayed.id, "was": "delayed"}],
+        "asked": [],
         "refused": [],
     }
     assert waiting.info().state is JobState.CANCELLED
@@ -252,7 +253,34 @@ def test_jobs_that_have_not_begun_are_cancelled_and_others_are_not(shop: Project
     (worker,) = asked(shop, "workers", "ls")
     ((shown, started_at_ms),) = [(job["id"], job["started_at_ms"]) for job in worker["running"]]
     assert shown == running.id and started_at_ms == asked(shop, "job", "show", running.id)["started_at_ms"]
-    refused = shop.penstock("job", "cancel", running.id)
-    assert refused.returncode == 75 and "is not offered yet" in refused.output, refused.output
+    refused = shop.penstock("job", "cancel", running.id, "--running", "leave")
+    assert refused.returncode == 1 and "it runs, and goes on" in refused.output, refused.output
     Path(shop.directory, "go").touch()
     assert running.result(timeout=30) is None
+    # Each that can't be cancelled says why, and nothing is left behind of an id that nobody has.
+    nobody = "01a3185c-52cb-78b4-9daf-bf7df8650000"
+    for job_id, why in (
+        (running.id, "it has ended already: it succeeded"),
+        (waiting.id, "it has ended already: it was cancelled"),
+        (nobody, "the broker knows no such job"),
+    ):
+        refused = shop.penstock("job", "cancel", job_id)
+        assert refused.returncode == 1 and f"{job_id} was not cancelled: {why}" in refused.output, refused.output
+    for arguments, why in (((), "which jobs?"), ((nobody, "--task", "tasks.send"), "give one of them")):
+        refused = shop.penstock("job", "cancel", *arguments)
+        assert refused.returncode == 2 and why in refused.output, refused.output
+
+
+def test_jobs_of_a_task_or_a_queue_are_cancelled_together(shop: Project) -> None:
+    tasks = shop.tasks()
+    sends = [tasks.send.delay("a") for _ in range(3)]
+    other = tasks.wait.delay()
+    refused = shop.penstock("job", "cancel", "--queue", "mail")
+    assert refused.returncode == 2, refused.output
+    assert "This cancels 3 waiting jobs in queue mail, and asks 0 running jobs to stop." in refused.output
+    done = shop.penstock("job", "cancel", "--task", "tasks.send", "--reason", "no stamps", "-y")
+    assert done.output == "cancelled 3 jobs\n"
+    assert [job.info().error for job in sends] == ["no stamps"] * 3
+    assert other.info().state is JobState.WAITING
+    assert asked(shop, "job", "cancel", "--queue", "default", "-y") == {"cancelled": 1, "asked": 0, "left": 0}
+    assert shop.penstock("job", "cancel", "--task", "tasks.send", "-y").output == "no job matches\n"

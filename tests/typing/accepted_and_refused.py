@@ -140,7 +140,8 @@ def look(job: Job[int], anything: Job[object]) -> None:
     assert_type(job.info(), JobInfo)
     assert_type(job.done(), bool)
     job.cancel(3)  # E: arg-type
-    job.cancel(running="kill")  # E: arg-type
+    assert_type(job.cancel(running="kill"), JobState)
+    job.cancel(running="stop")  # E: arg-type
     job.result("1")  # E: arg-type
     job.id = "x"  # E: misc
     look(job, job)

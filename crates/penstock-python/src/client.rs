@@ -6,8 +6,9 @@ use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
     Answer, Applied, Durability, FailedQuery, KeyState, MessageId, MessageInfo, Op, Query, Receipt,
-    Refusal, Run, Status, StatusQuery, Target, Tx,
+    Refusal, Run, Running, Status, StatusQuery, Target, Tx,
 };
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyList, PyTuple};
 
@@ -235,16 +236,17 @@ impl Client {
         all_ended(py, states)
     }
 
-    /// Ends a job that does not run, and returns (whether it was ended, the state that it was found in).
+    /// Ends a job that does not run, or asks one that does to stop; returns the state that the job was found in.
     fn cancel(
         &self,
         py: Python<'_>,
         job_id: &[u8],
         reason: String,
+        running: &str,
         timeout_s: f64,
-    ) -> PyResult<(bool, Option<&'static str>)> {
+    ) -> PyResult<Option<&'static str>> {
         let deadline = deadline(Some(timeout_s))?;
-        let tx = cancellation(job(job_id)?, reason);
+        let tx = cancellation(job(job_id)?, reason, running)?;
         let driver = self.driver()?;
         let outcome = wait_for_end(py, &*driver, |done| {
             driver.settle(vec![tx], deadline, done);
@@ -501,17 +503,19 @@ impl Client {
         Ok(())
     }
 
+    #[expect(clippy::too_many_arguments, reason = "Python's call has as many")]
     fn cancel_async(
         &self,
         py: Python<'_>,
         job_id: &[u8],
         reason: String,
+        running: &str,
         timeout_s: f64,
         port: &Port,
         token: u64,
     ) -> PyResult<()> {
         let deadline = deadline(Some(timeout_s))?;
-        let tx = cancellation(job(job_id)?, reason);
+        let tx = cancellation(job(job_id)?, reason, running)?;
         let driver = self.driver()?;
         let inbox = Arc::clone(&port.inbox);
         inbox.expect(token);
@@ -622,9 +626,19 @@ fn jobs(ids: &[Bound<'_, PyBytes>]) -> Result<Vec<MessageId>, Failure> {
     ids.iter().map(|id| job(id.as_bytes())).collect()
 }
 
-fn cancellation(job: MessageId, reason: String) -> Tx {
+fn cancellation(job: MessageId, reason: String, running: &str) -> PyResult<Tx> {
+    let running = match running {
+        "leave" => Running::Leave,
+        "ask" => Running::Ask,
+        "kill" => Running::Kill,
+        other => return Err(PyValueError::new_err(format!("no treatment {other:?}"))),
+    };
     let target = Target::Job(job);
-    Tx::from(vec![Op::Cancel { target, reason }])
+    Ok(Tx::from(vec![Op::Cancel {
+        target,
+        reason,
+        running,
+    }]))
 }
 
 /// Puts many jobs into one transaction, as durable as the most careful of them asks.
@@ -658,23 +672,21 @@ pub(crate) fn confirmed(outcome: Result<Vec<Receipt>, DriverError>) -> Result<()
     receipts.into_iter().try_for_each(Failure::of_receipt)
 }
 
-/// Returns whether a cancellation ended its job, and the state that it found; `None`: the broker holds no such job.
-fn found(
-    outcome: Result<Vec<Receipt>, DriverError>,
-) -> Result<(bool, Option<&'static str>), Failure> {
+/// Returns the state that a cancellation found its job in; `None`: the broker holds no such job, or no longer says.
+fn found(outcome: Result<Vec<Receipt>, DriverError>) -> Result<Option<&'static str>, Failure> {
     match outcome.map_err(Failure::of_change)?.pop() {
-        Some(Receipt::Applied(Applied { found, .. })) => Ok((true, found.map(state_name))),
+        Some(Receipt::Applied(Applied { found, .. })) => Ok(found.map(state_name)),
         // Sent again after a reconnect: the broker no longer says what it found.
-        Some(Receipt::Duplicate) => Ok((true, None)),
+        Some(Receipt::Duplicate) => Ok(None),
         Some(Receipt::Refused {
             why: Refusal::TooLate(state),
             ..
-        }) => Ok((false, Some(state_name(state)))),
+        }) => Ok(Some(state_name(state))),
         Some(Receipt::Refused {
             why: Refusal::NoSuchJob,
             ..
         })
-        | None => Ok((false, None)),
+        | None => Ok(None),
         Some(receipt) => Err(Failure::of_receipt(receipt)
             .err()
             .unwrap_or_else(|| Failure::refused("the broker gave an answer of no known kind"))),

@@ -40,7 +40,7 @@ pub(crate) enum End {
     JobOfMany(usize, KeyState),
     JobState(KeyState),
     /// Whether a cancellation ended its job, and the state that it found.
-    Found((bool, Option<&'static str>)),
+    Found(Option<&'static str>),
     Info(Option<MessageInfo>),
 }
 

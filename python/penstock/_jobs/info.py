@@ -16,6 +16,8 @@ class JobState(enum.StrEnum):
     DELAYED = "delayed"
     """Until its countdown, its eta or the next attempt after a failed one."""
     RUNNING = "running"
+    CANCELLING = "cancelling"
+    """Running, and asked to stop: it ends as cancelled, unless it succeeds before that."""
     HELD = "held"
     """Until other jobs, on which it depends, have ended."""
     BLOCKED = "blocked"

@@ -21,7 +21,6 @@ from penstock.errors import (
     JobCancelled,
     JobExpired,
     NoSuchJob,
-    NotOffered,
     PenstockError,
     ResultExpired,
     ResultTimeout,
@@ -47,8 +46,7 @@ _HELD_STATES = {
     # Whether or not its error was stored as its result.
     "failed": JobState.FAILED,
     "blocked": JobState.BLOCKED,
-    # Runs until it notices.
-    "cancelling": JobState.RUNNING,
+    "cancelling": JobState.CANCELLING,
     # Its run goes on once the jobs that it waits for have ended.
     "parked": JobState.RUNNING,
 }
@@ -186,32 +184,34 @@ class Job(Generic[R_co]):
         except PenstockError as error:
             raise self._named(error) from None
 
-    def cancel(self, reason: str = "", *, running: Literal["ask", "leave"] = "ask") -> JobState:
-        """End the job unless it runs or has ended, and return the state that it was found in.
+    def cancel(self, reason: str = "", *, running: Literal["ask", "kill", "leave"] = "ask") -> JobState:
+        """End the job, and return the state that it was found in; a job that has ended stays as it is.
 
-        Any client that waits for its result gets ``JobCancelled`` with the ``reason``, of at most 200 bytes. A job that
-        has ended stays as it is. One that runs is asked to stop, which is not built yet and raises ``NotOffered``;
-        ``running="leave"`` leaves it and returns ``RUNNING``.
-        Raises ``NoSuchJob`` when the broker knows nothing of this id, and ``BrokerUnavailable`` or ``CallTimeout``
-        after ``app.call_timeout``.
+        One that waits ends at once. One that runs is asked to stop, and the state is ``CANCELLING``: ``JobCancelled`` is
+        raised in it, and it ends when it lets that pass, or when its process is killed because it did not, after the
+        worker's ``--kill-grace``. It never starts again. If it succeeds before it stops, its result stays.
+        ``running="kill"`` kills the process at once, and ``running="leave"`` leaves a running job and returns ``RUNNING``.
+        Any client that waits for the result gets ``JobCancelled`` with the ``reason``, of at most 200 bytes.
+        Raises ``NoSuchJob`` when the broker knows nothing of this id, ``NotOffered`` when the broker can't stop running
+        jobs, and ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
         """
         _check_cancel(reason, running)
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
-            ended, found = connection.cancel(self._id, reason, limit_s)
+            found = connection.cancel(self._id, reason, running, limit_s)
         except PenstockError as error:
             raise self._named(error) from None
-        return self._found(ended, found, running) or self._state_of(self.info())
+        return self._state_of(self.info()) if found is None else _HELD_STATES[found]
 
-    async def acancel(self, reason: str = "", *, running: Literal["ask", "leave"] = "ask") -> JobState:
+    async def acancel(self, reason: str = "", *, running: Literal["ask", "kill", "leave"] = "ask") -> JobState:
         """Like ``cancel``, but awaitable."""
         _check_cancel(reason, running)
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
-            ended, found = await connection.cancel_async(self._id, reason, limit_s)
+            found = await connection.cancel_async(self._id, reason, running, limit_s)
         except PenstockError as error:
             raise self._named(error) from None
-        return self._found(ended, found, running) or self._state_of(await self.ainfo())
+        return self._state_of(await self.ainfo()) if found is None else _HELD_STATES[found]
 
     def __eq__(self, other: object) -> bool:
         return self._id == other._id if isinstance(other, Job) else NotImplemented
@@ -283,16 +283,6 @@ class Job(Generic[R_co]):
         if isinstance(error, ResultExpired) and self._accepted:
             return True
         raise self._named(error) from None
-
-    def _found(self, ended: bool, found: str | None, running: str) -> JobState | None:
-        """Return the state that a cancellation found; None when it has to be asked for."""
-        state = None if found is None else _HELD_STATES[found]
-        if not ended and state is JobState.RUNNING and running == "ask":
-            raise NotOffered(
-                f"job {self.id}: it runs, and running jobs can't be asked to stop yet; it goes on. Use"
-                ' cancel(running="leave") to cancel only what has not begun'
-            )
-        return state
 
     def _state_of(self, info: JobInfo) -> JobState:
         if info.state is JobState.UNKNOWN:
@@ -383,7 +373,7 @@ class Job(Generic[R_co]):
         # The attempts that have failed, for a job that waits; one more for a job that runs or has raised for the
         # last time.
         crashed = bool(errors) and errors[-1].type_name == _CRASHED
-        begun = state is JobState.RUNNING or (state is JobState.FAILED and not crashed)
+        begun = state in (JobState.RUNNING, JobState.CANCELLING) or (state is JobState.FAILED and not crashed)
         failed_at = _time(held["failed_at_ms"])
         return replace(
             known,
@@ -435,8 +425,8 @@ def _check_cancel(reason: str, running: str) -> None:
         raise TypeError(f"the reason of a cancellation must be a text, not {reason!r}")
     if len(reason.encode(errors="replace")) > _LONGEST_REASON:
         raise ValueError(f"the reason of a cancellation may take {_LONGEST_REASON} bytes, not {len(reason.encode())}")
-    if running not in ("ask", "leave"):
-        raise ValueError(f'running must be "ask" or "leave", not {running!r}')
+    if running not in ("ask", "kill", "leave"):
+        raise ValueError(f'running must be "ask", "kill" or "leave", not {running!r}')
 
 
 _LONGEST_REASON = 200
