@@ -4,7 +4,7 @@
 //!     succeeded    Ack, Put(result)
 //!     retry        Move(attempt + 1, note, due)
 //!     deferred     Move(note, due): nothing is counted
-//!     cancelled    Ack, Put(why)
+//!     cancelled    Release(returned): the broker, which has asked for it, ends the job
 //!     failed       Fail(error, note, why): the broker keeps the job, for people to look into
 //!     crashed      Release(crashed): the engine counts it, and fails the job when it was one too many
 //!     suspected    Release(suspected): the same, counted for itself; and the job runs alone next
@@ -85,8 +85,8 @@ pub enum Outcome {
         failure: Failure,
         cost_us: u64,
     },
-    /// The job was cancelled while it ran, and stopped for it. `reason`: why, for a person.
-    Cancelled { reason: String, cost_us: u64 },
+    /// The job was cancelled while it ran, and stopped for it.
+    Cancelled,
     /// The process that ran it died; the text says how, for a person.
     Crashed { reason: String },
     /// The process that ran it and others died, by the fault of nobody knows which.
@@ -101,17 +101,11 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
     match outcome {
         Outcome::Succeeded { value, cost_us } => {
             let ack = Op::Ack { lease, cost_us };
-            match put_result(delivery, ValueStatus::Succeeded, value) {
+            match put_result(delivery, value) {
                 Some(put) => vec![ack, put],
                 None => vec![ack],
             }
             .into()
-        }
-        Outcome::Cancelled { reason, cost_us } => {
-            let mut ops = vec![Op::Ack { lease, cost_us }];
-            let reason = Some(reason.into());
-            ops.extend(put_result(delivery, ValueStatus::Cancelled, reason));
-            ops.into()
         }
         Outcome::Retry {
             delay_ms,
@@ -146,7 +140,7 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
             reason: ReleaseReason::Suspected(reason),
         }]
         .into(),
-        Outcome::Returned => vec![Op::Release {
+        Outcome::Returned | Outcome::Cancelled => vec![Op::Release {
             lease,
             reason: ReleaseReason::Returned,
         }]
@@ -169,10 +163,10 @@ fn run_later(lease: Lease, next_attempt: bool, delay_ms: u64, note: Bytes, cost_
     .into()
 }
 
-fn put_result(delivery: &DeliveryHead, status: ValueStatus, body: Option<Bytes>) -> Option<Op> {
+fn put_result(delivery: &DeliveryHead, body: Option<Bytes>) -> Option<Op> {
     Some(Op::Put {
         key: Key::Result(delivery.lease.message),
-        value: Value::new(status, body?),
+        value: Value::new(ValueStatus::Succeeded, body?),
         ttl_ms: Some(delivery.result_ttl_ms?),
         group: delivery.task.clone(),
     })
@@ -427,16 +421,7 @@ mod tests {
             failed(),
             r#"fail with None and b"n": ValueError f1, 9 us"#,
         );
-        let cancelled = || Outcome::Cancelled {
-            reason: "not wanted".to_owned(),
-            cost_us: 9,
-        };
-        check(
-            true,
-            cancelled(),
-            r#"ack 9 us; put Cancelled b"not wanted" for 1000 ms in mail.send"#,
-        );
-        check(false, cancelled(), "ack 9 us");
+        check(true, Outcome::Cancelled, "release Returned");
         check(
             true,
             Outcome::Crashed {

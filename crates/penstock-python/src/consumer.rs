@@ -133,10 +133,7 @@ impl Consumer {
             Kind::Lost => Outcome::Crashed {
                 reason: String::from_utf8_lossy(&note).into_owned(),
             },
-            Kind::Cancelled => Outcome::Cancelled {
-                reason: String::from_utf8_lossy(&note).into_owned(),
-                cost_us,
-            },
+            Kind::Cancelled => Outcome::Cancelled,
             Kind::GivenBack => Outcome::Returned,
             Kind::Deferred => Outcome::Deferred {
                 delay_ms,

@@ -55,6 +55,8 @@ pub struct Ordered {
     end_by: Option<Instant>,
     /// It had not, so that its process is to end.
     pub is_condemned: bool,
+    /// It has no time to end: it is to be killed.
+    pub is_hastened: bool,
 }
 
 /// What is to be done about a running job.
@@ -78,7 +80,14 @@ impl Ordered {
             pause: FIRST_REPEAT,
             end_by: (order >= Order::Cancel).then_some(now + grace),
             is_condemned: false,
+            is_hastened: false,
         }
+    }
+
+    /// Leaves it no more time.
+    pub fn hasten(&mut self, now: Instant) {
+        self.end_by = Some(now);
+        self.is_hastened = true;
     }
 
     /// The same job is ordered more.
@@ -86,6 +95,7 @@ impl Ordered {
         let end_by = self.end_by;
         *self = Self {
             is_condemned: self.is_condemned,
+            is_hastened: self.is_hastened,
             ..Self::new(self.index, order, now, grace)
         };
         // A job that was cancelled has no longer, because its limit is over too.
@@ -264,6 +274,15 @@ mod tests {
         };
         let now = start + GRACE;
         let (step, _) = step(limits, GRACE, Some(&mut ordered), true, now);
+        assert_eq!((step, ordered.is_condemned), (Step::Condemn, true));
+    }
+
+    #[test]
+    fn a_job_that_is_to_be_killed_has_no_time() {
+        let now = Instant::now();
+        let mut ordered = Ordered::new(0, Order::Cancel, now, GRACE);
+        ordered.hasten(now);
+        let (step, _) = step(Limits::default(), ms(7), Some(&mut ordered), true, now);
         assert_eq!((step, ordered.is_condemned), (Step::Condemn, true));
     }
 

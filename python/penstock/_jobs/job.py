@@ -187,10 +187,10 @@ class Job(Generic[R_co]):
     def cancel(self, reason: str = "", *, running: Literal["ask", "kill", "leave"] = "ask") -> JobState:
         """End the job, and return the state that it was found in; a job that has ended stays as it is.
 
-        One that waits ends at once. One that runs is asked to stop, and the state is ``CANCELLING``: ``JobCancelled`` is
-        raised in it, and it ends when it lets that pass, or when its process is killed because it did not, after the
+        One that waits ends at once. One that runs is asked to stop, and the state is ``CANCELLING``. ``JobInterrupt``
+        is raised in it, and it ends when it lets that pass, or when its process is killed because it did not, after the
         worker's ``--kill-grace``. It never starts again. If it succeeds before it stops, its result stays.
-        ``running="kill"`` kills the process at once, and ``running="leave"`` leaves a running job and returns ``RUNNING``.
+        ``running="kill"`` kills the process at once. ``running="leave"`` leaves a running job, and returns ``RUNNING``.
         Any client that waits for the result gets ``JobCancelled`` with the ``reason``, of at most 200 bytes.
         Raises ``NoSuchJob`` when the broker knows nothing of this id, ``NotOffered`` when the broker can't stop running
         jobs, and ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.

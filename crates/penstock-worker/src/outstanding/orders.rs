@@ -80,6 +80,25 @@ impl Outstanding {
         Given::Now(running)
     }
 
+    /// Leaves a job that was ordered to stop no more time.
+    pub fn hasten(&mut self, place: usize, index: usize, now: Instant) {
+        let ordered = self.packets[place]
+            .as_mut()
+            .and_then(|it| it.ordered.as_mut());
+        if let Some(ordered) = ordered.filter(|it| it.index == index) {
+            ordered.hasten(now);
+            self.alarms.by(place, now);
+        }
+    }
+
+    /// Whether the order at this place left no time.
+    pub fn is_hastened(&self, place: usize) -> bool {
+        let packet = self.packets[place].as_ref();
+        packet
+            .and_then(|it| it.ordered.as_ref())
+            .is_some_and(|it| it.is_hastened)
+    }
+
     /// When a limit of a job that runs can be over, or what it was ordered is to be seen after, at the earliest.
     pub fn next_alarm(&self) -> Option<Instant> {
         self.alarms.next()

@@ -209,7 +209,7 @@ impl Supervisor {
             self.forget(&lost.into_iter().collect());
         }
         if !cancels.is_empty() {
-            self.cancel(cancels);
+            self.cancel(cancels, now);
         }
         if let Some(in_reach) = in_reach {
             self.in_reach = in_reach;

@@ -6,15 +6,18 @@
 //! ```
 
 use std::collections::{HashMap, HashSet};
+use std::time::Instant;
 
 use penstock_message::{CancelOrder, Lease};
 
 use super::Supervisor;
+use super::orders::Told;
+use crate::order::Order;
 use crate::policy::PacketEnd;
 
 impl Supervisor {
     /// Stops these jobs. An order may come again, after each reconnect.
-    pub(super) fn cancel(&mut self, orders: Vec<CancelOrder>) {
+    pub(super) fn cancel(&mut self, orders: Vec<CancelOrder>, now: Instant) {
         let orders: HashMap<Lease, CancelOrder> = orders
             .into_iter()
             .map(|order| (order.lease, order))
@@ -27,6 +30,12 @@ impl Supervisor {
         for pool in &mut self.pools {
             let waiting = pool.policy.retain(|job| !leases.contains(&job.lease));
             self.settlements.give_back(waiting);
+        }
+        for (lease, order) in orders {
+            let told = self.order(&lease, Order::Cancel, now);
+            if told == Told::Running && order.kill {
+                self.hasten(&lease, now);
+            }
         }
     }
 }

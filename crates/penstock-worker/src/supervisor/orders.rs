@@ -64,7 +64,6 @@ pub(super) struct Evicted {
 impl Supervisor {
     /// Orders the job that has this lease to stop, or to wind up. To be repeated at will. What has ended, or ends just now,
     /// ends as it does; the job that follows it is never hit.
-    #[expect(dead_code, reason = "for the cancelling of running jobs")]
     pub(super) fn order(&mut self, lease: &Lease, order: Order, now: Instant) -> Told {
         if let Some((place, index)) = self.outstanding.find(lease) {
             let grace = self.config.kill_grace;
@@ -81,6 +80,13 @@ impl Supervisor {
         match self.pools.iter().any(|pool| pool.policy.any(is_it)) {
             true => Told::Waiting,
             false => Told::NotHere,
+        }
+    }
+
+    /// Leaves a job that was ordered to stop no more time.
+    pub(super) fn hasten(&mut self, lease: &Lease, now: Instant) {
+        if let Some((place, index)) = self.outstanding.find(lease) {
+            self.outstanding.hasten(place, index, now);
         }
     }
 
@@ -170,6 +176,9 @@ impl Supervisor {
     fn why(&self, delivery: &Delivery, place: usize) -> String {
         let grace = self.config.kill_grace.as_secs_f32();
         match self.outstanding.condemned(place) {
+            Some((_, Order::Cancel)) if self.outstanding.is_hastened(place) => {
+                "it was cancelled, and is not to be waited for".to_owned()
+            }
             Some((_, Order::Cancel)) => {
                 format!("it was cancelled, and did not end within {grace} s")
             }
@@ -245,9 +254,7 @@ impl Supervisor {
         } = condemned;
         for mut delivery in jobs {
             if order == Order::Cancel {
-                let (reason, cost_us) = (why.clone(), 0);
-                self.settlements
-                    .add(delivery, Outcome::Cancelled { reason, cost_us });
+                self.settlements.add(delivery, Outcome::Cancelled);
                 continue;
             }
             let extras = delivery.message.extras.get_or_insert_with(Box::default);
