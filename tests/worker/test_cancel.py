@@ -1,0 +1,314 @@
+"""Jobs that run and are cancelled, in slots of every kind: they stop, end once, and never start again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from project import Process, Project, eventually, within
+
+from penstock import JobCancelled, JobState
+
+# `@KIND`, `@DEF` and `@SLEEP` stand for what a kind writes.
+SOURCE = """
+    import asyncio, os, subprocess, time
+    from pathlib import Path
+    from penstock import App
+
+    app = App("cancels", defaults={"slot": "@KIND"})
+    here = Path(__file__).parent
+    notes = os.open(here / "notes.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def note(*words) -> None:
+        os.write(notes, (" ".join(map(str, words)) + "\\n").encode())
+
+    @app.task
+    @DEF works() -> None:
+        note("works", os.getpid())
+        while True:
+            @SLEEP(0.005)
+
+    @app.task(retries=5, backoff=0)
+    @DEF fails_when_it_is_stopped() -> None:
+        note("fails")
+        try:
+            while True:
+                @SLEEP(0.005)
+        except BaseException as error:
+            raise ValueError("while it cleaned up") from error
+
+    @app.task
+    @DEF returns_all_the_same() -> str:
+        note("returns")
+        try:
+            while True:
+                @SLEEP(0.005)
+        except BaseException:
+            return "done"
+
+    @app.task
+    @DEF ignores() -> None:
+        note("ignores", os.getpid())
+        while True:
+            try:
+                while True:
+                    time.sleep(0.005)
+            except BaseException:
+                pass
+
+    @app.task
+    @DEF waits_for_another() -> None:
+        note("waits")
+        never.delay().result()
+
+    @app.task(queue="nobody")
+    def never() -> None:
+        pass
+
+    @app.task
+    @DEF starts_a_program() -> None:
+        program = subprocess.Popen(["sleep", "600"])
+        note("program", program.pid)
+        while True:
+            @SLEEP(0.005)
+
+    @app.task
+    @DEF add(a: int, b: int) -> int:
+        return a + b
+
+    @app.task
+    @DEF short(number: int) -> int:
+        note("short", number)
+        @SLEEP(0.002)
+        return number
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    name: str
+    options: tuple[str, ...]
+    define: str = "def"
+    sleep: str = "time.sleep"
+
+    def source(self) -> str:
+        source = SOURCE
+        for mark, text in {"@KIND": self.name, "@DEF": self.define, "@SLEEP": self.sleep}.items():
+            source = source.replace(mark, text)
+        return source
+
+
+PROCESS = Kind("process", ("-c", "2"))
+THREAD = Kind("thread", ("-c", "1", "--threads", "4"))
+ASYNC = Kind("async", ("-c", "1", "--async", "4"), "async def", "await asyncio.sleep")
+ISOLATED = Kind("isolated", ("-c", "1", "--isolated", "2"))
+KINDS = [PROCESS, THREAD, ASYNC, ISOLATED]
+
+
+def named(kinds: list[Kind]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name)
+
+
+class Shop:
+    def __init__(self, project: Project) -> None:
+        self.project = project
+        self.tasks: Any = None
+
+    def start(self, kind: Kind, *options: str) -> Process:
+        self.project.write("cancels.py", kind.source())
+        self.tasks = self.project.tasks("cancels.py")
+        return self.project.worker("cancels:app", *kind.options, *options)
+
+    def notes(self, word: str) -> list[str]:
+        file = self.project.directory / "notes.txt"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [line.removeprefix(word).strip() for line in lines if line.split(" ")[0] == word]
+
+    def begun(self, task: Any, word: str) -> Any:
+        job = task.delay()
+        eventually(lambda: self.notes(word))
+        return job
+
+    def serves_on(self) -> None:
+        assert [job.result(timeout=60) for job in self.tasks.add.starmap([(n, n) for n in range(20)])] == [
+            2 * n for n in range(20)
+        ]
+
+
+@pytest.fixture
+def shop(project: Project) -> Shop:
+    return Shop(project)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@named(KINDS)
+def test_a_running_job_stops_and_ends_as_cancelled(shop: Shop, kind: Kind) -> None:
+    shop.start(kind)
+    job = shop.begun(shop.tasks.works, "works")
+    with within(10, "to stop it"):
+        assert job.cancel("no longer wanted") is JobState.CANCELLING
+        with pytest.raises(JobCancelled, match=f"^job {job.id}: no longer wanted$"):
+            job.result(timeout=60)
+    info = job.info()
+    assert (info.state, info.error, info.task) == (JobState.CANCELLED, "no longer wanted", "cancels.works")
+    # Once more changes nothing.
+    assert job.cancel("another reason") is JobState.CANCELLED
+    shop.serves_on()
+    assert len(shop.notes("works")) == 1
+
+
+@named(KINDS)
+def test_no_retry_starts_a_cancelled_job_again_and_a_success_is_kept(shop: Shop, kind: Kind) -> None:
+    shop.start(kind)
+    fails = shop.begun(shop.tasks.fails_when_it_is_stopped, "fails")
+    returns = shop.begun(shop.tasks.returns_all_the_same, "returns")
+    fails.cancel("enough")
+    returns.cancel("enough")
+    with pytest.raises(JobCancelled, match="enough"):
+        fails.result(timeout=60)
+    assert returns.result(timeout=60) == "done"
+    assert (fails.info().state, returns.info().state) == (JobState.CANCELLED, JobState.SUCCEEDED)
+    shop.serves_on()
+    assert (len(shop.notes("fails")), len(shop.notes("returns"))) == (1, 1)
+
+
+@named(KINDS)
+@pytest.mark.parametrize("running", ["ask", "kill"])
+def test_a_job_that_does_not_stop_is_killed(shop: Shop, kind: Kind, running: Any) -> None:
+    # One that is to be killed has no grace.
+    shop.start(kind, "--kill-grace", {"ask": "0.5", "kill": "600"}[running], "--grace", "2")
+    job = shop.begun(shop.tasks.ignores, "ignores")
+    (pid,) = map(int, shop.notes("ignores"))
+    with within(15, "to kill it"):
+        assert job.cancel("enough", running=running) is JobState.CANCELLING
+        with pytest.raises(JobCancelled, match="enough"):
+            job.result(timeout=60)
+    eventually(lambda: is_gone(pid))
+    shop.serves_on()
+    assert len(shop.notes("ignores")) == 1 and job.info().crashes == 0
+
+
+@named(KINDS)
+def test_a_job_that_was_asked_may_still_be_killed(shop: Shop, kind: Kind) -> None:
+    shop.start(kind, "--kill-grace", "600", "--grace", "2")
+    job = shop.begun(shop.tasks.ignores, "ignores")
+    assert job.cancel("first") is JobState.CANCELLING
+    assert job.info().state is JobState.CANCELLING
+    assert job.cancel("second", running="leave") is JobState.CANCELLING
+    assert job.cancel("third", running="kill") is JobState.CANCELLING
+    with pytest.raises(JobCancelled, match="first"):
+        job.result(timeout=60)
+
+
+@named([PROCESS, ISOLATED])
+def test_the_programs_of_a_killed_job_die_with_it(shop: Shop, kind: Kind) -> None:
+    shop.start(kind)
+    job = shop.begun(shop.tasks.starts_a_program, "program")
+    (program,) = map(int, shop.notes("program"))
+    assert not is_gone(program)
+    job.cancel(running="kill")
+    with pytest.raises(JobCancelled):
+        job.result(timeout=60)
+    eventually(lambda: is_gone(program))
+
+
+@named([PROCESS, THREAD, ISOLATED])
+def test_a_job_that_waits_for_another_is_woken(shop: Shop, kind: Kind) -> None:
+    shop.start(kind, "-Q", "default")
+    job = shop.begun(shop.tasks.waits_for_another, "waits")
+    with within(10, "to wake it"):
+        job.cancel("enough")
+        with pytest.raises(JobCancelled, match="enough"):
+            job.result(timeout=60)
+
+
+@named([PROCESS, ASYNC])
+def test_an_order_survives_the_death_of_the_broker(shop: Shop, kind: Kind) -> None:
+    worker = shop.start(kind)
+    job = shop.begun(shop.tasks.works, "works")
+    # It hears nothing until the broker that was asked is dead.
+    worker.signal(signal.SIGSTOP)
+    assert job.cancel("enough") is JobState.CANCELLING
+    shop.project.kill_broker()
+    worker.signal(signal.SIGCONT)
+    with pytest.raises(JobCancelled, match="enough"):
+        job.result(timeout=60)
+    shop.serves_on()
+    assert len(shop.notes("works")) == 1
+
+
+def test_the_job_of_a_worker_that_dies_has_ended(shop: Shop) -> None:
+    worker = shop.start(PROCESS)
+    job = shop.begun(shop.tasks.works, "works")
+    worker.signal(signal.SIGSTOP)
+    assert job.cancel("enough") is JobState.CANCELLING
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    shop.project.worker("cancels:app", "-c", "1")
+    # Once its lease is lost.
+    with pytest.raises(JobCancelled, match="enough"):
+        job.result(timeout=120)
+    shop.serves_on()
+    assert len(shop.notes("works")) == 1
+
+
+def test_a_worker_that_stops_hears_of_cancelled_jobs(shop: Shop) -> None:
+    worker = shop.start(PROCESS, "--grace", "600")
+    job = shop.begun(shop.tasks.works, "works")
+    worker.signal(signal.SIGTERM)
+    worker.wait_for_output("stopping")
+    job.cancel("enough")
+    with pytest.raises(JobCancelled, match="enough"):
+        job.result(timeout=60)
+    assert worker.wait() == 0
+
+
+def test_many_races_of_cancels_and_settlements_have_one_end_each(shop: Shop) -> None:
+    """A success that was settled first is kept, and a cancelled job has no other result."""
+    count = 2_000
+    shop.start(THREAD)
+    shop.serves_on()
+    jobs = shop.tasks.short.map(range(count))
+    answers: dict[int, JobState] = {}
+
+    def cancel(numbers: range) -> None:
+        for number in numbers:
+            answers[number] = jobs[number].cancel()
+
+    # From both ends: some have ended, some run, and some wait.
+    ranges = [range(count // 4), range(count // 4, count // 2), range(count - 1, count // 2 - 1, -1)]
+    threads = [threading.Thread(target=cancel, args=(numbers,)) for numbers in ranges]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ends: Counter[tuple[JobState, JobState]] = Counter()
+    for number, job in enumerate(jobs):
+        try:
+            assert job.result(timeout=60) == number
+            end = JobState.SUCCEEDED
+        except JobCancelled:
+            end = JobState.CANCELLED
+        ends[answers[number], end] += 1
+        assert job.info().state is end
+    # Nobody is told of one end and then sees another.
+    for told, end in ends:
+        assert told not in (JobState.SUCCEEDED, JobState.CANCELLED) or told is end
+        assert told is not JobState.WAITING or end is JobState.CANCELLED
+    runs = Counter(map(int, shop.notes("short")))
+    assert set(runs.values()) <= {1}
+    for number, job in enumerate(jobs):
+        if job.info().state is JobState.SUCCEEDED:
+            assert runs[number] == 1
+    assert sum(ends.values()) == count and len({end for _, end in ends}) == 2, ends
