@@ -13,7 +13,6 @@ use penstock_jobs::{Blame, Outcome, blame, guilty_of_memory, lost};
 use penstock_message::Delivery;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
-use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::broker::Contact;
 use super::memory::{ChildMemory, Death};
@@ -220,11 +219,6 @@ impl Supervisor {
             return;
         };
         self.ignore(&zygote);
-        // Some have groups of their own, which that of the zygote does not reach. It has not waited for these.
-        let pids = (0..self.children.len() as u32).filter_map(|number| self.pid_of(number));
-        for pid in pids.filter_map(Pid::from_raw) {
-            let _ = kill_process_group(pid, Signal::KILL);
-        }
         let how = zygote.end();
         // Its children die with it. What they have started comes here, with nobody else left to end it.
         self.orphans.kill();
