@@ -24,7 +24,8 @@ python := .venv/bin/python
 # bugs of crates/penstock-faults, which do nothing outside of a simulation. A release with them does not compile. What
 # runs for hours is worth a profile of its own: PROFILE=simulate.
 together := --features penstock-sim/faults
-simulator = cargo build --quiet $(together) --bin penstock-sim $(if $(PROFILE),--profile $(PROFILE)) && \
+# Cargo would look for the jobserver that MAKEFLAGS names, which recipes without a `+` can't reach.
+simulator = env -u MAKEFLAGS cargo build --quiet $(together) --bin penstock-sim $(if $(PROFILE),--profile $(PROFILE)) && \
 	nice $(CARGO_TARGET_DIR)/$(or $(PROFILE),debug)/penstock-sim
 # A stamp over everything that is compiled: while it is newer, `make demo` starts at once.
 compiled := $(shell find crates Cargo.toml Cargo.lock pyproject.toml tools/build_backend.py -type f -not -name '*.md')
@@ -120,7 +121,7 @@ format: .venv/.ready ## format all code
 # What passed is kept in .ran/, for docs/guarantees.md to be held against.
 rust-test:
 	@mkdir -p .ran
-	@cargo test $(together) 2>&1 | tee .ran/rust.txt | grep -v -e '^test .* ok$$' -e '^$$'
+	@env -u MAKEFLAGS cargo test $(together) 2>&1 | tee .ran/rust.txt | grep -v -e '^test .* ok$$' -e '^$$'
 
 # The generator takes longer to compile than all of the product takes to check, so it is asked only when something
 # differs from what it was last seen to agree with.

