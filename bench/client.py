@@ -143,7 +143,7 @@ def latency(measurement: Measurement, slots: int, count: int) -> dict[str, float
 
 
 def isolated(measurement: Measurement, slots: int, count: int, trips: int) -> dict[str, float]:
-    """One job at a time, with a pause in which the next process can be forked; then many: from the call to the last
+    """Time jobs one by one, with a pause in which the next process can be forked; then many, from the call to the last
     result.
     """
     with measurement.worker(slots):

@@ -221,7 +221,7 @@ struct Extra {
     asked: Option<Asked>,
 }
 
-/// Whoever runs the message was asked to stop.
+/// Request to stop a message, made to the worker that runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) reason: Name,

@@ -37,7 +37,7 @@ struct StopArguments {
     path: Option<PathBuf>,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }

@@ -91,7 +91,7 @@ struct RetryArguments {
     broker: BrokerArguments,
     #[command(flatten)]
     confirm: Confirm,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }
@@ -104,7 +104,7 @@ struct RemoveArguments {
     broker: BrokerArguments,
     #[command(flatten)]
     confirm: Confirm,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }

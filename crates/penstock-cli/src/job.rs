@@ -38,7 +38,7 @@ pub struct ShowArguments {
     id: MessageId,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }
@@ -53,7 +53,7 @@ struct RetryArguments {
     to: Option<String>,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }

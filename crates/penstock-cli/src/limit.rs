@@ -47,7 +47,7 @@ struct SetArguments {
     overflow: Policy,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }
@@ -58,7 +58,7 @@ struct RemoveArguments {
     address: Address,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }

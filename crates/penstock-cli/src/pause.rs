@@ -15,7 +15,7 @@ pub struct Arguments {
     address: Address,
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }

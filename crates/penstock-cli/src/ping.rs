@@ -12,7 +12,7 @@ use crate::text::{printable, show, show_json};
 pub struct Arguments {
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }

@@ -20,7 +20,7 @@ pub struct Arguments {
     broker: BrokerArguments,
     #[command(flatten)]
     confirm: Confirm,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }

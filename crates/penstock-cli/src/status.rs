@@ -18,7 +18,7 @@ const SHOWN_RUNNING: usize = 10;
 pub struct Arguments {
     #[command(flatten)]
     broker: BrokerArguments,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }

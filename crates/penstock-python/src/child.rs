@@ -369,8 +369,8 @@ impl SlotLink {
         })
     }
 
-    /// What the supervisor wants of the running job and may have now: 1, that it winds up; 2, that it ends, as it was
-    /// cancelled; 3, that it ends, as its time is over. 0: nothing.
+    /// Returns the order to the running job that may be carried out now: 1, to wind up; 2, to end, as it was cancelled; 3,
+    /// to end, as its time is over; 0, none.
     fn order(&self) -> u8 {
         self.window.order().map_or(0, |order| order as u8)
     }

@@ -74,7 +74,7 @@ pub enum MemoryLimit {
     #[default]
     Usual,
     Bytes(u64),
-    /// Of what the machine has, or the container may have.
+    /// Share of the memory of the machine, or of the container.
     Percent(u8),
     None,
 }

@@ -83,7 +83,7 @@ fn is_half_there(start: usize) -> bool {
 
 #[cfg(target_os = "linux")]
 fn collapse(start: usize) -> bool {
-    /// Of the kernel's `mman-common.h`, since Linux 6.1; not every C library knows it.
+    /// From the kernel's `mman-common.h`, since Linux 6.1; not every C library knows it.
     const MADV_COLLAPSE: i32 = 25;
     // SAFETY: what the memory holds stays as it is, whoever uses it.
     unsafe { libc::madvise(start as *mut _, HUGE_PAGE_BYTES, MADV_COLLAPSE) == 0 }

@@ -44,7 +44,7 @@ impl Limits {
     }
 }
 
-/// What was ordered of a running job.
+/// Order to a running job.
 #[derive(Clone, Copy, Debug)]
 pub struct Ordered {
     pub index: usize,
@@ -53,13 +53,13 @@ pub struct Ordered {
     pause: Duration,
     /// By then the job must have ended.
     end_by: Option<Instant>,
-    /// It had not, so that its process is to end.
+    /// Whether it had not, so its process is to end.
     pub is_condemned: bool,
-    /// It has no time to end: it is to be killed.
+    /// Whether it is to be killed at once.
     pub is_hastened: bool,
 }
 
-/// What is to be done about a running job.
+/// Next step with a running job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Nothing,
@@ -67,7 +67,7 @@ pub enum Step {
     Give(Order),
     /// Its child is to be reminded of the order.
     Remind,
-    /// It has not ended in time.
+    /// The job has not ended in time.
     Condemn,
 }
 

@@ -108,7 +108,7 @@ pub struct Slot {
 
 /// The job that a slot runs, as orders find it. Unlike the slot, it may be asked by any thread, and in a signal handler.
 ///
-/// Whoever carries out an order must hold the interpreter's lock from the question to the deed, as the slot's thread does
+/// The thread that carries out an order must hold the interpreter's lock from the question to the deed, as the slot's thread does
 /// when its job ends.
 pub struct Window {
     link: Arc<Link>,

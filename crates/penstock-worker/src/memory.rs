@@ -24,8 +24,8 @@ impl Figures {
         Self::read("/proc/self/status")
     }
 
-    /// It takes some 20 µs, where a sum that tells what processes share (`smaps_rollup`) takes 2.6 ms for a heap of 200 MB, during which
-    /// the process can't get memory.
+    /// Takes some 20 µs. A sum that tells what processes share (`smaps_rollup`) takes 2.6 ms for a heap of 200 MB, and the
+    /// process can't get memory meanwhile.
     fn read(file: &str) -> Option<Self> {
         let text = fs::read_to_string(file).ok()?;
         let named = |name| kilobytes(&text, name);
@@ -135,7 +135,7 @@ pub struct Room {
     pub is_container: bool,
 }
 
-/// What there is here, and what the kernel kills for a lack of it.
+/// Memory of this machine or container, and the kernel's kills for a lack of it.
 #[derive(Debug)]
 pub struct Host {
     group: Option<Group>,

@@ -14,11 +14,11 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Order {
-    /// Its soft limit is over: it may wind up.
+    /// The soft limit is over: the job may wind up.
     Soft = 1,
-    /// It was cancelled.
+    /// The job was cancelled.
     Cancel = 2,
-    /// Its time is over.
+    /// The time is over.
     Hard = 3,
 }
 
@@ -47,7 +47,7 @@ impl JobAt {
         u64::from(self.sequence) << 32 | (self.index as u64 & 0x3ff) << 22 | what
     }
 
-    /// What a word orders of this job, if it is about this one.
+    /// Returns the order in a word, if it is about this job.
     pub fn order_in(self, word: u64) -> Option<Order> {
         let is_about_it = word & !3 == self.word(None);
         Order::from_bits(word).filter(|_| is_about_it)

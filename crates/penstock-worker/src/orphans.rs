@@ -15,7 +15,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, getpid, pidfd_open, pidfd_send_signal, waitpid,
 };
 
-/// What the kernel can't end within this time, such as a process that waits for a dead disk, is left to it.
+/// Time for the kernel to end a process. One that waits for a dead disk is left to it after that.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
 /// The tree of this process, of which all but what was there before belongs to its jobs.
@@ -93,7 +93,7 @@ fn become_subreaper() {
     }
 }
 
-/// Those below `root` in its session that live, without strangers and what is below them.
+/// Returns the living processes below `root` in its session, without strangers and the processes below them.
 fn of_tree(all: &HashMap<i32, Entry>, root: i32, strangers: &HashSet<i32>) -> Vec<(i32, Entry)> {
     let Some(session) = all.get(&root).map(|entry| entry.session) else {
         return Vec::new();

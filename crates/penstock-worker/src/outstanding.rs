@@ -47,7 +47,7 @@ struct Packet {
     limit: Option<Duration>,
     /// When it was sent, by the clock of [`steady_ns`]; 0 without limits.
     sent_ns: u64,
-    /// Of the job that runs, or of one before it.
+    /// Order to the job that runs, or to one before it.
     ordered: Option<Ordered>,
 }
 

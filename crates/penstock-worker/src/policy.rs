@@ -654,7 +654,7 @@ mod tests {
         assert_eq!(policy.withdraw(), Credit::Withdraw);
     }
 
-    /// One that may be long is never bound to a slot that such a one has.
+    /// A job that may be long is never bound to a slot that runs such a job.
     #[test]
     fn nothing_is_under_way_to_slots_with_long_jobs() {
         let mut policy = policy(4);

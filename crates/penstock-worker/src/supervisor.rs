@@ -71,7 +71,7 @@ const KILL_WITHIN: Duration = Duration::from_secs(1);
 /// A child of this process that has ended is waited for after this. Not at once: what another part of this program has
 /// started, as a local broker, that part waits for in a thread.
 const REAP_AFTER: Duration = Duration::from_secs(1);
-/// What jobs have started and left behind gets this long to end by itself, with the worker.
+/// Time that processes left behind by jobs get to end by themselves, with the worker.
 const ORPHANS_WITHIN: Duration = Duration::from_secs(1);
 
 /// How a worker ended; `lib.rs` says which exit code each becomes.

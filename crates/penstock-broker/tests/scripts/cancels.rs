@@ -32,7 +32,7 @@ fn a_running_job_is_asked_to_stop_once_that_is_on_disk() {
     );
 }
 
-/// What the worker of the job `m` does after it was asked to stop it, and what a watcher of the result sees.
+/// Actions of a worker that was asked to stop the job `m`, and the result that a watcher then sees.
 const OUTCOMES: [(&str, &str); 8] = [
     ("w ack m; put m yes", "Succeeded yes"),
     ("w return m", "Cancelled why"),

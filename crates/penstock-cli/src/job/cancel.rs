@@ -27,15 +27,14 @@ pub struct Arguments {
     /// Why, for anybody who waits for the results: at most 200 bytes
     #[arg(long, value_name = "TEXT", default_value = "")]
     reason: String,
-    /// What becomes of jobs that run: their workers are asked to stop them, or told to kill them at once, or they
-    /// are left alone
+    /// Treatment of running jobs: ask their workers to stop them, have them killed at once, or leave them alone
     #[arg(long, value_name = "HOW", default_value = "ask")]
     running: Treatment,
     #[command(flatten)]
     broker: BrokerArguments,
     #[command(flatten)]
     confirm: Confirm,
-    /// One JSON object, for programs
+    /// Print one JSON object, for programs
     #[arg(long)]
     json: bool,
 }

@@ -18,7 +18,7 @@ pub struct Running {
     pub job: JobAt,
 }
 
-/// What became of an order.
+/// Result of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Given {
     /// The child is to be signalled.
@@ -109,7 +109,7 @@ impl Outstanding {
         self.alarms.pop(now)
     }
 
-    /// What is to be done now about the job that runs at a place.
+    /// Decides what to do now about the job that runs at a place.
     pub fn look_at_limits(&mut self, place: usize, now: Instant) -> Option<(Running, Step)> {
         let running = self.running(place);
         let cell = self.pages.claim(place);
@@ -138,7 +138,7 @@ impl Outstanding {
         Some((running, step))
     }
 
-    /// What was ordered of the job that runs at a place and has not ended in time.
+    /// Returns the order to the job that runs at a place and has not ended in time.
     pub fn condemned(&self, place: usize) -> Option<(usize, Order)> {
         let ordered = self.packets[place].as_ref()?.ordered?;
         ordered

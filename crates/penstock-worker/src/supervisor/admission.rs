@@ -21,7 +21,7 @@ use super::{End, Phase, Supervisor};
 use crate::memory::in_words;
 use crate::policy::{HandOut, TaskIndex};
 
-/// What is used of the limit, from which on nothing starts whose peak is not known.
+/// Share of the limit in use from which on no job starts whose peak is not known.
 const NEARLY_ALL_PERCENT: u64 = 95;
 /// Peaks below this are not reckoned with.
 const SMALL: u64 = 1 << 20;
@@ -186,7 +186,7 @@ impl Supervisor {
         }
     }
 
-    /// It has ended, or was taken back.
+    /// Frees what was reserved for a packet that has ended or was taken back.
     pub(super) fn release(&mut self, place: usize) {
         self.admission.reserved.remove(&place);
         self.admission.has_changed = true;

@@ -62,7 +62,7 @@ pub(super) struct Child {
     /// When it is to be replaced for its age.
     pub(super) old_at: Option<Instant>,
     pub(super) closing: Option<Closing>,
-    /// It is to be replaced, and waits for its turn.
+    /// Whether it waits for its turn to be replaced.
     pub(super) is_due: bool,
     pub(super) memory: ChildMemory,
     /// The task of the job that it was for, if it was for one, which has ended.

@@ -32,7 +32,7 @@ pub(super) const OVER: &str = "penstock.over";
 /// How often an evicted child is looked at.
 const LOOK_AT_EVICTED: Duration = Duration::from_millis(50);
 
-/// What became of an order to the job of a lease.
+/// Result of an order to the job of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Told {
     /// It runs, and has its order.
