@@ -18,6 +18,8 @@ export PROPTEST_RNG_SEED ?= 1
 # These would be written between the sources.
 export PROPTEST_DISABLE_FAILURE_PERSISTENCE ?= 1
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/.ran/pycache
+# Tests start thousands of Python processes. Without kept bytecode each compiles the standard library again.
+unexport PYTHONDONTWRITEBYTECODE
 
 python := .venv/bin/python
 # Tests and the simulator are compiled once, together: one profile, all packages, and in both the fault points and planted

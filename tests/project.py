@@ -62,6 +62,8 @@ class Project:
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(source))
+        # Python tells versions of a file apart by size and second, and tests write within one.
+        Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
         return path
 
     def start(self, *command: str | Path, cwd: Path | None = None, stdin: bool = False, **environment: str) -> Process:
@@ -190,6 +192,8 @@ class Project:
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.directory)
+        if sys.pycache_prefix:
+            shutil.rmtree(f"{sys.pycache_prefix}{self.directory.resolve()}", ignore_errors=True)
         assert not left, f"processes left behind: {left}"
 
 
