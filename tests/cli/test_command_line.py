@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
+import sys
 
 import pytest
-from project import eventually, pidfd
+from project import SCRIPTS, eventually, pidfd
 
 TASKS = """
     from penstock import App
@@ -44,7 +46,7 @@ def test_help_takes_less_than_150_ms_of_a_processor(project):
     times = []
     for _ in range(9):
         before = spent()
-        assert project.penstock("--help").returncode == 0
+        assert project.run(SCRIPTS / "penstock", "--help").returncode == 0
         times.append(spent() - before)
     assert min(times) < 0.150, times
 
@@ -134,12 +136,17 @@ def test_an_address_of_a_kind_that_is_not_built_says_so(project):
         assert "task:tasks.send is not offered yet" in run.output
 
 
-def test_it_is_a_module_too(project):
-    import sys
-
-    run = project.run(sys.executable, "-m", "penstock", "--version")
-    assert run.output.startswith("penstock ")
-    assert project.run(sys.executable, "-m", "penstock", "frobnicate").returncode == 2
+@pytest.mark.parametrize(
+    "entry", [[SCRIPTS / "penstock"], [sys.executable, "-m", "penstock"]], ids=["script", "module"]
+)
+def test_a_script_and_a_module_become_the_program(shop, entry):
+    assert shop.run(*entry, "--version").output == shop.penstock("--version").output
+    assert shop.run(*entry, "frobnicate").returncode == 2
+    job = shop.tasks().double.delay(4)
+    # Its workers run in the interpreter, and so with the packages, of the entry.
+    worker = shop.run(*entry, "worker", "tasks:app", "-c1", "--burst", PATH=os.defpath)
+    assert worker.returncode == 0, worker.output
+    assert job.result(timeout=30) == 8
 
 
 def test_old_names_and_celery_habits_get_an_answer(project):
