@@ -305,7 +305,7 @@ class Crowd:
         self.tasks.nothing.starmap([()] * 10_000)
         took_s = (time.monotonic() - began) * EXPIRING / 10_000
         assert self.project.penstock("purge", "default", "--yes").returncode == 0
-        return max(ENQUEUED_S, 3 * took_s)
+        return max(ENQUEUED_S, 2 * took_s)
 
     def serve(self) -> Process:
         data = self.project.directory / "data"
@@ -343,8 +343,8 @@ def crowd(project: Project, monkeypatch: pytest.MonkeyPatch) -> Crowd:
     return Crowd(project, monkeypatch)
 
 
-# Enqueuing takes some seconds; and within the second after their end all have expired.
-ENQUEUED_S = EXPIRING / 50_000
+# Enqueuing takes a second; and within the second after their end all have expired.
+ENQUEUED_S = EXPIRING / 100_000
 MEASURED_S = EXPIRING / 1_000_000
 
 
