@@ -25,6 +25,7 @@ APP = """
 """
 JOBS = 1_200
 FEWER, MORE = 100, 1_100
+HUGE_PAGE_BYTES = 2 << 20
 
 
 def descendants(pid: int) -> list[int]:
@@ -70,9 +71,9 @@ def test_a_slot_more_takes_little_memory(light: Project, task: str, option: str,
 
 def test_a_supervisor_has_no_huge_pages(light: Project) -> None:
     fewer = after_many_jobs(light, "on_a_loop", "--async", "4")
-    # Some are there before the supervisor can say that it wants none: now three, now two.
-    at_its_start = bytes_of("AnonHugePages", [fewer.pid])
+    # Three are there before the supervisor can say that it wants none, or fewer where the kernel has none at hand.
+    at_its_start = max(bytes_of("AnonHugePages", [fewer.pid]), 3 * HUGE_PAGE_BYTES)
     fewer.signal(signal.SIGTERM)
     assert fewer.wait() == 0, fewer.output
     worker = after_many_jobs(light, "on_a_loop", "--async", "400")
-    assert bytes_of("AnonHugePages", [worker.pid]) <= at_its_start + (2 << 20)
+    assert bytes_of("AnonHugePages", [worker.pid]) <= at_its_start + HUGE_PAGE_BYTES
