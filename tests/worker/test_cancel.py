@@ -5,26 +5,20 @@ from __future__ import annotations
 import signal
 import threading
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from project import Process, Project, eventually, within
+from worker.kinds import Kind, named, notes
 
 from penstock import JobCancelled, JobState
 
-# `@KIND`, `@DEF` and `@SLEEP` stand for what a kind writes.
 SOURCE = """
     import asyncio, os, subprocess, time
-    from pathlib import Path
     from penstock import App
 
     app = App("cancels", defaults={"slot": "@KIND"})
-    here = Path(__file__).parent
-    notes = os.open(here / "notes.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def note(*words) -> None:
-        os.write(notes, (" ".join(map(str, words)) + "\\n").encode())
+    @NOTES
 
     @app.task
     @DEF works() -> None:
@@ -88,29 +82,11 @@ SOURCE = """
 """
 
 
-@dataclass(frozen=True)
-class Kind:
-    name: str
-    options: tuple[str, ...]
-    define: str = "def"
-    sleep: str = "time.sleep"
-
-    def source(self) -> str:
-        source = SOURCE
-        for mark, text in {"@KIND": self.name, "@DEF": self.define, "@SLEEP": self.sleep}.items():
-            source = source.replace(mark, text)
-        return source
-
-
 PROCESS = Kind("process", ("-c", "2"))
 THREAD = Kind("thread", ("-c", "1", "--threads", "4"))
-ASYNC = Kind("async", ("-c", "1", "--async", "4"), "async def", "await asyncio.sleep")
+ASYNC = Kind("async", ("-c", "1", "--async", "4"))
 ISOLATED = Kind("isolated", ("-c", "1", "--isolated", "2"))
 KINDS = [PROCESS, THREAD, ASYNC, ISOLATED]
-
-
-def named(kinds: list[Kind]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name)
 
 
 class Shop:
@@ -119,14 +95,12 @@ class Shop:
         self.tasks: Any = None
 
     def start(self, kind: Kind, *options: str) -> Process:
-        self.project.write("cancels.py", kind.source())
+        self.project.write("cancels.py", kind.source(SOURCE))
         self.tasks = self.project.tasks("cancels.py")
         return self.project.worker("cancels:app", *kind.options, *options)
 
     def notes(self, word: str) -> list[str]:
-        file = self.project.directory / "notes.txt"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [line.removeprefix(word).strip() for line in lines if line.split(" ")[0] == word]
+        return notes(self.project, word)
 
     def begun(self, task: Any, word: str) -> Any:
         job = task.delay()

@@ -10,21 +10,19 @@ from pathlib import Path
 
 import pytest
 from project import Process, Project, eventually, needs, pidfd
+from worker.kinds import notes, source
 
 from penstock.errors import WorkerCrashed
 
-SOURCE = """
+SOURCE = source(
+    """
     import asyncio, os, threading, time
-    from pathlib import Path
     from penstock import App, current_job
 
     app = App("isolated", defaults={"slot": "isolated"})
-    here = Path(__file__).parent
     seen = []
 
-    def note(*words) -> None:
-        with (here / "notes.txt").open("a") as file:
-            file.write(" ".join(map(str, words)) + "\\n")
+    @NOTES
 
     @app.on_process_start
     def process_starts() -> None:
@@ -77,12 +75,7 @@ SOURCE = """
     def elsewhere() -> int:
         return os.getpid()
 """
-
-
-def notes(project: Project, word: str) -> list[str]:
-    file = project.directory / "notes.txt"
-    lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-    return [name for kind, name in lines if kind == word]
+)
 
 
 @pytest.fixture

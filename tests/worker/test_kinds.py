@@ -5,80 +5,75 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from project import Process, Project, eventually, within
+from worker.kinds import Kind, named, notes, source
 
 from penstock.errors import WorkerCrashed
 
-# `@DEF` and `@WAIT` stand for what a kind writes.
 TASKS = """
     import asyncio, contextvars, ctypes, os, sys, threading, time
-    from pathlib import Path
     from penstock import App, current_job
 
     app = App("kinds")
-    here = Path(__file__).parent
     tenant = contextvars.ContextVar("tenant", default="nobody")
-    SLOT = {slot}
+    SLOT = {"slot": "@KIND"}
 
-    def note(text: str) -> None:
-        with (here / "notes.txt").open("a") as file:
-            file.write(f"{{text}}\\n")
+    @NOTES
 
     @app.on_slot_start
     def slot_starts() -> None:
-        note(f"start {{os.getpid()}} {{threading.get_native_id()}}")
+        note(f"start {os.getpid()} {threading.get_native_id()}")
 
     @app.on_slot_stop
     def slot_stops() -> None:
-        note(f"stop {{os.getpid()}} {{threading.get_native_id()}}")
+        note(f"stop {os.getpid()} {threading.get_native_id()}")
 
     @app.task(**SLOT)
-    {define} place() -> tuple[int, int]:
+    @DEF place() -> tuple[int, int]:
         return os.getpid(), threading.get_native_id()
 
     @app.task(**SLOT)
-    {define} add(a: int, b: int) -> int:
+    @DEF add(a: int, b: int) -> int:
         return a + b
 
     @app.task(retries=2, backoff=0.01, **SLOT)
-    {define} succeeds_at_last() -> tuple[int, str]:
+    @DEF succeeds_at_last() -> tuple[int, str]:
         job = current_job()
         if job.attempt < 3:
-            raise LookupError(f"attempt {{job.attempt}}")
+            raise LookupError(f"attempt {job.attempt}")
         return job.attempt, job.task
 
     @app.task(**SLOT)
-    {define} raises(name: str) -> None:
+    @DEF raises(name: str) -> None:
         if name == "exit":
             sys.exit("not like this")
-        raise {{"KeyboardInterrupt": KeyboardInterrupt, "ValueError": ValueError,
-               "CancelledError": asyncio.CancelledError}}[name]("on purpose")
+        raise {"KeyboardInterrupt": KeyboardInterrupt, "ValueError": ValueError,
+               "CancelledError": asyncio.CancelledError}[name]("on purpose")
 
     @app.task(**SLOT)
-    {define} who(name: str) -> tuple[str, str, str]:
+    @DEF who(name: str) -> tuple[str, str, str]:
         found = tenant.get()
         tenant.set(name)
         before = current_job().id
-        {wait}(0.01)
+        @SLEEP(0.01)
         return found, tenant.get(), "same" if current_job().id == before else "another's"
 
     @app.task(**SLOT)
-    {define} echo(data: bytes) -> bytes:
+    @DEF echo(data: bytes) -> bytes:
         return data
 
     @app.task(**SLOT)
-    {define} waits(name: str) -> tuple[int, int]:
-        note(f"waits {{name}}")
+    @DEF waits(name: str) -> tuple[int, int]:
+        note(f"waits {name}")
         while not (here / "go").exists():
-            {wait}(0.005)
+            @SLEEP(0.005)
         return os.getpid(), current_job().crashes
 
     @app.task(**SLOT)
-    {define} forks() -> str:
+    @DEF forks() -> str:
         pid = os.fork()
         if pid == 0:
             return "from the fork"
@@ -86,46 +81,29 @@ TASKS = """
         return "from the task"
 
     @app.task(**SLOT)
-    {define} breaks_what_records_errors() -> None:
+    @DEF breaks_what_records_errors() -> None:
         from penstock._worker import runner
 
         runner.record_of = None
         raise LookupError("this can't be recorded")
 
     @app.task(max_crashes=1, **SLOT)
-    {define} dies() -> None:
+    @DEF dies() -> None:
         os.kill(os.getpid(), 9)
 
     @app.task(max_crashes=1, **SLOT)
-    {define} ends_its_thread() -> None:
+    @DEF ends_its_thread() -> None:
         note("ends its thread")
         ctypes.CDLL(None).pthread_exit(None)
 """
 
 
-@dataclass(frozen=True)
-class Kind:
-    name: str
-    options: tuple[str, ...]
-    slots: int
-    """In one process."""
-    define: str = "def"
-    wait: str = "time.sleep"
-
-    def source(self) -> str:
-        return TASKS.format(define=self.define, wait=self.wait, slot={"slot": self.name})
-
-
 KINDS = [
-    Kind("process", ("-c", "2"), 1),
-    Kind("thread", ("-c", "2", "--threads", "8"), 8),
-    Kind("async", ("-c", "1", "--async", "8"), 8, "async def", "await asyncio.sleep"),
+    Kind("process", ("-c", "2")),
+    Kind("thread", ("-c", "2", "--threads", "8")),
+    Kind("async", ("-c", "1", "--async", "8")),
 ]
 SHARED = [kind for kind in KINDS if kind.slots > 1]
-
-
-def named(kinds: list[Kind]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name)
 
 
 class Kinds:
@@ -133,14 +111,12 @@ class Kinds:
         self.project = project
 
     def start(self, kind: Kind, *options: str) -> tuple[Any, Process]:
-        self.project.write("kinds.py", kind.source())
+        self.project.write("kinds.py", kind.source(TASKS))
         worker = self.project.worker("kinds:app", *(options or kind.options))
         return self.project.tasks("kinds.py"), worker
 
     def notes(self, word: str) -> list[str]:
-        file = self.project.directory / "notes.txt"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [line.removeprefix(word).strip() for line in lines if line.startswith(word)]
+        return notes(self.project, word)
 
     def go(self) -> None:
         (self.project.directory / "go").touch()
@@ -282,7 +258,7 @@ def test_the_death_of_a_process_interrupts_the_other_jobs_that_it_ran(kinds: Kin
     ("how", "signal_name"), [("null", "SIGSEGV"), ("abort", "SIGABRT"), ("overflow", "SIGSEGV"), ("raise", "SIGFPE")]
 )
 def test_a_fault_in_a_thread_is_charged_to_its_job_alone(kinds: Kinds, how: str, signal_name: str) -> None:
-    kinds.project.write("faulty.py", FAULTY)
+    kinds.project.write("faulty.py", source(FAULTY))
     faulty = kinds.project.tasks("faulty.py")
     worker = kinds.project.worker("faulty:app", "-c", "1", "--threads", "8")
     beside = [faulty.waits.delay(str(number)) for number in range(5)]
@@ -303,15 +279,11 @@ def test_a_fault_in_a_thread_is_charged_to_its_job_alone(kinds: Kinds, how: str,
 
 FAULTY = """
     import ctypes, os, resource, signal, threading, time
-    from pathlib import Path
     from penstock import App, current_job
 
     app = App("faulty")
-    here = Path(__file__).parent
 
-    def note(text: str) -> None:
-        with (here / "notes.txt").open("a") as file:
-            file.write(f"{text}\\n")
+    @NOTES
 
     @app.task
     def waits(name: str) -> tuple[int, bool]:
@@ -324,20 +296,7 @@ FAULTY = """
     def runs_once() -> None:
         waits("once")
 
-    def overflows() -> None:
-        # In C, where nothing counts how deep it is: each comparison calls back into the sort of the one before.
-        compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-        sort = ctypes.CDLL(None).qsort
-        import sys
-        sys.setrecursionlimit(1 << 30)
-        numbers = (ctypes.c_int * 2)(2, 1)
-
-        @compare
-        def again(one: int, other: int) -> int:
-            sort(numbers, 2, 4, again)
-            return 0
-
-        sort(numbers, 2, 4, again)
+    @OVERFLOWS
 
     DEATHS = {
         "null": lambda: ctypes.string_at(0),

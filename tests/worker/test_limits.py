@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Any
 
 import pytest
 from project import Process, Project, eventually, within
+from worker.kinds import Kind, named, notes
 
 from penstock import JobState, TaskTimeout
 from penstock.errors import SoftTimeout
 
-# `@DEF`, `@WAIT` and `@SLEEP` stand for what a kind writes.
 SOURCE = """
     import asyncio, os, random, re, socket, sqlite3, threading, time
-    from pathlib import Path
     from penstock import App, SoftTimeout, TaskTimeout, current_job, shield
 
     app = App("limits", defaults={"slot": "@KIND"})
-    here = Path(__file__).parent
-    notes = os.open(here / "notes.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def note(*words) -> None:
-        os.write(notes, (" ".join(map(str, words)) + "\\n").encode())
+    @NOTES
 
     def loop() -> None:
         while True:
@@ -186,42 +180,21 @@ SOURCE = """
 """
 
 
-@dataclass(frozen=True)
-class Kind:
-    name: str
-    options: tuple[str, ...]
-    can_interrupt: frozenset[str]
-    """Of the ways to be stuck, those that an exception gets into."""
-    is_shared: bool = False
-    define: str = "def"
-    sleep: str = "time.sleep"
-
-    def source(self) -> str:
-        changes = {"@KIND": self.name, "@DEF": self.define, "@SLEEP": self.sleep}
-        source = SOURCE
-        for mark, text in changes.items():
-            source = source.replace(mark, text)
-        return source
-
-
 WAYS = ["loop", "sleep", "lock", "recv", "sqlite", "regex", "swallow", "shielded"]
-IN_MAIN_THREAD = frozenset({"loop", "sleep", "lock", "recv", "regex", "shielded"})
-PROCESS = Kind("process", ("-c", "2"), IN_MAIN_THREAD)
-ISOLATED = Kind("isolated", ("-c", "1", "--isolated", "2"), IN_MAIN_THREAD)
-THREAD = Kind("thread", ("-c", "1", "--threads", "4"), frozenset({"loop"}), is_shared=True)
-ASYNC = Kind(
-    "async",
-    ("-c", "1", "--async", "4"),
-    IN_MAIN_THREAD | {"await"},
-    is_shared=True,
-    define="async def",
-    sleep="await asyncio.sleep",
-)
+PROCESS = Kind("process", ("-c", "2"))
+ISOLATED = Kind("isolated", ("-c", "1", "--isolated", "2"))
+THREAD = Kind("thread", ("-c", "1", "--threads", "4"))
+ASYNC = Kind("async", ("-c", "1", "--async", "4"))
 KINDS = [PROCESS, THREAD, ASYNC, ISOLATED]
 
-
-def named(kinds: list[Kind]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name)
+IN_MAIN_THREAD = frozenset({"loop", "sleep", "lock", "recv", "regex", "shielded"})
+CAN_INTERRUPT = {
+    PROCESS: IN_MAIN_THREAD,
+    ISOLATED: IN_MAIN_THREAD,
+    THREAD: frozenset({"loop"}),
+    ASYNC: IN_MAIN_THREAD | {"await"},
+}
+"""Ways to be stuck that an exception interrupts, by kind."""
 
 
 class Limits:
@@ -230,14 +203,12 @@ class Limits:
         self.tasks: Any = None
 
     def start(self, kind: Kind, *options: str) -> Process:
-        self.project.write("limits.py", kind.source())
+        self.project.write("limits.py", kind.source(SOURCE))
         self.tasks = self.project.tasks("limits.py")
         return self.project.worker("limits:app", *kind.options, *(options or ("--kill-grace", "0.5", "--grace", "2")))
 
     def notes(self, word: str) -> list[str]:
-        file = self.project.directory / "notes.txt"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [line.removeprefix(word).strip() for line in lines if line.split(" ")[0] == word]
+        return notes(self.project, word)
 
     def go(self) -> None:
         (self.project.directory / "go").touch()
@@ -263,7 +234,7 @@ def test_a_job_ends_in_time_and_its_slot_serves_on(limits: Limits, kind: Kind, w
         with pytest.raises(TaskTimeout) as caught:
             job.result(timeout=60)
     assert "ran longer than its timeout of 0.4 s" in str(caught.value)
-    assert ("did not end within 0.5 s after that" in str(caught.value)) == (way not in kind.can_interrupt)
+    assert ("did not end within 0.5 s after that" in str(caught.value)) == (way not in CAN_INTERRUPT[kind])
     # It has failed, as no crash, and does not run again.
     info = job.info()
     assert (info.state, info.crashes, limits.notes("stuck")) == (JobState.FAILED, 0, [way])
@@ -272,7 +243,7 @@ def test_a_job_ends_in_time_and_its_slot_serves_on(limits: Limits, kind: Kind, w
     ]
     assert "limits.stuck" in worker.output and "was lost" not in worker.output
     # Whether it was killed is for people to see.
-    assert ("did not end within" in worker.output) == (way not in kind.can_interrupt)
+    assert ("did not end within" in worker.output) == (way not in CAN_INTERRUPT[kind])
 
 
 @pytest.mark.parametrize(
@@ -288,7 +259,7 @@ def test_neighbours_lose_nothing(limits: Limits, kind: Kind, way: str) -> None:
     # Not even where their process had to be killed under them.
     assert [job.result(timeout=60) for job in jobs] == [(1, 0)] * 3
     runs = Counter(line.split()[0] for line in limits.notes("neighbour"))
-    if way in kind.can_interrupt:
+    if way in CAN_INTERRUPT[kind]:
         assert set(runs.values()) == {1}
     assert max(runs.values()) <= 2
     assert "guilty" not in worker.output, worker.output

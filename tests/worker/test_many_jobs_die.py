@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from project import Process, Project, eventually, pidfd
+from worker.kinds import Kind, lines, named, source
 
 from penstock.errors import WorkerCrashed
 
@@ -17,66 +17,45 @@ JOBS = 20
 
 SOURCE = """
     import asyncio, ctypes, os, resource, signal, time
-    from pathlib import Path
     from penstock import App, current_job
 
     app = App("many")
-    here = Path(__file__).parent
     ready = []
 
-    def note(*words) -> None:
-        with (here / "notes.txt").open("a") as file:
-            file.write(" ".join(map(str, words)) + "\\n")
+    @NOTES
 
     @app.on_slot_start
-    {define} slot_starts() -> None:
+    @DEF slot_starts() -> None:
         ready.append(os.getpid())
 
-    async def until(name: str) -> None:
+    @DEF until(name: str) -> None:
         while not (here / name).exists():
-            await asyncio.sleep(0.005)
-
-    def until_now(name: str) -> None:
-        while not (here / name).exists():
-            time.sleep(0.005)
+            @SLEEP(0.005)
 
     # One that is in a process whose slot was prepared, waits for the end of that, or of a test; ends at once elsewhere.
-    @app.task({slot})
-    {define} waits(name: str) -> tuple[int, bool, bool]:
+    @app.task(slot="@KIND")
+    @DEF waits(name: str) -> tuple[int, bool, bool]:
         job = current_job()
         note("run", name, os.getpid())
         if not (here / "second").exists():
-            {wait}("go")
+            @AWAIT until("go")
         else:
-            {sleep}(0.01)
+            @SLEEP(0.01)
         note("end", name, os.getpid())
         return job.crashes, job.redelivered, ready == [os.getpid()]
 
-    @app.task({slot})
-    {define} stays(name: str) -> int:
+    @app.task(slot="@KIND")
+    @DEF stays(name: str) -> int:
         note("run", name, os.getpid())
-        {wait}("go")
+        @AWAIT until("go")
         note("end", name, os.getpid())
         return current_job().crashes
 
-    @app.task({slot})
-    {define} quick(number: int) -> int:
+    @app.task(slot="@KIND")
+    @DEF quick(number: int) -> int:
         return number
 
-    def overflows() -> None:
-        # In C, where nothing counts how deep it is: each comparison calls back into the sort of the one before.
-        import sys
-        compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
-        sort = ctypes.CDLL(None).qsort
-        sys.setrecursionlimit(1 << 30)
-        numbers = (ctypes.c_int * 2)(2, 1)
-
-        @compare
-        def again(one: int, other: int) -> int:
-            sort(numbers, 2, 4, again)
-            return 0
-
-        sort(numbers, 2, 4, again)
+    @OVERFLOWS
 
     DEATHS = dict(
         segfault=lambda: ctypes.string_at(0),
@@ -88,36 +67,23 @@ SOURCE = """
         ends_thread=lambda: ctypes.CDLL(None).pthread_exit(None),
     )
 
-    @app.task({slot}, max_crashes=2)
-    {define} dies(how: str) -> None:
+    @app.task(slot="@KIND", max_crashes=2)
+    @DEF dies(how: str) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         note("run", "guilty", os.getpid())
-        {wait}("die")
+        @AWAIT until("die")
         DEATHS[how]()
 
-    @app.task({slot}, on_crash="fail")
-    {define} runs_once() -> None:
+    @app.task(slot="@KIND", on_crash="fail")
+    @DEF runs_once() -> None:
         note("run", "once", os.getpid())
-        {wait}("go")
+        @AWAIT until("go")
 """
 
 
-@dataclass(frozen=True)
-class Kind:
-    name: str
-    options: tuple[str, ...]
-    define: str
-    wait: str
-    sleep: str
-
-    def source(self) -> str:
-        slot = f'slot="{self.name}"'
-        return SOURCE.format(slot=slot, define=self.define, wait=self.wait, sleep=self.sleep)
-
-
-THREADS = Kind("thread", ("-c", "1", "--threads", str(JOBS)), "def", "until_now", "time.sleep")
-ASYNC = Kind("async", ("-c", "1", "--async", str(JOBS)), "async def", "await until", "await asyncio.sleep")
-KINDS = pytest.mark.parametrize("kind", [THREADS, ASYNC], ids=lambda kind: kind.name)
+THREADS = Kind("thread", ("-c", "1", "--threads", str(JOBS)))
+ASYNC = Kind("async", ("-c", "1", "--async", str(JOBS)))
+KINDS = named([THREADS, ASYNC])
 
 
 class Many:
@@ -126,7 +92,7 @@ class Many:
         self.tasks: Any = None
 
     def start(self, kind: Kind, *options: str) -> Process:
-        self.project.write("many.py", kind.source())
+        self.project.write("many.py", kind.source(SOURCE))
         self.tasks = self.project.tasks("many.py")
         return self.worker(kind, *options)
 
@@ -138,9 +104,7 @@ class Many:
 
     def notes(self, word: str = "run") -> list[tuple[str, int]]:
         """Names and processes of the jobs that began, or ended."""
-        file = self.project.directory / "notes.txt"
-        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-        return [(name, int(pid)) for kind, name, pid in lines if kind == word]
+        return [(name, int(pid)) for first, name, pid in lines(self.project) if first == word]
 
     def runs(self) -> Counter[str]:
         return Counter(name for name, _ in self.notes())
@@ -150,8 +114,7 @@ class Many:
 
     def assert_one_at_a_time(self, begun: int) -> None:
         """The jobs after so many begun ones ran one after another, each in a process of its own."""
-        text = (self.project.directory / "notes.txt").read_text()
-        words = [tuple(line.split()) for line in text.splitlines()][begun:]
+        words = lines(self.project)[begun:]
         running = None
         for word, name, pid in words:
             if name == "guilty":
@@ -340,17 +303,14 @@ def test_of_threads_and_an_event_loop_one_job_runs_alone_at_a_time(many: Many) -
     """And neither kind waits for all suspects of the other."""
     many.project.write(
         "many.py",
-        """
+        source(
+            """
         import asyncio, os, time
-        from pathlib import Path
         from penstock import App
 
         app = App("many")
-        here = Path(__file__).parent
 
-        def note(*words) -> None:
-            with (here / "notes.txt").open("a") as file:
-                file.write(" ".join(map(str, words)) + "\\n")
+        @NOTES
 
         @app.task
         def thread(name: str) -> None:
@@ -365,7 +325,8 @@ def test_of_threads_and_an_event_loop_one_job_runs_alone_at_a_time(many: Many) -
             while not (here / "second").exists():
                 await asyncio.sleep(0.005)
             note("end", name, os.getpid())
-        """,
+        """
+        ),
     )
     many.tasks = many.project.tasks("many.py")
     worker = many.project.worker("many:app", "-c", "1", "--threads", "5", "--async", "5")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from project import Process, Project, eventually, pidfd
+from worker.kinds import lines, source
 from worker.memory_groups import MemoryGroup, memory_group
 
 from penstock.errors import WorkerCrashed
@@ -21,16 +22,12 @@ MB = 1 << 20
 
 SOURCE = """
     import os, time
-    from pathlib import Path
     from penstock import App
 
     app = App("memory")
-    here = Path(__file__).parent
     kept = []
 
-    def note(*words) -> None:
-        with (here / "notes.txt").open("a") as file:
-            file.write(" ".join(map(str, words)) + "\\n")
+    @NOTES
 
     def fill(megabytes: int) -> bytearray:
         data = bytearray(megabytes << 20)
@@ -93,7 +90,7 @@ SOURCE = """
 class Memory:
     def __init__(self, project: Project) -> None:
         self.project = project
-        project.write("memory.py", SOURCE)
+        project.write("memory.py", source(SOURCE))
         self.tasks: Any = project.tasks("memory.py")
 
     def worker(self, *options: str) -> Process:
@@ -103,15 +100,12 @@ class Memory:
         (self.project.directory / name).touch()
 
     def notes(self, word: str) -> list[tuple[str, int]]:
-        file = self.project.directory / "notes.txt"
-        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-        return [(what, int(pid)) for kind, what, pid in lines if kind == word]
+        return [(what, int(pid)) for first, what, pid in lines(self.project) if first == word]
 
     def most_at_once(self) -> int:
-        file = self.project.directory / "notes.txt"
         now = most = 0
-        for line in file.read_text().splitlines():
-            now += 1 if line.startswith("begun") else -1
+        for word, *_ in lines(self.project):
+            now += 1 if word == "begun" else -1
             most = max(most, now)
         return most
 

@@ -6,23 +6,18 @@ import os
 import signal
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from project import Process, Project, TooSlow, eventually, is_quick, pidfd
+from worker.kinds import Kind, lines, named, notes
 
 SOURCE = """
     import asyncio, os, threading, time
-    from pathlib import Path
     from penstock import App
 
-    app = App("recycled", defaults={{"slot": "{slot}"}})
-    here = Path(__file__).parent
-
-    def note(*words) -> None:
-        with (here / "notes.txt").open("a") as file:
-            file.write(" ".join(map(str, words)) + "\\n")
+    app = App("recycled", defaults={"slot": "@KIND"})
+    @NOTES
 
     @app.on_process_start
     def process_starts() -> None:
@@ -35,43 +30,34 @@ SOURCE = """
         note("stop", os.getpid())
 
     @app.task
-    {define} naps(number: int, seconds: float = 0.002) -> int:
+    @DEF naps(number: int, seconds: float = 0.002) -> int:
         note("run", number)
-        {sleep}(seconds)
+        @SLEEP(seconds)
         return os.getpid()
 
     @app.task
-    {define} quick(number: int) -> int:
+    @DEF quick(number: int) -> int:
         note("run", number)
         return os.getpid()
 
     @app.task
-    {define} stays(name: str) -> int:
+    @DEF stays(name: str) -> int:
         note("begun", name)
         while not (here / name).exists():
-            {sleep}(0.005)
+            @SLEEP(0.005)
         return os.getpid()
 
     @app.task
-    {define} leaves_a_thread() -> int:
+    @DEF leaves_a_thread() -> int:
         threading.Thread(target=threading.Event().wait).start()
         return os.getpid()
 """
 
 
-@dataclass(frozen=True)
-class Kind:
-    name: str
-    options: tuple[str, ...]
-    processes: int
-    define: str = "def"
-    sleep: str = "time.sleep"
-
-
-PROCESS = Kind("process", ("-c", "2"), 2)
-THREAD = Kind("thread", ("-c", "2", "--threads", "4"), 2)
-ASYNC = Kind("async", ("-c", "1", "--async", "4"), 1, "async def", "await asyncio.sleep")
-KINDS = pytest.mark.parametrize("kind", [PROCESS, THREAD, ASYNC], ids=lambda kind: kind.name)
+PROCESS = Kind("process", ("-c", "2"))
+THREAD = Kind("thread", ("-c", "2", "--threads", "4"))
+ASYNC = Kind("async", ("-c", "1", "--async", "4"))
+KINDS = named([PROCESS, THREAD, ASYNC])
 
 
 class Recycled:
@@ -80,7 +66,7 @@ class Recycled:
         self.tasks: Any = None
 
     def start(self, kind: Kind, *options: str) -> Process:
-        self.project.write("recycled.py", SOURCE.format(slot=kind.name, define=kind.define, sleep=kind.sleep))
+        self.project.write("recycled.py", kind.source(SOURCE))
         self.tasks = self.project.tasks("recycled.py")
         given = kind.options[2:] if "-c" in options else kind.options
         return self.project.worker("recycled:app", *given, *options)
@@ -89,12 +75,10 @@ class Recycled:
         (self.project.directory / name).touch()
 
     def notes(self) -> list[tuple[str, str]]:
-        file = self.project.directory / "notes.txt"
-        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-        return [(word, name) for word, name in lines]
+        return [(word, name) for word, name in lines(self.project)]
 
     def named(self, word: str) -> list[str]:
-        return [name for kind, name in self.notes() if kind == word]
+        return notes(self.project, word)
 
     def assert_none_was_missing_and_one_too_many(self, processes: int) -> None:
         """Processes of the pool, one after another: never fewer than wanted, and never two more."""
@@ -171,7 +155,7 @@ def test_a_process_that_is_replaced_ends_what_it_has_begun(recycled: Recycled, k
 
 
 def test_while_one_is_replaced_no_other_is(recycled: Recycled) -> None:
-    worker = recycled.start(Kind("thread", ("-c", "3", "--threads", "2"), 3), "--max-age", "500ms")
+    worker = recycled.start(Kind("thread", ("-c", "3", "--threads", "2")), "--max-age", "500ms")
     staying = [recycled.tasks.stays.delay("go") for _ in range(6)]
     eventually(lambda: len(recycled.named("begun")) == 6, 30, lambda: worker.output)
     # One is closed, and waits for the ends of its jobs; the others are old as well.
@@ -235,7 +219,7 @@ def test_nothing_is_left_of_processes_that_were_replaced(recycled: Recycled) -> 
 
 
 def test_a_process_whose_successor_can_not_start_serves_on(recycled: Recycled) -> None:
-    worker = recycled.start(Kind("process", ("-c", "1"), 1), "--max-jobs-per-child", "3")
+    worker = recycled.start(Kind("process", ("-c", "1")), "--max-jobs-per-child", "3")
     first = recycled.tasks.naps.delay(0).result(timeout=60)
     recycled.touch("broken")
     pids = {recycled.tasks.naps.delay(number).result(timeout=30) for number in range(1, 10)}
@@ -266,7 +250,7 @@ def test_a_process_that_dies_while_it_is_replaced_is_replaced_once(recycled: Rec
 
 
 def test_a_replaced_process_that_a_thread_keeps_is_killed(recycled: Recycled) -> None:
-    worker = recycled.start(Kind("process", ("-c", "1"), 1), "--max-jobs-per-child", "1", "--grace", "3")
+    worker = recycled.start(Kind("process", ("-c", "1")), "--max-jobs-per-child", "1", "--grace", "3")
     first = recycled.tasks.leaves_a_thread.delay().result(timeout=60)
     worker.wait_for_output("a process that was replaced did not end within 3 s after its last job, and is killed")
     assert recycled.tasks.quick.delay(1).result(timeout=30) != first

@@ -1,0 +1,100 @@
+"""Slots of each kind, and tasks whose source is written once for all kinds.
+
+``@KIND``, ``@DEF``, ``@SLEEP`` and ``@AWAIT`` in a source become the words of a kind. ``@NOTES`` and ``@OVERFLOWS``
+become functions that several tests use.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+import pytest
+from project import Project
+
+# Notes are on disk, where they outlive every process.
+NOTES = """
+import os
+from pathlib import Path
+
+here = Path(__file__).parent
+
+def note(*words) -> None:
+    # A single write, so that lines of several processes do not mix.
+    with open(here / "notes.txt", "ab", buffering=0) as file:
+        file.write((" ".join(map(str, words)) + "\\n").encode())
+"""
+
+OVERFLOWS = """
+def overflows() -> None:
+    # In C, where nothing counts how deep it is: each comparison calls back into the sort of the one before.
+    import ctypes, sys
+    compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    sort = ctypes.CDLL(None).qsort
+    sys.setrecursionlimit(1 << 30)
+    numbers = (ctypes.c_int * 2)(2, 1)
+
+    @compare
+    def again(one: int, other: int) -> int:
+        sort(numbers, 2, 4, again)
+        return 0
+
+    sort(numbers, 2, 4, again)
+"""
+
+
+def source(text: str) -> str:
+    """Return the source with ``@NOTES`` and ``@OVERFLOWS`` filled in."""
+    return textwrap.dedent(text).replace("@NOTES\n", NOTES).replace("@OVERFLOWS\n", OVERFLOWS)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of slots, and the options of a worker that has them."""
+
+    name: str
+    options: tuple[str, ...]
+    """Worker options: the number of processes first, then the number of slots in each."""
+
+    @property
+    def processes(self) -> int:
+        return int(self.options[1])
+
+    @property
+    def is_shared(self) -> bool:
+        """True where one process runs several jobs at once."""
+        return self.name in ("thread", "async")
+
+    @property
+    def slots(self) -> int:
+        """Number of slots in one process."""
+        return int(self.options[3]) if self.is_shared else 1
+
+    def source(self, text: str) -> str:
+        """Return the source for slots of this kind."""
+        is_async = self.name == "async"
+        marks = {
+            "@KIND": self.name,
+            "@DEF": "async def" if is_async else "def",
+            "@SLEEP": "await asyncio.sleep" if is_async else "time.sleep",
+            "@AWAIT ": "await " if is_async else "",
+        }
+        written = source(text)
+        for mark, meaning in marks.items():
+            written = written.replace(mark, meaning)
+        return written
+
+
+def named(kinds: list[Kind]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("kind", kinds, ids=lambda kind: kind.name)
+
+
+def lines(project: Project) -> list[list[str]]:
+    """Return the words of all notes, in order."""
+    file = project.directory / "notes.txt"
+    return [line.split(" ") for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def notes(project: Project, word: str) -> list[str]:
+    """Return the notes that begin with this word, without it."""
+    return [" ".join(rest) for first, *rest in lines(project) if first == word]
