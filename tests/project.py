@@ -31,7 +31,7 @@ import pytest
 import penstock
 
 SCRIPTS = Path(sys.executable).parent
-# What the command of that name becomes (penstock._cli), after a sixth of the time that a worker takes to start.
+# The `penstock` command becomes this program, after a sixth of the CPU time that a worker takes to start.
 PROGRAM = Path(penstock.__file__).parent / "_bin" / "penstock"
 MARK = "PENSTOCK_TEST_PROJECT"
 
@@ -66,7 +66,7 @@ class Project:
         path = self.directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(source))
-        # Python tells versions of a file apart by size and second, and tests write within one.
+        # Python recognises outdated bytecode by the size and the second of its source; tests write twice in one.
         Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
         return path
 
