@@ -321,6 +321,11 @@ impl Broker {
         messages.copies(id).any(|slot| messages[slot].is_failed())
     }
 
+    /// Whether a message with this id is there, in any state. For the simulator.
+    pub fn holds(&self, id: &MessageId) -> bool {
+        self.state.messages.holds(id)
+    }
+
     /// Returns the members of a join that have reported their ends, and whether one of them has failed it; `None`:
     /// it is not there, or not any more. For the simulator.
     pub fn join_members(&self, id: &JoinId) -> Option<(Vec<u32>, bool)> {

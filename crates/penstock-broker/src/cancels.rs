@@ -9,6 +9,7 @@
 //! From that record on the job never goes back to a queue. Whatever ends its lease without a success (a retry, a failure, a
 //! death, the loss of its worker) ends the job, as cancelled, in [`Broker::end_if_asked`].
 
+use penstock_faults::planted;
 use penstock_message::{CancelOrder, Lease, MessageId, MessageState, Refusal, Running};
 
 use crate::Broker;
@@ -126,6 +127,26 @@ impl Broker {
         true
     }
 
+    /// Ends a waiting job to which the steps of an operation under way have not come.
+    pub(crate) fn end_cancelled(&mut self, slot: u32, mark: &Mark) {
+        let status = self.operation_under_way(mark.number);
+        status.matched += 1;
+        status.done += 1;
+        let (how, reason) = (How::Cancelled, mark.reason);
+        self.added += 1;
+        self.added += self.end_waiting(vec![slot], Unrun { how, reason });
+    }
+
+    /// Whether an operation under way leaves this running job alone. With its old number it would be cancelled as soon as
+    /// it waits again.
+    pub(crate) fn is_spared(&mut self, slot: u32) -> bool {
+        let Some(mark) = self.state.mark_that_cancels(slot) else {
+            return false;
+        };
+        self.count_spared(mark.number, slot);
+        !planted!("cancel-spared-jobs")
+    }
+
     /// Returns an operation under way that is still to ask this running job to stop. With a new number it would escape.
     fn mark_that_asks(&self, slot: u32) -> Option<Mark> {
         let mut marks = self.state.marks.values().map(|(mark, _)| *mark);
@@ -138,11 +159,21 @@ impl Broker {
 }
 
 impl State {
+    /// Returns an operation under way that cancels this message, or would if it waited.
+    #[inline]
+    pub(crate) fn mark_that_cancels(&self, slot: u32) -> Option<Mark> {
+        if self.marks.is_empty() {
+            return None;
+        }
+        let mut marks = self.marks.values().map(|(mark, _)| *mark);
+        marks.find(|mark| mark.what == MarkedFor::Cancel && self.is_meant(mark, slot))
+    }
+
     /// Whether an operation that cancels jobs means this one.
     pub(crate) fn is_meant(&self, mark: &Mark, slot: u32) -> bool {
         let (entry, kind) = (&self.messages[slot], self.messages.kind(slot));
         let queue = || self.queues[kind.queue].name;
-        entry.number() < mark.before
+        (entry.number() < mark.before || planted!("cancel-later-jobs"))
             && mark.queue.is_none_or(|name| name == queue())
             && mark.task.is_none_or(|task| task == kind.task)
             && !entry.is_failed()

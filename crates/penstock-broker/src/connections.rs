@@ -293,7 +293,7 @@ impl Broker {
         if self.end_if_asked(slot) {
             return;
         }
-        if self.state.is_behind_mark(slot) {
+        if self.state.is_behind_mark(slot) || self.is_spared(slot) {
             return self.renumber(slot, None);
         }
         let number = self.state.messages[slot].number();

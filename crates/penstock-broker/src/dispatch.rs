@@ -13,7 +13,7 @@ use crate::kinds::Kind;
 use crate::messages::{Handle, State as MessagePlace};
 use crate::names::Name;
 use crate::queue::{Queue, Service};
-use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How};
+use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How, Mark};
 use crate::state::State;
 use crate::tally::Counted;
 use crate::timers::Timer;
@@ -52,6 +52,13 @@ impl Broker {
                     self.expire(&mut vec![slot]);
                     self.state.queues.activate_first(queue);
                 }
+                HandOut::Cancelled { slot, mark } => {
+                    durability = Durability::Disk;
+                    self.must_be_safe();
+                    self.state.push_ready(slot);
+                    self.end_cancelled(slot, &mark);
+                    self.state.queues.activate_first(queue);
+                }
                 HandOut::Done { must_be_safe } => {
                     self.counts.delivered += 1;
                     self.added += 1;
@@ -87,10 +94,7 @@ impl Broker {
 
     fn hand_out_one(&mut self, queue: u32) -> HandOut {
         let State {
-            queues,
-            messages,
-            sessions,
-            ..
+            queues, messages, ..
         } = &mut self.state;
         let (consumers, connections) = (&mut self.consumers, &mut self.connections);
         let taken = queues.take_next(queue, messages, |waiter| {
@@ -108,6 +112,24 @@ impl Broker {
             queues.enroll_first(queue, consumers.tasks_of(waiter), waiter);
             return HandOut::Overdue { slot };
         }
+        if let Some(mark) = self.state.mark_that_cancels(slot)
+            && !planted!("start-while-cancelling")
+        {
+            // The steps of an operation under way have not come to it.
+            let State {
+                queues, messages, ..
+            } = &mut self.state;
+            queues.refund(messages, slot, charge);
+            queues.enroll_first(queue, self.consumers.tasks_of(waiter), waiter);
+            return HandOut::Cancelled { slot, mark };
+        }
+        let State {
+            queues,
+            messages,
+            sessions,
+            ..
+        } = &mut self.state;
+        let (consumers, connections) = (&mut self.consumers, &mut self.connections);
         let (conn, consumer) = consumers.who(waiter);
         let connection = connections.get_mut(&conn).expect("it takes work");
         connection.unsent += 1;
@@ -368,8 +390,8 @@ impl Broker {
             CrashEnd::Again { suspects, .. } if suspects == head.suspects => {}
             CrashEnd::Again { .. } => self.put_under_suspicion(slot, Bytes::new()),
         }
-        if self.state.is_behind_mark(slot) {
-            // What was purged is what waited; this one did not, and so gets a number behind the mark.
+        if self.state.is_behind_mark(slot) || self.is_spared(slot) {
+            // What was purged, or cancelled, is what waited; this one did not, and so gets a number behind the mark.
             return self.renumber(slot, Some(&reason));
         }
         self.record(&Event::Crashed {
@@ -468,6 +490,11 @@ enum HandOut {
     /// The time of this one is over. It is in no queue now.
     Overdue {
         slot: u32,
+    },
+    /// An operation under way cancels this one. It is in no queue now.
+    Cancelled {
+        slot: u32,
+        mark: Mark,
     },
     Done {
         must_be_safe: bool,

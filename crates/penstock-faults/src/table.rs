@@ -218,6 +218,26 @@ pub const PLANTS: &[Plant] = &[
         "a job that succeeds is not cancelled, whoever asked",
     ),
     plant(
+        "start-while-cancelling",
+        "no job that a cancellation by filter means starts after it was decided",
+    ),
+    plant(
+        "cancel-spared-jobs",
+        "a job that ran when others were cancelled is left alone when it comes back, too",
+    ),
+    plant(
+        "cancel-later-jobs",
+        "a cancellation by filter is for the jobs that were there",
+    ),
+    plant(
+        "cancel-misses-delayed",
+        "a cancellation by filter ends delayed jobs, too",
+    ),
+    plant(
+        "miscount-asked",
+        "a cancellation by filter counts each job: ended, asked or left alone",
+    ),
+    plant(
         "lose-failed-job",
         "a job that killed its workers is kept as a failed job",
     ),

@@ -1,6 +1,7 @@
 //! Jobs that run and are cancelled: their worker is asked, and whatever it does then, they end.
 
-use crate::script::check;
+use crate::script::{World, check};
+use penstock_broker::BrokerOptions;
 
 #[test]
 fn a_running_job_is_asked_to_stop_once_that_is_on_disk() {
@@ -180,4 +181,59 @@ fn a_retry_does_not_escape_an_operation_under_way() {
         a operation 1                       -> a operation 3/1/0 asked 2 over
         ",
     );
+}
+
+/// Seed 7 of the simulator: an operation by filter goes on in steps, and jobs that the steps had not come to were handed out
+/// after the operation was decided, and even after it was confirmed. `cancel()` promises that none of them starts.
+#[test]
+fn no_job_starts_that_an_operation_under_way_cancels() {
+    const JOBS: usize = 5_000;
+    let mut world = World::new(BrokerOptions::default());
+    for line in [
+        "a hello",
+        "w hello",
+        "a pause default",
+        "w consume default 10",
+    ] {
+        world.run(line);
+    }
+    let publishes: Vec<String> = (0..JOBS)
+        .map(|number| format!("publish m{number} task=x"))
+        .collect();
+    world.run(&format!("a {}", publishes.join("; ")));
+    // The workers are let in before the operation has taken its first step.
+    let said = world.run("a cancel all task=x; resume default; publish after task=x");
+    assert!(said.contains(&"w deliver after".to_owned()), "{said:?}");
+    assert_eq!(
+        world.run("a operation 1"),
+        [format!("a operation {JOBS}/{JOBS}/0 over")]
+    );
+    world.check_recovery();
+}
+
+/// A job that ran when others of its queue were cancelled, and that was to be left alone, was cancelled when it came back
+/// before the steps of the operation had come to it.
+#[test]
+fn a_running_job_that_is_left_alone_may_come_back_while_the_operation_goes_on() {
+    for (back, again) in [
+        ("return", "one!"),
+        ("crash", "one!~1"),
+        ("suspect", "one!~1"),
+    ] {
+        check(&format!(
+            "
+            a hello                             -> a welcome 0
+            w hello                             -> w welcome 0
+            a publish one|publish two|publish three  -> a confirm 3
+            w consume default 2                 -> w deliver one two
+            disk no-settlements                 -> notice: NoSettlements
+            a cancel all                        -> a confirm 4 4:operation-1
+            w {back} one                        -> w confirm 1
+            a operation 1                       -> a operation 1/0/1
+            disk plenty                         -> notice: Plenty
+            a operation 1                       -> a operation 3/1/2 over
+            w consume default 9                 -> w deliver {again}
+            "
+        ));
+    }
 }
