@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_broker::{Broker, BrokerOptions, ConnId};
 use penstock_message::{
-    CancelOrder, Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Space, Tx,
+    CancelOrder, Delivery, Durability, Key, KeyState, Lease, MessageId, Op, Receipt, SessionId,
+    Space, Target, Tx,
 };
 use penstock_wire::proto::{ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
 
-use crate::model::{Failed, Model, State, Time, Verdict};
+use crate::model::{Failed, Model, Moment, State, Time, Verdict};
 use crate::said::{Hearing, Said};
 
 mod consumers;
@@ -121,8 +122,7 @@ struct Decided {
     durability: Durability,
     tx: Tx,
     receipt: Receipt,
-    /// The last hand-out by then, as (epoch, grant).
-    grants: (u32, u64),
+    moment: Moment,
     /// Position of its record in the journal, or, when the broker read more at once, of one before.
     position: u64,
     /// Whether the broker has confirmed it, or has shown its effect.
@@ -267,18 +267,51 @@ impl Checker {
         self.told += 1;
         self.by_seq.insert((session, seq), self.told);
         let tx = tx.clone();
+        let moment = self.moment(&tx, broker);
         let decided = Decided {
             session,
             seq,
             durability,
             tx,
             receipt,
-            grants: broker.last_hand_out(),
+            moment,
             position: broker.next_position().0 - 1,
             is_public: false,
         };
         self.txs.insert(self.told, decided);
         self.tell(Event::Decided(self.told))
+    }
+
+    /// Asks the broker for what no client can know of the moment of a decision.
+    fn moment(&self, tx: &Tx, broker: &Broker) -> Moment {
+        let cancels_many = |op: &Op| {
+            matches!(
+                op,
+                Op::Cancel {
+                    target: Target::Filter(_),
+                    ..
+                }
+            )
+        };
+        let mut moment = Moment {
+            grants: broker.last_hand_out(),
+            ..Moment::default()
+        };
+        if tx.ops.iter().any(cancels_many) {
+            let live = self
+                .model
+                .live
+                .iter()
+                .map(|index| &self.model.items[*index]);
+            let ids: BTreeSet<MessageId> = live.map(|item| item.message.id).collect();
+            let that = |is: fn(&Broker, &MessageId) -> bool| {
+                ids.iter().copied().filter(|id| is(broker, id)).collect()
+            };
+            moment.failed = that(Broker::has_failed);
+            moment.gone = that(|broker, id| !broker.holds(id));
+            moment.handed_out = that(Broker::is_handed_out);
+        }
+        moment
     }
 
     /// Notes that the connection broke, or that the broker has closed it.
@@ -605,6 +638,24 @@ impl Checker {
         }
     }
 
+    /// Checks how far cancellations by filter have come at a quiet moment; true: one is not over.
+    fn operations_are_right(&self, broker: &Broker) -> Result<bool, String> {
+        let mut goes_on = false;
+        for number in self.model.operations() {
+            let status = broker.operation_status(number);
+            let is_over = status.is_none_or(|status| status.is_over);
+            if is_over {
+                self.model.operation_is_right(number, status)?;
+            } else if broker.status().space == Space::Plenty {
+                return Err(format!(
+                    "all is quiet, and cancellation {number} is not over"
+                ));
+            }
+            goes_on |= !is_over;
+        }
+        Ok(goes_on)
+    }
+
     /// Checks a quiet moment: all is written, synced and sent, and nothing is on its way.
     pub fn quiet(&mut self, broker: &Broker) -> Verdict {
         broker.assert_consistent();
@@ -613,7 +664,8 @@ impl Checker {
         for join in self.model.open_joins() {
             self.tell(Event::Join(join, broker.join_members(&join)))?;
         }
-        self.tell(Event::Quiet)?;
+        let goes_on = self.operations_are_right(broker)?;
+        self.tell(Event::Quiet { goes_on })?;
         self.safe_through = self.told;
         self.wall_was_set_by_ms = 0;
         self.knows_boot = true;

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use penstock_message::{
-    Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, MessageState, Op, Overflow,
-    QueueLimits, Receipt, Refusal, ReleaseReason, Running, SessionId, Target, Tx, ValueStatus,
+    Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Overflow, QueueLimits,
+    Receipt, Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus,
 };
 
 mod cancels;
@@ -21,8 +21,9 @@ mod objections;
 #[cfg(test)]
 mod tests;
 
+use cancels::Operation;
 use item::{Attendance, JoinModel, When};
-pub use item::{End, Failed, Item, State, Stored, Time};
+pub use item::{End, Failed, Item, Moment, State, Stored, Time};
 use objections::{Named, Objection};
 
 /// Fault in words; nothing when all is well.
@@ -54,8 +55,10 @@ pub struct Model {
     pub clock_is_off_by_ms: u64,
     /// Whether steps are replayed after a crash: any that no longer fit are passed over.
     pub lenient: bool,
-    /// The last hand-out when the transaction at hand was decided, as (epoch, grant).
-    grants: (u32, u64),
+    /// Moment at which the transaction at hand was decided.
+    moment: Moment,
+    /// Cancellations by filter that were not over when all was quiet last.
+    operations: Vec<Operation>,
     /// Every hand-out that anybody ever saw, whatever crashes have undone since.
     pub seen: BTreeSet<(Lease, SessionId)>,
 }
@@ -88,10 +91,14 @@ impl Model {
     }
 
     /// Notes a quiet moment: all is written, synced and sent, so there is no doubt about things on their way.
-    pub fn quiet(&mut self) {
+    /// `goes_on`: whether an operation on many jobs is not over, since the disk is full.
+    pub fn quiet(&mut self, goes_on: bool) {
         let now = self.now.steady;
         self.still.clone_from(&self.paused);
         self.quiet_ms = now;
+        if !goes_on {
+            self.operations.clear();
+        }
         self.on_their_way.clear();
         for index in self.live.clone() {
             let item = &mut self.items[index];
@@ -103,6 +110,7 @@ impl Model {
                 && !item.end_is_unsure
                 && !item.may_be_dead()
                 && !self.clock_is_doubtful
+                && !(goes_on && end == End::Purged)
             {
                 self.end(index, end);
             }
@@ -117,9 +125,9 @@ impl Model {
         session: SessionId,
         tx: &Tx,
         receipt: &Receipt,
-        grants: (u32, u64),
+        moment: &Moment,
     ) -> Verdict {
-        self.grants = grants;
+        self.moment.clone_from(moment);
         let mut named = Named::default();
         let objection = |op| match self.objection(session, op, &mut named) {
             Objection::None => self.room_objection(tx, op),
@@ -145,6 +153,11 @@ impl Model {
                             running,
                             ..
                         } => self.cancel(*id, applied.found, *running)?,
+                        Op::Cancel {
+                            target: Target::Filter(filter),
+                            running,
+                            ..
+                        } => self.cancel_many(filter, *running, applied.operation)?,
                         _ => self.apply(number, session, op, skipped, is_outcome)?,
                     }
                 }
@@ -380,6 +393,7 @@ impl Model {
                 succeeded,
             } => self.arrive(*join, *index, *succeeded),
             Op::Purge { queue } => {
+                self.another_order();
                 for index in self.live.clone() {
                     if self.items[index].queue == *queue && self.may_wait(index) {
                         let now = self.now;
@@ -399,6 +413,7 @@ impl Model {
                 self.still.remove(queue);
             }
             Op::Limit { queue, limits } => {
+                self.another_order();
                 self.limits.insert(queue.clone(), *limits);
             }
             Op::Fail {
@@ -472,6 +487,7 @@ impl Model {
             purged: false,
             end_is_unsure: false,
             asked: None,
+            cancelled: None,
             unsure_until: 0,
             place: self.next_place(),
             notes: message.notes.clone(),
@@ -553,6 +569,7 @@ impl Model {
         item.failure = None;
         item.suspects = 0;
         item.asked = None;
+        item.cancelled = None;
         item.may_have_run = false;
         item.message.attempt += 1;
         if let Some(queue) = queue {

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, IdSource, JoinPolicy,
-    Key, Member, Message, MessageId, Op, Overflow, QueueLimits, Running, Target, Tx, Value,
-    ValueStatus,
+    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, Filter, IdSource,
+    JoinPolicy, Key, Member, Message, MessageId, Op, Overflow, QueueLimits, Running, Target, Tx,
+    Value, ValueStatus,
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
@@ -33,6 +33,8 @@ pub struct Habits {
     pub purges: bool,
     /// Whether it cancels jobs that run.
     pub cancels: bool,
+    /// Whether it cancels all jobs of a task or a queue.
+    pub cancels_many: bool,
     /// Whether it publishes, one time, more jobs at once than a step of the broker takes.
     pub crowds: bool,
 }
@@ -45,6 +47,7 @@ impl Habits {
             "locks" => self.locks = false,
             "purges" => self.purges = false,
             "cancels" => self.cancels = false,
+            "cancels of many" => self.cancels_many = false,
             "crowds" => self.crowds = false,
             _ => {}
         }
@@ -148,7 +151,11 @@ impl Author {
         let key =
             |rng: &mut Rng| Key::Named(Bytes::from_static(LOCKS[rng.below(3) as usize].as_bytes()));
         if let Some(queue) = self.to_purge.take() {
-            return vec![Op::Purge { queue }].into();
+            let op = match self.habits.cancels_many && rng.bool() {
+                true => cancel_many(Some(queue), None, rng),
+                false => Op::Purge { queue },
+            };
+            return vec![op].into();
         }
         if self.habits.crowds && rng.one_in(12) {
             self.habits.crowds = false;
@@ -251,6 +258,21 @@ impl Author {
                     running: Running::ALL[rng.below(3) as usize],
                 };
                 return vec![op].into();
+            }
+            8 if self.habits.cancels_many && rng.one_in(4) => {
+                let queue = rng.below(3).checked_sub(1).map(|_| drawn(QUEUES, rng));
+                let task = rng.below(3).checked_sub(1).map(|_| drawn(TASKS, rng));
+                let cancel = cancel_many(queue, task, rng);
+                // What comes after it in one transaction is not meant.
+                return match rng.one_in(4) {
+                    true => vec![
+                        self.publish(rng, wall_ms),
+                        cancel,
+                        self.publish(rng, wall_ms),
+                    ],
+                    false => vec![cancel],
+                }
+                .into();
             }
             _ => {}
         }
@@ -414,6 +436,24 @@ fn limits(rng: &mut Rng) -> QueueLimits {
             true => Overflow::DropOldest,
             false => Overflow::Reject,
         },
+    }
+}
+
+fn drawn(names: [&str; 3], rng: &mut Rng) -> String {
+    names[rng.below(3) as usize].to_string()
+}
+
+/// Cancels the jobs of a queue and a task; `None`: of any.
+fn cancel_many(queue: Option<String>, task: Option<String>, rng: &mut Rng) -> Op {
+    let filter = Filter {
+        queue,
+        task,
+        ..Filter::default()
+    };
+    Op::Cancel {
+        target: Target::Filter(filter),
+        reason: "all of them".to_string(),
+        running: Running::ALL[rng.below(3) as usize],
     }
 }
 

@@ -54,7 +54,7 @@ pub struct Without {
 pub const FAULT_POINTS: &str = "fault points";
 
 /// Names of parts that a run can leave out.
-pub const NAMES: [&str; 17] = [
+pub const NAMES: [&str; 18] = [
     FAULT_POINTS,
     "kills",
     "power cuts",
@@ -70,6 +70,7 @@ pub const NAMES: [&str; 17] = [
     "locks",
     "purges",
     "cancels",
+    "cancels of many",
     "crowds",
     "few failed jobs",
 ];
@@ -126,6 +127,11 @@ fn failed_jobs_limits(seed: u64) -> BrokerOptions {
         }
     }
     options
+}
+
+/// Draws whether all jobs of a task or a queue are cancelled now and then: apart, as above.
+fn cancels_many(seed: u64) -> bool {
+    Rng::new(seed.rotate_left(16)).one_in(4)
 }
 
 /// Plan of a run; most seeds do without most faults, so that each is met in depth.
@@ -221,6 +227,7 @@ impl<'a> World<'a> {
             locks: likes(&mut rng),
             purges: rng.one_in(4),
             cancels: likes(&mut rng),
+            cancels_many: cancels_many(seed),
             crowds: rng.one_in(60),
         };
         let journal = JournalOptions {

@@ -26,7 +26,10 @@ pub(super) enum Event {
     Failed(MessageId),
     /// Members of a join that were seen to have reported, and whether it has failed; `None`: it is over.
     Join(JoinId, Option<(Vec<u32>, bool)>),
-    Quiet,
+    /// All was quiet. `goes_on`: an operation on many jobs was not over.
+    Quiet {
+        goes_on: bool,
+    },
     Restarted(u64),
 }
 
@@ -71,7 +74,7 @@ impl Event {
             Self::Hello(session, ..) => {
                 Some(format!("client {} was heard to say hello", session.0[0]))
             }
-            Self::Quiet => Some("all is quiet".to_string()),
+            Self::Quiet { .. } => Some("all is quiet".to_string()),
             Self::Time(_) | Self::Restarted(_) | Self::Failed(_) | Self::Join(..) => None,
         }
     }
@@ -118,10 +121,10 @@ impl Checker {
                     seq,
                     tx,
                     receipt,
-                    grants,
+                    moment,
                     ..
                 } = &self.txs[number];
-                let verdict = self.model.decided(*number, *session, tx, receipt, *grants);
+                let verdict = self.model.decided(*number, *session, tx, receipt, moment);
                 verdict.map_err(|what| format!("transaction {number} (seq {seq}): {what}"))
             }
             Event::Delivered(session, delivery) => self.model.delivered(*session, delivery),
@@ -136,8 +139,8 @@ impl Checker {
             }
             Event::Failed(id) => self.model.has_failed(*id),
             Event::Join(id, members) => self.model.saw_join(*id, members.as_ref()),
-            Event::Quiet => {
-                self.model.quiet();
+            Event::Quiet { goes_on } => {
+                self.model.quiet(*goes_on);
                 Ok(())
             }
             Event::Restarted(heartbeat_ms) => {

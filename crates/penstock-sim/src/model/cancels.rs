@@ -1,9 +1,25 @@
-//! Cancellations: of one job, and those that run and are asked to stop.
+//! Cancellations: of one job or of many, and of those that run and are asked to stop.
 
-use penstock_message::{MessageId, MessageState, Running};
+use penstock_message::{Filter, MessageId, MessageState, OperationStatus, Running};
 
-use super::item::{End, State};
+use super::item::{End, Item, State};
 use super::{Model, Verdict};
+
+/// Time for which a broker remembers an operation that is over.
+const REMEMBERED_MS: u64 = 600_000;
+
+/// A cancellation by filter, and what may come of it.
+#[derive(Clone, Debug)]
+pub(super) struct Operation {
+    number: u64,
+    decided_ms: u64,
+    /// Most jobs that matched when it was decided.
+    at_most: usize,
+    /// Places of items that waited then, and that it surely ends: unless another order comes first.
+    surely: Vec<usize>,
+    /// Whether no other order was given since that ends jobs.
+    is_alone: bool,
+}
 
 impl Model {
     /// Ends the copies of a message that wait, wherever they do; those that run may be asked to stop.
@@ -15,9 +31,13 @@ impl Model {
     ) -> Verdict {
         let copies = self.by_id.get(&id).cloned().unwrap_or_default();
         let is_alone = copies.len() == 1;
+        self.another_order();
+        if is_alone {
+            self.found_is_right(copies[0], found, running)?;
+        }
         for index in copies {
             if running != Running::Leave && !matches!(self.items[index].state, State::Ended(_)) {
-                self.items[index].asked = Some(self.grants);
+                self.items[index].asked = Some(self.moment.grants);
             }
             if is_alone && found == Some(MessageState::Cancelling) {
                 self.was_asked_to_stop(index)?;
@@ -29,6 +49,164 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Checks the state in which the answer says that a job was cancelled.
+    fn found_is_right(
+        &self,
+        index: usize,
+        found: Option<MessageState>,
+        running: Running,
+    ) -> Verdict {
+        let item = &self.items[index];
+        let runs = matches!(item.state, State::Leased { .. });
+        let is_held = matches!(item.state, State::Held(_));
+        let may_be = match found {
+            Some(MessageState::Ready) => {
+                !runs && (item.due_reached || self.clock_is_doubtful) && !self.surely_held(index)
+            }
+            Some(MessageState::Delayed) => !runs && !is_held && item.is_delayed(),
+            Some(MessageState::Held) => is_held,
+            Some(MessageState::Blocked) => is_held && !self.surely_waits(index),
+            Some(MessageState::Cancelling) => running != Running::Leave,
+            None | Some(MessageState::Running | MessageState::Failed | MessageState::Parked) => {
+                false
+            }
+        };
+        match may_be {
+            true => Ok(()),
+            false => self.fail(format!(
+                "{} was found {found:?} by who cancelled it, and is {:?}",
+                item.message.id, item.state
+            )),
+        }
+    }
+
+    fn surely_held(&self, index: usize) -> bool {
+        matches!(self.items[index].state, State::Held(join) if !self.may_be_released(join))
+    }
+
+    /// Ends all jobs of a queue or a task that wait; those that run may be asked to stop. From the decision on none that
+    /// waited starts.
+    pub(super) fn cancel_many(
+        &mut self,
+        filter: &Filter,
+        running: Running,
+        operation: Option<u64>,
+    ) -> Verdict {
+        self.another_order();
+        let Some(number) = operation else {
+            return self.fail(format!("a cancellation has no number: {filter:?}"));
+        };
+        let matches = |item: &Item| {
+            let queue = filter.queue.as_ref().is_none_or(|name| *name == item.queue);
+            let task = filter
+                .task
+                .as_ref()
+                .is_none_or(|name| *name == item.message.task);
+            queue && task
+        };
+        // The broker counts those that a failed group has blocked: for the model they have ended.
+        let may_count = |item: &&Item| {
+            let has_ended = matches!(item.state, State::Ended(_));
+            matches(item) && (!has_ended || item.state == State::Ended(End::JoinFailed))
+        };
+        let at_most = self.items.iter().filter(may_count).count();
+        let mut surely = Vec::new();
+        for index in self.live.clone() {
+            let item = &self.items[index];
+            let id = item.message.id;
+            // Those that have failed are not meant, and nobody may have seen that, or may ever see it.
+            let has_failed = item.may_be_dead() && self.moment.failed.contains(&id);
+            let may_have_failed = item.may_be_dead() && self.moment.gone.contains(&id);
+            if matches!(item.state, State::Ended(_)) || !matches(item) || has_failed {
+                continue;
+            }
+            let is_unseen = self.moment.handed_out.contains(&id);
+            let is_held = matches!(item.state, State::Held(_));
+            if item.state == State::Waiting
+                && self.surely_waits(index)
+                && item.expires.is_none()
+                && !self.limits.contains_key(&item.queue)
+            {
+                surely.push(index);
+            }
+            let may_wait = self.may_wait(index) || is_held;
+            let is_unsure = !self.surely_waits(index);
+            let grants = self.moment.grants;
+            let item = &mut self.items[index];
+            if running != Running::Leave && !may_have_failed {
+                item.asked = Some(grants);
+            }
+            if may_wait {
+                item.purged = true;
+                item.end_is_unsure |= is_unsure;
+            }
+            if (item.state == State::Waiting || is_held) && !is_unseen {
+                item.cancelled = Some(grants);
+            } else if running == Running::Leave {
+                // It may come back while the operation goes on, and gets a new place then.
+                item.in_order = false;
+            }
+        }
+        self.operations.push(Operation {
+            number,
+            decided_ms: self.now.steady,
+            at_most,
+            surely,
+            is_alone: true,
+        });
+        Ok(())
+    }
+
+    /// Notes an order that ends jobs: nobody can tell by which of several a job has ended.
+    pub(super) fn another_order(&mut self) {
+        for operation in &mut self.operations {
+            operation.is_alone = false;
+        }
+    }
+
+    /// Returns the numbers of the cancellations that were not over when all was quiet last.
+    pub fn operations(&self) -> Vec<u64> {
+        self.operations.iter().map(|it| it.number).collect()
+    }
+
+    /// Checks, at a quiet moment, what the broker says of a cancellation. `None`: it remembers none.
+    pub fn operation_is_right(&self, number: u64, status: Option<OperationStatus>) -> Verdict {
+        let Some(operation) = self.operations.iter().find(|it| it.number == number) else {
+            return Ok(());
+        };
+        let Some(status) = status else {
+            return match operation.decided_ms + REMEMBERED_MS <= self.now.steady {
+                true => Ok(()),
+                false => self.fail(format!("cancellation {number} is not known any more")),
+            };
+        };
+        let OperationStatus {
+            matched,
+            done,
+            asked,
+            spared,
+            ..
+        } = status;
+        let ends = |index: &&usize| {
+            let item = &self.items[**index];
+            item.state == State::Waiting && item.purged && !item.end_is_unsure
+        };
+        let at_least = match operation.is_alone && !self.clock_is_doubtful {
+            true => operation.surely.iter().filter(ends).count(),
+            false => 0,
+        };
+        let is_right = matched == done + asked + spared
+            && matched <= operation.at_most as u64
+            && (at_least as u64) <= done;
+        match is_right {
+            true => Ok(()),
+            false => self.fail(format!(
+                "cancellation {number} was for {at_least} to {} jobs, and says {status:?}",
+                operation.at_most
+            )),
+        }
     }
 
     /// Notes that a message is run by somebody, seen or not, who is to stop it.

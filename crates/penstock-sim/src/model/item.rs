@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use penstock_message::{
-    Due, JoinId, JoinPolicy, Key, Lease, Member, Message, SessionId, ValueStatus,
+    Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, SessionId, ValueStatus,
 };
 
 /// True time, and what the wall shows; both in milliseconds since the Unix epoch.
@@ -80,10 +80,24 @@ pub struct Item {
     pub(super) end_is_unsure: bool,
     /// The last hand-out of all, as (epoch, grant), when its worker was asked to stop it: it never starts after that.
     pub asked: Option<(u32, u64)>,
+    /// The last hand-out of all, as above, when it was cancelled and nobody ran it: it never starts after that.
+    pub(super) cancelled: Option<(u32, u64)>,
     /// Time until which, after a crash, it may be held back for a session that was given it unseen.
     pub unsure_until: u64,
     /// Transaction that put it where it is.
     pub tx: u64,
+}
+
+/// Facts of the moment at which a transaction was decided that no client can know.
+#[derive(Clone, Debug, Default)]
+pub struct Moment {
+    /// Last hand-out by then, as (epoch, grant).
+    pub grants: (u32, u64),
+    /// Jobs that had failed, that were not there any more, and that had been handed out: of those that a cancellation by
+    /// filter may mean.
+    pub failed: BTreeSet<MessageId>,
+    pub gone: BTreeSet<MessageId>,
+    pub handed_out: BTreeSet<MessageId>,
 }
 
 /// Place of a failure among others, and its time.

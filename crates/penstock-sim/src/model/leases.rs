@@ -107,6 +107,15 @@ impl Model {
                 "{id} was asked to stop at grant {asked:?}, and starts again: {lease:?}"
             ))?;
         }
+        if item
+            .cancelled
+            .is_some_and(|cancelled| order(lease) > cancelled)
+        {
+            let cancelled = item.cancelled;
+            self.fail(format!(
+                "{id} was cancelled at grant {cancelled:?}, and starts: {lease:?}"
+            ))?;
+        }
         if self.still.contains(queue) {
             self.fail(format!("{id} was delivered from {queue}, which is paused"))?;
         }
@@ -206,6 +215,8 @@ impl Model {
     /// Notes that the broker has died and come back: grants may be lost, or may have been made unseen.
     pub fn restarted(&mut self, longest_heartbeat_ms: u64) {
         let now = self.now.steady;
+        // An operation goes on, and its counts are those of each broker.
+        self.operations.clear();
         for index in &self.live {
             let item = &mut self.items[*index];
             let safe_and_present = match item.state {

@@ -7,7 +7,7 @@ use penstock_message::{
 };
 
 use super::Model;
-use super::item::Time;
+use super::item::{Moment, Time};
 
 const PRODUCER: SessionId = SessionId([1; 16]);
 const WORKER: SessionId = SessionId([2; 16]);
@@ -24,7 +24,11 @@ fn time(ms: u64) -> Time {
 
 fn decided(model: &mut Model, number: u64, op: Op) {
     let applied = Receipt::applied();
-    let verdict = model.decided(number, PRODUCER, &Tx::from(vec![op]), &applied, (1, 1_000));
+    let moment = Moment {
+        grants: (1, 1_000),
+        ..Moment::default()
+    };
+    let verdict = model.decided(number, PRODUCER, &Tx::from(vec![op]), &applied, &moment);
     verdict.expect("it may be applied");
 }
 
@@ -96,7 +100,7 @@ fn a_value_whose_time_is_over_may_be_back_when_the_clock_has_stepped_over_a_cras
     decided(&mut model, 1, put);
     assert_eq!(model.key_exists(&key), Some(true));
     model.advance(time(5_000));
-    model.quiet();
+    model.quiet(false);
     assert_eq!(model.key_exists(&key), Some(false));
     clock_steps_over_a_crash(&mut model, MONTH_MS);
     assert_eq!(model.key_exists(&key), None);
