@@ -142,9 +142,10 @@ wire-check:
 # What only took too long (`only_rerun` in pyproject.toml) runs again: the machine may have had much else to do.
 patient := --reruns 2 --reruns-delay 1 -r aR
 
+# Tests spend most of their time waiting, so six keep two processors busy.
 python-test: .venv/.built
 	@mkdir -p .ran
-	SEED=$(chance) $(python) -m pytest -n 4 $(patient) -m "not alone" --passed=.ran/python.txt
+	SEED=$(chance) $(python) -m pytest -n 6 $(patient) -m "not alone" --passed=.ran/python.txt
 	$(python) -m pytest $(patient) -m alone --passed=.ran/alone.txt
 	@cat .ran/alone.txt >> .ran/python.txt
 
