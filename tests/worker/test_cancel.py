@@ -223,7 +223,7 @@ def test_an_order_survives_the_death_of_the_broker(shop: Shop, kind: Kind) -> No
 
 
 def test_the_job_of_a_worker_that_dies_has_ended(shop: Shop) -> None:
-    worker = shop.start(PROCESS)
+    worker = shop.start(PROCESS, "--heartbeat", "2")
     job = shop.begun(shop.tasks.works, "works")
     worker.signal(signal.SIGSTOP)
     assert job.cancel("enough") is JobState.CANCELLING

@@ -106,7 +106,7 @@ def test_when_the_zygote_is_killed_its_children_end_and_others_take_over(shop: S
 
 
 def test_when_the_supervisor_is_killed_everything_of_it_ends_and_its_jobs_run_elsewhere(shop: Shop) -> None:
-    worker = shop.ready_worker("-c", "2")
+    worker = shop.ready_worker("-c", "2", "--heartbeat", "2")
     running = shop.tasks.begin_and_wait.delay("running")
     first = shop.pid_of("running")
     zygote = shop.zygote_pid()
