@@ -205,7 +205,7 @@ class Limits:
     def start(self, kind: Kind, *options: str) -> Process:
         self.project.write("limits.py", kind.source(SOURCE))
         self.tasks = self.project.tasks("limits.py")
-        return self.project.worker("limits:app", *kind.options, *(options or ("--kill-grace", "0.5", "--grace", "2")))
+        return self.project.worker("limits:app", *kind.options, *(options or ("--kill-grace", "0.5", "--grace", "1")))
 
     def notes(self, word: str) -> list[str]:
         return notes(self.project, word)
