@@ -13,7 +13,7 @@ mod points;
 mod table;
 
 #[cfg(feature = "on")]
-pub use points::{Points, is_likely, is_planted, plant, point};
+pub use points::{Points, is_found_by, is_likely, is_planted, plant, point};
 #[cfg(feature = "on")]
 pub use table::{PLANTS, POINTS, Plant};
 

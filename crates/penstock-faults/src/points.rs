@@ -2,6 +2,7 @@
 //! thread.
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::table::{PLANTS, POINTS};
 
@@ -54,6 +55,14 @@ impl Points {
             .wrapping_add(1_442_695_040_888_963_407);
         (self.state >> 33).is_multiple_of(self.one_in)
     }
+}
+
+/// Whether this test fails while the bug is planted. It may plant nothing in other threads.
+pub fn is_found_by(name: &str, test: impl FnOnce()) -> bool {
+    assert!(Points::plant(Some(name)), "{name} is not in the table");
+    let result = catch_unwind(AssertUnwindSafe(test));
+    Points::plant(None);
+    result.is_err()
 }
 
 pub fn is_planted(plant: usize) -> bool {

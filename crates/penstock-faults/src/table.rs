@@ -1,15 +1,30 @@
 //! The bugs that can be planted, each with the promise that it breaks; and the points that the
 //! simulator makes frequent.
 
-/// A bug, for the simulator to catch.
+/// A bug, for the simulator to catch, or for tests where it does not reach.
 #[derive(Clone, Copy, Debug)]
 pub struct Plant {
     pub name: &'static str,
     pub promise: &'static str,
+    /// Whether tests of the worker find it, and not the simulator: what a supervisor shares with its children in memory
+    /// is not simulated.
+    pub is_for_tests: bool,
 }
 
 const fn plant(name: &'static str, promise: &'static str) -> Plant {
-    Plant { name, promise }
+    Plant {
+        name,
+        promise,
+        is_for_tests: false,
+    }
+}
+
+const fn in_worker(name: &'static str, promise: &'static str) -> Plant {
+    Plant {
+        name,
+        promise,
+        is_for_tests: true,
+    }
 }
 
 /// Points that are lawful at any time, and rare by nature.
@@ -323,5 +338,94 @@ pub const PLANTS: &[Plant] = &[
     plant(
         "carry-no-pause",
         "a pause outlives the segment it was written in",
+    ),
+    // The worker, found by its tests.
+    in_worker(
+        "order-without-index",
+        "an order is for one job, and never for its neighbour",
+    ),
+    in_worker(
+        "order-outdone-by-less",
+        "a job that is to end is not asked for less after that",
+    ),
+    in_worker(
+        "order-carried-out-twice",
+        "a job is interrupted once by each order",
+    ),
+    in_worker(
+        "shield-against-the-end",
+        "nothing keeps off the end of a job's time",
+    ),
+    in_worker(
+        "shield-outlives-its-job",
+        "a shield that a job has left open does not keep orders off the next",
+    ),
+    in_worker(
+        "limit-not-armed-again",
+        "each job of a packet is held to its limit",
+    ),
+    in_worker(
+        "limit-from-the-hand-out",
+        "a job's time begins when the job does",
+    ),
+    in_worker(
+        "remind-never",
+        "a child that can not carry out an order is reminded",
+    ),
+    in_worker(
+        "cancel-gains-time",
+        "a cancelled job gains no time when its limit is over",
+    ),
+    in_worker(
+        "kill-after-the-grace",
+        "a job that is to be killed has no grace",
+    ),
+    in_worker(
+        "alarm-too-late",
+        "a place is looked at at the earliest of its times",
+    ),
+    in_worker(
+        "claim-a-former-packet",
+        "what was taken back can not be claimed",
+    ),
+    in_worker(
+        "begin-what-was-taken-back",
+        "a job is begun or taken back, never both",
+    ),
+    in_worker(
+        "take-back-what-has-begun",
+        "a job that has begun is not handed out again",
+    ),
+    in_worker(
+        "closing-ignored-mid-packet",
+        "a child that is closed begins nothing more",
+    ),
+    in_worker(
+        "close-the-successor",
+        "a child that is closed has a successor that is not",
+    ),
+    in_worker(
+        "fault-of-the-one-before",
+        "a fault is blamed on the child that had it",
+    ),
+    in_worker(
+        "fault-of-anybody",
+        "a fault is blamed on a packet that its child had",
+    ),
+    in_worker(
+        "admission-counts-twice",
+        "memory that a job has taken is not kept for it as well",
+    ),
+    in_worker(
+        "kill-explains-two-deaths",
+        "one kill for a lack of memory explains one death",
+    ),
+    in_worker(
+        "grow-old-together",
+        "processes of one moment are replaced at different times",
+    ),
+    in_worker(
+        "order-for-a-settled-job",
+        "an order to stop a job is for a worker that has it",
     ),
 ];

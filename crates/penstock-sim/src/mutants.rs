@@ -25,11 +25,12 @@ struct Hunt {
 /// when all were caught.
 pub fn hunt(names: &[&str], seeds: u64) -> bool {
     let start = Instant::now();
-    let wanted = |plant: &&Plant| names.is_empty() || names.contains(&plant.name);
+    let wanted =
+        |plant: &&Plant| !plant.is_for_tests && (names.is_empty() || names.contains(&plant.name));
     let mut hunts: Vec<Hunt> = PLANTS.iter().filter(wanted).map(Hunt::new).collect();
     let count = hunts.len();
     if count < names.len() {
-        println!("some of these names are not in the table of planted bugs");
+        println!("some of these names are not in the table of bugs that the simulator is to catch");
         return false;
     }
     println!(
@@ -87,7 +88,7 @@ impl Hunt {
         }
         Points::plant(None);
         if let Some(what) = &self.caught {
-            let Plant { name, promise } = self.plant;
+            let Plant { name, promise, .. } = self.plant;
             let what: String = what.chars().take(160).collect();
             println!("{name:<28} {:>5}  {promise}\n{:37}{what}", self.seed, "");
         }

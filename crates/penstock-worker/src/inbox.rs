@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use penstock_driver::{DeliverySink, DriverError};
+use penstock_faults::planted;
 use penstock_message::{
     Answer, CancelOrder, Delivery, Lease, Receipt, Refusal, SeededSet, SeededState,
 };
@@ -172,7 +173,7 @@ impl DeliverySink for Inbox {
     fn cancel(&self, mut orders: Vec<CancelOrder>) {
         let held = lock(&self.held);
         // One that was settled meanwhile is over.
-        orders.retain(|order| held.contains(&order.lease));
+        orders.retain(|order| held.contains(&order.lease) || planted!("order-for-a-settled-job"));
         drop(held);
         if !orders.is_empty() {
             self.tell(|news| news.cancels.append(&mut orders));
@@ -217,7 +218,7 @@ impl DeliverySink for Inbox {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::Arc;
 
     use penstock_message::{Message, MessageId};
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_to_stop_a_job_is_for_the_one_that_holds_it() {
+    pub(crate) fn an_order_to_stop_a_job_is_for_the_one_that_holds_it() {
         let mut desk = Desk::new();
         let order = |number| CancelOrder {
             lease: lease(number),

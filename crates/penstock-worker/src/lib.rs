@@ -30,6 +30,7 @@
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
 //! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
 //! | desk.rs | a worker without processes, for tests of applications |
+//! | plants.rs | bugs that are planted for the tests to find |
 //!
 //! `policy` and `inbox` are public for the simulator alone, whose workers decide by them.
 
@@ -51,6 +52,8 @@ mod output;
 mod outstanding;
 mod packet;
 mod page;
+#[cfg(all(test, feature = "faults"))]
+mod plants;
 #[doc(hidden)]
 pub mod policy;
 mod supervisor;

@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use penstock_faults::planted;
 use penstock_message::Message;
 
 use crate::order::Order;
@@ -86,7 +87,9 @@ impl Ordered {
 
     /// Leaves it no more time.
     pub fn hasten(&mut self, now: Instant) {
-        self.end_by = Some(now);
+        if !planted!("kill-after-the-grace") {
+            self.end_by = Some(now);
+        }
         self.is_hastened = true;
     }
 
@@ -99,7 +102,9 @@ impl Ordered {
             ..Self::new(self.index, order, now, grace)
         };
         // A job that was cancelled has no longer, because its limit is over too.
-        self.end_by = end_by.or(self.end_by);
+        if !planted!("cancel-gains-time") {
+            self.end_by = end_by.or(self.end_by);
+        }
     }
 
     fn remind(&mut self, now: Instant) {
@@ -135,7 +140,10 @@ pub fn step(
     if !has_heard {
         if ordered.repeat_at <= now {
             ordered.remind(now);
-            step = Step::Remind;
+            step = match planted!("remind-never") {
+                true => Step::Nothing,
+                false => Step::Remind,
+            };
         }
         next.push(ordered.repeat_at);
     }
@@ -169,7 +177,7 @@ impl Alarms {
     /// Has the place looked at by then at the latest. An earlier time that is set stays: what it was for may have ended,
     /// and to look in vain is cheaper than to take each of them back.
     pub fn by(&mut self, place: usize, at: Instant) {
-        if self.at[place].is_some_and(|set| set <= at) {
+        if self.at[place].is_some_and(|set| set <= at || planted!("alarm-too-late")) {
             return;
         }
         if let Some(set) = self.at[place].replace(at) {
@@ -195,7 +203,7 @@ impl Alarms {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const GRACE: Duration = Duration::from_secs(5);
@@ -238,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_warned_then_stopped_then_condemned_each_in_its_time() {
+    pub(crate) fn a_job_is_warned_then_stopped_then_condemned_each_in_its_time() {
         let check = |soft: Option<u64>, hard: Option<u64>, hears, expected: &str| {
             let limits = Limits {
                 soft: soft.map(ms),
@@ -264,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_job_gains_no_time_by_its_limit() {
+    pub(crate) fn a_cancelled_job_gains_no_time_by_its_limit() {
         let start = Instant::now();
         let mut ordered = Ordered::new(0, Order::Cancel, start, GRACE);
         ordered.raise(Order::Hard, start + ms(4_000), GRACE);
@@ -278,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_is_to_be_killed_has_no_time() {
+    pub(crate) fn a_job_that_is_to_be_killed_has_no_time() {
         let now = Instant::now();
         let mut ordered = Ordered::new(0, Order::Cancel, now, GRACE);
         ordered.hasten(now);
@@ -287,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_looked_at_at_the_earliest_of_its_times_and_once() {
+    pub(crate) fn a_place_is_looked_at_at_the_earliest_of_its_times_and_once() {
         let start = Instant::now();
         let mut alarms = Alarms::new(3);
         alarms.by(0, start + ms(30));

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
+use penstock_faults::planted;
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
@@ -347,7 +348,8 @@ impl Window {
         let (place, job) = Self::unpack(self.job.load(Ordering::Relaxed))?;
         let order = self.link.claims.get(place)?.wanted(job)?;
         // Nothing keeps off the end of a job's time.
-        (order == Order::Hard || self.shields.load(Ordering::Relaxed) == 0).then_some(order)
+        let is_the_end = order == Order::Hard && !planted!("shield-against-the-end");
+        (is_the_end || self.shields.load(Ordering::Relaxed) == 0).then_some(order)
     }
 
     /// As [`Window::order`], and the order counts as carried out from here on.
@@ -499,7 +501,8 @@ impl Slot {
         let link = &self.link;
         let cell = link.claims.get(packet.place.into()).ok_or_else(damaged)?;
         let since_ns = steady_ns();
-        if link.has_closed() || !cell.begin(packet.sequence, link.child, packet.next, since_ns) {
+        let has_closed = link.has_closed() && !planted!("closing-ignored-mid-packet");
+        if has_closed || !cell.begin(packet.sequence, link.child, packet.next, since_ns) {
             packet.next = packet.jobs;
             return Ok(None);
         }
@@ -514,7 +517,9 @@ impl Slot {
             since_ns,
         });
         let window = &self.window;
-        window.shields.store(0, Ordering::Relaxed);
+        if !planted!("shield-outlives-its-job") {
+            window.shields.store(0, Ordering::Relaxed);
+        }
         window
             .job
             .store(Window::pack(packet, packet.next), Ordering::Relaxed);

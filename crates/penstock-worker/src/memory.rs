@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use penstock_faults::planted;
+
 /// Memory of a process, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
@@ -192,7 +194,7 @@ impl Kills {
     pub fn explain(&mut self, count: Option<u64>) -> Option<bool> {
         let (known, count) = (self.known?, count?);
         let is_explained = count > known;
-        if is_explained {
+        if is_explained && !planted!("kill-explains-two-deaths") {
             self.known = Some(known + 1);
         }
         Some(is_explained)
@@ -241,7 +243,7 @@ pub fn trim() {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[test]
@@ -259,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_explains_one_death_and_an_old_one_none() {
+    pub(crate) fn a_kill_explains_one_death_and_an_old_one_none() {
         let mut kills = Kills::default();
         assert_eq!(kills.explain(Some(1)), None, "nobody has looked");
         kills.begin(Some(7));

@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use penstock_faults::planted;
 use penstock_message::{Delivery, Lease};
 use rustix::io::Errno;
 use rustix::net::{
@@ -448,7 +449,10 @@ impl Outstanding {
         let packet = self.packets[place].as_mut()?;
         let claim = self.pages.claim(place).take_back();
         // A child can write there: its numbers are only indices, to be checked.
-        let begun = claim.begun.min(packet.jobs.len());
+        let mut begun = claim.begun.min(packet.jobs.len());
+        if planted!("take-back-what-has-begun") {
+            begun = begun.saturating_sub(1);
+        }
         let jobs: Vec<Delivery> = packet.jobs[begun..]
             .iter_mut()
             .filter_map(Option::take)
@@ -580,7 +584,7 @@ fn send_message(socket: BorrowedFd<'_>, unsent: &Unsent) -> rustix::io::Result<(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
     use std::thread;
@@ -697,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_child_ran_has_ended_what_it_began_is_charged_and_the_rest_comes_back() {
+    pub(crate) fn what_a_child_ran_has_ended_what_it_began_is_charged_and_the_rest_comes_back() {
         let mut desk = Desk::new(2);
         let (mut child, _socket, mut ring) = desk.child(1);
         desk.send(0..4);
@@ -729,7 +733,7 @@ mod tests {
     /// The case that the claim is for. Between pulling and claiming a child is preempted, taken for dead, and
     /// its packet is sent again; then it wakes up.
     #[test]
-    fn a_packet_that_was_pulled_and_not_claimed_runs_once() {
+    pub(crate) fn a_packet_that_was_pulled_and_not_claimed_runs_once() {
         let mut desk = Desk::new(2);
         desk.send([7]);
         let place = desk.out.places_of(None)[0];
@@ -756,7 +760,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_is_closed_in_the_midst_of_a_packet_begins_nothing_more() {
+    pub(crate) fn a_child_that_is_closed_in_the_midst_of_a_packet_begins_nothing_more() {
         let mut desk = Desk::new(2);
         let (mut child, socket, _ring) = desk.child(0);
         desk.send(0..3);
@@ -1057,7 +1061,7 @@ mod tests {
     const GRACE: Duration = Duration::from_secs(5);
 
     #[test]
-    fn an_order_reaches_the_job_that_runs_and_never_the_next() {
+    pub(crate) fn an_order_reaches_the_job_that_runs_and_never_the_next() {
         let mut desk = Desk::new(1);
         let (mut child, _socket, _ring) = desk.child(0);
         let window = child.window();
@@ -1098,7 +1102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shield_keeps_off_orders_but_for_the_end_of_a_jobs_time() {
+    pub(crate) fn a_shield_keeps_off_orders_but_for_the_end_of_a_jobs_time() {
         let mut desk = Desk::new(1);
         let (mut child, _socket, _ring) = desk.child(0);
         let window = child.window();
@@ -1137,7 +1141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_looked_at_when_its_limit_can_be_over_and_others_never() {
+    pub(crate) fn a_job_is_looked_at_when_its_limit_can_be_over_and_others_never() {
         let mut desk = Desk::with_slots(1, 4);
         let (link, _socket, _ring) = desk.link(0);
         let mut slot = link.slot();
@@ -1166,13 +1170,15 @@ mod tests {
         slot.finish(DONE).unwrap();
         desk.out.end_job(place, 2, 0).unwrap();
         std::thread::sleep(ms(20));
+        let before = Instant::now();
         slot.begin().unwrap().unwrap();
         let now = Instant::now();
         desk.out.pop_alarm(next);
         desk.out.look_at_limits(place, now).unwrap();
+        let took = now.elapsed();
         let last = desk.out.next_alarm().unwrap();
         assert!(
-            last > now + ms(69_900) && last <= now + ms(70_000),
+            last + took >= before + ms(70_000) && last <= now + ms(70_000),
             "{:?}",
             last - now
         );

@@ -70,6 +70,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use penstock_faults::planted;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -229,8 +230,9 @@ impl ClaimCell {
     /// Child: what is wanted of its job and was not carried out.
     pub fn wanted(&self, job: JobAt) -> Option<Order> {
         let word = self.order.load(Ordering::Acquire);
-        job.order_in(word)
-            .filter(|_| self.heard.load(Ordering::Relaxed) != word)
+        job.order_in(word).filter(|_| {
+            self.heard.load(Ordering::Relaxed) != word || planted!("order-carried-out-twice")
+        })
     }
 
     /// Child: it has carried out this order.
@@ -255,7 +257,8 @@ impl ClaimCell {
     /// Child: takes the packet it has just pulled. False: it was taken back, so it is nobody's.
     pub fn claim(&self, sequence: u32, child: u32) -> bool {
         self.change(|claim| {
-            let free = claim.sequence == sequence && claim.owner.is_none() && claim.limit > 0;
+            let is_it = claim.sequence == sequence || planted!("claim-a-former-packet");
+            let free = is_it && claim.owner.is_none() && claim.limit > 0;
             free.then_some(Claim {
                 owner: Some(child),
                 ..claim
@@ -270,10 +273,12 @@ impl ClaimCell {
         self.since.store(now_ns, Ordering::Release);
         self.change(|claim| {
             let mine = claim.sequence == sequence && claim.owner == Some(child);
-            (mine && index < claim.limit).then_some(Claim {
-                begun: index + 1,
-                ..claim
-            })
+            (mine && (index < claim.limit || planted!("begin-what-was-taken-back"))).then_some(
+                Claim {
+                    begun: index + 1,
+                    ..claim
+                },
+            )
         })
         .is_ok()
     }
@@ -338,8 +343,12 @@ impl Pages {
         assert!(child < self.children);
         let offset = ring_offset(self.claims, child);
         self.all.at::<Line>(offset).0.store(0, Ordering::Release);
-        self.fault_word(child).store(0, Ordering::Release);
-        self.closing_word(child).store(0, Ordering::Release);
+        if !planted!("fault-of-the-one-before") {
+            self.fault_word(child).store(0, Ordering::Release);
+        }
+        if !planted!("close-the-successor") {
+            self.closing_word(child).store(0, Ordering::Release);
+        }
         self.trim_word(child).store(0, Ordering::Release);
         self.all
             .at::<Line>(offset + LINE_BYTES)
@@ -383,7 +392,9 @@ impl Pages {
             .fault_word(child)
             .load(Ordering::Acquire)
             .checked_sub(1)? as usize;
-        (place < self.claims && self.claim(place).read().owner == Some(child)).then_some(place)
+        let is_its_own =
+            || self.claim(place).read().owner == Some(child) || planted!("fault-of-anybody");
+        (place < self.claims && is_its_own()).then_some(place)
     }
 }
 
@@ -560,7 +571,7 @@ pub fn anonymous_file(name: &str) -> io::Result<OwnedFd> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::atomic::AtomicUsize;
     use std::thread;
 
@@ -590,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_back_can_not_be_claimed_or_begun() {
+    pub(crate) fn what_was_taken_back_can_not_be_claimed_or_begun() {
         let cell = cell();
         cell.offer(7, 3);
         assert!(!cell.claim(6, 0), "another packet's sequence");
@@ -704,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_is_of_the_child_s_own_packets_or_of_none() {
+    pub(crate) fn a_fault_is_of_the_child_s_own_packets_or_of_none() {
         let pages = Pages::new(2, 4).unwrap();
         let _ring = pages.fresh_ring(1);
         let (claims, ring) = open_child(pages.as_fd(), 1).unwrap();
@@ -724,7 +735,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_is_closed_alone_and_a_new_one_of_its_number_is_not() {
+    pub(crate) fn a_child_is_closed_alone_and_a_new_one_of_its_number_is_not() {
         let pages = Pages::new(2, 4).unwrap();
         let (one, _ring) = open_child(pages.as_fd(), 0).unwrap();
         let (other, _other_ring) = open_child(pages.as_fd(), 1).unwrap();

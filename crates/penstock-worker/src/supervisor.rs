@@ -38,14 +38,14 @@ use orders::Evicted;
 use pools::Pool;
 use recycle::Recycling;
 
-mod admission;
+pub(crate) mod admission;
 mod broker;
 mod cancels;
 mod children;
 mod memory;
 mod orders;
 mod pools;
-mod recycle;
+pub(crate) mod recycle;
 
 const INBOX: Token = Token(0);
 const STOP_SIGNALS: Token = Token(1);

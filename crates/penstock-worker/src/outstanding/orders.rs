@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use penstock_faults::planted;
 use penstock_message::{Delivery, Lease};
 
 use super::Outstanding;
@@ -71,7 +72,9 @@ impl Outstanding {
             return Given::NotRunning;
         };
         match packet.ordered.as_mut().filter(|it| it.index == index) {
-            Some(ordered) if ordered.order >= order => return Given::Before,
+            Some(ordered) if ordered.order >= order && !planted!("order-outdone-by-less") => {
+                return Given::Before;
+            }
             Some(ordered) => ordered.raise(order, now, grace),
             None => packet.ordered = Some(Ordered::new(index, order, now, grace)),
         }
@@ -125,7 +128,10 @@ impl Outstanding {
         let delivery = packet.jobs[index].as_ref()?;
         packet.ordered.take_if(|ordered| ordered.index != index);
         // A child that has lost its mind could say that its job began before it was sent.
-        let since_ns = cell.since_ns().max(packet.sent_ns);
+        let since_ns = match planted!("limit-from-the-hand-out") {
+            true => packet.sent_ns,
+            false => cell.since_ns().max(packet.sent_ns),
+        };
         let age = Duration::from_nanos(steady_ns().saturating_sub(since_ns));
         let heard = cell.heard(running.job);
         let ordered = packet.ordered.as_mut();
@@ -133,6 +139,9 @@ impl Outstanding {
         let limits = Limits::of(&delivery.message);
         let (step, next) = step(limits, age, ordered, has_heard, now);
         for at in next.into_iter().chain(behind) {
+            if planted!("limit-not-armed-again") {
+                break;
+            }
             self.alarms.by(place, at);
         }
         Some((running, step))

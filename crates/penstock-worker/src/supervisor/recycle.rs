@@ -14,6 +14,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use penstock_faults::planted;
+
 use super::children::Life;
 use super::pools::Layout;
 use super::{Phase, Supervisor};
@@ -150,6 +152,11 @@ impl Recycling {
     /// When a process that was forked now is old: up to a tenth sooner or later, or all would be replaced at one time.
     fn old_at(&self, now: Instant) -> Option<Instant> {
         let jitter = f64::from(getrandom::u32().unwrap_or(u32::MAX / 2)) / f64::from(u32::MAX);
+        let jitter = if planted!("grow-old-together") {
+            0.5
+        } else {
+            jitter
+        };
         let age = self.config.max_age?.mul_f64(0.9 + 0.2 * jitter);
         now.checked_add(age)
     }
@@ -382,7 +389,7 @@ impl Supervisor {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::config::{MAX_SLOTS, PoolConfig, SlotKind};
     use crate::supervisor::pools::lay_out;
@@ -422,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_of_one_moment_grow_old_at_different_times() {
+    pub(crate) fn processes_of_one_moment_grow_old_at_different_times() {
         let now = Instant::now();
         let hour = Duration::from_secs(3600);
         let config = RecycleConfig {
