@@ -77,7 +77,7 @@ class Shop:
 
     def start_s(self) -> float:
         began = time.monotonic()
-        assert self.project.penstock("--version").returncode == 0
+        assert self.project.run(SCRIPTS / "penstock", "--version").returncode == 0
         return time.monotonic() - began
 
     def filled_at(self) -> float:
