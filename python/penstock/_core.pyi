@@ -78,6 +78,39 @@ class Port:
     def close(self) -> None: ...
 
 @final
+class Graph:
+    """Jobs and joins of one workflow, gathered for one transaction.
+
+    What others depend on is added first: a join before its members.
+    """
+
+    def __new__(cls) -> Graph: ...
+    def join(
+        self, count: int, max_failures: int | None, then: Sequence[tuple[bytes, int]], result_ttl_ms: int | None
+    ) -> bytes:
+        """Add a join of ``count`` members and return its id. ``max_failures``: None for any number.
+
+        ``then``: its own places in other joins, as (join, index). With ``result_ttl_ms`` its outcome is a value, whose key
+        is the result of its first place (``join`` with the index + 1 in its last three bytes), or of its own id.
+        """
+    def job(
+        self,
+        options: Options,
+        body: bytes,
+        *,
+        place: tuple[bytes, int] | None = None,
+        held_by: bytes | None = None,
+        shape: int | None = None,
+        when: int = 0,
+    ) -> bytes:
+        """Add a job and return its id.
+
+        ``place``: its place in a join, (join, index). ``held_by``: the join that it waits for. ``shape``: of that join's values
+        as its first argument: 0 the only one, 1 a list, 2 named; None: it does without. ``when``: released when the join 0
+        succeeds, 1 fails, 2 ends.
+        """
+    def __len__(self) -> int: ...
+
 class Client:
     """Connection of one process to a broker. Making one opens, starts and connects nothing.
 
@@ -95,6 +128,10 @@ class Client:
         """Commit one job and return its id (16 bytes) once it is as durable as its options say."""
     def publish_same(self, options: Options, bodies: Sequence[bytes], timeout_s: float) -> list[bytes]: ...
     def publish_many(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float) -> list[bytes]: ...
+    def publish_graph(self, graph: Graph, workflow: bytes, timeout_s: float) -> None:
+        """Commit all of it in one transaction. ``workflow``: the id that each of its jobs names."""
+    def cancel_workflow(self, workflow: bytes, reason: str, running: str, timeout_s: float) -> int | None:
+        """Cancel all jobs of a workflow, and return the number of the operation."""
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         """Wait for the job's end and return (status, body).
 
@@ -152,6 +189,7 @@ class Client:
         """Disconnect for now: the next call opens a new connection. Calls of other threads go on."""
 
     # For an event loop: return at once, end at the port under the token.
+    def submit_graph(self, graph: Graph, workflow: bytes, timeout_s: float, port: Port, token: int) -> None: ...
     def submit(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float, port: Port, token: int) -> list[bytes]:
         """Start to commit the jobs and return their ids; the port gets None or the exception."""
     def watch(self, job_id: bytes, timeout_s: float | None, port: Port, token: int) -> None:

@@ -327,9 +327,12 @@ impl Broker {
     }
 
     /// Returns the members of a join that have reported their ends, and whether one of them has failed it; `None`:
-    /// it is not there, or not any more. For the simulator.
+    /// it is not there, or it has released what it held. For the simulator.
     pub fn join_members(&self, id: &JoinId) -> Option<(Vec<u32>, bool)> {
         let join = &self.state.joins[self.state.joins.find(id)?];
+        if join.is_released {
+            return None;
+        }
         let words = join.arrived().into_iter();
         let arrived = words.flat_map(|(word, bits)| {
             let bits = (0..64).filter(move |bit| bits >> bit & 1 == 1);
@@ -394,6 +397,7 @@ impl Broker {
             self.staged.add(position, durability);
             self.next_position = Position(position.0 + 1);
         }
+        self.state.close_unread_joins();
         self.tell_watchers();
         self.watch_unserved();
     }
@@ -585,7 +589,7 @@ impl Broker {
             connection.unsent -= 1;
             // The lease may have ended before the delivery could leave.
             if let Some(delivery) = self.state.delivery(&first) {
-                bytes += delivery.message.body.len();
+                bytes += delivery.message.body.len() + delivery.inputs.len();
                 deliveries.push(delivery);
             }
         }

@@ -176,8 +176,13 @@ impl State {
         (entry.number() < mark.before || planted!("cancel-later-jobs"))
             && mark.queue.is_none_or(|name| name == queue())
             && mark.task.is_none_or(|task| task == kind.task)
+            && (mark.workflow.is_none() || self.workflow_of(slot) == mark.workflow)
             && !entry.is_failed()
             && !entry.is_ended()
+    }
+
+    fn workflow_of(&self, slot: u32) -> Option<MessageId> {
+        self.messages.extras(slot)?.workflow
     }
 
     /// Notes that the worker of a message was asked to stop it.

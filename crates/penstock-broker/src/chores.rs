@@ -273,7 +273,10 @@ impl Broker {
                     let (id, base) = (entry.id, entry.base());
                     self.state.touch(&Key::Result(id));
                     let member = self.state.messages.member(handle.slot);
-                    self.state.report(member, base, false);
+                    if member.is_some() {
+                        let causes = self.state.causes_of(handle.slot);
+                        self.state.report(member, base, Some(&causes));
+                    }
                 }
             }
             self.added += self.follow_ends();

@@ -312,7 +312,8 @@ fn op_bytes(op: &Op) -> usize {
                 queues, message, ..
             } => queues.iter().map(String::len).sum::<usize>() + message_bytes(message),
             Op::Put { value, group, .. } => value.body.len() + group.len(),
-            Op::Hold { messages, .. } => messages
+            Op::Hold(hold) => hold
+                .messages
                 .iter()
                 .map(|(queue, message)| queue.len() + message_bytes(message))
                 .sum(),

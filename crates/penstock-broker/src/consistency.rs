@@ -136,6 +136,16 @@ impl Broker {
                 }
             }
         }
+        let mut readers: BTreeMap<penstock_message::JoinId, u32> = BTreeMap::new();
+        for (slot, entry) in state.messages.iter() {
+            let inputs = state.messages.extras(slot).and_then(|extras| extras.inputs);
+            if let Some(inputs) = inputs
+                && !entry.is_ended()
+            {
+                *readers.entry(inputs.join).or_default() += 1;
+            }
+        }
+        assert_eq!(state.joins.readers(), readers, "readers of joins' values");
         let held: usize = state
             .sessions
             .iter()

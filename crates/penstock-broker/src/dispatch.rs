@@ -6,6 +6,7 @@ use penstock_jobs::{Blame, CrashEnd, CrashHead, crashed};
 use penstock_message::{Delivery, Due, Durability, Extras, Failure, Message, Notice, Space};
 
 use crate::Broker;
+use crate::clock::When;
 use crate::connections::{Waiting, cut};
 use crate::effects::{Effect, Rests};
 use crate::endings::{CRASHED, End, Unrun};
@@ -17,6 +18,9 @@ use crate::records::{Change, ENDED_AT_ONCE, Event, Failing, Grant, How, Mark};
 use crate::state::State;
 use crate::tally::Counted;
 use crate::timers::Timer;
+
+/// Time after which a value whose time was over while it was pinned is looked at again.
+const PINNED_FOR_MS: u64 = 60_000;
 
 /// Jobs that may run in addition while the disk has no space for leases. Their outcomes fit into the reserve for
 /// settlements, which is 2 MiB at least, unless they are large.
@@ -229,13 +233,15 @@ impl Broker {
             }
             Timer::Expiry { .. } => unreachable!("these are ended together"),
             Timer::ValueExpiry { slot, number } => {
-                if !planted!("keep-key")
-                    && let Some(key) = self
-                        .state
-                        .keys
-                        .get(slot, number)
-                        .map(|stored| stored.key.clone())
-                {
+                let stored = self.state.keys.get(slot, number);
+                let Some(key) = stored.map(|stored| stored.key.clone()) else {
+                    return;
+                };
+                if self.state.joins.is_pinned(&key) {
+                    let later = self.clocks.steady().saturating_add(PINNED_FOR_MS);
+                    let timer = Timer::ValueExpiry { slot, number };
+                    self.state.timers.set(When::steady(later), timer);
+                } else if !planted!("keep-key") {
                     self.state.drop_value(&key);
                 }
             }
@@ -555,7 +561,9 @@ impl State {
         let kind = self.messages.kind(slot);
         let expires_at = self.messages.expires_at(slot);
         let (notes, extras) = self.messages.notes_and_extras(slot);
+        let inputs = extras.and_then(|extras| extras.inputs);
         Some(Delivery {
+            inputs: self.inputs_to_send(inputs),
             lease,
             consumer: waiting.consumer,
             queue: self.names.text(self.queues[kind.queue].name).to_owned(),

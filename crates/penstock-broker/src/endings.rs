@@ -7,7 +7,9 @@
 
 use bytes::Bytes;
 use penstock_faults::planted;
-use penstock_message::{JoinId, JoinPolicy, Key, Notice, Run, Space, Value, ValueStatus};
+use penstock_message::{
+    JoinId, Key, MessageId, Notice, Run, Space, Value, ValueStatus, When as Outcome, gathered,
+};
 
 use crate::Broker;
 use crate::chores::BLOCKED;
@@ -17,9 +19,7 @@ use crate::marks::PURGED;
 use crate::messages::{Ended, Handle, State as MessagePlace};
 use crate::names::Name;
 use crate::records::{ENDED_AT_ONCE, Event, Failing, How, Renumbered, RunHead};
-use crate::state::Ending;
-#[cfg(doc)]
-use crate::state::State;
+use crate::state::{Ending, State};
 use crate::tally::Counted;
 
 /// The end of a run, or of a message that can't be run any more.
@@ -39,6 +39,20 @@ pub(crate) enum End<'a> {
 pub(crate) struct Unrun {
     pub(crate) how: How,
     pub(crate) reason: Name,
+}
+
+/// Reason of a job that waited for a failure which did not come.
+const NOT_NEEDED: &str = "it was not needed: nothing that it waited for has failed";
+/// Group of the values that say how joins have ended.
+const OUTCOMES: &str = "penstock.groups";
+
+/// Returns the body of a value that says which jobs have failed.
+pub(crate) fn upstream(causes: &[MessageId]) -> Bytes {
+    causes
+        .iter()
+        .flat_map(|id| id.0)
+        .collect::<Vec<u8>>()
+        .into()
 }
 
 /// Class of jobs whose workers crashed once too often.
@@ -140,10 +154,17 @@ impl Broker {
     }
 
     /// Ends messages that do not run. Returns the number of events of joins that came of it.
-    pub(crate) fn end_unrun(&mut self, mut slots: Vec<u32>, unrun: Unrun) -> usize {
+    pub(crate) fn end_unrun(&mut self, slots: Vec<u32>, unrun: Unrun) -> usize {
         if slots.is_empty() {
             return 0;
         }
+        self.end_unrun_here(slots, unrun);
+        self.make_room_for_ends();
+        self.follow_ends()
+    }
+
+    /// Ends messages that do not run, and leaves what follows from that to the caller.
+    fn end_unrun_here(&mut self, mut slots: Vec<u32>, unrun: Unrun) {
         let Unrun { how, reason } = unrun;
         let messages = &self.state.messages;
         slots.sort_unstable_by_key(|slot| messages[*slot].number());
@@ -168,8 +189,6 @@ impl Broker {
                 self.state.end(*slot, Ending::Unrun { ended, kept });
             }
         }
-        self.make_room_for_ends();
-        self.follow_ends()
     }
 
     fn count_unrun(&mut self, slot: u32, unrun: Unrun, kept: bool) {
@@ -187,7 +206,7 @@ impl Broker {
         if has_value && !kept {
             self.state.keys.evicted += 1;
             let id = self.state.messages[slot].id;
-            self.tell_of_value(&Key::Result(id), self.unrun_value(how, reason));
+            self.tell_of_value(&Key::Result(id), self.state.unrun_value(how, reason));
         }
     }
 
@@ -239,7 +258,10 @@ impl Broker {
     pub(crate) fn evict(&mut self, group: Name) {
         let cap_bytes = self.options.results_cap_bytes;
         while self.added < ENDED_AT_ONCE {
-            let Some(key) = self.state.keys.next_to_evict(group, cap_bytes) else {
+            let joins = &self.state.joins;
+            let is_pinned = |key: &Key| joins.is_pinned(key) && !planted!("unpin-early");
+            let keys = &mut self.state.keys;
+            let Some(key) = keys.next_to_evict(group, cap_bytes, is_pinned) else {
                 return;
             };
             self.added += 1;
@@ -299,19 +321,10 @@ impl Broker {
     /// Returns the value of a message that the broker has ended.
     pub(crate) fn ended_value(&self, slot: u32) -> Value {
         let ended = self.state.messages.ended(slot);
-        let mut value = self.unrun_value(ended.how, ended.reason);
+        let mut value = self.state.unrun_value(ended.how, ended.reason);
         let run = self.state.run_of(slot, self.clocks.wall_at(ended.at));
         value.run = Some(self.describe_run(self.state.messages.kind(slot).task, &run));
         value
-    }
-
-    pub(crate) fn unrun_value(&self, how: How, reason: Name) -> Value {
-        let status = match how {
-            How::Expired => ValueStatus::Expired,
-            _ => ValueStatus::Cancelled,
-        };
-        let reason = self.state.names.text(reason);
-        Value::new(status, Bytes::copy_from_slice(reason.as_bytes()))
     }
 
     pub(crate) fn describe_run(&self, task: Name, run: &RunHead) -> Box<Run> {
@@ -347,32 +360,86 @@ impl Broker {
                 continue;
             };
             if reported.must_be_told {
-                self.record(&Event::Joined { join: id, index });
+                match reported.causes {
+                    None => self.record(&Event::Joined { join: id, index }),
+                    Some(causes) => self.record(&Event::MemberFailed {
+                        join: id,
+                        index,
+                        causes: causes.into(),
+                    }),
+                }
                 events += 1;
             }
             let join: &Join = &self.state.joins[slot];
-            if join.is_over {
+            if join.is_decided() {
                 continue;
             }
-            if reported.has_failed && join.policy == JoinPolicy::AllSucceeded {
-                let at = self.clocks.steady();
-                self.record(&Event::JoinOver { join: id, at });
-                self.state.block_join(slot, at);
-                self.chores.tell_blocked(id);
+            if join.failures > join.policy.max_failures() {
+                events += self.fail_join(slot);
             } else if join.arrivals == join.count {
-                let renumbered = self.state.renumber_behind_marks(slot);
-                self.record(&Event::JoinEnded {
-                    join: id,
-                    released: true,
-                    renumbered,
-                });
-                self.release_join(slot, renumbered);
-            } else {
-                continue;
+                events += self.succeed_join(slot);
             }
-            events += 1;
         }
         events
+    }
+
+    /// Ends a join with too many failed members. Returns the number of events for that.
+    fn fail_join(&mut self, slot: u32) -> usize {
+        let at = self.clocks.steady();
+        let id = self.state.joins[slot].id;
+        self.record(&Event::JoinOver { join: id, at });
+        self.state.block_join(slot, at);
+        self.chores.tell_blocked(id);
+        1 + self.put_outcome(slot, ValueStatus::Upstream)
+    }
+
+    /// Ends a join whose members have ended well enough. Returns the number of events for that.
+    fn succeed_join(&mut self, slot: u32) -> usize {
+        let mut events = 1 + self.put_outcome(slot, ValueStatus::Gathered);
+        events += self.end_not_needed(slot);
+        let renumbered = self.state.renumber_behind_marks(slot);
+        self.record(&Event::JoinEnded {
+            join: self.state.joins[slot].id,
+            released: true,
+            renumbered,
+        });
+        self.release_join(slot, renumbered);
+        events
+    }
+
+    /// Ends the messages that a join held in case it failed.
+    fn end_not_needed(&mut self, slot: u32) -> usize {
+        let join = &self.state.joins[slot];
+        let waits_for_failure = |handle: &&Handle| {
+            self.is_held_by(**handle, &join.id)
+                && self.state.messages.when(handle.slot) == Outcome::Failed
+        };
+        let held = join.held.iter().filter(waits_for_failure);
+        let slots: Vec<u32> = held.map(|handle| handle.slot).collect();
+        if slots.is_empty() {
+            return 0;
+        }
+        let reason = self.state.names.intern(NOT_NEEDED);
+        let how = How::Cancelled;
+        let count = slots.len();
+        self.end_unrun_here(slots, Unrun { how, reason });
+        count
+    }
+
+    /// Keeps the outcome of a join as a value, if anybody reads it. Returns the number of events for that.
+    fn put_outcome(&mut self, slot: u32, status: ValueStatus) -> usize {
+        let join = &self.state.joins[slot];
+        let Some(ttl_ms) = join.result_ttl_ms else {
+            return 0;
+        };
+        let body = match status {
+            ValueStatus::Gathered => gathered(join.id, join.count),
+            _ => upstream(&join.causes),
+        };
+        let key = Key::Result(join.result_id());
+        let group = self.state.names.intern(OUTCOMES);
+        self.put(key, Value::new(status, body), Some(ttl_ms), group, None);
+        1
     }
 
     fn release_join(&mut self, slot: u32, renumbered: Option<Renumbered>) {
@@ -398,5 +465,19 @@ impl Broker {
     pub(crate) fn is_held_by(&self, handle: Handle, join: &JoinId) -> bool {
         let messages = &self.state.messages;
         messages.get(handle).is_some() && messages.state(handle.slot) == MessagePlace::Held(*join)
+    }
+}
+
+impl State {
+    /// Returns the value of a message that the broker has ended in this way.
+    pub(crate) fn unrun_value(&self, how: How, reason: Name) -> Value {
+        let status = match how {
+            How::Expired => ValueStatus::Expired,
+            // Which jobs have blocked it is forgotten with the join.
+            How::Blocked => return Value::new(ValueStatus::Upstream, Bytes::new()),
+            _ => ValueStatus::Cancelled,
+        };
+        let reason = self.names.text(reason);
+        Value::new(status, Bytes::copy_from_slice(reason.as_bytes()))
     }
 }

@@ -1,9 +1,16 @@
 //! Messages that are held back until a number of members have arrived.
+//!
+//! A join is open until its last member has arrived, or one failed member more than it puts up with. In the first case it
+//! is released, in the second it is over: it stays, with the messages that it blocks. A released join stays while anybody
+//! may still read its values: a message that has them as its inputs, or a join that it is itself a member of. The results
+//! of its members are pinned for as long.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use penstock_faults::planted;
-use penstock_message::{JoinId, JoinPolicy, SeededMap, SeededState};
+use penstock_message::{
+    JoinId, JoinPolicy, Key, Member, MessageId, SeededMap, SeededState, UPSTREAM_IDS,
+};
 
 use crate::Position;
 use crate::messages::Handle;
@@ -43,8 +50,20 @@ pub(crate) struct Join {
     /// index, so neither may cost anything: only arrivals do.
     arrived: BTreeMap<u32, u64>,
     pub(crate) arrivals: u32,
-    /// Whether a member has failed: the messages that it holds are blocked.
+    /// Number of arrived members that have failed.
+    pub(crate) failures: u32,
+    /// Jobs at the root of those failures, the first ones.
+    pub(crate) causes: Vec<MessageId>,
+    /// Places of this join in others.
+    pub(crate) then: Vec<Member>,
+    /// Time for which its outcome is kept as a value.
+    pub(crate) result_ttl_ms: Option<u64>,
+    /// Joins that have a place in this one, and may be released and still here.
+    nested: Vec<JoinId>,
+    /// Whether too many members have failed: the messages that it holds are blocked.
     pub(crate) is_over: bool,
+    /// Whether it has released the messages that it held, and is only here for its members' values.
+    pub(crate) is_released: bool,
     /// Time of that, on the steady clock.
     pub(crate) over_at: u64,
     /// Messages that it holds. Some may have expired since.
@@ -85,8 +104,29 @@ impl Join {
         }
     }
 
+    /// Counts a failed member, which has failed because of these jobs.
+    pub(crate) fn count_failure(&mut self, causes: &[MessageId]) {
+        self.failures += u32::from(!planted!("forget-failures"));
+        let room = UPSTREAM_IDS - self.causes.len();
+        self.causes.extend(causes.iter().take(room));
+    }
+
+    /// Whether it is decided what becomes of the messages that it held.
+    pub(crate) fn is_decided(&self) -> bool {
+        self.is_over || self.is_released
+    }
+
+    /// Returns the id under whose result its outcome is kept.
+    pub(crate) fn result_id(&self) -> MessageId {
+        match self.then.first() {
+            Some(place) if place.join.is_join() => MessageId::member(place.join, place.index),
+            _ => self.id,
+        }
+    }
+
     pub(crate) fn journal_bytes(&self) -> u64 {
-        64 + self.arrived.len() as u64 * ARRIVED_WORD_BYTES
+        let ids = 16 * self.causes.len() + 20 * self.then.len();
+        64 + self.arrived.len() as u64 * ARRIVED_WORD_BYTES + ids as u64
     }
 }
 
@@ -98,6 +138,10 @@ pub(crate) struct Joins {
     /// Messages that stand in the journal before the join that holds them: the join was carried forward,
     /// and stands behind them now.
     early: SeededMap<JoinId, Vec<Handle>>,
+    /// Number of messages that have the values of each join as their inputs.
+    readers: SeededMap<JoinId, u32>,
+    /// Joins that have lost a reader, or were released, since anybody looked.
+    unread: VecDeque<JoinId>,
 }
 
 impl Joins {
@@ -105,13 +149,18 @@ impl Joins {
         Self {
             by_id: SeededMap::with_hasher(hashing),
             early: SeededMap::with_hasher(hashing),
+            readers: SeededMap::with_hasher(hashing),
             ..Self::default()
         }
     }
 
     #[cfg(test)]
-    pub(crate) fn hashing(&self) -> [SeededState; 2] {
-        [*self.by_id.hasher(), *self.early.hasher()]
+    pub(crate) fn hashing(&self) -> [SeededState; 3] {
+        [
+            *self.by_id.hasher(),
+            *self.early.hasher(),
+            *self.readers.hasher(),
+        ]
     }
 
     pub(crate) fn find(&self, id: &JoinId) -> Option<u32> {
@@ -139,7 +188,13 @@ impl Joins {
             policy,
             arrived: BTreeMap::new(),
             arrivals: 0,
+            failures: 0,
+            causes: Vec::new(),
+            then: Vec::new(),
+            result_ttl_ms: None,
+            nested: Vec::new(),
             is_over: false,
+            is_released: false,
             over_at: 0,
             held: self.early.remove(&id).unwrap_or_default(),
             kept: Amount::default(),
@@ -147,6 +202,103 @@ impl Joins {
         });
         self.by_id.insert(id, slot);
         slot
+    }
+
+    /// Notes that a join has places in others.
+    pub(crate) fn set_then(&mut self, slot: u32, then: Vec<Member>) {
+        let id = self.joins[slot].id;
+        for place in &then {
+            if let Some(outer) = self.find(&place.join) {
+                self.joins[outer].nested.push(id);
+            }
+        }
+        self.joins[slot].then = then;
+    }
+
+    /// Notes places in others once all joins are known.
+    pub(crate) fn nest_all(&mut self) {
+        let nested = self.joins.iter().map(|(slot, _)| slot);
+        let slots: Vec<u32> = nested.collect();
+        for slot in &slots {
+            self.joins[*slot].nested.clear();
+        }
+        for slot in slots {
+            let then = std::mem::take(&mut self.joins[slot].then);
+            self.set_then(slot, then);
+        }
+    }
+
+    /// Counts a message that has the values of the join as its inputs.
+    pub(crate) fn add_reader(&mut self, id: JoinId) {
+        *self.readers.entry(id).or_default() += 1;
+    }
+
+    /// Counts such a message no more.
+    pub(crate) fn remove_reader(&mut self, id: JoinId) {
+        if let Some(readers) = self.readers.get_mut(&id) {
+            *readers -= 1;
+            if *readers == 0 {
+                self.readers.remove(&id);
+                self.unread.push_back(id);
+            }
+        }
+    }
+
+    /// Has a released join looked at: nobody may read its values.
+    pub(crate) fn may_be_unread(&mut self, id: JoinId) {
+        self.unread.push_back(id);
+    }
+
+    /// Returns the next released join whose values nobody can read any more.
+    pub(crate) fn next_unread(&mut self) -> Option<u32> {
+        while let Some(id) = self.unread.pop_front() {
+            let Some(slot) = self.find(&id) else {
+                continue;
+            };
+            let join = &self.joins[slot];
+            let is_read = self.readers.contains_key(&id)
+                || join
+                    .then
+                    .iter()
+                    .any(|place| self.find(&place.join).is_some());
+            if join.is_released && !is_read {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Returns the number of messages that have the values of each join as their inputs.
+    pub(crate) fn readers(&self) -> BTreeMap<JoinId, u32> {
+        self.readers
+            .iter()
+            .map(|(id, readers)| (*id, *readers))
+            .collect()
+    }
+
+    /// Whether the value is the result of a member of a join that may still be asked for it.
+    pub(crate) fn is_pinned(&self, key: &Key) -> bool {
+        let Key::Result(id) = key else {
+            return false;
+        };
+        !self.by_id.is_empty()
+            && !id.is_join()
+            && self
+                .find(&id.join_of())
+                .is_some_and(|slot| !self.joins[slot].is_over)
+    }
+
+    /// Whether a value with this id is still to come: the outcome of an open join, or the value of a member of one that
+    /// has not arrived.
+    pub(crate) fn awaits(&self, id: &MessageId) -> bool {
+        let Some(slot) = self.find(&id.join_of()) else {
+            return false;
+        };
+        let join = &self.joins[slot];
+        match id.index_in_join() {
+            None => join.result_ttl_ms.is_some() && !join.is_decided(),
+            Some(index) => index < join.count && !join.has_arrived(index),
+        }
     }
 
     /// Has the join hold the message, now or when the journal comes to it.
@@ -180,6 +332,7 @@ impl Joins {
     pub(crate) fn close(&mut self, slot: u32) -> Join {
         let join = self.joins.remove(slot);
         self.by_id.remove(&join.id);
+        self.unread.extend(&join.nested);
         join
     }
 }

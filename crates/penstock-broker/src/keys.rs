@@ -29,6 +29,9 @@ pub(crate) struct Stored {
     pub(crate) rests: Rests,
 }
 
+/// Number of results that are passed over each time that one is looked for to be dropped.
+const SPARED_AT_ONCE: usize = 64;
+
 /// The end of all days.
 pub(crate) const NEVER: u64 = u64::MAX;
 
@@ -200,23 +203,32 @@ impl Keys {
         Some(stored)
     }
 
-    /// Returns the oldest result that nobody watches, of a group that is over the cap.
-    pub(crate) fn next_to_evict(&mut self, group: Name, cap_bytes: u64) -> Option<Key> {
+    /// Returns the oldest result that nobody watches, and that is not pinned, of a group that is over the cap; `None` also
+    /// where many in a row are.
+    pub(crate) fn next_to_evict(
+        &mut self,
+        group: Name,
+        cap_bytes: u64,
+        is_pinned: impl Fn(&Key) -> bool,
+    ) -> Option<Key> {
         let group = self.groups.get_mut(&group)?;
         if group.bytes <= cap_bytes {
             return None;
         }
-        for _ in 0..group.order.len() {
-            let (slot, number) = group.order.pop_front()?;
+        let mut spared = 0;
+        while spared < SPARED_AT_ONCE
+            && let Some((slot, number)) = group.order.pop_front()
+        {
             if !is_stored(&self.values, slot, number) {
                 continue;
             }
             let key = &self.values[slot].key;
-            if !self.watchers.is_watched(key) {
+            if !self.watchers.is_watched(key) && !is_pinned(key) {
                 return Some(key.clone());
             }
-            // A value that is watched is about to be read; it ages anew.
+            // A value that is watched is about to be read, and one that is pinned may be; it ages anew.
             group.order.push_back((slot, number));
+            spared += 1;
         }
         None
     }

@@ -37,6 +37,7 @@ mod ends;
 mod failed;
 mod flows;
 mod index;
+mod inputs;
 mod inspect;
 mod interface;
 mod joins;

@@ -203,8 +203,11 @@ fn journal_bytes(op: &Op) -> usize {
             };
             message_bytes(message) + key + 16 * queues.len()
         }
-        Op::Hold { messages, .. } => {
-            let messages = messages.iter().map(|(_, message)| message_bytes(message));
+        Op::Hold(hold) => {
+            let messages = hold
+                .messages
+                .iter()
+                .map(|(_, message)| message_bytes(message));
             48 + messages.sum::<usize>()
         }
         Op::Put { value, .. } => 64 + value.body.len(),

@@ -60,6 +60,7 @@ impl Broker {
             before: self.state.numbers + 1,
             queue: name(filter.queue.as_deref()),
             task: name(filter.task.as_deref()),
+            workflow: filter.workflow,
             class: name(filter.class.as_deref()),
             target: name(target),
             reason: names.intern(match (what, reason) {

@@ -14,7 +14,9 @@
 
 use bytes::Bytes;
 use penstock_faults::planted;
-use penstock_message::{Extras, JoinId, Key, Lease, Member, MessageId, SeededState, WallMs};
+use penstock_message::{
+    Extras, JoinId, Key, Lease, Member, MessageId, SeededState, WallMs, When as Outcome,
+};
 
 use crate::Position;
 use crate::charges::Charge;
@@ -766,6 +768,12 @@ impl Messages {
 
     pub(crate) fn member(&self, slot: u32) -> Option<Member> {
         self.extras(slot)?.member
+    }
+
+    /// Returns the outcome of its join on which it is released.
+    pub(crate) fn when(&self, slot: u32) -> Outcome {
+        self.extras(slot)
+            .map_or(Outcome::Succeeded, |extras| extras.when)
     }
 
     pub(crate) fn failure(&self, slot: u32) -> Option<&Failure> {

@@ -6,7 +6,7 @@ use penstock_message::Durability;
 use crate::keys::StoredRun;
 use crate::ledger::Entity;
 use crate::messages::{Asked, BodyAt, State as MessagePlace};
-use crate::records::{Event, KeptEnd, KeptEnds, Place};
+use crate::records::{Event, JoinProgress, KeptEnd, KeptEnds, Place};
 use crate::state::Adjust;
 use crate::{Broker, Position};
 
@@ -328,6 +328,16 @@ impl Broker {
                     false => join.arrived(),
                 }
                 .into(),
+                progress: JoinProgress {
+                    failures: match planted!("carry-no-failures") {
+                        true => 0,
+                        false => join.failures,
+                    },
+                    is_released: join.is_released,
+                    causes: join.causes.clone().into(),
+                    then: join.then.clone().into(),
+                    result_ttl_ms: join.result_ttl_ms,
+                },
             },
         );
         self.state

@@ -20,7 +20,7 @@
 use std::borrow::Cow;
 
 use penstock_message::{
-    Durability, Extras, JoinId, JoinPolicy, Key, MessageId, QueueLimits, Receipt, Running,
+    Durability, Extras, JoinId, JoinPolicy, Key, Member, MessageId, QueueLimits, Receipt, Running,
     SessionId, ValueStatus, WallMs,
 };
 
@@ -192,6 +192,13 @@ pub(crate) enum Event<'a> {
         join: JoinId,
         index: u32,
     },
+    /// A member of the join has failed.
+    MemberFailed {
+        join: JoinId,
+        index: u32,
+        /// Jobs at the root of that; at most [`UPSTREAM_IDS`].
+        causes: Cow<'a, [MessageId]>,
+    },
     /// The join is over; the messages that it held are ready, or have ended by events of their own.
     JoinEnded {
         join: JoinId,
@@ -208,6 +215,7 @@ pub(crate) enum Event<'a> {
         over_at: Option<u64>,
         /// Members that have arrived, as (index / 64, bits).
         arrived: Cow<'a, [(u32, u64)]>,
+        progress: JoinProgress<'a>,
     },
     /// A member has failed: the messages that the join holds are blocked from now on.
     JoinOver {
@@ -264,6 +272,20 @@ pub(crate) enum Event<'a> {
         queue: Name,
         limits: QueueLimits,
     },
+}
+
+/// Fields of a join that few have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct JoinProgress<'a> {
+    /// Number of members that have failed.
+    pub(crate) failures: u32,
+    /// Whether it has released what it held, and is here for its members' values.
+    pub(crate) is_released: bool,
+    /// Jobs at the root of the failures, at most [`UPSTREAM_IDS`].
+    pub(crate) causes: Cow<'a, [MessageId]>,
+    /// Places of the join in others.
+    pub(crate) then: Cow<'a, [Member]>,
+    pub(crate) result_ttl_ms: Option<u64>,
 }
 
 /// State of a message apart from its body and notes.
@@ -346,6 +368,7 @@ pub(crate) struct Mark {
     pub(crate) before: u64,
     pub(crate) queue: Option<Name>,
     pub(crate) task: Option<Name>,
+    pub(crate) workflow: Option<MessageId>,
     pub(crate) class: Option<Name>,
     pub(crate) fingerprint: Option<u64>,
     /// Earliest time of the failure, on the wall's clock.
@@ -489,13 +512,14 @@ mod tag {
     pub(super) const MARK_OVER: u8 = 46;
     pub(super) const KEPT_ENDS: u8 = 47;
     pub(super) const KEPT_DROPPED: u8 = 48;
+    pub(super) const MEMBER_FAILED: u8 = 49;
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 37] = [
+    pub(super) const ALL: [u8; 38] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
         JOIN_STATE, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED, CANCEL_ASKED, CLOCK_BOOT,
-        FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED,
+        FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED, MEMBER_FAILED,
     ];
 }
 
@@ -532,7 +556,8 @@ mod also {
     pub(super) const FAILED: u64 = 1 << 11;
     pub(super) const ARGS_HASH: u64 = 1 << 12;
     pub(super) const ATTEMPTS_BEFORE: u64 = 1 << 13;
-    pub(super) const KNOWN: u64 = (1 << 14) - 1;
+    pub(super) const WHEN: u64 = 1 << 14;
+    pub(super) const KNOWN: u64 = (1 << 15) - 1;
 }
 
 /// Flags of a `Failed`, and of its fields that follow.
@@ -553,6 +578,20 @@ mod marked {
     pub(super) const TARGET: u8 = 64;
     /// Running jobs are asked to stop: a byte says how.
     pub(super) const RUNNING: u8 = 128;
+}
+
+/// Flag next to what a `Marked` is for: a workflow follows.
+const MARKED_WORKFLOW: u8 = 128;
+
+/// Flags of a `JoinState`, and of its fields that follow.
+mod join {
+    pub(super) const ALL_ENDED: u8 = 1;
+    pub(super) const OVER: u8 = 2;
+    pub(super) const MAX_FAILURES: u8 = 4;
+    pub(super) const RELEASED: u8 = 8;
+    pub(super) const FAILURES: u8 = 16;
+    pub(super) const THEN: u8 = 32;
+    pub(super) const RESULT: u8 = 64;
 }
 
 /// Flags next to the status of a `Stored`.

@@ -168,6 +168,7 @@ impl Recovery {
         }
         self.state.count_purged();
         self.state.joins_in_order();
+        self.state.review_joins();
         self.state.ends.rebuild(&self.state.messages);
         for ttl_ms in self.state.ends.ttls().collect::<Vec<_>>() {
             self.state.wait_for_ended_values(ttl_ms);
@@ -457,10 +458,12 @@ impl Recovery {
                 policy,
                 over_at,
                 arrived,
+                progress,
             } => {
-                state.open_join(join, count, policy);
+                let then = progress.then.to_vec();
+                state.open_join(join, count, policy, then, progress.result_ttl_ms);
                 if let Some(slot) = state.joins.find(&join) {
-                    state.restore_join(slot, &arrived, over_at);
+                    state.restore_join(slot, &arrived, &progress, over_at);
                 }
             }
             Event::JoinOver { join, at } => {
@@ -495,10 +498,19 @@ impl Recovery {
                 join,
                 count,
                 policy,
-            } => state.open_join(join, count, policy),
+            } => state.open_join(join, count, policy, Vec::new(), None),
             Event::Joined { join, index } => {
                 if let Some(slot) = state.joins.find(&join) {
-                    state.arrive(slot, index, true);
+                    state.arrive(slot, index, None);
+                }
+            }
+            Event::MemberFailed {
+                join,
+                index,
+                causes,
+            } => {
+                if let Some(slot) = state.joins.find(&join) {
+                    state.arrive(slot, index, Some(&causes));
                 }
             }
             Event::JoinEnded {
@@ -520,6 +532,7 @@ impl Recovery {
                     // may be gone.
                     for number in state.still_held(&join) {
                         if let Some(slot) = self.slots.take(number) {
+                            state.stop_reading(slot);
                             state.forget_message(slot, None);
                         }
                     }
@@ -547,6 +560,7 @@ impl State {
         match self.messages[slot].is_ended() {
             true => self.drop_ended(slot),
             false => {
+                self.stop_reading(slot);
                 self.forget_message(slot, None);
             }
         }

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
     Extras, JoinId, JoinPolicy, Key, Member, MessageId, QueueLimits, SeededState, SessionId, Value,
+    When as Outcome,
 };
 
 use crate::Position;
@@ -28,8 +29,8 @@ use crate::near::near_at;
 use crate::queue::Service;
 use crate::queues::{Forgettable, Queues};
 use crate::records::{
-    Change, Failing, Grant, How, KeptEnd, KeptEnds, Mark, MarkedFor, MessageHead, Place,
-    Renumbered, RunHead,
+    Change, Failing, Grant, How, JoinProgress, KeptEnd, KeptEnds, Mark, MarkedFor, MessageHead,
+    Place, Renumbered, RunHead,
 };
 use crate::sessions::Sessions;
 use crate::timers::{Timer, Timers};
@@ -105,7 +106,8 @@ pub(crate) enum Adjust {
 pub(crate) struct Reported {
     pub(crate) join: JoinId,
     pub(crate) index: u32,
-    pub(crate) has_failed: bool,
+    /// Jobs at the root of its failure, if it has failed.
+    pub(crate) causes: Option<Vec<MessageId>>,
     /// The join stands behind its member in the journal: it was carried forward already. The member's segment
     /// may be reclaimed, and then its end says nothing to whoever reads the rest, for it names a message that is
     /// not there. So the arrival is told by itself.
@@ -195,6 +197,9 @@ impl State {
             .messages
             .insert(head, queue, self.position, body_at, body);
         if let Some(extras) = extras {
+            if let Some(inputs) = extras.inputs {
+                self.joins.add_reader(inputs.join);
+            }
             self.messages.set_extras(slot, extras);
         }
         if let Some(failure) = failure {
@@ -546,12 +551,20 @@ impl State {
     /// all values and notes that are to be kept.
     pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
         let (id, base) = (self.messages[slot].id, self.messages[slot].base());
-        let member = self.messages.member(slot);
+        let extras = self.messages.extras(slot);
+        let member = extras.and_then(|extras| extras.member);
+        let inputs = extras.and_then(|extras| extras.inputs);
+        let causes = match (member, &ending) {
+            (Some(_), Ending::Failed { .. } | Ending::Unrun { .. }) => self.causes_of(slot),
+            _ => Vec::new(),
+        };
+        // A failed job may be retried, and reads them again.
+        let is_failed = matches!(ending, Ending::Failed { .. });
         let mut is_last = true;
         match ending {
             Ending::Acked { cost_us } => {
                 is_last = self.forget_message(slot, cost_us);
-                self.report(member, base, true);
+                self.report(member, base, None);
             }
             Ending::Failed {
                 failure,
@@ -559,7 +572,7 @@ impl State {
                 cost_us,
             } => {
                 self.fail(slot, failure, note, cost_us);
-                self.report(member, base, false);
+                self.report(member, base, Some(&causes));
             }
             Ending::Unrun { ended, kept } => {
                 let keeps_value = kept && self.messages.kind(slot).result_ttl_ms.is_some();
@@ -568,15 +581,66 @@ impl State {
                     false => is_last = self.forget_message(slot, None),
                 }
                 if !planted!("lose-member") {
-                    self.report(member, base, false);
+                    self.report(member, base, Some(&causes));
                 }
             }
             // It has reported when it failed.
             Ending::Dropped => is_last = self.forget_message(slot, None),
         }
+        if let Some(inputs) = inputs
+            && !is_failed
+        {
+            self.joins.remove_reader(inputs.join);
+        }
         if is_last {
             self.touch_result(id);
         }
+    }
+
+    /// Returns the jobs at the root of a member's failure: itself, or those that have blocked it.
+    pub(crate) fn causes_of(&self, slot: u32) -> Vec<MessageId> {
+        match self.messages.state(slot) {
+            MessagePlace::Held(join) if self.is_blocked(slot) => {
+                let join = self.joins.find(&join).expect("it is over");
+                self.joins[join].causes.clone()
+            }
+            _ => vec![self.messages[slot].id],
+        }
+    }
+
+    /// Counts a message no more among those that read the values of a join.
+    pub(crate) fn stop_reading(&mut self, slot: u32) {
+        if let Some(inputs) = self.messages.extras(slot).and_then(|extras| extras.inputs) {
+            self.joins.remove_reader(inputs.join);
+        }
+    }
+
+    /// Closes released joins whose values nobody can read any more.
+    pub(crate) fn close_unread_joins(&mut self) {
+        while let Some(slot) = self.joins.next_unread() {
+            self.forget_join(slot);
+        }
+    }
+
+    /// Looks, after a recovery, for joins within joins, and closes those whose values nobody can read any more.
+    pub(crate) fn review_joins(&mut self) {
+        self.joins.nest_all();
+        let released = self.joins.iter().filter(|(_, join)| join.is_released);
+        let released: Vec<JoinId> = released.map(|(_, join)| join.id).collect();
+        for id in released {
+            self.joins.may_be_unread(id);
+        }
+        self.close_unread_joins();
+    }
+
+    fn forget_join(&mut self, slot: u32) -> crate::joins::Join {
+        let join = self.joins.close(slot);
+        if join.is_over {
+            self.blocked -= join.kept;
+        }
+        self.live_bytes -= join.journal_bytes();
+        self.ledger.abandon();
+        join
     }
 
     /// Removes a message; true when it was the last of its copies.
@@ -1192,12 +1256,22 @@ impl State {
 
     // --- joins
 
-    pub(crate) fn open_join(&mut self, id: JoinId, count: u32, policy: JoinPolicy) {
+    /// `then`: places of the join in others. `result_ttl_ms`: time for which its outcome is kept as a value.
+    pub(crate) fn open_join(
+        &mut self,
+        id: JoinId,
+        count: u32,
+        policy: JoinPolicy,
+        then: Vec<Member>,
+        result_ttl_ms: Option<u64>,
+    ) {
         if self.joins.find(&id).is_some() {
             return;
         }
         let slot = self.joins.open(id, count, policy);
+        self.joins.set_then(slot, then);
         let join = &mut self.joins[slot];
+        join.result_ttl_ms = result_ttl_ms;
         join.base = self.position;
         let bytes = join.journal_bytes();
         self.live_bytes += bytes;
@@ -1221,16 +1295,20 @@ impl State {
         );
     }
 
-    /// Adds a member; false when this one had arrived before.
-    pub(crate) fn arrive(&mut self, slot: u32, index: u32, succeeded: bool) -> bool {
+    /// Adds a member; false when this one had arrived before. `causes`: the jobs at the root of its failure, if it has
+    /// failed.
+    pub(crate) fn arrive(&mut self, slot: u32, index: u32, causes: Option<&[MessageId]>) -> bool {
         let join = &mut self.joins[slot];
         let bytes = join.journal_bytes();
         let is_new = join.arrive(index);
         if is_new {
+            if let Some(causes) = causes {
+                join.count_failure(causes);
+            }
             self.reported.push_back(Reported {
                 join: join.id,
                 index,
-                has_failed: !succeeded,
+                causes: causes.map(<[MessageId]>::to_vec),
                 must_be_told: false,
             });
         }
@@ -1241,38 +1319,79 @@ impl State {
     }
 
     /// Reports a member of a join that has ended; its full state stands in the journal at `base`.
-    pub(crate) fn report(&mut self, member: Option<Member>, base: Position, succeeded: bool) {
+    /// `causes`: as for [`State::arrive`].
+    pub(crate) fn report(
+        &mut self,
+        member: Option<Member>,
+        base: Position,
+        causes: Option<&[MessageId]>,
+    ) {
         if let Some(Member { join, index }) = member
             && let Some(slot) = self.joins.find(&join)
             && index < self.joins[slot].count
-            && self.arrive(slot, index, succeeded)
+            && self.arrive(slot, index, causes)
             && let Some(reported) = self.reported.back_mut()
         {
             reported.must_be_told = base < self.joins[slot].base;
         }
     }
 
-    /// Blocks the messages of a join, a member of which has failed: that is derived from this.
+    /// Blocks the messages of a join, too many members of which have failed: that is derived from this. Those that wait
+    /// for a failure are ready now, and the joins in which it has places hear of it.
     pub(crate) fn block_join(&mut self, slot: u32, at: u64) {
         let join = &mut self.joins[slot];
-        if !std::mem::replace(&mut join.is_over, true) {
-            join.over_at = at;
-            self.blocked += join.kept;
-            self.joins_over.push_back(join.id);
-            self.wait_for_failed_jobs();
+        if std::mem::replace(&mut join.is_over, true) {
+            return;
+        }
+        join.over_at = at;
+        let id = join.id;
+        self.blocked += join.kept;
+        self.joins_over.push_back(id);
+        self.wait_for_failed_jobs();
+        let waits_for_failure = |handle: &Handle| {
+            self.messages.get(*handle).is_some()
+                && self.messages.state(handle.slot) == MessagePlace::Held(id)
+                && self.messages.when(handle.slot) != Outcome::Succeeded
+        };
+        let held = self.joins[slot].held.iter().copied();
+        let released: Vec<Handle> = held.filter(waits_for_failure).collect();
+        if !released.is_empty() {
+            self.joins[slot]
+                .held
+                .retain(|handle| !released.contains(handle));
+            self.release(id, released, None);
+        }
+        let join = &self.joins[slot];
+        if !join.then.is_empty() {
+            let (then, base, causes) = (join.then.clone(), join.base, join.causes.clone());
+            for place in then {
+                self.report(Some(place), base, Some(&causes));
+            }
         }
     }
 
     /// Restores the progress of a join when it was carried forward.
-    pub(crate) fn restore_join(&mut self, slot: u32, arrived: &[(u32, u64)], over_at: Option<u64>) {
+    pub(crate) fn restore_join(
+        &mut self,
+        slot: u32,
+        arrived: &[(u32, u64)],
+        progress: &JoinProgress<'_>,
+        over_at: Option<u64>,
+    ) {
         let join = &mut self.joins[slot];
         let bytes = join.journal_bytes();
         join.restore(arrived);
+        join.failures = progress.failures;
+        join.causes = progress.causes.to_vec();
+        join.is_released = progress.is_released;
         let bytes = join.journal_bytes() - bytes;
         self.live_bytes += bytes;
         self.count_for_join(slot, Adjust::Add, Amount { jobs: 0, bytes });
         if let Some(at) = over_at {
+            // What it had to say was said before.
+            let then = std::mem::take(&mut self.joins[slot].then);
             self.block_join(slot, at);
+            self.joins[slot].then = then;
         }
     }
 
@@ -1287,17 +1406,25 @@ impl State {
         }
     }
 
-    /// Ends a join. The messages that it held are ready now, or the caller settles them.
+    /// Ends a join. The messages that it held are ready now, or the caller settles them. A released one stays while its
+    /// values may be read, which the caller finds out.
     pub(crate) fn end_join(&mut self, slot: u32, released: bool, renumbered: Option<Renumbered>) {
-        let join = self.joins.close(slot);
-        if join.is_over {
-            self.blocked -= join.kept;
+        if !released {
+            self.forget_join(slot);
+            return;
         }
-        self.live_bytes -= join.journal_bytes();
-        self.ledger.abandon();
-        if released {
-            self.release(join.id, join.held, renumbered);
+        let join = &mut self.joins[slot];
+        join.is_released = true;
+        let (id, held) = (join.id, std::mem::take(&mut join.held));
+        self.release(id, held, renumbered);
+        let join = &self.joins[slot];
+        if !join.then.is_empty() {
+            let (then, base) = (join.then.clone(), join.base);
+            for place in then {
+                self.report(Some(place), base, None);
+            }
         }
+        self.joins.may_be_unread(id);
     }
 
     /// Makes the messages ready that the join held, as far as they have not ended since.
@@ -1305,6 +1432,7 @@ impl State {
         for handle in held {
             let state = MessagePlace::Held(join);
             if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == state {
+                self.count_held(handle.slot, Adjust::Subtract);
                 if let Some(to) = renumbered.and_then(|renumbered| renumbered.of(handle.number)) {
                     self.renumber_held(handle, to);
                 }

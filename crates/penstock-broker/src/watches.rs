@@ -1,12 +1,11 @@
 //! Tells watchers of keys: level-triggered, so that a client that was away misses nothing.
 
-use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{Key, KeyState, MessageId, Value, ValueStatus};
 
-use crate::chores::BLOCKED;
 use crate::commits::own_key;
 use crate::effects::{Effect, Rests};
+use crate::endings::upstream;
 use crate::records::{How, Mark, MarkedFor};
 use crate::state::State;
 use crate::{Broker, ConnId};
@@ -50,7 +49,8 @@ impl Broker {
             }
             let messages = &self.state.messages;
             // A failed job has had its value.
-            is_pending = messages.copies(id).any(|slot| !messages[slot].is_failed());
+            is_pending = messages.copies(id).any(|slot| !messages[slot].is_failed())
+                || self.state.joins.awaits(id);
         }
         let state = match is_pending || self.state.keys.owner(key).is_some() {
             true => KeyState::Pending,
@@ -75,15 +75,15 @@ impl Broker {
             return None;
         }
         if self.state.is_blocked(slot) {
-            let reason = Bytes::from_static(BLOCKED.as_bytes());
-            return Some(Value::new(ValueStatus::Cancelled, reason));
+            let body = upstream(&self.state.causes_of(slot));
+            return Some(Value::new(ValueStatus::Upstream, body));
         }
         if self.state.is_purged(slot) {
             let queue = queues[messages.queue(slot)].name;
             let mut marks = self.state.marks.values();
             let is_it = |mark: &Mark| mark.what == MarkedFor::Purge && mark.queue == Some(queue);
             let (mark, _) = marks.find(|(mark, _)| is_it(mark))?;
-            return Some(self.unrun_value(How::Purged, mark.reason));
+            return Some(self.state.unrun_value(How::Purged, mark.reason));
         }
         None
     }

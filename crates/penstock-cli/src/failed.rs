@@ -58,6 +58,7 @@ impl FilterArguments {
     fn filter(&self) -> Filter {
         Filter {
             queue: self.queue.clone(),
+            workflow: None,
             task: self.task.clone(),
             class: self.error.clone(),
             fingerprint: self.fingerprint,

@@ -11,7 +11,7 @@ use penstock_driver::DriverError;
 use penstock_message::Feature::*;
 use penstock_message::{
     Answer, Applied, Condition, Delivery, Due, Durability, FailedQuery, Failure, Feature, Filter,
-    HeaderPatch, JoinPolicy, Key, KeyState, Message, MessageState, Op, Overflow, Query,
+    HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message, MessageState, Op, Overflow, Query,
     QueueLimits, Receipt, Refusal, ReleaseReason, Run, Running, Target, Tasks, Value, ValueStatus,
 };
 
@@ -821,12 +821,13 @@ fn a_job_that_is_handed_back_keeps_its_place(bench: &Bench<'_>) {
 fn a_join_releases_what_it_holds_once(bench: &Bench<'_>) {
     let worker = bench.client().worker("work", 10);
     let join = id(100);
-    worker.client.commit(vec![Op::Hold {
+    worker.client.commit(vec![Op::Hold(Hold {
         join,
         count: 2,
         messages: vec![("work".into(), message(1))],
         policy: JoinPolicy::AllSucceeded,
-    }]);
+        ..Hold::default()
+    })]);
     let arrive = |index| {
         worker.client.commit(vec![Op::Join {
             join,

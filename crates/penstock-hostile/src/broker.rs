@@ -8,8 +8,8 @@ use penstock_broker::{
     Broker, BrokerOptions, Carried, ConnId, Input, Now, Output, Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    Condition, Consume, Due, Durability, HeaderPatch, JoinPolicy, Key, Lease, Message, MessageId,
-    Op, ReleaseReason, SessionId, StatusQuery, Tasks, Tx, Value, ValueStatus,
+    Condition, Consume, Due, Durability, HeaderPatch, Hold, JoinPolicy, Key, Lease, Message,
+    MessageId, Op, ReleaseReason, SessionId, StatusQuery, Tasks, Tx, Value, ValueStatus,
 };
 
 const CLIENTS: usize = 3;
@@ -382,12 +382,13 @@ impl World {
                 for _ in 0..data.int_in_range(0..=2)? {
                     messages.push((any_name(data)?, any_message(data)?));
                 }
-                Op::Hold {
+                Op::Hold(Hold {
                     join: any_id(data)?,
                     count: any_number(data)? as u32,
                     messages,
                     policy: *data.choose(&[JoinPolicy::AllSucceeded, JoinPolicy::AllEnded])?,
-                }
+                    ..Hold::default()
+                })
             }
             13 => Op::Join {
                 join: any_id(data)?,

@@ -522,7 +522,8 @@ impl Features {
                 .when(unless_key.is_some(), Feature::Keys),
             Op::Move { due, .. } => self.of_due(due.as_ref()),
             Op::Put { key, .. } | Op::Delete { key } | Op::Guard { key, .. } => self.of_key(key),
-            Op::Hold { messages, .. } => messages
+            Op::Hold(hold) => hold
+                .messages
                 .iter()
                 .fold(self, |needs, (_, message)| needs.of_message(message))
                 .with(Feature::Joins),

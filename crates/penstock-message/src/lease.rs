@@ -1,3 +1,5 @@
+use bytes::Bytes;
+
 use crate::{Message, MessageId};
 
 /// The right to run one message. It belongs to a live session, not to a clock: it ends when it is
@@ -21,6 +23,9 @@ pub struct Delivery {
     /// Whether an earlier hand-out of this message may have run.
     pub redelivered: bool,
     pub message: Message,
+    /// Values of the join that the message has as its inputs, as [`GivenValues`](crate::GivenValues) reads them; empty: it
+    /// has none.
+    pub inputs: Bytes,
 }
 
 /// Order to a worker to stop a job that it holds, and to hand it back. The broker then ends the job.

@@ -5,6 +5,7 @@
 
 mod capabilities;
 mod consumer;
+mod given;
 mod hashing;
 mod id;
 mod lease;
@@ -19,12 +20,13 @@ pub use capabilities::{
     Settlement,
 };
 pub use consumer::{Consume, Tasks};
+pub use given::{GivenValue, GivenValues, NotGiven, UPSTREAM_IDS, gathered, read_gathered};
 pub use hashing::{SeededHasher, SeededMap, SeededSet, SeededState};
 pub use id::{IdSource, JOIN_CAP, MessageId, SessionId};
 pub use lease::{CancelOrder, Delivery, Lease, ReleaseReason};
 pub use limits::{Overflow, QueueLimits, Space};
 pub use message::{
-    DEFAULT_PRIORITY, Extras, HIGHEST_PRIORITY, InputShape, Inputs, Member, Message, Retries,
+    DEFAULT_PRIORITY, Extras, HIGHEST_PRIORITY, InputShape, Inputs, Member, Message, Retries, When,
 };
 pub use query::{
     Answer, Counts, FailedJob, FailedPage, FailedQuery, JobCounts, MessageInfo, MessageState,
@@ -32,8 +34,8 @@ pub use query::{
     StatusCursor, StatusPage, StatusQuery, Tallied, TaskStatus, WorkerStatus,
 };
 pub use tx::{
-    Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, JoinId, JoinPolicy, Op,
-    Receipt, Refusal, Running, Target, Tx,
+    Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, Hold, JoinId, JoinPolicy,
+    Op, Receipt, Refusal, Running, Target, Tx,
 };
 pub use value::{Key, KeyState, Run, Value, ValueStatus};
 

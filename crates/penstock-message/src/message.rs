@@ -35,13 +35,15 @@ pub struct Message {
 }
 
 /// Fields of a [`Message`] that few messages have. The broker keeps and delivers all of them; it acts
-/// on `member`, `generation` and `attempts_before`.
+/// on `member`, `inputs`, `when`, `generation` and `attempts_before`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Extras {
     /// Reports to this join when the message ends, however it ends.
     pub member: Option<Member>,
-    /// The join whose values are the job's first argument.
+    /// The join whose values are the job's first argument: the one that holds it.
     pub inputs: Option<Inputs>,
+    /// Outcome of the join that holds the message, on which it is released.
+    pub when: When,
     pub workflow: Option<MessageId>,
     /// Key by which fair shares and limits go within a task; at most [`Extras::KEY_CAP_BYTES`].
     pub key: Option<Bytes>,
@@ -96,6 +98,20 @@ pub struct Inputs {
     pub shape: InputShape,
 }
 
+/// Outcome of a join on which a held message is released. On the other one it ends as not needed, or is blocked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum When {
+    #[default]
+    Succeeded = 0,
+    Failed = 1,
+    Ended = 2,
+}
+
+impl When {
+    pub const ALL: [Self; 3] = [Self::Succeeded, Self::Failed, Self::Ended];
+}
+
 /// Shape in which a job is given a join's values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -105,6 +121,10 @@ pub enum InputShape {
     One = 0,
     List = 1,
     Named = 2,
+}
+
+impl InputShape {
+    pub const ALL: [Self; 3] = [Self::One, Self::List, Self::Named];
 }
 
 /// Retries of a job after an error.

@@ -1,7 +1,7 @@
 use bytes::Bytes;
 
 use crate::{
-    Key, Lease, Message, MessageId, MessageState, QueueLimits, ReleaseReason, Value, WallMs,
+    Key, Lease, Member, Message, MessageId, MessageState, QueueLimits, ReleaseReason, Value, WallMs,
 };
 
 /// Operations that a broker applies all together or not at all.
@@ -61,13 +61,8 @@ pub enum Op {
         key: Key,
         condition: Condition,
     },
-    /// Keeps `messages` back until `count` members have joined.
-    Hold {
-        join: JoinId,
-        count: u32,
-        messages: Vec<(String, Message)>,
-        policy: JoinPolicy,
-    },
+    /// Keeps messages back until the members of a join have ended.
+    Hold(Hold),
     /// Reports one member to a join. Idempotent by `index`. A message that names its join needs none: it reports
     /// when it ends.
     Join {
@@ -182,6 +177,8 @@ impl Running {
 pub struct Filter {
     pub queue: Option<String>,
     pub task: Option<String>,
+    /// Workflow that the jobs belong to. For cancelling only.
+    pub workflow: Option<MessageId>,
     /// Class of the failure. This field and all below match failed jobs only.
     pub class: Option<String>,
     pub fingerprint: Option<u64>,
@@ -194,15 +191,51 @@ pub struct Filter {
 /// Id of a join. Drawn like a message id by the client that creates it.
 pub type JoinId = MessageId;
 
-/// Behaviour of a join when a member failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
+/// A new join, and the messages that it holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hold {
+    pub join: JoinId,
+    /// Number of members, from 1 to [`JOIN_CAP`](crate::JOIN_CAP).
+    pub count: u32,
+    /// Held messages, each with its queue. [`Extras::when`](crate::Extras) says which outcome releases it.
+    pub messages: Vec<(String, Message)>,
+    pub policy: JoinPolicy,
+    /// Places of this join itself in others: it arrives there with its own outcome.
+    pub then: Vec<Member>,
+    /// Time for which the join's outcome is kept as a value; `None`: it has none. The value's key is the result of the
+    /// first place in `then`, or of the join's own id.
+    pub result_ttl_ms: Option<u64>,
+}
+
+/// Number of failed members that a join puts up with. With one more it has failed: the messages that it holds are
+/// blocked, that is kept like failed jobs, while their results read as [`ValueStatus::Upstream`](crate::ValueStatus).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JoinPolicy {
-    /// Releases the held messages only if every member succeeded. Otherwise they are blocked: kept like
-    /// failed jobs, while their results read as cancelled.
-    AllSucceeded = 0,
-    /// Releases them once every member has ended, however it ended.
-    AllEnded = 1,
+    #[default]
+    AllSucceeded,
+    UpTo(u32),
+    /// The join succeeds once every member has ended, however it ended.
+    AllEnded,
+}
+
+impl JoinPolicy {
+    /// Returns the number of failed members up to which the join succeeds.
+    pub fn max_failures(self) -> u32 {
+        match self {
+            Self::AllSucceeded => 0,
+            Self::UpTo(failures) => failures,
+            Self::AllEnded => u32::MAX,
+        }
+    }
+
+    /// Returns the policy with this number.
+    pub fn of_max_failures(failures: u32) -> Self {
+        match failures {
+            0 => Self::AllSucceeded,
+            u32::MAX => Self::AllEnded,
+            failures => Self::UpTo(failures),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -27,14 +27,31 @@ pub enum ValueStatus {
     /// The job was purged, cancelled or displaced, or the join that held it has failed. Derived by the broker; the
     /// body is the reason, in UTF-8.
     Cancelled = 4,
-    /// A job that it waited for has failed. Reserved for workflows.
+    /// A job that it waited for has failed. Derived by the broker; the body is the ids of the failed jobs, 16 bytes each,
+    /// at most [`UPSTREAM_IDS`](crate::UPSTREAM_IDS).
     Upstream = 5,
     /// Another job took its place; the body is that job's id. Reserved for workflows.
     Replaced = 6,
-    /// The values of a join, by reference. Reserved for workflows.
+    /// A join has succeeded. Written by the broker; the body is the join's id and the number of its members (4 bytes,
+    /// little-endian), whose results have the values.
     Gathered = 7,
     /// The job ran for longer than it may. Reserved for time limits.
     TimedOut = 8,
+}
+
+impl ValueStatus {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 9] = [
+        Self::Succeeded,
+        Self::Failed,
+        Self::Expired,
+        Self::Crashed,
+        Self::Cancelled,
+        Self::Upstream,
+        Self::Replaced,
+        Self::Gathered,
+        Self::TimedOut,
+    ];
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

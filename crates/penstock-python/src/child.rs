@@ -3,7 +3,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 
-use penstock_message::{Failure, Retries};
+use bytes::Bytes;
+use penstock_message::{Failure, GivenValue, GivenValues, InputShape, Retries, ValueStatus};
 use penstock_worker::{
     Ended, FailureView, JobView, Kind, Link, Order, Pulled, Slot, Window, end_with_parent,
     limit_arenas, offer_to_kernel,
@@ -132,17 +133,20 @@ impl State {
     }
 }
 
-/// Rarely set fields of a job, as (generation, attempts of earlier ones, retries, headers, (timeout, soft timeout) in ms);
-/// `None` when all are unset.
+/// Rarely set fields of a job, as (generation, attempts of earlier ones, retries, headers, (timeout, soft timeout) in ms,
+/// (inputs, workflow)); `None` when all are unset.
 pub(crate) fn extras_to_python<'py, 'a>(
     py: Python<'py>,
     retried: (u32, u32),
     retries: Option<&Retries>,
     headers: impl ExactSizeIterator<Item = (&'a str, &'a [u8])>,
     limits: (Option<u64>, Option<u64>),
+    inputs: Option<(InputShape, Bytes)>,
+    workflow: Option<[u8; 16]>,
 ) -> PyResult<Option<Bound<'py, PyTuple>>> {
     let has_limits = limits != (None, None);
-    if retried == (0, 0) && retries.is_none() && headers.len() == 0 && !has_limits {
+    let is_step = inputs.is_some() || workflow.is_some();
+    if retried == (0, 0) && retries.is_none() && headers.len() == 0 && !has_limits && !is_step {
         return Ok(None);
     }
     let (generation, attempts_before) = retried;
@@ -151,7 +155,13 @@ pub(crate) fn extras_to_python<'py, 'a>(
     for (name, value) in headers {
         named.set_item(name, String::from_utf8_lossy(value))?;
     }
-    (generation, attempts_before, retries, named, limits)
+    let inputs = match inputs {
+        None => None,
+        Some((shape, bytes)) => Some((shape as u8, given(py, &bytes)?)),
+    };
+    let workflow = workflow.map(|id| PyBytes::new(py, &id));
+    let step = (inputs, workflow);
+    (generation, attempts_before, retries, named, limits, step)
         .into_pyobject(py)
         .map(Some)
 }
@@ -162,7 +172,49 @@ fn extras<'py>(py: Python<'py>, job: &JobView<'_>) -> PyResult<Option<Bound<'py,
     });
     let headers = job.headers.iter().copied();
     let limits = (job.timeout_ms, job.soft_timeout_ms);
-    extras_to_python(py, retried, job.retries.as_ref(), headers, limits)
+    let inputs = job
+        .inputs
+        .map(|(shape, bytes)| (shape, Bytes::copy_from_slice(bytes)));
+    extras_to_python(
+        py,
+        retried,
+        job.retries.as_ref(),
+        headers,
+        limits,
+        inputs,
+        job.workflow,
+    )
+}
+
+/// Values of a join, as (join, count, values): each value is (status, body), where the body of a gathered one is such a
+/// tuple again and status -1 means that it is gone; `None` in place of the values when they did not come along.
+fn given<'py>(py: Python<'py>, bytes: &Bytes) -> PyResult<Bound<'py, PyTuple>> {
+    let values = GivenValues::decode(bytes)
+        .map_err(|_| PyValueError::new_err("the broker sent inputs that can't be read"))?;
+    given_to_python(py, &values)
+}
+
+fn given_to_python<'py>(py: Python<'py>, given: &GivenValues) -> PyResult<Bound<'py, PyTuple>> {
+    let value = |value: &GivenValue| -> PyResult<Bound<'py, PyTuple>> {
+        match value {
+            GivenValue::Of(status, body) => {
+                (*status as i32, PyBytes::new(py, body)).into_pyobject(py)
+            }
+            GivenValue::Gathered(inner) => {
+                let status = ValueStatus::Gathered as i32;
+                (status, given_to_python(py, inner)?).into_pyobject(py)
+            }
+            GivenValue::Gone => (-1, PyBytes::new(py, b"")).into_pyobject(py),
+        }
+    };
+    let values = match &given.values {
+        None => None,
+        Some(values) => {
+            let values: Vec<_> = values.iter().map(value).collect::<PyResult<_>>()?;
+            Some(PyList::new(py, values)?)
+        }
+    };
+    (PyBytes::new(py, &given.join.0), given.count, values).into_pyobject(py)
 }
 
 #[pymethods]

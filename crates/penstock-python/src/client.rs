@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
-    Answer, Applied, Durability, FailedQuery, KeyState, MessageId, MessageInfo, Op, Query, Receipt,
-    Refusal, Run, Running, Status, StatusQuery, Target, Tx,
+    Answer, Applied, Durability, FailedQuery, Filter, KeyState, MessageId, MessageInfo, Op, Query,
+    Receipt, Refusal, Run, Running, Status, StatusQuery, Target, Tx,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -14,6 +14,7 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict, PyList, PyTuple};
 
 use crate::errors::{Failure, state_name};
 use crate::failed;
+use crate::graph::Graph;
 use crate::ids;
 use crate::options::Options;
 use crate::port::{End, Port};
@@ -213,6 +214,65 @@ impl Client {
         let (ids, tx, durability) = publish_all(&jobs)?;
         self.commit(py, tx, durability, timeout_s)?;
         id_list(py, &ids)
+    }
+
+    /// Commits all jobs and joins of a workflow in one transaction. `workflow`: its id.
+    fn publish_graph(
+        &self,
+        py: Python<'_>,
+        graph: &Graph,
+        workflow: &[u8],
+        timeout_s: f64,
+    ) -> PyResult<()> {
+        let (tx, durability) = graph.take(job(workflow)?);
+        self.commit(py, tx, durability, timeout_s)
+    }
+
+    fn submit_graph(
+        &self,
+        py: Python<'_>,
+        graph: &Graph,
+        workflow: &[u8],
+        timeout_s: f64,
+        port: &Port,
+        token: u64,
+    ) -> PyResult<()> {
+        let deadline = deadline(Some(timeout_s))?;
+        let driver = self.driver()?;
+        let (tx, durability) = graph.take(job(workflow)?);
+        let inbox = Arc::clone(&port.inbox);
+        inbox.expect(token);
+        let done = Box::new(move |outcome| {
+            inbox.end(token, confirmed(outcome).map(|()| End::Committed));
+        });
+        py.detach(move || driver.commit(vec![tx], durability, deadline, done));
+        Ok(())
+    }
+
+    /// Cancels all jobs of a workflow; returns the id of that operation.
+    fn cancel_workflow(
+        &self,
+        py: Python<'_>,
+        workflow: &[u8],
+        reason: String,
+        running: &str,
+        timeout_s: f64,
+    ) -> PyResult<Option<u64>> {
+        let filter = Filter {
+            workflow: Some(job(workflow)?),
+            ..Filter::default()
+        };
+        let op = Op::Cancel {
+            target: Target::Filter(filter),
+            reason,
+            running: running_of(running)?,
+        };
+        let deadline = deadline(Some(timeout_s))?;
+        let driver = self.driver()?;
+        let outcome = wait_for_end(py, &*driver, |done| {
+            driver.settle(vec![Tx::from(vec![op])], deadline, done);
+        })?;
+        Ok(failed::applied(outcome)?.operation)
     }
 
     fn wait<'py>(
@@ -606,13 +666,15 @@ pub(crate) fn wait_for_end<T: Send + 'static>(
 
 // From Python.
 
-fn draw_ids(count: usize) -> PyResult<Vec<MessageId>> {
-    ids::draw(count).map_err(|error| {
-        pyo3::exceptions::PyOSError::new_err(format!("this system gives no random bytes: {error}"))
-    })
+pub(crate) fn draw_ids(count: usize) -> PyResult<Vec<MessageId>> {
+    ids::draw(count).map_err(no_random_bytes)
 }
 
-fn copied(body: &Bound<'_, PyBytes>) -> Bytes {
+pub(crate) fn no_random_bytes(error: getrandom::Error) -> PyErr {
+    pyo3::exceptions::PyOSError::new_err(format!("this system gives no random bytes: {error}"))
+}
+
+pub(crate) fn copied(body: &Bound<'_, PyBytes>) -> Bytes {
     Bytes::copy_from_slice(body.as_bytes())
 }
 
@@ -626,13 +688,17 @@ fn jobs(ids: &[Bound<'_, PyBytes>]) -> Result<Vec<MessageId>, Failure> {
     ids.iter().map(|id| job(id.as_bytes())).collect()
 }
 
+fn running_of(name: &str) -> PyResult<Running> {
+    match name {
+        "leave" => Ok(Running::Leave),
+        "ask" => Ok(Running::Ask),
+        "kill" => Ok(Running::Kill),
+        other => Err(PyValueError::new_err(format!("no treatment {other:?}"))),
+    }
+}
+
 fn cancellation(job: MessageId, reason: String, running: &str) -> PyResult<Tx> {
-    let running = match running {
-        "leave" => Running::Leave,
-        "ask" => Running::Ask,
-        "kill" => Running::Kill,
-        other => return Err(PyValueError::new_err(format!("no treatment {other:?}"))),
-    };
+    let running = running_of(running)?;
     let target = Target::Job(job);
     Ok(Tx::from(vec![Op::Cancel {
         target,

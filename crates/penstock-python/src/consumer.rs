@@ -255,6 +255,11 @@ fn job_to_python<'py>(py: Python<'py>, delivery: &Delivery) -> PyResult<Bound<'p
             extras.retries.as_ref(),
             headers,
             (extras.timeout_ms, extras.soft_timeout_ms),
+            extras
+                .inputs
+                .filter(|_| !delivery.inputs.is_empty())
+                .map(|inputs| (inputs.shape, delivery.inputs.clone())),
+            extras.workflow.map(|id| id.0),
         )?,
     )
         .into_pyobject(py)

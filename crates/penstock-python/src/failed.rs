@@ -23,6 +23,7 @@ pub(crate) fn filter_of(given: FilterTuple) -> Filter {
     Filter {
         queue,
         task,
+        workflow: None,
         class,
         fingerprint,
         failed_from,

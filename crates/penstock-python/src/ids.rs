@@ -39,6 +39,12 @@ impl Generator {
     }
 }
 
+/// Draws the id of a join.
+pub(crate) fn draw_join() -> Result<MessageId, getrandom::Error> {
+    let ids = draw(1)?;
+    Ok(ids[0].join_of())
+}
+
 /// Draws this many ids, all of this millisecond.
 pub(crate) fn draw(count: usize) -> Result<Vec<MessageId>, getrandom::Error> {
     let mut generator = GENERATOR.lock().unwrap();

@@ -6,6 +6,7 @@ mod client;
 mod consumer;
 mod errors;
 mod failed;
+mod graph;
 mod heap;
 mod ids;
 mod options;
@@ -25,6 +26,8 @@ mod _core {
     use crate::client::Client;
     #[pymodule_export]
     use crate::consumer::Consumer;
+    #[pymodule_export]
+    use crate::graph::Graph;
     #[pymodule_export]
     use crate::heap::{collapse_heap, flush_c_output};
     #[pymodule_export]

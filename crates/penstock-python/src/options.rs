@@ -27,6 +27,17 @@ pub(crate) struct Options {
 
 impl Options {
     pub(crate) fn publish(&self, id: MessageId, body: Bytes) -> Op {
+        let (queue, message, due) = self.message(id, body);
+        Op::Publish {
+            queues: vec![queue],
+            message,
+            due,
+            unless_key: None,
+        }
+    }
+
+    /// Makes a message, for which queue, and when it is due.
+    pub(crate) fn message(&self, id: MessageId, body: Bytes) -> (String, Message, Option<Due>) {
         let message = Message {
             id,
             task: self.task.clone(),
@@ -41,12 +52,7 @@ impl Options {
             body,
             extras: self.extras(),
         };
-        Op::Publish {
-            queues: vec![self.queue.clone()],
-            message,
-            due: self.due,
-            unless_key: None,
-        }
+        (self.queue.clone(), message, self.due)
     }
 
     fn extras(&self) -> Option<Box<Extras>> {

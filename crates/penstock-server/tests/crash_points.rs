@@ -12,8 +12,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use penstock_journal::sim::{Fault, Rng, SimStorage};
 use penstock_message::{
-    Answer, Condition, Due, Durability, HeaderPatch, JoinPolicy, Key, KeyState, Lease, MessageId,
-    MessageState, Op, Query, Receipt, SessionId, StatusQuery, Tx, Value, ValueStatus,
+    Answer, Condition, Due, Durability, HeaderPatch, Hold, JoinPolicy, Key, KeyState, Lease,
+    MessageId, MessageState, Op, Query, Receipt, SessionId, StatusQuery, Tx, Value, ValueStatus,
 };
 use penstock_server::EngineOptions;
 use world::{Client, World, commit, consume, hello, message, say_hello};
@@ -123,12 +123,13 @@ impl Person {
         };
         let id = person.new_id();
         person.say(vec![publish_to(&["default"], id, 40)]);
-        let group = Op::Hold {
+        let group = Op::Hold(Hold {
             join: MessageId([50; 16]),
             count: 1,
             messages: vec![("mail".to_owned(), message(51, Bytes::from_static(b"held")))],
             policy: JoinPolicy::AllSucceeded,
-        };
+            ..Hold::default()
+        });
         person.say(vec![group]);
         person.do_step(Churn);
         let taken = person.world.ask(person.client, &consume(1));
@@ -158,12 +159,13 @@ impl Person {
                 move_to(lease, Some("dead"), None),
             ],
             OpenGroup => vec![
-                Op::Hold {
+                Op::Hold(Hold {
                     join: MessageId([self.new_id(); 16]),
                     count: 2,
                     messages: vec![("mail".to_owned(), message(self.new_id(), Bytes::new()))],
                     policy: JoinPolicy::AllEnded,
-                },
+                    ..Hold::default()
+                }),
                 publish_to(&["default"], self.new_id(), 10),
             ],
             EndGroup => vec![Op::Join {

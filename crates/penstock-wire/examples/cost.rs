@@ -68,6 +68,7 @@ fn delivery() -> Delivery {
         queue: "default".to_owned(),
         redelivered: false,
         message: message(),
+        inputs: bytes::Bytes::new(),
     }
 }
 

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use penstock_message::{
     Durability, InputShape, MessageId, MessageState, Overflow, Running, SessionId, Space,
-    ValueStatus,
+    ValueStatus, When,
 };
 
 use crate::{WireError, proto};
@@ -67,6 +67,9 @@ same_variants!(Running, proto::cancel::Running, "an unknown treatment of running
 });
 same_variants!(InputShape, proto::inputs::Shape, "an unknown shape of inputs", {
     One = One, List = List, Named = Named,
+});
+same_variants!(When, proto::hold::When, "an unknown outcome of a join", {
+    Succeeded = Succeeded, Failed = Failed, Ended = Ended,
 });
 
 fn wanted<T>(field: Option<T>, missing: &'static str) -> Result<T, WireError> {

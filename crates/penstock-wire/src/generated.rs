@@ -424,6 +424,9 @@ pub struct Filter {
     pub failed_from_ms: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "6")]
     pub failed_before_ms: ::core::option::Option<u64>,
+    /// empty: any; for cancelling only
+    #[prost(bytes = "bytes", tag = "7")]
+    pub workflow: ::prost::bytes::Bytes,
 }
 /// Ends jobs that do not run.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -848,6 +851,7 @@ pub mod guard {
         Is(::prost::bytes::Bytes),
     }
 }
+/// A join of `count` members, and the messages that it holds until their end.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Hold {
     #[prost(bytes = "bytes", tag = "1")]
@@ -856,8 +860,18 @@ pub struct Hold {
     pub count: u32,
     #[prost(message, repeated, tag = "3")]
     pub messages: ::prost::alloc::vec::Vec<hold::Held>,
+    /// whatever became of the members
     #[prost(bool, tag = "4")]
     pub all_ended: bool,
+    /// without all_ended: number of failed members that it puts up with
+    #[prost(uint32, tag = "6")]
+    pub max_failures: u32,
+    /// places of this join itself in others
+    #[prost(message, repeated, tag = "8")]
+    pub then: ::prost::alloc::vec::Vec<Member>,
+    /// left out: its outcome is no value
+    #[prost(uint64, optional, tag = "9")]
+    pub result_ttl_ms: ::core::option::Option<u64>,
 }
 /// Nested message and enum types in `Hold`.
 pub mod hold {
@@ -867,6 +881,46 @@ pub mod hold {
         pub queue: ::prost::alloc::string::String,
         #[prost(message, optional, tag = "2")]
         pub message: ::core::option::Option<crate::message::Message>,
+    }
+    /// Outcome of the join on which a message is released.
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum When {
+        Succeeded = 0,
+        Failed = 1,
+        Ended = 2,
+    }
+    impl When {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Succeeded => "SUCCEEDED",
+                Self::Failed => "FAILED",
+                Self::Ended => "ENDED",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "SUCCEEDED" => Some(Self::Succeeded),
+                "FAILED" => Some(Self::Failed),
+                "ENDED" => Some(Self::Ended),
+                _ => None,
+            }
+        }
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1047,6 +1101,9 @@ pub struct Delivery {
     pub message: ::core::option::Option<crate::message::Message>,
     #[prost(uint32, tag = "6")]
     pub consumer: u32,
+    /// values of the join that the message has as its inputs; see given.rs in penstock-message
+    #[prost(bytes = "bytes", tag = "7")]
+    pub inputs: ::prost::bytes::Bytes,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Watch {
@@ -1839,6 +1896,8 @@ pub struct MessageExtras {
     /// attempts of earlier generations
     #[prost(uint32, tag = "24")]
     pub attempts_before: u32,
+    #[prost(enumeration = "hold::When", tag = "25")]
+    pub when: i32,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -1987,7 +2046,9 @@ pub(crate) mod shapes {
     pub(crate) const JOIN: Shape = Shape::new(&[]);
     pub(crate) const HOLD: Shape = Shape::new(&[
         (3, Field::Many(&HOLD_HELD, size_of::<super::hold::Held>())),
+        (8, Field::Many(&MEMBER, size_of::<super::Member>())),
     ]);
+    pub(crate) const MEMBER: Shape = Shape::new(&[]);
     pub(crate) const HOLD_HELD: Shape = Shape::new(&[
         (2, Field::One(&MESSAGE)),
     ]);
@@ -2004,7 +2065,6 @@ pub(crate) mod shapes {
     ]);
     pub(crate) const HEADER: Shape = Shape::new(&[]);
     pub(crate) const INPUTS: Shape = Shape::new(&[]);
-    pub(crate) const MEMBER: Shape = Shape::new(&[]);
     pub(crate) const DUE: Shape = Shape::new(&[]);
     pub(crate) const GUARD: Shape = Shape::new(&[
         (1, Field::One(&KEY_REF)),
@@ -2044,6 +2104,7 @@ pub(crate) mod shapes {
         size_of::<super::Header>(),
         size_of::<super::KeyRef>(),
         size_of::<super::Lease>(),
+        size_of::<super::Member>(),
         size_of::<super::Op>(),
         size_of::<super::Query>(),
         size_of::<super::Tx>(),

@@ -57,8 +57,9 @@ pub const LATER: &[Later] = &[
     operation(2, 15, "failing a job in one operation"),
     operation(2, 16, "retrying failed jobs"),
     operation(2, 17, "dropping failed jobs"),
-    message_fields(2, (12, 24), &[OPS, PUBLISH, 2]),
-    message_fields(2, (12, 24), &[OPS, HOLD, 3, 2]),
+    message_fields(2, (12, 25), &[OPS, PUBLISH, 2]),
+    message_fields(2, (12, 25), &[OPS, HOLD, 3, 2]),
+    message_fields(2, (6, 9), &[OPS, HOLD]),
     query(2, 6, "asking for the status in pages"),
     query(2, 7, "listing failed jobs"),
     query(2, 8, "asking about an operation on many jobs"),
@@ -162,7 +163,7 @@ fn find(
 #[cfg(test)]
 mod tests {
     use penstock_message::{
-        Extras, FailedQuery, Filter, JoinPolicy, Message, MessageId, Op, Query, Running,
+        Extras, FailedQuery, Filter, Hold, JoinPolicy, Message, MessageId, Op, Query, Running,
         StatusQuery, Target, Tx,
     };
     use prost::Message as _;
@@ -228,12 +229,13 @@ mod tests {
             generation: 1,
             ..Extras::default()
         };
-        let hold = Op::Hold {
+        let hold = Op::Hold(Hold {
             join: MessageId([2; 16]),
             count: 1,
             messages: vec![("mail".to_owned(), message(with_key.clone()))],
             policy: JoinPolicy::AllEnded,
-        };
+            ..Hold::default()
+        });
         let fields = Some("headers, keys, time limits, retries and workflows of a job");
         assert_eq!(
             in_tx(1, vec![pause(), publish(Extras::default())]),

@@ -4,11 +4,11 @@
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
     Answer, Applied, CancelOrder, Condition, Counts, Delivery, Due, Durability, Extras, FailedJob,
-    FailedPage, FailedQuery, Failure, Filter, HeaderPatch, InputShape, Inputs, JobCounts,
+    FailedPage, FailedQuery, Failure, Filter, HeaderPatch, Hold, InputShape, Inputs, JobCounts,
     JoinPolicy, Key, KeyState, Lease, Member, Message, MessageId, MessageInfo, MessageState,
     Notice, Op, OperationStatus, Others, Overflow, Query, QueueLimits, QueueStatus, Receipt,
     Refusal, ReleaseReason, Retries, Run, Running, RunningJob, Status, StatusCursor, StatusPage,
-    StatusQuery, Tallied, Target, TaskStatus, Tx, Value, ValueStatus, WorkerStatus,
+    StatusQuery, Tallied, Target, TaskStatus, Tx, Value, ValueStatus, When, WorkerStatus,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -104,10 +104,10 @@ prop_compose! {
 
 prop_compose! {
     fn any_filter()(
-        queue in option(".{0,8}"), task in option(".{0,8}"), class in option(".{0,8}"),
+        queue in option(".{0,8}"), task in option(".{0,8}"), workflow in option(any_id()), class in option(".{0,8}"),
         fingerprint: Option<u64>, failed_from: Option<u64>, failed_before: Option<u64>,
     ) -> Filter {
-        Filter { queue, task, class, fingerprint, failed_from, failed_before }
+        Filter { queue, task, workflow, class, fingerprint, failed_from, failed_before }
     }
 }
 
@@ -139,13 +139,14 @@ prop_compose! {
         (member, inputs, workflow, parent) in (
             option((any_id(), any::<u32>())), option(any_inputs()), option(any_id()), option(any_id()),
         ),
+        when in proptest::sample::select(&When::ALL[..]),
         key in option(any_bytes()), headers in vec((".{0,8}", any_bytes()), 0..3),
         generation: u32, attempts_before: u32, retries in option(any_retries()),
         timeout_ms: Option<u64>, soft_timeout_ms: Option<u64>, suspects: u8, args_hash: Option<u64>,
     ) -> Extras {
         let member = member.map(|(join, index)| Member { join, index });
         Extras {
-            member, inputs, workflow, key, headers, generation, attempts_before, retries, timeout_ms,
+            member, inputs, when, workflow, key, headers, generation, attempts_before, retries, timeout_ms,
             soft_timeout_ms, suspects, parent, args_hash,
         }
     }
@@ -190,7 +191,11 @@ fn any_op() -> impl Strategy<Value = Op> {
         Just(Condition::Present),
         any_bytes().prop_map(Condition::Is)
     ];
-    let policy = prop_oneof![Just(JoinPolicy::AllSucceeded), Just(JoinPolicy::AllEnded)];
+    let policy = any::<u32>().prop_map(JoinPolicy::of_max_failures);
+    let then = vec(
+        (any_id(), any::<u32>()).prop_map(|(join, index)| Member { join, index }),
+        0..3,
+    );
     let optional_key = option(any_key());
     prop_oneof![
         (any_lease(), any::<u64>()).prop_map(|(lease, cost_us)| Op::Ack { lease, cost_us }),
@@ -222,14 +227,20 @@ fn any_op() -> impl Strategy<Value = Op> {
             any_id(),
             any::<u32>(),
             vec((".{0,8}", any_message()), 0..3),
-            policy
+            policy,
+            then,
+            any::<Option<u64>>()
         )
-            .prop_map(|(join, count, messages, policy)| Op::Hold {
-                join,
-                count,
-                messages,
-                policy
-            }),
+            .prop_map(
+                |(join, count, messages, policy, then, result_ttl_ms)| Op::Hold(Hold {
+                    join,
+                    count,
+                    messages,
+                    policy,
+                    then,
+                    result_ttl_ms
+                })
+            ),
         (any_id(), any::<u32>(), any::<bool>()).prop_map(|(join, index, succeeded)| Op::Join {
             join,
             index,
@@ -530,14 +541,14 @@ proptest! {
 
     #[test]
     fn deliveries_values_and_receipts_are_heard_as_they_were_said(
-        deliveries in vec((any::<u32>(), any::<u64>(), ".{0,8}", any::<bool>(), any_message()), 0..4),
+        deliveries in vec((any::<u32>(), any::<u64>(), ".{0,8}", any::<bool>(), any_message(), any_bytes()), 0..4),
         values in vec((any_key(), option(option(any_told_value()))), 0..4),
         cancels in vec((any_id(), any::<u32>(), any::<u64>(), any::<bool>(), ".{0,8}"), 0..4),
         receipts in vec((any::<u64>(), any_receipt()), 0..4),
         cuts in vec(1_usize..200, 0..8),
     ) {
-        let deliveries: Vec<_> = deliveries.into_iter().map(|(epoch, grant, queue, redelivered, message)| Delivery { consumer: epoch % 5,
-            lease: Lease { message: message.id, epoch, grant }, queue, redelivered, message,
+        let deliveries: Vec<_> = deliveries.into_iter().map(|(epoch, grant, queue, redelivered, message, inputs)| Delivery { consumer: epoch % 5,
+            lease: Lease { message: message.id, epoch, grant }, queue, redelivered, message, inputs,
         }).collect();
         let values: Vec<_> = values.into_iter().map(|(key, state)| (key, match state {
             None => KeyState::Gone,

@@ -196,6 +196,7 @@ mod tests {
                 body: bytes::Bytes::new(),
                 extras: None,
             },
+            inputs: bytes::Bytes::new(),
         }
     }
 

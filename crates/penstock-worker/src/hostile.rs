@@ -180,6 +180,7 @@ fn delivery(number: u64) -> Delivery {
             body: Bytes::new(),
             extras: None,
         },
+        inputs: Bytes::new(),
     }
 }
 

@@ -284,6 +284,7 @@ pub(crate) mod tests {
                 body: bytes::Bytes::new(),
                 extras: None,
             },
+            inputs: bytes::Bytes::new(),
         }
     }
 

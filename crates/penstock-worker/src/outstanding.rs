@@ -331,7 +331,7 @@ impl Outstanding {
         task: &str,
         jobs: &[Delivery],
     ) -> io::Result<Unsent> {
-        let payload_bytes: usize = jobs.iter().map(|job| job_bytes(&job.message)).sum();
+        let payload_bytes: usize = jobs.iter().map(job_bytes).sum();
         let header = PacketHeader {
             sequence,
             place: place as u16,
@@ -625,6 +625,7 @@ pub(crate) mod tests {
                 body: Bytes::from(body),
                 extras: None,
             },
+            inputs: bytes::Bytes::new(),
         }
     }
 

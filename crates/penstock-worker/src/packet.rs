@@ -3,10 +3,11 @@
 //! ```text
 //!     packet    sequence u32, place u16, jobs u16, payload u32, in_file u8, task u16 + bytes, payload
 //!     payload   a job each: id 16, attempt u32, crashes u8, redelivered u8, wants_result u8, extras u8
-//!               (1: it was retried, 2: retries up to a number, 4: after delays, 8: headers, 16: limits),
+//!               (1: it was retried, 2: retries up to a number, 4: after delays, 8: headers, 16: limits, 32: inputs,
+//!               64: a workflow),
 //!               enqueued_at u64, each of the extras that there are: generation u32, attempts_before u32;
 //!               retries u32; delays u8, each u64; headers u16, each two u16 + bytes; timeout u64 and soft timeout u64, in
-//!               ms, 0 for none;
+//!               ms, 0 for none; shape u8, inputs u32 + bytes; workflow 16;
 //!               notes u16, each u32 + bytes; body u32 + bytes
 //!     frame     length u32 (of what follows), then nothing: the bell; slots u32: how many of its slots can take jobs from
 //!               now on; or an outcome:
@@ -19,7 +20,7 @@
 //! too large for that it is in a file whose descriptor comes with the message.
 
 use bytes::Bytes;
-use penstock_message::{Delivery, Extras, Failure, Message, Retries};
+use penstock_message::{Delivery, Extras, Failure, InputShape, Retries};
 
 /// Payloads up to this size go through the socket itself, whose buffer holds about 200 KB.
 pub const INLINE_PAYLOAD_BYTES: usize = 48 * 1024;
@@ -53,9 +54,11 @@ impl PacketHeader<'_> {
 }
 
 /// How many bytes a job takes in a payload.
-pub fn job_bytes(message: &Message) -> usize {
+pub fn job_bytes(delivery: &Delivery) -> usize {
+    let message = &delivery.message;
     let notes: usize = message.notes.iter().map(|note| 4 + note.len()).sum();
-    let extras = message.extras.as_deref().map_or(0, extras_bytes);
+    let extras = message.extras.as_deref();
+    let extras = extras.map_or(0, |extras| extras_bytes(extras, &delivery.inputs));
     16 + 4 + 1 + 1 + 1 + 1 + 8 + extras + 2 + notes + 4 + message.body.len()
 }
 
@@ -64,9 +67,11 @@ const AT_MOST: u8 = 2;
 const AFTER: u8 = 4;
 const HEADERS: u8 = 8;
 const LIMITS: u8 = 16;
+const INPUTS: u8 = 32;
+const WORKFLOW: u8 = 64;
 
 /// Which of the extras are for a child, and there.
-fn extras_flags(extras: &Extras) -> u8 {
+fn extras_flags(extras: &Extras, inputs: &[u8]) -> u8 {
     let retried = extras.generation > 0 || extras.attempts_before > 0;
     let retries = match &extras.retries {
         None => 0,
@@ -81,11 +86,20 @@ fn extras_flags(extras: &Extras) -> u8 {
     };
     let has_limits = extras.timeout_ms.is_some() || extras.soft_timeout_ms.is_some();
     let limits = if has_limits { LIMITS } else { 0 };
-    retried | retries | headers | limits
+    let inputs = match extras.inputs {
+        Some(_) if !inputs.is_empty() => INPUTS,
+        _ => 0,
+    };
+    let workflow = if extras.workflow.is_some() {
+        WORKFLOW
+    } else {
+        0
+    };
+    retried | retries | headers | limits | inputs | workflow
 }
 
-fn extras_bytes(extras: &Extras) -> usize {
-    let flags = extras_flags(extras);
+fn extras_bytes(extras: &Extras, inputs: &[u8]) -> usize {
+    let flags = extras_flags(extras, inputs);
     let retries = match &extras.retries {
         None => 0,
         Some(Retries::AtMost(_)) => 4,
@@ -96,11 +110,13 @@ fn extras_bytes(extras: &Extras) -> usize {
         _ => 2 + 4 * extras.headers.len() + extras.headers_bytes(),
     };
     let limits = usize::from(flags & LIMITS != 0) * 16;
-    8 * usize::from(flags & WAS_RETRIED) + retries + headers + limits
+    let inputs = usize::from(flags & INPUTS != 0) * (1 + 4 + inputs.len());
+    let workflow = usize::from(flags & WORKFLOW != 0) * 16;
+    8 * usize::from(flags & WAS_RETRIED) + retries + headers + limits + inputs + workflow
 }
 
-fn encode_extras(extras: &Extras, out: &mut Vec<u8>) {
-    let flags = extras_flags(extras);
+fn encode_extras(extras: &Extras, inputs: &[u8], out: &mut Vec<u8>) {
+    let flags = extras_flags(extras, inputs);
     if flags & WAS_RETRIED != 0 {
         out.extend_from_slice(&extras.generation.to_le_bytes());
         out.extend_from_slice(&extras.attempts_before.to_le_bytes());
@@ -129,6 +145,14 @@ fn encode_extras(extras: &Extras, out: &mut Vec<u8>) {
             out.extend_from_slice(&limit.unwrap_or(0).to_le_bytes());
         }
     }
+    if flags & INPUTS != 0 {
+        out.push(extras.inputs.map_or(0, |inputs| inputs.shape as u8));
+        out.extend_from_slice(&(inputs.len() as u32).to_le_bytes());
+        out.extend_from_slice(inputs);
+    }
+    if flags & WORKFLOW != 0 {
+        out.extend_from_slice(&extras.workflow.unwrap_or_default().0);
+    }
 }
 
 /// Appends a job to a payload.
@@ -140,10 +164,10 @@ pub fn encode_job(delivery: &Delivery, out: &mut Vec<u8>) {
     out.push(delivery.redelivered.into());
     out.push(message.result_ttl_ms.is_some().into());
     let extras = message.extras.as_deref();
-    out.push(extras.map_or(0, extras_flags));
+    out.push(extras.map_or(0, |extras| extras_flags(extras, &delivery.inputs)));
     out.extend_from_slice(&message.enqueued_at.to_le_bytes());
     if let Some(extras) = extras {
-        encode_extras(extras, out);
+        encode_extras(extras, &delivery.inputs, out);
     }
     out.extend_from_slice(&(message.notes.len() as u16).to_le_bytes());
     for note in &message.notes {
@@ -170,6 +194,9 @@ pub struct JobView<'a> {
     pub headers: Vec<(&'a str, &'a [u8])>,
     pub timeout_ms: Option<u64>,
     pub soft_timeout_ms: Option<u64>,
+    /// Values of the join that are its inputs, as `GivenValues` reads them, and their shape.
+    pub inputs: Option<(InputShape, &'a [u8])>,
+    pub workflow: Option<[u8; 16]>,
     pub notes: Vec<&'a [u8]>,
     pub body: &'a [u8],
 }
@@ -401,6 +428,11 @@ impl<'a> Reader<'a> {
         })
     }
 
+    fn shape(&mut self) -> Result<InputShape, Malformed> {
+        let number = usize::from(self.u8()?);
+        InputShape::ALL.get(number).copied().ok_or(Malformed)
+    }
+
     fn limit(&mut self, extras: u8) -> Result<Option<u64>, Malformed> {
         let ms = match extras & LIMITS {
             0 => 0,
@@ -455,6 +487,14 @@ impl<'a> Reader<'a> {
             },
             timeout_ms: self.limit(extras)?,
             soft_timeout_ms: self.limit(extras)?,
+            inputs: match extras & INPUTS {
+                0 => None,
+                _ => Some((self.shape()?, self.sized()?)),
+            },
+            workflow: match extras & WORKFLOW {
+                0 => None,
+                _ => Some(self.array()?),
+            },
             notes: {
                 let count = self.u16()?;
                 (0..count).map(|_| self.sized()).collect::<Result<_, _>>()?
@@ -511,7 +551,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use penstock_message::{Lease, MessageId};
+    use penstock_message::{Inputs, Lease, Message, MessageId};
 
     use super::*;
 
@@ -546,6 +586,7 @@ mod tests {
             queue: "default".into(),
             redelivered: wanted,
             message,
+            inputs: Bytes::new(),
         }
     }
 
@@ -554,6 +595,18 @@ mod tests {
         let jobs = [
             delivery(&[], b"", false),
             delivery(&[b"first", b""], b"\x92\x90\x80", true),
+            Delivery {
+                inputs: Bytes::from_static(b"values of a join"),
+                ..retried(Extras {
+                    inputs: Some(Inputs {
+                        join: MessageId([9; 16]),
+                        shape: InputShape::List,
+                    }),
+                    workflow: Some(MessageId([8; 16])),
+                    timeout_ms: Some(5),
+                    ..Extras::default()
+                })
+            },
             retried(Extras {
                 generation: 2,
                 attempts_before: 7,
@@ -582,13 +635,13 @@ mod tests {
         for job in &jobs {
             let before = payload.len();
             encode_job(job, &mut payload);
-            assert_eq!(payload.len() - before, job_bytes(&job.message));
+            assert_eq!(payload.len() - before, job_bytes(&job));
         }
         let mut reader = Reader(&payload);
         for job in &jobs {
             let view = reader.job().unwrap();
             assert_eq!(view.redelivered, job.redelivered);
-            let job = &job.message;
+            let (inputs, job) = (&job.inputs, &job.message);
             assert_eq!(view.id, job.id.0);
             assert_eq!((view.attempt, view.crashes), (job.attempt, job.crashes));
             assert_eq!(view.wants_result, job.result_ttl_ms.is_some());
@@ -608,6 +661,10 @@ mod tests {
                 .iter()
                 .map(|(name, value)| ((*name).to_owned(), Bytes::copy_from_slice(value)));
             assert_eq!(headers.collect::<Vec<_>>(), extras.headers);
+            let given = extras.inputs.map(|extras| (extras.shape, &inputs[..]));
+            assert_eq!(view.inputs, given);
+            assert_eq!(view.workflow.map(MessageId), extras.workflow);
+            assert_eq!(view.timeout_ms, extras.timeout_ms);
         }
         assert_eq!(reader.job(), Err(Malformed));
     }

@@ -486,7 +486,7 @@ impl Supervisor {
 
     fn put_back(&mut self, pool: usize, task: TaskIndex, jobs: Vec<Delivery>) {
         let with_bytes = jobs.into_iter().map(|job| {
-            let bytes = job_bytes(&job.message);
+            let bytes = job_bytes(&job);
             (job, bytes)
         });
         self.pools[pool].policy.put_back(task, with_bytes);

@@ -4,14 +4,16 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_jobs::Blame;
 use penstock_message::{
-    Applied, Due, Extras, JoinId, Key, Message, MessageId, Op, ReleaseReason, Target, Value,
+    Applied, Due, Extras, Hold, JoinId, Key, Message, MessageId, Op, ReleaseReason, Target, Value,
 };
 
 use super::Checked;
 use crate::Broker;
 use crate::endings::End;
 use crate::messages::BodyAt;
-use crate::records::{Change, Event, Failing, MarkedFor, MessageHead, Place, RunHead};
+use crate::records::{
+    Change, Event, Failing, JoinProgress, MarkedFor, MessageHead, Place, RunHead,
+};
 use crate::tally::Counted;
 
 impl Broker {
@@ -155,21 +157,30 @@ impl Broker {
                     self.state.remove_key(key);
                 }
                 Op::Guard { .. } => {}
-                Op::Hold {
+                Op::Hold(Hold {
                     join,
                     count,
                     messages,
                     policy,
-                } => {
+                    then,
+                    result_ttl_ms,
+                }) => {
                     let (join, count, policy) = (*join, *count, *policy);
+                    let (then, result_ttl_ms) = (std::mem::take(then), *result_ttl_ms);
                     self.record(&Event::JoinState {
                         join,
                         count,
                         policy,
                         over_at: None,
                         arrived: (&[]).into(),
+                        progress: JoinProgress {
+                            then: (&then).into(),
+                            result_ttl_ms,
+                            ..JoinProgress::default()
+                        },
                     });
-                    self.state.open_join(join, count, policy);
+                    self.state
+                        .open_join(join, count, policy, then, result_ttl_ms);
                     for (queue, message) in messages {
                         self.insert(queue, message, Place::Held(join));
                     }
@@ -337,8 +348,17 @@ impl Broker {
         let Some(slot) = self.state.joins.find(&id) else {
             return;
         };
-        if self.state.arrive(slot, index, succeeded) {
-            self.record(&Event::Joined { join: id, index });
+        // Nobody knows which job it stands for.
+        let causes = (!succeeded).then_some([].as_slice());
+        if self.state.arrive(slot, index, causes) {
+            match succeeded {
+                true => self.record(&Event::Joined { join: id, index }),
+                false => self.record(&Event::MemberFailed {
+                    join: id,
+                    index,
+                    causes: Vec::new().into(),
+                }),
+            }
             self.follow_ends();
         }
     }

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Key, Lease, Member, Message, MessageId,
-    Op, Refusal, Retries, SeededSet, SeededState, Target,
+    Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Hold, JoinId, Key, Lease, Member,
+    Message, MessageId, Op, Refusal, Retries, SeededSet, SeededState, Target,
 };
 
 use super::{Checked, Checking, Unchecked, exact_bytes};
@@ -140,6 +140,7 @@ impl Broker {
                     }
                 }
                 self.check_shape(message)?;
+                check_inputs(message, None)?;
                 if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
                     if queues.len() > 1 {
                         let why = "a member of a join is published to one queue";
@@ -197,12 +198,13 @@ impl Broker {
                     Err(Refusal::GuardFailed)
                 }
             }
-            Op::Hold {
+            Op::Hold(Hold {
                 join,
                 count,
                 messages,
+                then,
                 ..
-            } => {
+            }) => {
                 if *count == 0 || *count > JOIN_CAP {
                     return Err(Refusal::Invalid(format!(
                         "a join has from 1 to {JOIN_CAP} members, not {count}"
@@ -211,10 +213,14 @@ impl Broker {
                 if self.state.joins.find(join).is_some() || !checking.new_ids.insert(*join) {
                     return Err(Refusal::AlreadyExists);
                 }
+                for place in then {
+                    self.check_member(*place, checking)?;
+                }
                 checking.new_joins.push((*join, *count));
                 for (queue, message) in messages {
                     check_name("a queue's name", queue)?;
                     self.check_shape(message)?;
+                    check_inputs(message, Some(*join))?;
                     if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
                         self.check_member(member, checking)?;
                     }
@@ -422,6 +428,20 @@ impl Broker {
         self.state.keys.find(key).is_some()
             || self.is_owned(key)
             || matches!(key, Key::Result(id) if self.state.messages.holds(id))
+    }
+}
+
+/// Whether the inputs of a message are the values of the join that holds it.
+fn check_inputs(message: &Message, held_by: Option<JoinId>) -> Result<(), Refusal> {
+    let inputs = message.extras.as_ref().and_then(|extras| extras.inputs);
+    match inputs {
+        Some(inputs) if held_by != Some(inputs.join) || !inputs.join.is_join() => {
+            let join = inputs.join;
+            Err(Refusal::Invalid(format!(
+                "a message has the values of join {join} as its inputs, which does not hold it"
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

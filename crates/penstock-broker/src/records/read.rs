@@ -5,13 +5,14 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use penstock_message::{
     Applied, Extras, InputShape, Inputs, JoinPolicy, Key, Member, MessageId, MessageState,
-    Overflow, QueueLimits, Receipt, Refusal, Retries, Running, SessionId, ValueStatus, WallMs,
+    Overflow, QueueLimits, Receipt, Refusal, Retries, Running, SessionId, UPSTREAM_IDS,
+    ValueStatus, WallMs, When as Outcome,
 };
 
 use super::{
-    Change, ENDED_AT_ONCE, Event, FIRST_VERSION, Failing, Grant, How, KeptEnd, KeptEnds, Mark,
-    MarkedFor, MessageHead, Place, RecordError, Renumbered, RunHead, VERSION, also, failed, has,
-    limited, marked, moved, stored, tag,
+    Change, ENDED_AT_ONCE, Event, FIRST_VERSION, Failing, Grant, How, JoinProgress, KeptEnd,
+    KeptEnds, MARKED_WORKFLOW, Mark, MarkedFor, MessageHead, Place, RecordError, Renumbered,
+    RunHead, VERSION, also, failed, has, join, limited, marked, moved, stored, tag,
 };
 use crate::Boot;
 use crate::clock::{Clock, When};
@@ -224,6 +225,11 @@ impl<'a> RecordReader<'a> {
             tag::JOINED => Event::Joined {
                 join: MessageId(self.array()?),
                 index: self.small("index")?,
+            },
+            tag::MEMBER_FAILED => Event::MemberFailed {
+                join: MessageId(self.array()?),
+                index: self.small("index")?,
+                causes: self.ids()?.into(),
             },
             tag::JOIN_ENDED => {
                 let join = MessageId(self.array()?);
@@ -440,6 +446,15 @@ impl<'a> RecordReader<'a> {
         if has(also::ATTEMPTS_BEFORE) {
             head.attempts_before = self.small("attempt")?;
         }
+        if has(also::WHEN) {
+            let at = self.at;
+            let when = Outcome::ALL.get(usize::from(self.byte()?));
+            let unknown = RecordError::UnknownField {
+                what: "outcome of a join",
+                at,
+            };
+            extras.when = *when.ok_or(unknown)?;
+        }
         Ok(((extras != Extras::default()).then_some(extras), failure))
     }
 
@@ -495,8 +510,13 @@ impl<'a> RecordReader<'a> {
     fn mark(&mut self, names: &mut Names) -> Result<Mark, RecordError> {
         let number = self.varint()?;
         let at = self.at;
+        let what = self.byte()?;
+        let workflow = match what & MARKED_WORKFLOW {
+            0 => None,
+            _ => Some(MessageId(self.array()?)),
+        };
         let what = *MarkedFor::ALL
-            .get(usize::from(self.byte()?))
+            .get(usize::from(what & !MARKED_WORKFLOW))
             .ok_or(RecordError::UnknownField { what: "mark", at })?;
         let before = self.varint()?;
         let reason = self.name(names)?;
@@ -530,6 +550,7 @@ impl<'a> RecordReader<'a> {
             before,
             queue,
             task,
+            workflow,
             class,
             fingerprint,
             failed_from,
@@ -588,13 +609,47 @@ impl<'a> RecordReader<'a> {
         let count = self.small("count")?;
         let at = self.at;
         let flags = self.byte()?;
-        if flags > 3 {
+        let has = |flag| flags & flag != 0;
+        let known = join::ALL_ENDED
+            | join::OVER
+            | join::MAX_FAILURES
+            | join::RELEASED
+            | join::FAILURES
+            | join::THEN
+            | join::RESULT;
+        if flags & !known != 0 {
             return Err(RecordError::UnknownField { what: "join", at });
         }
-        let over_at = match flags & 2 {
-            0 => None,
-            _ => Some(self.difference(self.time)?),
+        let over_at = match has(join::OVER) {
+            false => None,
+            true => Some(self.difference(self.time)?),
         };
+        let policy = match (has(join::ALL_ENDED), has(join::MAX_FAILURES)) {
+            (true, _) => JoinPolicy::AllEnded,
+            (false, true) => JoinPolicy::of_max_failures(self.small("number of failures")?),
+            (false, false) => JoinPolicy::AllSucceeded,
+        };
+        let mut progress = JoinProgress {
+            is_released: has(join::RELEASED),
+            ..JoinProgress::default()
+        };
+        if has(join::FAILURES) {
+            progress.failures = self.small("number of failures")?;
+            progress.causes = self.ids()?.into();
+        }
+        if has(join::THEN) {
+            let mut then = Vec::new();
+            for _ in 0..self.varint()? {
+                then.push(Member {
+                    join: MessageId(self.array()?),
+                    index: self.small("index")?,
+                });
+            }
+            progress.then = then.into();
+        }
+        if has(join::RESULT) {
+            progress.result_ttl_ms = Some(self.varint()?);
+        }
         let mut arrived = Vec::new();
         let mut before = 0;
         for _ in 0..self.varint()? {
@@ -606,13 +661,23 @@ impl<'a> RecordReader<'a> {
         Ok(Event::JoinState {
             join,
             count,
-            policy: match flags & 1 {
-                0 => JoinPolicy::AllSucceeded,
-                _ => JoinPolicy::AllEnded,
-            },
+            policy,
             over_at,
             arrived: arrived.into(),
+            progress,
         })
+    }
+
+    fn ids(&mut self) -> Result<Vec<MessageId>, RecordError> {
+        let at = self.at;
+        let count = self.varint()?;
+        if count > UPSTREAM_IDS as u64 {
+            return Err(RecordError::Malformed {
+                what: "list of ids",
+                at,
+            });
+        }
+        (0..count).map(|_| Ok(MessageId(self.array()?))).collect()
     }
 
     fn numbers(&mut self) -> Result<Vec<u64>, RecordError> {

@@ -107,6 +107,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
         Just(ValueStatus::TimedOut),
     ];
     let policy = prop_oneof![Just(JoinPolicy::AllSucceeded), Just(JoinPolicy::AllEnded)];
+    let ids = vec(id.clone(), 0..4);
     let sessions = prop_oneof![
         any::<(u64, u64, u64, u64)>().prop_map(|(numbers, grants, sessions, evicted)| {
             Event::Counters {
@@ -202,6 +203,43 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             policy
         }),
         (id.clone(), any::<u32>()).prop_map(|(join, index)| Event::Joined { join, index }),
+        (id.clone(), any::<u32>(), ids.clone()).prop_map(|(join, index, causes)| {
+            Event::MemberFailed {
+                join,
+                index,
+                causes: causes.into(),
+            }
+        }),
+        (
+            (
+                id.clone(),
+                any::<(u32, u32, u32, bool)>(),
+                any::<(Option<u64>, Option<u64>)>()
+            ),
+            vec((id.clone(), any::<u32>()), 0..3),
+            ids,
+        )
+            .prop_map(|(plain, then, causes)| {
+                let (join, (count, max_failures, failures, is_released), (over_at, ttl_ms)) = plain;
+                let then = then.into_iter();
+                let then: Vec<Member> = then.map(|(join, index)| Member { join, index }).collect();
+                // Those are written with their number, which is not 0 then.
+                let causes = if failures > 0 { causes } else { Vec::new() };
+                Event::JoinState {
+                    join,
+                    count,
+                    policy: JoinPolicy::of_max_failures(max_failures),
+                    over_at,
+                    arrived: vec![(0, 5), (7, 1 << 63)].into(),
+                    progress: JoinProgress {
+                        failures,
+                        is_released,
+                        causes: causes.into(),
+                        then: then.into(),
+                        result_ttl_ms: ttl_ms,
+                    },
+                }
+            }),
         (id, any::<bool>(), any::<Option<(u64, u64, u64)>>()).prop_map(
             |(join, released, renumbered)| Event::JoinEnded {
                 join,

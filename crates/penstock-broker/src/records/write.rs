@@ -1,10 +1,13 @@
 //! Writes events as bytes.
 
-use penstock_message::{Extras, Key, Overflow, Receipt, Refusal, Retries, Running, WallMs};
+use penstock_message::{
+    Extras, JoinPolicy, Key, MessageId, Overflow, Receipt, Refusal, Retries, Running, WallMs,
+    When as Outcome,
+};
 
 use super::{
-    Change, ENDED_AT_ONCE, Event, Failing, Grant, Mark, MessageHead, Place, Renumbered, VERSION,
-    also, failed, has, limited, marked, moved, stored, tag,
+    Change, ENDED_AT_ONCE, Event, Failing, Grant, JoinProgress, MARKED_WORKFLOW, Mark, MessageHead,
+    Place, Renumbered, VERSION, also, failed, has, join, limited, marked, moved, stored, tag,
 };
 use crate::clock::When;
 use crate::names::{Name, Names};
@@ -239,12 +242,22 @@ impl RecordWriter {
                 self.tag(tag::JOIN_OPENED);
                 self.bytes.extend_from_slice(&join.0);
                 self.varint(u64::from(*count));
-                self.tag(*policy as u8);
+                self.tag((*policy != JoinPolicy::AllSucceeded).into());
             }
             Event::Joined { join, index } => {
                 self.tag(tag::JOINED);
                 self.bytes.extend_from_slice(&join.0);
                 self.varint(u64::from(*index));
+            }
+            Event::MemberFailed {
+                join,
+                index,
+                causes,
+            } => {
+                self.tag(tag::MEMBER_FAILED);
+                self.bytes.extend_from_slice(&join.0);
+                self.varint(u64::from(*index));
+                self.ids(causes);
             }
             Event::JoinEnded {
                 join,
@@ -266,14 +279,12 @@ impl RecordWriter {
                 policy,
                 over_at,
                 arrived,
+                progress,
             } => {
                 self.tag(tag::JOIN_STATE);
                 self.bytes.extend_from_slice(&join.0);
                 self.varint(u64::from(*count));
-                self.tag(*policy as u8 | u8::from(over_at.is_some()) << 1);
-                if let Some(at) = over_at {
-                    self.difference(*at, self.time);
-                }
+                self.join_progress(*policy, *over_at, progress);
                 self.varint(arrived.len() as u64);
                 let mut before = 0;
                 for (word, bits) in arrived.iter() {
@@ -447,6 +458,54 @@ impl RecordWriter {
         }
     }
 
+    fn join_progress(
+        &mut self,
+        policy: JoinPolicy,
+        over_at: Option<u64>,
+        progress: &JoinProgress<'_>,
+    ) {
+        let mut flags = 0;
+        for (flag, is_set) in [
+            (join::ALL_ENDED, policy == JoinPolicy::AllEnded),
+            (join::OVER, over_at.is_some()),
+            (join::MAX_FAILURES, matches!(policy, JoinPolicy::UpTo(_))),
+            (join::RELEASED, progress.is_released),
+            (join::FAILURES, progress.failures > 0),
+            (join::THEN, !progress.then.is_empty()),
+            (join::RESULT, progress.result_ttl_ms.is_some()),
+        ] {
+            flags |= if is_set { flag } else { 0 };
+        }
+        self.tag(flags);
+        if let Some(at) = over_at {
+            self.difference(at, self.time);
+        }
+        if let JoinPolicy::UpTo(failures) = policy {
+            self.varint(u64::from(failures));
+        }
+        if progress.failures > 0 {
+            self.varint(u64::from(progress.failures));
+            self.ids(&progress.causes);
+        }
+        if !progress.then.is_empty() {
+            self.varint(progress.then.len() as u64);
+            for place in progress.then.iter() {
+                self.bytes.extend_from_slice(&place.join.0);
+                self.varint(u64::from(place.index));
+            }
+        }
+        if let Some(ttl_ms) = progress.result_ttl_ms {
+            self.varint(ttl_ms);
+        }
+    }
+
+    fn ids(&mut self, ids: &[MessageId]) {
+        self.varint(ids.len() as u64);
+        for id in ids {
+            self.bytes.extend_from_slice(&id.0);
+        }
+    }
+
     fn rare(
         &mut self,
         names: &Names,
@@ -472,6 +531,7 @@ impl RecordWriter {
             (also::FAILED, failure.is_some()),
             (also::ARGS_HASH, extras.args_hash.is_some()),
             (also::ATTEMPTS_BEFORE, head.attempts_before != 0),
+            (also::WHEN, extras.when != Outcome::Succeeded),
         ] {
             flags |= if is_set { flag } else { 0 };
         }
@@ -536,6 +596,9 @@ impl RecordWriter {
         if head.attempts_before != 0 {
             self.varint(u64::from(head.attempts_before));
         }
+        if extras.when != Outcome::Succeeded {
+            self.tag(extras.when as u8);
+        }
     }
 
     fn failure(&mut self, names: &Names, failure: &Failing<'_>) {
@@ -562,7 +625,13 @@ impl RecordWriter {
 
     fn mark(&mut self, names: &Names, mark: &Mark) {
         self.varint(mark.number);
-        self.tag(mark.what as u8);
+        match mark.workflow {
+            None => self.tag(mark.what as u8),
+            Some(workflow) => {
+                self.tag(mark.what as u8 | MARKED_WORKFLOW);
+                self.bytes.extend_from_slice(&workflow.0);
+            }
+        }
         self.varint(mark.before);
         self.name(names, mark.reason);
         let mut flags = 0;

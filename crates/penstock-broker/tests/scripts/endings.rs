@@ -119,10 +119,7 @@ fn whatever_ends_a_member_its_join_hears_of_it() {
     each_end(|prepare, end, succeeded| {
         let (state, told) = match succeeded {
             true => ("Ready", "b sees last pending"),
-            false => (
-                "Blocked",
-                "b sees last Cancelled a member of the group it waited for has failed",
-            ),
+            false => ("Blocked", "b sees last Upstream m"),
         };
         format!(
             "
@@ -548,7 +545,7 @@ fn blocked_jobs_and_their_groups_count_among_failed_jobs_and_the_oldest_go() {
             a hold one count=1 messages=x+y bytes=1000; publish m member=one:0; hold outer count=2 messages=o; publish n member=outer:0  -> a confirm 1
             a watch x                           -> a sees x pending
             w consume default 9                 -> w deliver m n
-            w fail m                            -> w confirm 1, a sees x Cancelled a member of the group it waited for has failed
+            w fail m                            -> w confirm 1, a sees x Upstream m
             a failed                            -> a failed m:task@default#0:Error:boom
             a info x                            -> a knows Blocked in default attempt 0 crashes 0
             a info y                            -> a knows Blocked in default attempt 0 crashes 0
@@ -566,7 +563,7 @@ fn blocked_jobs_and_their_groups_count_among_failed_jobs_and_the_oldest_go() {
             a info u                            -> a knows Blocked in default attempt 0 crashes 0
             # A group that has not failed counts for nothing.
             a info o                            -> a knows Held in default attempt 0 crashes 0
-            a watch x                           -> a sees x Cancelled a member of the group it waited for has failed
+            a watch x                           -> a sees x Upstream
             kill                                ->
             a hello                             -> a welcome 2
             a info x                            -> a knows nothing

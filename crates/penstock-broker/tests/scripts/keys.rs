@@ -191,7 +191,7 @@ fn a_join_releases_what_it_holds_once() {
         a hold all count=2 messages=one     -> a confirm 1
         a hold any count=2 messages=two all-ended  -> a confirm 2
         a watch one                         -> a sees one pending
-        a join all index=0 failed           -> a confirm 3, a sees one Cancelled a member of the group it waited for has failed
+        a join all index=0 failed           -> a confirm 3, a sees one Upstream
         a join any index=0 failed           -> a confirm 4
         a join any index=1                  -> a confirm 5
         a join all index=1                  -> a confirm 6

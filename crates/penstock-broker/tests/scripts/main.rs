@@ -12,3 +12,4 @@ mod order;
 mod queues;
 mod script;
 mod transactions;
+mod workflows;

@@ -21,16 +21,17 @@ use penstock_broker::{
     Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    Condition, Consume, Durability, FailedQuery, Failure, HeaderPatch, Key, Lease, Message,
-    MessageId, Op, Others, Overflow, QueueLimits, ReleaseReason, Running, SessionId, Space,
-    StatusQuery, Tasks, Tx, Value, ValueStatus,
+    Condition, Consume, Durability, FailedQuery, Failure, GivenValues, HeaderPatch, Hold,
+    InputShape, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Others, Overflow,
+    QueueLimits, ReleaseReason, Running, SessionId, Space, StatusQuery, Tasks, Tx, Value,
+    ValueStatus,
 };
 
 mod words;
 
 use words::{
-    Options, describe_answer, describe_receipt, describe_value, describe_whole, extras, filter,
-    job_counts, join_id, message_id, name_of_message, number, tallied, target,
+    Options, describe_answer, describe_given, describe_receipt, describe_value, describe_whole,
+    extras, filter, job_counts, join_id, message_id, name_of_message, number, tallied, target,
 };
 
 /// Runs a script and compares each line's outputs with what stands behind its arrow.
@@ -495,7 +496,7 @@ impl World {
                     body => Condition::Is(body.to_owned().into()),
                 },
             },
-            "hold" => Op::Hold {
+            "hold" => Op::Hold(Hold {
                 join: join_id(name),
                 count: options.number("count").expect("a hold names its count") as u32,
                 messages: options
@@ -505,14 +506,40 @@ impl World {
                     .filter(|message| !message.is_empty())
                     .map(|message| {
                         let queue = options.text("queue").unwrap_or("default");
-                        (queue.to_owned(), self.message(message, &options))
+                        let mut held = self.message(message, &options);
+                        if let Some(shape) = options.text("inputs") {
+                            let shape = match shape {
+                                "one" => InputShape::One,
+                                "list" => InputShape::List,
+                                other => panic!("no such shape: {other}"),
+                            };
+                            let join = join_id(name);
+                            let extras = held.extras.get_or_insert_default();
+                            extras.inputs = Some(Inputs { join, shape });
+                        }
+                        (queue.to_owned(), held)
                     })
                     .collect(),
                 policy: match options.has("all-ended") {
-                    true => penstock_message::JoinPolicy::AllEnded,
-                    false => penstock_message::JoinPolicy::AllSucceeded,
+                    true => JoinPolicy::AllEnded,
+                    false => {
+                        let failures = options.number("max-failures").unwrap_or(0);
+                        JoinPolicy::of_max_failures(failures as u32)
+                    }
                 },
-            },
+                then: options
+                    .text("then")
+                    .map(|place| {
+                        let (join, index) = place.split_once(':').expect("join:index");
+                        Member {
+                            join: join_id(join),
+                            index: number(index) as u32,
+                        }
+                    })
+                    .into_iter()
+                    .collect(),
+                result_ttl_ms: options.number("result"),
+            }),
             "join" => Op::Join {
                 join: join_id(name),
                 index: options.number("index").expect("a join names its index") as u32,
@@ -566,7 +593,7 @@ impl World {
 
     /// A word that was published names its result; any other is a key of its own.
     fn key(&mut self, name: &str) -> Key {
-        if self.messages.contains(name) {
+        if self.messages.contains(name) || name.contains('/') {
             return Key::Result(message_id(name));
         }
         self.keys.insert(name.to_owned());
@@ -924,6 +951,10 @@ impl World {
                     }
                     if delivery.message.attempt > 0 {
                         line += &format!("#{}", delivery.message.attempt);
+                    }
+                    if !delivery.inputs.is_empty() {
+                        let given = GivenValues::decode(&delivery.inputs).expect("values");
+                        line += &describe_given(&given);
                     }
                     if let Some(old) = self.leases.insert(name.clone(), delivery.lease) {
                         self.leases.insert(format!("old-{name}"), old);

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use penstock_driver::{Driver, DriverConfig};
 use penstock_local::connect;
 use penstock_message::{
-    Answer, Durability, Filter, IdSource, JoinId, JoinPolicy, Message, MessageId, Op, Query,
+    Answer, Durability, Filter, Hold, IdSource, JoinId, JoinPolicy, Message, MessageId, Op, Query,
     Receipt, Refusal, Space, Status, StatusQuery, Target, Tx,
 };
 
@@ -117,12 +117,13 @@ impl Client {
     fn hold(&mut self, held: u32, body: &Bytes) -> Option<JoinId> {
         let join = MessageId::new_join(self.source());
         let messages = (0..held).map(|_| ("default".to_owned(), self.message(body)));
-        let hold = Op::Hold {
+        let hold = Op::Hold(Hold {
             join,
             count: 1,
             messages: messages.collect(),
             policy: JoinPolicy::AllSucceeded,
-        };
+            ..Hold::default()
+        });
         self.commit(vec![hold]).then_some(join)
     }
 

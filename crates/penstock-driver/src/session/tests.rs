@@ -667,6 +667,7 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
         queue: "mail".into(),
         redelivered: false,
         message,
+        inputs: Bytes::new(),
     };
     bench.hear(proto::ToClient {
         deliveries: vec![delivery.clone().into(), delivery.into()],

@@ -212,8 +212,8 @@ impl Lying {
                 cost_us: 0,
             }],
             (Feature::FairFlows, Op::Ack { lease, .. }) => vec![Op::Ack { lease, cost_us: 0 }],
-            (Feature::Joins, Op::Hold { messages, .. }) => {
-                let messages = messages.into_iter();
+            (Feature::Joins, Op::Hold(hold)) => {
+                let messages = hold.messages.into_iter();
                 messages.map(|(_, message)| publish(message)).collect()
             }
             (

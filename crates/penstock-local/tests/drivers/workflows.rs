@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_driver::DriverConfig;
 use penstock_message::{
-    Delivery, Durability, JoinPolicy, KeyState, Message, Op, Receipt, Refusal, Tx, Value,
+    Delivery, Durability, Hold, JoinPolicy, KeyState, Message, Op, Receipt, Refusal, Tx, Value,
     ValueStatus,
 };
 
@@ -219,12 +219,13 @@ fn chains_and_groups_end_exactly_once_whoever_is_killed_meanwhile() {
             client.commit(vec![publish(Step::Link { chain, index: 0 }.message())]);
         }
         for group in 0..GROUPS {
-            let mut ops = vec![Op::Hold {
+            let mut ops = vec![Op::Hold(Hold {
                 join: id(4_000_000 + group),
                 count: MEMBERS as u32,
                 messages: vec![("work".into(), Step::Callback { group }.message())],
                 policy: JoinPolicy::AllSucceeded,
-            }];
+                ..Hold::default()
+            })];
             let members = (0..MEMBERS).map(|index| Step::Member { group, index });
             ops.extend(members.map(|member| publish(member.message())));
             assert_eq!(client.commit(ops), applied());

@@ -217,7 +217,11 @@ fn portions<T>(mut items: Vec<T>, bytes_of: impl Fn(&T) -> usize) -> Vec<Vec<T>>
 fn delivery_bytes(delivery: &Delivery) -> usize {
     let message = &delivery.message;
     let notes: usize = message.notes.iter().map(|note| note.len() + 8).sum();
-    128 + delivery.queue.len() + message.task.len() + message.body.len() + notes
+    128 + delivery.queue.len()
+        + message.task.len()
+        + message.body.len()
+        + notes
+        + delivery.inputs.len()
 }
 
 /// Returns the bytes that a key and its state take in a frame, or somewhat more.

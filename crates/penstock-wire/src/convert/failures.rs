@@ -1,8 +1,9 @@
 //! Failed jobs: causes, filters, and the progress of an operation on them.
 
+use bytes::Bytes;
 use penstock_message::{FailedJob, FailedPage, FailedQuery, Failure, Filter, OperationStatus};
 
-use super::{all, id_bytes, message_id, small};
+use super::{all, id_bytes, message_id, optional_id, small};
 use crate::{WireError, proto};
 
 impl From<Failure> for proto::Failure {
@@ -36,20 +37,24 @@ impl From<Filter> for proto::Filter {
             fingerprint: filter.fingerprint,
             failed_from_ms: filter.failed_from,
             failed_before_ms: filter.failed_before,
+            workflow: filter.workflow.map_or(Bytes::new(), id_bytes),
         }
     }
 }
 
-impl From<proto::Filter> for Filter {
-    fn from(wire: proto::Filter) -> Self {
-        Self {
+impl TryFrom<proto::Filter> for Filter {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Filter) -> Result<Self, WireError> {
+        Ok(Self {
             queue: wire.queue,
             task: wire.task,
+            workflow: optional_id(&wire.workflow)?,
             class: wire.class,
             fingerprint: wire.fingerprint,
             failed_from: wire.failed_from_ms,
             failed_before: wire.failed_before_ms,
-        }
+        })
     }
 }
 
@@ -64,14 +69,16 @@ impl From<FailedQuery> for proto::FailedQuery {
     }
 }
 
-impl From<proto::FailedQuery> for FailedQuery {
-    fn from(wire: proto::FailedQuery) -> Self {
-        Self {
-            filter: wire.filter.unwrap_or_default().into(),
+impl TryFrom<proto::FailedQuery> for FailedQuery {
+    type Error = WireError;
+
+    fn try_from(wire: proto::FailedQuery) -> Result<Self, WireError> {
+        Ok(Self {
+            filter: wire.filter.unwrap_or_default().try_into()?,
             after: wire.after,
             limit: wire.limit,
             newest_first: wire.newest_first,
-        }
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    CancelOrder, Delivery, Due, Extras, InputShape, Inputs, Lease, Member, Message, Retries,
+    CancelOrder, Delivery, Due, Extras, InputShape, Inputs, Lease, Member, Message, Retries, When,
 };
 
 use super::{FromNumber, id_bytes, message_id, optional_id, small, wanted};
@@ -141,10 +141,7 @@ pub(super) fn headers_from_wire(headers: Vec<proto::Header>) -> Vec<(String, Byt
 impl From<Extras> for proto::MessageExtras {
     fn from(extras: Extras) -> Self {
         Self {
-            member: extras.member.map(|member| proto::Member {
-                join: id_bytes(member.join),
-                index: member.index,
-            }),
+            member: extras.member.map(Into::into),
             inputs: extras.inputs.map(|inputs| proto::Inputs {
                 join: id_bytes(inputs.join),
                 shape: proto::inputs::Shape::from(inputs.shape).into(),
@@ -160,6 +157,7 @@ impl From<Extras> for proto::MessageExtras {
             retries: extras.retries.map(Into::into),
             args_hash: extras.args_hash,
             attempts_before: extras.attempts_before,
+            when: proto::hold::When::from(extras.when).into(),
         }
     }
 }
@@ -168,12 +166,6 @@ impl TryFrom<proto::MessageExtras> for Extras {
     type Error = WireError;
 
     fn try_from(wire: proto::MessageExtras) -> Result<Self, WireError> {
-        let member = |member: proto::Member| -> Result<Member, WireError> {
-            Ok(Member {
-                join: message_id(&member.join)?,
-                index: member.index,
-            })
-        };
         let inputs = |inputs: proto::Inputs| -> Result<Inputs, WireError> {
             Ok(Inputs {
                 join: message_id(&inputs.join)?,
@@ -181,8 +173,9 @@ impl TryFrom<proto::MessageExtras> for Extras {
             })
         };
         Ok(Self {
-            member: wire.member.map(member).transpose()?,
+            member: wire.member.map(Member::try_from).transpose()?,
             inputs: wire.inputs.map(inputs).transpose()?,
+            when: When::from_number(wire.when)?,
             workflow: optional_id(&wire.workflow)?,
             key: wire.key,
             headers: headers_from_wire(wire.headers),
@@ -194,6 +187,26 @@ impl TryFrom<proto::MessageExtras> for Extras {
             suspects: small(wire.suspects)?,
             parent: optional_id(&wire.parent)?,
             args_hash: wire.args_hash,
+        })
+    }
+}
+
+impl From<Member> for proto::Member {
+    fn from(member: Member) -> Self {
+        Self {
+            join: id_bytes(member.join),
+            index: member.index,
+        }
+    }
+}
+
+impl TryFrom<proto::Member> for Member {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Member) -> Result<Self, WireError> {
+        Ok(Self {
+            join: message_id(&wire.join)?,
+            index: wire.index,
         })
     }
 }
@@ -238,6 +251,7 @@ impl From<Delivery> for proto::Delivery {
             queue: delivery.queue,
             redelivered: delivery.redelivered,
             message: Some(delivery.message.into()),
+            inputs: delivery.inputs,
         }
     }
 }
@@ -257,6 +271,7 @@ impl TryFrom<proto::Delivery> for Delivery {
             queue: wire.queue,
             redelivered: wire.redelivered,
             message,
+            inputs: wire.inputs,
         })
     }
 }

@@ -40,7 +40,7 @@ impl TryFrom<proto::Query> for (u64, Query) {
             None => Query::Unnamed,
             Some(Wire::Status(query)) => Query::Status(query.try_into()?),
             Some(Wire::Message(id)) => Query::Message(message_id(&id)?),
-            Some(Wire::Failed(query)) => Query::Failed(query.into()),
+            Some(Wire::Failed(query)) => Query::Failed(query.try_into()?),
             Some(Wire::Operation(name)) => Query::Operation(name),
             Some(Wire::Stop(_)) => Query::Stop,
             Some(Wire::SetClock(proto::SetClock { forward_ms })) => Query::SetClock { forward_ms },

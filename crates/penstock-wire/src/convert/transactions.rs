@@ -1,8 +1,8 @@
 //! Transactions and their receipts.
 
 use penstock_message::{
-    Applied, Condition, HeaderPatch, JoinPolicy, Key, MessageState, Op, Overflow, QueueLimits,
-    Receipt, Refusal, ReleaseReason, Running, Target, Tx, Value, ValueStatus,
+    Applied, Condition, HeaderPatch, Hold, JoinPolicy, Key, Message, MessageState, Op, Overflow,
+    QueueLimits, Receipt, Refusal, ReleaseReason, Running, Target, Tx, Value, ValueStatus,
 };
 
 use super::messages::due;
@@ -100,23 +100,7 @@ impl From<Op> for proto::Op {
                     }),
                 })
             }
-            Op::Hold {
-                join,
-                count,
-                messages,
-                policy,
-            } => Wire::Hold(proto::Hold {
-                join: id_bytes(join),
-                count,
-                messages: messages
-                    .into_iter()
-                    .map(|(queue, message)| proto::hold::Held {
-                        queue,
-                        message: Some(message.into()),
-                    })
-                    .collect(),
-                all_ended: policy == JoinPolicy::AllEnded,
-            }),
+            Op::Hold(hold) => Wire::Hold(hold.into()),
             Op::Join {
                 join,
                 index,
@@ -230,23 +214,7 @@ impl TryFrom<proto::Op> for Op {
                     },
                 }
             }
-            Wire::Hold(hold) => Self::Hold {
-                join: message_id(&hold.join)?,
-                count: hold.count,
-                messages: hold
-                    .messages
-                    .into_iter()
-                    .map(|held| {
-                        let message = wanted(held.message, "a held message is missing")?;
-                        Ok((held.queue, message.try_into()?))
-                    })
-                    .collect::<Result<_, WireError>>()?,
-                policy: if hold.all_ended {
-                    JoinPolicy::AllEnded
-                } else {
-                    JoinPolicy::AllSucceeded
-                },
-            },
+            Wire::Hold(hold) => Self::Hold(hold.try_into()?),
             Wire::Join(join) => Self::Join {
                 join: message_id(&join.join)?,
                 index: join.index,
@@ -289,6 +257,54 @@ impl TryFrom<proto::Op> for Op {
     }
 }
 
+impl From<Hold> for proto::Hold {
+    fn from(hold: Hold) -> Self {
+        let held = |(queue, message): (String, Message)| proto::hold::Held {
+            queue,
+            message: Some(message.into()),
+        };
+        let all_ended = hold.policy == JoinPolicy::AllEnded;
+        Self {
+            join: id_bytes(hold.join),
+            count: hold.count,
+            messages: hold.messages.into_iter().map(held).collect(),
+            all_ended,
+            max_failures: match all_ended {
+                true => 0,
+                false => hold.policy.max_failures(),
+            },
+            then: hold.then.into_iter().map(Into::into).collect(),
+            result_ttl_ms: hold.result_ttl_ms,
+        }
+    }
+}
+
+impl TryFrom<proto::Hold> for Hold {
+    type Error = WireError;
+
+    fn try_from(wire: proto::Hold) -> Result<Self, WireError> {
+        let held = |held: proto::hold::Held| -> Result<_, WireError> {
+            let message = wanted(held.message, "a held message is missing")?;
+            Ok((held.queue, message.try_into()?))
+        };
+        Ok(Self {
+            join: message_id(&wire.join)?,
+            count: wire.count,
+            messages: wire
+                .messages
+                .into_iter()
+                .map(held)
+                .collect::<Result<_, _>>()?,
+            policy: match wire.all_ended {
+                true => JoinPolicy::AllEnded,
+                false => JoinPolicy::of_max_failures(wire.max_failures),
+            },
+            then: all(wire.then)?,
+            result_ttl_ms: wire.result_ttl_ms,
+        })
+    }
+}
+
 impl From<Target> for proto::Target {
     fn from(target: Target) -> Self {
         Self {
@@ -307,7 +323,7 @@ fn target(wire: Option<proto::Target>) -> Result<Option<Target>, WireError> {
     Ok(match target.target {
         None => None,
         Some(Wire::Job(id)) => Some(Target::Job(message_id(&id)?)),
-        Some(Wire::Filter(filter)) => Some(Target::Filter(filter.into())),
+        Some(Wire::Filter(filter)) => Some(Target::Filter(filter.try_into()?)),
     })
 }
 

@@ -191,7 +191,7 @@ impl Supervisor {
         let serving = self.phase == Phase::Serving;
         for delivery in deliveries {
             if serving {
-                let bytes = job_bytes(&delivery.message);
+                let bytes = job_bytes(&delivery);
                 let mut pool = &mut self.pools[delivery.consumer as usize];
                 if let Some(alone) = pool.alone
                     && runs_alone(&delivery.message)

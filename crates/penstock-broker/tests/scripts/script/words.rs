@@ -2,8 +2,9 @@
 
 use penstock_broker::{Answer, Broker, ConnId, Input, Now, Output, Position, Query};
 use penstock_message::{
-    Counts, Due, Extras, Filter, JobCounts, Key, KeyState, Member, MessageId, Others, Receipt,
-    Refusal, Retries, SessionId, Space, StatusQuery, Tallied, Target,
+    Counts, Due, Extras, Filter, GivenValue, GivenValues, JobCounts, Key, KeyState, Member,
+    MessageId, Others, Receipt, Refusal, Retries, SessionId, Space, StatusQuery, Tallied, Target,
+    ValueStatus, When, read_gathered,
 };
 
 pub(super) struct Options<'a>(Vec<(&'a str, &'a str)>);
@@ -54,6 +55,13 @@ pub(super) fn extras(options: &Options<'_>) -> Option<Box<Extras>> {
     });
     let extras = Extras {
         member,
+        when: match options.text("when") {
+            None => When::Succeeded,
+            Some("failed") => When::Failed,
+            Some("ended") => When::Ended,
+            Some(other) => panic!("no such outcome: {other}"),
+        },
+        workflow: options.text("workflow").map(message_id),
         headers: headers.into_iter().collect(),
         retries: options
             .number("retries")
@@ -74,6 +82,7 @@ pub(super) fn target(name: &str, options: &Options<'_>) -> Target {
 pub(super) fn filter(options: &Options<'_>) -> Filter {
     let text = |name| options.text(name).map(str::to_owned);
     Filter {
+        workflow: options.text("workflow").map(message_id),
         queue: text("queue"),
         task: text("task"),
         class: text("class"),
@@ -94,16 +103,29 @@ pub(super) fn padded(name: &str) -> [u8; 16] {
     bytes
 }
 
+/// `g/` is a join, `g/2` its member with the index 2, by its id; any other name stands for itself.
 pub(super) fn message_id(name: &str) -> MessageId {
-    MessageId(padded(name))
+    match name.split_once('/') {
+        Some((join, "")) => MessageId(padded(join)).join_of(),
+        Some((join, index)) => {
+            MessageId::member(MessageId(padded(join)).join_of(), number(index) as u32)
+        }
+        None => MessageId(padded(name)),
+    }
 }
 
 pub(super) fn join_id(name: &str) -> MessageId {
-    MessageId(padded(name))
+    message_id(name)
 }
 
 pub(super) fn name_of_message(id: &MessageId) -> String {
-    String::from_utf8_lossy(&id.0).trim_end().to_owned()
+    let name = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end().to_owned();
+    // The tail of a name is text, which as a number is far more.
+    match id.index_in_join() {
+        None => format!("{}/", name(&id.0[..13])),
+        Some(index @ 0..=0xffff) => format!("{}/{index}", name(&id.0[..13])),
+        Some(_) => name(&id.0),
+    }
 }
 
 pub(super) fn describe_receipt(receipt: &Receipt) -> String {
@@ -149,7 +171,7 @@ pub(super) fn describe_value(key: &Key, state: &KeyState) -> String {
             format!("{key} {:?} of {} bytes", value.status, value.body.len())
         }
         KeyState::Present(value) => {
-            let body = String::from_utf8_lossy(&value.body);
+            let body = describe_body(value.status, &value.body);
             format!("{key} {:?} {body}", value.status)
                 .trim_end()
                 .to_owned()
@@ -157,6 +179,44 @@ pub(super) fn describe_value(key: &Key, state: &KeyState) -> String {
         KeyState::Pending => format!("{key} pending"),
         KeyState::Gone => format!("{key} gone"),
     }
+}
+
+fn describe_body(status: ValueStatus, body: &[u8]) -> String {
+    match status {
+        ValueStatus::Upstream => {
+            let ids = body.chunks_exact(16).map(|id| {
+                let id = id.try_into().expect("sixteen bytes");
+                name_of_message(&MessageId(id))
+            });
+            ids.collect::<Vec<_>>().join("+")
+        }
+        ValueStatus::Gathered => match read_gathered(body) {
+            Some((join, count)) => format!("{} of {count}", name_of_message(&join)),
+            None => "unreadable".to_owned(),
+        },
+        _ => String::from_utf8_lossy(body).into_owned(),
+    }
+}
+
+/// Describes the values that a job is given: `[a b]`, `[a [b c]]`, `[Failed:error gone]`.
+pub(super) fn describe_given(given: &GivenValues) -> String {
+    let Some(values) = &given.values else {
+        return format!("[{} by reference]", given.count);
+    };
+    let value = |value: &GivenValue| match value {
+        GivenValue::Of(ValueStatus::Succeeded, body) if body.len() > 60 => {
+            format!("{} bytes", body.len())
+        }
+        GivenValue::Of(ValueStatus::Succeeded, body) => String::from_utf8_lossy(body).into_owned(),
+        GivenValue::Of(status, body) => {
+            let text = format!("{status:?}:{}", describe_body(*status, body));
+            text.trim_end_matches(':').to_owned()
+        }
+        GivenValue::Gathered(inner) => describe_given(inner),
+        GivenValue::Gone => "gone".to_owned(),
+    };
+    let values: Vec<String> = values.iter().map(value).collect();
+    format!("[{}]", values.join(" "))
 }
 
 pub(super) fn describe_answer(answer: &Answer) -> String {

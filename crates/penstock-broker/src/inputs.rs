@@ -1,0 +1,110 @@
+//! The values of a join, for the jobs that have them as their inputs.
+
+use bytes::Bytes;
+use penstock_faults::planted;
+use penstock_message::{
+    GivenValue, GivenValues, InputShape, Inputs, JoinId, Key, MessageId, ValueStatus, read_gathered,
+};
+
+use crate::endings::upstream;
+use crate::state::State;
+
+/// Most bytes of values that come along with a delivery. Larger ones are asked for by whoever runs the job.
+const INLINE_BYTES: usize = 256 << 10;
+/// Bytes that a value takes next to its own.
+const VALUE_BYTES: usize = 8;
+/// Levels of joins within joins that come along.
+const DEEPEST: usize = 32;
+
+impl State {
+    /// Returns the values for a job, encoded; nothing for one that has no inputs.
+    pub(crate) fn inputs_to_send(&self, inputs: Option<Inputs>) -> Bytes {
+        let Some(inputs) = inputs else {
+            return Bytes::new();
+        };
+        let mut room = INLINE_BYTES;
+        let values = self.given(inputs, &mut room);
+        let mut bytes = Vec::new();
+        values.encode_into(&mut bytes);
+        bytes.into()
+    }
+
+    fn given(&self, inputs: Inputs, room: &mut usize) -> GivenValues {
+        let join = inputs.join;
+        let Some(slot) = self.joins.find(&join) else {
+            // Only a journal that was repaired has lost it.
+            return GivenValues {
+                join,
+                count: 1,
+                values: Some(vec![GivenValue::Gone]),
+            };
+        };
+        let state = &self.joins[slot];
+        if state.is_over && (state.count > 1 || inputs.shape == InputShape::List) {
+            // Others of its members may still run: all that is known is who has failed.
+            let failed = GivenValue::Of(ValueStatus::Upstream, upstream(&state.causes));
+            return GivenValues {
+                join,
+                count: 1,
+                values: Some(vec![failed]),
+            };
+        }
+        self.given_of(join, state.count, room, 0)
+    }
+
+    fn given_of(&self, join: JoinId, count: u32, room: &mut usize, level: usize) -> GivenValues {
+        let mut given = GivenValues {
+            join,
+            count,
+            values: None,
+        };
+        if level > DEEPEST || count as usize * VALUE_BYTES > *room {
+            return given;
+        }
+        let mut values = Vec::with_capacity(count as usize);
+        for index in 0..count {
+            let of = match planted!("mix-up-values") {
+                true => count - 1 - index,
+                false => index,
+            };
+            let value = self.given_value(MessageId::member(join, of), room, level);
+            let bytes = match &value {
+                GivenValue::Of(_, body) => VALUE_BYTES + body.len(),
+                GivenValue::Gathered(_) | GivenValue::Gone => VALUE_BYTES,
+            };
+            match room.checked_sub(bytes) {
+                Some(left) => *room = left,
+                None => return given,
+            }
+            values.push(value);
+        }
+        given.values = Some(values);
+        given
+    }
+
+    fn given_value(&self, id: MessageId, room: &mut usize, level: usize) -> GivenValue {
+        let key = Key::Result(id);
+        if let Some(stored) = self.keys.value(&key) {
+            let inner = match stored.status {
+                ValueStatus::Gathered => read_gathered(&stored.body),
+                _ => None,
+            };
+            return match inner {
+                Some((join, count)) => {
+                    GivenValue::Gathered(self.given_of(join, count, room, level + 1))
+                }
+                None => GivenValue::Of(stored.status, stored.body.clone()),
+            };
+        }
+        if let Some(slot) = self.messages.find_ended(&id) {
+            let ended = self.messages.ended(slot);
+            let value = self.unrun_value(ended.how, ended.reason);
+            return GivenValue::Of(value.status, value.body);
+        }
+        let mut copies = self.messages.copies(&id);
+        match copies.find(|slot| self.is_blocked(*slot)) {
+            Some(slot) => GivenValue::Of(ValueStatus::Upstream, upstream(&self.causes_of(slot))),
+            None => GivenValue::Gone,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Steps that wait for others: which outcome releases them, and what they are given. `g/` is a join, `g/0` its first member.
+
+use crate::script::check;
+
+#[test]
+fn a_body_is_given_the_values_of_its_group_in_order() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0 g/1
+        w ack g/1; put g/1 two                                        -> w confirm 1
+        w ack g/0; put g/0 one                                        -> w confirm 2, w deliver body[one two]
+        w ack body; put body done                                     -> w confirm 3
+        b hello                                                       -> b welcome 0
+        b watch body                                                  -> b sees body Succeeded done
+        ",
+    );
+}
+
+#[test]
+fn each_step_of_a_chain_is_given_the_value_of_the_one_before() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold j/ count=1 messages=c inputs=one; hold i/ count=1 messages=j/0 inputs=one member=j/:0; publish i/0 member=i/:0 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver i/0
+        w ack i/0; put i/0 one                                        -> w confirm 1, w deliver j/0[one]
+        kill                                                          ->
+        w hello j/0                                                   -> w welcome 1 j/0
+        w ack j/0; put j/0 two                                        -> w confirm 2
+        w consume default 10                                          -> w deliver c![two]
+        carry                                                         ->
+        w return c                                                    -> w confirm 3, w deliver c![two]
+        ",
+    );
+}
+
+/// Case 9: the first member beyond what the group puts up with decides. What waited for it says which job has failed, and so
+/// does all that waited for that; others of the group go on.
+#[test]
+fn what_a_failure_has_blocked_names_the_job_that_failed() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold h/ count=1 messages=last inputs=one; hold g/ count=2 messages=h/0 inputs=list member=h/:0 result=1000000; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+        a watch last h/0 g/ -> a sees last pending, a sees h/0 pending, a sees g/ pending
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0 g/1
+        w fail g/1 boom                                               -> w confirm 1, a sees g/ Upstream g/1, a sees h/0 Upstream g/1, a sees last Upstream g/1
+        w ack g/0; put g/0 one                                        -> w confirm 2
+        a info last                                                   -> a knows Blocked in default attempt 0 crashes 0
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 1
+        a watch last h/0 g/ -> a sees last Upstream g/1, a sees h/0 Upstream g/1, a sees g/ Upstream g/1
+        ",
+    );
+}
+
+/// Case 10.
+#[test]
+fn a_body_is_given_failures_that_its_group_puts_up_with() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=3 messages=body inputs=list max-failures=2; publish g/0 member=g/:0; publish g/1 member=g/:1; publish g/2 member=g/:2 expires=10 queue=slow -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0 g/1
+        w fail g/1 boom                                               -> w confirm 1
+        carry                                                         ->
+        w ack g/0; put g/0 one                                        -> w confirm 2
+        kill                                                          ->
+        w hello                                                       -> w welcome 2
+        w consume default 10                                          ->
+        wait 10                                                       -> w deliver body![one Failed:error Expired]
+        ",
+    );
+}
+
+#[test]
+fn one_failure_more_than_a_group_puts_up_with_blocks_its_body() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=3 messages=body inputs=list max-failures=1; publish g/0 member=g/:0; publish g/1 member=g/:1; publish g/2 member=g/:2 -> a confirm 1
+        a watch body                                                  -> a sees body pending
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0 g/1 g/2
+        w fail g/1 boom                                               -> w confirm 1
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 1
+        a watch body                                                  -> a sees body pending
+        w hello g/0 g/2                                               -> w welcome 1 g/0 g/2
+        w fail g/2 bang                                               -> w confirm 2, a sees body Upstream g/1+g/2
+        ",
+    );
+}
+
+/// A member that is itself held back by a failure has failed, because of that one.
+#[test]
+fn a_body_is_given_what_has_blocked_a_member() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list all-ended; hold i/ count=1 messages=g/1 inputs=one member=g/:1; publish i/0 member=i/:0; publish g/0 member=g/:0 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver i/0 g/0
+        w ack g/0; put g/0 one                                        -> w confirm 1
+        w fail i/0 boom                                               -> w confirm 2, w deliver body[one Upstream:i/0]
+        ",
+    );
+}
+
+/// Cases 16 and 5: a group in a group is a list in a list.
+#[test]
+fn a_group_in_a_group_is_a_list_in_a_list() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold o/ count=2 messages=body inputs=list; hold i/ count=2 then=o/:1 result=1000; publish i/0 member=i/:0; publish i/1 member=i/:1; publish o/0 member=o/:0 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver i/0 i/1 o/0
+        w ack i/1; put i/1 y                                          -> w confirm 1
+        w ack i/0; put i/0 x                                          -> w confirm 2
+        carry                                                         ->
+        kill                                                          ->
+        w hello o/0                                                   -> w welcome 2 o/0
+        w ack o/0; put o/0 z                                          -> w confirm 3
+        w consume default 10                                          -> w deliver body![z [x y]]
+        carry                                                         ->
+        wait 2                                                        ->
+        w return body                                                 -> w confirm 4, w deliver body![z [x y]]
+        ",
+    );
+}
+
+/// Case 21: once, on the failure, with what has failed.
+#[test]
+fn what_waits_for_a_failure_runs_once_when_it_comes() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=rescue inputs=list when=failed; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0 g/1
+        w fail g/0 boom                                               -> w confirm 1, w deliver rescue[Upstream:g/0]
+        w fail g/1 bang                                               -> w confirm 2
+        kill                                                          ->
+        w hello rescue                                                -> w welcome 2 rescue
+        w ack rescue; put rescue saved                                -> w confirm 3
+        w consume default 10                                          ->
+        ",
+    );
+}
+
+/// Case 22.
+#[test]
+fn what_waits_for_a_failure_that_does_not_come_ends_as_not_needed() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=1 messages=rescue inputs=one when=failed; publish g/0 member=g/:0 -> a confirm 1
+        a watch rescue                                                -> a sees rescue pending
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0
+        w ack g/0                                                     -> w confirm 1, a sees rescue Cancelled it was not needed: nothing that it waited for has failed
+        kill                                                          ->
+        w hello                                                       -> w welcome 1
+        w consume default 10                                          ->
+        ",
+    );
+}
+
+/// Case 14: neither their time nor the cap takes values that a body is still to read. Then both do.
+#[test]
+fn values_are_pinned_until_the_body_has_settled() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=1 messages=body inputs=list; publish g/0 member=g/:0 ttl=5000 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 1                                           -> w deliver g/0
+        w ack g/0; put g/0 one ttl=5                                  -> w confirm 1
+        wait 100                                                      ->
+        carry                                                         ->
+        kill                                                          ->
+        w hello                                                       -> w welcome 1
+        w consume default 1                                           -> w deliver body![one]
+        w fail body boom                                              -> w confirm 2
+        wait 100                                                      ->
+        a hello                                                       -> a welcome 1
+        a retry body                                                  -> a confirm 2 2:Failed
+        w consume default 1                                           -> w deliver body#1[one]
+        w ack body                                                    -> w confirm 3
+        wait 61000                                                    ->
+        a watch g/0                                                   -> a sees g/0 gone
+        ",
+    );
+}
+
+/// Case 27, as far as jobs go: all that belongs to the workflow is cancelled, and nothing else.
+#[test]
+fn a_workflow_is_cancelled_by_its_id() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list workflow=body; publish g/0 member=g/:0 workflow=body; publish g/1 member=g/:1 workflow=body after=100; publish other -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 1                                           -> w deliver g/0
+        a cancel all workflow=body ask                                -> a confirm 2 2:operation-1, w stop g/0 (it was cancelled)
+        a watch body g/1                                              -> a sees body Cancelled it was cancelled, a sees g/1 Cancelled it was cancelled
+        w return g/0                                                  -> w confirm 1
+        w consume default 1                                           -> w deliver other
+        ",
+    );
+}
+
+#[test]
+fn inputs_are_those_of_the_join_that_holds_the_job() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=1 messages=body then=gone/:0                  -> a confirm 1 1:refused 0 Invalid
+        ",
+    );
+}

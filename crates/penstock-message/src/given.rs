@@ -1,0 +1,215 @@
+//! The values of a join, on their way to the job that has them as its inputs.
+//!
+//! ```text
+//!     values    kind u8 (0: they follow, 1: they are too large, and are asked for by the members' ids), join 16 bytes,
+//!               count u32, and for kind 0 as many values, in the order of the members:
+//!     value     status u8 (255: it is gone), length u32, that many bytes; the bytes of a gathered value
+//!               (`ValueStatus::Gathered`) are `values` again
+//! ```
+//!
+//! All numbers are little-endian. Brokers write this, and workers' children read it; a supervisor passes it on.
+
+use bytes::{BufMut, Bytes};
+
+use crate::{JoinId, MessageId, ValueStatus};
+
+/// Number of failed jobs that a value with [`ValueStatus::Upstream`] names at most.
+pub const UPSTREAM_IDS: usize = 64;
+
+const INLINE: u8 = 0;
+const BY_REFERENCE: u8 = 1;
+const GONE: u8 = 255;
+const HEAD_BYTES: usize = 1 + 16 + 4;
+/// Levels of joins within joins that are read.
+const DEEPEST: usize = 64;
+
+/// Values of a join.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GivenValues {
+    pub join: JoinId,
+    pub count: u32,
+    /// `None`: they are too large to come along.
+    pub values: Option<Vec<GivenValue>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GivenValue {
+    /// The value of a job, whatever became of it.
+    Of(ValueStatus, Bytes),
+    /// The values of a join that is a member itself.
+    Gathered(GivenValues),
+    /// Not kept.
+    Gone,
+}
+
+/// The bytes are not values of a join.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotGiven;
+
+/// Returns the body of a value that says that a join has succeeded.
+pub fn gathered(join: JoinId, count: u32) -> Bytes {
+    let mut body = Vec::with_capacity(20);
+    body.put_slice(&join.0);
+    body.put_u32_le(count);
+    body.into()
+}
+
+/// Reads the body of a value that says that a join has succeeded.
+pub fn read_gathered(body: &[u8]) -> Option<(JoinId, u32)> {
+    let (join, count) = body.split_first_chunk::<16>()?;
+    let count = u32::from_le_bytes(count.try_into().ok()?);
+    Some((MessageId(*join), count))
+}
+
+impl GivenValues {
+    /// Appends the bytes.
+    pub fn encode_into(&self, out: &mut Vec<u8>) {
+        out.push(match self.values {
+            Some(_) => INLINE,
+            None => BY_REFERENCE,
+        });
+        out.put_slice(&self.join.0);
+        out.put_u32_le(self.count);
+        for value in self.values.iter().flatten() {
+            match value {
+                GivenValue::Of(status, body) => {
+                    out.push(*status as u8);
+                    out.put_u32_le(body.len() as u32);
+                    out.put_slice(body);
+                }
+                GivenValue::Gathered(values) => {
+                    out.push(ValueStatus::Gathered as u8);
+                    let length_at = out.len();
+                    out.put_u32_le(0);
+                    values.encode_into(out);
+                    let length = (out.len() - length_at - 4) as u32;
+                    out[length_at..length_at + 4].copy_from_slice(&length.to_le_bytes());
+                }
+                GivenValue::Gone => {
+                    out.push(GONE);
+                    out.put_u32_le(0);
+                }
+            }
+        }
+    }
+
+    /// Reads the bytes, all of them.
+    pub fn decode(bytes: &Bytes) -> Result<Self, NotGiven> {
+        Self::decode_level(bytes, 0)
+    }
+
+    fn decode_level(bytes: &Bytes, level: usize) -> Result<Self, NotGiven> {
+        if bytes.len() < HEAD_BYTES || level > DEEPEST {
+            return Err(NotGiven);
+        }
+        let mut join = [0; 16];
+        join.copy_from_slice(&bytes[1..17]);
+        let (join, count) = (MessageId(join), u32_at(bytes, 17)?);
+        let mut values = match bytes[0] {
+            INLINE => Vec::new(),
+            BY_REFERENCE if bytes.len() == HEAD_BYTES => {
+                let values = None;
+                return Ok(Self {
+                    join,
+                    count,
+                    values,
+                });
+            }
+            _ => return Err(NotGiven),
+        };
+        let mut at = HEAD_BYTES;
+        while at < bytes.len() {
+            let status = bytes[at];
+            let length = u32_at(bytes, at + 1)? as usize;
+            let end = (at + 5).checked_add(length).ok_or(NotGiven)?;
+            if end > bytes.len() {
+                return Err(NotGiven);
+            }
+            let body = bytes.slice(at + 5..end);
+            values.push(match status {
+                GONE => GivenValue::Gone,
+                status => match ValueStatus::ALL.get(usize::from(status)).copied() {
+                    Some(ValueStatus::Gathered) => {
+                        GivenValue::Gathered(Self::decode_level(&body, level + 1)?)
+                    }
+                    Some(status) => GivenValue::Of(status, body),
+                    None => return Err(NotGiven),
+                },
+            });
+            at = end;
+        }
+        match values.len() == count as usize {
+            true => Ok(Self {
+                join,
+                count,
+                values: Some(values),
+            }),
+            false => Err(NotGiven),
+        }
+    }
+}
+
+fn u32_at(bytes: &Bytes, at: usize) -> Result<u32, NotGiven> {
+    let bytes = bytes.get(at..at + 4).ok_or(NotGiven)?;
+    Ok(u32::from_le_bytes(bytes.try_into().expect("four bytes")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values() -> GivenValues {
+        let of = |status, body: &'static [u8]| GivenValue::Of(status, Bytes::from_static(body));
+        let by_reference = GivenValues {
+            join: MessageId([3; 16]),
+            count: 70_000,
+            values: None,
+        };
+        let inner = GivenValues {
+            join: MessageId([2; 16]),
+            count: 2,
+            values: Some(vec![of(ValueStatus::Succeeded, b"x"), GivenValue::Gone]),
+        };
+        GivenValues {
+            join: MessageId([1; 16]),
+            count: 4,
+            values: Some(vec![
+                of(ValueStatus::Succeeded, b"one"),
+                GivenValue::Gathered(inner),
+                of(ValueStatus::Expired, b""),
+                GivenValue::Gathered(by_reference),
+            ]),
+        }
+    }
+
+    #[test]
+    fn values_come_back_as_they_went() {
+        let mut bytes = Vec::new();
+        values().encode_into(&mut bytes);
+        assert_eq!(GivenValues::decode(&bytes.into()), Ok(values()));
+    }
+
+    #[test]
+    fn bytes_that_were_cut_or_changed_are_refused_or_read_without_a_panic() {
+        let mut bytes = Vec::new();
+        values().encode_into(&mut bytes);
+        for length in 0..bytes.len() {
+            let cut = Bytes::copy_from_slice(&bytes[..length]);
+            assert_eq!(GivenValues::decode(&cut), Err(NotGiven), "{length} bytes");
+        }
+        for at in 0..bytes.len() {
+            for flip in [1, 0x80, 0xff] {
+                let mut changed = bytes.clone();
+                changed[at] ^= flip;
+                let _ = GivenValues::decode(&changed.into());
+            }
+        }
+    }
+
+    #[test]
+    fn a_gathered_value_names_its_join() {
+        let join = MessageId([9; 16]);
+        assert_eq!(read_gathered(&gathered(join, 155)), Some((join, 155)));
+        assert_eq!(read_gathered(b"short"), None);
+    }
+}

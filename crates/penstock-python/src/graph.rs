@@ -1,0 +1,176 @@
+//! Steps of a workflow, gathered for one transaction.
+
+use std::sync::Mutex;
+
+use penstock_message::{
+    Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy, Member, Message,
+    MessageId, Op, Tx, When,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::client::{copied, draw_ids, job};
+use crate::errors::Failure;
+use crate::ids;
+use crate::options::Options;
+
+/// Jobs and joins of one workflow. Those that others depend on come first: a join before its members.
+#[pyclass(frozen, module = "penstock._core")]
+#[derive(Default)]
+pub(crate) struct Graph {
+    parts: Mutex<Parts>,
+}
+
+#[derive(Default)]
+struct Parts {
+    holds: Vec<Hold>,
+    publishes: Vec<Op>,
+    durability: Option<Durability>,
+}
+
+/// A place in a join, as (join, index).
+type Place<'a> = (PyBackedId<'a>, u32);
+type PyBackedId<'a> = Bound<'a, PyBytes>;
+
+#[pymethods]
+impl Graph {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a join of `count` members, whose own places in others are `then`; returns its id. `max_failures`: `None` for
+    /// any number.
+    fn join<'py>(
+        &self,
+        py: Python<'py>,
+        count: u32,
+        max_failures: Option<u32>,
+        then: Vec<Place<'py>>,
+        result_ttl_ms: Option<u64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        if count == 0 || count > JOIN_CAP {
+            let text = format!("a group has from 1 to {JOIN_CAP} members, not {count}");
+            return Err(Failure::invalid(text).into());
+        }
+        let id = ids::draw_join().map_err(crate::client::no_random_bytes)?;
+        let then = then.iter().map(member).collect::<PyResult<_>>()?;
+        self.parts.lock().unwrap().holds.push(Hold {
+            join: id,
+            count,
+            messages: Vec::new(),
+            policy: max_failures.map_or(JoinPolicy::AllEnded, JoinPolicy::of_max_failures),
+            then,
+            result_ttl_ms,
+        });
+        Ok(PyBytes::new(py, &id.0))
+    }
+
+    /// Adds a job, and returns its id. `place`: its place in a join; `held_by`: the join that it waits for; `shape`: of that
+    /// join's values as its first argument, `None` for a job that does without; `when`: on which end of the join.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords in Python, each with its name"
+    )]
+    #[pyo3(signature = (options, body, *, place = None, held_by = None, shape = None, when = 0))]
+    fn job<'py>(
+        &self,
+        py: Python<'py>,
+        options: &Options,
+        body: &Bound<'py, PyBytes>,
+        place: Option<Place<'py>>,
+        held_by: Option<&[u8]>,
+        shape: Option<u8>,
+        when: u8,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let place = place.as_ref().map(member).transpose()?;
+        let id = match place {
+            Some(Member { join, index }) => MessageId::member(join, index),
+            None => draw_ids(1)?[0],
+        };
+        let (queue, mut message, due) = options.message(id, copied(body));
+        let mut extras = message
+            .extras
+            .take()
+            .map_or_else(Extras::default, |extras| *extras);
+        extras.member = place;
+        let mut parts = self.parts.lock().unwrap();
+        parts.durability = parts.durability.max(Some(options.durability));
+        match held_by {
+            None => {
+                message.extras = extras.boxed();
+                parts.publishes.push(Op::Publish {
+                    queues: vec![queue],
+                    message,
+                    due,
+                    unless_key: None,
+                });
+            }
+            Some(join) => {
+                if due.is_some() {
+                    let text = "a step that waits for others can't have a countdown or an eta yet; put it on the first step";
+                    return Err(Failure::invalid(text).into());
+                }
+                let join = job(join)?;
+                extras.when = one_of(&When::ALL, when)?;
+                if let Some(shape) = shape {
+                    let shape = one_of(&InputShape::ALL, shape)?;
+                    extras.inputs = Some(Inputs { join, shape });
+                }
+                message.extras = extras.boxed();
+                let hold = parts.holds.iter_mut().find(|hold| hold.join == join);
+                let hold = hold.ok_or_else(|| Failure::invalid("no such join in this workflow"))?;
+                hold.messages.push((queue, message));
+            }
+        }
+        Ok(PyBytes::new(py, &id.0))
+    }
+
+    /// Number of jobs.
+    fn __len__(&self) -> usize {
+        let parts = self.parts.lock().unwrap();
+        let held = parts.holds.iter().map(|hold| hold.messages.len());
+        held.sum::<usize>() + parts.publishes.len()
+    }
+}
+
+impl Graph {
+    /// Takes all of it as one transaction, as durable as the most careful of its jobs asks. `workflow`: the id that each
+    /// job names as its workflow's.
+    pub(crate) fn take(&self, workflow: MessageId) -> (Tx, Durability) {
+        let Parts {
+            mut holds,
+            mut publishes,
+            durability,
+        } = std::mem::take(&mut *self.parts.lock().unwrap());
+        let name = |message: &mut Message| {
+            message.extras.get_or_insert_default().workflow = Some(workflow);
+        };
+        let held = holds.iter_mut().flat_map(|hold| &mut hold.messages);
+        held.for_each(|(_, message)| name(message));
+        for op in &mut publishes {
+            if let Op::Publish { message, .. } = op {
+                name(message);
+            }
+        }
+        let ops = holds.into_iter().map(Op::Hold).chain(publishes).collect();
+        (Tx { ops }, durability.unwrap_or_default())
+    }
+}
+
+fn member(place: &Place<'_>) -> PyResult<Member> {
+    let (join, index) = place;
+    let join: JoinId = job(join.as_bytes())?;
+    match join.is_join() && *index < JOIN_CAP {
+        true => Ok(Member {
+            join,
+            index: *index,
+        }),
+        false => Err(Failure::invalid("no place in a join").into()),
+    }
+}
+
+fn one_of<T: Copy>(all: &[T], number: u8) -> Result<T, Failure> {
+    let found = all.get(usize::from(number)).copied();
+    found.ok_or_else(|| Failure::invalid(format!("there is no number {number} of these")))
+}
