@@ -282,6 +282,18 @@ pub const PLANTS: &[Plant] = &[
         "lose-member",
         "a join hears of each member, whatever ended that",
     ),
+    plant(
+        "unpin-early",
+        "the values of a group are there until its body has settled",
+    ),
+    plant(
+        "mix-up-values",
+        "a body is given the values of its group, each in its place",
+    ),
+    plant(
+        "forget-failures",
+        "a group counts each failed member against what it puts up with",
+    ),
     // Order and time.
     plant(
         "return-to-end",
@@ -309,6 +321,10 @@ pub const PLANTS: &[Plant] = &[
     plant(
         "carry-no-arrivals",
         "a join remembers its members for as long as it lives",
+    ),
+    plant(
+        "carry-no-failures",
+        "a group remembers its failed members for as long as it lives",
     ),
     plant(
         "carry-no-receipts",

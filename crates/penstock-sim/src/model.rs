@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use penstock_message::{
-    Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Overflow, QueueLimits,
-    Receipt, Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus,
+    Due, Hold, JoinId, Key, Lease, Member, Message, MessageId, Op, Overflow, QueueLimits, Receipt,
+    Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus,
 };
 
 mod cancels;
@@ -173,7 +173,7 @@ impl Model {
                     // How full the disk is, its reserves say, and not what is held.
                     Objection::None | Objection::Perhaps(_) if *why == Refusal::DiskFull => {
                         let is_new =
-                            matches!(tx.ops[*op as usize], Op::Publish { .. } | Op::Hold { .. });
+                            matches!(tx.ops[*op as usize], Op::Publish { .. } | Op::Hold(_));
                         is_new && !tx.ops.iter().any(Op::is_settlement)
                     }
                     Objection::None => false,
@@ -366,12 +366,13 @@ impl Model {
                 }
             }
             Op::Guard { .. } => {}
-            Op::Hold {
+            Op::Hold(Hold {
                 join,
                 count,
                 messages,
                 policy,
-            } => {
+                ..
+            }) => {
                 let (count, policy) = (*count, *policy);
                 let arrived = BTreeSet::new();
                 self.joins.insert(
@@ -380,6 +381,7 @@ impl Model {
                         count,
                         policy,
                         arrived,
+                        failures: 0,
                         over: false,
                     },
                 );
@@ -589,7 +591,8 @@ impl Model {
         if !join.arrived.insert(index) {
             return;
         }
-        let failed = !succeeded && join.policy == JoinPolicy::AllSucceeded;
+        join.failures += u32::from(!succeeded);
+        let failed = join.failures > join.policy.max_failures();
         join.over = failed || join.arrived.len() == join.count as usize;
         if !join.over {
             return;
@@ -613,6 +616,7 @@ impl Model {
     fn end(&mut self, index: usize, end: End) {
         let status = match end {
             End::Expired => ValueStatus::Expired,
+            End::JoinFailed => ValueStatus::Upstream,
             _ => ValueStatus::Cancelled,
         };
         self.store_end(index, status);
@@ -632,8 +636,11 @@ impl Model {
         let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
             return false;
         };
+        // One that succeeds is seen to: these can only have failed.
         let mut missing = (0..join.count).filter(|index| !join.arrived.contains(index));
-        join.policy == JoinPolicy::AllEnded && missing.all(|index| self.may_have_ended(id, index))
+        let failures = u64::from(join.failures) + missing.clone().count() as u64;
+        failures <= u64::from(join.policy.max_failures())
+            && missing.all(|index| self.may_have_ended(id, index))
     }
 
     /// Whether a member of a join may have ended badly, so that what the join holds is blocked.
@@ -641,9 +648,10 @@ impl Model {
         let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
             return false;
         };
-        let mut missing = (0..join.count).filter(|index| !join.arrived.contains(index));
-        join.policy == JoinPolicy::AllSucceeded
-            && missing.any(|index| self.may_have_ended(id, index))
+        let missing = (0..join.count).filter(|index| !join.arrived.contains(index));
+        let ended = missing.filter(|index| self.may_have_ended(id, *index));
+        let failures = u64::from(join.failures) + ended.count() as u64;
+        failures > u64::from(join.policy.max_failures())
     }
 
     fn may_have_ended(&self, join: JoinId, index: u32) -> bool {

@@ -480,7 +480,7 @@ impl Worker {
             ..
         } = self.inbox.take();
         for delivery in deliveries {
-            let bytes = job_bytes(&delivery.message);
+            let bytes = job_bytes(&delivery);
             let mut pool = &mut self.pools[delivery.consumer as usize];
             if let Some(alone) = pool.alone
                 && runs_alone(&delivery.message)
@@ -759,7 +759,7 @@ impl Pool {
                 continue;
             }
             let back = std::mem::take(&mut packet.waiting).into_iter().map(|job| {
-                let bytes = job_bytes(&job.message);
+                let bytes = job_bytes(&job);
                 (job, bytes)
             });
             self.policy

@@ -1,6 +1,6 @@
 //! Describes a run in words, for people who read its trace.
 
-use penstock_message::{Condition, Key, MessageId, Op, Receipt, ReleaseReason, Tx};
+use penstock_message::{Condition, Hold, Key, MessageId, Op, Receipt, ReleaseReason, Tx};
 use penstock_server::WriterTask;
 
 /// Returns enough of an id to tell it from the others of a run.
@@ -81,12 +81,13 @@ fn op(op: &Op) -> String {
             Condition::Present => format!("if there is {}", key(name)),
             Condition::Is(_) => format!("if {} has a certain value", key(name)),
         },
-        Op::Hold {
+        Op::Hold(Hold {
             join,
             count,
             messages,
             policy,
-        } => {
+            ..
+        }) => {
             let held: Vec<String> = messages.iter().map(|(_, message)| id(message.id)).collect();
             let (join, held) = (id(*join), held.join(", "));
             format!("group {join} of {count} ({policy:?}) holds {held}")

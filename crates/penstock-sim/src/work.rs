@@ -7,9 +7,9 @@ use bytes::Bytes;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, Filter, IdSource,
-    JoinPolicy, Key, Member, Message, MessageId, Op, Overflow, QueueLimits, Running, Target, Tx,
-    Value, ValueStatus,
+    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, Filter, Hold,
+    IdSource, InputShape, Inputs, JoinPolicy, Key, Member, Message, MessageId, Op, Overflow,
+    QueueLimits, Running, Target, Tx, Value, ValueStatus,
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
@@ -285,17 +285,19 @@ impl Author {
     fn group(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
         let join = MessageId::new_join(id_source(rng, wall_ms));
         let count = 1 + rng.below(4) as u32;
-        let policy = if rng.bool() {
-            JoinPolicy::AllSucceeded
-        } else {
-            JoinPolicy::AllEnded
+        let policy = match rng.below(3) {
+            0 => JoinPolicy::AllSucceeded,
+            1 => JoinPolicy::AllEnded,
+            _ => JoinPolicy::UpTo(1 + rng.below(2) as u32),
         };
+        // Members that the broker knows as such, or that report their own end.
+        let may_be_known = rng.one_in(2);
         let mut ops = Vec::new();
         // What it holds may be a member of another join.
         let outer = rng.one_in(3).then(|| {
             let outer = MessageId::new_join(id_source(rng, wall_ms));
             let queue = QUEUES[rng.below(3) as usize].to_string();
-            ops.push(Op::Hold {
+            ops.push(Op::Hold(Hold {
                 join: outer,
                 count: 1,
                 messages: vec![(queue, self.message(rng, wall_ms, Bytes::new()))],
@@ -303,31 +305,39 @@ impl Author {
                     true => JoinPolicy::AllSucceeded,
                     false => JoinPolicy::AllEnded,
                 },
-            });
+                ..Hold::default()
+            }));
             outer
         });
+        let is_known = may_be_known || outer.is_some();
         let held = (0..=rng.below(2)).map(|index| {
             let queue = QUEUES[rng.below(3) as usize].to_string();
             let mut message = self.message(rng, wall_ms, Bytes::new());
-            message.extras = outer
-                .filter(|_| index == 0)
-                .and_then(|outer| member(outer, 0));
+            let place = outer.filter(|_| index == 0);
+            if let Some(outer) = place {
+                message.id = MessageId::member(outer, 0);
+                message.extras = member(outer, 0);
+            }
+            if is_known && rng.one_in(2) {
+                let shape = InputShape::List;
+                message.extras.get_or_insert_default().inputs = Some(Inputs { join, shape });
+            }
             (queue, message)
         });
-        ops.push(Op::Hold {
+        ops.push(Op::Hold(Hold {
             join,
             count,
             messages: held.collect(),
             policy,
-        });
-        // Members that the broker knows as such, or that report their own end.
-        let is_known = rng.one_in(3) || outer.is_some();
+            ..Hold::default()
+        }));
         for index in 0..count {
             let mut body = join.0.to_vec();
             body.extend_from_slice(&index.to_le_bytes());
             let body = if is_known { Bytes::new() } else { body.into() };
             let mut message = self.message(rng, wall_ms, body);
             if is_known {
+                message.id = MessageId::member(join, index);
                 message.extras = member(join, index);
             }
             if message.result_ttl_ms.is_some() {

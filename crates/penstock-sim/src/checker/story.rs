@@ -55,6 +55,7 @@ impl Event {
                     queue,
                     consumer: _,
                     redelivered,
+                    inputs: _,
                     message,
                 } = &**delivery;
                 let (crashes, attempt) = (message.crashes, message.attempt);

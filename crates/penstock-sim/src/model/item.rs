@@ -152,6 +152,8 @@ pub(super) struct JoinModel {
     pub(super) count: u32,
     pub(super) policy: JoinPolicy,
     pub(super) arrived: BTreeSet<u32>,
+    /// Number of them that have failed.
+    pub(super) failures: u32,
     pub(super) over: bool,
 }
 

@@ -94,9 +94,13 @@ impl Model {
         };
         let may_be = self.with_id(*id).any(|item| match status {
             ValueStatus::Expired => item.may_have_ended_as(End::Expired, self.clock_is_doubtful),
-            ValueStatus::Cancelled => {
-                item.may_have_ended_as(End::Purged, self.clock_is_doubtful)
-                    || matches!(item.state, State::Held(join) if self.may_have_failed(join))
+            ValueStatus::Cancelled => item.may_have_ended_as(End::Purged, self.clock_is_doubtful),
+            ValueStatus::Upstream => {
+                let State::Held(join) = item.state else {
+                    return false;
+                };
+                // One that may have ended in another way before its group failed is held by a group that is over.
+                item.end_is_unsure || self.may_have_failed(join)
             }
             ValueStatus::Crashed => item.may_be_dead(),
             _ => false,

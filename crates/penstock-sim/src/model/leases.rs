@@ -1,7 +1,10 @@
 //! Holders of leases: hand-outs, sessions that come and go, and the rest of them after a crash. Here is nearly
 //! all of the model's doubt.
 
-use penstock_message::{Delivery, Lease, SessionId};
+use bytes::Bytes;
+use penstock_message::{
+    Delivery, GivenValue, GivenValues, Key, Lease, MessageId, SessionId, ValueStatus,
+};
 
 use super::item::{Attendance, Item, State};
 use super::{Model, Verdict, suspects};
@@ -14,6 +17,7 @@ impl Model {
             queue,
             consumer: _,
             message,
+            inputs,
             redelivered,
         } = delivery;
         self.seen.insert((*lease, session));
@@ -87,6 +91,8 @@ impl Model {
                 item.message
             ))?;
         }
+        self.was_given(id, &self.items[index], inputs)?;
+        let item = &self.items[index];
         let mut found = message.notes.iter();
         if !item
             .notes
@@ -135,6 +141,44 @@ impl Model {
             message.crashes
         };
         self.items[index].lend(*lease, session, (least, message.crashes));
+        Ok(())
+    }
+
+    /// Compares the values that a job is given with those that the members of its join are known to have left.
+    fn was_given(&self, id: MessageId, item: &Item, inputs: &Bytes) -> Verdict {
+        let extras = item.message.extras.as_deref();
+        let Some(join) = extras
+            .and_then(|extras| extras.inputs)
+            .map(|inputs| inputs.join)
+        else {
+            return Ok(());
+        };
+        let given = match GivenValues::decode(inputs) {
+            Ok(given) => given,
+            Err(_) => return self.fail(format!("{id} was given {inputs:?} for its inputs")),
+        };
+        let count = self.joins.get(&join).map_or(given.count, |join| join.count);
+        if given.join != join || given.count != count {
+            return self.fail(format!(
+                "{id} was given {given:?} of {join}, which has {count}"
+            ));
+        }
+        let values = given.values.iter().flatten();
+        for (index, value) in values.enumerate() {
+            let key = Key::Result(MessageId::member(join, index as u32));
+            let Some(stored) = self.values.get(&key) else {
+                continue;
+            };
+            let (ValueStatus::Succeeded, Some(body)) = (stored.status, &stored.body) else {
+                continue;
+            };
+            let expected = GivenValue::Of(stored.status, body.clone());
+            if *value != expected {
+                return self.fail(format!(
+                    "{id} was given {value:?} as value {index} of {join}, not {expected:?}"
+                ));
+            }
+        }
         Ok(())
     }
 

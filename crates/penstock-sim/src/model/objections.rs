@@ -39,11 +39,12 @@ impl Model {
                 Objection::Surely(Refusal::AlreadyExists)
             }
             Op::Publish { message, .. } => self.id_objection(message.id),
-            Op::Hold { join, messages, .. } => {
-                if self.joins.get(join).is_some_and(|join| !join.over) {
+            Op::Hold(hold) => {
+                if self.joins.get(&hold.join).is_some_and(|join| !join.over) {
                     return Objection::Surely(Refusal::AlreadyExists);
                 }
-                let known = messages
+                let known = hold
+                    .messages
                     .iter()
                     .map(|(_, message)| self.id_objection(message.id));
                 known

@@ -73,6 +73,7 @@ fn delivery(message: Message) -> Delivery {
         queue: "default".to_string(),
         redelivered: false,
         message,
+        inputs: bytes::Bytes::new(),
     }
 }
 
