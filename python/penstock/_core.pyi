@@ -13,6 +13,7 @@ __all__ = [
     "ChildLink",
     "Client",
     "Consumer",
+    "Graph",
     "Options",
     "Port",
     "SlotLink",
@@ -86,12 +87,19 @@ class Graph:
 
     def __new__(cls) -> Graph: ...
     def join(
-        self, count: int, max_failures: int | None, then: Sequence[tuple[bytes, int]], result_ttl_ms: int | None
+        self,
+        count: int,
+        max_failures: int | None,
+        then: Sequence[tuple[bytes, int]],
+        result_ttl_ms: int | None,
+        *,
+        wraps: bool = False,
     ) -> bytes:
         """Add a join of ``count`` members and return its id. ``max_failures``: None for any number.
 
-        ``then``: its own places in other joins, as (join, index). With ``result_ttl_ms`` its outcome is a value, whose key
-        is the result of its first place (``join`` with the index + 1 in its last three bytes), or of its own id.
+        ``then``: its own places in other joins, as (join, index). With ``result_ttl_ms`` its outcome is a value. The
+        key of that is the result of its first place (``join`` with the index + 1 in its last three bytes), or of its
+        own id. ``wraps``: its value is its only member's, and not a list of one; bit 0 of byte 12 of its id is set.
         """
     def job(
         self,
@@ -102,15 +110,17 @@ class Graph:
         held_by: bytes | None = None,
         shape: int | None = None,
         when: int = 0,
+        mark: str | None = None,
     ) -> bytes:
         """Add a job and return its id.
 
-        ``place``: its place in a join, (join, index). ``held_by``: the join that it waits for. ``shape``: of that join's values
-        as its first argument: 0 the only one, 1 a list, 2 named; None: it does without. ``when``: released when the join 0
-        succeeds, 1 fails, 2 ends.
+        ``place``: its place in a join, (join, index). ``held_by``: the join that it waits for. ``shape``: of that
+        join's values as its first argument: 0 the only one, 1 a list, 2 named; None: it does without. ``when``:
+        released when the join 0 succeeds, 1 fails, 2 ends. ``mark``: value of its header ``penstock.step``.
         """
     def __len__(self) -> int: ...
 
+@final
 class Client:
     """Connection of one process to a broker. Making one opens, starts and connects nothing.
 

@@ -1,7 +1,9 @@
 //! Steps of a workflow, gathered for one transaction.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 
+use bytes::Bytes;
 use penstock_message::{
     Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy, Member, Message,
     MessageId, Op, Tx, When,
@@ -14,7 +16,11 @@ use crate::errors::Failure;
 use crate::ids;
 use crate::options::Options;
 
-/// Jobs and joins of one workflow. Those that others depend on come first: a join before its members.
+/// Header of a job whose arguments are not those of its body alone. It says so to whichever process runs the job; users
+/// can't give a header such a name.
+const MARK: &str = "penstock.step";
+
+/// Jobs and joins of one workflow. A join is added before the jobs that it holds, and before those that are its members.
 #[pyclass(frozen, module = "penstock._core")]
 #[derive(Default)]
 pub(crate) struct Graph {
@@ -40,7 +46,8 @@ impl Graph {
     }
 
     /// Adds a join of `count` members, whose own places in others are `then`; returns its id. `max_failures`: `None` for
-    /// any number.
+    /// any number. `wraps`: its value is its only member's, and not a list of one.
+    #[pyo3(signature = (count, max_failures, then, result_ttl_ms, *, wraps = false))]
     fn join<'py>(
         &self,
         py: Python<'py>,
@@ -48,12 +55,13 @@ impl Graph {
         max_failures: Option<u32>,
         then: Vec<Place<'py>>,
         result_ttl_ms: Option<u64>,
+        wraps: bool,
     ) -> PyResult<Bound<'py, PyBytes>> {
         if count == 0 || count > JOIN_CAP {
             let text = format!("a group has from 1 to {JOIN_CAP} members, not {count}");
             return Err(Failure::invalid(text).into());
         }
-        let id = ids::draw_join().map_err(crate::client::no_random_bytes)?;
+        let id = ids::draw_join(wraps).map_err(crate::client::no_random_bytes)?;
         let then = then.iter().map(member).collect::<PyResult<_>>()?;
         self.parts.lock().unwrap().holds.push(Hold {
             join: id,
@@ -67,12 +75,13 @@ impl Graph {
     }
 
     /// Adds a job, and returns its id. `place`: its place in a join; `held_by`: the join that it waits for; `shape`: of that
-    /// join's values as its first argument, `None` for a job that does without; `when`: on which end of the join.
+    /// join's values as its first argument, `None` for a job that does without; `when`: on which end of the join. `mark`: what its worker makes of
+    /// its arguments.
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords in Python, each with its name"
     )]
-    #[pyo3(signature = (options, body, *, place = None, held_by = None, shape = None, when = 0))]
+    #[pyo3(signature = (options, body, *, place = None, held_by = None, shape = None, when = 0, mark = None))]
     fn job<'py>(
         &self,
         py: Python<'py>,
@@ -82,6 +91,7 @@ impl Graph {
         held_by: Option<&[u8]>,
         shape: Option<u8>,
         when: u8,
+        mark: Option<&str>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let place = place.as_ref().map(member).transpose()?;
         let id = match place {
@@ -94,6 +104,10 @@ impl Graph {
             .take()
             .map_or_else(Extras::default, |extras| *extras);
         extras.member = place;
+        if let Some(mark) = mark {
+            let value = Bytes::copy_from_slice(mark.as_bytes());
+            extras.headers.push((MARK.to_owned(), value));
+        }
         let mut parts = self.parts.lock().unwrap();
         parts.durability = parts.durability.max(Some(options.durability));
         match held_by {
@@ -118,7 +132,8 @@ impl Graph {
                     extras.inputs = Some(Inputs { join, shape });
                 }
                 message.extras = extras.boxed();
-                let hold = parts.holds.iter_mut().find(|hold| hold.join == join);
+                // Most often it is the last one.
+                let hold = parts.holds.iter_mut().rev().find(|hold| hold.join == join);
                 let hold = hold.ok_or_else(|| Failure::invalid("no such join in this workflow"))?;
                 hold.messages.push((queue, message));
             }
@@ -139,10 +154,11 @@ impl Graph {
     /// job names as its workflow's.
     pub(crate) fn take(&self, workflow: MessageId) -> (Tx, Durability) {
         let Parts {
-            mut holds,
+            holds,
             mut publishes,
             durability,
         } = std::mem::take(&mut *self.parts.lock().unwrap());
+        let mut holds = in_order(holds);
         let name = |message: &mut Message| {
             message.extras.get_or_insert_default().workflow = Some(workflow);
         };
@@ -155,6 +171,48 @@ impl Graph {
         }
         let ops = holds.into_iter().map(Op::Hold).chain(publishes).collect();
         (Tx { ops }, durability.unwrap_or_default())
+    }
+}
+
+/// Puts joins into the order in which a broker takes them: behind those in which they, or the jobs that they hold, have
+/// places.
+fn in_order(holds: Vec<Hold>) -> Vec<Hold> {
+    let numbers: HashMap<JoinId, usize> =
+        (0..).zip(&holds).map(|(n, hold)| (hold.join, n)).collect();
+    let mut waiting: Vec<Option<Hold>> = holds.into_iter().map(Some).collect();
+    let mut ordered = Vec::with_capacity(waiting.len());
+    for start in 0..waiting.len() {
+        // Joins that wait for the last of them, each with the number of its places that were looked at.
+        let mut path = vec![(start, 0)];
+        while let Some((number, looked_at)) = path.last_mut() {
+            let Some(hold) = &waiting[*number] else {
+                path.pop();
+                continue;
+            };
+            match place_of(hold, *looked_at) {
+                Some(place) => {
+                    *looked_at += 1;
+                    let outer = place.and_then(|place| numbers.get(&place.join).copied());
+                    path.extend(outer.map(|outer| (outer, 0)));
+                }
+                None => {
+                    ordered.extend(waiting[*number].take());
+                    path.pop();
+                }
+            }
+        }
+    }
+    ordered
+}
+
+/// Returns the place, if it has one, of a join itself or of a job that it holds; `None` beyond the last of them.
+fn place_of(hold: &Hold, number: usize) -> Option<Option<Member>> {
+    match hold.then.get(number) {
+        Some(place) => Some(Some(*place)),
+        None => {
+            let (_, message) = hold.messages.get(number - hold.then.len())?;
+            Some(message.extras.as_ref().and_then(|extras| extras.member))
+        }
     }
 }
 

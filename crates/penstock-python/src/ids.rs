@@ -39,10 +39,16 @@ impl Generator {
     }
 }
 
+/// Bit of a join's id, in its last byte that is not a member's: the join's value is its only member's. A reader of a
+/// value knows nothing else of the join that it came from.
+const WRAPS: (usize, u8) = (12, 1);
+
 /// Draws the id of a join.
-pub(crate) fn draw_join() -> Result<MessageId, getrandom::Error> {
-    let ids = draw(1)?;
-    Ok(ids[0].join_of())
+pub(crate) fn draw_join(wraps: bool) -> Result<MessageId, getrandom::Error> {
+    let mut join = draw(1)?[0].join_of();
+    let (byte, bit) = WRAPS;
+    join.0[byte] = join.0[byte] & !bit | if wraps { bit } else { 0 };
+    Ok(join)
 }
 
 /// Draws this many ids, all of this millisecond.
