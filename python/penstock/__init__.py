@@ -23,6 +23,10 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from penstock._core import __version__
+    from penstock._flows.failure import Failure
+    from penstock._flows.results import Results
+    from penstock._flows.steps import Chain, Chord, Group, Partial, Signature, Step, chain, chord, chunks, group
+    from penstock._flows.workflow import PartialResults, Workflow
     from penstock._jobs.current import CurrentJob, current_job
     from penstock._jobs.failed import FailedJob, FailedJobs
     from penstock._jobs.info import AttemptError, JobInfo, JobState
@@ -35,7 +39,7 @@ if TYPE_CHECKING:
     from penstock._tasks.options import JobOptions, TaskOptions
     from penstock._tasks.retries import Retry
     from penstock._tasks.shared import shared_task
-    from penstock._tasks.task import AsyncTask, Sender, Signature, Task
+    from penstock._tasks.task import AsyncTask, Sender, Task
     from penstock._values.secrets import Secret
     from penstock.errors import (
         ArgumentMismatch,
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
         CannotDecode,
         ClientClosed,
         DiskFull,
+        GroupError,
         InvalidConfiguration,
         JobCancelled,
         JobError,
@@ -78,6 +83,20 @@ __all__ = [
     "Task",
     "TaskOptions",
     "shared_task",
+    # Workflows
+    "Chain",
+    "Chord",
+    "Failure",
+    "Group",
+    "Partial",
+    "PartialResults",
+    "Results",
+    "Step",
+    "Workflow",
+    "chain",
+    "chord",
+    "chunks",
+    "group",
     # Jobs
     "AttemptError",
     "FailedJob",
@@ -102,6 +121,7 @@ __all__ = [
     "shield",
     # Errors of jobs
     "ArgumentMismatch",
+    "GroupError",
     "JobCancelled",
     "JobError",
     "JobExpired",
@@ -135,7 +155,7 @@ __all__ = [
 _HOMES = (
     "_tasks.app", "_tasks.task", "_tasks.shared", "_jobs.job", "_jobs.info", "_jobs.waits", "_jobs.current",
     "_tasks.retries", "_tasks.options", "_values.secrets", "_jobs.failed", "_tasks.middleware", "_jobs.log_filter",
-    "_jobs.interrupts", "errors", "_core",
+    "_jobs.interrupts", "_flows.steps", "_flows.workflow", "_flows.results", "_flows.failure", "errors", "_core",
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from penstock.errors import BrokerUnavailable, CallTimeout, ResultTimeout
 if TYPE_CHECKING:
     import asyncio
 
+    from penstock._flows.build import Built, Plan
     from penstock._tasks.app import App
 
 logger = logging.getLogger("penstock")
@@ -96,6 +97,31 @@ class Connection:
 
         await self._call(start)
         return ids
+
+    def publish_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
+        """Commit a workflow in one transaction. ``jobs``: the plan's, with the headers that they are to have."""
+        built = plan.build(jobs)
+        if len(built.graph):
+            self._client.publish_graph(built.graph, built.workflow_id, timeout_s)
+        return built
+
+    async def submit_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
+        """Like ``publish_plan``. Cancelling the await does not take the workflow back."""
+        built = plan.build(jobs)
+        if len(built.graph):
+            await self._call(
+                lambda port, token: self._client.submit_graph(built.graph, built.workflow_id, timeout_s, port, token)
+            )
+        return built
+
+    def cancel_workflow(self, workflow: bytes, reason: str, running: str, timeout_s: float) -> int | None:
+        """Cancel all jobs of a workflow, and return the number of the operation."""
+        return self._client.cancel_workflow(workflow, reason, running, timeout_s)
+
+    async def acancel_workflow(self, workflow: bytes, reason: str, running: str, timeout_s: float) -> int | None:
+        import asyncio
+
+        return await asyncio.to_thread(self.cancel_workflow, workflow, reason, running, timeout_s)
 
     async def watch(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         _warn_of_waiting_job()
@@ -304,7 +330,7 @@ def _warn_of_waiting_job() -> None:
     _warned_of.add(task)
     logger.warning(
         "the task %s waits for other jobs. It keeps its slot meanwhile: when all slots of a worker wait so, none is"
-        " left for the jobs that they wait for. Enqueue what comes next from the other job, or wait outside of tasks",
+        " left for the jobs that they wait for. Make them steps of a workflow, or wait outside of tasks",
         task,
     )
 

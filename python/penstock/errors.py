@@ -5,6 +5,11 @@ Two questions decide what a caller does next, and the types answer them: did the
 have been accepted anyway (`maybe_accepted`, which all of them have)?
 """
 
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from penstock._flows.failure import Failure
+
 __all__ = [
     "ArgumentMismatch",
     "BrokerUnavailable",
@@ -12,6 +17,7 @@ __all__ = [
     "CannotDecode",
     "ClientClosed",
     "DiskFull",
+    "GroupError",
     "InvalidConfiguration",
     "JobCancelled",
     "JobError",
@@ -176,6 +182,20 @@ class JobExpired(JobError):
 
 class JobCancelled(JobError):
     """The job was purged or cancelled, newer jobs took its place in a full queue, or a job it depends on failed."""
+
+
+class GroupError(JobError):
+    """A step did not succeed because of other jobs: too many members of its group, or a job before it, have failed.
+
+    ``failed`` is the number of those jobs that are known, of at most 64, and ``failures`` has a ``Failure`` for each.
+    The error of the first is ``__cause__``.
+    """
+
+    def __init__(self, message: str = "", failed: int = 0, failures: "tuple[Failure, ...]" = ()) -> None:
+        # Failures are left out where they do not travel.
+        super().__init__(message)
+        self.failed = failed
+        self.failures = failures
 
 
 class CannotDecode(PenstockError):

@@ -62,13 +62,17 @@ ASKS_NOBODY = {
         "remote_task",
         "task",
         "use",
+        "workflow",
     },
-    "Sender": {"options", "s", "si"},
-    "Task": {"job", "options", "s", "si"},
-    "AsyncTask": {"job", "options", "s", "si"},
-    "Signature": {"options"},
+    "Sender": {"map_reduce", "options", "s", "si"},
+    "Task": {"job", "map_reduce", "options", "s", "si"},
+    "AsyncTask": {"job", "map_reduce", "options", "s", "si"},
+    **{name: {"link", "link_error", "options"} for name in ("Partial", "Step", "Signature", "Chain", "Group", "Chord")},
+    # `count` and `index` are those of any sequence, and read through it as a loop does.
+    "Results": {"count", "index"},
+    "Workflow": {"as_completed"},
     "JobLogFilter": {"filter"},
-    "penstock": {"as_completed", "current_job", "shared_task"},
+    "penstock": {"as_completed", "chain", "chord", "chunks", "current_job", "group", "shared_task"},
 }
 # `await` is no name.
 IRREGULAR = {"wait": "async_wait"}
@@ -104,7 +108,8 @@ def test_no_property_asks_a_broker(monkeypatch):
     app = penstock.App("shop", "memory:properties")
     monkeypatch.setattr(app, "_connected", lambda: pytest.fail("a property asks the broker"))
     task = app.task(name="shop.send")(lambda: None)
-    for thing in (app, task, task.options(queue="x"), task.s(), app.job("0" * 32)):
+    things = (app, task, task.options(queue="x"), task.s(), app.job("0" * 32), app.workflow("0" * 32))
+    for thing in (*things, penstock.group(task.si()), penstock.chord([task.si()], task.si())):
         for name in dir(thing):
             if not name.startswith("_"):
                 getattr(thing, name)

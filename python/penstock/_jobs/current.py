@@ -33,13 +33,26 @@ class CurrentJob:
     """Number of retries after it had failed for good; its task's retries begin anew each time."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
     """Headers that it was enqueued with."""
+    workflow: str | None = None
+    """Id of the workflow that it belongs to; ``app.workflow()`` finds that."""
 
 
-Extras: TypeAlias = tuple[int, int, int | tuple[int, ...] | None, dict[str, str], tuple[int | None, int | None]]
+Extras: TypeAlias = tuple[
+    int,
+    int,
+    int | tuple[int, ...] | None,
+    dict[str, str],
+    tuple[int | None, int | None],
+    tuple[tuple[int, Any] | None, bytes | None],
+]
 """Rarely set fields of a job: (generation, attempts of earlier ones, retries of the call, headers, its timeout and soft
-timeout in milliseconds)."""
+timeout in milliseconds, (values of the step before with their shape, workflow))."""
 
-NO_EXTRAS: Extras = (0, 0, None, {}, (None, None))
+NO_EXTRAS: Extras = (0, 0, None, {}, (None, None), (None, None))
+
+# The header of a step whose arguments are not those of its body alone: "chunk" or "errback". Users can give no header
+# a name that begins so, and see none of these.
+MARK = "penstock.step"
 
 # (job id, attempt from 0, extras or None, crashes, redelivered, task, worker), as the runner has them: most jobs never
 # ask.
@@ -53,7 +66,7 @@ def current_job() -> CurrentJob | None:
     if current is None:
         return None
     job_id, attempt, extras, crashes, redelivered, task, worker = current
-    generation, attempts_before, retries, headers, _ = extras or NO_EXTRAS
+    generation, attempts_before, retries, headers, _, (_, workflow) = extras or NO_EXTRAS
     limit = task.retry_policy.limit(retries)
     return CurrentJob(
         id=format_id(job_id),
@@ -64,8 +77,14 @@ def current_job() -> CurrentJob | None:
         retries_left=None if limit is None else max(0, limit - (attempt - attempts_before)),
         worker=worker,
         generation=generation,
-        headers=dict(headers),
+        headers=own_headers(headers),
+        workflow=None if workflow is None else format_id(workflow),
     )
+
+
+def own_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that a job's client has given it, without those that are Penstock's own."""
+    return {name: value for name, value in headers.items() if not name.startswith("penstock.")}
 
 
 def format_id(job_id: bytes) -> str:

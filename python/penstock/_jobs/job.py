@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from penstock._durations import Seconds, is_a, timeout_s
-from penstock._jobs.current import format_id
+from penstock._jobs.current import format_id, own_headers
 from penstock._jobs.info import AttemptError, JobInfo, JobState
 from penstock._public import public
 from penstock._values import envelope
@@ -36,7 +36,17 @@ T = TypeVar("T")
 
 
 # By the status that the broker gives a job's end.
-_END_STATES = (JobState.SUCCEEDED, JobState.FAILED, JobState.EXPIRED, JobState.CRASHED, JobState.CANCELLED)
+_END_STATES = {
+    0: JobState.SUCCEEDED,
+    1: JobState.FAILED,
+    2: JobState.EXPIRED,
+    3: JobState.CRASHED,
+    4: JobState.CANCELLED,
+    5: JobState.BLOCKED,
+    # Of a group, whose id may be taken for a job's.
+    7: JobState.SUCCEEDED,
+}
+_BLOCKED, _GATHERED = 5, 7
 _CRASHED = "penstock.WorkerCrashed"
 _HELD_STATES = {
     "ready": JobState.WAITING,
@@ -89,7 +99,8 @@ class Job(Generic[R_co]):
         ``timeout``: seconds or a timedelta; 0 only asks whether it has ended. By default it waits as long as it takes,
         through restarts of the broker.
         Raises the task's own error if this process has imported its type, else ``TaskError``, in both
-        cases from the remote traceback; ``WorkerCrashed``, ``JobExpired``, ``JobCancelled``;
+        cases from the remote traceback; ``WorkerCrashed``, ``JobExpired``, ``JobCancelled``; ``GroupError`` when a job
+        failed that it waited for;
         ``ResultExpired`` when it has ended and its result is not kept, ``NoSuchJob`` when the broker knows nothing of
         this id; ``ResultTimeout`` when the time is up, and ``BrokerUnavailable`` or ``CallTimeout`` when it is up and
         no broker has answered.
@@ -112,7 +123,7 @@ class Job(Generic[R_co]):
     async def aresult(self, timeout: Seconds | None = None) -> R_co:
         """As ``result``, for an event loop. Cancelling it does not cancel the job."""
         if self._end is not None:
-            return self._outcome(self._end)
+            return await self._aoutcome(self._end)
         connection, limit_s = self._app._connected(), timeout_s("timeout", timeout)
         end: Ended | tuple[int, bytes] | None
         try:
@@ -124,7 +135,7 @@ class Job(Generic[R_co]):
             raise await _in_thread(self._late, connection) from None
         except PenstockError as error:
             raise self._named(error) from None
-        return self._outcome(end)
+        return await self._aoutcome(end)
 
     def __await__(self) -> Generator[Any, None, R_co]:
         return self.aresult().__await__()
@@ -195,7 +206,7 @@ class Job(Generic[R_co]):
         Raises ``NoSuchJob`` when the broker knows nothing of this id, ``NotOffered`` when the broker can't stop running
         jobs, and ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
         """
-        _check_cancel(reason, running)
+        check_cancel(reason, running)
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
             found = connection.cancel(self._id, reason, running, limit_s)
@@ -205,7 +216,7 @@ class Job(Generic[R_co]):
 
     async def acancel(self, reason: str = "", *, running: Literal["ask", "kill", "leave"] = "ask") -> JobState:
         """Like ``cancel``, but awaitable."""
-        _check_cancel(reason, running)
+        check_cancel(reason, running)
         connection, limit_s = self._app._connected(), self._app.call_timeout
         try:
             found = await connection.cancel_async(self._id, reason, running, limit_s)
@@ -294,6 +305,11 @@ class Job(Generic[R_co]):
             raise ResultTimeout(f"job {self.id}: it has not ended yet")
         status, body = end[:2]
         state = _end_state(status)
+        if status in (_BLOCKED, _GATHERED):
+            # Not imported above: programs without workflows never come here.
+            from penstock._flows.results import finish, outcome
+
+            return cast(R_co, finish(self._app, outcome(self._app, self._id, status, body), self._app.call_timeout))
         if state is JobState.SUCCEEDED:
             success = envelope.decode_success(body)
             return self._decoded(success)
@@ -307,6 +323,16 @@ class Job(Generic[R_co]):
             raise JobExpired(f"job {self.id} was not started before it expired")
         raise JobCancelled(f"job {self.id}: {reason or 'it was cancelled'}")
 
+    async def _aoutcome(self, end: Ended | tuple[int, bytes] | None) -> R_co:
+        """Like ``_outcome``, which asks the broker for the jobs of a group."""
+        if end is None or end[0] not in (_BLOCKED, _GATHERED):
+            return self._outcome(end)
+        from penstock._flows.results import afinish, outcome
+
+        status, body = end[:2]
+        value = await afinish(self._app, outcome(self._app, self._id, status, body), self._app.call_timeout)
+        return cast(R_co, value)
+
     def _decoded(self, success: Success) -> R_co:
         try:
             return cast(R_co, self._app._codec_of(success.task).decode(success.result))
@@ -319,14 +345,20 @@ class Job(Generic[R_co]):
             ) from error
 
     def _info_of_end(self, status: int, body: bytes, run: Run | None) -> JobInfo:
-        info = self._info_of_value(_end_state(status), body)
+        info = self._info_of_value(status, body)
         if run is None:
             return info
         task, queue, _, generation, ended_at_ms = run
         finished_at = info.finished_at or _time(ended_at_ms)
         return replace(info, task=info.task or task, queue=queue, finished_at=finished_at, generation=generation)
 
-    def _info_of_value(self, state: JobState, body: bytes) -> JobInfo:
+    def _info_of_value(self, status: int, body: bytes) -> JobInfo:
+        state = _end_state(status)
+        if status == _GATHERED:
+            return JobInfo(id=self.id, state=state, enqueued_at=_time_of_id(self._id))
+        if status == _BLOCKED:
+            why = "a job on which it depends has failed"
+            return JobInfo(id=self.id, state=state, enqueued_at=_time_of_id(self._id), error=why)
         if state is JobState.SUCCEEDED:
             success = envelope.decode_success(body)
             errors = _errors(success.notes)
@@ -390,7 +422,7 @@ class Job(Generic[R_co]):
             errors=errors,
             error=known.error or _summary(errors) or held["failure"],
             generation=held["generation"],
-            headers=held["headers"],
+            headers=own_headers(held["headers"]),
         )
 
 
@@ -410,17 +442,21 @@ def remember_app(app: App) -> None:
     _apps[app.name, app.url] = app
 
 
-def _unpickled(name: str, url: str, job_id: bytes, accepted: bool) -> Job[Any]:
-    """Restore a pickled job: of the app of this name and broker that this process has, else of a new one."""
+def app_of(name: str, url: str) -> App:
+    """Return the app of this name and broker that this process has, else a new one: for what is unpickled."""
     app = _apps.get((name, url))
     if app is None:
         from penstock._tasks.app import App
 
         app = App(name, url)
-    return Job(app, job_id, accepted)
+    return app
 
 
-def _check_cancel(reason: str, running: str) -> None:
+def _unpickled(name: str, url: str, job_id: bytes, accepted: bool) -> Job[Any]:
+    return Job(app_of(name, url), job_id, accepted)
+
+
+def check_cancel(reason: str, running: str) -> None:
     if not is_a(reason, str):
         raise TypeError(f"the reason of a cancellation must be a text, not {reason!r}")
     if len(reason.encode(errors="replace")) > _LONGEST_REASON:
@@ -434,12 +470,13 @@ _LONGEST_REASON = 200
 
 def _tells_all(end: Ended) -> bool:
     """Whether a job's end has all its details; the broker knows more of a failed job."""
-    return _end_state(end[0]) not in (JobState.FAILED, JobState.CRASHED)
+    return _end_state(end[0]) not in (JobState.FAILED, JobState.CRASHED, JobState.BLOCKED)
 
 
 def _end_state(status: int) -> JobState:
-    if status < len(_END_STATES):
-        return _END_STATES[status]
+    state = _END_STATES.get(status)
+    if state is not None:
+        return state
     raise PenstockError(
         "the job has ended in a way that this client is too old for: install the broker's penstock here"
     )

@@ -78,11 +78,11 @@ async def aresults(
         except ResultTimeout:
             pass
         else:
-            return _outcomes(given, ends, return_errors)
+            return await _aoutcomes(given, ends, return_errors)
     pending = (await async_wait(given, 0)).pending
     if pending:
         raise _time_is_up(given, pending)
-    return _outcomes(given, [job._end or _GONE for job in given], return_errors)
+    return await _aoutcomes(given, [job._end or _GONE for job in given], return_errors)
 
 
 def wait(
@@ -232,6 +232,20 @@ def _outcomes(jobs: list[Job[R]], ends: list[tuple[int, bytes]], return_errors: 
                 raise job._expired()
             outcomes.append(job._outcome(end))
         except BaseException as error:
+            if not return_errors:
+                raise
+            outcomes.append(error)
+    return outcomes
+
+
+async def _aoutcomes(jobs: list[Job[Any]], ends: list[tuple[int, bytes]], return_errors: bool) -> list[Any]:
+    outcomes: list[Any] = []
+    for job, end in zip(jobs, ends, strict=True):
+        try:
+            if end == _GONE:
+                raise job._expired()
+            outcomes.append(await job._aoutcome(end))
+        except Exception as error:
             if not return_errors:
                 raise
             outcomes.append(error)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overloa
 from penstock import _connection
 from penstock._connection import BLOCKING, Connection
 from penstock._durations import Seconds, duration_ms, is_a, is_int
+from penstock._flows.steps import Partial, Signature
 from penstock._jobs.job import Job, job_id_of, remember_app
 from penstock._public import public
 from penstock._tasks.headers import adding, here
@@ -24,7 +25,6 @@ from penstock._tasks.task import (
     AnyTask,
     AsyncTask,
     Sender,
-    Signature,
     Task,
     TaskDecorator,
     check_task_options,
@@ -36,6 +36,8 @@ from penstock._values.codec import Codec, CustomType, is_built_in
 from penstock._values.shapes import full_name, shown_name
 
 if TYPE_CHECKING:
+    from penstock._flows.build import Built, Plan
+    from penstock._flows.workflow import Workflow
     from penstock._jobs.failed import FailedJobs
 
 P = ParamSpec("P")
@@ -186,6 +188,13 @@ class App:
     def job(self, job_id: str) -> Job[Any]:
         """Return the job of this id, enqueued by any program. Asks the broker nothing."""
         return Job(self, job_id_of(job_id))
+
+    def workflow(self, workflow_id: str) -> Workflow[Any]:
+        """Return the workflow of this id, sent by any program. Asks the broker nothing."""
+        # Not imported above: few programs do this, and all import this module.
+        from penstock._flows.workflow import Workflow
+
+        return Workflow(self, job_id_of(workflow_id), None)
 
     @overload
     def enqueue(self, call: Signature[R], /) -> Job[R]: ...
@@ -406,13 +415,15 @@ class App:
 
     def _signatures(self, calls: tuple[Any, ...]) -> list[Signature[Any]]:
         signatures: list[Any] = list(calls)
-        if len(calls) == 1 and not isinstance(calls[0], Signature):
+        if len(calls) == 1 and not isinstance(calls[0], Partial):
             if not is_a(calls[0], Iterable):
                 raise TypeError(_NO_SIGNATURE.format(calls[0]))
             signatures = list(calls[0])
         for signature in signatures:
             if not is_a(signature, Signature):
-                raise TypeError(_NO_SIGNATURE.format(signature))
+                raise TypeError((_COMPOSED if is_a(signature, Partial) else _NO_SIGNATURE).format(signature))
+            if signature._links:
+                raise TypeError(_LINKED.format(signature))
             other = signature.task.app
             if other is not self and other.url != self.url:
                 raise ValueError(f"{signature.task.name} belongs to {other!r}, whose broker is another one")
@@ -443,6 +454,46 @@ class App:
         job_ids = await self._connected().submit(jobs, self.call_timeout)
         return [Job(self, job_id, True) for job_id in job_ids]
 
+    def _send_plan(self, plan: Plan) -> Built:
+        """Send a workflow as one transaction, with the headers of the context, through the middleware."""
+        layers = self._enqueue_layers
+        if layers is None and here.get() is None:
+            built = self._connected().publish_plan(plan, plan.jobs(), self.call_timeout)
+            self._connected().log_notices(BLOCKING)
+            return built
+        sent: list[Built] = []
+
+        def send(calls: Sequence[Call]) -> list[Job[Any]]:
+            jobs = _prepared(plan, calls)
+            sent.append(self._connected().publish_plan(plan, jobs, self.call_timeout))
+            self._connected().log_notices(BLOCKING)
+            return [Job(self, job_id, True) for job_id in sent[-1].job_ids]
+
+        calls = plan.calls()
+        if layers is None:
+            send(calls)
+        else:
+            layers.enqueue(calls, send)
+        return _one_sent(sent)
+
+    async def _asend_plan(self, plan: Plan) -> Built:
+        layers = self._enqueue_layers
+        if layers is None and here.get() is None:
+            return await self._connected().submit_plan(plan, plan.jobs(), self.call_timeout)
+        sent: list[Built] = []
+
+        async def send(calls: Sequence[Call]) -> list[Job[Any]]:
+            jobs = _prepared(plan, calls)
+            sent.append(await self._connected().submit_plan(plan, jobs, self.call_timeout))
+            return [Job(self, job_id, True) for job_id in sent[-1].job_ids]
+
+        calls = plan.calls()
+        if layers is None:
+            await send(calls)
+        else:
+            await layers.aenqueue(calls, send)
+        return _one_sent(sent)
+
     def _job_of(self, job_id: bytes) -> Job[Any]:
         """Make a job from an id that came in an argument or a result, so that somebody had enqueued it."""
         return Job(self, job_id, True)
@@ -465,6 +516,25 @@ class App:
 
 
 _NO_SIGNATURE = "app.enqueue takes calls that are not made yet, such as send.s(1), not {!r}"
+
+
+_COMPOSED = "app.enqueue takes single calls, and {!r} is a workflow: send it by its delay()"
+_LINKED = "app.enqueue takes calls without callbacks, and {!r} has some: send it by its delay()"
+
+
+def _prepared(plan: Plan, calls: Sequence[Call]) -> list[tuple[Any, bytes]]:
+    if len(calls) != len(plan):
+        raise TypeError(
+            f"middleware must pass on the {len(plan)} calls of a workflow, and not {len(calls)}: their places say"
+            " what depends on what"
+        )
+    return [call._prepared() for call in calls]
+
+
+def _one_sent(sent: list[Built]) -> Built:
+    if len(sent) != 1:
+        raise TypeError(f"middleware must call next(calls) once for a workflow, and not {len(sent)} times")
+    return sent[0]
 
 
 def _shaped(calls: tuple[Any, ...], jobs: list[Job[Any]]) -> object:

@@ -49,7 +49,10 @@ class Middleware:
     """
 
     def enqueue(self, calls: Sequence[Call], next: Callable[[Sequence[Call]], "list[Job[Any]]"], /) -> "list[Job[Any]]":
-        """Go around one transaction: a ``delay()``, a ``map()`` or an ``enqueue()``, with all of its calls."""
+        """Go around one transaction: a ``delay()``, a ``map()`` or an ``enqueue()``, with all of its calls.
+
+        Those of a workflow are passed on as they are, but for their headers: their places say what depends on what.
+        """
         return next(calls)
 
     async def aenqueue(

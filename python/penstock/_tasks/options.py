@@ -188,8 +188,6 @@ _RESERVED = {
     "batch": "batches",
     "breaker": "circuit breakers",
     "when_full": "waiting for room in a full queue",
-    "link": "callbacks",
-    "link_error": "callbacks",
     "schedule": "schedules",
 }
 
@@ -203,6 +201,8 @@ _HABITS = {
     "delay": "it is countdown",
     "every": "schedules are not offered yet",
     "job_timeout": "it is timeout",
+    "link": "it is a method of a call: task.s(...).link(other.s())",
+    "link_error": "it is a method of a call: task.s(...).link_error(other.s())",
     "max_concurrency": "it will be max_running; limits on running jobs are not offered yet",
     "rate": "it will be rate_limit; rate limits are not offered yet",
     "slot": "the task says it for all of its jobs: @app.task(slot=...)",

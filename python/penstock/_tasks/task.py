@@ -6,7 +6,7 @@ import functools
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import timedelta
 from types import FunctionType, MappingProxyType, MethodType
 from typing import (
@@ -25,6 +25,7 @@ from typing import (
 from penstock import _core
 from penstock._connection import BLOCKING
 from penstock._durations import duration_ms, is_a
+from penstock._flows.steps import Chord, Partial, Signature, map_reduce
 from penstock._jobs.job import Job, job_id_of
 from penstock._public import public
 from penstock._tasks.headers import headers_for, here
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 P = ParamSpec("P")
+Q = ParamSpec("Q")
 R = TypeVar("R")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 A_contra = TypeVar("A_contra", contravariant=True)
 A = TypeVar("A")
@@ -86,7 +89,7 @@ class Sender(Generic[P, R]):
         """Enqueue a call for each item, which is its only argument, in one transaction: all or none."""
         return cast("Sender[..., R]", self)._publish(_only_arguments(items))
 
-    def starmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
+    def starmap(self: TakesArguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``map``, where each item is a tuple of all positional arguments of its call."""
         return cast("Sender[..., R]", self)._publish(map(_arguments, items))
 
@@ -94,20 +97,35 @@ class Sender(Generic[P, R]):
         """As ``map``, for an event loop."""
         return await cast("Sender[..., R]", self)._submit(_only_arguments(items))
 
-    async def astarmap(self: _Arguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
+    async def astarmap(self: TakesArguments[*As, R], items: Iterable[tuple[*As]]) -> list[Job[R]]:
         """As ``starmap``, for an event loop."""
         return await cast("Sender[..., R]", self)._submit(map(_arguments, items))
 
-    def s(self, /, *args: Any, **kwargs: Any) -> Signature[R]:
-        """Return a call to be enqueued later, with any part of its arguments: ``app.enqueue(send.s("ada"))``.
+    @overload
+    def s(self, /, *args: P.args, **kwargs: P.kwargs) -> Signature[R]: ...
+    @overload
+    def s(self: _TakesFirst[A, Q, T], /, *args: Q.args, **kwargs: Q.kwargs) -> Partial[A, T]: ...
+    def s(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Return a call to be enqueued later: ``app.enqueue(send.s("ada"))``.
 
-        Arguments are checked when it is enqueued, not by type checkers; ``si`` is checked by both.
+        As a later step of a workflow it gets the result of the step before as its first argument: ``a.s(1) | b.s(2)``.
+        Without its first argument it is a ``Partial``, which can only be a later step.
         """
-        return Signature(self, args, kwargs)
+        return Signature(cast("Sender[..., Any]", self), args, kwargs)
 
     def si(self, /, *args: P.args, **kwargs: P.kwargs) -> Signature[R]:
-        """Return a call with all of its arguments, to be enqueued later."""
+        """Return a call with all of its arguments, to be enqueued later. It takes no result of another step."""
         return Signature(self, args, kwargs, immutable=True)
+
+    def map_reduce(
+        self: _OneArgument[A, T], items: Iterable[A], reduce: Partial[list[T], T], *, fan_in: int = 1000
+    ) -> Chord[T]:
+        """Compose a call for each item, and a call of ``reduce`` that gets the list of their results.
+
+        Of more than ``fan_in`` items, ``reduce`` gets the results of as many at most, and its own results again, until
+        there is one. So it must not matter how they are divided. ``.delay()`` sends all of it.
+        """
+        return map_reduce(cast("Sender[..., Any]", self), items, reduce, fan_in)
 
     def options(self, **options: Unpack[JobOptions]) -> Sender[P, R]:
         """The same task with other options: ``send.options(countdown=60).delay(...)``."""
@@ -155,13 +173,14 @@ class Sender(Generic[P, R]):
     def _calls(self, arguments: Iterable[tuple[Any, ...]]) -> list[Call]:
         return [self._call(args, {}, self.task._encode(args, {})) for args in arguments]
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes) -> Call:
+    def _call(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], body: bytes, core_options: _core.Options | None = None
+    ) -> Call:
         """Describe a call for middleware, with the headers that it gets where it is made."""
         own = self._options.headers
         headers = {**headers_for(self.task.app), **own}
-        return Call(
-            self.task.name, self._options.queue, args, MappingProxyType(kwargs), headers, self._core_options, body, own
-        )
+        options = self._core_options if core_options is None else core_options
+        return Call(self.task.name, self._options.queue, args, MappingProxyType(kwargs), headers, options, body, own)
 
 
 class _Shown:
@@ -203,7 +222,13 @@ class _OneArgument(Protocol[A_contra, R_co]):
     def delay(self, item: A_contra, /) -> Job[R_co]: ...
 
 
-class _Arguments(Protocol[*As, R_co]):
+class _TakesFirst(Protocol[A_contra, Q, R_co]):
+    """A sender whose calls take this first argument, and these others: see ``s``."""
+
+    def delay(self, first: A_contra, /, *args: Q.args, **kwargs: Q.kwargs) -> Job[R_co]: ...
+
+
+class TakesArguments(Protocol[*As, R_co]):
     """A sender whose calls take these positional arguments: see ``starmap``."""
 
     def delay(self, *args: *As) -> Job[R_co]: ...
@@ -268,6 +293,19 @@ class AnyTask(Sender[P, R]):
             raise self._too_large(len(body))
         return body
 
+    def _encode_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Encode the arguments of a call whose first one comes from the step before it."""
+        return self._fitting(self.arguments.encode_rest(args, kwargs))
+
+    def _encode_chunk(self, calls: tuple[tuple[Any, ...], ...]) -> bytes:
+        """Encode the arguments of several calls that one job makes."""
+        return self._fitting(self.arguments.encode_chunk(calls))
+
+    def _fitting(self, body: bytes) -> bytes:
+        if len(body) > self.app.max_payload_bytes:
+            raise self._too_large(len(body))
+        return body
+
     def _encode_each(self, calls: Iterable[tuple[Any, ...]]) -> list[bytes]:
         bodies = self.arguments.encode_each(calls)
         largest = max(map(len, bodies), default=0)
@@ -326,59 +364,6 @@ class TaskDecorator:
             function = function.function
         refuse_unsuitable(function)
         return self._new_task(function)
-
-
-@public
-class Signature(Generic[R_co]):
-    """A call that is not enqueued yet: a task, arguments, options. See ``app.enqueue``."""
-
-    __slots__ = ("_sender", "args", "immutable", "kwargs")
-
-    def __init__(
-        self, sender: Sender[..., R_co], args: tuple[Any, ...], kwargs: dict[str, Any], *, immutable: bool = False
-    ) -> None:
-        self._sender = sender
-        self.args: tuple[Any, ...] = args
-        self.kwargs: Mapping[str, Any] = MappingProxyType(kwargs)
-        self.immutable: bool = immutable
-
-    @property
-    def task(self) -> AnyTask[..., R_co]:
-        return self._sender.task
-
-    def options(self, **options: Unpack[JobOptions]) -> Signature[R_co]:
-        """Return the same call with other options."""
-        return Signature(self._sender.options(**options), self.args, dict(self.kwargs), immutable=self.immutable)
-
-    def delay(self) -> Job[R_co]:
-        """Enqueue the call now."""
-        return self._sender.delay(*self.args, **self.kwargs)
-
-    async def adelay(self) -> Job[R_co]:
-        """Like ``delay``, but awaitable."""
-        return await self._sender.adelay(*self.args, **self.kwargs)
-
-    def __eq__(self, other: object) -> bool:
-        if not is_a(other, Signature):
-            return NotImplemented
-        mine, others = (
-            (each.task, each._sender._options, each.args, each.kwargs, each.immutable)
-            for each in (self, cast("Signature[Any]", other))
-        )
-        return mine == others
-
-    __hash__: None = None  # type: ignore[assignment]  # arguments need not be hashable
-
-    def __repr__(self) -> str:
-        arguments = [repr(arg) for arg in self.args] + [f"{name}={value!r}" for name, value in self.kwargs.items()]
-        return f"<Signature {self.task.name}({', '.join(arguments)})>"
-
-    def _prepare(self) -> tuple[_core.Options, bytes]:
-        return self._sender._core_options, self.task._encode(self.args, dict(self.kwargs))
-
-    def _call(self) -> Call:
-        kwargs = dict(self.kwargs)
-        return self._sender._call(self.args, kwargs, self.task._encode(self.args, kwargs))
 
 
 # The methods that have the parameters of the function, with what they return of its result.

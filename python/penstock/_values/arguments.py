@@ -7,11 +7,12 @@ Binding is done by a function generated for each task, with the task's own param
 from __future__ import annotations
 
 import collections
+import functools
 import inspect
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import msgspec
 
@@ -55,6 +56,37 @@ class Arguments:
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Return the body of a job. ``TypeError`` names the task, the argument and what to do."""
         self.bind(*args, **kwargs)
+        return self._encode_bound(args, kwargs)
+
+    def encode_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """Return the body of a job that gets its first argument from elsewhere."""
+        try:
+            self._bind_rest(_FROM_ELSEWHERE, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(
+                f"{error}. After another step of a workflow the result of that is the first argument; a call made by"
+                " .si(...) does without"
+            ) from None
+        return self._encode_bound(args, kwargs)
+
+    def encode_chunk(self, calls: tuple[tuple[Any, ...], ...]) -> bytes:
+        """Return the body of a job that makes several calls."""
+        for args in calls:
+            self.bind(*args)
+        try:
+            body: list[Any] = [[list(args) for args in calls], {}, self._version]
+            return self.codec.encode(body)
+        except CannotEncode:
+            for args in calls:
+                self.encode(args, {})  # one of them says what is wrong
+            raise
+
+    @functools.cached_property
+    def _bind_rest(self) -> Callable[..., None]:
+        """Binder that looks at all arguments but the first."""
+        return _binder(self._task, self._parameters, self._hints, self._wrong, any_first=True)
+
+    def _encode_bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         try:
             if _PLAIN.issuperset(map(type, args)) and (not kwargs or _PLAIN.issuperset(map(type, kwargs.values()))):
                 return _encode((args, kwargs, self._version))
@@ -93,11 +125,24 @@ class Arguments:
             if version != self._version:
                 self.bind(*args, **kwargs)
         except Exception as error:
+            raise self.mismatch(error) from None
+        return args, kwargs
+
+    def mismatch(self, error: Exception) -> ArgumentMismatch:
+        """Make the error of arguments that this version of the task can't take."""
+        why = message_of(error).removeprefix(f"{self._task}(): ")
+        return ArgumentMismatch(f"{self._task}(): the arguments do not fit this version of the task: {why}")
+
+    def bind_value(self, value: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Put the value of the step before in front of the arguments. Raises ``ArgumentMismatch``."""
+        try:
+            self.bind(value, *args, **kwargs)
+        except TypeError as error:
             why = message_of(error).removeprefix(f"{self._task}(): ")
             raise ArgumentMismatch(
-                f"{self._task}(): the arguments do not fit this version of the task: {why}"
+                f"{self._task}(): the result of the step before does not fit as its first argument: {why}"
             ) from None
-        return args, kwargs
+        return [value, *args]
 
     def decode_unchecked(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
         """Return arguments whether they fit the signature or not."""
@@ -112,12 +157,15 @@ class Arguments:
         has_version = body[:1] == _ARRAY_OF_THREE and body[-9:-8] == _UINT_64
         return has_version and int.from_bytes(body[-8:]) not in (self._version, _UNKNOWN_VERSION)
 
-    def encode_success(self, before: tuple[Any, ...], value: object, limit_bytes: int) -> bytes:
-        """Encode a `Success`: the fields before its result, and the result.
+    def encode_success(
+        self, before: tuple[Any, ...], value: object, limit_bytes: int, *, is_list: bool = False
+    ) -> bytes:
+        """Encode a `Success`: the fields before its result, and the result. ``is_list``: of several calls.
 
         Raises ``TypeError``, which names the task and what to do, or ``PayloadTooLarge``.
         """
-        if self._result_check is not None and not self._result_check(value):
+        check = self._result_check
+        if check is not None and not (check(value) if not is_list else all(map(check, cast("list[Any]", value)))):
             raise TypeError(
                 f"{self._task}() returned {_describe(value)}, but is annotated to return {spell(self._hints['return'])}"
             )
@@ -177,6 +225,52 @@ class Arguments:
         )
 
 
+class RestArguments:
+    """The arguments in a step's body, which has not the first one: for previews and the search of secrets."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._all = arguments
+        self.is_secret = arguments.is_secret
+        self.decode = arguments.decode_unchecked
+        self.decode_unchecked = arguments.decode_unchecked
+
+    def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        named = self._all.named([None, *args], kwargs)
+        next(named)
+        return named
+
+
+class ChunkArguments:
+    """The arguments of a job that makes several calls of a task: one list of them."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self._one = arguments
+        self.is_secret = arguments.is_secret
+        self.decode_unchecked = arguments.decode_unchecked
+        self.is_of_another_version = arguments.is_of_another_version
+
+    def decode(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
+        """Like ``Arguments.decode``: each argument is the list of a call's own."""
+        calls, kwargs = self._one.decode_unchecked(body)
+        if self._one.is_of_another_version(body):
+            try:
+                for args in calls:
+                    self._one.bind(*args)
+            except TypeError as error:
+                raise self._one.mismatch(error) from None
+        return calls, kwargs
+
+    def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """Yield the arguments of each call, ``number[0]`` for those of the first."""
+        for place, call in enumerate(args):
+            for name, value in self._one.named(call, {}):
+                yield f"{name}[{place}]", value
+
+    def encode_success(self, before: tuple[Any, ...], value: Any, limit_bytes: int) -> bytes:
+        """Like ``Arguments.encode_success``, of a list of results."""
+        return self._one.encode_success(before, value, limit_bytes, is_list=True)
+
+
 class UncheckedArguments(Arguments):
     """Arguments of a task whose signature is not known here: any, of no known version."""
 
@@ -210,8 +304,12 @@ def _binder(
     parameters: Mapping[str, inspect.Parameter],
     hints: Mapping[str, Any],
     wrong: Callable[[str, Any, object], NoReturn],
+    *,
+    any_first: bool = False,
 ) -> Callable[..., None]:
     """Generate a function with the task's parameters that checks each and returns nothing.
+
+    ``any_first``: whatever is given first is not checked, as it stands for what is not known yet.
 
     For ``def send(to: str, body=None, *rest: list[int])`` it reads:
 
@@ -238,7 +336,10 @@ def _binder(
         ]
     )
     lines = [f"def bind{signature}:", "    pass"]
+    first = next(iter(parameters), "") if any_first else ""
     for name, parameter in parameters.items():
+        if name == first and parameter.kind not in _ALL_OF:
+            continue
         hint = hints.get(name, Any)
         item, given = name, ""
         if parameter.kind is parameter.VAR_KEYWORD and typing.get_origin(hint) is typing.Unpack:
@@ -266,7 +367,8 @@ def _binder(
         if item is name:
             lines.append(f"    {test}")
         else:
-            lines.append(f"    for {item} in {_ALL_OF[parameter.kind].format(name)}:")
+            rest = "[1:]" if name == first and parameter.kind is parameter.VAR_POSITIONAL else ""
+            lines.append(f"    for {item} in {_ALL_OF[parameter.kind].format(name)}{rest}:")
             lines.append(f"        {test}")
     exec("\n".join(lines), names)
     bind: Callable[..., None] = names["bind"]
@@ -276,6 +378,10 @@ def _binder(
 
 
 _ALL_OF: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "{}", inspect.Parameter.VAR_KEYWORD: "{}.values()"}
+
+
+# Stands for the first argument of a step.
+_FROM_ELSEWHERE = object()
 
 
 class _Absent:

@@ -14,7 +14,8 @@ from collections.abc import Coroutine, Mapping, Sequence
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock._jobs.current import NO_EXTRAS, Extras, current_job, format_id, running
+from penstock._flows.results import afinish, finish
+from penstock._jobs.current import MARK, NO_EXTRAS, Extras, current_job, format_id, own_headers, running
 from penstock._jobs.interrupts import CANCEL, HARD, JobInterrupt
 from penstock._jobs.listing import Listing, listing_of
 from penstock._tasks.headers import inherit
@@ -24,6 +25,7 @@ from penstock._values.envelope import ErrorRecord, Failure
 from penstock._values.masking import NOTHING_SECRET, Masking, masking_of
 from penstock._values.preview import preview_of
 from penstock._values.remote_errors import below, message_of, record_of, traceback_of
+from penstock._worker.steps import arguments_of, begin, is_step
 from penstock.errors import ArgumentMismatch, SoftTimeout, TaskTimeout, UnknownTask
 
 if TYPE_CHECKING:
@@ -93,11 +95,14 @@ class Runner:
         task, job_id, attempt, crashes, redelivered, _, _, body, _, extras = job
         started_ms = _time_ns() // 1_000_000
         try:
-            known = self._tasks.get(task)
+            known: Any = self._tasks.get(task)
             if known is None:
                 return _Attempt(self, job, started_ms, self.slot).fail(self._unknown(task))
             try:
-                args, kwargs = known.arguments.decode(body)
+                if extras is None or not is_step(extras):
+                    args, kwargs = known.arguments.decode(body)
+                else:
+                    known, args, kwargs = finish(known.app, begin(known, body, extras), None)
             except ArgumentMismatch as error:
                 return _Attempt(self, job, started_ms, self.slot).defer_or_fail(error, known)
             context = _copy_context()
@@ -129,11 +134,14 @@ class Runner:
         task, job_id, attempt, crashes, redelivered, _, _, body, _, extras = job
         started_ms = _time_ns() // 1_000_000
         try:
-            known = self._tasks.get(task)
+            known: Any = self._tasks.get(task)
             if known is None:
                 return _Attempt(self, job, started_ms, slot).fail(self._unknown(task))
             try:
-                args, kwargs = known.arguments.decode(body)
+                if extras is None or not is_step(extras):
+                    args, kwargs = known.arguments.decode(body)
+                else:
+                    known, args, kwargs = await afinish(known.app, begin(known, body, extras), None)
             except ArgumentMismatch as error:
                 return _Attempt(self, job, started_ms, slot).defer_or_fail(error, known)
             current = (job_id, attempt, extras, crashes, redelivered, known, self._worker)
@@ -270,7 +278,7 @@ class _Attempt:
 
     def _retry(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome | None:
         # A job that was retried after it had failed for good has all of its task's retries again.
-        _, attempts_before, of_call, _, _ = self._extras
+        _, attempts_before, of_call, *_ = self._extras
         retries = self._attempt - attempts_before
         policy = task.retry_policy
         if isinstance(error, _OwnTimeout) and not policy.names(TaskTimeout):
@@ -370,7 +378,7 @@ class _Attempt:
         if task is None:
             return b""
         try:
-            return preview_of(task.arguments, self._body)
+            return preview_of(arguments_of(task, self._extras), self._body)
         except GiveBack:
             raise
         except BaseException:
@@ -383,7 +391,7 @@ class _Attempt:
         if task is None:
             return NOTHING_SECRET
         try:
-            return masking_of(task.arguments, self._body)
+            return masking_of(arguments_of(task, self._extras), self._body)
         except GiveBack:
             raise
         except BaseException:
@@ -483,7 +491,7 @@ async def _awaited(coroutine: Coroutine[Any, Any, Any], has_soft_limit: bool) ->
 def _inherit(headers: dict[str, str]) -> None:
     if _OVER in headers:
         raise _Over(headers[_OVER])
-    inherit(headers)
+    inherit(own_headers(headers) if MARK in headers else headers)
 
 
 def _call(task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any], current: Any) -> Any:

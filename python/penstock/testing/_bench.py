@@ -23,6 +23,7 @@ from penstock.testing._threads import JobThreads, Runners, in_event_loop, surrou
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from penstock._flows.build import Built, Plan
     from penstock._tasks.app import App
     from penstock._worker.runner import Delivered, Outcome
 
@@ -71,6 +72,12 @@ class Bench:
         with self._lock:
             return self._send(app, jobs, jobs, timeout_s)
 
+    def publish_plan(
+        self, app: App, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float
+    ) -> Built:
+        with self._lock:
+            return self._send_plan(app, plan, jobs, jobs, timeout_s)
+
     def may_end(self) -> bool:
         """Whether a call other than those that this code is in runs jobs, whose ends may be waited for."""
         return self._running_calls > surrounding.get().count(self)
@@ -113,11 +120,36 @@ class Bench:
     ) -> list[bytes]:
         self._is_used = True
         job_ids = self.client.publish_many(sent, max(timeout_s, _ANSWERS_WITHIN_S))
-        for job_id, (options, body) in zip(job_ids, recorded, strict=True):
+        self._record(app, job_ids, recorded)
+        return job_ids
+
+    def _send_plan(
+        self,
+        app: App,
+        plan: Plan,
+        recorded: Sequence[tuple[_core.Options, bytes]],
+        sent: Sequence[tuple[_core.Options, bytes]],
+        timeout_s: float,
+    ) -> Built:
+        self._is_used = True
+        built = plan.build(sent)
+        if len(built.graph):
+            self.client.publish_graph(built.graph, built.workflow_id, max(timeout_s, _ANSWERS_WITHIN_S))
+        self._record(app, built.job_ids, recorded, plan)
+        return built
+
+    def _record(
+        self,
+        app: App,
+        job_ids: Sequence[bytes],
+        jobs: Sequence[tuple[_core.Options, bytes]],
+        plan: Plan | None = None,
+    ) -> None:
+        for number, (job_id, (options, body)) in enumerate(zip(job_ids, jobs, strict=True)):
             self._apps_of_jobs[job_id] = app
             self._queues.add(options.queue)
-            self._calls.append(call_of(app, options, body, Job(app, job_id, True)))
-        return job_ids
+            arguments = None if plan is None else plan.arguments(number)
+            self._calls.append(call_of(app, options, body, Job(app, job_id, True), arguments))
 
     @contextmanager
     def _runs_jobs(self) -> Generator[None, None, None]:
@@ -194,21 +226,44 @@ class InlineBench(Bench):
     why_nothing_runs = "inline() could not run it: no app of the block has its task, or it waits for another job"
 
     def enqueue(self, app: App, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
-        now = [(options if _expires_before_it_is_due(options) else options.at_once(), body) for options, body in jobs]
+        now = _at_once(jobs)
         with self._runs_jobs():
             with self._lock:
                 job_ids = self._send(app, jobs, now, timeout_s)
                 self._claimed.update(job_ids)
-            try:
-                self._run_to_their_ends(dict.fromkeys(job_ids))
-            finally:
-                self._claimed.difference_update(job_ids)
-        for options, _ in now:
+            self._run_claimed(job_ids)
+        self._pass_by(now)
+        return job_ids
+
+    def publish_plan(
+        self, app: App, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float
+    ) -> Built:
+        now = _at_once(jobs)
+        with self._runs_jobs():
+            with self._lock:
+                built = self._send_plan(app, plan, jobs, now, timeout_s)
+                self._claimed.update(built.job_ids)
+            self._run_claimed(built.job_ids)
+        if self._pass_by(now):
+            # What a job that has expired held back.
+            self.after_change()
+        return built
+
+    def _run_claimed(self, job_ids: Sequence[bytes]) -> None:
+        try:
+            self._run_to_their_ends(dict.fromkeys(job_ids))
+        finally:
+            self._claimed.difference_update(job_ids)
+
+    def _pass_by(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> bool:
+        """Move the clock past jobs that never run, and end as expired; return whether there are any."""
+        found = False
+        for options in {id(options): options for options, _ in jobs}.values():
             details = options.details()
             if details["countdown_ms"] or details["eta_ms"]:
-                # The job never runs, and ends as expired.
+                found = True
                 self.client.move_clock(_until_due_ms(details), _ANSWERS_WITHIN_S)
-        return job_ids
+        return found
 
     def after_change(self) -> None:
         with self._runs_jobs():
@@ -246,13 +301,24 @@ class WorkerBench(Bench):
     def enqueue(self, app: App, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
         with self._lock:
             job_ids = self._send(app, jobs, jobs, timeout_s)
-            self._serve()
-            while self._served[1] and len(self._workers) < self._count:
-                number = len(self._workers) + 1
-                worker = threading.Thread(target=self._work, name=f"penstock worker {number}", daemon=True)
-                self._workers.append(worker)
-                worker.start()
+            self._start_workers()
         return job_ids
+
+    def publish_plan(
+        self, app: App, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float
+    ) -> Built:
+        with self._lock:
+            built = self._send_plan(app, plan, jobs, jobs, timeout_s)
+            self._start_workers()
+        return built
+
+    def _start_workers(self) -> None:
+        self._serve()
+        while self._served[1] and len(self._workers) < self._count:
+            number = len(self._workers) + 1
+            worker = threading.Thread(target=self._work, name=f"penstock worker {number}", daemon=True)
+            self._workers.append(worker)
+            worker.start()
 
     def may_end(self) -> bool:
         return True
@@ -302,6 +368,10 @@ class WorkerBench(Bench):
 
     def _interrupted(self, interruption: BaseException) -> None:
         self._interruption = self._interruption or interruption
+
+
+def _at_once(jobs: Sequence[tuple[_core.Options, bytes]]) -> list[tuple[_core.Options, bytes]]:
+    return [(options if _expires_before_it_is_due(options) else options.at_once(), body) for options, body in jobs]
 
 
 def _expires_before_it_is_due(options: _core.Options) -> bool:

@@ -79,15 +79,23 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def call_of(app: App, options: _core.Options, body: bytes, job: Job[Any]) -> Call:
-    """Describe a job as it is sent to the broker."""
-    task = app.remote_task(options.task).task
-    args, kwargs = task.arguments.decode(body)
+def call_of(
+    app: App,
+    options: _core.Options,
+    body: bytes,
+    job: Job[Any],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+) -> Call:
+    """Describe a job as it is sent to the broker. ``arguments``: of a step, whose body has not all of them."""
+    if arguments is None:
+        decoded = app.remote_task(options.task).task.arguments.decode(body)
+        arguments = tuple(decoded[0]), decoded[1]
+    args, kwargs = arguments
     details, retries = options.details(), options.retries
     expires = _seconds(details["expires_after_ms"])
     return Call(
         task=options.task,
-        args=tuple(args),
+        args=args,
         kwargs=kwargs,
         queue=options.queue,
         priority=details["priority"],

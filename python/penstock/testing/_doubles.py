@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock import _core
 from penstock._connection import Connection, is_own
@@ -16,6 +16,9 @@ from penstock.errors import ResultTimeout
 from penstock.testing._bench import Bench, InlineBench, WorkerBench
 from penstock.testing._calls import Calls, signature_in
 from penstock.testing._places import connected
+
+if TYPE_CHECKING:
+    from penstock._flows.build import Built, Plan
 
 B = TypeVar("B", bound=Bench)
 T = TypeVar("T")
@@ -160,6 +163,17 @@ class _Connection(Connection):
 
     def _publish_many(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
         return self.bench.enqueue(self._app, jobs, timeout_s)
+
+    def publish_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
+        return self.bench.publish_plan(self._app, plan, jobs, timeout_s)
+
+    async def submit_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
+        return await asyncio.to_thread(self.publish_plan, plan, jobs, timeout_s)
+
+    def cancel_workflow(self, workflow: bytes, reason: str, running: str, timeout_s: float) -> int | None:
+        operation = self._client.cancel_workflow(workflow, reason, running, timeout_s)
+        self.bench.after_change()
+        return operation
 
     async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
         return await asyncio.to_thread(self._publish_many, jobs, timeout_s)

@@ -1,0 +1,1 @@
+"""Steps of workflows, their way to the broker, and handles of those that were sent."""

@@ -1,0 +1,470 @@
+"""From steps to the jobs and joins of one transaction.
+
+    steps (immutable, composed)  →  Plan: checked, encoded, empty groups gone  →  _core.Graph: jobs, joins, ids
+
+A *join* waits for its members and then releases the jobs that it holds. A chain has one between each two of its steps,
+and a group is one. The graph is made from the end of a workflow to its beginning, as each job names the join after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+
+from penstock import _core
+from penstock._durations import is_a
+from penstock._flows.results import MemberIds, is_join
+from penstock._flows.steps import FAILED, SUCCEEDED, Chain, Chord, Group, Link, Partial, Signature
+from penstock._flows.workflow import Workflow
+from penstock._jobs.job import Job
+from penstock.errors import NotOffered
+
+if TYPE_CHECKING:
+    from penstock._tasks.app import App
+    from penstock._tasks.middleware import Call
+
+# How the broker hands the values of a join to a job.
+_ONE, _LIST = range(2)
+
+# Groups within groups; those who read their values go no deeper.
+_DEEPEST = 32
+
+_NO_ARGUMENTS: tuple[Any, ...] = ()
+# In place of the value of an empty group.
+_EMPTY_LIST: tuple[Any, ...] = ([],)
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """Nodes that run one after another."""
+
+    nodes: list[_Node]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Nodes that run at the same time."""
+
+    nodes: list[_Node]
+    max_failures: int
+
+
+@dataclass(slots=True)
+class _Linked:
+    """A node with callbacks, each with the outcome on which it runs."""
+
+    node: _Node
+    callbacks: list[tuple[_Node, int]]
+
+
+# A job is known by its place in the plan: a group of many needs no more for each.
+_Node: TypeAlias = "int | _Sequence | _Group | _Linked"
+
+
+class _Fed(NamedTuple):
+    """What a step gets from before it."""
+
+    waits: bool
+    """Whether there is anything before it."""
+    has_value: bool
+    """Whether that has a value, as it has unless it is an empty group at the start."""
+
+
+_FIRST = _Fed(False, False)
+_NEXT = _Fed(True, True)
+# After an empty group with which a chain begins.
+_AFTER_NOTHING = _Fed(False, True)
+
+
+class Sent(NamedTuple):
+    """A workflow that was sent. Of one that consists of a single call and its callbacks, its job."""
+
+    workflow: Workflow[Any]
+    job: Job[Any] | None
+
+
+class Plan:
+    """The jobs of a workflow, in the order in which they are written down, and how they depend on each other.
+
+    Raises ``TypeError`` where arguments do not fit and ``ValueError`` where the steps can't be one workflow.
+    """
+
+    def __init__(self, step: Partial[Any, Any]) -> None:
+        self._step = step
+        self._app: App | None = None
+        self._signatures: list[Signature[Any]] = []
+        self._jobs: list[tuple[_core.Options, bytes]] = []
+        # Whether each job has the value of the step before as its first argument.
+        self._takes: list[bool] = []
+        self._marks: dict[int, str] = {}
+        self._result_options: dict[int, _core.Options] = {}
+        # Callbacks of an empty group, which run at once.
+        self._loose: list[_Node] = []
+        self._root = self._node(step, _FIRST, False, 0)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def send(self) -> Sent:
+        app = self._app
+        return self._sent(None if app is None else app._send_plan(self))
+
+    async def asend(self) -> Sent:
+        app = self._app
+        return self._sent(None if app is None else await app._asend_plan(self))
+
+    def jobs(self) -> list[tuple[_core.Options, bytes]]:
+        """Return the options and the body of each job."""
+        return self._jobs
+
+    def calls(self) -> list[Call]:
+        """Describe each job for middleware."""
+        return [
+            signature._sender._call(signature.args, dict(signature.kwargs), body, options)
+            for signature, (options, body) in zip(self._signatures, self._jobs, strict=True)
+        ]
+
+    def arguments(self, number: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a job as they were written down."""
+        signature = self._signatures[number]
+        return signature.args, dict(signature.kwargs)
+
+    def build(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> Built:
+        """Make the graph of these jobs, which are the plan's, with the headers and times that they are to have."""
+        return _Builder(self._takes, self._marks, jobs).build(self._root, self._loose)
+
+    def _sent(self, built: Built | None) -> Sent:
+        if self._app is None or built is None or built.id is None:
+            # Callbacks of an empty group may have been sent.
+            return Sent(Workflow(None, b"", ()), None)
+        workflow = Workflow[Any](self._app, built.id, built.members)
+        return Sent(workflow, Job(self._app, built.id, True) if isinstance(self._step, Signature) else None)
+
+    # The steps, from the beginning to the end.
+
+    def _node(self, step: Partial[Any, Any], fed: _Fed, wanted: bool, depth: int) -> _Node | None:
+        """Plan a step, and return its node; None for one that has nothing to do. ``wanted``: its value is."""
+        links = step._links
+        wanted = wanted or bool(links)
+        if isinstance(step, Signature):
+            node: _Node | None = self._job(step, fed, wanted)
+        elif is_a(step, Group):
+            node = self._group(cast("Group[Any]", step), fed, wanted, depth)
+        else:
+            node = self._chain(cast("Chain[Any]", step), fed, wanted, depth)
+        if not links:
+            return node
+        if node is None:
+            self._link_nothing(links, fed, depth)
+            return None
+        return _Linked(node, [(self._callback(link, depth), link.when) for link in links])
+
+    def _job(self, signature: Signature[Any], fed: _Fed, wanted: bool, first: tuple[Any, ...] = _NO_ARGUMENTS) -> int:
+        sender = signature._sender
+        self._belongs_to(sender.task.app, signature)
+        if fed.waits and (sender._options.countdown is not None or sender._options.eta is not None):
+            raise NotOffered(
+                f"{sender.task.name} waits for the step before it, and can't have a countdown or an eta as well yet;"
+                " put it on the first step"
+            )
+        takes = fed.waits and fed.has_value and not signature.immutable
+        if fed.has_value and not fed.waits and not signature.immutable:
+            first = _EMPTY_LIST
+        place = len(self._jobs)
+        body = signature._body(without_first=takes, first=first)
+        self._signatures.append(signature)
+        self._jobs.append((self._options_with_result(signature) if wanted else sender._core_options, body))
+        self._takes.append(takes)
+        if signature._mark:
+            self._marks[place] = signature._mark
+        return place
+
+    def _group(self, step: Group[Any], fed: _Fed, wanted: bool, depth: int) -> _Node | None:
+        if not step.steps:
+            return None
+        if depth >= _DEEPEST:
+            raise ValueError(f"groups are nested more than {_DEEPEST} deep, which no job could read the values of")
+        errbacks = step._errbacks
+        nodes: list[_Node] = []
+        for member in step.steps:
+            node = self._node(member, fed, wanted or bool(errbacks), depth + 1)
+            if node is None:
+                raise ValueError(
+                    f"a group in a group has no steps, so no job would end it: leave it out of {step}, or give it one"
+                )
+            if errbacks:
+                node = _Linked(node, [(self._callback(link, depth), link.when) for link in errbacks])
+            nodes.append(node)
+        return _Group(nodes, step.max_failures)
+
+    def _chain(self, step: Chain[Any], fed: _Fed, wanted: bool, depth: int) -> _Node | None:
+        nodes: list[_Node] = []
+        steps = [each for each in self._flat(step) if isinstance(each, _Literal) or not self._is_skipped(each)]
+        if not steps:
+            return None
+        began = fed.waits
+        for place, each in enumerate(steps):
+            is_read = place + 1 < len(steps) and _takes_value(steps[place + 1])
+            if isinstance(each, _Literal):
+                node = self._literal(each, began, is_read or wanted, depth)
+            else:
+                given = _NEXT if nodes else fed if began else self._beginning(step, each, fed)
+                node = self._node(each, given, is_read or (wanted and place + 1 == len(steps)), depth)
+            if node is not None:
+                nodes.append(node)
+                began = True
+        if not nodes:
+            return None
+        return nodes[0] if len(nodes) == 1 else _Sequence(nodes)
+
+    def _flat(self, chain: Chain[Any]) -> list[Partial[Any, Any] | _Literal]:
+        """Return the steps of a chain, with those of chords and chains in it that have no callbacks of their own."""
+        found: list[Partial[Any, Any] | _Literal] = []
+        for place, each in enumerate(chain.steps):
+            if isinstance(chain, Chord) and place == 1 and chain.header._is_empty():
+                found.append(_Literal(each))
+            elif isinstance(each, Chain) and not each._links:
+                found += self._flat(each)
+            else:
+                found.append(each)
+        return found
+
+    def _is_skipped(self, step: Partial[Any, Any]) -> bool:
+        return step._is_empty() and not step._links
+
+    def _beginning(self, chain: Chain[Any], step: Partial[Any, Any], fed: _Fed) -> _Fed:
+        """Return what the first step of a chain that is not skipped gets: ``[]`` after an empty group."""
+        skipped = next((each for each in self._flat(chain) if not isinstance(each, _Literal)), step)
+        return _AFTER_NOTHING if skipped is not step and not fed.waits else fed
+
+    def _literal(self, step: _Literal, waits: bool, wanted: bool, depth: int) -> _Node | None:
+        """Plan the body of a chord without members, which gets ``[]``."""
+        body = step.body
+        if not waits:
+            return self._node(body, _AFTER_NOTHING, wanted, depth)
+        if isinstance(body, Signature):
+            given = _NO_ARGUMENTS if body.immutable else _EMPTY_LIST
+            return self._with_links(body, self._job(body, _Fed(True, False), wanted, given), depth)
+        raise ValueError("the body of a chord without members is one call, where the chord is not the first step")
+
+    def _with_links(self, step: Partial[Any, Any], node: _Node, depth: int) -> _Node:
+        if not step._links:
+            return node
+        return _Linked(node, [(self._callback(link, depth), link.when) for link in step._links])
+
+    def _callback(self, link: Link, depth: int) -> _Node:
+        node = self._node(link.callback, _NEXT, False, depth)
+        if node is None:
+            raise ValueError("a callback without steps has nothing to run")
+        if link.when == FAILED:
+            self._marks[cast("int", node.node if isinstance(node, _Linked) else node)] = "errback"
+        return node
+
+    def _link_nothing(self, links: tuple[Link, ...], fed: _Fed, depth: int) -> None:
+        """Plan the callbacks of an empty group: it succeeds at once, with ``[]``."""
+        if fed.waits:
+            raise ValueError("an empty group within a workflow can't have callbacks: it is skipped")
+        for link in links:
+            if link.when == SUCCEEDED and (node := self._node(link.callback, _AFTER_NOTHING, False, depth)) is not None:
+                self._loose.append(node)
+
+    def _belongs_to(self, app: App, signature: Signature[Any]) -> None:
+        if self._app is None:
+            self._app = app
+        elif app is not self._app:
+            raise ValueError(
+                f"{self._signatures[0].task.name} belongs to {self._app!r} and {signature.task.name} to {app!r}: a"
+                " workflow has tasks of one app"
+            )
+
+    def _options_with_result(self, signature: Signature[Any]) -> _core.Options:
+        """Return the options of a call whose result is read by a later step, even if its task stores none."""
+        sender = signature._sender
+        if sender._options.store_result:
+            return sender._core_options
+        options = self._result_options.get(id(sender))
+        if options is None:
+            options = sender._options.with_changes({"store_result": True}).for_core()
+            self._result_options[id(sender)] = options
+        return options
+
+
+class _Literal(NamedTuple):
+    """The body of a chord without members."""
+
+    body: Partial[Any, Any]
+
+
+def _takes_value(step: Partial[Any, Any] | _Literal) -> bool:
+    return not isinstance(step, _Literal) and step._takes_value()
+
+
+class Built(NamedTuple):
+    """A workflow as the broker gets it."""
+
+    graph: _core.Graph
+    id: bytes | None
+    """Id of the job or of the join whose outcome is the workflow's; None: nothing is left of its steps."""
+    job_ids: list[bytes]
+    """Ids of its jobs, in the order of the plan."""
+    members: Sequence[bytes]
+    """Ids of the members of its group, or of the steps of its chain."""
+
+    @property
+    def workflow_id(self) -> bytes:
+        """Id that its jobs name as their workflow's: callbacks alone have one, too."""
+        return self.job_ids[0] if self.id is None else self.id
+
+
+class _Held(NamedTuple):
+    """The join that a job waits for, in which shape it gets its values, and on which outcome it runs."""
+
+    join: bytes
+    shape: int
+    when: int = SUCCEEDED
+
+
+_Place: TypeAlias = tuple[bytes, int]
+
+
+class _Builder:
+    def __init__(
+        self, takes: Sequence[bool], marks: dict[int, str], jobs: Sequence[tuple[_core.Options, bytes]]
+    ) -> None:
+        self._takes = takes
+        self._marks = marks
+        self._jobs = jobs
+        self._graph = _core.Graph()
+        self._ids: list[bytes] = [b""] * len(jobs)
+        # Outcomes of groups are kept as long as the longest result.
+        kept = {id(options): options for options, _ in jobs}.values()
+        self._ttl_ms: int = max((options.details()["result_ttl_ms"] or 0 for options in kept), default=0) or 86_400_000
+        # Joins that end as their only member does: callbacks of that may wait for them.
+        self._single: set[bytes] = set()
+
+    def build(self, root: _Node | None, loose: Sequence[_Node]) -> Built:
+        for node in loose:
+            self._add(node, None, None)
+        if root is None:
+            return Built(self._graph, None, self._ids, ())
+        chain = root.node if isinstance(root, _Linked) else root
+        steps: list[bytes] = []
+        outcome = self._add(root, None, None, steps)
+        members: Sequence[bytes] = (outcome,)
+        if isinstance(chain, _Sequence):
+            members = steps
+            if len(steps) == 2 and isinstance(chain.nodes[0], (_Group, _Linked)) and is_join(steps[0]):
+                members = MemberIds(steps[0], len(_group_in(chain.nodes[0]).nodes))
+        elif isinstance(chain, _Group):
+            members = MemberIds(outcome, len(chain.nodes))
+        return Built(self._graph, outcome, self._ids, members)
+
+    def _add(self, node: _Node, place: _Place | None, held: _Held | None, steps: list[bytes] | None = None) -> bytes:
+        """Add what a node consists of, and return the id whose result is its outcome.
+
+        ``place``: where it reports. ``held``: what it waits for. ``steps``: gets the outcomes of a chain's steps.
+        """
+        if isinstance(node, int):
+            return self._add_job(node, place, held)
+        if isinstance(node, _Sequence):
+            return self._add_sequence(node, place, held, steps)
+        if isinstance(node, _Group):
+            return self._add_group(node, place, held, ())
+        if isinstance(node.node, _Group):
+            return self._add_group(node.node, place, held, node.callbacks)
+        if place is None or place[0] not in self._single:
+            # A join between the step and what it reports to. Its outcome is that of the step.
+            then = () if place is None else (place,)
+            unit = self._join(1, 0, then, None if place is None else self._ttl_ms, wraps=True)
+            outcome = self._add_linked(node, (unit, 0), held, steps)
+            return outcome if place is None else _id_of(place)
+        return self._add_linked(node, place, held, steps)
+
+    def _add_linked(self, node: _Linked, place: _Place, held: _Held | None, steps: list[bytes] | None) -> bytes:
+        self._add_callbacks(place[0], _ONE, node.callbacks)
+        return self._add(node.node, place, held, steps)
+
+    def _add_sequence(
+        self, node: _Sequence, place: _Place | None, held: _Held | None, steps: list[bytes] | None
+    ) -> bytes:
+        # From the last step to the first: each needs the id of the join that it reports to.
+        outcomes: list[bytes] = []
+        target: _Place | bytes | None = place
+        for index in range(len(node.nodes) - 1, -1, -1):
+            before = node.nodes[index - 1] if index else None
+            waits_for = held
+            following: _Place | bytes | None = None
+            if before is not None:
+                group = _group_in(before) if _is_group(before) else None
+                if group is None:
+                    join = self._join(1, 0, (), None)
+                    following, waits_for = (join, 0), _Held(join, _ONE)
+                else:
+                    # The members report to what the next step waits for.
+                    join = self._join(len(group.nodes), group.max_failures, (), self._ttl_ms)
+                    following, waits_for = join, _Held(join, _LIST)
+            outcomes.append(self._add_step(node.nodes[index], target, waits_for))
+            target = following
+        if steps is not None:
+            steps.extend(reversed(outcomes))
+        return outcomes[0]
+
+    def _add_step(self, node: _Node, target: _Place | bytes | None, held: _Held | None) -> bytes:
+        """Add a step of a chain. ``target``: its place; for a group, the join that its members are to be members of."""
+        if not isinstance(target, bytes):
+            return self._add(node, target, held)
+        if isinstance(node, _Linked):
+            self._add_callbacks(target, _LIST, node.callbacks)
+        self._add_members(_group_in(node), target, held)
+        return target
+
+    def _add_group(
+        self, node: _Group, place: _Place | None, held: _Held | None, callbacks: Sequence[tuple[_Node, int]]
+    ) -> bytes:
+        then = () if place is None else (place,)
+        join = self._join(len(node.nodes), node.max_failures, then, self._ttl_ms)
+        self._add_callbacks(join, _LIST, callbacks)
+        self._add_members(node, join, held)
+        return join if place is None else _id_of(place)
+
+    def _add_members(self, node: _Group, join: bytes, held: _Held | None) -> None:
+        for index, member in enumerate(node.nodes):
+            self._add(member, (join, index), held)
+
+    def _add_callbacks(self, join: bytes, shape: int, callbacks: Sequence[tuple[_Node, int]]) -> None:
+        for callback, when in callbacks:
+            self._add(callback, None, _Held(join, shape, when))
+
+    def _add_job(self, number: int, place: _Place | None, held: _Held | None) -> bytes:
+        options, body = self._jobs[number]
+        mark = self._marks.get(number)
+        if held is None:
+            job_id = self._graph.job(options, body, place=place, mark=mark)
+        else:
+            join, shape, when = held
+            given = shape if self._takes[number] else None
+            job_id = self._graph.job(options, body, place=place, held_by=join, shape=given, when=when, mark=mark)
+        self._ids[number] = job_id
+        return job_id
+
+    def _join(
+        self, count: int, max_failures: int, then: Sequence[_Place], ttl_ms: int | None, *, wraps: bool = False
+    ) -> bytes:
+        join = self._graph.join(count, max_failures, then, ttl_ms, wraps=wraps)
+        if count == 1 and max_failures == 0:
+            self._single.add(join)
+        return join
+
+
+def _is_group(node: _Node) -> bool:
+    return isinstance(node, _Group) or (isinstance(node, _Linked) and isinstance(node.node, _Group))
+
+
+def _group_in(node: _Node) -> _Group:
+    return cast("_Group", node.node if isinstance(node, _Linked) else node)
+
+
+def _id_of(place: _Place) -> bytes:
+    join, index = place
+    return join[:13] + (index + 1).to_bytes(3, "big")

@@ -1,0 +1,142 @@
+"""A failed step, as the steps that come after it and people see it."""
+
+# No `from __future__ import annotations`: see `_public.py`.
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import penstock.errors
+from penstock._jobs.current import format_id
+from penstock._public import public
+from penstock._values import envelope
+from penstock._values.codec import Codec
+from penstock._values.remote_errors import rebuild, shown_type
+from penstock.errors import CannotDecode, GroupError, PenstockError, TaskError
+
+if TYPE_CHECKING:
+    from penstock._jobs.job import Job
+
+T = TypeVar("T")
+
+# Asks for the ends of these jobs, (status, body) each, and returns a value in the end.
+Asking = Generator[Sequence[bytes], Sequence[tuple[int, bytes]], T]
+
+# What became of a job, by the numbers of the core.
+SUCCEEDED, FAILED, EXPIRED, CRASHED, CANCELLED, UPSTREAM, REPLACED, GATHERED = range(8)
+GONE = -1
+
+_GROUP_ERROR = "penstock.GroupError"
+# Number of failures that an error and its text have.
+_MOST_KEPT = 100
+_NAMED = 3
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A step that did not succeed: in its place in a list of results, or as the argument of an errback."""
+
+    job_id: str
+    """Id of the job that failed, which may be one of several in the step."""
+    index: int | None
+    """Place of the step in its group, from 0; None outside of one."""
+    type_name: str
+    """Full name of the error's type. ``penstock.JobExpired``, ``penstock.JobCancelled`` and ``penstock.WorkerCrashed``
+    are of jobs that never ran to an end, and ``penstock.GroupError`` is of several failed jobs."""
+    message: str
+    traceback: str = field(default="", repr=False)
+    task: str | None = None
+    """Name of the task, where it is known."""
+    _record: bytes = field(default=b"", repr=False, compare=False)
+
+    def exception(self) -> BaseException:
+        """Rebuild the error, as ``job.result()`` raises it: as its own type if this process has imported that."""
+        if self._record:
+            return rebuild(envelope.decode_error(self._record), _CODEC)
+        home, _, name = self.type_name.rpartition(".")
+        kind = getattr(penstock.errors, name, None) if home == "penstock" else None
+        return TaskError(self.type_name, self.message) if kind is None else kind(self.message)
+
+    def __str__(self) -> str:
+        place = "" if self.index is None else f"member {self.index}, "
+        task = "" if self.task is None else f" ({self.task})"
+        error = f"{self.type_name}: {self.message}" if self.message else self.type_name
+        return f"{place}job {self.job_id}{task}: {error}"
+
+
+def _job_of(job_id: bytes) -> "Job[object]":
+    raise CannotDecode("a job in an error belongs to an app, which is not known here")
+
+
+_CODEC = Codec({}, {}, _job_of)
+
+
+def failure_of(job_id: bytes, index: int | None, status: int, body: bytes) -> Asking[Failure]:
+    """Describe a job that did not succeed by its end."""
+    if status == UPSTREAM:
+        causes = [body[at : at + 16] for at in range(0, len(body), 16)]
+        return (yield from failure_of_causes(job_id, index, causes, is_group=len(causes) != 1))
+    text = format_id(job_id)
+    if status == FAILED:
+        failed = envelope.decode_failure(body)
+        record = envelope.decode_error(failed.notes[-1])
+        error = shown_type(record)
+        return Failure(text, index, error, record.message, record.traceback, failed.task, failed.notes[-1])
+    reason = body.decode(errors="replace")
+    if status == CRASHED:
+        return Failure(text, index, "penstock.WorkerCrashed", reason or "its worker process died")
+    if status == EXPIRED:
+        return Failure(text, index, "penstock.JobExpired", "it was not started before it expired")
+    if status == CANCELLED:
+        return Failure(text, index, "penstock.JobCancelled", reason or "it was cancelled")
+    if status == GONE:
+        return Failure(text, index, "penstock.JobError", "it failed, and its error is not kept")
+    raise PenstockError(
+        f"job {text} has ended in a way that this client is too old for: install the broker's penstock here"
+    )
+
+
+def failure_of_causes(job_id: bytes, index: int | None, causes: Sequence[bytes], *, is_group: bool) -> Asking[Failure]:
+    """Describe a step that failed because of these jobs: by the one, or as a group."""
+    failures = yield from failures_of(causes, job_id if is_group else None)
+    if len(failures) == 1 and not is_group:
+        (only,) = failures
+        return Failure(only.job_id, index, only.type_name, only.message, only.traceback, only.task, only._record)
+    first = causes[0] if causes else job_id
+    return Failure(format_id(first), index, _GROUP_ERROR, _summary(failures))
+
+
+def failures_of(causes: Sequence[bytes], join: bytes | None = None) -> Asking[list[Failure]]:
+    """Describe failed jobs. ``join``: of which some may be members."""
+    if not causes:
+        return []
+    ends = yield causes
+    failures: list[Failure] = []
+    for job_id, (status, body) in zip(causes, ends, strict=True):
+        index = None
+        if join is not None and job_id[:13] == join[:13]:
+            index = int.from_bytes(job_id[13:]) - 1
+        failures.append((yield from failure_of(job_id, index, status, body)))
+    return failures
+
+
+def group_error(step_id: bytes, body: bytes) -> Asking[GroupError]:
+    """Make the error of a step that can't succeed any more, because of jobs before it or in it."""
+    causes = [body[at : at + 16] for at in range(0, len(body), 16)]
+    failures = yield from failures_of(causes, step_id if step_id[13:] == b"\0\0\0" else None)
+    step = "group" if step_id[13:] == b"\0\0\0" else "job"
+    error = GroupError(
+        f"{step} {format_id(step_id)}: {_summary(failures)}", len(failures), tuple(failures[:_MOST_KEPT])
+    )
+    if failures:
+        error.__cause__ = failures[0].exception()
+    return error
+
+
+def _summary(failures: Sequence[Failure]) -> str:
+    if not failures:
+        return "a job on which it depends has failed, and is no longer known"
+    named = "; ".join(map(str, failures[:_NAMED]))
+    more = len(failures) - _NAMED
+    failed = "a job has failed" if len(failures) == 1 else f"{len(failures)} jobs have failed"
+    return f"{failed}: {named}{f'; and {more} more' if more > 0 else ''}"

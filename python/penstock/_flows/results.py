@@ -1,0 +1,260 @@
+"""Values of groups: read by those who wait for them, and given to the steps that come after them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from penstock._flows.failure import (
+    GATHERED,
+    GONE,
+    SUCCEEDED,
+    UPSTREAM,
+    Asking,
+    Failure,
+    failure_of,
+    failure_of_causes,
+    group_error,
+)
+from penstock._jobs.current import format_id
+from penstock._public import public
+from penstock._values import envelope
+from penstock.errors import CannotDecode, ResultExpired
+
+if TYPE_CHECKING:
+    from penstock._tasks.app import App
+
+T = TypeVar("T")
+
+# Number of values that are asked for at once.
+_PAGE = 1_000
+
+
+def member_id(join: bytes, index: int) -> bytes:
+    """Return the id of a member of a join."""
+    return join[:13] + (index + 1).to_bytes(3, "big")
+
+
+def is_join(job_id: bytes) -> bool:
+    """Whether an id is that of a group, and not of a job."""
+    return job_id[13:] == b"\0\0\0"
+
+
+def wraps(join: bytes) -> bool:
+    """Whether the value of a join is its only member's, and not a list of one."""
+    return join[12] & 1 == 1
+
+
+def read_gathered(body: bytes) -> tuple[bytes, int]:
+    """Read the value of a group that has succeeded: its join and the number of members."""
+    return body[:16], int.from_bytes(body[16:], "little")
+
+
+class MemberIds(Sequence[bytes]):
+    """The ids of a group's members, which are computed."""
+
+    def __init__(self, join: bytes, count: int) -> None:
+        self.join = join
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        if isinstance(index, slice):
+            return [member_id(self.join, each) for each in range(*index.indices(self._count))]
+        return member_id(self.join, range(self._count)[index])
+
+
+@public
+class Results(Sequence["T | Failure"], Generic[T]):
+    """The results of a group, in the order of its members; a member that failed has its ``Failure``.
+
+    They are read from the broker as they are looked at, 1,000 at a time. Iterating keeps no more in memory, and
+    ``list(results)`` all of them. Each read may raise ``ResultExpired``, ``BrokerUnavailable`` and ``CallTimeout``.
+    ``async for`` iterates without blocking an event loop.
+    """
+
+    def __init__(self, app: App | None, join: bytes, count: int) -> None:
+        self._app = app
+        self._ids = MemberIds(join, count)
+        self._page: tuple[int, list[Any]] = (0, [])
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, index: int) -> T | Failure: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T | Failure]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        places = range(len(self))[index]
+        if isinstance(places, int):
+            return self._read(places // _PAGE)[places % _PAGE]
+        return [self._read(place // _PAGE)[place % _PAGE] for place in places]
+
+    def __iter__(self) -> Iterator[T | Failure]:
+        for number in range(-(-len(self) // _PAGE)):
+            yield from self._read(number)
+
+    async def __aiter__(self) -> AsyncIterator[T | Failure]:
+        for number in range(-(-len(self) // _PAGE)):
+            values = self._kept(number)
+            if values is None:
+                app = self._of_app()
+                values = await afinish(app, self._asking(app, number), app.call_timeout)
+                self._page = (number, values)
+            for value in values:
+                yield value
+
+    def ok(self) -> list[T]:
+        """Return the results of the members that succeeded."""
+        return [value for value in self if not isinstance(value, Failure)]
+
+    async def aok(self) -> list[T]:
+        """Like ``ok``, but awaitable."""
+        return [value async for value in self if not isinstance(value, Failure)]
+
+    def failures(self) -> list[Failure]:
+        """Return the failures of the members that did not succeed."""
+        return [value for value in self if isinstance(value, Failure)]
+
+    async def afailures(self) -> list[Failure]:
+        """Like ``failures``, but awaitable."""
+        return [value async for value in self if isinstance(value, Failure)]
+
+    def __repr__(self) -> str:
+        return f"<Results of {len(self):,}>"
+
+    def _read(self, number: int) -> list[Any]:
+        values = self._kept(number)
+        if values is None:
+            app = self._of_app()
+            values = finish(app, self._asking(app, number), app.call_timeout)
+            self._page = (number, values)
+        return values
+
+    def _kept(self, number: int) -> list[Any] | None:
+        kept, values = self._page
+        return values if values and kept == number else None
+
+    def _of_app(self) -> App:
+        assert self._app is not None  # but for an empty group, of which there is nothing to read
+        return self._app
+
+    def _asking(self, app: App, number: int) -> Asking[list[Any]]:
+        first = number * _PAGE
+        ends = yield self._ids[first : first + _PAGE]
+        return (yield from _values(app, self._ids.join, first, ends))
+
+
+def finish(app: App, asking: Asking[T], timeout_s: float | None) -> T:
+    """Ask the broker until there is a value. Every job that is asked for has ended, so the time is the broker's."""
+    try:
+        ids = next(asking)
+        while True:
+            ids = asking.send(app._connected().wait_all(ids, timeout_s))
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+async def afinish(app: App, asking: Asking[T], timeout_s: float | None) -> T:
+    """Like ``finish``, for an event loop."""
+    try:
+        ids = next(asking)
+        while True:
+            ids = asking.send(await app._connected().watch_all(ids, timeout_s))
+    except StopIteration as end:
+        value: T = end.value
+        return value
+
+
+def outcome(app: App, job_id: bytes, status: int, body: bytes) -> Asking[Any]:
+    """Make the value of a step out of how it has ended, where that is about other jobs. Raises ``GroupError``."""
+    if status == UPSTREAM:
+        raise (yield from group_error(job_id, body))
+    return (yield from _gathered(app, *read_gathered(body), None))
+
+
+Given = tuple[bytes, int, "Sequence[tuple[int, Any]] | None"]
+"""(join, count, values) as a job gets them: a value is (status, body); None: they are asked for."""
+
+
+def given_value(app: App, shape: int, given: Given, errback: bool) -> Asking[Any]:
+    """Make the first argument of a job out of the values that come before it."""
+    join, count, values = given
+    if errback:
+        return (yield from _given_failure(shape, join, values or ()))
+    found = yield from _all_values(app, join, count, values)
+    return found[0] if shape == 0 else found
+
+
+def _given_failure(shape: int, join: bytes, values: Sequence[tuple[int, Any]]) -> Asking[Failure]:
+    status, body = values[0] if values else (GONE, b"")
+    if shape != 0:
+        # The group is over, with this in place of its values.
+        causes = [body[at : at + 16] for at in range(0, len(body), 16)] if status == UPSTREAM else []
+        return (yield from failure_of_causes(join, None, causes, is_group=True))
+    job_id = member_id(join, 0)
+    if status == GONE:
+        # A job that never ran, as one before it failed: its end is not stored, and known when it is asked for.
+        ((status, body),) = yield [job_id]
+    return (yield from failure_of(job_id, None, status, body))
+
+
+def _gathered(app: App, join: bytes, count: int, values: Sequence[tuple[int, Any]] | None) -> Asking[Any]:
+    found = yield from _all_values(app, join, count, values)
+    return found[0] if wraps(join) else found
+
+
+def _all_values(app: App, join: bytes, count: int, values: Sequence[tuple[int, Any]] | None) -> Asking[list[Any]]:
+    ids = MemberIds(join, count)
+    if values is not None:
+        gone = [index for index, (status, _) in enumerate(values) if status == GONE]
+        if gone:
+            # Members that never ran, as a job before them failed: their ends are not stored, and known when asked for.
+            known = dict(zip(gone, (yield [ids[index] for index in gone]), strict=True))
+            values = [known.get(index, value) for index, value in enumerate(values)]
+        return (yield from _values(app, join, 0, values))
+    found: list[Any] = []
+    for first in range(0, count, _PAGE):
+        ends = yield ids[first : first + _PAGE]
+        found += yield from _values(app, join, first, ends)
+    return found
+
+
+def _values(app: App, join: bytes, first: int, ends: Sequence[tuple[int, Any]]) -> Asking[list[Any]]:
+    """Make the values of neighbours in a join, from the one with the index ``first`` on."""
+    found: list[Any] = []
+    for index, (status, body) in enumerate(ends, first):
+        if status == SUCCEEDED:
+            found.append(_decoded(app, join, index, body))
+        elif status == GATHERED:
+            # Read already, in what came with a job.
+            inner: Given = (*read_gathered(body), None) if isinstance(body, bytes) else body
+            found.append((yield from _gathered(app, *inner)))
+        elif status == GONE:
+            job_id = format_id(member_id(join, index))
+            raise ResultExpired(
+                f"job {job_id}: it was member {index} of its group, and its result is not kept: it was enqueued with"
+                " store_result=False, or has outlived its result_ttl"
+            )
+        else:
+            found.append((yield from failure_of(member_id(join, index), index, status, body)))
+    return found
+
+
+def _decoded(app: App, join: bytes, index: int, body: bytes) -> Any:
+    success = envelope.decode_success(body)
+    try:
+        return app._codec_of(success.task).decode(success.result)
+    except CannotDecode as error:
+        raise CannotDecode(
+            f"job {format_id(member_id(join, index))}: the result of {success.task} can't be read here: {error}; import"
+            " the module that defines it. The job succeeded, and its result is kept"
+        ) from error

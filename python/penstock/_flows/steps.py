@@ -1,0 +1,508 @@
+"""Steps of workflows: calls that are not enqueued yet, and what they are composed to. All of them are immutable."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Self, TypeVar, TypeVarTuple, Unpack, cast, overload
+
+from penstock._durations import is_a, is_int
+from penstock._jobs.job import Job
+from penstock._public import public
+
+if TYPE_CHECKING:
+    from penstock import _core
+    from penstock._flows.failure import Failure
+    from penstock._flows.workflow import Workflow
+    from penstock._tasks.middleware import Call
+    from penstock._tasks.options import JobOptions
+    from penstock._tasks.task import AnyTask, Sender, TakesArguments
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
+F = TypeVar("F")
+R = TypeVar("R")
+S = TypeVar("S")
+T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)
+A_contra = TypeVar("A_contra", contravariant=True)
+As = TypeVarTuple("As")
+
+# A group is one transaction.
+MOST_MEMBERS = 100_000
+
+# Outcomes of a step on which a callback runs, by their numbers in the core.
+SUCCEEDED, FAILED = range(2)
+
+_TOO_MANY = (
+    "a group may have {:,} members, as it is sent in one transaction, and this one has more; chunks(task, calls, n)"
+    " runs n calls in each job, and task.map_reduce(items, ...) makes groups of groups"
+)
+
+
+@public
+class Partial(Generic[A_contra, R_co]):
+    """A step that gets its first argument from the step before it: ``b.s(2)`` in ``a.s(1) | b.s(2)``.
+
+    The types are those of the argument and of the result. A ``Step`` is one as well, for any argument.
+    """
+
+    __slots__ = ("_links",)
+
+    def __init__(self) -> None:
+        self._links: tuple[Link, ...] = ()
+
+    def __or__(self, other: Partial[R_co, S], /) -> Partial[A_contra, S]:
+        """Return a chain of both: the result of this step is the first argument of the other one."""
+        return Chain([self, check_step("|", other)])
+
+    def options(self, **options: Unpack[JobOptions]) -> Self:
+        """Return the same call with other options. A composed step has none: they belong to its calls."""
+        raise NotImplementedError
+
+    def link(self, callback: Partial[R_co, Any], /) -> Self:
+        """Return the same step with a callback: it runs once the step has succeeded, with its result.
+
+        A failed callback changes nothing for the step and for those after it.
+        """
+        return self._linked(Link(check_step("link", callback), SUCCEEDED))
+
+    def link_error(self, errback: Partial[Failure, Any], /) -> Self:
+        """Return the same step with an errback: it runs once if the step fails for good, with a ``Failure``.
+
+        For a chain or a chord it runs once, whichever of its jobs has failed.
+        """
+        return self._linked(Link(_checked_errback(errback), FAILED))
+
+    def _linked(self, link: Link) -> Self:
+        changed = copy.copy(self)
+        changed._links = (*self._links, link)
+        return changed
+
+    def _takes_value(self) -> bool:
+        """Whether it makes use of the value of the step before."""
+        raise NotImplementedError
+
+    def _is_empty(self) -> bool:
+        """Whether it consists of nothing but empty groups."""
+        return False
+
+
+class Link:
+    """A callback of a step, and the outcome on which it runs."""
+
+    __slots__ = ("callback", "when")
+
+    def __init__(self, callback: Partial[Any, Any], when: int) -> None:
+        self.callback = callback
+        self.when = when
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Link) and (self.callback, self.when) == (other.callback, other.when)
+
+    __hash__: None = None  # type: ignore[assignment]  # as of steps
+
+
+@public
+class Step(Partial[Any, R_co]):
+    """A part of a workflow that can be sent as it is: a call, a chain, a group or a chord."""
+
+    __slots__ = ()
+
+    def __or__(self, other: Partial[R_co, S], /) -> Chain[S]:
+        return Chain([self, check_step("|", other)])
+
+
+@public
+class Signature(Step[R_co]):
+    """A call that is not enqueued yet: a task, arguments, options. See ``app.enqueue``, ``chain`` and ``group``."""
+
+    __slots__ = ("_sender", "args", "immutable", "kwargs")
+
+    # A header that says how the worker's arguments are made of the job's body.
+    _mark = ""
+
+    def __init__(
+        self, sender: Sender[..., R_co], args: tuple[Any, ...], kwargs: dict[str, Any], *, immutable: bool = False
+    ) -> None:
+        super().__init__()
+        self._sender = sender
+        self.args: tuple[Any, ...] = args
+        self.kwargs: Mapping[str, Any] = MappingProxyType(kwargs)
+        self.immutable: bool = immutable
+
+    @property
+    def task(self) -> AnyTask[..., R_co]:
+        return self._sender.task
+
+    def options(self, **options: Unpack[JobOptions]) -> Self:
+        """Return the same call with other options."""
+        changed = copy.copy(self)
+        changed._sender = self._sender.options(**options)
+        return changed
+
+    def delay(self) -> Job[R_co]:
+        """Enqueue the call now."""
+        if self._links or self._mark:
+            return cast("Job[R_co]", _plan(self).send().job)
+        return self._sender.delay(*self.args, **self.kwargs)
+
+    async def adelay(self) -> Job[R_co]:
+        """Like ``delay``, but awaitable."""
+        if self._links or self._mark:
+            return cast("Job[R_co]", (await _plan(self).asend()).job)
+        return await self._sender.adelay(*self.args, **self.kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        if not is_a(other, Signature):
+            return NotImplemented
+        mine, others = (
+            (each.task, each._sender._options, each.args, each.kwargs, each.immutable, each._links)
+            for each in (self, cast("Signature[Any]", other))
+        )
+        return mine == others
+
+    __hash__: None = None  # type: ignore[assignment]  # arguments need not be hashable
+
+    def __repr__(self) -> str:
+        return f"<Signature {self}>"
+
+    def __str__(self) -> str:
+        arguments = [repr(arg) for arg in self.args] + [f"{name}={value!r}" for name, value in self.kwargs.items()]
+        return f"{self.task.name}({', '.join(arguments)})"
+
+    def _prepare(self) -> tuple[_core.Options, bytes]:
+        return self._sender._core_options, self._body()
+
+    def _call(self) -> Call:
+        kwargs = dict(self.kwargs)
+        return self._sender._call(self.args, kwargs, self.task._encode(self.args, kwargs))
+
+    def _body(self, *, without_first: bool = False, first: tuple[Any, ...] = ()) -> bytes:
+        """Encode the arguments. ``without_first``: the first one comes from the step before. ``first``: put before."""
+        if without_first:
+            return self.task._encode_rest(self.args, dict(self.kwargs))
+        return self.task._encode((*first, *self.args), dict(self.kwargs))
+
+    def _takes_value(self) -> bool:
+        return not self.immutable
+
+
+class Chunk(Signature[R_co]):
+    """Several calls of a task that one job runs one after another. ``args``: a tuple of arguments for each."""
+
+    __slots__ = ()
+
+    _mark = "chunk"
+
+    def _body(self, *, without_first: bool = False, first: tuple[Any, ...] = ()) -> bytes:
+        return self.task._encode_chunk(self.args)
+
+    def __str__(self) -> str:
+        return f"{len(self.args)} calls of {self.task.name}"
+
+
+class _Composed(Step[R_co]):
+    """A step that consists of others."""
+
+    __slots__ = ()
+
+    def delay(self) -> Workflow[R_co]:
+        """Send all jobs of the workflow in one transaction, and return its handle.
+
+        Raises ``TypeError`` when arguments do not fit, ``ValueError`` when it can't be one workflow, and what
+        ``task.delay()`` raises.
+        """
+        return cast("Workflow[R_co]", _plan(self).send().workflow)
+
+    async def adelay(self) -> Workflow[R_co]:
+        """Like ``delay``, but awaitable."""
+        return cast("Workflow[R_co]", (await _plan(self).asend()).workflow)
+
+    def options(self, **options: Never) -> Self:  # type: ignore[override]
+        """Raise ``TypeError``: options belong to the calls that a composed step is made of."""
+        first = _first_call(self)
+        where = "the call that it is for" if first is None else f"a call that it is for, such as {first}.options(...)"
+        raise TypeError(f"{_kind(self)} has no options of its own; give them to {where}")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self}>"
+
+
+@public
+class Chain(_Composed[R_co]):
+    """Steps that run one after another, each with the result of the one before it as its first argument."""
+
+    __slots__ = ("steps",)
+
+    def __init__(self, steps: Iterable[Partial[Any, Any]]) -> None:
+        super().__init__()
+        flat: list[Partial[Any, Any]] = []
+        for step in steps:
+            inner = _steps_of_chain(step)
+            if inner:
+                flat.extend(inner)
+            else:
+                flat.append(step)
+        self.steps: tuple[Partial[Any, Any], ...] = tuple(flat)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return (self.steps, self._links) == (cast("Chain[Any]", other).steps, cast("Chain[Any]", other)._links)
+
+    __hash__: None = None  # type: ignore[assignment]  # as of calls
+
+    def __str__(self) -> str:
+        return " | ".join(f"({step})" if isinstance(step, Chain) else str(step) for step in self.steps)
+
+    def _takes_value(self) -> bool:
+        return next((step._takes_value() for step in self.steps if not step._is_empty()), True)
+
+    def _is_empty(self) -> bool:
+        return all(step._is_empty() for step in self.steps)
+
+
+@public
+class Chord(Chain[R_co]):
+    """A group, and a step that gets the list of its results: ``group(...) | body``."""
+
+    __slots__ = ()
+
+    @property
+    def header(self) -> Partial[Any, list[Any]]:
+        return self.steps[0]
+
+    @property
+    def body(self) -> Partial[list[Any], R_co]:
+        return self.steps[1]
+
+    def _takes_value(self) -> bool:
+        return not self.header._is_empty() and self.header._takes_value()
+
+    def _is_empty(self) -> bool:
+        return False
+
+
+@public
+class Group(_Composed[list[T]], Generic[T]):
+    """Steps that run at the same time. Its result is the list of theirs, in their order."""
+
+    __slots__ = ("_errbacks", "max_failures", "steps")
+
+    def __init__(self, steps: tuple[Partial[Any, T], ...], max_failures: int = 0) -> None:
+        super().__init__()
+        self.steps: tuple[Partial[Any, T], ...] = steps
+        self.max_failures: int = max_failures
+        # Of each member.
+        self._errbacks: tuple[Link, ...] = ()
+
+    def __or__(self, other: Partial[list[T], S], /) -> Chord[S]:
+        return Chord([self, check_step("|", other)])
+
+    def link_error(self, errback: Partial[Failure, Any], /, *, each: bool = False) -> Self:
+        """Return the same group with an errback: it runs once if the group fails, with a ``Failure``.
+
+        ``each``: it runs for each member that fails, even if the group puts up with that.
+        """
+        link = Link(_checked_errback(errback), FAILED)
+        if not each:
+            return self._linked(link)
+        changed = copy.copy(self)
+        changed._errbacks = (*self._errbacks, link)
+        return changed
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __eq__(self, other: object) -> bool:
+        if not is_a(other, Group):
+            return NotImplemented
+        theirs = cast("Group[Any]", other)
+        mine, others = ((each.steps, each.max_failures, each._links, each._errbacks) for each in (self, theirs))
+        return mine == others
+
+    __hash__: None = None  # type: ignore[assignment]  # as of calls
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.steps[:_SHOWN]))
+        return f"group({shown}{f', … {len(self.steps):,} in all' if len(self.steps) > _SHOWN else ''})"
+
+    def _takes_value(self) -> bool:
+        return any(step._takes_value() for step in self.steps)
+
+    def _is_empty(self) -> bool:
+        return not self.steps
+
+
+# Number of members that the text of a group names.
+_SHOWN = 3
+
+
+@overload
+def chain(a: Signature[A], /) -> Signature[A]: ...
+@overload
+def chain(a: Step[A], /) -> Step[A]: ...
+@overload
+def chain(a: Step[A], b: Partial[A, B], /) -> Chain[B]: ...
+@overload
+def chain(a: Step[A], b: Partial[A, B], c: Partial[B, C], /) -> Chain[C]: ...
+@overload
+def chain(a: Step[A], b: Partial[A, B], c: Partial[B, C], d: Partial[C, D], /) -> Chain[D]: ...
+@overload
+def chain(a: Step[A], b: Partial[A, B], c: Partial[B, C], d: Partial[C, D], e: Partial[D, E], /) -> Chain[E]: ...
+@overload
+def chain(a: Partial[F, A], b: Partial[A, B], /) -> Partial[F, B]: ...
+@overload
+def chain(a: Partial[F, A], b: Partial[A, B], c: Partial[B, C], /) -> Partial[F, C]: ...
+@overload
+def chain(
+    a: Step[A], b: Partial[A, B], c: Partial[B, C], d: Partial[C, D], e: Partial[D, E], /, *more: Partial[Any, Any]
+) -> Chain[Any]: ...
+def chain(*steps: Any) -> Any:
+    """Compose steps that run one after another: ``chain(a.s(1), b.s(), c.s())`` is ``a.s(1) | b.s() | c.s()``.
+
+    The result of each step is the first argument of the next, unless that is made by ``si``. A chain of one step is
+    that step. An empty group in it is skipped.
+    """
+    if not steps:
+        raise ValueError("chain() needs at least one step")
+    checked: list[Partial[Any, Any]] = [check_step("chain", step) for step in steps]
+    return checked[0] if len(checked) == 1 else Chain[Any](checked)
+
+
+@overload
+def group(steps: Iterable[Step[A]], /, *, max_failures: Literal[0] = 0) -> Group[A]: ...
+@overload
+def group(*steps: Step[A], max_failures: Literal[0] = 0) -> Group[A]: ...
+@overload
+def group(steps: Iterable[Step[A]], /, *, max_failures: int) -> Group[A | Failure]: ...
+@overload
+def group(*steps: Step[A], max_failures: int) -> Group[A | Failure]: ...
+@overload
+def group(steps: Iterable[Partial[B, A]], /, *, max_failures: int = 0) -> Partial[B, list[A]]: ...
+@overload
+def group(*steps: Partial[B, A], max_failures: int = 0) -> Partial[B, list[A]]: ...
+def group(*steps: Any, max_failures: int = 0) -> Any:
+    """Compose steps that run at the same time: ``group(a.s(1), b.s(2))``, or ``group(a.s(i) for i in range(9))``.
+
+    The result is the list of theirs, in the same order; of a group without steps it is ``[]``. ``max_failures``: the
+    number of steps that may fail; a ``Failure`` then is in the place of each that has. With one more the group fails.
+    """
+    if not is_int(max_failures) or max_failures < 0:
+        raise ValueError(f"max_failures must be a number of steps, not {max_failures!r}")
+    given: Any = steps
+    if len(steps) == 1 and not isinstance(steps[0], Partial):
+        given = steps[0]
+        if not is_a(given, Iterable) or isinstance(given, (str, bytes)):
+            check_step("group", given)
+    members: list[Partial[Any, Any]] = []
+    for step in given:
+        if len(members) == MOST_MEMBERS:
+            raise ValueError(_TOO_MANY.format(MOST_MEMBERS))
+        members.append(check_step("group", step))
+    return Group(tuple(members), max_failures)
+
+
+@overload
+def chord(header: Partial[B, list[A]], body: Partial[list[A], S], /) -> Chord[S]: ...
+@overload
+def chord(header: Iterable[Step[A]], body: Partial[list[A], S], /) -> Chord[S]: ...
+def chord(header: Any, body: Any, /) -> Any:
+    """Compose a group and a step that gets the list of its results: ``chord(group(...), total.s())``.
+
+    ``header``: the group, or an iterable of its steps. It is the same as ``group(...) | body``.
+    """
+    members: Partial[Any, Any] = cast(Any, header if is_a(header, Group) else group(header))
+    return Chord[Any]([members, check_step("chord", body)])
+
+
+def chunks(task: TakesArguments[*As, R], calls: Iterable[tuple[*As]], n: int) -> Group[list[R]]:
+    """Compose a group of jobs that make up to ``n`` calls of ``task`` each, one after another.
+
+    ``calls``: a tuple of all positional arguments for each. The result is a list of lists. A job is retried as a whole.
+    For calls that take less time than a job costs.
+    """
+    if not is_int(n) or n < 1:
+        raise ValueError(f"n must be the number of calls in a job, not {n!r}")
+    sender = cast("Sender[..., R]", _checked_task("chunks", task))
+    members: list[Step[list[R]]] = []
+    waiting: list[tuple[Any, ...]] = []
+    for call in calls:
+        if isinstance(call, (str, bytes)) or not is_a(call, Iterable):
+            raise TypeError(f"chunks takes a tuple of arguments for each call, not {call!r}")
+        if not waiting and len(members) == MOST_MEMBERS:
+            raise ValueError(_TOO_MANY.format(MOST_MEMBERS))
+        waiting.append(tuple(call))
+        if len(waiting) == n:
+            members.append(cast("Step[list[R]]", Chunk(sender, tuple(waiting), {}, immutable=True)))
+            waiting.clear()
+    if waiting:
+        members.append(cast("Step[list[R]]", Chunk(sender, tuple(waiting), {}, immutable=True)))
+    return Group(tuple(members))
+
+
+def map_reduce(sender: Sender[..., Any], items: Iterable[Any], reduce: Partial[list[R], R], fan_in: int) -> Chord[R]:
+    """Compose a call for each item, and calls of ``reduce`` over their results: see ``Sender.map_reduce``."""
+    if not is_int(fan_in) or not 2 <= fan_in <= MOST_MEMBERS:
+        raise ValueError(f"fan_in must be a number from 2 to {MOST_MEMBERS:,}, not {fan_in!r}")
+    check_step("map_reduce", reduce)
+    level: list[Partial[Any, Any]] = [Signature(sender, (item,), {}) for item in items]
+    while len(level) > fan_in:
+        level = [
+            Chord([Group(tuple(level[at : at + fan_in])), reduce]) if at + 1 < len(level) else level[at]
+            for at in range(0, len(level), fan_in)
+        ]
+    return Chord([Group(tuple(level)), reduce])
+
+
+def check_step(where: str, step: Any) -> Partial[Any, Any]:
+    """Return a step; ``TypeError`` says what is one."""
+    if is_a(step, Partial):
+        return cast("Partial[Any, Any]", step)
+    if hasattr(step, "si") and hasattr(step, "task"):
+        name = step.task.name.rpartition(".")[2]
+        raise TypeError(f"{where} takes steps, and {step.task.name} is a task; a call of it is one: {name}.s(...)")
+    if isinstance(step, Job):
+        raise TypeError(f"{where} takes steps, and {step!r} was enqueued already; task.s(...) makes a call for later")
+    raise TypeError(f"{where} takes steps such as task.s(1), a chain or a group, not {step!r}")
+
+
+def _steps_of_chain(step: Partial[Any, Any]) -> tuple[Partial[Any, Any], ...]:
+    """Return the steps of a chain that is a part of another; one with callbacks of its own stays a step as a whole."""
+    return () if step._links or type(step) is not Chain else step.steps
+
+
+def _checked_errback(errback: Any) -> Partial[Any, Any]:
+    if not isinstance(check_step("link_error", errback), Signature):
+        raise TypeError(f"link_error takes one call, such as task.s(), and not {errback}")
+    return cast("Partial[Any, Any]", errback)
+
+
+def _checked_task(where: str, task: Any) -> Any:
+    if not hasattr(task, "si") or not hasattr(task, "task"):
+        raise TypeError(f"{where} takes a task, not {task!r}")
+    return task
+
+
+def _kind(step: Partial[Any, Any]) -> str:
+    return f"a {type(step).__name__.lower()}"
+
+
+def _first_call(step: Partial[Any, Any]) -> Signature[Any] | None:
+    """Return the first call that a step is made of; None where there is none."""
+    if isinstance(step, Signature):
+        return step
+    inside: tuple[Partial[Any, Any], ...] = cast(Any, step).steps
+    return next((found for each in inside if (found := _first_call(each)) is not None), None)
+
+
+def _plan(step: Partial[Any, Any]) -> Any:
+    # Not imported above: programs that send no workflow do without.
+    from penstock._flows.build import Plan
+
+    return Plan(step)

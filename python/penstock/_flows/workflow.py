@@ -1,0 +1,397 @@
+"""A workflow, seen by the program that sent it, or by any that has its id."""
+
+# No `from __future__ import annotations`: see `_public.py`.
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+
+from penstock._durations import Seconds, is_int, timeout_s
+from penstock._flows.failure import (
+    CANCELLED,
+    FAILED,
+    GATHERED,
+    GONE,
+    SUCCEEDED,
+    UPSTREAM,
+    Asking,
+    Failure,
+    failure_of,
+)
+from penstock._flows.results import (
+    MemberIds,
+    Results,
+    afinish,
+    finish,
+    is_join,
+    member_id,
+    outcome,
+    read_gathered,
+    wraps,
+)
+from penstock._jobs.current import format_id
+from penstock._jobs.info import JobState
+from penstock._jobs.job import Job, app_of, check_cancel
+from penstock._jobs.waits import AsCompleted, as_completed
+from penstock._public import public
+from penstock.errors import NoSuchJob, PenstockError, ResultExpired, ResultTimeout
+
+if TYPE_CHECKING:
+    from penstock._tasks.app import App
+
+A = TypeVar("A")
+R_co = TypeVar("R_co", covariant=True)
+
+_PAGE = 1_000
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class PartialResults(Generic[A]):
+    """How far a workflow has come: see ``Workflow.partial``."""
+
+    done: int
+    """Number of members that have succeeded."""
+    failed: int
+    """Number of members that have failed for good, were cancelled or expired."""
+    pending: int
+    """Number of members that have not ended."""
+    results: dict[int, A | Failure]
+    """Result or failure of each member that has ended and whose result is kept, by its place."""
+
+
+@public
+class Workflow(Generic[R_co]):
+    """A chain, a group or a chord that was sent. Equal to any other ``Workflow`` of the same id.
+
+    ``workflow[i]`` is the job of the i-th member of a group, of a chord's group, or the i-th step of a chain, and
+    ``len(workflow)`` their number. ``await workflow`` returns what ``result()`` returns. It can be pickled.
+    """
+
+    __slots__ = ("__weakref__", "_app", "_id", "_members")
+
+    def __init__(self, app: "App | None", id: bytes, members: Sequence[bytes] | None) -> None:
+        # None: it has no jobs, so that no broker knows it.
+        self._app = app
+        self._id = id
+        # None: this process has not sent it.
+        self._members = members
+
+    @property
+    def id(self) -> str:
+        """Id for ``app.workflow()``: that of its group, or of its last job. Empty for a workflow without jobs."""
+        return format_id(self._id) if self._id else ""
+
+    def result(self, timeout: Seconds | None = None) -> R_co:
+        """Wait for the end of the workflow and return its result: of a group the list of its members' results.
+
+        ``timeout``: seconds or a timedelta; 0 only asks. By default it waits as long as it takes. Raises ``GroupError``
+        when a job before the last one, or too many members of the group, have failed. Raises the error of the last job
+        when that has failed, and otherwise what ``Job.result`` raises.
+        """
+        if self._app is None:
+            return cast(R_co, [])
+        try:
+            return cast(R_co, Job[Any](self._app, self._id, self._is_sent).result(timeout))
+        except ResultTimeout:
+            raise self._late(self._count_ended()) from None
+
+    async def aresult(self, timeout: Seconds | None = None) -> R_co:
+        """As ``result``, for an event loop. Cancelling it does not cancel the workflow."""
+        if self._app is None:
+            return cast(R_co, [])
+        try:
+            return cast(R_co, await Job[Any](self._app, self._id, self._is_sent).aresult(timeout))
+        except ResultTimeout:
+            raise self._late(await self._acount_ended()) from None
+
+    def __await__(self) -> Generator[Any, None, R_co]:
+        return self.aresult().__await__()
+
+    def results(self: "Workflow[list[A]]", timeout: Seconds | None = None) -> Results[A]:
+        """Wait until all members of the group have ended, and return their results to read through.
+
+        ``timeout`` as for ``result``. Members that failed have a ``Failure`` in their place, even if the group has
+        failed. Raises ``TypeError`` when the workflow's result is not a group's, and ``GroupError`` when that was never
+        begun, as a step before it has failed.
+        """
+        app, limit_s = self._app, timeout_s("timeout", timeout)
+        if app is None:
+            return Results(None, b"\0" * 16, 0)
+        try:
+            end = self._wait(app, limit_s)
+            join, count, all_ended = finish(app, self._group_of(*end), app.call_timeout)
+            ids = MemberIds(join, count)
+            for first in range(0, 0 if all_ended else count, _PAGE):
+                self._wait_all(app, ids[first : first + _PAGE], limit_s)
+        except ResultTimeout:
+            raise self._late(self._count_ended()) from None
+        return Results(app, join, count)
+
+    async def aresults(self: "Workflow[list[A]]", timeout: Seconds | None = None) -> Results[A]:
+        """Like ``results``, but awaitable."""
+        app, limit_s = self._app, timeout_s("timeout", timeout)
+        if app is None:
+            return Results(None, b"\0" * 16, 0)
+        try:
+            end = await self._await(app, limit_s)
+            join, count, all_ended = await afinish(app, self._group_of(*end), app.call_timeout)
+            ids = MemberIds(join, count)
+            for first in range(0, 0 if all_ended else count, _PAGE):
+                await self._await_all(app, ids[first : first + _PAGE], limit_s)
+        except ResultTimeout:
+            raise self._late(await self._acount_ended()) from None
+        return Results(app, join, count)
+
+    def as_completed(self, timeout: Seconds | None = None) -> AsCompleted[Any]:
+        """Iterate over the jobs of the members, or of a chain's steps, in the order in which they end.
+
+        With ``for`` or ``async for``; ``timeout`` is for all of it. Raises ``ResultTimeout`` when the time is up.
+        """
+        return as_completed(list(self), timeout)
+
+    def partial(self) -> PartialResults[Any]:
+        """Ask how many members, or steps of a chain, have ended, and for their results."""
+        app, members = self._app, self._known_members()
+        if app is None:
+            return PartialResults(0, 0, 0, {})
+        ended = {
+            place: end for place, end in app._connected().each(list(members), 0, app.call_timeout) if end is not None
+        }
+        return finish(app, self._partial(ended), app.call_timeout)
+
+    async def apartial(self) -> PartialResults[Any]:
+        """Like ``partial``, but awaitable."""
+        app, members = self._app, self._known_members()
+        if app is None:
+            return PartialResults(0, 0, 0, {})
+        each = app._connected().aeach(list(members), 0, app.call_timeout)
+        ended = {place: end async for place, end in each if end is not None}
+        return await afinish(app, self._partial(ended), app.call_timeout)
+
+    def cancel(self, reason: str = "", *, running: Literal["ask", "kill", "leave"] = "ask") -> None:
+        """Cancel all its jobs that have not ended; returns once that is decided, and durable.
+
+        Waiting jobs never start. ``running`` as for ``Job.cancel``: a running job is asked to stop, killed, or left.
+        Raises ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
+        """
+        check_cancel(reason, running)
+        if self._app is not None:
+            self._app._connected().cancel_workflow(self._id, reason, running, self._app.call_timeout)
+
+    async def acancel(self, reason: str = "", *, running: Literal["ask", "kill", "leave"] = "ask") -> None:
+        """Like ``cancel``, but awaitable."""
+        check_cancel(reason, running)
+        if self._app is not None:
+            await self._app._connected().acancel_workflow(self._id, reason, running, self._app.call_timeout)
+
+    def state(self) -> JobState:
+        """Ask for the state: ``RUNNING`` until the workflow has ended, then how it has.
+
+        Raises ``NoSuchJob`` when the broker knows nothing of it, and ``BrokerUnavailable`` or ``CallTimeout`` after
+        ``app.call_timeout``.
+        """
+        if self._app is None:
+            return JobState.SUCCEEDED
+        try:
+            end = self._app._connected().peek(self._id, self._app.call_timeout)
+        except ResultExpired:
+            return self._gone()
+        return _state_of(end)
+
+    async def astate(self) -> JobState:
+        """Like ``state``, but awaitable."""
+        if self._app is None:
+            return JobState.SUCCEEDED
+        try:
+            end = await self._app._connected().peek_async(self._id, self._app.call_timeout)
+        except ResultExpired:
+            return self._gone()
+        return _state_of(end)
+
+    def done(self) -> bool:
+        """Ask whether the workflow has ended, however it did. Raises as ``state`` does."""
+        return self.state() is not JobState.RUNNING
+
+    async def adone(self) -> bool:
+        """Like ``done``, but awaitable."""
+        return await self.astate() is not JobState.RUNNING
+
+    def __len__(self) -> int:
+        return len(self._known_members())
+
+    def __getitem__(self, index: int) -> Job[Any]:
+        if not is_int(index):
+            raise TypeError(f"a member of a workflow is chosen by its place, not by {index!r}")
+        app = self._app
+        if app is None:
+            raise IndexError("this workflow has no members")
+        if self._members is None and is_join(self._id) and index >= 0:
+            # Computed; how many there are is not known here.
+            return Job(app, member_id(self._id, index))
+        try:
+            return Job(app, self._known_members()[index], self._is_sent)
+        except IndexError:
+            raise IndexError(f"this workflow has {len(self)} members, and none in place {index}") from None
+
+    def __iter__(self) -> Iterator[Job[Any]]:
+        for member in self._known_members():
+            assert self._app is not None
+            yield Job(self._app, member, self._is_sent)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return self._id == other._id if isinstance(other, Workflow) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __repr__(self) -> str:
+        return f"<Workflow {self.id}>" if self._id else "<Workflow without jobs>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        app = self._app
+        return _unpickled, (None if app is None else (app.name, app.url), self._id, self._members)
+
+    @property
+    def _is_sent(self) -> bool:
+        """Whether a broker surely had it."""
+        return self._members is not None
+
+    def _known_members(self) -> Sequence[bytes]:
+        if self._members is not None:
+            return self._members
+        if not is_join(self._id):
+            return (self._id,)
+        raise LookupError(
+            f"workflow {self.id}: how many members it has is known where it was sent; workflow[i] finds one by its"
+            " place, and results() all of them once it has ended"
+        )
+
+    def _wait(self, app: "App", limit_s: float | None) -> tuple[int, bytes]:
+        if limit_s is None or limit_s > 0:
+            return app._connected().wait(self._id, limit_s)
+        return _ended(app._connected().peek(self._id, app.call_timeout))
+
+    async def _await(self, app: "App", limit_s: float | None) -> tuple[int, bytes]:
+        if limit_s is None or limit_s > 0:
+            return await app._connected().watch(self._id, limit_s)
+        return _ended(await app._connected().peek_async(self._id, app.call_timeout))
+
+    def _wait_all(self, app: "App", ids: list[bytes], limit_s: float | None) -> None:
+        if limit_s is None or limit_s > 0:
+            app._connected().wait_all(ids, limit_s)
+            return
+        for _, end in app._connected().each(ids, 0, app.call_timeout):
+            _ended(end)
+
+    async def _await_all(self, app: "App", ids: list[bytes], limit_s: float | None) -> None:
+        if limit_s is None or limit_s > 0:
+            await app._connected().watch_all(ids, limit_s)
+            return
+        async for _, end in app._connected().aeach(ids, 0, app.call_timeout):
+            _ended(end)
+
+    def _group_of(self, status: int, body: bytes) -> Asking[tuple[bytes, int, bool]]:
+        """Return the join of the group that makes the result, its size, and whether all members have ended."""
+        assert self._app is not None
+        job_id = self._id
+        while status == GATHERED:
+            join, count = read_gathered(body)
+            if not wraps(join):
+                return join, count, True
+            job_id = member_id(join, 0)
+            ((status, body),) = yield [job_id]
+        if status == UPSTREAM:
+            if isinstance(self._members, MemberIds) and self._members.join == self._id:
+                return self._id, len(self._members), False
+            yield from outcome(self._app, job_id, status, body)
+        if status == SUCCEEDED:
+            raise TypeError(f"workflow {self.id}: its result is one value, and not a group's: ask for result()")
+        if status == GONE:
+            raise ResultExpired(f"workflow {self.id}: it has ended, and its result is not kept")
+        raise (yield from failure_of(job_id, None, status, body)).exception()
+
+    def _partial(self, ended: dict[int, tuple[int, bytes]]) -> Asking[PartialResults[Any]]:
+        assert self._app is not None
+        members = self._known_members()
+        found: dict[int, Any] = {}
+        done = failed = 0
+        for place, (status, body) in sorted(ended.items()):
+            if status in (SUCCEEDED, GATHERED, GONE):
+                done += 1
+                if status == SUCCEEDED:
+                    found[place] = Job[Any](self._app, members[place], True)._outcome((status, body))
+                elif status == GATHERED:
+                    found[place] = yield from outcome(self._app, members[place], status, body)
+            else:
+                failed += 1
+                found[place] = yield from failure_of(members[place], place, status, body)
+        return PartialResults(done, failed, len(members) - len(ended), found)
+
+    def _count_ended(self) -> str:
+        """Tell how many members have ended, for an error; nothing when that is not known."""
+        if self._app is None or self._members is None:
+            return ""
+        try:
+            ends = self._app._connected().each(list(self._members), 0, self._app.call_timeout)
+            return self._in_words(sum(1 for _, end in ends if end is not None))
+        except PenstockError:
+            return ""
+
+    async def _acount_ended(self) -> str:
+        if self._app is None or self._members is None:
+            return ""
+        ends = self._app._connected().aeach(list(self._members), 0, self._app.call_timeout)
+        try:
+            return self._in_words(len([end async for _, end in ends if end is not None]))
+        except PenstockError:
+            return ""
+
+    def _in_words(self, ended: int) -> str:
+        assert self._members is not None
+        return f": {ended:,} of {len(self._members):,} members have ended"
+
+    def _late(self, how_far: str) -> ResultTimeout:
+        return ResultTimeout(
+            f"workflow {self.id}: it has not ended in time, and was not cancelled{how_far}. Its result can be asked for"
+            " again"
+        )
+
+    def _gone(self) -> JobState:
+        if self._is_sent:
+            return JobState.ENDED
+        assert self._app is not None
+        raise NoSuchJob(
+            f"workflow {self.id}: the broker at {self._app.url} knows nothing of it: it never was, or it has ended and"
+            " its result is not kept"
+        )
+
+
+def _ended(end: tuple[Any, ...] | None) -> tuple[int, bytes]:
+    if end is None:
+        raise ResultTimeout("it has not ended yet")
+    status, body = end[:2]
+    return status, body
+
+
+_STATES = {
+    SUCCEEDED: JobState.SUCCEEDED,
+    GATHERED: JobState.SUCCEEDED,
+    CANCELLED: JobState.CANCELLED,
+    FAILED: JobState.FAILED,
+    UPSTREAM: JobState.FAILED,
+    2: JobState.EXPIRED,
+    3: JobState.CRASHED,
+}
+
+
+def _state_of(end: tuple[Any, ...] | None) -> JobState:
+    if end is None:
+        return JobState.RUNNING
+    return _STATES.get(end[0], JobState.FAILED)
+
+
+def _unpickled(app: tuple[str, str] | None, id: bytes, members: Sequence[bytes] | None) -> Workflow[Any]:
+    return Workflow(None if app is None else app_of(*app), id, members)

@@ -1,0 +1,165 @@
+"""Tasks that are steps of workflows, and what tests ask of them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from project import Project, eventually
+
+TASKS = """
+    import os
+    import time
+    from dataclasses import dataclass
+    from pathlib import Path
+
+    from penstock import App, Failure, Results, current_job
+
+    app = App("flows")
+    here = Path(__file__).parent
+
+
+    class OutOfPaper(Exception):
+        pass
+
+
+    @dataclass
+    class Order:
+        number: int
+
+
+    def write(line: str) -> None:
+        with (here / "notes.txt").open("a") as file:
+            file.write(f"{line}\\n")
+
+
+    @app.task
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    @app.task
+    async def aadd(a: int, b: int) -> int:
+        return a + b
+
+    @app.task
+    def total(values: list[int]) -> int:
+        return sum(values)
+
+    @app.task
+    def show(*values: object) -> str:
+        return ", ".join(map(repr, values))
+
+    @app.task
+    async def ashow(values: object) -> str:
+        return repr(values)
+
+    @app.task(store_result=False)
+    def quiet(a: int) -> int:
+        return a + 1
+
+    @app.task
+    def fail(value: object = None, *, why: str = "no paper") -> int:
+        raise OutOfPaper(why)
+
+    @app.task(retries=2, backoff=0.01, jitter=0)
+    def stumble(a: int) -> int:
+        job = current_job()
+        write(f"attempt {job.attempt}")
+        if job.attempt < 3:
+            raise OutOfPaper("try again")
+        return a
+
+    @app.task
+    def note(value: object, label: str = "note") -> str:
+        write(f"{label}: {value!r}")
+        return label
+
+    @app.task
+    def simply_note(label: str) -> str:
+        write(label)
+        return label
+
+    @app.task
+    def caught(failure: Failure, label: str = "caught") -> None:
+        write(f"{label}: {failure.type_name}: {failure.message}")
+
+    @app.task
+    def caught_badly(failure: Failure) -> None:
+        write("caught badly")
+        raise OutOfPaper("in the errback")
+
+    @app.task
+    def lenient(values: list[int | Failure]) -> str:
+        return ", ".join(value.type_name if isinstance(value, Failure) else str(value) for value in values)
+
+    @app.task
+    def make_order(number: int) -> Order:
+        return Order(number)
+
+    @app.task
+    def number_of(order: Order) -> int:
+        return order.number
+
+    @app.task
+    def whose() -> str | None:
+        return current_job().workflow
+
+    @app.task
+    def log_in(user: str, password: str) -> str:
+        raise OutOfPaper(f"{user} can't log in with {password}")
+
+    @app.task
+    def wait_for(name: str) -> str:
+        write(f"waits for {name}")
+        while not (here / name).exists():
+            time.sleep(0.005)
+        return name
+
+    @app.task(max_crashes=1)
+    def die() -> int:
+        os._exit(1)
+
+    @app.task
+    def die_once(name: str) -> int:
+        if not (here / name).exists():
+            (here / name).touch()
+            os._exit(1)
+        return 1
+
+    @app.task
+    def blob(size: int) -> bytes:
+        return b"x" * size
+
+    @app.task
+    def sizes(blobs: list[bytes]) -> list[int]:
+        return [len(blob) for blob in blobs]
+"""
+
+
+class FlowShop:
+    def __init__(self, project: Project, tasks: ModuleType, *, is_real: bool) -> None:
+        self.project = project
+        self.tasks: Any = tasks
+        self.is_real = is_real
+        # A worker takes a moment; inline all has happened when `delay` returns.
+        self.patience_s = 60 if is_real else 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tasks, name)
+
+    def clear(self) -> None:
+        (self.project.directory / "notes.txt").write_text("")
+
+    def notes(self) -> list[str]:
+        return (self.project.directory / "notes.txt").read_text().splitlines()
+
+    def wait_for_notes(self, count: int) -> list[str]:
+        eventually(lambda: len(self.notes()) >= count, self.patience_s, lambda: str(self.notes()))
+        return self.notes()
+
+    def touch(self, name: str) -> None:
+        (self.project.directory / name).touch()
+
+    def run(self, step: Any) -> Any:
+        """Send a step and return its result."""
+        return step.delay().result(self.patience_s)

@@ -1,0 +1,380 @@
+"""What workflows mean, case by case: each runs with a broker and a worker, and inline.
+
+The numbers are those of the design's list of cases.
+
+    1 to 14, 19 to 23, 26 to 28, 31, 32, 36 to 38: here
+    15 to 18  replacing a job by a step, and adding steps to a running workflow: not offered yet
+    24, 25    a person retries a failed member: refused until a group can open again
+    29        deadlines of workflows: not offered yet
+    30        groups that are sent in several transactions: today all of a workflow is one
+    33        `penstock why`: not offered yet
+    34        members that no worker ends: left out until asked for
+    35        a failed job that is forgotten: nothing of it is seen from Python
+"""
+
+from __future__ import annotations
+
+import pytest
+from project import eventually
+from workflows.flow_shop import TASKS, FlowShop
+
+import penstock
+from penstock import Failure, GroupError, JobCancelled, JobState, ResultTimeout, chain, chord, group
+
+
+def names(failures):
+    return [(failure.type_name, failure.message) for failure in failures]
+
+
+class TestEmptyAndSmallGroups:
+    def test_1_an_empty_group_succeeds_at_once_with_an_empty_list(self, shop):
+        workflow = group([]).delay()
+        assert workflow.result() == []
+        assert list(workflow.results()) == []
+        assert workflow.state() is JobState.SUCCEEDED and workflow.done()
+        assert len(workflow) == 0 and list(workflow) == [] and list(workflow.as_completed()) == []
+        assert workflow.partial() == penstock.PartialResults(0, 0, 0, {})
+        workflow.cancel()
+
+    def test_2_the_body_of_a_chord_without_members_gets_an_empty_list(self, shop):
+        assert shop.run(chord([], shop.show.s())) == "[]"
+        assert shop.run(group([]) | shop.show.s() | shop.show.s()) == "'[]'"
+        assert shop.run(group([]) | group(shop.show.s(), shop.total.s())) == ["[]", 0]
+        assert shop.run(shop.add.s(1, 2) | chord([], shop.show.s())) == "[]"
+        assert shop.run(chord([], shop.simply_note.si("ran"))) == "ran"
+
+    def test_3_an_empty_group_inside_a_chain_is_skipped(self, shop):
+        assert shop.run(shop.add.s(1, 2) | group([]) | shop.show.s()) == "3"
+        assert shop.run(chain(shop.add.s(1, 2), group([]))) == 3
+        assert chain(group([]), group([]), chain(group([]))).delay().result() == []
+        assert shop.run(group(shop.add.s(1, 2)) | group(chain(group([]), shop.show.s()))) == ["[3]"]
+
+    def test_4_a_group_of_one_has_a_list_of_one(self, shop):
+        assert shop.run(group(shop.add.s(1, 2))) == [3]
+        assert shop.run(group(shop.add.s(1, 2)) | shop.show.s()) == "[3]"
+        assert shop.run(shop.add.s(1, 2) | group(shop.add.s(3)) | shop.show.s()) == "[6]"
+
+
+class TestShape:
+    def test_5_a_group_in_a_group_is_a_list_in_a_list(self, shop):
+        rows = group(group(shop.add.s(row, column) for column in range(2)) for row in range(3))
+        assert shop.run(rows) == [[0, 1], [1, 2], [2, 3]]
+        assert shop.run(rows | shop.show.s()) == "[[0, 1], [1, 2], [2, 3]]"
+        deep = group(group(group(shop.add.s(1, 1))), shop.add.s(1, 2))
+        assert shop.run(deep) == [[[2]], 3]
+        tail = group(shop.add.s(1, 2) | group(shop.add.s(1), shop.add.s(2)), shop.add.s(0, 0))
+        assert shop.run(tail) == [[4, 5], 0]
+        assert shop.run(tail | shop.show.s()) == "[[4, 5], 0]"
+
+    def test_6_each_member_of_a_group_after_a_group_gets_the_whole_list(self, shop):
+        both = group(shop.add.s(1, 1), shop.add.s(2, 2)) | group(shop.total.s(), shop.show.s(), shop.add.si(5, 5))
+        assert shop.run(both) == [6, "[2, 4]", 10]
+        assert shop.run(both | shop.show.s()) == "[6, '[2, 4]', 10]"
+
+    def test_7_chords_stand_in_chains_and_chains_in_groups(self, shop):
+        header = group(shop.add.si(1, 1) | shop.add.s(10), shop.add.si(2, 2) | shop.add.s(20) | shop.add.s(100))
+        assert shop.run(shop.add.s(0, 0) | shop.show.s() | (header | shop.total.s()) | shop.add.s(1)) == 137
+        assert shop.run(group(header | shop.total.s(), shop.add.s(1, 1)) | shop.total.s()) == 138
+        nested = chord([chord([shop.add.s(1, 1)], shop.total.s()), shop.add.s(2, 2)], shop.total.s())
+        assert shop.run(nested | shop.add.s(1)) == 7
+
+    def test_async_tasks_are_steps_as_well(self, shop):
+        assert shop.run(group(shop.aadd.s(1, 1), shop.add.s(2, 2)) | shop.ashow.s()) == "[2, 4]"
+
+    def test_si_takes_no_result(self, shop):
+        assert shop.run(shop.add.s(1, 2) | shop.add.si(5, 6) | shop.show.s("x")) == "11, 'x'"
+
+    def test_the_result_is_the_first_argument_before_those_of_the_step(self, shop):
+        assert shop.run(shop.add.s(1, 2) | shop.show.s("b", "c")) == "3, 'b', 'c'"
+        assert shop.run(shop.add.s(1, 2) | shop.note.s(label="kept")) == "kept"
+
+    def test_results_that_a_task_does_not_store_are_there_for_the_next_step(self, shop):
+        assert shop.run(shop.quiet.s(1) | shop.quiet.s() | shop.show.s()) == "3"
+        assert shop.run(group(shop.quiet.s(1), shop.quiet.s(2)) | shop.total.s()) == 5
+
+    def test_values_of_the_application_s_own_classes_travel(self, shop):
+        assert shop.run(shop.make_order.s(7) | shop.number_of.s()) == 7
+        assert shop.run(group(shop.make_order.s(7), shop.make_order.s(8))) == [shop.Order(7), shop.Order(8)]
+
+
+class TestFailures:
+    def test_8_a_member_with_attempts_left_has_not_arrived(self, shop):
+        assert shop.run(group(shop.stumble.s(5), shop.add.s(1, 1)) | shop.total.s()) == 7
+        assert shop.notes() == ["attempt 1", "attempt 2", "attempt 3"]
+
+    def test_9_a_failed_member_blocks_the_body_and_the_others_go_on(self, shop):
+        workflow = (group(shop.fail.s(1), shop.simply_note.s("other")) | shop.note.s()).delay()
+        with pytest.raises(
+            GroupError, match=r"a job has failed: job .* \(flow_tasks.fail\): .*OutOfPaper: no paper"
+        ) as e:
+            workflow.result(shop.patience_s)
+        assert (e.value.failed, names(e.value.failures)) == (1, [("flow_tasks.OutOfPaper", "no paper")])
+        assert isinstance(e.value.__cause__, shop.OutOfPaper)
+        assert e.value.failures[0].job_id == workflow[0].id
+        assert shop.wait_for_notes(1) == ["other"]
+        assert workflow[1].result(shop.patience_s) == "other"
+        assert workflow.state() is JobState.FAILED
+        body = shop.app.job(workflow.id)
+        assert body.info().state is JobState.BLOCKED
+        with pytest.raises(GroupError, match="no paper"):
+            body.result(shop.patience_s)
+
+    def test_9_a_failed_group_names_its_members(self, shop):
+        workflow = group(shop.add.s(1, 1), shop.fail.s(why="no ink")).delay()
+        with pytest.raises(GroupError, match=r"member 1, job .*no ink") as e:
+            workflow.result(shop.patience_s)
+        assert [failure.index for failure in e.value.failures] == [1]
+        results = workflow.results(shop.patience_s)
+        assert results[0] == 2 and names(results.failures()) == [("flow_tasks.OutOfPaper", "no ink")]
+        assert results.ok() == [2]
+
+    def test_9_a_chain_ends_at_its_first_failed_step(self, shop):
+        workflow = (shop.add.s(1, 2) | shop.fail.s() | shop.note.s() | shop.note.s()).delay()
+        with pytest.raises(GroupError, match="no paper") as e:
+            workflow.result(shop.patience_s)
+        assert e.value.failures[0].job_id == workflow[1].id
+        with pytest.raises(shop.OutOfPaper):
+            workflow[1].result(shop.patience_s)
+        assert shop.notes() == []
+
+    def test_10_failures_that_a_group_puts_up_with_are_in_their_places(self, shop):
+        members = [shop.add.s(1, 1), shop.fail.s(), shop.fail.s() | shop.add.s(1), shop.add.s(2, 2)]
+        workflow = group(members, max_failures=2).delay()
+        first, second, third, fourth = workflow.result(shop.patience_s)
+        assert (first, fourth) == (2, 4)
+        assert isinstance(second, Failure) and isinstance(third, Failure)
+        assert (second.index, third.index, second.task) == (1, 2, "flow_tasks.fail")
+        assert isinstance(third.exception(), shop.OutOfPaper) and "in fail" in third.traceback
+        assert shop.run(group(members, max_failures=2) | shop.lenient.s()) == (
+            "2, flow_tasks.OutOfPaper, flow_tasks.OutOfPaper, 4"
+        )
+        with pytest.raises(GroupError, match="2 jobs have failed"):
+            shop.run(group(members, max_failures=1))
+
+    def test_11_an_expired_member_has_failed(self, shop):
+        late = shop.add.s(1, 1).options(expires=0.05, countdown=0.2)
+        with pytest.raises(GroupError, match=r"penstock.JobExpired"):
+            shop.run(group(late, shop.add.s(2, 2)) | shop.total.s())
+        assert shop.run(group([late, shop.add.s(2, 2)], max_failures=1) | shop.lenient.s()) == "penstock.JobExpired, 4"
+
+    def test_19_a_body_that_fails_is_an_ordinary_failed_job(self, shop):
+        workflow = (group(shop.add.s(1, 1)) | shop.fail.s()).link_error(shop.caught.s()).delay()
+        with pytest.raises(shop.OutOfPaper, match="no paper"):
+            workflow.result(shop.patience_s)
+        assert shop.wait_for_notes(1) == ["caught: flow_tasks.OutOfPaper: no paper"]
+        assert workflow.state() is JobState.FAILED
+
+    def test_a_result_that_does_not_fit_the_next_step_is_named(self, shop):
+        with pytest.raises(
+            penstock.ArgumentMismatch, match=r"the result of the step before .* values must be list\[int\]"
+        ):
+            shop.run(shop.show.s(1) | shop.total.s())
+
+
+class TestCallbacks:
+    def test_20_a_callback_runs_after_success_and_changes_nothing(self, shop):
+        linked = shop.add.s(1, 2).link(shop.note.s()).link(shop.fail.s())
+        assert shop.run(linked) == 3
+        assert shop.wait_for_notes(1) == ["note: 3"]
+        assert shop.run(linked | shop.show.s()) == "3"
+        assert shop.run(group(linked, shop.add.s(1, 1))) == [3, 2]
+        assert shop.run(group(linked, shop.add.s(1, 1)) | shop.total.s()) == 5
+        assert shop.run(group(linked)) == [3]
+        assert shop.wait_for_notes(5) == ["note: 3"] * 5
+
+    def test_20_a_callback_of_a_group_gets_the_list(self, shop):
+        linked = group(shop.add.s(1, 1), shop.add.s(2, 2)).link(shop.note.s())
+        assert shop.run(linked) == [2, 4]
+        assert shop.run(linked | shop.total.s()) == 6
+        assert shop.run(shop.add.s(1, 2) | group(shop.add.s(1)).link(shop.note.s())) == [4]
+        assert sorted(shop.wait_for_notes(3)) == ["note: [2, 4]", "note: [2, 4]", "note: [4]"]
+        chained = (shop.add.s(1, 1) | group(shop.add.s(1), shop.add.s(2))).link(shop.note.s())
+        assert shop.run(chained | shop.show.s()) == "[3, 4]"
+        assert shop.wait_for_notes(4)[3] == "note: [3, 4]"
+
+    def test_20_a_callback_may_be_a_chain_and_may_take_nothing(self, shop):
+        assert shop.run(shop.add.s(1, 2).link(shop.add.s(1) | shop.note.s()).link(shop.simply_note.si("also"))) == 3
+        assert sorted(shop.wait_for_notes(2)) == ["also", "note: 4"]
+
+    def test_21_an_errback_runs_once_for_its_unit(self, shop):
+        no_paper = "caught: flow_tasks.OutOfPaper: no paper"
+        jobs = [
+            shop.fail.s().link_error(shop.caught.s()),
+            (shop.add.s(1, 2) | shop.fail.s() | shop.add.s(1) | shop.add.s(1)).link_error(shop.caught.s()),
+            (group(shop.add.s(1, 2), shop.fail.s()) | shop.total.s()).link_error(shop.caught.s()),
+            group(shop.fail.s().link_error(shop.caught.s()), shop.add.s(1, 1)),
+            shop.add.s(1, 1) | shop.fail.s().link_error(shop.caught.s()) | shop.note.s(),
+        ]
+        for number, job in enumerate(jobs, 1):
+            with pytest.raises((GroupError, shop.OutOfPaper)):
+                shop.run(job)
+            assert shop.wait_for_notes(number) == [no_paper] * number
+
+    def test_21_a_group_s_errback_gets_one_failure_for_all(self, shop):
+        with pytest.raises(GroupError):
+            shop.run(group([shop.fail.s(), shop.fail.s()], max_failures=1).link_error(shop.caught.s()))
+        (line,) = shop.wait_for_notes(1)
+        assert line.startswith("caught: penstock.GroupError: 2 jobs have failed: member 0, job ")
+
+    def test_21_each_failed_member_can_have_its_own(self, shop):
+        members = group([shop.fail.s(), shop.add.s(1, 1), shop.fail.s(why="no ink")], max_failures=2)
+        assert shop.run(members.link_error(shop.caught.s(), each=True))[1] == 2
+        said = ["caught: flow_tasks.OutOfPaper: no ink", "caught: flow_tasks.OutOfPaper: no paper"]
+        assert sorted(shop.wait_for_notes(2)) == said
+
+    def test_21_an_errback_by_si_takes_nothing(self, shop):
+        with pytest.raises(shop.OutOfPaper):
+            shop.run(shop.fail.s().link_error(shop.simply_note.si("failed")))
+        assert shop.wait_for_notes(1) == ["failed"]
+
+    def test_22_an_errback_that_is_not_needed_leaves_nothing(self, shop):
+        failed = shop.app.failed().count()
+        assert shop.run((shop.add.s(1, 2) | shop.add.s(3)).link_error(shop.caught.s())) == 6
+        assert shop.run(group(shop.add.s(1, 2)).link_error(shop.caught.s()) | shop.show.s()) == "[3]"
+        assert shop.notes() == []
+        assert shop.app.failed().count() == failed
+
+    def test_23_an_errback_that_fails_is_a_failed_job(self, shop):
+        with pytest.raises(shop.OutOfPaper):
+            shop.run(shop.fail.s().link_error(shop.caught_badly.s().link_error(shop.caught.s())))
+        assert shop.wait_for_notes(2) == ["caught badly", "caught: flow_tasks.OutOfPaper: in the errback"]
+        assert shop.app.failed(task="flow_tasks.caught_badly").count() >= 1
+
+    def test_callbacks_of_an_empty_group_run_with_an_empty_list(self, shop):
+        assert group([]).link(shop.note.s()).link_error(shop.caught.s()).delay().result() == []
+        assert shop.wait_for_notes(1) == ["note: []"]
+
+
+class TestWithARealWorker:
+    @pytest.fixture
+    def shop(self, real):
+        real.clear()
+        return real
+
+    def test_9_and_13_a_body_runs_once(self, shop):
+        assert shop.run(group(shop.add.s(i, i) for i in range(300)) | shop.note.s(label="body")) == "body"
+        assert shop.run(shop.add.s(1, 1)) == 2
+        assert [line.partition(":")[0] for line in shop.notes()] == ["body"]
+
+    def test_11_a_member_whose_process_dies_for_good_has_failed(self, shop):
+        assert shop.run(group([shop.die.s(), shop.add.s(2, 2)], max_failures=1) | shop.lenient.s()) == (
+            "penstock.WorkerCrashed, 4"
+        )
+
+    def test_12_a_member_whose_process_died_runs_again(self, shop):
+        assert shop.run(group(shop.die_once.s("died-12"), shop.add.s(1, 1)) | shop.total.s()) == 3
+
+    def test_14_results_are_kept_until_the_body_has_them(self, shop):
+        gone = shop.add.s(1, 1).options(result_ttl=0.05)
+        workflow = (group(gone, shop.wait_for.s("go-14")) | shop.show.s()).delay()
+        shop.wait_for_notes(1)
+        eventually(lambda: workflow[0].done())
+        other = shop.add.options(result_ttl=0.05).delay(1, 1)
+        eventually(lambda: other.info().state is JobState.ENDED)
+        shop.touch("go-14")
+        assert workflow.result(shop.patience_s) == "[2, 'go-14']"
+
+    def test_26_a_cancelled_member_has_failed(self, shop):
+        waits = shop.add.s(1, 1).options(countdown=600)
+        workflow = (group([waits, shop.add.s(2, 2)], max_failures=1) | shop.lenient.s()).delay()
+        assert workflow[0].cancel("not now") is JobState.DELAYED
+        assert workflow.result(shop.patience_s) == "penstock.JobCancelled, 4"
+        workflow = group(waits, shop.add.s(2, 2)).delay()
+        workflow[0].cancel("not now")
+        with pytest.raises(GroupError, match=r"penstock.JobCancelled: .*not now"):
+            workflow.result(shop.patience_s)
+
+    def test_27_a_cancelled_workflow_starts_no_more_jobs(self, shop):
+        delayed = shop.simply_note.s("delayed").options(countdown=600)
+        workflow = (group(shop.wait_for.s("never-27"), delayed) | shop.note.s(label="body")).delay()
+        shop.wait_for_notes(1)
+        workflow.cancel("the shop is closed")
+        with pytest.raises(JobCancelled, match="the shop is closed"):
+            workflow.result(shop.patience_s)
+        for job in workflow:
+            with pytest.raises(JobCancelled, match=r"the shop is closed|while it ran"):
+                job.result(shop.patience_s)
+        assert workflow.done() and shop.notes() == ["waits for never-27"]
+
+    def test_28_a_member_that_succeeds_after_the_cancellation_keeps_its_result(self, shop):
+        workflow = group(shop.wait_for.s("go-28"), shop.add.s(1, 1).options(countdown=600)).delay()
+        shop.wait_for_notes(1)
+        workflow.cancel(running="leave")
+        shop.touch("go-28")
+        assert workflow[0].result(shop.patience_s) == "go-28"
+        with pytest.raises(GroupError, match="JobCancelled"):
+            workflow.result(shop.patience_s)
+
+    def test_32_a_body_is_not_refused_by_a_full_queue(self, shop):
+        limit = shop.project.penstock("limit", "set", "narrow", "--max-length", "1")
+        assert limit.returncode == 0, limit.output
+        shop.simply_note.options(queue="narrow").delay("fills the queue")
+        workflow = (group(shop.add.s(1, 1)) | shop.total.s().options(queue="narrow")).delay()
+        eventually(lambda: shop.app.job(workflow.id).info().state is JobState.WAITING)
+        workflow.cancel()
+
+    def test_36_a_workflow_is_found_by_its_id_from_elsewhere(self, shop):
+        sent = (group(shop.add.s(i, i) for i in range(3)) | shop.total.s()).delay()
+        sent.result(shop.patience_s)
+        members = group(shop.add.s(i, i) for i in range(3)).delay()
+        members.result(shop.patience_s)
+        script = """
+            import sys
+            from flow_tasks import app
+
+            print(app.workflow(sys.argv[1]).result(30), app.workflow(sys.argv[1]).state())
+            workflow = app.workflow(sys.argv[2])
+            print(workflow.result(30), list(workflow.results(30)), workflow[2].result(30))
+        """
+        said = shop.project.python(script, sent.id, members.id)
+        assert said.splitlines() == ["6 succeeded", "[0, 2, 4] [0, 2, 4] 4"]
+
+    def test_a_workflow_that_has_not_ended_says_how_far_it_is(self, shop):
+        workflow = group(shop.add.s(1, 1), shop.add.s(1, 1).options(countdown=600)).delay()
+        assert workflow[0].result(shop.patience_s) == 2
+        with pytest.raises(ResultTimeout, match=rf"workflow {workflow.id}: .* 1 of 2 members have ended"):
+            workflow.result(0)
+        assert workflow.state() is JobState.RUNNING and not workflow.done()
+        assert workflow.partial() == penstock.PartialResults(1, 0, 1, {0: 2})
+        workflow.cancel()
+
+    def test_steps_run_in_the_queues_that_their_options_name(self, shop):
+        body = shop.show.s().options(queue="second", priority=9)
+        workflow = (group(shop.add.s(1, 1).options(queue="second")) | body).delay()
+        assert workflow.result(shop.patience_s) == "[2]"
+        assert shop.app.job(workflow.id).info().queue == "second"
+
+
+def test_31_what_is_sent_twice_is_two_workflows(shop):
+    step = group(shop.add.s(1, 1))
+    first, second = step.delay(), step.delay()
+    assert first != second and first.result(shop.patience_s) == second.result(shop.patience_s) == [2]
+
+
+def test_37_a_group_of_too_many_is_refused_before_anything_is_sent(shop):
+    with pytest.raises(ValueError, match=r"may have 100,000 members.*chunks\(task, calls, n\).*map_reduce"):
+        group(shop.add.s(1, 1) for _ in iter(int, 1))
+
+
+def test_38_tasks_of_two_apps_are_no_workflow(shop):
+    other = penstock.App("other", shop.app.url)
+    task = other.task(name="other.task")(lambda value: None)
+    with pytest.raises(
+        ValueError, match=r"flow_tasks.add belongs to .* and other.task to .*: a workflow has tasks of one"
+    ):
+        (shop.add.s(1, 2) | task.s()).delay()
+
+
+def test_a_workflow_goes_on_where_it_was_when_its_broker_was_killed(project):
+    project.write("flow_tasks.py", TASKS)
+    shop = FlowShop(project, project.tasks("flow_tasks.py"), is_real=True)
+    shop.clear()
+    project.worker("flow_tasks:app", "-c", "2")
+    members = [shop.wait_for.si("go-on"), *(shop.add.si(i, i) for i in range(20))]
+    body = shop.show.s().link(shop.note.s()) | shop.note.s(label="end")
+    workflow = (shop.add.s(1, 1) | group(members) | body).delay()
+    shop.wait_for_notes(1)
+    project.kill_broker()
+    shop.touch("go-on")
+    assert workflow.result(shop.patience_s) == "end"
+    assert len(shop.wait_for_notes(3)) == 3
