@@ -20,6 +20,7 @@ from penstock import (
     JobInfo,
     JobState,
     Middleware,
+    Partial,
     Retry,
     Signature,
     Task,
@@ -120,7 +121,7 @@ send.starmap([("a", "b", "c")])  # E: list-item
 
 # Signatures
 assert_type(send.s("a"), Signature[int])
-assert_type(send.s(), Signature[int])  # a part of the arguments: a chain adds the rest
+assert_type(send.s(), Partial[str, int])  # without its first argument: a step adds that
 assert_type(send.si("a").options(countdown=1).delay(), Job[int])
 assert_type(app.enqueue([send.s("a"), send.si("b")]), list[Job[int]])
 send.si()  # E: call-arg

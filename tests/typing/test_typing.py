@@ -10,16 +10,17 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
 from mypy import api, stubtest
 
-EXAMPLES = Path(__file__).with_name("accepted_and_refused.py")
+EXAMPLES = [Path(__file__).with_name(name) for name in ("accepted_and_refused.py", "workflows_accepted_and_refused.py")]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 
 
-def marked(pattern):
+def marked(examples, pattern):
     """The codes of the errors that are expected, by line."""
-    lines = enumerate(EXAMPLES.read_text().splitlines(), 1)
+    lines = enumerate(examples.read_text().splitlines(), 1)
     return {number: sorted(mark[1].split()) for number, line in lines if (mark := re.search(pattern, line))}
 
 
@@ -30,29 +31,31 @@ def pyright(*arguments):
     return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment).stdout)
 
 
-def test_mypy_refuses_exactly_what_is_wrong():
-    expected = marked(r"# E(?:\(mypy\))?: ([\w -]+)$")
+@pytest.mark.parametrize("examples", EXAMPLES, ids=lambda file: file.stem)
+def test_mypy_refuses_exactly_what_is_wrong(examples):
+    expected = marked(examples, r"# E(?:\(mypy\))?: ([\w -]+)$")
     found = defaultdict(list)
     arguments = ["--strict", "--show-error-codes", "--no-error-summary", "--no-pretty", "--config-file="]
-    output, problems, _ = api.run([*arguments, f"--cache-dir={ROOT / '.ran' / 'mypy-samples'}", str(EXAMPLES)])
+    output, problems, _ = api.run([*arguments, f"--cache-dir={ROOT / '.ran' / 'mypy-samples'}", str(examples)])
     assert problems == ""
     for line in output.splitlines():
         if ": note: " in line:
             continue
         match = re.fullmatch(r"(.+):(\d+): error: (.*)  \[([\w-]+)\]", line)
         assert match, line
-        assert Path(match[1]).name == EXAMPLES.name, line
+        assert Path(match[1]).name == examples.name, line
         found[int(match[2])].append(match[4])
     assert {number: sorted(codes) for number, codes in found.items()} == expected
 
 
-def test_pyright_refuses_exactly_what_is_wrong(tmp_path):
-    config = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "include": [str(EXAMPLES)]}
+@pytest.mark.parametrize("examples", EXAMPLES, ids=lambda file: file.stem)
+def test_pyright_refuses_exactly_what_is_wrong(examples, tmp_path):
+    config = {"typeCheckingMode": "strict", "pythonVersion": "3.11", "include": [str(examples)]}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
     told = pyright("--project", tmp_path)
     assert told["summary"]["filesAnalyzed"] == 1
     errors = [(each["range"]["start"]["line"] + 1, each["message"]) for each in told["generalDiagnostics"]]
-    assert {line for line, _ in errors} == marked(r"# E: ([\w -]+)$").keys(), errors
+    assert {line for line, _ in errors} == marked(examples, r"# E: ([\w -]+)$").keys(), errors
 
 
 def test_everything_public_has_a_type_that_all_checkers_agree_on():
