@@ -46,13 +46,12 @@ const NOT_NEEDED: &str = "it was not needed: nothing that it waited for has fail
 /// Group of the values that say how joins have ended.
 const OUTCOMES: &str = "penstock.groups";
 
-/// Returns the body of a value that says which jobs have failed.
+/// Returns the body of a value that says which jobs have failed, in the order of their ids: members of a group in theirs.
 pub(crate) fn upstream(causes: &[MessageId]) -> Bytes {
-    causes
-        .iter()
-        .flat_map(|id| id.0)
-        .collect::<Vec<u8>>()
-        .into()
+    let mut causes = causes.to_vec();
+    causes.sort_unstable();
+    let ids = causes.iter().flat_map(|id| id.0);
+    ids.collect::<Vec<u8>>().into()
 }
 
 /// Class of jobs whose workers crashed once too often.
