@@ -11,6 +11,8 @@ use crate::DeliverySink;
 #[derive(Default)]
 pub(super) struct Consumers {
     by_number: BTreeMap<u32, Consumer>,
+    /// Whether all were stopped, for good: the next broker need not know them.
+    are_over: bool,
 }
 
 struct Consumer {
@@ -42,6 +44,7 @@ impl Consumers {
     }
 
     pub(super) fn consume(&mut self, consume: Consume, sink: Arc<dyn DeliverySink>) {
+        self.are_over = false;
         let add_credit = consume.add_credit;
         let consumer = self
             .by_number
@@ -74,11 +77,13 @@ impl Consumers {
         }
         consumer.credit += add_credit;
         consumer.unsent_credit += add_credit;
-        consumer.stopped = false;
+        // A change of its queues or tasks alone leaves it stopped.
+        consumer.stopped &= add_credit == 0;
         consumer.changed = true;
     }
 
     pub(super) fn stop(&mut self) {
+        self.are_over = true;
         self.by_number.values_mut().for_each(Consumer::stop);
     }
 
@@ -90,6 +95,9 @@ impl Consumers {
 
     /// Marks all as unknown to the broker, for a new connection.
     pub(super) fn begin_connection(&mut self) {
+        if self.are_over {
+            return;
+        }
         for consumer in self.by_number.values_mut() {
             consumer.unsent_credit = consumer.credit;
             consumer.wish_changed = true;
@@ -117,20 +125,26 @@ impl Consumers {
     pub(super) fn take_changes(&mut self) -> Vec<proto::Consumer> {
         let changed = self.by_number.values_mut();
         let changed = changed.filter(|consumer| consumer.changed);
-        let told = changed.map(|consumer| {
+        let told = changed.flat_map(|consumer| {
             consumer.changed = false;
-            let mut consume = match std::mem::take(&mut consumer.wish_changed) {
+            let number = consumer.wish.consumer;
+            let has_wish = std::mem::take(&mut consumer.wish_changed);
+            let mut consume = match has_wish {
                 true => consumer.wish.clone(),
                 false => Consume {
-                    consumer: consumer.wish.consumer,
+                    consumer: number,
                     ..Consume::default()
                 },
             };
             consume.add_credit = std::mem::take(&mut consumer.unsent_credit);
-            proto::Consumer {
-                stop: consumer.stopped,
-                ..consume.into()
-            }
+            // The broker reads nothing else of an entry that stops.
+            let stop = consumer.stopped.then(|| proto::Consumer {
+                consumer: number,
+                stop: true,
+                ..proto::Consumer::default()
+            });
+            let wish = (has_wish || !consumer.stopped).then(|| consume.into());
+            wish.into_iter().chain(stop)
         });
         told.collect()
     }

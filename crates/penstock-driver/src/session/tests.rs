@@ -683,7 +683,13 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
     assert_eq!(bench.sent(), "consume stop");
     bench.session.disconnected("test");
     bench.connect(0);
-    assert_eq!(bench.sent(), "consume stop; report 1/4");
+    // The next broker need not know a consumer that is over.
+    assert_eq!(bench.sent(), "report 1/4");
+    consume(&mut bench, 2);
+    assert_eq!(bench.sent(), "consume  +2");
+    bench.session.disconnected("test");
+    bench.connect(0);
+    assert_eq!(bench.sent(), "consume mail +2; report 1/4");
 }
 
 #[test]
@@ -1002,7 +1008,30 @@ fn several_consumers_are_told_of_apart_and_again_after_a_reconnect() {
     assert_eq!(bench.sent(), "");
     bench.session.disconnected("gone");
     bench.connect(0);
-    assert_eq!(bench.sent(), "consume mail tasks quick +4; consume/1 stop");
+    // A broker that does not know it learns its queues and tasks, or it would have none when it is given credit again.
+    assert_eq!(
+        bench.sent(),
+        "consume mail tasks quick +4; consume/1 mail tasks slow +0; consume/1 stop"
+    );
+    let again = Consume {
+        consumer: 1,
+        add_credit: 1,
+        ..Consume::default()
+    };
+    bench.session.consume(again, Arc::clone(&hands));
+    assert_eq!(bench.sent(), "consume/1  +1");
+    // A change of its tasks gives it no credit.
+    bench.session.stop_consumer(1);
+    let other = Consume {
+        consumer: 1,
+        tasks: Tasks::Named(vec!["other".to_owned()]),
+        ..Consume::default()
+    };
+    bench.session.consume(other, hands);
+    assert_eq!(
+        bench.sent(),
+        "consume/1 mail tasks other +0; consume/1 stop"
+    );
 }
 
 fn takes(queue: &str, add_credit: u32) -> Consume {
