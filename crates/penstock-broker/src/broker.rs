@@ -19,6 +19,7 @@ use crate::marks::Operations;
 use crate::queue::Service;
 use crate::reading::Reading;
 use crate::records::{ENDED_AT_ONCE, Event, Record, RecordWriter};
+use crate::relay::Relay;
 use crate::state::State;
 use crate::tally::Step;
 use crate::timers::Timer;
@@ -53,6 +54,7 @@ pub struct Broker {
     /// Outputs that wait for nothing and belong before the others.
     pub(crate) outbox: VecDeque<Output>,
     pub(crate) reading: Reading,
+    pub(crate) relay: Relay,
     pub(crate) staged_parts_bytes: usize,
     /// Number of transactions that were checked.
     pub(crate) checks: u64,
@@ -106,6 +108,7 @@ impl Broker {
             line: VecDeque::new(),
             outbox: VecDeque::new(),
             reading: Reading::default(),
+            relay: Relay::default(),
             staged_parts_bytes: 0,
             checks: 0,
             checking: Checking::new(hashing),
@@ -186,12 +189,10 @@ impl Broker {
                 is_full,
                 limit_bytes,
             } => self.memory_changed(is_full, limit_bytes),
-            Input::Report { conn, slots, busy } => {
-                if let Some(connection) = self.connections.get_mut(&conn) {
-                    (connection.slots, connection.busy) = (slots, busy);
-                    connection.is_worker = true;
-                }
+            Input::Report { conn, report } => {
+                self.note_report(conn, report);
             }
+            Input::Reply { conn, ask, reply } => self.reply(conn, ask, reply),
         }
         self.watch_unserved();
         self.state.sweep();
@@ -215,6 +216,7 @@ impl Broker {
             self.seal(Durability::Disk);
         }
         self.run_timers();
+        self.end_late_asks();
     }
 
     /// Notes that the journal has written all records up to this one to the operating system.
@@ -277,11 +279,13 @@ impl Broker {
         if self.has_chores() {
             return Some(self.clocks.mono());
         }
+        let asks = self.relay.next_deadline();
         if self.space == Space::NoSettlements {
             // What a timer does may want space. It is looked at again once there is some.
-            return None;
+            return asks;
         }
-        self.state.timers.next_deadline(&self.clocks)
+        let timers = self.state.timers.next_deadline(&self.clocks);
+        timers.into_iter().chain(asks).min()
     }
 
     /// Returns the position of the next record that will be polled or written.
@@ -559,6 +563,10 @@ impl Broker {
         if !cancels.is_empty() {
             return Some(Output::Cancels { conn, cancels });
         }
+        let asks = self.relay.take(&mut connection.asks);
+        if !asks.is_empty() {
+            return Some(Output::Asks { conn, asks });
+        }
         if !connection.values.is_empty() {
             let mut bytes = 0;
             let mut values = Vec::with_capacity(connection.values.len().min(1024));
@@ -609,6 +617,7 @@ impl Broker {
             Query::Message(id) => Answer::Message(self.message_info(id)),
             Query::Failed(query) => Answer::Failed(self.failed_page(query)),
             Query::Operation(operation) => Answer::Operation(self.operation_status(*operation)),
+            Query::Ask(ask) => return self.ask(conn, id, ask),
             Query::Unnamed => Answer::Refused(
                 "this broker is older than its client and does not know the question: upgrade the broker"
                     .to_owned(),

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use penstock_faults::planted;
-use penstock_message::{Answer, Durability, Key, KeyState, Lease, SessionId};
+use penstock_message::{Answer, Durability, Key, KeyState, Lease, SessionId, WorkerReport};
 
 use crate::messages::Handle;
 use crate::records::{Event, Grant};
@@ -30,8 +30,8 @@ pub(crate) struct Connection {
     pub(crate) in_line: bool,
     /// Whether it has asked for work or reported on it.
     pub(crate) is_worker: bool,
-    pub(crate) slots: u32,
-    pub(crate) busy: u32,
+    /// What it has said of itself, if it has.
+    pub(crate) report: Option<WorkerReport>,
     pub(crate) welcome: Option<Welcome>,
     pub(crate) deliveries: VecDeque<Waiting>,
     /// Number of these for which bodies that are not in memory have been asked for, and their bytes.
@@ -41,6 +41,8 @@ pub(crate) struct Connection {
     pub(crate) cancels: VecDeque<(Handle, u64)>,
     pub(crate) values: VecDeque<(Key, KeyState)>,
     pub(crate) answers: VecDeque<(u64, Answer)>,
+    /// Numbers of the questions that wait to be sent to it; some may be over.
+    pub(crate) asks: VecDeque<u64>,
 }
 
 /// A delivery that waits to be sent.
@@ -69,8 +71,7 @@ impl Connection {
             unsent: 0,
             in_line: false,
             is_worker: false,
-            slots: 0,
-            busy: 0,
+            report: None,
             welcome: Some(welcome),
             deliveries: VecDeque::new(),
             ahead: 0,
@@ -78,6 +79,7 @@ impl Connection {
             cancels: VecDeque::new(),
             values: VecDeque::new(),
             answers: VecDeque::new(),
+            asks: VecDeque::new(),
         }
     }
 
@@ -272,8 +274,9 @@ impl Broker {
     /// Forgets the connection. Deliveries that never left return at once: nobody can have begun them.
     fn drop_connection(&mut self, conn: ConnId) -> Option<u32> {
         let connection = self.connections.remove(&conn)?;
-        self.drop_consumers(connection.consumers);
         let index = connection.session;
+        self.drop_asks(conn, index);
+        self.drop_consumers(connection.consumers);
         let session = &mut self.state.sessions[index];
         session.conn = None;
         if let Some(staged) = session.staged.take() {

@@ -171,6 +171,7 @@ impl Broker {
             connection.consumers.push(slot);
             slot
         });
+        connection.is_worker = true;
         let consumer = &mut self.consumers.all[slot];
         consumer.credit += u64::from(*add_credit);
         let is_renamed = consumer.app != *app && !app.is_empty();

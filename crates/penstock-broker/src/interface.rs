@@ -1,8 +1,9 @@
 //! Inputs and outputs of the core.
 
+use bytes::Bytes;
 use penstock_message::{
-    CancelOrder, Consume, Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId, Space,
-    Tx, WallMs,
+    Ask, CancelOrder, Consume, Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId,
+    Space, Tx, WallMs, WorkerReport,
 };
 
 // What travels between a client and the core stands with the nouns.
@@ -136,11 +137,16 @@ pub enum Input {
         is_full: bool,
         limit_bytes: u64,
     },
-    /// A worker's own figures, for `status`. Not journaled.
+    /// A worker's own figures and state, for `status`. Not journaled.
     Report {
         conn: ConnId,
-        slots: u32,
-        busy: u32,
+        report: WorkerReport,
+    },
+    /// A worker's reply to a question, by the number that `Asks` gave it.
+    Reply {
+        conn: ConnId,
+        ask: u64,
+        reply: Bytes,
     },
 }
 
@@ -175,6 +181,11 @@ pub enum Output {
     Cancels {
         conn: ConnId,
         cancels: Vec<CancelOrder>,
+    },
+    /// Questions that the worker is to answer by `Reply`.
+    Asks {
+        conn: ConnId,
+        asks: Vec<Ask>,
     },
     Values {
         conn: ConnId,

@@ -59,6 +59,7 @@ mod reading;
 mod reclaim;
 mod records;
 mod recovery;
+mod relay;
 mod sessions;
 mod slab;
 mod state;

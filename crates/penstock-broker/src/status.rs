@@ -185,6 +185,8 @@ impl Broker {
         });
         workers.map(|(index, session, connection)| {
             let consumers = connection.map_or(&[][..], |connection| &connection.consumers);
+            let report = connection.and_then(|connection| connection.report);
+            let report = report.unwrap_or_default();
             let consumers = consumers
                 .iter()
                 .filter_map(|slot| self.consumers.get(*slot));
@@ -199,13 +201,12 @@ impl Broker {
             let worker = WorkerStatus {
                 name: session.name.clone(),
                 queues: served.iter().map(name_of).collect(),
-                slots: connection.map_or(0, |connection| connection.slots),
+                slots: report.slots,
                 // A worker tells of itself once a second; what it has settled since is known better here.
-                busy: connection
-                    .map_or(0, |connection| connection.busy)
-                    .min(session.leases.len() as u32),
+                busy: report.busy.min(session.leases.len() as u32),
                 leases: session.leases.len() as u32,
                 connected: connection.is_some(),
+                state: report.state,
                 running: Vec::new(),
             };
             (u64::from(index), worker)

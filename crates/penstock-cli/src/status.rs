@@ -455,6 +455,7 @@ mod tests {
                 busy: 1,
                 leases: 2,
                 connected: false,
+                state: penstock_message::WorkerState::Serving,
                 running: vec![RunningJob {
                     id: MessageId([1; 16]),
                     task: "send".to_owned(),

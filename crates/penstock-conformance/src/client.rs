@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use penstock_driver::{DeliverySink, Done, Driver, DriverError, ErrorKind, Lead, ValueSink};
 use penstock_message::{
-    Answer, CancelOrder, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease, Op,
-    Query, Receipt, Status, Tasks, Tx,
+    Answer, Ask, CancelOrder, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease,
+    Op, Query, Receipt, Status, Tasks, Tx,
 };
 
 /// Time to wait for a call: long enough for a machine that does ten other things. No call that succeeds takes it.
@@ -120,10 +120,12 @@ impl Client {
         let (delivered, deliveries) = channel();
         let (kept, leases_kept) = channel();
         let (asked, cancels) = channel();
+        let (questioned, asks) = channel();
         let sink = Arc::new(Hands {
             delivered: Mutex::new(delivered),
             kept: Mutex::new(kept),
             asked: Mutex::new(asked),
+            questioned: Mutex::new(questioned),
             held: Mutex::default(),
             failed: Mutex::default(),
         });
@@ -138,6 +140,7 @@ impl Client {
             deliveries,
             leases_kept,
             cancels,
+            asks,
         };
         worker.want(credit);
         worker
@@ -231,12 +234,14 @@ pub struct Worker {
     pub deliveries: Receiver<Vec<Delivery>>,
     pub leases_kept: Receiver<Vec<Lease>>,
     pub cancels: Receiver<Vec<CancelOrder>>,
+    pub asks: Receiver<Vec<Ask>>,
 }
 
 struct Hands {
     delivered: Mutex<Sender<Vec<Delivery>>>,
     kept: Mutex<Sender<Vec<Lease>>>,
     asked: Mutex<Sender<Vec<CancelOrder>>>,
+    questioned: Mutex<Sender<Vec<Ask>>>,
     held: Mutex<Vec<Lease>>,
     failed: Mutex<Option<DriverError>>,
 }
@@ -250,6 +255,10 @@ impl DeliverySink for Hands {
 
     fn cancel(&self, orders: Vec<CancelOrder>) {
         let _unheard = self.asked.lock().unwrap().send(orders);
+    }
+
+    fn asked(&self, asks: Vec<Ask>) {
+        let _unheard = self.questioned.lock().unwrap().send(asks);
     }
 
     fn failed(&self, error: DriverError) {

@@ -168,6 +168,7 @@ pub fn is_asked_for(feature: Feature) -> bool {
             | Feature::CancelRunning
             | Feature::TasksOfConsumers
             | Feature::MovableClock
+            | Feature::Asks
     )
 }
 

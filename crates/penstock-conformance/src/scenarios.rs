@@ -10,9 +10,10 @@ use bytes::Bytes;
 use penstock_driver::DriverError;
 use penstock_message::Feature::*;
 use penstock_message::{
-    Answer, Applied, Condition, Delivery, Due, Durability, FailedQuery, Failure, Feature, Filter,
-    HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message, MessageState, Op, Overflow, Query,
-    QueueLimits, Receipt, Refusal, ReleaseReason, Run, Running, Target, Tasks, Value, ValueStatus,
+    Answer, Applied, AskQuery, Condition, Delivery, Due, Durability, FailedQuery, Failure, Feature,
+    Filter, HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message, MessageState, NoReply, Op,
+    Overflow, Query, QueueLimits, Receipt, Refusal, ReleaseReason, Run, Running, Target, Tasks,
+    Value, ValueStatus, WorkerReport, WorkerState,
 };
 
 use crate::words::*;
@@ -99,6 +100,7 @@ scenarios! { $
     a_clock_that_is_moved_makes_delayed_jobs_due { shows [MovableClock] needs [Delays] }
     a_countdown_does_not_follow_the_clock_on_the_wall { shows [SteadyClock] needs [Delays, OsDurability] by SetWallClock }
     the_status_counts_jobs_and_workers { shows [] needs [Delays] }
+    a_worker_is_asked_and_replies { shows [Asks] needs [] }
     a_job_can_be_looked_at { shows [Inspection] needs [Delays] }
     what_a_driver_declares_is_true { shows [] needs [] }
 }
@@ -1162,7 +1164,12 @@ fn the_status_counts_jobs_and_workers(bench: &Bench<'_>) {
         publish_due(message(2), Some(Due::AfterMs(60_000))),
     ]);
     let worker = bench.client().worker("other", 5);
-    worker.client.driver.report(8, 3);
+    worker.client.driver.report(WorkerReport {
+        slots: 8,
+        busy: 3,
+        state: WorkerState::Paused,
+        takes_asks: false,
+    });
     // Its answer says that the report has arrived.
     worker.client.status();
     let status = client.status();
@@ -1174,8 +1181,42 @@ fn the_status_counts_jobs_and_workers(bench: &Bench<'_>) {
     assert_eq!((queue.ready, queue.delayed, queue.running), (1, 1, 0));
     // It holds no job, so nothing of it is busy, whatever it said last.
     assert_eq!((status.workers[0].slots, status.workers[0].busy), (8, 0));
+    assert_eq!(status.workers[0].state, WorkerState::Paused);
     let clients = u32::from(bench.several_clients());
     assert_eq!((status.clients, status.workers.len()), (clients, 1));
+}
+
+fn a_worker_is_asked_and_replies(bench: &Bench<'_>) {
+    let client = bench.client();
+    let ask = |worker: &str, question: &'static str| {
+        Query::Ask(AskQuery {
+            worker: worker.to_owned(),
+            question: Bytes::from_static(question.as_bytes()),
+            patience_ms: 10_000,
+        })
+    };
+    let nobody = client.ask(ask("nobody", "anyone?"));
+    assert_eq!(
+        nobody,
+        Answer::Asked(Err(NoReply::UnknownWorker)),
+        "a question is answered"
+    );
+    let worker = bench.client().worker("work", 1);
+    worker.client.driver.report(WorkerReport {
+        takes_asks: true,
+        ..WorkerReport::default()
+    });
+    let name = worker.client.status().workers[0].name.clone();
+    let answer = thread::scope(|scope| {
+        let asked = scope.spawn(|| client.ask(ask(&name, "which?")));
+        let asks = worker.asks.recv_timeout(client.patience);
+        let asks = asks.expect("the question comes");
+        assert_eq!(&*asks[0].question, b"which?");
+        let reply = Bytes::from_static(b"this");
+        worker.client.driver.reply(asks[0].id, reply);
+        asked.join().expect("an answer")
+    });
+    assert_eq!(answer, Answer::Asked(Ok(Bytes::from_static(b"this"))));
 }
 
 fn a_job_can_be_looked_at(bench: &Bench<'_>) {

@@ -16,9 +16,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use penstock_message::{
-    Answer, CancelOrder, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease, Notice,
-    Query, Receipt, Tx,
+    Answer, Ask, CancelOrder, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease,
+    Notice, Query, Receipt, Tx, WorkerReport,
 };
 
 pub use address::{Address, DEFAULT_PORT};
@@ -83,8 +84,12 @@ pub trait Driver: Send + Sync {
 
     fn query(&self, query: Query, deadline: Instant, done: Done<Answer>);
 
-    /// Reports a worker's own figures, for `status`.
-    fn report(&self, slots: u32, busy: u32);
+    /// Reports a worker's own figures and state, for `status`, and whether its sinks take questions.
+    fn report(&self, report: WorkerReport);
+
+    /// Replies to a question that a sink was asked. Without effect once the connection that it came on is gone: the
+    /// asker has been told.
+    fn reply(&self, ask: u64, reply: Bytes);
 
     /// Takes the broker's notices that nobody has taken yet.
     fn take_notices(&self) -> Vec<Notice>;
@@ -153,6 +158,8 @@ pub trait DeliverySink: Send + Sync {
     /// The broker asks for jobs to be stopped and released. It asks again after each reconnect, for as long as
     /// their leases hold. Comes after the deliveries that the orders are about; some may be another sink's.
     fn cancel(&self, _orders: Vec<CancelOrder>) {}
+    /// Clients ask this worker, which is to [reply](Driver::reply) to each question.
+    fn asked(&self, _asks: Vec<Ask>) {}
     /// Returns the leases still worked on; asked for at each reconnect.
     fn held_leases(&self) -> Vec<Lease>;
     /// The connection is gone. Leases hold for one heartbeat from here; after that the broker gives them to others.

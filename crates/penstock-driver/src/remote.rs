@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::{Buf, Bytes, BytesMut};
 use penstock_message::{
     Answer, Capabilities, Consume, Durability, Feature, Key, Lease, Notice, Query, Receipt,
-    SessionId, Tx,
+    SessionId, Tx, WorkerReport,
 };
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions, proto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -323,8 +323,12 @@ impl Driver for Remote {
         }
     }
 
-    fn report(&self, slots: u32, busy: u32) {
-        let _ = self.with_session(|session| session.report(slots, busy));
+    fn report(&self, report: WorkerReport) {
+        let _ = self.with_session(|session| session.report(report));
+    }
+
+    fn reply(&self, ask: u64, reply: Bytes) {
+        let _ = self.with_session(|session| session.reply(ask, reply));
     }
 
     fn take_notices(&self) -> Vec<Notice> {

@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Applied, CancelOrder, Capabilities, Consume, Delivery, Durability, Features, Key,
+    Answer, Applied, Ask, CancelOrder, Capabilities, Consume, Delivery, Durability, Features, Key,
     KeyState, Lease, Notice, Query, Receipt, SeededMap, SeededSet, SeededState, SessionId,
+    WorkerReport,
 };
 use penstock_wire::{
     HELLO_LEASES, MAX_FRAME_BYTES, Versions, WireError, convert, encode_frame, proto,
@@ -61,6 +62,7 @@ pub enum Event {
     TimedOut(Arc<dyn ValueSink>, Option<String>),
     Deliver(Arc<dyn DeliverySink>, Vec<Delivery>),
     Cancel(Arc<dyn DeliverySink>, Vec<CancelOrder>),
+    Asked(Arc<dyn DeliverySink>, Vec<Ask>),
     OutOfReach(Arc<dyn DeliverySink>),
     LeasesKept(Arc<dyn DeliverySink>, Vec<Lease>),
     ConsumerFailed(Arc<dyn DeliverySink>, DriverError),
@@ -79,6 +81,7 @@ impl Event {
             Self::TimedOut(sink, trouble) => sink.timed_out(trouble),
             Self::Deliver(sink, deliveries) => sink.deliver(deliveries),
             Self::Cancel(sink, orders) => sink.cancel(orders),
+            Self::Asked(sink, asks) => sink.asked(asks),
             Self::OutOfReach(sink) => sink.out_of_reach(),
             Self::LeasesKept(sink, kept) => sink.leases_kept(&kept),
             Self::ConsumerFailed(sink, error) => sink.failed(error),
@@ -221,6 +224,9 @@ pub struct Session {
     consumers: Consumers,
     report: Option<proto::Report>,
     report_changed: bool,
+    /// Questions that came on this connection, and have no reply.
+    asks: BTreeSet<u64>,
+    unsent_replies: VecDeque<proto::Reply>,
     notices: VecDeque<Notice>,
     events: VecDeque<Event>,
 }
@@ -260,6 +266,8 @@ impl Session {
             consumers: Consumers::default(),
             report: None,
             report_changed: false,
+            asks: BTreeSet::new(),
+            unsent_replies: VecDeque::new(),
             notices: VecDeque::new(),
             events: VecDeque::new(),
         }
@@ -396,10 +404,18 @@ impl Session {
         self.consumers.stop_one(consumer);
     }
 
-    pub fn report(&mut self, slots: u32, busy: u32) {
-        let report = Some(proto::Report { slots, busy });
+    pub fn report(&mut self, report: WorkerReport) {
+        let report = Some(report.into());
         self.report_changed |= self.report != report;
         self.report = report;
+    }
+
+    /// Replies to a question, unless its connection is gone.
+    pub fn reply(&mut self, ask: u64, reply: Bytes) {
+        if self.asks.remove(&ask) {
+            self.unsent_replies
+                .push_back(proto::Reply { id: ask, reply });
+        }
     }
 
     pub fn take_notices(&mut self) -> Vec<Notice> {
@@ -517,6 +533,9 @@ impl Session {
             let sinks = self.consumers.sinks().into_iter();
             self.events.extend(sinks.map(Event::OutOfReach));
         }
+        // The broker has told their askers, and numbers them anew.
+        self.asks.clear();
+        self.unsent_replies.clear();
         self.link = Link::Down;
         self.down_because = Some(why.to_owned());
         self.out.clear();
@@ -568,6 +587,9 @@ impl Session {
         }
         if !frame.cancels.is_empty() {
             self.asked_to_cancel(&convert::all(frame.cancels)?);
+        }
+        if !frame.asks.is_empty() {
+            self.asked(frame.asks);
         }
         for value in frame.values {
             let (key, state) = value.try_into()?;

@@ -8,8 +8,9 @@ use penstock_broker::{
     Broker, BrokerOptions, Carried, ConnId, Input, Now, Output, Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    Condition, Consume, Due, Durability, HeaderPatch, Hold, JoinPolicy, Key, Lease, Message,
-    MessageId, Op, ReleaseReason, SessionId, StatusQuery, Tasks, Tx, Value, ValueStatus,
+    AskQuery, Condition, Consume, Due, Durability, HeaderPatch, Hold, JoinPolicy, Key, Lease,
+    Message, MessageId, Op, ReleaseReason, SessionId, StatusQuery, Tasks, Tx, Value, ValueStatus,
+    WorkerReport, WorkerState,
 };
 
 const CLIENTS: usize = 3;
@@ -229,7 +230,7 @@ impl World {
                 };
                 Input::Consume { conn, consume }
             }
-            8 => match data.int_in_range(0..=5)? {
+            8 => match data.int_in_range(0..=6)? {
                 0 => Input::StopConsuming {
                     conn,
                     consumer: data.int_in_range(0..=2)?,
@@ -240,16 +241,30 @@ impl World {
                 },
                 2 => Input::Report {
                     conn,
-                    slots: any_number(data)? as u32,
-                    busy: any_number(data)? as u32,
+                    report: WorkerReport {
+                        slots: any_number(data)? as u32,
+                        busy: any_number(data)? as u32,
+                        state: WorkerState::Paused,
+                        takes_asks: data.arbitrary()?,
+                    },
                 },
                 3 => Input::Query {
                     conn,
                     id: data.arbitrary()?,
-                    query: match data.arbitrary()? {
-                        true => Query::Status(StatusQuery::default()),
-                        false => Query::Message(any_id(data)?),
+                    query: match data.int_in_range(0..=2)? {
+                        0 => Query::Status(StatusQuery::default()),
+                        1 => Query::Message(any_id(data)?),
+                        _ => Query::Ask(AskQuery {
+                            worker: any_name(data)?,
+                            question: Bytes::new(),
+                            patience_ms: any_number(data)?,
+                        }),
                     },
+                },
+                6 => Input::Reply {
+                    conn,
+                    ask: data.int_in_range(0..=4)?,
+                    reply: Bytes::new(),
                 },
                 4 => Input::Watch {
                     conn,

@@ -78,6 +78,8 @@ pub struct Capabilities {
     pub parking: bool,
     /// Whether clients can move the clock.
     pub movable_clock: bool,
+    /// Whether questions are passed on to workers.
+    pub asks: bool,
     pub remarks: Vec<Remark>,
 }
 
@@ -185,6 +187,7 @@ impl Capabilities {
         why: false,
         parking: false,
         movable_clock: false,
+        asks: false,
         remarks: Vec::new(),
     };
 
@@ -226,6 +229,7 @@ impl Capabilities {
             Feature::Why => self.why,
             Feature::Parking => self.parking,
             Feature::MovableClock => self.movable_clock,
+            Feature::Asks => self.asks,
         }
     }
 
@@ -269,6 +273,7 @@ impl Capabilities {
             Feature::Why => self.why = false,
             Feature::Parking => self.parking = false,
             Feature::MovableClock => self.movable_clock = false,
+            Feature::Asks => self.asks = false,
         }
         if matches!(
             feature,
@@ -380,10 +385,11 @@ pub enum Feature {
     Why,
     Parking,
     MovableClock,
+    Asks,
 }
 
 impl Feature {
-    pub const ALL: [Self; 36] = [
+    pub const ALL: [Self; 37] = [
         Self::ReplicatedDurability,
         Self::DiskDurability,
         Self::OsDurability,
@@ -420,6 +426,7 @@ impl Feature {
         Self::Why,
         Self::Parking,
         Self::MovableClock,
+        Self::Asks,
     ];
 
     /// Returns the feature that a commit of this durability needs.
@@ -470,6 +477,7 @@ impl Feature {
             Self::Why => "saying why a job waits",
             Self::Parking => "parking jobs",
             Self::MovableClock => "moving the clock",
+            Self::Asks => "asking a worker",
         }
     }
 }
@@ -565,6 +573,7 @@ impl Features {
             Query::Message(_) => needs.with(Feature::Inspection),
             Query::Failed(_) => needs.with(Feature::FailedJobs),
             Query::SetClock { .. } => needs.with(Feature::MovableClock),
+            Query::Ask(_) => needs.with(Feature::Asks),
             Query::Status(_) | Query::Operation(_) | Query::Unnamed | Query::Stop => needs,
         }
     }
@@ -655,6 +664,7 @@ mod tests {
             why: true,
             parking: true,
             movable_clock: true,
+            asks: true,
             ..Capabilities::default()
         }
     }

@@ -3,6 +3,7 @@
 //! A *message* is what a broker holds; a job travels in one. Everything that changes a broker's
 //! state is a [`Tx`]: operations that are applied all together or not at all.
 
+mod ask;
 mod capabilities;
 mod consumer;
 mod given;
@@ -15,6 +16,7 @@ mod query;
 mod tx;
 mod value;
 
+pub use ask::{Ask, AskQuery, NoReply, WorkerReport, WorkerState};
 pub use capabilities::{
     Capabilities, Dedupe, Feature, Features, LeaseLife, Limits, NotOffered, Priorities, Remark,
     Settlement,

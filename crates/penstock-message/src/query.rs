@@ -2,7 +2,9 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::{Failure, Filter, MessageId, QueueLimits, Space, WallMs};
+use crate::{
+    AskQuery, Failure, Filter, MessageId, NoReply, QueueLimits, Space, WallMs, WorkerState,
+};
 
 /// Query of a client to a broker. None changes what the broker holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +17,8 @@ pub enum Query {
     Failed(FailedQuery),
     /// Progress of a purge, or of another operation on many jobs.
     Operation(u64),
+    /// A question to a worker, which the broker passes on.
+    Ask(AskQuery),
     /// A query of a newer protocol: answered as refused.
     Unnamed,
     /// Stop this broker. Only the process around a broker can do that, and only a local one does.
@@ -31,6 +35,8 @@ pub enum Answer {
     Failed(FailedPage),
     /// `None`: no such operation in the last ten minutes.
     Operation(Option<OperationStatus>),
+    /// The reply of a worker, or why there is none.
+    Asked(Result<Bytes, NoReply>),
     /// The broker stops now, in order.
     Stopping,
     /// The time by the broker's clock, which was moved on.
@@ -330,6 +336,7 @@ pub struct WorkerStatus {
     pub leases: u32,
     /// Whether it is connected; otherwise its leases are held back for it until its heartbeat ends.
     pub connected: bool,
+    pub state: WorkerState,
     /// Jobs that it has had for longest, the first begun first: 64 at most. A worker fetches short jobs ahead, so
     /// those at the end may wait in it still.
     pub running: Vec<RunningJob>,

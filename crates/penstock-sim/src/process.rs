@@ -17,7 +17,7 @@ use penstock_jobs::{DeliveryHead, Outcome, blame, lost, runs_alone, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
     CancelOrder, Consume, Delivery, Durability, Key, KeyState, Lease, MessageId, Op, Query,
-    ReleaseReason, SeededState, SessionId, StatusQuery, Tasks, Tx,
+    ReleaseReason, SeededState, SessionId, StatusQuery, Tasks, Tx, WorkerReport, WorkerState,
 };
 use penstock_wire::proto::ToClient;
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions};
@@ -406,7 +406,12 @@ impl Worker {
         }
         let slots: usize = self.pools.iter().map(|pool| pool.children.len()).sum();
         let busy: usize = self.pools.iter().map(|pool| pool.policy.busy()).sum();
-        session.report(slots as u32, busy as u32);
+        session.report(WorkerReport {
+            slots: slots as u32,
+            busy: busy as u32,
+            state: WorkerState::Serving,
+            takes_asks: false,
+        });
     }
 
     /// Sends packets to where idle children find them; whether there was any.

@@ -4,11 +4,12 @@
 use bytes::Bytes;
 use penstock_message::{
     Durability, InputShape, MessageId, MessageState, Overflow, Running, SessionId, Space,
-    ValueStatus, When,
+    ValueStatus, When, WorkerState,
 };
 
 use crate::{WireError, proto};
 
+mod asks;
 mod capabilities;
 mod consumers;
 mod failures;
@@ -64,6 +65,9 @@ same_variants!(MessageState, proto::message_info::State, "an unknown state of a 
 });
 same_variants!(Running, proto::cancel::Running, "an unknown treatment of running jobs", {
     Leave = Leave, Ask = Ask, Kill = Kill,
+});
+same_variants!(WorkerState, proto::WorkerState, "an unknown state of a worker", {
+    Unsaid = Unsaid, Serving = Serving, Paused = Paused, Draining = Draining, Ending = Ending,
 });
 same_variants!(InputShape, proto::inputs::Shape, "an unknown shape of inputs", {
     One = One, List = List, Named = Named,

@@ -20,6 +20,8 @@ pub struct ToBroker {
     /// everything else in its frame.
     #[prost(bool, tag = "8")]
     pub goodbye: bool,
+    #[prost(message, repeated, tag = "9")]
+    pub replies: ::prost::alloc::vec::Vec<Reply>,
     #[prost(message, repeated, tag = "12")]
     pub consumers: ::prost::alloc::vec::Vec<Consumer>,
 }
@@ -46,6 +48,8 @@ pub struct ToClient {
     /// After the deliveries that they are about.
     #[prost(message, repeated, tag = "9")]
     pub cancels: ::prost::alloc::vec::Vec<CancelOrder>,
+    #[prost(message, repeated, tag = "10")]
+    pub asks: ::prost::alloc::vec::Vec<Ask>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Hello {
@@ -194,6 +198,8 @@ pub struct Capabilities {
     pub parking: bool,
     #[prost(bool, tag = "40")]
     pub movable_clock: bool,
+    #[prost(bool, tag = "41")]
+    pub asks: bool,
 }
 /// Nested message and enum types in `Capabilities`.
 pub mod capabilities {
@@ -1139,7 +1145,7 @@ pub mod key_value {
 pub struct Query {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "query::Query", tags = "3, 4, 6, 7, 8, 12")]
+    #[prost(oneof = "query::Query", tags = "3, 4, 5, 6, 7, 8, 12")]
     pub query: ::core::option::Option<query::Query>,
 }
 /// Nested message and enum types in `Query`.
@@ -1151,6 +1157,8 @@ pub mod query {
         /// end this broker; local brokers only
         #[prost(bool, tag = "4")]
         Stop(bool),
+        #[prost(message, tag = "5")]
+        Ask(super::AskQuery),
         #[prost(message, tag = "6")]
         Status(super::StatusQuery),
         #[prost(message, tag = "7")]
@@ -1160,6 +1168,109 @@ pub mod query {
         /// a double for tests only
         #[prost(message, tag = "12")]
         SetClock(super::SetClock),
+    }
+}
+/// A question to a worker, which the broker passes on. The asker sends it again after a reconnect, so a worker may
+/// receive it twice.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AskQuery {
+    /// its name
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    /// up to 4 MiB; the broker does not read it
+    #[prost(bytes = "bytes", tag = "2")]
+    pub question: ::prost::bytes::Bytes,
+    /// for the worker to reply; up to 60,000, and 0: as long
+    #[prost(uint64, tag = "3")]
+    pub patience_ms: u64,
+}
+/// A question to this worker. It replies once, with the same id, on the same connection.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Ask {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub question: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Reply {
+    /// of the ask
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    /// up to 4 MiB
+    #[prost(bytes = "bytes", tag = "2")]
+    pub reply: ::prost::bytes::Bytes,
+}
+/// Outcome of a question to a worker.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Asked {
+    #[prost(enumeration = "asked::Why", tag = "1")]
+    pub why: i32,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub reply: ::prost::bytes::Bytes,
+}
+/// Nested message and enum types in `Asked`.
+pub mod asked {
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Why {
+        Replied = 0,
+        /// none of this name is connected
+        UnknownWorker = 1,
+        /// of this name
+        SeveralWorkers = 2,
+        /// the worker takes no questions
+        TooOld = 3,
+        /// as many questions are under way as may be
+        Busy = 4,
+        /// its connection ended before it had replied
+        Lost = 5,
+        /// it has not replied in time
+        Silent = 6,
+        /// the question, or the reply
+        TooLarge = 7,
+    }
+    impl Why {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Replied => "REPLIED",
+                Self::UnknownWorker => "UNKNOWN_WORKER",
+                Self::SeveralWorkers => "SEVERAL_WORKERS",
+                Self::TooOld => "TOO_OLD",
+                Self::Busy => "BUSY",
+                Self::Lost => "LOST",
+                Self::Silent => "SILENT",
+                Self::TooLarge => "TOO_LARGE",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "REPLIED" => Some(Self::Replied),
+                "UNKNOWN_WORKER" => Some(Self::UnknownWorker),
+                "SEVERAL_WORKERS" => Some(Self::SeveralWorkers),
+                "TOO_OLD" => Some(Self::TooOld),
+                "BUSY" => Some(Self::Busy),
+                "LOST" => Some(Self::Lost),
+                "SILENT" => Some(Self::Silent),
+                "TOO_LARGE" => Some(Self::TooLarge),
+                _ => None,
+            }
+        }
     }
 }
 /// Moves the broker's clock on, into the millisecond after: jobs due until then fall due. It can't be moved
@@ -1219,7 +1330,7 @@ pub struct FailedQuery {
 pub struct Answer {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "answer::Answer", tags = "3, 4, 5, 6, 8, 9, 10, 14, 15")]
+    #[prost(oneof = "answer::Answer", tags = "3, 4, 5, 6, 7, 8, 9, 10, 14, 15")]
     pub answer: ::core::option::Option<answer::Answer>,
 }
 /// Nested message and enum types in `Answer`.
@@ -1235,6 +1346,8 @@ pub mod answer {
         /// also for a query that the broker can't name
         #[prost(string, tag = "6")]
         Refused(::prost::alloc::string::String),
+        #[prost(message, tag = "7")]
+        Asked(super::Asked),
         #[prost(message, tag = "8")]
         Status(super::StatusPage),
         #[prost(message, tag = "9")]
@@ -1470,6 +1583,8 @@ pub mod status {
         /// what it has had for longest, the first begun first; 64 at most
         #[prost(message, repeated, tag = "7")]
         pub running: ::prost::alloc::vec::Vec<Running>,
+        #[prost(enumeration = "super::WorkerState", tag = "8")]
+        pub state: i32,
     }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Running {
@@ -1670,12 +1785,18 @@ pub mod message_info {
         }
     }
 }
+/// Figures of a worker, sent when they change.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Report {
     #[prost(uint32, tag = "1")]
     pub slots: u32,
     #[prost(uint32, tag = "2")]
     pub busy: u32,
+    #[prost(enumeration = "WorkerState", tag = "3")]
+    pub state: i32,
+    /// it replies to questions
+    #[prost(bool, tag = "4")]
+    pub takes_asks: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {
@@ -1961,6 +2082,45 @@ impl Part {
         }
     }
 }
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum WorkerState {
+    /// an older worker does not say
+    Unsaid = 0,
+    Serving = 1,
+    /// begins no job until it is resumed
+    Paused = 2,
+    /// begins no job, and ends when all that run have ended
+    Draining = 3,
+    /// the same, within its grace
+    Ending = 4,
+}
+impl WorkerState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unsaid => "UNSAID",
+            Self::Serving => "SERVING",
+            Self::Paused => "PAUSED",
+            Self::Draining => "DRAINING",
+            Self::Ending => "ENDING",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "UNSAID" => Some(Self::Unsaid),
+            "SERVING" => Some(Self::Serving),
+            "PAUSED" => Some(Self::Paused),
+            "DRAINING" => Some(Self::Draining),
+            "ENDING" => Some(Self::Ending),
+            _ => None,
+        }
+    }
+}
 /// The fields of a message from this one on are in a box of their own, mostly absent.
 pub(crate) const FIRST_EXTRA: u32 = 12;
 
@@ -1974,6 +2134,7 @@ pub(crate) mod shapes {
         (4, Field::One(&WATCH)),
         (5, Field::Many(&QUERY, size_of::<super::Query>())),
         (6, Field::One(&REPORT)),
+        (9, Field::Many(&REPLY, size_of::<super::Reply>())),
         (12, Field::Many(&CONSUMER, size_of::<super::Consumer>())),
     ]);
     pub(crate) const CONSUMER: Shape = Shape::new(&[
@@ -1984,8 +2145,10 @@ pub(crate) mod shapes {
         (1, Field::Many(&CONSUMER_TASKS_TASK, size_of::<super::consumer::tasks::Task>())),
     ]);
     pub(crate) const CONSUMER_TASKS_TASK: Shape = Shape::new(&[]);
+    pub(crate) const REPLY: Shape = Shape::new(&[]);
     pub(crate) const REPORT: Shape = Shape::new(&[]);
     pub(crate) const QUERY: Shape = Shape::new(&[
+        (5, Field::One(&ASK_QUERY)),
         (6, Field::One(&STATUS_QUERY)),
         (7, Field::One(&FAILED_QUERY)),
         (12, Field::One(&SET_CLOCK)),
@@ -2000,6 +2163,7 @@ pub(crate) mod shapes {
         (2, Field::One(&STATUS_CURSOR)),
     ]);
     pub(crate) const STATUS_CURSOR: Shape = Shape::new(&[]);
+    pub(crate) const ASK_QUERY: Shape = Shape::new(&[]);
     pub(crate) const WATCH: Shape = Shape::new(&[
         (1, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
         (2, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
@@ -2107,6 +2271,7 @@ pub(crate) mod shapes {
         size_of::<super::Member>(),
         size_of::<super::Op>(),
         size_of::<super::Query>(),
+        size_of::<super::Reply>(),
         size_of::<super::Tx>(),
         size_of::<super::consumer::tasks::Task>(),
         size_of::<super::hold::Held>(),

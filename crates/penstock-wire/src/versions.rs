@@ -60,6 +60,7 @@ pub const LATER: &[Later] = &[
     message_fields(2, (12, 25), &[OPS, PUBLISH, 2]),
     message_fields(2, (12, 25), &[OPS, HOLD, 3, 2]),
     message_fields(2, (6, 9), &[OPS, HOLD]),
+    query(2, 5, "asking a worker"),
     query(2, 6, "asking for the status in pages"),
     query(2, 7, "listing failed jobs"),
     query(2, 8, "asking about an operation on many jobs"),
@@ -163,8 +164,8 @@ fn find(
 #[cfg(test)]
 mod tests {
     use penstock_message::{
-        Extras, FailedQuery, Filter, Hold, JoinPolicy, Message, MessageId, Op, Query, Running,
-        StatusQuery, Target, Tx,
+        AskQuery, Extras, FailedQuery, Filter, Hold, JoinPolicy, Message, MessageId, Op, Query,
+        Running, StatusQuery, Target, Tx,
     };
     use prost::Message as _;
 
@@ -277,6 +278,12 @@ mod tests {
             Some("asking about an operation on many jobs"),
         );
         check(Query::SetClock { forward_ms: 1 }, Some("moving the clock"));
+        let ask = AskQuery {
+            worker: "mill".to_owned(),
+            question: Bytes::new(),
+            patience_ms: 0,
+        };
+        check(Query::Ask(ask), Some("asking a worker"));
     }
 
     #[test]

@@ -3,12 +3,13 @@
 
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
-    Answer, Applied, CancelOrder, Condition, Counts, Delivery, Due, Durability, Extras, FailedJob,
-    FailedPage, FailedQuery, Failure, Filter, HeaderPatch, Hold, InputShape, Inputs, JobCounts,
-    JoinPolicy, Key, KeyState, Lease, Member, Message, MessageId, MessageInfo, MessageState,
-    Notice, Op, OperationStatus, Others, Overflow, Query, QueueLimits, QueueStatus, Receipt,
-    Refusal, ReleaseReason, Retries, Run, Running, RunningJob, Status, StatusCursor, StatusPage,
-    StatusQuery, Tallied, Target, TaskStatus, Tx, Value, ValueStatus, When, WorkerStatus,
+    Answer, Applied, AskQuery, CancelOrder, Condition, Counts, Delivery, Due, Durability, Extras,
+    FailedJob, FailedPage, FailedQuery, Failure, Filter, HeaderPatch, Hold, InputShape, Inputs,
+    JobCounts, JoinPolicy, Key, KeyState, Lease, Member, Message, MessageId, MessageInfo,
+    MessageState, NoReply, Notice, Op, OperationStatus, Others, Overflow, Query, QueueLimits,
+    QueueStatus, Receipt, Refusal, ReleaseReason, Retries, Run, Running, RunningJob, Status,
+    StatusCursor, StatusPage, StatusQuery, Tallied, Target, TaskStatus, Tx, Value, ValueStatus,
+    When, WorkerState, WorkerStatus,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -16,6 +17,7 @@ use penstock_wire::{
 use proptest::collection::vec;
 use proptest::option::of as option;
 use proptest::prelude::*;
+use proptest::sample::select;
 
 type ToBroker = proto::ToBroker;
 type ToClient = proto::ToClient;
@@ -351,6 +353,13 @@ fn any_query() -> impl Strategy<Value = Query> {
         any::<u64>().prop_map(Query::Operation),
         Just(Query::Unnamed),
         Just(Query::Stop),
+        (".{0,8}", any_bytes(), any::<u64>()).prop_map(|(worker, question, patience_ms)| {
+            Query::Ask(AskQuery {
+                worker,
+                question,
+                patience_ms,
+            })
+        }),
     ]
 }
 
@@ -408,7 +417,7 @@ prop_compose! {
         queues in vec((".{0,8}", any::<[u64; 5]>(), any_tallied(), proptest::option::of(0..=1000u16)), 0..3),
         counts: [u64; 3], connected_workers: u32,
         tasks in vec((".{0,8}", any_tallied()), 0..3), others in any_others(),
-        workers in vec((".{0,8}", any::<u32>(), vec(any_running(), 0..3)), 0..3),
+        workers in vec((".{0,8}", any::<u32>(), any_worker_state(), vec(any_running(), 0..3)), 0..3),
     ) -> Status {
         let [published, cancelled, failed_for_good] = counts;
         let counts = Box::new(Counts { published, cancelled, failed: failed_for_good, ..Counts::default() });
@@ -420,14 +429,36 @@ prop_compose! {
         }).collect();
         let tasks = tasks.into_iter().map(|(name, tallied)| TaskStatus { name, tallied }).collect();
         let others = Box::new(others);
-        let workers = workers.into_iter().map(|(name, leases, running)| {
-            WorkerStatus { name, leases, running, ..WorkerStatus::default() }
+        let workers = workers.into_iter().map(|(name, leases, state, running)| {
+            WorkerStatus { name, leases, state, running, ..WorkerStatus::default() }
         }).collect();
         Status {
             queues, tasks, workers, others, counts, failed, failed_bytes, failed_dropped, results, unreadable, connected_workers,
             ..Status::default()
         }
     }
+}
+
+fn any_no_reply() -> impl Strategy<Value = NoReply> {
+    select(vec![
+        NoReply::UnknownWorker,
+        NoReply::SeveralWorkers,
+        NoReply::TooOld,
+        NoReply::Busy,
+        NoReply::Lost,
+        NoReply::Silent,
+        NoReply::TooLarge,
+    ])
+}
+
+fn any_worker_state() -> impl Strategy<Value = WorkerState> {
+    select(vec![
+        WorkerState::Unsaid,
+        WorkerState::Serving,
+        WorkerState::Paused,
+        WorkerState::Draining,
+        WorkerState::Ending,
+    ])
 }
 
 fn any_answer() -> impl Strategy<Value = Answer> {
@@ -461,6 +492,8 @@ fn any_answer() -> impl Strategy<Value = Answer> {
             .prop_map(|(jobs, next)| Answer::Failed(FailedPage { jobs, next })),
         option(operation).prop_map(Answer::Operation),
         Just(Answer::Stopping),
+        any_bytes().prop_map(|reply| Answer::Asked(Ok(reply))),
+        any_no_reply().prop_map(|why| Answer::Asked(Err(why))),
         any::<u64>().prop_map(Answer::Clock),
         ".{0,9}".prop_map(Answer::Refused),
     ]

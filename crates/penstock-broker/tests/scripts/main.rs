@@ -10,6 +10,7 @@ mod leases;
 mod limits;
 mod order;
 mod queues;
+mod relay;
 mod script;
 mod transactions;
 mod workflows;

@@ -21,10 +21,10 @@ use penstock_broker::{
     Position, Query, Recovery, Unread,
 };
 use penstock_message::{
-    Condition, Consume, Durability, FailedQuery, Failure, GivenValues, HeaderPatch, Hold,
+    AskQuery, Condition, Consume, Durability, FailedQuery, Failure, GivenValues, HeaderPatch, Hold,
     InputShape, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Others, Overflow,
     QueueLimits, ReleaseReason, Running, SessionId, Space, StatusQuery, Tasks, Tx, Value,
-    ValueStatus,
+    ValueStatus, WorkerReport, WorkerState,
 };
 
 mod words;
@@ -67,6 +67,14 @@ pub fn check_with(options: BrokerOptions, script: &str) {
         );
     }
     world.check_recovery();
+}
+
+/// The bytes of a question or a reply; those of `MiB:N` are so many.
+fn words(text: &str) -> Bytes {
+    match text.strip_prefix("MiB:") {
+        Some(mib) => vec![0; number(mib) as usize * (1 << 20) + 1].into(),
+        None => text.to_owned().into(),
+    }
 }
 
 /// What one client is sent has an order; what several are sent has none.
@@ -244,9 +252,11 @@ impl World {
                 client.session = SessionId(session);
                 let mut last_seq = client.seq;
                 let mut leases = Vec::new();
+                let mut shown = name;
                 for argument in arguments {
                     match argument.split_once('=') {
                         Some(("last", seq)) => last_seq = number(seq),
+                        Some(("as", other)) => shown = other,
                         _ => leases.push(self.leases[*argument]),
                     }
                 }
@@ -254,7 +264,7 @@ impl World {
                 self.input(Input::Connected {
                     conn,
                     session: SessionId(session),
-                    name: name.to_owned(),
+                    name: shown.to_owned(),
                     heartbeat_ms: 15_000,
                     last_seq,
                     leases,
@@ -318,13 +328,32 @@ impl World {
                 let keys = keys.iter().map(|name| self.key(name)).collect();
                 self.input(Input::Unwatch { conn, keys });
             }
-            ["report", slots, busy] => {
+            ["report", slots, busy, ref more @ ..] => {
                 let conn = self.conn(name);
-                self.input(Input::Report {
-                    conn,
+                let report = WorkerReport {
                     slots: number(slots) as u32,
                     busy: number(busy) as u32,
-                });
+                    state: match more.contains(&"paused") {
+                        true => WorkerState::Paused,
+                        false => WorkerState::Unsaid,
+                    },
+                    takes_asks: more.contains(&"asks"),
+                };
+                self.input(Input::Report { conn, report });
+            }
+            ["ask", worker, question, ref arguments @ ..] => {
+                let patience_ms = Options::new(arguments).number("for").unwrap_or(0);
+                let ask = AskQuery {
+                    worker: worker.to_owned(),
+                    question: words(question),
+                    patience_ms,
+                };
+                self.query(name, Query::Ask(ask));
+            }
+            ["reply", ask, reply] => {
+                let conn = self.conn(name);
+                let (ask, reply) = (number(ask), words(reply));
+                self.input(Input::Reply { conn, ask, reply });
             }
             ["status"] => self.query(name, Query::Status(StatusQuery::default())),
             ["failed", ref arguments @ ..] => {
@@ -970,6 +999,13 @@ impl World {
                     assert!(is_newest, "an order for a lease of {name} that has ended");
                     let now = if order.kill { "!" } else { "" };
                     line += &format!(" {name}{now} ({})", order.reason);
+                }
+                lines.push(line);
+            }
+            Output::Asks { conn, asks } => {
+                let mut line = format!("{} asked", name_of(conn));
+                for ask in asks {
+                    line += &format!(" {}:{}", ask.id, String::from_utf8_lossy(&ask.question));
                 }
                 lines.push(line);
             }

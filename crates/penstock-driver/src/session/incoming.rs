@@ -287,6 +287,16 @@ impl Session {
         }
     }
 
+    /// Passes on questions to the one that reports this worker's figures: its sinks are all its own.
+    pub(super) fn asked(&mut self, asks: Vec<proto::Ask>) {
+        let Some(sink) = self.consumers.sinks().into_iter().next() else {
+            return;
+        };
+        self.asks.extend(asks.iter().map(|ask| ask.id));
+        let asks = asks.into_iter().map(Into::into).collect();
+        self.events.push_back(Event::Asked(sink, asks));
+    }
+
     pub(super) fn value(&mut self, key: Key, state: KeyState) {
         let pending = state == KeyState::Pending;
         let told = match pending {

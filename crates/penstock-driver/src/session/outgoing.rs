@@ -218,6 +218,16 @@ impl Session {
         if std::mem::take(&mut self.report_changed) {
             frame.report = self.report;
         }
+        while self.out.len() < OUT_TARGET_BYTES
+            && let Some(reply) = self.unsent_replies.pop_front()
+        {
+            // Each may be large, so it has a frame of its own.
+            let frame = proto::ToBroker {
+                replies: vec![reply],
+                ..Default::default()
+            };
+            encode_frame(&frame, &mut self.out);
+        }
         if frame != proto::ToBroker::default() {
             encode_frame(&frame, &mut self.out);
         }

@@ -253,6 +253,10 @@ impl Bench {
         if let Some(report) = frame.report {
             said.push(format!("report {}/{}", report.busy, report.slots));
         }
+        for reply in frame.replies {
+            let text = String::from_utf8_lossy(&reply.reply);
+            said.push(format!("reply {} {text}", reply.id));
+        }
         if frame.ping {
             said.push("ping".into());
         }
@@ -346,6 +350,13 @@ impl ValueSink for LoggingSink {
 }
 
 impl DeliverySink for LoggingSink {
+    fn asked(&self, asks: Vec<Ask>) {
+        for ask in asks {
+            let text = String::from_utf8_lossy(&ask.question);
+            self.say(&format!("asked {} {text}", ask.id));
+        }
+    }
+
     fn deliver(&self, deliveries: Vec<Delivery>) {
         self.say(&format!("{} deliveries", deliveries.len()));
     }
@@ -641,7 +652,11 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
     };
     consume(&mut bench, 3);
     consume(&mut bench, 2);
-    bench.session.report(4, 1);
+    bench.session.report(WorkerReport {
+        slots: 4,
+        busy: 1,
+        ..WorkerReport::default()
+    });
     assert_eq!(bench.sent(), "consume mail +5; report 1/4");
     let message = penstock_message::Message {
         id: bench.id("m"),
@@ -690,6 +705,43 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
     bench.session.disconnected("test");
     bench.connect(0);
     assert_eq!(bench.sent(), "consume mail +2; report 1/4");
+}
+
+/// A question's number means something on its own connection only: on the next, another question may have it.
+#[test]
+fn a_question_is_answered_once_and_on_the_connection_that_it_came_on() {
+    let mut bench = Bench::connected();
+    let sink: Arc<dyn DeliverySink> = Arc::new(LoggingSink {
+        name: "worker",
+        keys: HashMap::new(),
+        log: Arc::clone(&bench.log),
+    });
+    bench.session.consume(takes("mail", 1), sink);
+    assert_eq!(bench.sent(), "consume mail +1");
+    let ask = |bench: &mut Bench, id, question| {
+        bench.hear(proto::ToClient {
+            asks: vec![proto::Ask {
+                id,
+                question: Bytes::from_static(question),
+            }],
+            ..Default::default()
+        });
+    };
+    let reply = |bench: &mut Bench, id, text| {
+        bench.session.reply(id, Bytes::from_static(text));
+        bench.sent()
+    };
+    ask(&mut bench, 3, b"which?");
+    assert_eq!(bench.heard(), "worker: asked 3 which?");
+    assert_eq!(reply(&mut bench, 4, b"no"), "");
+    assert_eq!(reply(&mut bench, 3, b"this"), "reply 3 this");
+    assert_eq!(reply(&mut bench, 3, b"that"), "");
+    ask(&mut bench, 5, b"where?");
+    bench.session.disconnected("test");
+    assert_eq!(bench.session.asks.len(), 0, "nothing of it is left");
+    bench.connect(0);
+    bench.sent();
+    assert_eq!(reply(&mut bench, 5, b"here"), "");
 }
 
 #[test]

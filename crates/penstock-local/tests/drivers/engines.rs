@@ -214,7 +214,7 @@ fn what_is_taken_away_stays_away_through_a_kill() {
 }
 
 /// Each lie, the scenario that is meant for it, and what that says.
-const LIES: [(Feature, &str, &str); 24] = [
+const LIES: [(Feature, &str, &str); 25] = [
     (
         Feature::DiskDurability,
         "what_was_confirmed_from_disk_outlives_the_broker",
@@ -326,6 +326,11 @@ const LIES: [(Feature, &str, &str); 24] = [
         Feature::MovableClock,
         "a_clock_that_is_moved_makes_delayed_jobs_due",
         "deliveries came",
+    ),
+    (
+        Feature::Asks,
+        "a_worker_is_asked_and_replies",
+        "a question is answered",
     ),
 ];
 

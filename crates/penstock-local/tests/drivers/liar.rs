@@ -3,12 +3,14 @@
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use penstock_conformance::Ability;
 use penstock_driver::{DeliverySink, Done, Driver, DriverError, LeadToken, ValueSink, WatchId};
 use penstock_message::{
-    Answer, Applied, CancelOrder, Capabilities, Consume, DEFAULT_PRIORITY, Delivery, Due,
-    Durability, Feature, HeaderPatch, Key, KeyState, Lease, MessageState, Notice, Op, Query,
-    Receipt, Refusal, ReleaseReason, Running, Target, Tasks, Tx, Value, ValueStatus,
+    Answer, Applied, Ask, CancelOrder, Capabilities, Consume, DEFAULT_PRIORITY, Delivery, Due,
+    Durability, Feature, HeaderPatch, Key, KeyState, Lease, MessageState, NoReply, Notice, Op,
+    Query, Receipt, Refusal, ReleaseReason, Running, Target, Tasks, Tx, Value, ValueStatus,
+    WorkerReport,
 };
 
 use crate::support::*;
@@ -411,12 +413,17 @@ impl Driver for Lying {
         match (self.lie, &query) {
             (Feature::Inspection, Query::Message(_)) => done(Ok(Answer::Message(None))),
             (Feature::MovableClock, Query::SetClock { .. }) => done(Ok(Answer::Clock(1))),
+            (Feature::Asks, Query::Ask(_)) => done(Ok(Answer::Asked(Err(NoReply::Silent)))),
             _ => self.inner.query(query, deadline, done),
         }
     }
 
-    fn report(&self, slots: u32, busy: u32) {
-        self.inner.report(slots, busy);
+    fn report(&self, report: WorkerReport) {
+        self.inner.report(report);
+    }
+
+    fn reply(&self, ask: u64, reply: Bytes) {
+        self.inner.reply(ask, reply);
     }
 
     fn take_notices(&self) -> Vec<Notice> {
@@ -460,6 +467,10 @@ impl DeliverySink for LyingSink {
 
     fn cancel(&self, orders: Vec<CancelOrder>) {
         self.sink.cancel(orders);
+    }
+
+    fn asked(&self, asks: Vec<Ask>) {
+        self.sink.asked(asks);
     }
 
     fn held_leases(&self) -> Vec<Lease> {

@@ -68,8 +68,14 @@ impl Engine {
         if let Some(report) = frame.report {
             self.input(Input::Report {
                 conn,
-                slots: report.slots,
-                busy: report.busy,
+                report: report.into(),
+            });
+        }
+        for reply in frame.replies {
+            self.input(Input::Reply {
+                conn,
+                ask: reply.id,
+                reply: reply.reply,
             });
         }
         if frame.ping {

@@ -86,6 +86,13 @@ impl Engine {
                 };
                 self.say(conn, &frame);
             }
+            Output::Asks { conn, asks } => {
+                let frame = ToClient {
+                    asks: asks.into_iter().map(Into::into).collect(),
+                    ..ToClient::default()
+                };
+                self.say(conn, &frame);
+            }
             Output::Values { conn, values } => {
                 for portion in portions(values, value_bytes) {
                     let frame = ToClient {

@@ -432,6 +432,7 @@ fn absurd_values_end_the_connection_or_are_refused_and_nothing_else_happens() {
                 report: Some(proto::Report {
                     slots: u32::MAX,
                     busy: u32::MAX,
+                    ..proto::Report::default()
                 }),
                 ..ToBroker::default()
             },

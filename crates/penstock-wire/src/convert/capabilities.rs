@@ -75,6 +75,7 @@ impl From<&Capabilities> for proto::Capabilities {
             why: from.why,
             parking: from.parking,
             movable_clock: from.movable_clock,
+            asks: from.asks,
         }
     }
 }
@@ -145,6 +146,7 @@ impl From<proto::Capabilities> for Capabilities {
         to.why = wire.why;
         to.parking = wire.parking;
         to.movable_clock = wire.movable_clock;
+        to.asks = wire.asks;
         to
     }
 }

@@ -3,7 +3,7 @@
 use penstock_message::{
     Answer, Counts, Failure, JobCounts, MessageInfo, MessageState, Notice, Others, ProcessStatus,
     Query, QueueLimits, QueueStatus, RunningJob, Space, Status, StatusCursor, StatusPage,
-    StatusQuery, Tallied, TaskStatus, WorkerStatus,
+    StatusQuery, Tallied, TaskStatus, WorkerState, WorkerStatus,
 };
 
 use super::messages::{headers_from_wire, headers_to_wire};
@@ -20,6 +20,7 @@ impl From<(u64, Query)> for proto::Query {
                 Query::Message(message) => Some(Wire::Message(id_bytes(message))),
                 Query::Failed(query) => Some(Wire::Failed(query.into())),
                 Query::Operation(name) => Some(Wire::Operation(name)),
+                Query::Ask(ask) => Some(Wire::Ask(ask.into())),
                 Query::Unnamed => None,
                 Query::Stop => Some(Wire::Stop(true)),
                 Query::SetClock { forward_ms } => {
@@ -42,6 +43,7 @@ impl TryFrom<proto::Query> for (u64, Query) {
             Some(Wire::Message(id)) => Query::Message(message_id(&id)?),
             Some(Wire::Failed(query)) => Query::Failed(query.try_into()?),
             Some(Wire::Operation(name)) => Query::Operation(name),
+            Some(Wire::Ask(ask)) => Query::Ask(ask.into()),
             Some(Wire::Stop(_)) => Query::Stop,
             Some(Wire::SetClock(proto::SetClock { forward_ms })) => Query::SetClock { forward_ms },
         };
@@ -61,6 +63,7 @@ impl From<(u64, Answer)> for proto::Answer {
                 Answer::Failed(page) => Wire::Failed(page.into()),
                 Answer::Operation(Some(status)) => Wire::Operation(status.into()),
                 Answer::Operation(None) => Wire::UnknownOperation(true),
+                Answer::Asked(outcome) => Wire::Asked(outcome.into()),
                 Answer::Stopping => Wire::Stopping(true),
                 Answer::Clock(now) => Wire::ClockMs(now),
                 Answer::Refused(why) => Wire::Refused(why),
@@ -81,6 +84,7 @@ impl TryFrom<proto::Answer> for (u64, Answer) {
             Wire::Failed(page) => Answer::Failed(page.try_into()?),
             Wire::Operation(status) => Answer::Operation(Some(status.into())),
             Wire::UnknownOperation(_) => Answer::Operation(None),
+            Wire::Asked(asked) => Answer::Asked(asked.try_into()?),
             Wire::Stopping(_) => Answer::Stopping,
             Wire::ClockMs(now) => Answer::Clock(now),
             Wire::Refused(why) => Answer::Refused(why),
@@ -298,6 +302,7 @@ impl From<Status> for proto::Status {
             leases: worker.leases,
             connected: worker.connected,
             running: worker.running.into_iter().map(Into::into).collect(),
+            state: proto::WorkerState::from(worker.state).into(),
         };
         Self {
             queues: status.queues.into_iter().map(queue).collect(),
@@ -393,6 +398,8 @@ impl TryFrom<proto::Status> for Status {
                 leases: worker.leases,
                 connected: worker.connected,
                 running: all(worker.running)?,
+                // That of a newer worker may have no name here.
+                state: WorkerState::from_number(worker.state).unwrap_or_default(),
             })
         };
         let health = wire.health.unwrap_or_default();

@@ -9,6 +9,7 @@ use penstock_driver::{DriverError, ErrorKind};
 use penstock_jobs::{DeliveryHead, Outcome, runs_alone, settle};
 use penstock_message::{
     Answer, Consume, Delivery, Lease, Op, Query, ReleaseReason, StatusPage, StatusQuery, Tasks, Tx,
+    WorkerReport, WorkerState,
 };
 
 use super::orders::over;
@@ -345,7 +346,12 @@ impl Supervisor {
         }
         let (slots, busy) = self.figures();
         if let Some(broker) = &self.broker {
-            broker.driver.report(slots, busy);
+            broker.driver.report(WorkerReport {
+                slots,
+                busy,
+                state: WorkerState::Serving,
+                takes_asks: false,
+            });
         }
         let shown = format!(
             "runs {}: {busy} of {slots} slots have a job; broker: {}",

@@ -263,6 +263,8 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
             }
             line
         }
+        Answer::Asked(Ok(reply)) => format!("hears {}", String::from_utf8_lossy(reply)),
+        Answer::Asked(Err(why)) => format!("hears nothing: {why:?}"),
         Answer::Operation(None) => "operation unknown".to_owned(),
         Answer::Operation(Some(operation)) => format!(
             "operation {}/{}/{}{}{}",
