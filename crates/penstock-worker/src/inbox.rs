@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use penstock_driver::{DeliverySink, DriverError};
 use penstock_faults::planted;
 use penstock_message::{
-    Answer, CancelOrder, Delivery, Lease, Receipt, Refusal, SeededSet, SeededState,
+    Answer, Ask, CancelOrder, Delivery, Lease, Receipt, Refusal, SeededSet, SeededState,
 };
 
 /// Everything that came since the supervisor looked last.
@@ -23,6 +23,8 @@ pub struct News {
     /// became: the jobs are, or may be, still leased.
     pub refused: Vec<(Lease, String)>,
     pub answers: Vec<Result<Answer, DriverError>>,
+    /// Questions of people.
+    pub asks: Vec<Ask>,
     /// The broker went out of reach (false), or came back and has told which leases hold (true).
     pub in_reach: Option<bool>,
     /// The driver can't go on.
@@ -178,6 +180,10 @@ impl DeliverySink for Inbox {
         if !orders.is_empty() {
             self.tell(|news| news.cancels.append(&mut orders));
         }
+    }
+
+    fn asked(&self, mut asks: Vec<Ask>) {
+        self.tell(|news| news.asks.append(&mut asks));
     }
 
     fn failed(&self, error: DriverError) {

@@ -27,6 +27,7 @@
 //! | output.rs | what a process has printed, as it leaves |
 //! | systemd.rs | what a service manager is told |
 //! | files.rs | the limit of open files, and what passes |
+//! | question.rs | what people ask a running worker, and what it replies |
 //! | inbox.rs | what the driver's thread leaves for the supervisor |
 //! | supervisor.rs | the loop: sockets, books, phases from loading to the goodbye |
 //! | desk.rs | a worker without processes, for tests of applications |
@@ -56,6 +57,7 @@ mod page;
 mod plants;
 #[doc(hidden)]
 pub mod policy;
+mod question;
 mod supervisor;
 mod systemd;
 mod threads;
@@ -74,6 +76,7 @@ pub use output::flush_c_output;
 #[doc(hidden)]
 pub use packet::job_bytes;
 pub use packet::{FailureView, JobView, Kind, Retried};
+pub use question::{Question, Reply, Sizes, Standing, state_name};
 pub use threads::limit_arenas;
 pub use zygote::end_with_parent;
 

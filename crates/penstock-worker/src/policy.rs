@@ -446,6 +446,11 @@ impl<J> Policy<J> {
         Credit::Add(missing as u32)
     }
 
+    /// Forgets what was granted: the broker is told to send nothing.
+    pub fn revoke(&mut self) {
+        self.granted = 0;
+    }
+
     /// Asked at each tick: whether the broker was granted far more than can be used by now.
     pub fn withdraw(&mut self) -> Credit {
         if self.granted <= 2 * self.wanted() {

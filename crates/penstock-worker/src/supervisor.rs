@@ -2,8 +2,8 @@
 //! keeps no books of packets (outstanding.rs does): it brings together what comes from the broker, from
 //! the children and with time.
 //!
-//! The rest of it is in children.rs (processes and what they say), orders.rs (limits and orders of running jobs) and
-//! broker.rs (deliveries and settlements).
+//! The rest of it is in children.rs (processes and what they say), orders.rs (limits and orders of running jobs),
+//! questions.rs (what people want of the worker) and broker.rs (deliveries and settlements).
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
-use penstock_message::{Delivery, SeededState};
+use penstock_message::{Delivery, SeededState, WorkerReport};
 use rustix::net::{RecvFlags, recv};
 use rustix::process::Rlimit;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
@@ -45,6 +45,7 @@ mod children;
 mod memory;
 mod orders;
 mod pools;
+mod questions;
 pub(crate) mod recycle;
 
 const INBOX: Token = Token(0);
@@ -128,6 +129,8 @@ pub struct Supervisor {
     manager: Notifier,
     phase: Phase,
     end: End,
+    /// Whether it begins no job until people say so.
+    is_paused: bool,
 
     zygote: Option<Zygote>,
     /// When the next is to be started, if there is none.
@@ -169,7 +172,8 @@ pub struct Supervisor {
     collect_at: Option<Instant>,
     tick_at: Option<Instant>,
     burst: Burst,
-    reported: Option<(u32, u32)>,
+    reported: Option<WorkerReport>,
+    reported_at: Instant,
     report_from: Instant,
     notices_from: Instant,
     ring_buffer: Vec<u8>,
@@ -244,6 +248,7 @@ impl Supervisor {
             manager: Notifier::from_environment(now),
             phase: Phase::Loading,
             end: End::InOrder,
+            is_paused: false,
             zygote: None,
             zygote_from: Some(now),
             zygotes_lost: 0,
@@ -270,6 +275,7 @@ impl Supervisor {
             tick_at: None,
             burst: Burst::new(now),
             reported: None,
+            reported_at: now,
             report_from: now,
             notices_from: now,
             ring_buffer: Vec::new(),
@@ -326,8 +332,8 @@ impl Supervisor {
             self.send_packets(now);
             self.commit();
             self.grant();
+            self.report(now);
             if self.phase == Phase::Serving {
-                self.report(now);
                 self.log_notices(now);
                 self.look_at_burst(now);
                 self.look_for_broker(now);
@@ -347,10 +353,9 @@ impl Supervisor {
         };
         let serving = self.phase == Phase::Serving;
         let notices = serving.then_some(self.notices_from);
-        let report = (serving && self.reported != Some(self.figures())).then_some(self.report_from);
         [
             phase,
-            report,
+            self.next_report(),
             notices,
             self.next_fork(),
             self.next_question(),
@@ -503,7 +508,8 @@ impl Supervisor {
             jobs,
             end,
         } = left;
-        if matches!(self.phase, Phase::Loading | Phase::Serving) {
+        let may_begin = matches!(self.phase, Phase::Loading | Phase::Serving) && !self.is_paused;
+        if may_begin {
             self.put_back(pool, task, jobs);
         } else {
             self.settlements.give_back(jobs);
@@ -571,7 +577,8 @@ impl Supervisor {
     fn hear_stop(&mut self, now: Instant) {
         match self.phase {
             Phase::Loading => self.begin_killing(now),
-            Phase::Serving => {
+            // A drain has no limit, and this is the first signal.
+            Phase::Serving | Phase::Draining { until: None } => {
                 let running = self.busy();
                 let grace = self.config.grace;
                 if running > 0 {
@@ -597,10 +604,15 @@ impl Supervisor {
 
     /// Nothing new from here on; what has not begun goes back.
     fn begin_draining(&mut self, until: Option<Instant>) {
+        let was_draining = matches!(self.phase, Phase::Draining { .. });
         self.phase = Phase::Draining { until };
-        self.manager.stopping();
-        self.manager
-            .status(format!("stops; {} jobs run", self.busy()));
+        if until.is_some() {
+            // A drain has no limit, and a service manager would count its own.
+            self.manager.stopping();
+        }
+        if was_draining {
+            return;
+        }
         self.zygote_from = None;
         self.stop_consuming();
         for pool in &mut self.pools {
@@ -618,6 +630,7 @@ impl Supervisor {
             Phase::Draining { until: Some(until) } => until,
             _ => now,
         };
+        self.manager.stopping();
         self.phase = Phase::Leaving {
             until: grace.max(now + LEAVE_WITHIN),
         };
@@ -635,6 +648,7 @@ impl Supervisor {
         if !matches!(self.phase, Phase::Draining { .. } | Phase::Leaving { .. }) {
             self.begin_draining(None);
         }
+        self.manager.stopping();
         self.phase = Phase::Killing {
             until: now + KILL_WITHIN,
         };

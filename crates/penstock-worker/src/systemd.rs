@@ -17,6 +17,7 @@ pub struct Notifier {
     /// How often it hears that the worker lives, and when next.
     watchdog: Option<(Duration, Instant)>,
     said: String,
+    is_stopping: bool,
 }
 
 impl Notifier {
@@ -42,6 +43,7 @@ impl Notifier {
             manager: Some(manager),
             watchdog: every.map(|every| (every, now)),
             said: String::new(),
+            is_stopping: false,
         }
     }
 
@@ -50,8 +52,11 @@ impl Notifier {
         self.send("READY=1");
     }
 
-    pub fn stopping(&self) {
-        self.send("STOPPING=1");
+    /// Says that the worker ends; from here on the manager counts its own limit.
+    pub fn stopping(&mut self) {
+        if !std::mem::replace(&mut self.is_stopping, true) {
+            self.send("STOPPING=1");
+        }
     }
 
     /// A line for people, in `systemctl status`; the same one is said once.

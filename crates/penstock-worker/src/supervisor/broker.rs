@@ -182,6 +182,7 @@ impl Supervisor {
             lost,
             refused,
             answers,
+            asks,
             in_reach,
             failed,
         } = self.inbox.take();
@@ -189,9 +190,9 @@ impl Supervisor {
         if !deliveries.is_empty() {
             self.tick_at.get_or_insert(now + TICK);
         }
-        let serving = self.phase == Phase::Serving;
+        let takes_jobs = self.phase == Phase::Serving && !self.is_paused;
         for delivery in deliveries {
-            if serving {
+            if takes_jobs {
                 let bytes = job_bytes(&delivery);
                 let mut pool = &mut self.pools[delivery.consumer as usize];
                 if let Some(alone) = pool.alone
@@ -231,6 +232,7 @@ impl Supervisor {
         for answer in answers {
             self.hear_answer(answer, now);
         }
+        self.hear_asks(asks, now);
         // Once is enough: the driver goes on trying until the end.
         if let Some(error) = failed
             && !matches!(self.phase, Phase::Killing { .. })
@@ -297,7 +299,7 @@ impl Supervisor {
                 self.pools[number].policy.set_passed(waiting);
             }
             let pool = &mut self.pools[number];
-            let granted = match pool.is_needed() {
+            let granted = match pool.is_needed() && !self.is_paused {
                 true => pool.policy.grant(),
                 false => Credit::Keep,
             };
@@ -330,36 +332,75 @@ impl Supervisor {
         }
     }
 
+    /// Tells the broker that this worker runs none of its tasks any more. It may be here for long, and people are to learn
+    /// that jobs wait which nobody takes.
+    pub(super) fn leave_tasks(&self) {
+        let Some(broker) = &self.broker else {
+            return;
+        };
+        let pools = (0..self.pools.len()).filter(|pool| self.pools[*pool].is_needed());
+        // That of held tasks is numbered behind those of the pools.
+        let held = self.is_holding().then_some(self.pools.len());
+        for number in pools.chain(held) {
+            let consume = Consume {
+                consumer: number as u32,
+                tasks: Tasks::Named(Vec::new()),
+                ..Consume::default()
+            };
+            let inbox = Arc::clone(&self.inbox);
+            broker.driver.consume(consume, inbox);
+        }
+    }
+
     pub(super) fn stop_consuming(&self) {
         if let Some(broker) = &self.broker {
             broker.driver.stop_consuming();
         }
     }
 
-    pub(super) fn figures(&self) -> (u32, u32) {
-        (self.wanted_slots(), self.busy() as u32)
+    pub(super) fn figures(&self) -> WorkerReport {
+        WorkerReport {
+            slots: self.wanted_slots(),
+            busy: self.busy() as u32,
+            state: self.state(),
+            takes_asks: true,
+        }
+    }
+
+    /// When the figures are to be told, if they have changed. A new state is told at once.
+    pub(super) fn next_report(&self) -> Option<Instant> {
+        let is_told = matches!(self.phase, Phase::Serving | Phase::Draining { .. });
+        let figures = self.figures();
+        let reported = self.reported.filter(|_| is_told);
+        match reported {
+            Some(reported) if reported == figures => None,
+            Some(reported) if reported.state != figures.state => Some(self.reported_at),
+            _ => is_told.then_some(self.report_from),
+        }
     }
 
     pub(super) fn report(&mut self, now: Instant) {
-        if self.report_from > now || self.reported == Some(self.figures()) {
+        if self.next_report().is_none_or(|at| at > now) {
             return;
         }
-        let (slots, busy) = self.figures();
+        let figures = self.figures();
         if let Some(broker) = &self.broker {
-            broker.driver.report(WorkerReport {
-                slots,
-                busy,
-                state: WorkerState::Serving,
-                takes_asks: false,
-            });
+            broker.driver.report(figures);
         }
-        let shown = format!(
-            "runs {}: {busy} of {slots} slots have a job; broker: {}",
-            self.place,
-            self.shown()
-        );
+        let (slots, busy) = (figures.slots, figures.busy);
+        let shown = match figures.state {
+            WorkerState::Paused => format!("paused; {busy} jobs run"),
+            WorkerState::Draining => format!("drains; {busy} jobs run"),
+            WorkerState::Ending => format!("stops; {busy} jobs run"),
+            WorkerState::Serving | WorkerState::Unsaid => format!(
+                "runs {}: {busy} of {slots} slots have a job; broker: {}",
+                self.place,
+                self.shown()
+            ),
+        };
         self.manager.status(shown);
-        self.reported = Some((slots, busy));
+        self.reported = Some(figures);
+        self.reported_at = now;
         self.report_from = now + REPORT_EVERY;
     }
 
