@@ -12,7 +12,9 @@ use crate::packet::{FailureView, Frame, Kind, OutcomeFrame, Reader};
 use crate::policy::{HandOut, PacketEnd, Policy};
 
 /// A child of two slots, and one of one slot in a pool of its own.
-const POOLS: [(u32, u32); 2] = [(1, 2), (1, 1)];
+const POOLS: usize = 2;
+/// One for each slot, and one more for each child.
+const PLACES: u32 = 5;
 const CHILDREN: u32 = 2;
 /// Pages for the claims, and for each child's ring.
 const SHARED_BYTES: u64 = (1 + CHILDREN as u64) * 64 * 1024;
@@ -20,7 +22,8 @@ const SHARED_BYTES: u64 = (1 + CHILDREN as u64) * 64 * 1024;
 /// Nothing panics, and each job comes back once: ended, taken back, or charged to the child.
 pub fn child_out_of_its_mind(data: &[u8]) {
     let mut data = Input(data);
-    let (mut out, _pull) = Outstanding::new(&POOLS, (0, 0)).expect("this process may map memory");
+    let (mut out, _pull) =
+        Outstanding::new(POOLS, (CHILDREN, PLACES)).expect("this process may map memory");
     let mut policy = Policy::<Delivery>::default();
     let task = policy.task("work");
     let mut rings: Vec<_> = (0..CHILDREN)
@@ -105,7 +108,7 @@ pub fn child_out_of_its_mind(data: &[u8]) {
             }
             _ => {
                 let slots = (data.number() % 3) as usize;
-                for pool in 0..POOLS.len() {
+                for pool in 0..POOLS {
                     let look = out.look(pool, slots);
                     for place in look.slow {
                         if let Some(left) = out.take_back(place, PacketEnd::Slow) {

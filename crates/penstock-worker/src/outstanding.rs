@@ -169,18 +169,14 @@ fn socket_pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl Outstanding {
-    /// Room for the packets of pools, each with so many children of so many slots, and for `spare` children with so many
-    /// places in all; and the ends of the sockets that they pull from.
-    pub fn new(pools: &[(u32, u32)], spare: (u32, u32)) -> io::Result<(Self, Vec<OwnedFd>)> {
-        let children = pools.iter().map(|(children, _)| children).sum::<u32>() + spare.0;
-        // Each slot has one packet, and one more for each child may wait.
-        let places = pools.iter().map(|(children, slots)| children * (slots + 1));
-        let places = places.sum::<u32>() + spare.1;
+    /// Room for the packets of so many pools, with so many children and places in all; and the ends of the sockets that
+    /// children pull from. Each slot has one packet, and one more for each child may wait.
+    pub fn new(pools: usize, (children, places): (u32, u32)) -> io::Result<(Self, Vec<OwnedFd>)> {
         assert!(places <= MAX_PLACES);
         let places = places as usize;
         let mut ends = Vec::new();
         let mut books = Vec::new();
-        for _ in pools {
+        for _ in 0..pools {
             let (ours, theirs) = socket_pair()?;
             ends.push(theirs);
             books.push(Pool {
@@ -645,7 +641,7 @@ pub(crate) mod tests {
         }
 
         fn with_slots(children: u32, slots: u32) -> Self {
-            let (out, mut pull) = Outstanding::new(&[(children, slots)], (0, 0)).unwrap();
+            let (out, mut pull) = Outstanding::new(1, (children, children * (slots + 1))).unwrap();
             Self {
                 out,
                 pull: pull.remove(0),

@@ -338,10 +338,17 @@ impl Pages {
         self.all.at(LINE_BYTES + place * LINE_BYTES)
     }
 
-    /// The reader of a child's ring, emptied: what a former child of its number left there must have been read.
-    pub fn fresh_ring(&self, child: u32) -> RingReader {
+    /// The reader of a ring that no child has had.
+    pub fn ring(&self, child: u32) -> RingReader {
         assert!(child < self.children);
         let offset = ring_offset(self.claims, child);
+        RingReader { offset, tail: 0 }
+    }
+
+    /// The reader of a child's ring, emptied: what a former child of its number left there must have been read.
+    pub fn fresh_ring(&self, child: u32) -> RingReader {
+        let ring = self.ring(child);
+        let offset = ring.offset;
         self.all.at::<Line>(offset).0.store(0, Ordering::Release);
         if !planted!("fault-of-the-one-before") {
             self.fault_word(child).store(0, Ordering::Release);
@@ -354,7 +361,7 @@ impl Pages {
             .at::<Line>(offset + LINE_BYTES)
             .0
             .store(0, Ordering::Release);
-        RingReader { offset, tail: 0 }
+        ring
     }
 
     fn fault_word(&self, child: u32) -> &AtomicU64 {

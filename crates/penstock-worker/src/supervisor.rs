@@ -37,6 +37,7 @@ use memory::Memory;
 use orders::Evicted;
 use pools::Pool;
 use recycle::Recycling;
+use resize::Room;
 
 pub(crate) mod admission;
 mod broker;
@@ -47,6 +48,7 @@ mod orders;
 mod pools;
 mod questions;
 pub(crate) mod recycle;
+mod resize;
 
 const INBOX: Token = Token(0);
 const STOP_SIGNALS: Token = Token(1);
@@ -143,6 +145,10 @@ pub struct Supervisor {
     /// The child that is forked now, and since when.
     forking: Option<(u32, Instant)>,
     recycling: Recycling,
+    room: Room,
+    has_been_resized: bool,
+    /// Whether pools may have more children than they should, or fewer.
+    is_unfit: bool,
     memory: Memory,
     admission: Admission,
     /// The pool that was sent a job last, of those whose jobs run alone.
@@ -214,12 +220,12 @@ impl Supervisor {
         ends.set_nonblocking(true)?;
         signal_hook::low_level::pipe::register(SIGCHLD, ended)?;
         let layout = pools::lay_out(&config.pools);
-        let sizes: Vec<(u32, u32)> = layout
-            .iter()
-            .map(|pool| (pool.children(), pool.config.slots))
-            .collect();
         let spares = recycle::spares(&layout);
-        let (outstanding, sockets) = Outstanding::new(&sizes, spares)?;
+        let room = Room::of(&layout, spares);
+        let (outstanding, sockets) = Outstanding::new(
+            layout.len(),
+            (room.children + spares.0, room.places + spares.1),
+        )?;
         let now = Instant::now();
         let pools: Vec<Pool> = std::iter::zip(&layout, sockets)
             .map(|(pool, socket)| Pool::new(*pool, socket, hashing))
@@ -227,10 +233,10 @@ impl Supervisor {
         let pages = &outstanding.pages;
         let mut children: Vec<Child> = pools::of_children(&layout)
             .zip(0..)
-            .map(|(pool, child)| Child::new(pool, pages.fresh_ring(child), now))
+            .map(|(pool, child)| Child::new(pool, pages.ring(child), now))
             .collect();
-        let first_spare = children.len() as u32;
-        let spares = (first_spare..first_spare + spares.0).map(|child| pages.fresh_ring(child));
+        let spares =
+            (children.len() as u32..room.children + spares.0).map(|child| pages.ring(child));
         children.extend(spares.map(|ring| Child::spare(ring, now)));
         let recycling = Recycling::new(config.recycle, now);
         let memory = Memory::new(config.memory);
@@ -257,6 +263,9 @@ impl Supervisor {
             alive: 0,
             forking: None,
             recycling,
+            room,
+            has_been_resized: false,
+            is_unfit: false,
             memory,
             admission: Admission::default(),
             last_alone: None,
@@ -326,6 +335,7 @@ impl Supervisor {
             let now = Instant::now();
             self.read_news(now);
             self.keep_time(now)?;
+            self.fit(now);
             self.recycle(now);
             self.let_go();
             self.fork_wanted(now);

@@ -49,7 +49,9 @@ pub(super) enum Life {
 pub(super) struct Child {
     pub(super) pool: usize,
     pub(super) life: Life,
-    /// How many of its slots can take jobs.
+    /// How many slots it was forked with.
+    pub(super) slots: u32,
+    /// How many of them can take jobs.
     pub(super) serving: u32,
     reply: Option<UnixStream>,
     ring: RingReader,
@@ -82,6 +84,7 @@ impl Child {
         Self {
             pool,
             life: Life::Wanted { from: now },
+            slots: 0,
             serving: 0,
             reply: None,
             ring,
@@ -239,6 +242,7 @@ impl Supervisor {
             child.serving = 0;
         }
         self.recycling.forget();
+        self.is_unfit |= self.has_been_resized;
         self.evicted.clear();
         // All are dead: what was not begun is as good as new, and what was has crashed.
         for place in self.outstanding.all_places() {
@@ -364,6 +368,7 @@ impl Supervisor {
         };
         let Child { pool, failures, .. } = self.children[number];
         self.children[number] = Child {
+            slots: self.pools[pool].config.slots,
             life: Life::Forking,
             reply: Some(ours),
             failures,
@@ -406,8 +411,9 @@ impl Supervisor {
         let child = &mut self.children[number as usize];
         let pool = &mut self.pools[child.pool];
         child.life = Life::Alive { pid };
-        child.serving = pool.config.slots;
-        pool.child_came();
+        child.serving = child.slots;
+        pool.child_came(child.slots);
+        self.is_unfit |= self.has_been_resized;
         if child.is_spent {
             // It was faster than the news of it.
             self.retire(number);
@@ -441,6 +447,7 @@ impl Supervisor {
         self.learn_from_end(number, death);
         let reason = &death.reason;
         self.alive -= 1;
+        self.is_unfit |= self.has_been_resized;
         self.forget_evicted(number);
         let child = &mut self.children[number as usize];
         self.pools[child.pool].child_went(take(&mut child.serving));
@@ -758,7 +765,7 @@ impl Supervisor {
         }
         let pool = &mut self.pools[child.pool];
         // Believed as far as it can be true.
-        let slots = slots.min(pool.config.slots);
+        let slots = slots.min(child.slots);
         if matches!(child.life, Life::Alive { .. }) && !child.is_spent {
             pool.child_changed(child.serving, slots);
             child.serving = slots;

@@ -26,18 +26,22 @@ const MOST_AHEAD: u32 = 4;
 impl Layout {
     /// How many processes it has at most.
     pub(super) fn children(&self) -> u32 {
-        self.config.processes + ahead(self.config)
+        self.config.children()
     }
 }
 
-fn ahead(config: PoolConfig) -> u32 {
-    match config.kind {
-        SlotKind::Isolated => config.processes.min(MOST_AHEAD),
-        SlotKind::Process | SlotKind::Thread | SlotKind::Async => 0,
+impl PoolConfig {
+    /// How many processes there are at most.
+    pub(super) fn children(self) -> u32 {
+        let ahead = match self.kind {
+            SlotKind::Isolated => self.processes.min(MOST_AHEAD),
+            SlotKind::Process | SlotKind::Thread | SlotKind::Async => 0,
+        };
+        self.processes.saturating_add(ahead)
     }
 }
 
-/// Adds a pool for jobs that run alone to each whose processes have several slots: its slots are of the same kind, so that
+/// Adds a pool for jobs that run alone to each whose processes can have several slots: its slots are of the same kind, so that
 /// tasks find there what their hooks prepare.
 pub(super) fn lay_out(pools: &[PoolConfig]) -> Vec<Layout> {
     let plain = |config| Layout {
@@ -48,7 +52,7 @@ pub(super) fn lay_out(pools: &[PoolConfig]) -> Vec<Layout> {
     let mut all: Vec<Layout> = pools.iter().copied().map(plain).collect();
     for number in 0..pools.len() {
         let config = pools[number];
-        if config.slots > 1 {
+        if matches!(config.kind, SlotKind::Thread | SlotKind::Async) {
             all[number].alone = Some(all.len());
             all.push(Layout {
                 config: PoolConfig {
@@ -85,6 +89,8 @@ pub(super) struct Pool {
     slots: usize,
     /// Children that have some.
     serving: usize,
+    /// Whether it may have more slots still than it is to have.
+    pub(super) is_resizing: bool,
 }
 
 /// The pool of each child, in the order of the children's numbers.
@@ -113,6 +119,7 @@ impl Pool {
             closing: 0,
             slots: 0,
             serving: 0,
+            is_resizing: false,
         };
         if pool.is_single_use() {
             pool.policy = Policy::one_by_one(hashing, config.processes as usize);
@@ -132,7 +139,7 @@ impl Pool {
             true => self.policy.out() > self.serving || self.forks_ahead(),
             false => self.is_needed(),
         };
-        let most = (self.config.processes + ahead(self.config)) as usize;
+        let most = self.config.children() as usize;
         is_wanted && self.alive < most + self.extra
     }
 
@@ -162,9 +169,9 @@ impl Pool {
         }
     }
 
-    pub(super) fn child_came(&mut self) {
+    pub(super) fn child_came(&mut self, slots: u32) {
         self.alive += 1;
-        self.child_changed(0, self.config.slots);
+        self.child_changed(0, slots);
     }
 
     /// `serving`: how many of its slots could take jobs at last.
@@ -185,11 +192,26 @@ impl Pool {
         self.count_slots();
     }
 
-    fn count_slots(&mut self) {
+    pub(super) fn count_slots(&mut self) {
         // Slots of single use are as many as jobs may run at once, however many processes wait for these.
-        if !self.is_single_use() {
-            let slots = self.slots + self.closing;
-            self.policy.set_slots(slots, self.serving);
+        if self.is_single_use() {
+            return;
+        }
+        let slots = self.slots + self.closing;
+        let wanted = self.config.processes as usize * self.config.slots as usize;
+        self.is_resizing &= slots > wanted;
+        let slots = match self.is_resizing {
+            true => wanted,
+            false => slots,
+        };
+        self.policy.set_slots(slots, self.serving);
+    }
+
+    /// How many slots have something to do. After a resize these may be more than there are to be.
+    fn busy(&self) -> usize {
+        match self.is_single_use() {
+            true => self.policy.out(),
+            false => self.policy.out().min(self.slots + self.closing),
         }
     }
 
@@ -271,7 +293,7 @@ impl Supervisor {
 
     /// How many slots have something to do.
     pub(super) fn busy(&self) -> usize {
-        self.pools.iter().map(|pool| pool.policy.busy()).sum()
+        self.pools.iter().map(Pool::busy).sum()
     }
 
     /// Whether this pool may be sent a job now: of those that run alone, one runs at a time.

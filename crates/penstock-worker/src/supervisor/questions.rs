@@ -1,4 +1,4 @@
-//! Questions of people, which come through the broker: to pause, resume, drain or stop this worker.
+//! Questions of people, which come through the broker: to pause, resume, drain, stop or resize this worker.
 //!
 //! A paused worker is as it was, but begins nothing: what waits here goes back to the broker, whose consumers of this worker
 //! have no credit. So other workers have the jobs, and the broker tells nobody that no worker has the task.
@@ -20,7 +20,8 @@ impl Supervisor {
                 Question::Resume => self.resume(),
                 Question::Drain => self.drain(),
                 Question::Stop => self.stop(now),
-                Question::Resize(_) | Question::Unknown => Some(Reply::unknown()),
+                Question::Resize(sizes) => self.resize(sizes, now),
+                Question::Unknown => Some(Reply::unknown()),
             };
             let reply = reply.unwrap_or_else(|| Reply::Done(self.standing(now)));
             if let Some(broker) = &self.broker {

@@ -38,7 +38,12 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(3);
 pub(super) enum Reason {
     Jobs(u64),
     Age(Duration),
-    Memory { own: u64, most: u64 },
+    Memory {
+        own: u64,
+        most: u64,
+    },
+    /// It was forked with another number of slots than this.
+    Size(u32),
 }
 
 impl std::fmt::Display for Reason {
@@ -51,6 +56,7 @@ impl std::fmt::Display for Reason {
                 in_words(*own),
                 in_words(*most)
             ),
+            Self::Size(slots) => write!(out, "it is to have {slots} slots"),
             Self::Age(age) => write!(out, "it is {} s old (--max-age)", age.as_secs()),
         }
     }
@@ -71,6 +77,8 @@ pub(super) struct Closing {
 struct Turn {
     old: u32,
     successor: u32,
+    /// Whether the next may begin once this one's successor is there: it is wanted at once, and jobs may take long.
+    is_quick: bool,
 }
 
 pub(super) struct Recycling {
@@ -107,7 +115,7 @@ pub(super) fn spares(layout: &[Layout]) -> (u32, u32) {
 }
 
 /// As many as a claim can name.
-const MAX_CHILDREN: u32 = 4095;
+pub(super) const MAX_CHILDREN: u32 = 4095;
 const _: () = assert!(MAX_PROCESSES < MAX_CHILDREN);
 
 impl Recycling {
@@ -242,7 +250,7 @@ impl Supervisor {
                 continue;
             }
             let Some(successor) = self.make_way(old, now) else {
-                // All spare children are in use for evicted ones.
+                // All spare children are in use for evicted or resized ones.
                 self.recycling.due.push_front((old, pid, reason));
                 self.recycling.from = now + LOOK_EVERY;
                 return;
@@ -253,8 +261,16 @@ impl Supervisor {
                 }
                 _ => tracing::debug!(pid, process = old, "a process is replaced: {reason}"),
             }
-            self.recycling.turn = Some(Turn { old, successor });
-            self.recycling.from = now + self.recycling.pause();
+            let is_quick = matches!(reason, Reason::Size(_));
+            self.recycling.turn = Some(Turn {
+                old,
+                successor,
+                is_quick,
+            });
+            self.recycling.from = match is_quick {
+                true => now,
+                false => now + self.recycling.pause(),
+            };
             return;
         }
     }
@@ -292,10 +308,20 @@ impl Supervisor {
             && self.children[turn.old as usize].closing.is_none()
         {
             self.close(turn.old, now);
+            if turn.is_quick {
+                self.recycling.turn = None;
+            }
         }
     }
 
-    fn close(&mut self, number: u32, now: Instant) {
+    /// Returns the process of this pool whose turn it is, and its successor, while both are to have slots.
+    pub(super) fn turn_of(&self, pool: usize) -> Option<(u32, u32)> {
+        let turn = self.recycling.turn?;
+        let old = &self.children[turn.old as usize];
+        (old.pool == pool && old.closing.is_none()).then_some((turn.old, turn.successor))
+    }
+
+    pub(super) fn close(&mut self, number: u32, now: Instant) {
         self.outstanding.pages.close(number);
         self.take_back_unbegun(number);
         let packets = self.outstanding.places_of(Some(number)).len();
@@ -347,7 +373,7 @@ impl Supervisor {
                 }
             } else if !closing.is_heard {
                 // One with a single slot looks by itself when its job has ended, which a signal would only disturb.
-                let has_one_slot = self.pools[child.pool].config.slots == 1;
+                let has_one_slot = child.slots == 1;
                 if (has_ended || !has_one_slot)
                     && let Some(zygote) = &mut self.zygote
                 {
