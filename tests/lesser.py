@@ -10,13 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-Lacking = Literal["disk durability", "results", "tasks of consumers"]
+Lacking = Literal["disk durability", "results", "tasks of consumers", "asks"]
 
-# Fields 3, 14 and 26 of `Capabilities` in proto/penstock.proto.
+# Fields 3, 14, 26 and 41 of `Capabilities` in proto/penstock.proto.
 ABSENT: dict[Lacking, bytes] = {
     "disk durability": bytes([0x18, 1]),
     "results": bytes([0x70, 0]),
     "tasks of consumers": bytes([0xD0, 0x01, 0]),
+    "asks": bytes([0xC8, 0x02, 0]),
 }
 
 

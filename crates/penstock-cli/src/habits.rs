@@ -17,7 +17,7 @@ const COMMANDS: &[(&[&str], &str)] = &[
     (&["upgrade"], "it is `penstock journal upgrade DIR` now"),
     (
         &["stop"],
-        "it is `penstock broker stop` now; a worker is stopped by SIGTERM or Ctrl-C",
+        "it is `penstock broker stop` now; a worker is stopped by SIGTERM, Ctrl-C or `penstock workers stop NAME`",
     ),
     // Celery.
     (
@@ -33,7 +33,11 @@ const COMMANDS: &[(&[&str], &str)] = &[
         "`penstock status` shows queues and workers, `penstock job show ID` one job",
     ),
     (
-        &["control", "multi"],
+        &["control"],
+        "`penstock workers pause|resume|resize|drain|stop NAME` act on running workers",
+    ),
+    (
+        &["multi"],
         "workers are started by `penstock worker APP` and stopped by SIGTERM",
     ),
     (
@@ -84,7 +88,7 @@ const OPTIONS: &[(&[&str], &str)] = &[
     ),
     (
         &["--autoscale"],
-        "a worker has the same number of processes all the time: `-c N`",
+        "a worker has `-c N` processes, until `penstock workers resize NAME -c N` says otherwise",
     ),
     (&["-n", "--hostname"], "it is `--name NAME`"),
     (&["-b", "--broker"], "it is `--url URL`, or PENSTOCK_URL"),
@@ -202,6 +206,14 @@ mod tests {
         check("penstock flower", "penstock status");
         check("penstock requeue --all", "penstock failed retry");
         check("penstock info", "penstock status");
+        check(
+            "penstock control pool_grow 2",
+            "penstock workers pause|resume|resize",
+        );
+        check(
+            "penstock worker shop:app --autoscale 8,2",
+            "penstock workers resize",
+        );
         check("penstock fsck .penstock", "penstock journal check");
         check("penstock upgrade .penstock", "penstock journal upgrade");
         check("penstock stop", "penstock broker stop");

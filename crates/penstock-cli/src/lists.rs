@@ -16,12 +16,6 @@ pub enum QueueCommand {
     Ls(Arguments),
 }
 
-#[derive(Subcommand)]
-pub enum WorkersCommand {
-    /// List the workers, with their slots and queues and the jobs that they run
-    Ls(Arguments),
-}
-
 #[derive(Args)]
 pub struct Arguments {
     #[command(flatten)]
@@ -38,7 +32,7 @@ pub fn queues(QueueCommand::Ls(arguments): &QueueCommand) -> Result<(), Failure>
     )
 }
 
-pub fn workers(WorkersCommand::Ls(arguments): &WorkersCommand) -> Result<(), Failure> {
+pub fn workers(arguments: &Arguments) -> Result<(), Failure> {
     arguments.list(
         |status| {
             let running = running_table(&status.workers, usize::MAX, now_ms());

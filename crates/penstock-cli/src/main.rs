@@ -23,6 +23,7 @@ mod server;
 mod status;
 mod text;
 mod worker;
+mod workers;
 
 use std::process::ExitCode;
 
@@ -56,9 +57,9 @@ struct Cli {
 enum Command {
     /// Run the jobs of an app
     Worker(worker::Arguments),
-    /// Look at the workers of a broker
+    /// Look at the workers of a broker; pause, resize, drain or stop them
     #[command(subcommand)]
-    Workers(lists::WorkersCommand),
+    Workers(workers::WorkersCommand),
     /// Run a broker of its own, for clients on this machine or others
     Server(server::Arguments),
     /// Show queues, workers and the broker's health
@@ -95,7 +96,7 @@ fn main() -> ExitCode {
     };
     let outcome = match cli.command {
         Command::Worker(arguments) => return worker::run(arguments),
-        Command::Workers(command) => lists::workers(&command),
+        Command::Workers(command) => workers::run(&command),
         Command::Server(arguments) => server::run(arguments),
         Command::Status(arguments) => status::run(&arguments),
         Command::Ping(arguments) => ping::run(&arguments),

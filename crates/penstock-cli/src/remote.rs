@@ -7,13 +7,14 @@ use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use clap::Args;
 use penstock_directory::{LocalPaths, is_nobody};
 use penstock_driver::{Address, Done, Driver, DriverConfig, DriverError, ValueSink};
 use penstock_local::{connect, in_second_process};
 use penstock_message::{
-    Answer, Applied, Capabilities, Key, KeyState, MessageId, MessageInfo, Op, OperationStatus,
-    Query, Receipt, Status, StatusPage, StatusQuery, Tx,
+    Answer, Applied, AskQuery, Capabilities, Key, KeyState, MessageId, MessageInfo, NoReply, Op,
+    OperationStatus, Query, Receipt, Status, StatusPage, StatusQuery, Tx,
 };
 
 use crate::exit::{FAILED, Failure, NO_BROKER, WRONG_CALL, applied, cannot_use};
@@ -89,6 +90,36 @@ impl Broker {
             Answer::Refused(why) => Err(Failure::new(FAILED, why)),
             answer => Ok(answer),
         }
+    }
+
+    /// Has the broker pass questions on to workers, and returns their replies in the same order.
+    pub fn relay(
+        &self,
+        asks: Vec<AskQuery>,
+        patience: Duration,
+    ) -> Result<Vec<Result<Bytes, NoReply>>, Failure> {
+        let deadline = Instant::now() + patience + PATIENCE;
+        let replies = asks.into_iter().map(|ask| {
+            let (done, ended) = channel();
+            let done = Box::new(move |outcome| {
+                let _unheard = done.send(outcome);
+            });
+            self.driver.query(Query::Ask(ask), deadline, done);
+            ended
+        });
+        // All are asked before the first is waited for.
+        let replies: Vec<_> = replies.collect();
+        let replies = replies.into_iter().map(|ended| match ended.recv() {
+            Ok(Ok(Answer::Asked(reply))) => Ok(reply),
+            Ok(Ok(Answer::Refused(why))) => Err(Failure::new(FAILED, why)),
+            Ok(Ok(_)) => Err(Failure::new(
+                FAILED,
+                "the broker gave another answer than a worker's",
+            )),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(no_answer()),
+        });
+        replies.collect()
     }
 
     /// Returns the capabilities of the engine behind the broker.
@@ -250,11 +281,12 @@ fn wait_for<T: Send + 'static>(call: impl FnOnce(Done<T>)) -> Result<T, Failure>
     }));
     match ended.recv() {
         Ok(outcome) => Ok(outcome?),
-        Err(_) => Err(Failure::new(
-            FAILED,
-            "the connection ended without an answer",
-        )),
+        Err(_) => Err(no_answer()),
     }
+}
+
+fn no_answer() -> Failure {
+    Failure::new(FAILED, "the connection ended without an answer")
 }
 
 pub fn token_from_environment() -> Option<String> {

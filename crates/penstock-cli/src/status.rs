@@ -1,8 +1,9 @@
 use clap::Args;
 use penstock_message::{
     Capabilities, JobCounts, Notice, Others, QueueStatus, RunningJob, Space, Status, TaskStatus,
-    WorkerStatus,
+    WorkerState, WorkerStatus,
 };
+use penstock_worker::state_name;
 use serde_json::{Value, json};
 
 use crate::exit::Failure;
@@ -145,6 +146,7 @@ pub fn worker_json(worker: &WorkerStatus) -> Value {
         "busy": worker.busy,
         "leases": worker.leases,
         "connected": worker.connected,
+        "state": state_name(worker.state),
         "running": worker.running.iter().map(running_json).collect::<Vec<_>>(),
     })
 }
@@ -361,7 +363,12 @@ pub fn worker_table(workers: &[WorkerStatus]) -> String {
             worker.busy.to_string(),
             worker.leases.to_string(),
             worker.queues.join(", "),
-            if worker.connected { "" } else { "out of reach" }.to_owned(),
+            match (worker.connected, worker.state) {
+                (false, _) => "out of reach",
+                (true, WorkerState::Serving | WorkerState::Unsaid) => "",
+                (true, state) => state_name(state),
+            }
+            .to_owned(),
         ]);
     }
     let slots: u32 = workers.iter().map(|worker| worker.slots).sum();
@@ -455,7 +462,7 @@ mod tests {
                 busy: 1,
                 leases: 2,
                 connected: false,
-                state: penstock_message::WorkerState::Serving,
+                state: WorkerState::Serving,
                 running: vec![RunningJob {
                     id: MessageId([1; 16]),
                     task: "send".to_owned(),
