@@ -40,6 +40,13 @@ SOURCE = """
         shell = subprocess.run(["sh", "-c", script], process_group=0, stdout=subprocess.PIPE, text=True)
         return int(shell.stdout)
 
+    @app.task(slot="isolated")
+    def leaves_one_that_cleans_up() -> int:
+        script = "trap 'echo done > cleaned; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+        program = subprocess.Popen(["sh", "-c", script], cwd=here, process_group=0, stdout=subprocess.PIPE)
+        program.stdout.readline()
+        return program.pid
+
     @app.task(max_crashes=1)
     def dies_with_a_program() -> None:
         (here / "program").write_text(str(start(None, False)))
@@ -129,6 +136,31 @@ def test_what_is_left_ends_with_the_worker_unless_it_has_a_session_of_its_own(
         assert not is_gone(apart), "it has said that it wants to outlive who started it"
     finally:
         os.kill(apart, signal.SIGKILL)
+
+
+def test_what_is_left_has_time_to_clean_up(project: Project, tasks) -> None:
+    running = worker(project)
+    with pidfd(tasks.leaves_one_that_cleans_up.delay().result(timeout=60)) as ended:
+        running.signal(signal.SIGTERM)
+        assert running.wait(30) == 0, running.output
+        ended.wait(30)
+    assert (project.directory / "cleaned").read_text() == "done\n"
+    assert "were killed" not in running.output
+
+
+def test_what_was_there_before_the_worker_is_left_alone(project: Project, tasks) -> None:
+    """A shell that has started something else, and then becomes the worker."""
+    script = 'sleep 600 & echo $! > beside; exec penstock worker leaves:app -c 1 --isolated 1 --name "after a shell"'
+    running = project.start("sh", "-c", script)
+    tasks.leaves.delay().result(timeout=60)
+    beside = int((project.directory / "beside").read_text())
+    try:
+        assert beside in children_of(running.pid)
+        running.signal(signal.SIGTERM)
+        assert running.wait(30) == 0, running.output
+        assert not is_gone(beside)
+    finally:
+        os.kill(beside, signal.SIGKILL)
 
 
 def test_orphans_are_waited_for(project: Project, tasks) -> None:

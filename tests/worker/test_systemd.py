@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from project import Project
+from project import Project, eventually
 
 SOURCE = """
     import os
@@ -68,6 +68,29 @@ def test_it_says_that_it_is_ready_that_it_lives_and_that_it_stops(
     listening.hear("STOPPING=1")
     assert running.wait(30) == 0
     assert "READY=1" not in listening.heard
+
+
+def test_a_manager_that_does_not_read_holds_nothing_up(project: Project) -> None:
+    project.write("service.py", SOURCE)
+    service = project.tasks("service.py")
+    address = str(project.directory / "notify")
+    listening = Manager(address)
+    with listening.socket, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        running = project.worker("service:app", "-c", "1", NOTIFY_SOCKET=address, WATCHDOG_USEC="2000")
+        probe.setblocking(False)
+
+        def is_full() -> bool:
+            try:
+                probe.sendto(b"STATUS=", address)
+            except BlockingIOError:
+                return True
+            return False
+
+        # Each try takes a place as well.
+        eventually(is_full, 60)
+        assert service.variables.delay().result(timeout=30) == []
+        running.signal(signal.SIGTERM)
+        assert running.wait(30) == 0
 
 
 def test_a_watchdog_of_another_process_and_a_manager_that_is_gone_are_left_alone(project: Project) -> None:
