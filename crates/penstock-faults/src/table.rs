@@ -397,6 +397,10 @@ pub const PLANTS: &[Plant] = &[
         "a job that is to be killed has no grace",
     ),
     in_worker(
+        "kill-when-others-are-due",
+        "a job that is to be killed is looked at at once",
+    ),
+    in_worker(
         "alarm-too-late",
         "a place is looked at at the earliest of its times",
     ),

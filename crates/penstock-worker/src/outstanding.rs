@@ -1127,6 +1127,30 @@ pub(crate) mod tests {
         assert_eq!(window.take_order(), Some(Order::Soft));
     }
 
+    /// One that has heard an order is not looked at before its grace is over, unless it is to be killed.
+    #[test]
+    pub(crate) fn a_job_that_is_to_be_killed_is_looked_at_at_once() {
+        let mut desk = Desk::new(1);
+        let (mut child, _socket, _ring) = desk.child(0);
+        desk.send(0..1);
+        let place = desk.out.all_places()[0];
+        child.pull().unwrap();
+        child.begin().unwrap().unwrap();
+        let now = Instant::now();
+        desk.out.order(place, 0, Order::Cancel, now, GRACE);
+        assert_eq!(child.window().take_order(), Some(Order::Cancel));
+        assert_eq!(desk.out.pop_alarm(now), Some(place));
+        let (_, step) = desk.out.look_at_limits(place, now).unwrap();
+        assert_eq!(
+            (step, desk.out.next_alarm()),
+            (Step::Nothing, Some(now + GRACE))
+        );
+        desk.out.hasten(place, 0, now);
+        assert_eq!(desk.out.pop_alarm(now), Some(place));
+        let (_, step) = desk.out.look_at_limits(place, now).unwrap();
+        assert_eq!(step, Step::Condemn);
+    }
+
     fn limited(number: u64, timeout_ms: u64) -> Delivery {
         let mut job = delivery(number, vec![]);
         job.message.extras = penstock_message::Extras {

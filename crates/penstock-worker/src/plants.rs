@@ -19,6 +19,7 @@ const FOUND_BY: &[(&str, fn())] = &[
     ("remind-never", limits::tests::a_job_is_warned_then_stopped_then_condemned_each_in_its_time),
     ("cancel-gains-time", limits::tests::a_cancelled_job_gains_no_time_by_its_limit),
     ("kill-after-the-grace", limits::tests::a_job_that_is_to_be_killed_has_no_time),
+    ("kill-when-others-are-due", outstanding::tests::a_job_that_is_to_be_killed_is_looked_at_at_once),
     ("alarm-too-late", limits::tests::a_place_is_looked_at_at_the_earliest_of_its_times_and_once),
     ("claim-a-former-packet", outstanding::tests::a_packet_that_was_pulled_and_not_claimed_runs_once),
     ("begin-what-was-taken-back", page::tests::what_was_taken_back_can_not_be_claimed_or_begun),
