@@ -159,15 +159,22 @@ def test_a_worker_of_another_size_survives_its_children_and_its_zygote(resized: 
     """Those that come after a death are as many as people have said, and not as at the start."""
     worker = resized.start(kind, 1)
     resized.resize(kind.option, 3)
-    [*pids] = {job.result(timeout=60) for job in resized.tasks.naps.map(list(range(200)))}
-    os.kill(pids[0], signal.SIGKILL)
-    resized.stay("a", "b", "c")
+    # Those with other numbers of slots in a process have replaced it.
+    started = 3 if kind is PROCESS else 2
+    eventually(lambda: len(resized.named("start")) == started, 60, lambda: worker.output)
+    os.kill(int(resized.named("start")[-1]), signal.SIGKILL)
+    worker.wait_for_output("an idle process was lost")
+    staying = resized.stay("a", "b", "c")
     resized.have_begun("a", "b", "c")
     resized.resize(kind.option, 2)
     resized.touch("go")
+    for job in staying:
+        job.result(timeout=60)
     zygotes = [pid for pid, command in resized.project.processes().items() if "penstock._worker.zygote" in command]
     # Its children, which have its command line, are killed with it.
     os.kill(min(zygotes), signal.SIGKILL)
+    # A job that had begun before would count as begun.
+    worker.wait_for_output("the zygote, which forks")
     jobs = resized.stay("d", "e", "f", until="end")
     resized.have_begun("d", "e")
     assert "f" not in resized.named("begun"), worker.output
