@@ -635,7 +635,7 @@ mod tests {
         for job in &jobs {
             let before = payload.len();
             encode_job(job, &mut payload);
-            assert_eq!(payload.len() - before, job_bytes(&job));
+            assert_eq!(payload.len() - before, job_bytes(job));
         }
         let mut reader = Reader(&payload);
         for job in &jobs {
