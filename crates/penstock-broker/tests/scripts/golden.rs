@@ -254,6 +254,23 @@ const LIVES_2: &[(&str, &str)] = &[
         w ack k/0; put k/0 value
         a join i/ index=2 failed
         a cancel all workflow=other reason=why
+        w consume default 1",
+    ),
+    (
+        "steps-carried",
+        "a hello
+        a hold o/ count=2 messages=sum inputs=list workflow=sum max-failures=1 result=90000
+        a hold i/ count=3 then=o/:0 result=90000 all-ended; hold e/ count=2 messages=rescue inputs=list when=failed
+        a publish i/0 member=i/:0; publish i/1 member=i/:1; publish e/0 member=e/:0; publish later after=90000
+        a hold k/ count=1 messages=next inputs=one; publish k/0 member=k/:0
+        w hello
+        w consume default 4
+        w ack i/0; put i/0 yes
+        w fail i/1 class=ValueError
+        w fail e/0
+        w ack k/0; put k/0 value
+        a join i/ index=2 failed
+        a cancel all workflow=other reason=why
         carry
         w consume default 1",
     ),
