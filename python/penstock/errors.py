@@ -181,7 +181,7 @@ class JobExpired(JobError):
 
 
 class JobCancelled(JobError):
-    """The job was purged or cancelled, newer jobs took its place in a full queue, or a job it depends on failed."""
+    """The job was purged or cancelled, or newer jobs took its place in a full queue."""
 
 
 class GroupError(JobError):

@@ -61,6 +61,13 @@ TASKS = """
     def fail(value: object = None, *, why: str = "no paper") -> int:
         raise OutOfPaper(why)
 
+    @app.task
+    def fail_first(value: object, name: str) -> str:
+        if not (here / name).exists():
+            (here / name).touch()
+            raise OutOfPaper(repr(value))
+        return repr(value)
+
     @app.task(retries=2, backoff=0.01, jitter=0)
     def stumble(a: int) -> int:
         job = current_job()
@@ -129,6 +136,10 @@ TASKS = """
     @app.task
     def blob(size: int) -> bytes:
         return b"x" * size
+
+    @app.task
+    async def asizes(blobs: list[bytes]) -> list[int]:
+        return [len(blob) for blob in blobs]
 
     @app.task
     def sizes(blobs: list[bytes]) -> list[int]:

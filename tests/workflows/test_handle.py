@@ -160,6 +160,11 @@ class TestManyCallsInAJob:
         (job,) = shop.app.failed(id=workflow[0])
         assert job.arguments == "user[0]='ada', password[0]=***, user[1]='bob', password[1]=***"
 
+    def test_arguments_of_a_chunk_are_checked_where_it_runs_if_not_before(self, real):
+        unknown = App("elsewhere", real.app.url).remote_task("flow_tasks.add")
+        with pytest.raises(GroupError, match=r"ArgumentMismatch: .*argument b must be int"):
+            real.run(chunks(unknown, [(1, 2), (1, "2")], 2))
+
     def test_map_reduce_reduces_in_levels(self, shop):
         workflow = shop.show.map_reduce(range(7), shop.show.s(), fan_in=3).delay()
         assert workflow.result(shop.patience_s).count("[") == 3
@@ -172,7 +177,7 @@ class TestManyCallsInAJob:
 class TestValues:
     def test_values_that_are_too_large_to_come_along_are_asked_for(self, shop):
         blobs = group(shop.blob.s(100_000) for _ in range(5))
-        assert shop.run(blobs | shop.sizes.s()) == [100_000] * 5
+        assert shop.run(blobs | group(shop.sizes.s(), shop.asizes.s())) == [[100_000] * 5] * 2
         assert shop.run(group(blobs, shop.blob.s(1)) | shop.show.s()).count("xxxx") > 5
 
     def test_many_small_values_are_asked_for_a_thousand_at_a_time(self, shop):
@@ -249,6 +254,20 @@ class TestMiddlewareAndHeaders:
         # What is Penstock's own is not shown.
         assert seen == [{"tenant": "north"}, {"tenant": "north", "own": "1"}, {}, {}]
         assert [call.args for call in calls] == [(1,), (), (), ((1,), (2,))]
+
+    def test_jobs_that_a_chunk_or_an_errback_enqueues_are_ordinary_ones(self, app, seen):
+        @app.task(name="shop.enqueue")
+        def enqueue(value: object) -> None:
+            app.see.delay(str(value))
+
+        @app.task(name="shop.fail")
+        def fail() -> None:
+            raise ValueError
+
+        with penstock.testing.inline(app), app.headers(tenant="north"):
+            assert chunks(enqueue, [(1,), (2,)], 2).delay().result(0) == [[None, None]]
+            fail.s().link_error(enqueue.s()).delay()
+        assert seen == [{"tenant": "north"}] * 3
 
 
 class TestDoubles:

@@ -157,6 +157,10 @@ class Arguments:
         has_version = body[:1] == _ARRAY_OF_THREE and body[-9:-8] == _UINT_64
         return has_version and int.from_bytes(body[-8:]) not in (self._version, _UNKNOWN_VERSION)
 
+    def is_of_this_version(self, body: bytes) -> bool:
+        """Whether arguments were checked by this very signature when they were encoded."""
+        return body[-9:-8] == _UINT_64 and int.from_bytes(body[-8:]) == self._version
+
     def encode_success(
         self, before: tuple[Any, ...], value: object, limit_bytes: int, *, is_list: bool = False
     ) -> bytes:
@@ -251,13 +255,13 @@ class ChunkArguments:
 
     def decode(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
         """Like ``Arguments.decode``: each argument is the list of a call's own."""
-        calls, kwargs = self._one.decode_unchecked(body)
-        if self._one.is_of_another_version(body):
-            try:
+        try:
+            calls, kwargs = self._one.decode_unchecked(body)
+            if not self._one.is_of_this_version(body):
                 for args in calls:
                     self._one.bind(*args)
-            except TypeError as error:
-                raise self._one.mismatch(error) from None
+        except Exception as error:
+            raise self._one.mismatch(error) from None
         return calls, kwargs
 
     def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
