@@ -181,11 +181,8 @@ class TestValues:
         assert shop.run(group(blobs, shop.blob.s(1)) | shop.show.s()).count("xxxx") > 5
 
     def test_many_small_values_are_asked_for_a_thousand_at_a_time(self, shop):
-        count = 40_000 if shop.is_real else 2_500
-        assert (
-            shop.run(group(chunks(shop.add, [(1, 1)] * count, 1), shop.add.s(0, 0)) | shop.show.s()).count("[2]")
-            == count
-        )
+        count = 5_000
+        assert shop.run(group(shop.add.s(i, i) for i in range(count)) | shop.total.s()) == sum(range(count)) * 2
 
     def test_secrets_of_a_step_stay_secret_though_its_first_argument_comes_later(self, shop):
         workflow = (shop.show.s("ada") | shop.log_in.s("hunter2")).delay()

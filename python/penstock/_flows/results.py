@@ -201,9 +201,6 @@ def _given_failure(shape: int, join: bytes, values: Sequence[tuple[int, Any]]) -
         causes = [body[at : at + 16] for at in range(0, len(body), 16)] if status == UPSTREAM else []
         return (yield from failure_of_causes(join, None, causes, is_group=True))
     job_id = member_id(join, 0)
-    if status == GONE:
-        # A job that never ran, as one before it failed: its end is not stored, and known when it is asked for.
-        ((status, body),) = yield [job_id]
     return (yield from failure_of(job_id, None, status, body))
 
 
@@ -213,14 +210,9 @@ def _gathered(app: App, join: bytes, count: int, values: Sequence[tuple[int, Any
 
 
 def _all_values(app: App, join: bytes, count: int, values: Sequence[tuple[int, Any]] | None) -> Asking[list[Any]]:
-    ids = MemberIds(join, count)
     if values is not None:
-        gone = [index for index, (status, _) in enumerate(values) if status == GONE]
-        if gone:
-            # Members that never ran, as a job before them failed: their ends are not stored, and known when asked for.
-            known = dict(zip(gone, (yield [ids[index] for index in gone]), strict=True))
-            values = [known.get(index, value) for index, value in enumerate(values)]
         return (yield from _values(app, join, 0, values))
+    ids = MemberIds(join, count)
     found: list[Any] = []
     for first in range(0, count, _PAGE):
         ends = yield ids[first : first + _PAGE]
