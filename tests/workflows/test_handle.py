@@ -297,3 +297,47 @@ class TestDoubles:
             with pytest.raises(GroupError, match="no money"):
                 workflow.result(0)
         assert seen == [("ValueError", "no money", "shop.charge")]
+
+    @pytest.mark.parametrize("fixture", ["penstock_inline", "penstock_capture", "penstock_worker"])
+    def test_the_fixtures_of_the_plugin_run_workflows(self, request, fixture):
+        calls = request.getfixturevalue(fixture)
+        app = App("shop")
+        add = app.task(name="shop.add")(lambda a, b: a + b)
+        total = app.task(name="shop.total")(sum)
+        workflow = (group(add.s(i, i) for i in range(3)) | total.s() | add.s(1)).delay()
+        if fixture != "penstock_inline":
+            calls.run_until_idle()
+        assert workflow.result(0) == 7
+        assert len(calls) == 5
+
+
+def test_tasks_of_a_library_are_steps_of_the_app_that_adds_them():
+    @penstock.shared_task
+    def post(text: str, mark: str) -> str:
+        return text + mark
+
+    step = post.s("a", "b") | post.s("c")
+    with pytest.raises(RuntimeError, match="has no app yet"):
+        step.delay()
+    app = App("shop", "unix:/nonexistent/broker.sock", call_timeout=0.2)
+    app.add(post)
+    with penstock.testing.inline(app):
+        assert step.delay().result(0) == "abc"
+
+
+def test_failures_can_be_returned_and_passed_on_where_annotations_name_them():
+    app = App("shop", "unix:/nonexistent/broker.sock", call_timeout=0.2)
+
+    @app.task(name="shop.fail")
+    def fail() -> int:
+        raise ValueError("no paper")
+
+    @app.task(name="shop.pass_on")
+    def pass_on(values: list[int | Failure]) -> list[int | Failure]:
+        return values
+
+    with penstock.testing.inline(app):
+        (failure,) = (group([fail.s()], max_failures=1) | pass_on.s() | pass_on.s()).delay().result(0)
+        (again,) = pass_on.delay([failure]).result(0)
+    assert isinstance(failure, Failure) and again == failure
+    assert isinstance(again.exception(), ValueError)
