@@ -341,3 +341,16 @@ def test_failures_can_be_returned_and_passed_on_where_annotations_name_them():
         (again,) = pass_on.delay([failure]).result(0)
     assert isinstance(failure, Failure) and again == failure
     assert isinstance(again.exception(), ValueError)
+
+
+def test_each_result_of_a_chunk_is_checked():
+    app = App("shop", "unix:/nonexistent/broker.sock", call_timeout=0.2)
+
+    @app.task(name="shop.parse")
+    def parse(text: str) -> int:
+        return int(text) if text.isdecimal() else text  # type: ignore[return-value]
+
+    with penstock.testing.inline(app):
+        assert chunks(parse, [("1",), ("2",)], 2).delay().result(0) == [[1, 2]]
+        with pytest.raises(GroupError, match=r"parse\(\) returned list \[1, 'two'\], but is annotated to return int"):
+            chunks(parse, [("1",), ("two",)], 2).delay().result(0)

@@ -7,12 +7,13 @@ Binding is done by a function generated for each task, with the task's own param
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import inspect
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -157,19 +158,28 @@ class Arguments:
         has_version = body[:1] == _ARRAY_OF_THREE and body[-9:-8] == _UINT_64
         return has_version and int.from_bytes(body[-8:]) not in (self._version, _UNKNOWN_VERSION)
 
+    def of_lists(self) -> Arguments:
+        """Return the same for jobs whose result is a list of the task's own."""
+        changed, check = copy.copy(self), self._result_check
+        if check is not None:
+            fits = check
+
+            def all_fit(values: Any) -> bool:
+                return all(map(fits, values))
+
+            changed._result_check = all_fit
+        return changed
+
     def is_of_this_version(self, body: bytes) -> bool:
         """Whether arguments were checked by this very signature when they were encoded."""
         return body[-9:-8] == _UINT_64 and int.from_bytes(body[-8:]) == self._version
 
-    def encode_success(
-        self, before: tuple[Any, ...], value: object, limit_bytes: int, *, is_list: bool = False
-    ) -> bytes:
-        """Encode a `Success`: the fields before its result, and the result. ``is_list``: of several calls.
+    def encode_success(self, before: tuple[Any, ...], value: object, limit_bytes: int) -> bytes:
+        """Encode a `Success`: the fields before its result, and the result.
 
         Raises ``TypeError``, which names the task and what to do, or ``PayloadTooLarge``.
         """
-        check = self._result_check
-        if check is not None and not (check(value) if not is_list else all(map(check, cast("list[Any]", value)))):
+        if self._result_check is not None and not self._result_check(value):
             raise TypeError(
                 f"{self._task}() returned {_describe(value)}, but is annotated to return {spell(self._hints['return'])}"
             )
@@ -249,6 +259,7 @@ class ChunkArguments:
 
     def __init__(self, arguments: Arguments) -> None:
         self._one = arguments
+        self.encode_success = arguments.of_lists().encode_success
         self.is_secret = arguments.is_secret
         self.decode_unchecked = arguments.decode_unchecked
         self.is_of_another_version = arguments.is_of_another_version
@@ -269,10 +280,6 @@ class ChunkArguments:
         for place, call in enumerate(args):
             for name, value in self._one.named(call, {}):
                 yield f"{name}[{place}]", value
-
-    def encode_success(self, before: tuple[Any, ...], value: Any, limit_bytes: int) -> bytes:
-        """Like ``Arguments.encode_success``, of a list of results."""
-        return self._one.encode_success(before, value, limit_bytes, is_list=True)
 
 
 class UncheckedArguments(Arguments):
