@@ -146,6 +146,8 @@ pub struct Supervisor {
     forking: Option<(u32, Instant)>,
     recycling: Recycling,
     room: Room,
+    /// Most evicted processes at a time.
+    evictions: usize,
     has_been_resized: bool,
     /// Whether pools may have more children than they should, or fewer.
     is_unfit: bool,
@@ -222,6 +224,7 @@ impl Supervisor {
         let layout = pools::lay_out(&config.pools);
         let spares = recycle::spares(&layout);
         let room = Room::of(&layout, spares);
+        let evictions = spares.0 as usize;
         let (outstanding, sockets) = Outstanding::new(
             layout.len(),
             (room.children + spares.0, room.places + spares.1),
@@ -264,6 +267,7 @@ impl Supervisor {
             forking: None,
             recycling,
             room,
+            evictions,
             has_been_resized: false,
             is_unfit: false,
             memory,

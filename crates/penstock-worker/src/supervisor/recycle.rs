@@ -70,6 +70,8 @@ pub(super) struct Closing {
     /// It has said that it takes no more.
     is_heard: bool,
     leave_by: Option<Instant>,
+    /// Whether it was evicted, for a job that can't be stopped.
+    is_evicted: bool,
 }
 
 /// The process whose turn it is, and its successor.
@@ -293,12 +295,26 @@ impl Supervisor {
         let child = &self.children[number as usize];
         let is_serving = matches!(child.life, Life::Alive { .. }) && child.closing.is_none();
         let is_old = self.recycling.turn.is_some_and(|turn| turn.old == number);
-        // Where its turn has come, the successor is on its way.
-        if is_serving && (is_old || self.make_way(number, now).is_some()) {
+        // Where its turn has come, the successor is on its way. What a resize may grow by is not for processes that are
+        // stuck: each keeps its memory.
+        let may_follow = self.evicted() < self.evictions;
+        if is_serving && (is_old || may_follow && self.make_way(number, now).is_some()) {
             self.close(number, now);
+            if let Some(closing) = &mut self.children[number as usize].closing {
+                closing.is_evicted = true;
+            }
             return true;
         }
         false
+    }
+
+    /// Returns the number of evicted processes that are still there.
+    fn evicted(&self) -> usize {
+        let closing = self
+            .children
+            .iter()
+            .filter_map(|child| child.closing.as_ref());
+        closing.filter(|closing| closing.is_evicted).count()
     }
 
     /// A child says that it takes jobs: where it is a successor, the old one may go.
