@@ -258,7 +258,7 @@ impl Broker {
         let cap_bytes = self.options.results_cap_bytes;
         while self.added < ENDED_AT_ONCE {
             let joins = &self.state.joins;
-            let is_pinned = |key: &Key| joins.is_pinned(key) && !planted!("unpin-early");
+            let is_pinned = |key: &Key| joins.is_pinned(key);
             let keys = &mut self.state.keys;
             let Some(key) = keys.next_to_evict(group, cap_bytes, is_pinned) else {
                 return;

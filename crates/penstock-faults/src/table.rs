@@ -283,10 +283,6 @@ pub const PLANTS: &[Plant] = &[
         "a join hears of each member, whatever ended that",
     ),
     plant(
-        "unpin-early",
-        "the values of a group are there until its body has settled",
-    ),
-    plant(
         "mix-up-values",
         "a body is given the values of its group, each in its place",
     ),

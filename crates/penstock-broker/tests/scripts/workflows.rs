@@ -1,6 +1,8 @@
 //! Steps that wait for others: which outcome releases them, and what they are given. `g/` is a join, `g/0` its first member.
 
-use crate::script::check;
+use penstock_broker::BrokerOptions;
+
+use crate::script::{check, check_with};
 
 #[test]
 fn a_body_is_given_the_values_of_its_group_in_order() {
@@ -197,6 +199,34 @@ fn values_are_pinned_until_the_body_has_settled() {
         w consume default 1                                           -> w deliver body#1[one]
         w ack body                                                    -> w confirm 3
         wait 61000                                                    ->
+        a watch g/0                                                   -> a sees g/0 gone
+        ",
+    );
+}
+
+/// The first results of a large group used to go when its task's results were over the cap, and its body got a part.
+#[test]
+fn the_cap_on_results_spares_those_that_a_body_is_to_read() {
+    let options = BrokerOptions {
+        results_cap_bytes: 200,
+        ..BrokerOptions::default()
+    };
+    check_with(
+        options,
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=3 messages=body inputs=list; publish g/0 member=g/:0; publish g/1 member=g/:1; publish g/2 member=g/:2 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 3                                           -> w deliver g/0 g/1 g/2
+        w ack g/0; put g/0 one group=task                             -> w confirm 1
+        w ack g/1; put g/1 two group=task                             -> w confirm 2
+        w ack g/2; put g/2 three group=task                           -> w confirm 3
+        w consume default 1                                           -> w deliver body[one two three]
+        w ack body; put body done group=task                          -> w confirm 4, notice: task over 200
+        a publish more; publish others                                -> a confirm 2
+        w consume default 2                                           -> w deliver more others
+        w ack more; put more value group=task                         -> w confirm 5
+        w ack others; put others value group=task                     -> w confirm 6
         a watch g/0                                                   -> a sees g/0 gone
         ",
     );
