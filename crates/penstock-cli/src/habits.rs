@@ -76,7 +76,7 @@ const OPTIONS: &[(&[&str], &str)] = &[
     ),
     (
         &["-P", "--pool", "--worker-class", "-w"],
-        "each of the `-c N` jobs at once runs in a process of its own; there is no other pool yet",
+        "each of the `-c N` jobs at once runs in a process of its own; `--threads N` and `--async N` are for threads and `async def` tasks",
     ),
     (
         &["-B", "--beat", "--with-scheduler", "-s", "--schedule"],
