@@ -7,7 +7,7 @@ import re
 import pytest
 from project import Project, eventually
 
-from penstock import Job, ResultTimeout
+from penstock import App, Job, ResultTimeout
 
 TASKS = """
     import time
@@ -55,6 +55,17 @@ async def test_a_job_that_is_late_is_where_the_error_says(project: Project) -> N
     first.result(timeout=30)
 
 
+def test_a_job_that_only_workers_without_its_task_serve_says_so(project: Project) -> None:
+    project.write("tasks.py", TASKS)
+    project.write("other.py", TASKS.replace("wait_here", "something_else").replace('"shop"', '"other"'))
+    late = project.tasks().wait_here.delay()
+    project.worker("other:app", "-c", "1", "-Q", "mail")
+    waits = f'for N s it has waited in queue "mail" of {project.url}'
+    start = "start one that has: penstock worker MODULE:APP -Q mail"
+    one = f"{waits}, and the one worker that serves it has no task tasks.wait_here; {start}"
+    eventually(lambda: why(late) == one, 30)
+
+
 def test_the_directory_of_a_local_broker_is_told_in_full(project: Project) -> None:
     """Two of them are easily mistaken: the worker serves the one next door."""
     project.write("tasks.py", TASKS)
@@ -85,3 +96,15 @@ def test_whoever_waits_without_a_worker_is_told_within_seconds(project: Project)
     said = waiting.wait_for_output("no worker", timeout=20)
     notice = '1 job waits in queue "mail", which no worker has served for 3 s; start one with -Q mail'
     assert said.strip() == f"{project.url}: {notice}"
+
+
+def test_no_worker_process_can_serve_a_broker_in_memory_so_none_is_advised() -> None:
+    app = App("alone", url="memory:")
+
+    @app.task
+    def never() -> None:
+        pass
+
+    late = why(never.delay())
+    assert "which lives in this process alone: run its jobs with penstock.testing.worker(app)" in late
+    assert "penstock worker" not in late

@@ -555,6 +555,11 @@ impl Queues {
         unknown.map(|flow| (flow.key.task, flow.ready))
     }
 
+    /// Whether any of the queue's consumers can run the task, or it has none.
+    pub(crate) fn has_taker(&self, index: u32, task: Name) -> bool {
+        is_wanted(self[index].served(), &self.sets, task)
+    }
+
     /// Counts the ready messages that none of the queue's consumers can run.
     pub(crate) fn unknown(&self, index: u32) -> u64 {
         let flows = self.unknown_tasks(index);

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use penstock_message::{
-    MessageId, MessageInfo, QueueStatus, RunningJob, Status, StatusCursor, StatusPage, StatusQuery,
-    TaskStatus, WorkerStatus,
+    MessageId, MessageInfo, MessageState, QueueStatus, RunningJob, Status, StatusCursor,
+    StatusPage, StatusQuery, TaskStatus, WorkerStatus,
 };
 
 use crate::consumers::QUEUES_CAP;
@@ -312,11 +312,12 @@ impl Broker {
             MessagePlace::Delayed(when) => due_at = Some(when.at),
             _ => {}
         }
+        let place = self.state_of(slot);
         Some(MessageInfo {
             id: *id,
             task: state.names.text(kind.task).to_owned(),
             queue: state.names.text(state.queues[kind.queue].name).to_owned(),
-            state: self.state_of(slot),
+            state: place,
             enqueued_at: entry.enqueued_at(),
             started_at,
             due_at,
@@ -330,6 +331,8 @@ impl Broker {
                 .messages
                 .extras(slot)
                 .map_or_else(Vec::new, |extras| extras.headers.clone()),
+            task_unknown: place == MessageState::Ready
+                && !state.queues.has_taker(kind.queue, kind.task),
         })
     }
 }

@@ -398,6 +398,8 @@ pub struct MessageInfo {
     /// Time and reason of the failure of a failed job.
     pub failed: Option<Box<(WallMs, Failure)>>,
     pub headers: Vec<(String, Bytes)>,
+    /// Whether it is ready, and its queue has consumers, of which none can run its task.
+    pub task_unknown: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

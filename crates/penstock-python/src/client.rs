@@ -863,6 +863,7 @@ pub(crate) fn info_dict(
     let headers = info.headers.iter();
     let headers = headers.map(|(name, value)| (name, String::from_utf8_lossy(value)));
     dict.set_item("headers", headers.into_py_dict(py)?)?;
+    dict.set_item("task_unknown", info.task_unknown)?;
     Ok(Some(dict))
 }
 

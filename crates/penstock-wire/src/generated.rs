@@ -1727,6 +1727,9 @@ pub struct MessageInfo {
     /// an older broker sends none
     #[prost(message, repeated, tag = "15")]
     pub headers: ::prost::alloc::vec::Vec<Header>,
+    /// it is ready, its queue has consumers, and none of them can run its task
+    #[prost(bool, tag = "16")]
+    pub task_unknown: bool,
 }
 /// Nested message and enum types in `MessageInfo`.
 pub mod message_info {

@@ -378,11 +378,12 @@ prop_compose! {
         (started_at, due_at) in any::<(Option<u64>, Option<u64>)>(), attempt: u32, crashes: u8,
         worker in option(".{0,8}"), notes in vec(any_bytes(), 0..3), generation: u32,
         failed in option((any::<u64>(), any_failure())), headers in vec((".{0,8}", any_bytes()), 0..3),
+        task_unknown: bool,
     ) -> MessageInfo {
         let failed = failed.map(Box::new);
         MessageInfo {
             id, task, queue, state, enqueued_at, started_at, due_at, attempt, crashes, worker, notes, generation, failed,
-            headers,
+            headers, task_unknown,
         }
     }
 }

@@ -28,7 +28,15 @@ def _in_words(held: dict[str, Any], consumers: int, url: str) -> str:
     if state == "ready":
         waits = f'for {_since(held["enqueued_at_ms"])} it has waited in queue "{queue}" of {url}'
         if not consumers:
+            if url.startswith("memory:"):
+                return f"{waits}, which lives in this process alone: run its jobs with penstock.testing.worker(app)"
             return f"{waits}, which no worker serves; start one with: penstock worker MODULE:APP -Q {queue}"
+        if held["task_unknown"]:
+            who = "the one worker that serves it" if consumers == 1 else f"the {consumers} workers that serve it"
+            return (
+                f"{waits}, and {who} {'have' if consumers > 1 else 'has'} no task {held['task']};"
+                f" start one that has: penstock worker MODULE:APP -Q {queue}"
+            )
         return f"{waits}, which {consumers} worker{'s' * (consumers > 1)} serve{'s' * (consumers == 1)}"
     if state in ("running", "cancelling", "parked"):
         started = held["started_at_ms"]

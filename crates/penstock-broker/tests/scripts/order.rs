@@ -270,6 +270,7 @@ fn a_job_is_sent_only_to_a_consumer_that_can_run_its_task() {
         w consume default 9 tasks=new       -> w deliver one two
         v consume default 9 tasks=other     ->
         a status                            -> a status default:1/0/2-unknown1 v=0/0/0 w=0/0/2 clients 1 results 0 evicted 0
+        a info old                          -> a knows Ready in default attempt 0 crashes 0 and no consumer that has its task
         # Nobody knows it, which is said once.
         wait 2999                           ->
         wait 1                              -> notice: 1 of old and 0 others unknown in default

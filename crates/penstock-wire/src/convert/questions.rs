@@ -479,6 +479,7 @@ impl From<MessageInfo> for proto::MessageInfo {
             failed_at_ms,
             failure: failure.map(Into::into),
             headers: headers_to_wire(info.headers),
+            task_unknown: info.task_unknown,
         }
     }
 }
@@ -505,6 +506,7 @@ impl TryFrom<proto::MessageInfo> for MessageInfo {
                 .zip(wire.failure)
                 .map(|(at, failure)| Box::new((at, Failure::from(failure)))),
             headers: headers_from_wire(wire.headers),
+            task_unknown: wire.task_unknown,
         })
     }
 }

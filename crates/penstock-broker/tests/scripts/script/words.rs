@@ -245,6 +245,9 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
             if !notes.is_empty() {
                 line += &format!(" notes {}", notes.join("+"));
             }
+            if info.task_unknown {
+                line += " and no consumer that has its task";
+            }
             line
         }
         Answer::Failed(page) => {
