@@ -1,11 +1,16 @@
-"""Each example does what its first lines say: one command for the worker, one for the script."""
+"""Each example does what its first lines say: one command for the worker, one for the script; or one for all of it."""
 
 from __future__ import annotations
 
+import re
 import shutil
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from blocks import ROOT
+from project import Process, Project, TooSlow
 
 EXAMPLES = {
     "webhooks": ["answer: 200", "attempts: 3"],
@@ -15,6 +20,7 @@ EXAMPLES = {
 
 def test_every_example_is_here():
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == EXAMPLES.keys()
+    assert {path.parent.name for path in (ROOT / "examples").glob("*/__main__.py")} == {"collector"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -29,3 +35,39 @@ def test_an_example(project, name):
     assert run.output.strip()
     for line in EXAMPLES[name]:
         assert line in run.output
+
+
+def measure(project: Project, name: str, *options: str) -> tuple[Process, str]:
+    """Run an example that starts all it needs by itself; give its picture, too."""
+    written = [project.directory / f"{name}.svg", project.directory / f"{name}.html"]
+    outputs = [word for path in written for word in ("--output", str(path))]
+    run = project.run(sys.executable, "-m", f"examples.{name}", *options, *outputs, cwd=ROOT, timeout=100)
+    assert run.returncode == 0, run.output
+    picture = written[0].read_text()
+    ElementTree.fromstring(picture)
+    stands_alone(written[1], picture)
+    return run, picture
+
+
+def stands_alone(page: Path, picture: str) -> None:
+    """A page holds its picture, and loads nothing."""
+    text = page.read_text()
+    assert picture in text
+    assert not re.search(r"<(script|link|img)|@import|url\(", text)
+
+
+def test_each_way_of_the_collector_is_faster_than_the_one_before(project):
+    sizes = ["--pages", "6", "--objects", "60", "--slots", "30", "--latency", "20", "60", "--serial-pages", "1"]
+    run, picture = measure(project, "collector", *sizes)
+    figures = re.findall(r"^\| (.*?) +\| +([\d.]+) \| +[\d.]+ \| +[\d.]+ \|$", run.output, re.MULTILINE)
+    assert [name for name, _ in figures] == [
+        "serial (1 of 6 pages, scaled)", "a job a page", "a group a page", "overlapping chords", "limit",
+    ]  # fmt: skip
+    # No order of the requests beats the limit; and a machine with much else to do may hold up any of them.
+    seconds = [float(figure) for _, figure in figures]
+    assert min(seconds) == seconds[-1], run.output
+    if seconds != sorted(seconds, reverse=True):
+        raise TooSlow(run.output)
+    # The chart has no more requests at once than there are slots.
+    used = [int(rows) for rows in re.findall(r"\((\d+) of 30 slots\)", picture)]
+    assert len(used) == 3 and max(used) <= 30
