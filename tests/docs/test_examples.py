@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shutil
 import sys
+from glob import glob
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from blocks import ROOT
-from project import Process, Project, TooSlow
+from project import Process, Project, TooSlow, needs
 
 EXAMPLES = {
     "webhooks": ["answer: 200", "attempts: 3"],
@@ -20,7 +22,7 @@ EXAMPLES = {
 
 def test_every_example_is_here():
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == EXAMPLES.keys()
-    assert {path.parent.name for path in (ROOT / "examples").glob("*/__main__.py")} == {"collector"}
+    assert {path.parent.name for path in (ROOT / "examples").glob("*/__main__.py")} == {"breakdown", "collector"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -71,3 +73,27 @@ def test_each_way_of_the_collector_is_faster_than_the_one_before(project):
     # The chart has no more requests at once than there are slots.
     used = [int(rows) for rows in re.findall(r"\((\d+) of 30 slots\)", picture)]
     assert len(used) == 3 and max(used) <= 30
+
+
+def test_the_breakdown_makes_the_same_page_in_each_way(project):
+    needs(importlib.util.find_spec("psycopg"), "psycopg (requirements/dev.txt)")
+    needs(glob("/usr/lib/postgresql/*/bin/postgres") or shutil.which("postgres"), "PostgreSQL (Debian: postgresql)")
+    sizes = ["--countries", "12", "--slots", "4", "--clients", "1,3", "--requests", "6"]
+    data = ["--one-ms", "0", "--union-ms", "0"]
+    run, picture = measure(project, "breakdown", *sizes, *data, "--ways", "threads,group,union")
+    assert "43,680 sales: 12 countries, 40 apps, 91 days." in run.output, run.output
+    row = r"^\| (\S.*?) +\| +(\d+) \| +(\d+)" + r" \| +([\d,]+)" * 5 + r" \|$"
+    figures = re.findall(row, run.output, re.MULTILINE)
+    names = ["threads", "Penstock's group", "one UNION"]
+    assert [(name, clients) for name, clients, *_ in figures] == [
+        (name, clients) for clients in ("1", "3") for name in names
+    ]
+    for _, clients, requests, *quantiles in figures:
+        assert requests == {"1": "6", "3": "6"}[clients]
+        assert sorted(quantiles, key=milliseconds) == quantiles
+    # The white of the page, a violin for each, and a legend.
+    assert picture.count('z" fill="#') == 1 + len(figures) + len({name for name, *_ in figures})
+
+
+def milliseconds(figure: str) -> int:
+    return int(figure.replace(",", ""))

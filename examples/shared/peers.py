@@ -1,0 +1,22 @@
+"""Celery with its servers, installed and started as the benchmark does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from run import PEERS_VENV, celery_servers, peers_python
+from servers import PACKAGES, install
+
+__all__ = ["celery_python", "celery_servers", "install_celery"]
+
+
+def install_celery() -> None:
+    install()
+    peers_python()
+
+
+def celery_python() -> Path | None:
+    """The interpreter that has Celery, if all that Celery needs is installed."""
+    installed = (PEERS_VENV / "installed").exists() and all(os.access(path, os.X_OK) for path in PACKAGES.values())
+    return PEERS_VENV / "bin" / "python" if installed else None
