@@ -218,6 +218,33 @@ def fan_out(measurement: Measurement, slots: int, count: int, clients: int, roun
     return {"page_ms": statistics.median(all_loaded) * 1e3, "slowest_ms": max(all_loaded) * 1e3}
 
 
+def workflow(measurement: Measurement, shape: str, slots: int, count: int, rounds: int) -> dict[str, float]:
+    """Seconds from the call to the end, the median of several; where handing in is told apart, that too."""
+    run = getattr(measurement.contestant, f"run_{shape}")
+    taken, sent = [], []
+    with measurement.worker(slots):
+        measurement.warm_up()
+        run(min(count, WARM_UP_JOBS))
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            sent.append(run(count) or 0.0)
+            taken.append(time.perf_counter() - begun)
+    end_to_end_s = statistics.median(taken)
+    return {"end_to_end_s": end_to_end_s, "end_to_end_per_s": count / end_to_end_s, "send_s": statistics.median(sent)}
+
+
+def chord(measurement: Measurement, slots: int, count: int, rounds: int) -> dict[str, float]:
+    return workflow(measurement, "chord", slots, count, rounds)
+
+
+def chain(measurement: Measurement, slots: int, count: int, rounds: int) -> dict[str, float]:
+    return workflow(measurement, "chain", slots, count, rounds)
+
+
+def group(measurement: Measurement, slots: int, count: int, rounds: int) -> dict[str, float]:
+    return workflow(measurement, "group", slots, count, rounds)
+
+
 def mixed(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
     """Two workers; jobs of 6 s have all slots but two. Jobs of 1 ms wait from their call to their first line."""
     contestant = measurement.contestant
@@ -244,7 +271,21 @@ def mixed(measurement: Measurement, slots: int, count: int) -> dict[str, float]:
 
 MEASUREMENTS: dict[str, Callable[..., dict[str, float]]] = {
     measurement.__name__: measurement
-    for measurement in (drain, race, bulk, singly, latency, memory, waits, fan_out, mixed, isolated)
+    for measurement in (
+        drain,
+        race,
+        bulk,
+        singly,
+        latency,
+        memory,
+        waits,
+        fan_out,
+        mixed,
+        isolated,
+        chord,
+        chain,
+        group,
+    )
 }
 
 

@@ -41,7 +41,12 @@ CONTESTANTS = [
         "penstock-os", 'Penstock, durability="os"', "penstock_peer", None, "L1", "results at L3",
         {"BENCH_DURABILITY": "os"},
     ),
+    Contestant("penstock-group", "Penstock, as a group", "penstock_peer", None, "L3", "", {"BENCH_PAGE": "group"}),
     Contestant("penstock-threads", "Penstock, threads", "penstock_peer", None, "L3", "", {"BENCH_KIND": "thread"}),
+    Contestant(
+        "penstock-threads-group", "Penstock, threads, as a group", "penstock_peer", None, "L3", "",
+        {"BENCH_KIND": "thread", "BENCH_PAGE": "group"},
+    ),
     Contestant("penstock-async", "Penstock, asyncio", "penstock_peer", None, "L3", "", {"BENCH_KIND": "async"}),
     Contestant(
         "penstock-isolated", "Penstock, isolated", "isolated_peer", None, "L3", "a process for each job, forked ahead",
@@ -74,6 +79,17 @@ CONTESTANTS = [
     ),
     Contestant(
         "celery-gevent", "Celery, RabbitMQ, gevent", "celery_peer", "rabbitmq", "L0", "", {"BENCH_KIND": "async"}
+    ),
+    Contestant(
+        "celery-group", "Celery, RabbitMQ, as a group", "celery_peer", "rabbitmq", "L0", "", {"BENCH_PAGE": "group"}
+    ),
+    Contestant(
+        "celery-redis", "Celery, Redis everysec", "celery_peer", "redis-everysec", "L1", "its defaults",
+        {"BENCH_BROKER": "redis"},
+    ),
+    Contestant(
+        "celery-redis-group", "Celery, Redis everysec, as a group", "celery_peer", "redis-everysec", "L1", "",
+        {"BENCH_BROKER": "redis", "BENCH_PAGE": "group"},
     ),
     *on_redis("dramatiq", "dramatiq", "dramatiq_peer", "8 threads a process, its default"),
     *on_redis("taskiq", "taskiq", "taskiq_peer", "stream broker, 32 jobs at once a process"),
@@ -127,6 +143,12 @@ class Workload:
 
 OURS = ["penstock", "penstock-os"]
 KINDS = ["penstock", "penstock-threads", "penstock-async"]
+# By plain calls and as a group, one after the other.
+PAGES = [
+    "penstock", "penstock-group", "penstock-threads", "penstock-threads-group", "penstock-async", "pool", "celery",
+    "celery-group", "celery-redis", "celery-redis-group",
+]  # fmt: skip
+WORKFLOWS = ["penstock", "pool", "celery", "celery-redis"]
 QUICK = ["penstock", "bare-sync", "celery", "dramatiq-everysec", "taskiq-everysec", "saq-everysec", "streaq-everysec"]
 NO_LOOP = [key for key in QUICK if key != "bare-sync"]
 
@@ -207,13 +229,41 @@ WORKLOADS = [
     Workload(
         "fan-out-1", "A page of 155 jobs of 5 ms on 40 slots, 1 client", "fan_out",
         [Figure("page_ms", "the last page", "ms", more_is_better=False)],
-        [*KINDS, "pool", "celery"], {"slots": 40, "count": 155, "clients": 1, "rounds": 20}, None,
+        PAGES, {"slots": 40, "count": 155, "clients": 1, "rounds": 20}, None,
     ),
     Workload(
         "fan-out-16", "The same, 16 clients at once", "fan_out",
         [Figure("page_ms", "the last page", "ms", more_is_better=False)],
-        [*KINDS, "pool", "celery"], {"slots": 40, "count": 155, "clients": 16, "rounds": 20}, None,
-        own={"celery": {"rounds": 5}},
+        PAGES, {"slots": 40, "count": 155, "clients": 16, "rounds": 20}, None,
+        own={key: {"rounds": 5} for key in PAGES if key.startswith("celery")},
+    ),
+    Workload(
+        "chord", "A chord of 10,000 no-ops on 2 process slots", "chord",
+        [Figure("end_to_end_s", "end to end", "s", more_is_better=False)],
+        WORKFLOWS, {"slots": 2, "count": 10_000, "rounds": 5}, {"count": 1_000, "rounds": 1},
+        own={"pool": {"slots": 40}, "celery": {"rounds": 1}, "celery-redis": {"rounds": 1}},
+        quick_contestants=["penstock", "celery"],
+    ),
+    Workload(
+        "chain", "A chain of 1,000 no-ops on 2 process slots", "chain",
+        [Figure("end_to_end_s", "end to end", "s", more_is_better=False)],
+        WORKFLOWS, {"slots": 2, "count": 1_000, "rounds": 5}, {"count": 100, "rounds": 1},
+        own={"pool": {"slots": 40}, "celery": {"rounds": 1}, "celery-redis": {"rounds": 1}},
+        quick_contestants=["penstock", "celery"],
+    ),
+    Workload(
+        "group", "A group of 100,000 no-ops on 2 process slots (Celery: 10,000)", "group",
+        [
+            Figure("end_to_end_per_s", "end to end", "members/s"),
+            Figure("end_to_end_s", "all of it", "s", more_is_better=False),
+            Figure("send_s", "delay()", "s", more_is_better=False),
+        ],
+        WORKFLOWS, {"slots": 2, "count": 100_000, "rounds": 3}, {"count": 10_000, "rounds": 1},
+        own={
+            "pool": {"slots": 40}, "celery": {"count": 10_000, "rounds": 1},
+            "celery-redis": {"count": 10_000, "rounds": 1},
+        },
+        quick_contestants=["penstock"],
     ),
     Workload(
         "mixed", "Two workers of 4 slots, six of them in jobs of 6 s: how long jobs of 1 ms wait", "mixed",

@@ -35,7 +35,7 @@ from results import Results
 
 HERE = Path(__file__).parent
 PEERS_VENV = HERE.parent / ".cache" / "bench" / "venv"
-LIMIT_S = 120  # one measurement
+LIMIT_S = 300  # one measurement
 BUSY = 0.3  # load average a core
 
 

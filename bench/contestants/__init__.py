@@ -18,8 +18,14 @@ and those that are measured with slots of several kinds have these as well:
     short()                        hand in a job that waits 1 ms; what `begin_s` wants
     begin_s(short)                 when it began, by the monotonic clock
 
-The module is imported by the worker too. ``BENCH_SLOTS`` says how many slots that has, and ``BENCH_KIND`` of which
-kind they are.
+and those that have workflows have these, which hand in no-op jobs and wait for the end:
+
+    run_chord(count)               a group of so many, and a body that gets their results
+    run_chain(count)               so many, one after another
+    run_group(count)               a group of so many, with all results; gives the seconds that handing in has taken
+
+The module is imported by the worker too. ``BENCH_SLOTS`` says how many slots that has, ``BENCH_KIND`` of which kind
+they are, and ``BENCH_PAGE=group`` that a page is a group and not a call for each job.
 """
 
 from __future__ import annotations

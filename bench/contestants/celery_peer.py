@@ -1,4 +1,4 @@
-"""Celery on RabbitMQ, results in Redis.
+"""Celery on RabbitMQ, or on Redis with ``BENCH_BROKER=redis``; results in Redis.
 
 ``BENCH_SAFE=1``: with publisher confirms and late acknowledgement, which its defaults leave out.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 import time
 
-from celery import Celery
+from celery import Celery, chain, chord, group
 from celery.result import AsyncResult
 from redis import Redis
 
@@ -19,7 +19,11 @@ SAFE = os.environ.get("BENCH_SAFE") == "1"
 POOL = {"process": "prefork", "thread": "threads", "async": "gevent"}[os.environ.get("BENCH_KIND", "process")]
 RESULTS_URL = os.environ["BENCH_REDIS_URL"] + "/1"
 
-app = Celery("bench", broker=os.environ["BENCH_AMQP_URL"], backend=RESULTS_URL)
+ON_REDIS = os.environ.get("BENCH_BROKER") == "redis"
+BROKER_URL = os.environ["BENCH_REDIS_URL"] + "/0" if ON_REDIS else os.environ["BENCH_AMQP_URL"]
+PAGE_IS_GROUP = os.environ.get("BENCH_PAGE") == "group"
+
+app = Celery("bench", broker=BROKER_URL, backend=RESULTS_URL)
 if SAFE:
     app.conf.broker_transport_options = {"confirm_publish": True}
     app.conf.task_acks_late = True
@@ -28,6 +32,11 @@ if SAFE:
 
 @app.task
 def noop() -> None: ...
+
+
+@app.task
+def how_many(results: list[None]) -> int:
+    return len(results)
 
 
 @app.task
@@ -102,6 +111,9 @@ def enqueue_waits(count: int) -> None:
 
 
 def page(count: int) -> None:
+    if PAGE_IS_GROUP:
+        group(sleep.s(0.005) for _ in range(count))().get(timeout=60)
+        return
     for result in [sleep.delay(0.005) for _ in range(count)]:
         result.get(timeout=60)
 
@@ -116,6 +128,24 @@ def short() -> AsyncResult:
 
 def begin_s(result: AsyncResult) -> float:
     return float(result.get(timeout=60))
+
+
+def run_chord(count: int) -> None:
+    found = chord(noop.si() for _ in range(count))(how_many.s()).get(timeout=250)
+    assert found == count, found
+
+
+def run_chain(count: int) -> None:
+    chain(*(noop.si() for _ in range(count)))().get(timeout=250)
+
+
+def run_group(count: int) -> float:
+    begun = time.perf_counter()
+    sent = group(noop.si() for _ in range(count))()
+    sent_s = time.perf_counter() - begun
+    found = len(sent.get(timeout=250))
+    assert found == count, found
+    return sent_s
 
 
 results = Redis.from_url(RESULTS_URL)

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 from contestants import calls_in
-from penstock import App, Job, _core
+from penstock import App, Job, _core, chain, group
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+PAGE_IS_GROUP = os.environ.get("BENCH_PAGE") == "group"
 KIND = os.environ.get("BENCH_KIND", "process")
 THREADS = 190  # a process, when there are many
 
@@ -21,6 +22,11 @@ broker = _core.Client(os.environ["PENSTOCK_URL"])  # asks how far it is
 
 @app.task(durability=os.environ.get("BENCH_DURABILITY", "disk"))
 def noop(number: int) -> None: ...
+
+
+@app.task
+def how_many(results: list[None]) -> int:
+    return len(results)
 
 
 @app.task
@@ -93,6 +99,10 @@ def enqueue_waits(count: int) -> None:
 
 
 def page(count: int) -> None:
+    if PAGE_IS_GROUP:
+        for begun in group(sleep.s(0.005) for _ in range(count)).delay().results(timeout=60):
+            assert isinstance(begun, float), begun
+        return
     for job in [sleep.delay(0.005) for _ in range(count)]:
         job.result(timeout=60)
 
@@ -107,3 +117,21 @@ def short() -> Job[float]:
 
 def begin_s(job: Job[float]) -> float:
     return job.result(timeout=60)
+
+
+def run_chord(count: int) -> None:
+    found = (group(noop.s(number) for number in range(count)) | how_many.s()).delay().result(timeout=250)
+    assert found == count, found
+
+
+def run_chain(count: int) -> None:
+    chain(*(noop.si(number) for number in range(count))).delay().result(timeout=250)
+
+
+def run_group(count: int) -> float:
+    begun = time.perf_counter()
+    sent = group(noop.s(number) for number in range(count)).delay()
+    sent_s = time.perf_counter() - begun
+    found = sum(1 for result in sent.results(timeout=250) if result is None)
+    assert found == count, found
+    return sent_s

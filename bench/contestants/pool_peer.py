@@ -31,6 +31,24 @@ def unfinished(_enqueued: int) -> int:
     return 0
 
 
+def run_chord(count: int) -> None:
+    assert len([result.result() for result in [pool.submit(int) for _ in range(count)]]) == count
+
+
+def run_chain(count: int) -> None:
+    for _ in range(count):
+        pool.submit(int).result()
+
+
+def run_group(count: int) -> float:
+    begun = time.perf_counter()
+    sent = [pool.submit(int) for _ in range(count)]
+    sent_s = time.perf_counter() - begun
+    for result in sent:
+        result.result()
+    return sent_s
+
+
 def page(count: int) -> None:
     for result in [pool.submit(time.sleep, 0.005) for _ in range(count)]:
         result.result()

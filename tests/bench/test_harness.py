@@ -98,3 +98,18 @@ def test_a_short_run_of_penstock_alone(tmp_path: Path) -> None:
     assert row["parameters"] == {"slots": 2, "count": 5_000}
     assert all(figure["median"] > 0 for figure in row["figures"].values())
     assert "| Penstock | L3" in outcome.stdout
+
+
+def test_a_short_run_of_workflows(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    only = ["--only", "penstock", "--only", "chord", "--only", "chain", "--only", "group"]
+    command = [sys.executable, run.HERE / "run.py", "--quick", *only, "--output", output]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
+    workloads = {workload["key"]: workload for workload in json.loads(output.read_text())["workloads"]}
+    assert {key: workload["rows"][0]["parameters"]["count"] for key, workload in workloads.items()} == {
+        "chord": 1_000, "chain": 100, "group": 10_000,
+    }  # fmt: skip
+    for workload in workloads.values():
+        (row,) = workload["rows"]
+        assert all(row["figures"][figure["key"]]["median"] > 0 for figure in workload["figures"])
