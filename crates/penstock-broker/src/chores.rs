@@ -269,13 +269,12 @@ impl Broker {
             let next = told + some.len();
             for handle in some {
                 if self.is_held_by(handle, &id) {
-                    let entry = &self.state.messages[handle.slot];
-                    let (id, base) = (entry.id, entry.base());
+                    let id = self.state.messages[handle.slot].id;
                     self.state.touch(&Key::Result(id));
                     let member = self.state.messages.member(handle.slot);
                     if member.is_some() {
                         let causes = self.state.causes_of(handle.slot);
-                        self.state.report(member, base, Some(&causes));
+                        self.state.report_blocked(member, &causes);
                     }
                 }
             }

@@ -5,10 +5,13 @@
 //! A message that the broker ends itself has no value of its own in the journal. How and when it ended
 //! gives the value, so that a million messages end in a thousand small records.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    JoinId, Key, MessageId, Notice, Run, Space, Value, ValueStatus, When as Outcome, gathered,
+    JoinId, Key, Member, MessageId, Notice, Run, Space, Value, ValueStatus, When as Outcome,
+    gathered,
 };
 
 use crate::Broker;
@@ -406,23 +409,67 @@ impl Broker {
         events
     }
 
-    /// Ends the messages that a join held in case it failed.
+    /// Ends the messages that a join held in case it failed, and all that waits for nothing but these. They have neither
+    /// succeeded nor failed, so what waits for that is not needed either. Returns the number of events for that.
     fn end_not_needed(&mut self, slot: u32) -> usize {
-        let join = &self.state.joins[slot];
-        let waits_for_failure = |handle: &&Handle| {
-            self.is_held_by(**handle, &join.id)
-                && self.state.messages.when(handle.slot) == Outcome::Failed
-        };
-        let held = join.held.iter().filter(waits_for_failure);
-        let slots: Vec<u32> = held.map(|handle| handle.slot).collect();
+        let is_for_failure = |slot: &u32| self.state.messages.when(*slot) == Outcome::Failed;
+        let slots: Vec<u32> = self.held_slots(slot).filter(is_for_failure).collect();
         if slots.is_empty() {
             return 0;
         }
+        let mut events = slots.len();
         let reason = self.state.names.intern(NOT_NEEDED);
         let how = How::Cancelled;
-        let count = slots.len();
+        // Those that wait end before what they wait for, or they would hear of its end.
+        for (join, held) in self.not_needed_after(slot, &slots).into_iter().rev() {
+            events += held.len() + 1;
+            self.end_unrun_here(held, Unrun { how, reason });
+            let id = self.state.joins[join].id;
+            self.record(&Event::JoinEnded {
+                join: id,
+                released: false,
+                renumbered: None,
+            });
+            self.state.end_join(join, false, None);
+        }
         self.end_unrun_here(slots, Unrun { how, reason });
-        count
+        events
+    }
+
+    /// Returns the joins all of whose members are not needed, as these messages of another join are not, and the messages
+    /// that they hold; each before those that wait for what it holds.
+    fn not_needed_after(&self, origin: u32, slots: &[u32]) -> Vec<(u32, Vec<u32>)> {
+        let joins = &self.state.joins;
+        let members = |slots: &[u32]| -> Vec<Member> {
+            let members = slots.iter().map(|slot| self.state.messages.member(*slot));
+            members.flatten().collect()
+        };
+        let mut places = members(slots);
+        let mut missed: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut found = Vec::new();
+        while let Some(place) = places.pop() {
+            let Some(slot) = joins.find(&place.join).filter(|slot| *slot != origin) else {
+                continue;
+            };
+            let missed = missed.entry(slot).or_default();
+            *missed += 1;
+            let join = &joins[slot];
+            if *missed == join.count && join.arrivals == 0 && !join.is_decided() {
+                let held: Vec<u32> = self.held_slots(slot).collect();
+                places.extend(members(&held));
+                places.extend(&join.then);
+                found.push((slot, held));
+            }
+        }
+        found
+    }
+
+    /// Returns the messages that the join still holds.
+    fn held_slots(&self, join: u32) -> impl Iterator<Item = u32> {
+        let join = &self.state.joins[join];
+        let held = join.held.iter();
+        let held = held.filter(|handle| self.is_held_by(**handle, &join.id));
+        held.map(|handle| handle.slot)
     }
 
     /// Keeps the outcome of a join as a value, if anybody reads it. Returns the number of events for that.

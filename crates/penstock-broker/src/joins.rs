@@ -104,11 +104,14 @@ impl Join {
         }
     }
 
-    /// Counts a failed member, which has failed because of these jobs.
+    /// Counts a failed member, which has failed because of these jobs. Several may have failed because of the same ones.
     pub(crate) fn count_failure(&mut self, causes: &[MessageId]) {
         self.failures += u32::from(!planted!("forget-failures"));
-        let room = UPSTREAM_IDS - self.causes.len();
-        self.causes.extend(causes.iter().take(room));
+        for cause in causes {
+            if self.causes.len() < UPSTREAM_IDS && !self.causes.contains(cause) {
+                self.causes.push(*cause);
+            }
+        }
     }
 
     /// Whether it is decided what becomes of the messages that it held.

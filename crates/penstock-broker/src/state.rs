@@ -1336,6 +1336,15 @@ impl State {
         }
     }
 
+    /// Reports a member of a join that a failure has blocked. No record of the member says so, so that the journal has to.
+    pub(crate) fn report_blocked(&mut self, member: Option<Member>, causes: &[MessageId]) {
+        let reported = self.reported.len();
+        self.report(member, self.position, Some(causes));
+        if let Some(reported) = self.reported.get_mut(reported) {
+            reported.must_be_told = true;
+        }
+    }
+
     /// Blocks the messages of a join, too many members of which have failed: that is derived from this. Those that wait
     /// for a failure are ready now, and the joins in which it has places hear of it.
     pub(crate) fn block_join(&mut self, slot: u32, at: u64) {

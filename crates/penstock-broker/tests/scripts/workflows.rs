@@ -102,6 +102,47 @@ fn one_failure_more_than_a_group_puts_up_with_blocks_its_body() {
     );
 }
 
+/// A crash used to lose why the later steps of a chain had failed: only the first was told again in the right order.
+#[test]
+fn what_a_failure_has_blocked_names_the_job_that_failed_after_a_crash() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold b/ count=1 messages=last inputs=one; hold c/ count=1 messages=b/0 inputs=one member=b/:0; hold z/ count=1 messages=c/0 inputs=one member=c/:0; publish z/0 member=z/:0 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver z/0
+        w fail z/0 boom                                               -> w confirm 1
+        kill                                                          ->
+        a hello                                                       -> a welcome 1
+        a watch c/0 b/0 last -> a sees c/0 Upstream z/0, a sees b/0 Upstream z/0, a sees last Upstream z/0
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 1
+        a watch c/0 b/0 last -> a sees c/0 Upstream z/0, a sees b/0 Upstream z/0, a sees last Upstream z/0
+        ",
+    );
+}
+
+/// The failed job used to be named once for each job that it had blocked.
+#[test]
+fn a_failed_job_is_named_once_by_all_that_it_has_blocked() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=3 messages=body inputs=list max-failures=2; hold k/ count=1 messages=g/1 inputs=one member=g/:1; hold i/ count=1 messages=g/0 inputs=one member=g/:0 then=k/:0; publish i/0 member=i/:0; publish g/2 member=g/:2 -> a confirm 1
+        a watch body                                                  -> a sees body pending
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver i/0 g/2
+        w fail i/0 boom                                               -> w confirm 1
+        kill                                                          ->
+        a hello                                                       -> a welcome 1
+        w hello g/2                                                   -> w welcome 1 g/2
+        a watch body                                                  -> a sees body pending
+        w fail g/2 bang                                               -> w confirm 2, a sees body Upstream g/2+i/0
+        ",
+    );
+}
+
 /// A member that is itself held back by a failure has failed, because of that one.
 #[test]
 fn a_body_is_given_what_has_blocked_a_member() {
@@ -170,6 +211,28 @@ fn what_waits_for_a_failure_that_does_not_come_ends_as_not_needed() {
         w hello                                                       -> w welcome 0
         w consume default 10                                          -> w deliver g/0
         w ack g/0                                                     -> w confirm 1, a sees rescue Cancelled it was not needed: nothing that it waited for has failed
+        kill                                                          ->
+        w hello                                                       -> w welcome 1
+        w consume default 10                                          ->
+        ",
+    );
+}
+
+/// It used to tell the joins that it is a member of that it had failed, as one that was cancelled, so that its own errback ran.
+#[test]
+fn what_is_not_needed_has_neither_succeeded_nor_failed() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold s/ count=1 messages=after; hold r/ count=1 messages=s/0 inputs=one when=failed member=s/:0; hold g/ count=1 messages=r/0 inputs=one when=failed member=r/:0; publish g/0 member=g/:0 -> a confirm 1
+        a watch r/0 s/0 after -> a sees r/0 pending, a sees s/0 pending, a sees after pending
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0
+        w ack g/0 -> w confirm 1, a sees after Cancelled it was not needed: nothing that it waited for has failed, a sees s/0 Cancelled it was not needed: nothing that it waited for has failed, a sees r/0 Cancelled it was not needed: nothing that it waited for has failed
+        kill                                                          ->
+        w hello                                                       -> w welcome 1
+        w consume default 10                                          ->
+        carry                                                         ->
         kill                                                          ->
         w hello                                                       -> w welcome 1
         w consume default 10                                          ->
