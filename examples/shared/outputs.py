@@ -14,6 +14,9 @@ from examples.shared.running import machine, markdown
 KINDS = {".svg": "the picture", ".html": "a page that needs no other file", ".md": "the table, between two markers"}
 MARKED = re.compile(r"(<!-- example: begin -->\n).*?(<!-- example: end -->)", re.DOTALL)
 
+BUSY = 0.3  # load average a core
+BEFORE = machine()  # as long as the load is not ours
+
 
 def add_option(parser: argparse.ArgumentParser) -> None:
     kinds = ", ".join(f"{suffix} {kind}" for suffix, kind in KINDS.items())
@@ -34,8 +37,10 @@ def output(name: str) -> Path:
 
 def show(paths: Sequence[Path], title: str, header: list[str], rows: list[list[str]], note: str, picture: str) -> None:
     """Print the table and the note, and write each of ``paths``, by the kind that its name says."""
-    about = machine()
-    note += f" {datetime.now(UTC).date()}, {about['cores']} cores of {about['cpu']}, Python {about['python']}."
+    note += f" {datetime.now(UTC).date()}, {BEFORE['cores']} cores of {BEFORE['cpu']}, Python {BEFORE['python']}."
+    if BEFORE["load_before"] > BUSY * BEFORE["cores"]:
+        busy = f"The machine had much else to do (load {BEFORE['load_before']:.1f})"
+        note += f" {busy}: expect better figures on an idle one."
     table = f"{markdown(header, rows, left=1)}\n\n{note}\n"
     print(table)
     for path in paths:
