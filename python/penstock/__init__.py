@@ -65,8 +65,10 @@ if TYPE_CHECKING:
         TaskError,
         TaskTimeout,
         TooLate,
+        TooManyWaiting,
         Unauthorized,
         UnknownTask,
+        WaitCycle,
         WorkerCrashed,
     )
 
@@ -146,7 +148,9 @@ __all__ = [
     "ResultExpired",
     "ResultTimeout",
     "TooLate",
+    "TooManyWaiting",
     "Unauthorized",
+    "WaitCycle",
     # This release
     "__version__",
 ]

@@ -72,7 +72,7 @@ class Connection:
         """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""
         warn_of_blocking("result()", "aresult()")
         _warn_of_waiting_job()
-        return self._in_slices(lambda slice_s: self._client.wait(job_id, slice_s), timeout_s)
+        return self._in_slices(lambda slice_s: self._client.wait(job_id, slice_s, waiter=_waiter()), timeout_s)
 
     def _in_slices(self, wait: Callable[[float], T], timeout_s: float | None) -> T:
         """Wait this long, and log the broker's notices in between."""
@@ -125,7 +125,7 @@ class Connection:
 
     async def watch(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         _warn_of_waiting_job()
-        end = await self._call(lambda port, token: self._client.watch(job_id, timeout_s, port, token))
+        end = await self._call(lambda port, token: self._client.watch(job_id, timeout_s, port, token, waiter=_waiter()))
         return cast(tuple[int, bytes], end)
 
     async def peek_async(self, job_id: bytes, timeout_s: float) -> Ended | None:
@@ -149,17 +149,19 @@ class Connection:
     def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         """Wait for the end of each job; a value that has gone is (-1, b"")."""
         _warn_of_waiting_job()
-        return self._in_slices(lambda slice_s: self._client.wait_all(job_ids, slice_s), timeout_s)
+        return self._in_slices(lambda slice_s: self._client.wait_all(job_ids, slice_s, waiter=_waiter()), timeout_s)
 
     async def watch_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         _warn_of_waiting_job()
-        end = await self._call(lambda port, token: self._client.watch_all(job_ids, timeout_s, port, token))
+        end = await self._call(
+            lambda port, token: self._client.watch_all(job_ids, timeout_s, port, token, waiter=_waiter())
+        )
         return cast(list[tuple[int, bytes]], end)
 
     def each(
-        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float, *, any_of: bool = False
     ) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
-        """Yield (place, end) of each job as it ends.
+        """Yield (place, end) of each job as it ends. ``any_of``: the caller waits for one of them only.
 
         With a timeout of 0 or less each is yielded at once, with None for one that has not ended; that takes the
         broker at most the timeout of a call.
@@ -167,7 +169,7 @@ class Connection:
         port, poll = _core.Port(), select.poll()
         poll.register(port.fileno(), select.POLLIN)
         left = len(job_ids)
-        self._begin_each(job_ids, timeout_s, call_timeout_s, port)
+        self._begin_each(job_ids, timeout_s, call_timeout_s, port, any_of)
         try:
             while left:
                 poll.poll(_WAIT_SLICE_S * 1000)
@@ -182,7 +184,7 @@ class Connection:
             port.close()
 
     async def aeach(
-        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float, *, any_of: bool = False
     ) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
         """Like ``each``, for an event loop."""
         import asyncio
@@ -191,7 +193,7 @@ class Connection:
         left = len(job_ids)
         loop.add_reader(port.fileno(), ready.set)
         try:
-            self._begin_each(job_ids, timeout_s, call_timeout_s, port)
+            self._begin_each(job_ids, timeout_s, call_timeout_s, port, any_of)
             while left:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ready.wait(), _WAIT_SLICE_S)
@@ -208,12 +210,20 @@ class Connection:
             port.close()
 
     def _begin_each(
-        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float, port: _core.Port
+        self,
+        job_ids: Sequence[bytes],
+        timeout_s: float | None,
+        call_timeout_s: float,
+        port: _core.Port,
+        any_of: bool,
     ) -> None:
         only_ask = timeout_s is not None and timeout_s <= 0
         if not only_ask:
             _warn_of_waiting_job()
-        self._client.watch_each(job_ids, call_timeout_s if only_ask else timeout_s, only_ask, port, 0)
+        # Who waits for one of several is in no circle while another may come.
+        waiter = _waiter() if not any_of or len(job_ids) == 1 else None
+        limit_s = call_timeout_s if only_ask else timeout_s
+        self._client.watch_each(job_ids, limit_s, only_ask, port, 0, waiter=waiter)
 
     async def _call(self, start: Callable[[_core.Port, int], None]) -> object:
         self.log_notices()
@@ -319,6 +329,12 @@ def warn_of_blocking(call: str, instead: str) -> None:
         return
     _warned_of.add(call)
     logger.warning("%s was called in an event loop, which it blocks; use %s there", call, instead)
+
+
+def _waiter() -> bytes | None:
+    """Return the id of the job that runs here, in which the caller is about to wait."""
+    current = running.get()
+    return None if current is None else current[0]
 
 
 def _warn_of_waiting_job() -> None:

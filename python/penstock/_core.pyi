@@ -142,14 +142,17 @@ class Client:
         """Commit all of it in one transaction. ``workflow``: the id that each of its jobs names."""
     def cancel_workflow(self, workflow: bytes, reason: str, running: str, timeout_s: float) -> int | None:
         """Cancel all jobs of a workflow, and return the number of the operation."""
-    def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
+    def wait(self, job_id: bytes, timeout_s: float | None, *, waiter: bytes | None = None) -> tuple[int, bytes]:
         """Wait for the job's end and return (status, body).
 
         The status is 0 succeeded, 1 failed, 2 expired, 3 crashed or 4 cancelled.
         Raises ResultExpired when there is no value and none is on its way, ResultTimeout when the time is up and
-        the broker answers, BrokerUnavailable when it is up and the broker is out of reach.
+        the broker answers, BrokerUnavailable when it is up and the broker is out of reach. ``waiter``: id of the job
+        inside which the caller waits; then WaitCycle and TooManyWaiting may be raised, too.
         """
-    def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+    def wait_all(
+        self, job_ids: Sequence[bytes], timeout_s: float | None, *, waiter: bytes | None = None
+    ) -> list[tuple[int, bytes]]:
         """As ``wait`` for each, in order of the ids; a value that has gone is (-1, b"")."""
     def cancel(self, job_id: bytes, reason: str, running: str, timeout_s: float) -> str | None:
         """End a job that does not run, or ask one that does to stop, and return the state that it was found in.
@@ -202,12 +205,29 @@ class Client:
     def submit_graph(self, graph: Graph, workflow: bytes, timeout_s: float, port: Port, token: int) -> None: ...
     def submit(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float, port: Port, token: int) -> list[bytes]:
         """Start to commit the jobs and return their ids; the port gets None or the exception."""
-    def watch(self, job_id: bytes, timeout_s: float | None, port: Port, token: int) -> None:
+    def watch(
+        self, job_id: bytes, timeout_s: float | None, port: Port, token: int, *, waiter: bytes | None = None
+    ) -> None:
         """The port gets what ``wait`` would return or raise."""
-    def watch_all(self, job_ids: Sequence[bytes], timeout_s: float | None, port: Port, token: int) -> None:
+    def watch_all(
+        self,
+        job_ids: Sequence[bytes],
+        timeout_s: float | None,
+        port: Port,
+        token: int,
+        *,
+        waiter: bytes | None = None,
+    ) -> None:
         """The port gets what ``wait_all`` would return or raise."""
     def watch_each(
-        self, job_ids: Sequence[bytes], timeout_s: float | None, only_ask: bool, port: Port, token: int
+        self,
+        job_ids: Sequence[bytes],
+        timeout_s: float | None,
+        only_ask: bool,
+        port: Port,
+        token: int,
+        *,
+        waiter: bytes | None = None,
     ) -> None:
         """The port gets (place, (status, body)) for each job as it ends, all under one token.
 

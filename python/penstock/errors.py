@@ -34,8 +34,10 @@ __all__ = [
     "TaskError",
     "TaskTimeout",
     "TooLate",
+    "TooManyWaiting",
     "Unauthorized",
     "UnknownTask",
+    "WaitCycle",
     "WorkerCrashed",
 ]
 
@@ -109,6 +111,20 @@ class NoSuchJob(PenstockError):
 
 class TooLate(PenstockError):
     """The job is past the point where this could be done to it. Nothing was changed."""
+
+
+class WaitCycle(PenstockError):
+    """A job waits for one that waits for it, or for itself: neither would ever end. The text names all jobs in between.
+
+    Raised by the wait that closes the circle. None of the jobs was cancelled.
+    """
+
+
+class TooManyWaiting(PenstockError):
+    """A job waits for one that can't be run: every slot of the workers is held by jobs that wait for others.
+
+    As many as may have lent their slots (``--max-parked``). The job that is waited for is still enqueued.
+    """
 
 
 class PayloadTooLarge(_CallError, ValueError):

@@ -166,8 +166,10 @@ impl Broker {
             }
             Input::Consume { conn, consume } => self.consume(conn, &consume),
             Input::StopConsuming { conn, consumer } => self.stop_consuming(conn, consumer),
-            Input::Watch { conn, keys } => self.watch(conn, keys),
+            Input::Watch { conn, keys, waiter } => self.watch(conn, keys, waiter),
+            Input::WaitOver { conn, keys, waiter } => self.end_waits(conn, Some(waiter), &keys),
             Input::Unwatch { conn, keys } => {
+                self.end_waits(conn, None, &keys);
                 if let Some(connection) = self.connections.get(&conn) {
                     for key in &keys {
                         self.state.keys.watchers.unwatch(key, connection.session);
@@ -217,6 +219,7 @@ impl Broker {
         }
         self.run_timers();
         self.end_late_asks();
+        self.look_at_held();
     }
 
     /// Notes that the journal has written all records up to this one to the operating system.
@@ -280,6 +283,8 @@ impl Broker {
             return Some(self.clocks.mono());
         }
         let asks = self.relay.next_deadline();
+        let looks = self.consumers.next_look;
+        let asks = asks.into_iter().chain(looks).min();
         if self.space == Space::NoSettlements {
             // What a timer does may want space. It is looked at again once there is some.
             return asks;
@@ -443,6 +448,7 @@ impl Broker {
             Effect::Deliver { conn, .. }
             | Effect::Cancel { conn, .. }
             | Effect::Value { conn, .. }
+            | Effect::Refused { conn, .. }
             | Effect::Answer { conn, .. } => *conn,
         };
         let Some(connection) = self.connections.get_mut(&conn) else {
@@ -474,6 +480,7 @@ impl Broker {
                     connection.values.push_back((key, state));
                 }
             }
+            Effect::Refused { refused, .. } => connection.refused.push(*refused),
             Effect::Answer { id, answer, .. } => connection.answers.push_back((id, *answer)),
         }
         self.stand_in_line(conn);
@@ -580,6 +587,10 @@ impl Broker {
                 values.push((key, state));
             }
             return Some(Output::Values { conn, values });
+        }
+        if !connection.refused.is_empty() {
+            let refused = std::mem::take(&mut connection.refused);
+            return Some(Output::RefusedWaits { conn, refused });
         }
         let mut bytes = 0;
         let was_laden = connection.is_laden();

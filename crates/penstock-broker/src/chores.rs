@@ -108,6 +108,7 @@ impl Broker {
                 gives_way
                     || !self.chores.is_empty()
                     || !self.state.marks.is_empty()
+                    || !self.state.waits.forward.is_empty()
                     || self.ended_values_over() > 0
                     || self.keeps_too_much()
             }
@@ -154,6 +155,7 @@ impl Broker {
                 self.step_marks();
                 self.step_blocked();
                 self.step_limits();
+                self.state.bring_members_forward();
             }
         }
         self.give_way();

@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 
 use penstock_faults::planted;
-use penstock_message::{Answer, Durability, Key, KeyState, Lease, SessionId, WorkerReport};
+use penstock_message::{
+    Answer, Durability, Key, KeyState, Lease, RefusedWait, SessionId, WorkerReport,
+};
 
 use crate::messages::Handle;
 use crate::records::{Event, Grant};
@@ -40,6 +42,8 @@ pub(crate) struct Connection {
     /// Messages that it is to stop, with the grants that are meant.
     pub(crate) cancels: VecDeque<(Handle, u64)>,
     pub(crate) values: VecDeque<(Key, KeyState)>,
+    /// Waits of running jobs that are refused.
+    pub(crate) refused: Vec<RefusedWait>,
     pub(crate) answers: VecDeque<(u64, Answer)>,
     /// Numbers of the questions that wait to be sent to it; some may be over.
     pub(crate) asks: VecDeque<u64>,
@@ -78,6 +82,7 @@ impl Connection {
             ahead_bytes: 0,
             cancels: VecDeque::new(),
             values: VecDeque::new(),
+            refused: Vec::new(),
             answers: VecDeque::new(),
             asks: VecDeque::new(),
         }
@@ -211,6 +216,7 @@ impl Broker {
                 self.state.charge_run(slot);
                 self.state.messages.set_checked_by(slot, self.checks);
                 kept.push(*lease);
+                self.review_waits(lease.message);
             }
         }
         let checks = self.checks;
@@ -277,6 +283,7 @@ impl Broker {
         let index = connection.session;
         self.drop_asks(conn, index);
         self.drop_consumers(connection.consumers);
+        self.state.waits.end_session(index);
         let session = &mut self.state.sessions[index];
         session.conn = None;
         if let Some(staged) = session.staged.take() {

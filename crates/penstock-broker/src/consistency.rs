@@ -39,6 +39,12 @@ impl Broker {
         assert_eq!(self.staged_parts_bytes, staged, "bytes of staged parts");
     }
 
+    /// Panics if a job that waits is waited for by what it waits for. For the simulator, whose clients wait for nothing
+    /// that is yet to be enqueued.
+    pub fn assert_no_circle_of_waits(&self) {
+        self.state.assert_no_circle();
+    }
+
     /// A message that has not failed remembers the key that it owns and no other: only that is carried forward.
     fn assert_claims_are_owned(&self) {
         let state = &self.state;
@@ -257,6 +263,8 @@ impl Broker {
     fn assert_values_are_counted(&self) {
         let keys = &self.state.keys;
         keys.watchers.assert_paired();
+        self.state.waits.assert_paired();
+        self.state.queues.assert_awaited(&self.state.messages);
         let mut bytes = 0;
         let mut results = 0;
         for stored in keys.iter() {

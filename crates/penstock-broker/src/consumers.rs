@@ -6,7 +6,7 @@
 //! none of its queue's consumers can run is sent to nobody.
 
 use penstock_faults::planted;
-use penstock_message::{Consume, Notice, Tasks};
+use penstock_message::{Consume, MessageId, Notice, Tasks};
 use rustc_hash::FxHashMap;
 
 use crate::connections::{Connection, NAME_CAP_BYTES};
@@ -34,6 +34,8 @@ pub(crate) struct Consumer {
     next_seat: usize,
     /// The tasks that it can run, as a set of [`TaskSets`](crate::queues::TaskSets); `None`: any.
     pub(crate) tasks: Option<u32>,
+    /// Jobs that wait for others and hold all of its slots; none: it has slots.
+    pub(crate) held_by: Vec<MessageId>,
     /// Tells its entries in rings from those that it left behind when it changed.
     serial: u64,
 }
@@ -50,11 +52,21 @@ pub(crate) struct Seat {
 pub(crate) struct Consumers {
     all: Slab<Consumer>,
     serials: u64,
+    /// Time of the next look at those that are held, on the monotonic clock.
+    pub(crate) next_look: Option<u64>,
 }
 
 impl Consumers {
     pub(crate) fn get(&self, slot: u32) -> Option<&Consumer> {
         self.all.get(slot)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Consumer> {
+        self.all.iter().map(|(_, consumer)| consumer)
+    }
+
+    pub(crate) fn set_held_by(&mut self, slot: u32, jobs: &[MessageId]) {
+        self.all[slot].held_by = jobs.to_vec();
     }
 
     /// Returns the connection that it stands for, and the consumer's number there.
@@ -111,6 +123,11 @@ impl Consumers {
 }
 
 impl Consumer {
+    /// Whether it takes nothing because all of its slots are held by jobs that wait.
+    pub(crate) fn is_held(&self) -> bool {
+        self.credit == 0 && !self.held_by.is_empty()
+    }
+
     /// Returns its queues, and its entries in their rings.
     fn places(&self, slot: u32) -> impl Iterator<Item = (u32, Option<Waiter>)> {
         let waiter = Waiter {
@@ -142,6 +159,7 @@ impl Broker {
             queues,
             tasks,
             add_credit,
+            held_by,
         } = consume;
         let number = *number;
         let Some(connection) = self.connections.get_mut(&conn) else {
@@ -166,6 +184,7 @@ impl Broker {
                 seats: Vec::new(),
                 next_seat: 0,
                 tasks: None,
+                held_by: Vec::new(),
                 serial: 0,
             });
             connection.consumers.push(slot);
@@ -180,6 +199,9 @@ impl Broker {
         }
         self.change_consumer(slot, queues, tasks, is_renamed);
         self.seek_work(slot);
+        if let Some(jobs) = held_by {
+            self.set_held_by(slot, jobs);
+        }
     }
 
     /// Changes the queues that it takes from, or its tasks. An empty list of queues, or [`Tasks::Same`], leaves

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use penstock_message::{Answer, Durability, Key, KeyState};
+use penstock_message::{Answer, Durability, Key, KeyState, RefusedWait};
 
 use crate::messages::Handle;
 use crate::{ConnId, Position};
@@ -56,6 +56,11 @@ pub(crate) enum Effect {
         conn: ConnId,
         key: Key,
         state: KeyState,
+    },
+    /// A wait of a running job that would never end. Boxed, since it is large and rare.
+    Refused {
+        conn: ConnId,
+        refused: Box<RefusedWait>,
     },
     Answer {
         conn: ConnId,

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use penstock_faults::planted;
 
 use crate::active::{Active, Turn};
+use crate::awaited::{Awaited, AwaitedTurn};
 use crate::charges::{Charge, Running};
 use crate::line::Line;
 use crate::messages::{Entry, Handle, Messages};
@@ -20,6 +21,16 @@ pub(crate) struct Level {
     pub(crate) active: Active,
     /// Virtual time at which the last message was taken: the present.
     pub(crate) present: u64,
+    /// Flows with messages that running jobs wait for.
+    pub(crate) awaited: Vec<u32>,
+}
+
+/// The message that is taken next from a level.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Choice {
+    pub(crate) flow: Turn,
+    /// The message, where it goes before others of its flow.
+    pub(crate) awaited: Option<Handle>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,6 +53,10 @@ pub(crate) struct Flow {
     pub(crate) running: Running,
     /// Whether some consumer of the queue can run its task, or the queue has none.
     pub(crate) is_wanted: bool,
+    /// Whether jobs of this flow have been seen to wait for others.
+    pub(crate) waits: bool,
+    /// Ready messages that running jobs wait for. They are in the run as well.
+    pub(crate) awaited: Option<Box<Awaited>>,
     /// Messages in order of number; some may be stale.
     run: Line<InRun>,
     /// Number of the last message in the run.
@@ -133,10 +148,57 @@ impl Level {
         }
     }
 
-    /// Takes the next message of an active flow.
+    /// Returns the next message for consumers that can run these flows, where some messages are awaited.
+    ///
+    /// Flows of jobs that never wait have their turns by virtual time, as ever. Those that wait begin nothing new while
+    /// something is ready that has begun to be waited for, and of that the deepest goes first.
+    pub(crate) fn choose_awaited(
+        &self,
+        flows: &Table<Flow>,
+        can_run: impl Fn(&Flow) -> bool,
+    ) -> Option<Choice> {
+        let first = |flow: u32| -> Option<AwaitedTurn> { flows[flow].awaited.as_ref()?.first() };
+        let takes_part = |flow: &u32| flows[*flow].is_wanted && can_run(&flows[*flow]);
+        let awaited = self.awaited.iter().copied().filter(takes_part);
+        let deepest = awaited.min_by_key(|flow| first(*flow));
+        let mut turns = self.active.iter();
+        let turn = turns.find(|(_, flow)| {
+            can_run(&flows[*flow])
+                && (deepest.is_none() || deepest == Some(*flow) || !flows[*flow].waits)
+        })?;
+        Some(Choice {
+            flow: turn,
+            awaited: first(turn.1).map(|(_, handle)| handle),
+        })
+    }
+
+    /// Has a ready message of the flow go before others.
+    pub(crate) fn bring_forward(&mut self, slot: u32, flow: &mut Flow, handle: Handle, depth: u32) {
+        if flow.awaited.is_none() {
+            self.awaited.push(slot);
+        }
+        flow.awaited.get_or_insert_default().insert(handle, depth);
+    }
+
+    /// Handles that a message of the flow is not ready any more.
+    fn leave_awaited(&mut self, slot: u32, flow: &mut Flow, message: u32) {
+        let Some(awaited) = &mut flow.awaited else {
+            return;
+        };
+        awaited.remove(message);
+        if awaited.is_empty() {
+            flow.awaited = None;
+            self.awaited.retain(|other| *other != slot);
+        }
+    }
+
+    /// Takes the next message of an active flow, or the awaited one.
     pub(crate) fn pop(
         &mut self,
-        active: Turn,
+        Choice {
+            flow: active,
+            awaited,
+        }: Choice,
         flows: &mut Table<Flow>,
         messages: &Messages,
         tasks: &Tasks,
@@ -146,7 +208,11 @@ impl Level {
         // Others may be behind that wait for consumers of their own.
         self.present = self.present.max(virtual_time);
         let flow = &mut flows[index];
-        let slot = flow.pop(messages);
+        let slot = match awaited {
+            Some(handle) => handle.slot,
+            None => flow.pop(messages),
+        };
+        self.leave_awaited(index, flow, slot);
         let charge = Charge {
             estimate_us: tasks.estimate_us(flow.key.task),
             since_ms: now_ms,
@@ -160,6 +226,9 @@ impl Level {
             self.active.remove(active);
             flow.run.clear();
             flow.returned.clear();
+        }
+        if awaited.is_some() {
+            flow.sweep(messages);
         }
         (slot, charge)
     }
@@ -176,17 +245,21 @@ impl Level {
         more_us > 0
     }
 
-    pub(crate) fn forget_one(&mut self, slot: u32, flow: &mut Flow, messages: &Messages) {
+    pub(crate) fn forget_one(
+        &mut self,
+        slot: u32,
+        flow: &mut Flow,
+        messages: &Messages,
+        message: u32,
+    ) {
+        self.leave_awaited(slot, flow, message);
         flow.ready -= 1;
         if flow.ready == 0 {
             self.active.remove((flow.virtual_time, slot));
             flow.run.clear();
             flow.returned.clear();
-        } else if flow.run.len() + flow.returned.len() > 2 * flow.ready + 64 {
-            // Called while the message still looks ready; it is dropped at the next sweep or pop.
-            flow.run
-                .retain(|place| place.find(messages).is_some_and(Entry::is_ready));
-            flow.returned.retain(|handle| is_ready(messages, *handle));
+        } else {
+            flow.sweep(messages);
         }
     }
 
@@ -212,10 +285,22 @@ impl Flow {
             virtual_time: 0,
             ready: 0,
             is_wanted,
+            waits: false,
+            awaited: None,
             run: Line::default(),
             last_number: 0,
             running: Running::default(),
             returned: Returned::default(),
+        }
+    }
+
+    /// Drops stale places, where most are. Called while the message that leaves still looks ready; its place is dropped
+    /// at the next sweep or pop.
+    fn sweep(&mut self, messages: &Messages) {
+        if self.run.len() + self.returned.len() > 2 * self.ready + 64 {
+            self.run
+                .retain(|place| place.find(messages).is_some_and(Entry::is_ready));
+            self.returned.retain(|handle| is_ready(messages, *handle));
         }
     }
 

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    Ask, CancelOrder, Consume, Delivery, Durability, Key, KeyState, Lease, Receipt, SessionId,
-    Space, Tx, WallMs, WorkerReport,
+    Ask, CancelOrder, Consume, Delivery, Durability, Key, KeyState, Lease, MessageId, Receipt,
+    RefusedWait, SessionId, Space, Tx, WallMs, WorkerReport,
 };
 
 // What travels between a client and the core stands with the nouns.
@@ -105,10 +105,18 @@ pub enum Input {
     Watch {
         conn: ConnId,
         keys: Vec<Key>,
+        /// Running job inside which the client waits for the keys. Pending ones may also be answered by a refusal.
+        waiter: Option<MessageId>,
     },
     Unwatch {
         conn: ConnId,
         keys: Vec<Key>,
+    },
+    /// The job waits for these keys no longer. The session still watches them.
+    WaitOver {
+        conn: ConnId,
+        keys: Vec<Key>,
+        waiter: MessageId,
     },
     /// `Query::Stop` and `Query::SetClock` never come here: the process around the core answers them.
     Query {
@@ -190,6 +198,11 @@ pub enum Output {
     Values {
         conn: ConnId,
         values: Vec<(Key, KeyState)>,
+    },
+    /// Waits inside jobs that would never end. Their keys stay watched.
+    RefusedWaits {
+        conn: ConnId,
+        refused: Vec<RefusedWait>,
     },
     Answer {
         conn: ConnId,

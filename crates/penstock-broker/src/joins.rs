@@ -66,6 +66,8 @@ pub(crate) struct Join {
     pub(crate) is_released: bool,
     /// Time of that, on the steady clock.
     pub(crate) over_at: u64,
+    /// Depth at which running jobs wait for what it releases; 0: none does. In memory alone.
+    pub(crate) awaited: u32,
     /// Messages that it holds. Some may have expired since.
     pub(crate) held: Vec<Handle>,
     /// Size of the join and of the messages that it still holds.
@@ -199,6 +201,7 @@ impl Joins {
             is_over: false,
             is_released: false,
             over_at: 0,
+            awaited: 0,
             held: self.early.remove(&id).unwrap_or_default(),
             kept: Amount::default(),
             base: Position(0),
@@ -318,6 +321,19 @@ impl Joins {
             Some(slot) => &self.joins[slot].held,
             None => self.early.get(id).map_or(&[], Vec::as_slice),
         }
+    }
+
+    /// Returns the join whose outcome is kept under this id.
+    pub(crate) fn of_result(&self, id: &MessageId) -> Option<u32> {
+        if id.is_join() {
+            return self.find(id);
+        }
+        let outer = self.find(&id.join_of())?;
+        let mut nested = self.joins[outer].nested.iter();
+        nested.find_map(|join| {
+            self.find(join)
+                .filter(|slot| self.joins[*slot].result_id() == *id)
+        })
     }
 
     /// Takes the messages of a join that the journal names before it.

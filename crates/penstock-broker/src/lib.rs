@@ -19,6 +19,7 @@
 //! At the start, [`Recovery`] takes the journal's records in order and becomes the [`Broker`].
 
 mod active;
+mod awaited;
 mod broker;
 mod cancels;
 mod charges;
@@ -36,6 +37,7 @@ mod endings;
 mod ends;
 mod failed;
 mod flows;
+mod held;
 mod index;
 mod inputs;
 mod inspect;
@@ -70,6 +72,7 @@ mod task_sets;
 mod tasks;
 mod timers;
 mod unused;
+mod waits;
 mod watchers;
 mod watches;
 

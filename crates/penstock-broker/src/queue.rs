@@ -6,8 +6,7 @@ use penstock_faults::planted;
 use penstock_message::QueueLimits;
 
 use crate::Position;
-use crate::active::Turn;
-use crate::flows::{Flow, Level};
+use crate::flows::{Choice, Flow, Level};
 use crate::names::Name;
 use crate::readiness::Readiness;
 use crate::table::Table;
@@ -215,14 +214,14 @@ impl Queue {
             .sum()
     }
 
-    /// Returns the priority and the flow of the next message for consumers that can run these tasks, if there is any.
+    /// Returns the priority and the flow, or place, of the next message for consumers that can run these tasks, if there is any.
     #[inline]
     pub(crate) fn find_active(
         &self,
         tasks: Option<u32>,
         flows: &Table<Flow>,
         sets: &TaskSets,
-    ) -> Option<(usize, Turn)> {
+    ) -> Option<(usize, Choice)> {
         // What takes part can be run by somebody.
         let is_for_all = self.served().len() == 1 || tasks.is_none();
         let mut left = self.ready_levels;
@@ -232,15 +231,24 @@ impl Queue {
                 false => left.ilog2(),
             } as usize;
             left &= !(1 << priority);
-            let active = &self.levels.as_ref()?[priority].as_ref()?.active;
+            let level = self.levels.as_ref()?[priority].as_ref()?;
+            let active = &level.active;
+            if !level.awaited.is_empty() {
+                let can_run = |flow: &Flow| is_for_all || sets.has(tasks, flow.key.task);
+                match level.choose_awaited(flows, can_run) {
+                    Some(choice) => return Some((priority, choice)),
+                    None => continue,
+                }
+            }
             let found = match is_for_all || planted!("send-any-task") {
                 true => active.first(),
                 false => active
                     .iter()
                     .find(|(_, flow)| sets.has(tasks, flows[*flow].key.task)),
             };
-            if let Some(turn) = found {
-                return Some((priority, turn));
+            if let Some(flow) = found {
+                let awaited = None;
+                return Some((priority, Choice { flow, awaited }));
             }
         }
         None

@@ -5,13 +5,13 @@
 //! furthest behind goes next. A flow that was idle rejoins at the present, so that it can't claim the
 //! time it did not use.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use penstock_faults::planted;
 use penstock_message::{Others, QueueLimits, SeededMap, SeededState};
 
 use crate::charges::Charge;
-use crate::flows::{Flow, FlowKey};
+use crate::flows::{Choice, Flow, FlowKey};
 use crate::kinds::Kind;
 use crate::messages::{Entry, Messages, State};
 use crate::names::{Name, Names};
@@ -413,23 +413,24 @@ impl Queues {
             let tasks = served.tasks;
             let mut found = queue.find_active(tasks, &self.flows, &self.sets);
             for _ in 0..CHARGED_AT_ONCE {
-                let Some((priority, (_, flow))) = found else {
+                let Some((priority, Choice { flow, .. })) = found else {
                     break;
                 };
+                let flow = flow.1;
                 let level = queue.level_mut(priority);
                 if !level.charge(flow, &mut self.flows[flow], now_ms) {
                     break;
                 }
                 found = queue.find_active(tasks, &self.flows, &self.sets);
             }
-            let Some((priority, active)) = found else {
+            let Some((priority, choice)) = found else {
                 continue;
             };
             let purge_before = queue.rare().purge_before;
             if purge_before > 0
                 && !planted!("lose-purge")
-                && self.flows[active.1]
-                    .next(messages)
+                && (choice.awaited)
+                    .or_else(|| self.flows[choice.flow.1].next(messages))
                     .is_some_and(|next| next.number < purge_before)
             {
                 // What was purged ends first, step by step.
@@ -440,7 +441,7 @@ impl Queues {
             serving.next = if place + 1 < count { place + 1 } else { 0 };
             serving.readiness.set(true, self.now_ms);
             let level = queue.level_mut(priority);
-            let (slot, charge) = level.pop(active, &mut self.flows, messages, &self.tasks, now_ms);
+            let (slot, charge) = level.pop(choice, &mut self.flows, messages, &self.tasks, now_ms);
             if level.active.is_empty() {
                 queue.ready_levels &= !(1 << priority);
             }
@@ -452,13 +453,57 @@ impl Queues {
         None
     }
 
+    /// Has a ready message that a running job waits for go before others of its level.
+    pub(crate) fn bring_forward(&mut self, messages: &Messages, slot: u32, depth: u32) {
+        let kind = messages.kind(slot);
+        let flow = messages.flow(slot).expect("a ready message has a flow");
+        let level = self.all[kind.queue].level_mut(kind.priority);
+        level.bring_forward(flow, &mut self.flows[flow], messages.handle(slot), depth);
+    }
+
+    /// Notes that a job of this flow waits for others.
+    pub(crate) fn note_waiting(&mut self, flow: u32) {
+        self.flows[flow].waits = true;
+    }
+
+    /// Panics unless awaited messages are ready, and in their flows.
+    pub(crate) fn assert_awaited(&self, messages: &Messages) {
+        for (_, queue) in self.all.iter() {
+            for level in queue.levels() {
+                let has_awaited = |flow: &&u32| self.flows[**flow].awaited.is_some();
+                let flows: BTreeSet<u32> =
+                    level.flows.iter().filter(has_awaited).copied().collect();
+                assert_eq!(
+                    flows,
+                    level.awaited.iter().copied().collect(),
+                    "awaited flows"
+                );
+                assert_eq!(flows.len(), level.awaited.len(), "awaited flows, each once");
+                for flow in flows {
+                    let awaited = self.flows[flow].awaited.as_ref();
+                    let awaited = awaited.expect("it has some");
+                    assert!(!awaited.is_empty(), "a list of awaited messages is empty");
+                    awaited.assert_paired();
+                    for handle in awaited.iter() {
+                        let entry = messages.get(handle);
+                        assert!(
+                            entry.is_some_and(Entry::is_ready),
+                            "what is awaited is ready"
+                        );
+                        assert_eq!(messages.flow(handle.slot), Some(flow), "its flow");
+                    }
+                }
+            }
+        }
+    }
+
     /// Removes a ready message in another way than by handing it out.
     pub(crate) fn remove_ready(&mut self, messages: &Messages, slot: u32) {
         let kind = messages.kind(slot);
         let queue = &mut self.all[kind.queue];
         let level = queue.level_mut(kind.priority);
         let flow = messages.flow(slot).expect("a ready message has a flow");
-        level.forget_one(flow, &mut self.flows[flow], messages);
+        level.forget_one(flow, &mut self.flows[flow], messages, slot);
         if level.active.is_empty() {
             queue.ready_levels &= !(1 << kind.priority);
             queue.review_readiness(self.now_ms);

@@ -34,6 +34,7 @@ use crate::records::{
 };
 use crate::sessions::Sessions;
 use crate::timers::{Timer, Timers};
+use crate::waits::Waits;
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -42,6 +43,7 @@ pub(crate) struct State {
     pub(crate) queues: Queues,
     pub(crate) keys: Keys,
     pub(crate) joins: Joins,
+    pub(crate) waits: Waits,
     pub(crate) sessions: Sessions,
     pub(crate) timers: Timers,
     pub(crate) ledger: Ledger,
@@ -150,6 +152,7 @@ impl State {
             queues: Queues::new(hashing),
             keys: Keys::new(hashing),
             joins: Joins::new(hashing),
+            waits: Waits::new(hashing),
             sessions: Sessions::new(hashing),
             timers: Timers::default(),
             ledger: Ledger::default(),
@@ -476,6 +479,7 @@ impl State {
             });
         }
         self.make_ready(slot);
+        self.bring_back_forward(slot);
         self.cool_when_safe(slot);
         if has_expired {
             self.set_expiry(slot);
@@ -537,7 +541,10 @@ impl State {
         }
         match change.due {
             Some(when) if !planted!("retry-at-once") => self.delay(slot, when),
-            _ => self.make_ready(slot),
+            _ => {
+                self.make_ready(slot);
+                self.bring_back_forward(slot);
+            }
         }
         self.set_expiry(slot);
         self.touch_result(self.messages[slot].id);
@@ -1067,6 +1074,7 @@ impl State {
         queue.delayed -= 1;
         queue.delayed_bytes -= self.messages.body_bytes(slot);
         self.make_ready(slot);
+        self.bring_back_forward(slot);
     }
 
     /// Reviews all queues after a recovery, in which many have been served since.
@@ -1362,13 +1370,14 @@ impl State {
                 && self.messages.state(handle.slot) == MessagePlace::Held(id)
                 && self.messages.when(handle.slot) != Outcome::Succeeded
         };
+        let awaited = self.joins[slot].awaited;
         let held = self.joins[slot].held.iter().copied();
         let released: Vec<Handle> = held.filter(waits_for_failure).collect();
         if !released.is_empty() {
             self.joins[slot]
                 .held
                 .retain(|handle| !released.contains(handle));
-            self.release(id, released, None);
+            self.release(id, released, None, awaited);
         }
         let join = &self.joins[slot];
         if !join.then.is_empty() {
@@ -1425,7 +1434,8 @@ impl State {
         let join = &mut self.joins[slot];
         join.is_released = true;
         let (id, held) = (join.id, std::mem::take(&mut join.held));
-        self.release(id, held, renumbered);
+        let awaited = join.awaited;
+        self.release(id, held, renumbered, awaited);
         let join = &self.joins[slot];
         if !join.then.is_empty() {
             let (then, base) = (join.then.clone(), join.base);
@@ -1437,7 +1447,13 @@ impl State {
     }
 
     /// Makes the messages ready that the join held, as far as they have not ended since.
-    fn release(&mut self, join: JoinId, held: Vec<Handle>, renumbered: Option<Renumbered>) {
+    fn release(
+        &mut self,
+        join: JoinId,
+        held: Vec<Handle>,
+        renumbered: Option<Renumbered>,
+        awaited: u32,
+    ) {
         for handle in held {
             let state = MessagePlace::Held(join);
             if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == state {
@@ -1446,6 +1462,10 @@ impl State {
                     self.renumber_held(handle, to);
                 }
                 self.make_ready(handle.slot);
+                if awaited > 0 {
+                    self.queues
+                        .bring_forward(&self.messages, handle.slot, awaited);
+                }
                 let rests = self.messages.rests(handle.slot).and(self.rests);
                 self.messages.set_rests(handle.slot, rests);
                 self.cool_when_safe(handle.slot);
@@ -1504,14 +1524,14 @@ impl State {
     ) {
         let held = self.joins.take_early(&id);
         if released {
-            self.release(id, held, renumbered);
+            self.release(id, held, renumbered, 0);
         }
     }
 
     /// Releases messages that only a journal that lost their join could have left; they must not wait for ever.
     pub(crate) fn release_orphans(&mut self) {
         for (join, held) in self.joins.take_all_early() {
-            self.release(join, held, None);
+            self.release(join, held, None, 0);
         }
     }
 

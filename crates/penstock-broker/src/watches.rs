@@ -11,7 +11,7 @@ use crate::state::State;
 use crate::{Broker, ConnId};
 
 impl Broker {
-    pub(crate) fn watch(&mut self, conn: ConnId, keys: Vec<Key>) {
+    pub(crate) fn watch(&mut self, conn: ConnId, keys: Vec<Key>, waiter: Option<MessageId>) {
         let Some(session) = self
             .connections
             .get(&conn)
@@ -19,13 +19,20 @@ impl Broker {
         else {
             return;
         };
+        let mut awaited = Vec::new();
         for key in keys {
             let (state, rests) = self.key_state(&key);
             if state == KeyState::Pending {
+                if let (Key::Result(id), Some(_)) = (&key, waiter) {
+                    awaited.push(*id);
+                }
                 let key = own_key(&mut key.clone());
                 self.state.keys.watchers.watch(key, session);
             }
             self.effect(rests, Effect::Value { conn, key, state });
+        }
+        if let Some(waiter) = waiter {
+            self.begin_waits(conn, waiter, &awaited);
         }
     }
 
@@ -94,6 +101,7 @@ impl Broker {
             return;
         }
         let rests = self.state.rests.and(self.staged);
+        self.state.end_waits_for(key);
         for session in self.state.keys.watchers.take(key) {
             let session = self.state.sessions.get(session);
             if let Some(conn) = session.and_then(|session| session.conn) {
@@ -117,6 +125,7 @@ impl Broker {
             if state == KeyState::Pending {
                 continue;
             }
+            self.state.end_waits_for(&key);
             for session in self.state.keys.watchers.take(&key) {
                 match self.state.sessions.get(session).map(|session| session.conn) {
                     Some(Some(conn)) => {
@@ -211,6 +220,7 @@ mod tests {
         let watch = |conn: u64, ids: &[MessageId]| Input::Watch {
             conn: ConnId(conn),
             keys: ids.iter().copied().map(Key::Result).collect(),
+            waiter: None,
         };
         run(&mut broker, watch(1, &ids));
         let all_watched = |broker: &Broker| {

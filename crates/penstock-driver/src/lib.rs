@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use penstock_message::{
     Answer, Ask, CancelOrder, Capabilities, Consume, Delivery, Durability, Key, KeyState, Lease,
-    Notice, Query, Receipt, Tx, WorkerReport,
+    MessageId, Notice, Query, Receipt, RefusedWait, Tx, WorkerReport,
 };
 
 pub use address::{Address, DEFAULT_PORT};
@@ -78,6 +78,17 @@ pub trait Driver: Send + Sync {
     /// until the deadline.
     fn watch(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>)
     -> WatchId;
+    /// As `watch`, for a caller that waits inside this job. The broker may refuse such a wait, where it would never end; an
+    /// engine that knows no such waits never does.
+    fn wait_inside(
+        &self,
+        _waiter: MessageId,
+        keys: Vec<Key>,
+        deadline: Option<Instant>,
+        sink: Arc<dyn ValueSink>,
+    ) -> WatchId {
+        self.watch(keys, deadline, sink)
+    }
     /// As `watch`, but also tells the sink of a key that is pending.
     fn peek(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>) -> WatchId;
     fn unwatch(&self, watch: WatchId);
@@ -181,6 +192,8 @@ pub trait ValueSink: Send + Sync {
     fn failed(&self, _error: DriverError) {}
     /// The deadline has come: no further calls follow. `trouble`: why no broker is in reach, when none is.
     fn timed_out(&self, _trouble: Option<String>) {}
+    /// The wait inside a job would never end: no further calls follow.
+    fn refused(&self, _refused: RefusedWait) {}
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, Bytes, BytesMut};
 use penstock_message::{
-    Answer, Capabilities, Consume, Durability, Feature, Key, Lease, Notice, Query, Receipt,
-    SessionId, Tx, WorkerReport,
+    Answer, Capabilities, Consume, Durability, Feature, Key, Lease, MessageId, Notice, Query,
+    Receipt, SessionId, Tx, WorkerReport,
 };
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, Versions, proto};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -218,11 +218,12 @@ impl Remote {
         &self,
         keys: Vec<Key>,
         peeks: bool,
+        waiter: Option<MessageId>,
         deadline: Option<Instant>,
         sink: Arc<dyn ValueSink>,
     ) -> WatchId {
         let watching = Arc::clone(&sink);
-        match self.with_session(|session| session.watch(keys, peeks, deadline, watching)) {
+        match self.with_session(|session| session.watch(keys, peeks, waiter, deadline, watching)) {
             Ok(id) => id,
             Err(error) => {
                 sink.failed(error);
@@ -300,11 +301,21 @@ impl Driver for Remote {
         deadline: Option<Instant>,
         sink: Arc<dyn ValueSink>,
     ) -> WatchId {
-        self.begin_watch(keys, false, deadline, sink)
+        self.begin_watch(keys, false, None, deadline, sink)
+    }
+
+    fn wait_inside(
+        &self,
+        waiter: MessageId,
+        keys: Vec<Key>,
+        deadline: Option<Instant>,
+        sink: Arc<dyn ValueSink>,
+    ) -> WatchId {
+        self.begin_watch(keys, false, Some(waiter), deadline, sink)
     }
 
     fn peek(&self, keys: Vec<Key>, deadline: Option<Instant>, sink: Arc<dyn ValueSink>) -> WatchId {
-        self.begin_watch(keys, true, deadline, sink)
+        self.begin_watch(keys, true, None, deadline, sink)
     }
 
     fn unwatch(&self, watch: WatchId) {

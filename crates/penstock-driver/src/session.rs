@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use penstock_message::{
     Answer, Applied, Ask, CancelOrder, Capabilities, Consume, Delivery, Durability, Features, Key,
-    KeyState, Lease, Notice, Query, Receipt, SeededMap, SeededSet, SeededState, SessionId,
-    WorkerReport,
+    KeyState, Lease, MessageId, Notice, Query, Receipt, RefusedWait, SeededMap, SeededSet,
+    SeededState, SessionId, WorkerReport,
 };
 use penstock_wire::{
     HELLO_LEASES, MAX_FRAME_BYTES, Versions, WireError, convert, encode_frame, proto,
@@ -60,6 +60,7 @@ pub enum Event {
     Reachable(Arc<dyn ValueSink>, bool),
     Failed(Arc<dyn ValueSink>, DriverError),
     TimedOut(Arc<dyn ValueSink>, Option<String>),
+    Refused(Arc<dyn ValueSink>, RefusedWait),
     Deliver(Arc<dyn DeliverySink>, Vec<Delivery>),
     Cancel(Arc<dyn DeliverySink>, Vec<CancelOrder>),
     Asked(Arc<dyn DeliverySink>, Vec<Ask>),
@@ -79,6 +80,7 @@ impl Event {
             Self::Reachable(sink, reachable) => sink.reachable(reachable),
             Self::Failed(sink, error) => sink.failed(error),
             Self::TimedOut(sink, trouble) => sink.timed_out(trouble),
+            Self::Refused(sink, refused) => sink.refused(refused),
             Self::Deliver(sink, deliveries) => sink.deliver(deliveries),
             Self::Cancel(sink, orders) => sink.cancel(orders),
             Self::Asked(sink, asks) => sink.asked(asks),
@@ -147,6 +149,8 @@ struct Watch {
     sink: Arc<dyn ValueSink>,
     /// Whether its sink is told of a pending key.
     peeks: bool,
+    /// The job inside which its caller waits.
+    waiter: Option<MessageId>,
     deadline: Option<Instant>,
     /// Keys whose value the sink does not have yet, and some that it has.
     keys: Vec<Key>,
@@ -217,8 +221,11 @@ pub struct Session {
 
     watches: FxHashMap<WatchId, Watch>,
     watchers: SeededMap<Key, Vec<WatchId>>,
-    unsent_keys: VecDeque<Key>,
+    /// Keys to be watched, with the jobs that wait for them.
+    unsent_keys: VecDeque<(Key, Option<MessageId>)>,
     unsent_unwatched: SeededSet<Key>,
+    /// Keys that are still watched, and jobs that wait for them no longer.
+    unsent_over: SeededSet<(Key, MessageId)>,
 
     unsent_queries: VecDeque<CallId>,
     consumers: Consumers,
@@ -262,6 +269,7 @@ impl Session {
             watchers: SeededMap::with_hasher(hashing),
             unsent_keys: VecDeque::new(),
             unsent_unwatched: SeededSet::with_hasher(hashing),
+            unsent_over: SeededSet::with_hasher(hashing),
             unsent_queries: VecDeque::new(),
             consumers: Consumers::default(),
             report: None,
@@ -338,10 +346,12 @@ impl Session {
         id
     }
 
+    /// `waiter`: the job inside which the caller waits.
     pub fn watch(
         &mut self,
         keys: Vec<Key>,
         peeks: bool,
+        waiter: Option<MessageId>,
         deadline: Option<Instant>,
         sink: Arc<dyn ValueSink>,
     ) -> WatchId {
@@ -354,13 +364,20 @@ impl Session {
             self.watchers.entry(key.clone()).or_default().push(id);
             // Within a frame keys are watched before others are given up.
             self.unsent_unwatched.remove(key);
+            if let Some(waiter) = waiter
+                && !self.unsent_over.is_empty()
+            {
+                self.unsent_over.remove(&(key.clone(), waiter));
+            }
         }
         // Also those that are watched already, so that the new sink hears that they are pending.
-        self.unsent_keys.extend(keys.iter().cloned());
+        let unsent = keys.iter().map(|key| (key.clone(), waiter));
+        self.unsent_keys.extend(unsent);
         let untold = keys.len();
         let watch = Watch {
             sink,
             peeks,
+            waiter,
             deadline,
             keys,
             untold,
@@ -374,12 +391,18 @@ impl Session {
             return;
         };
         for key in watch.keys {
-            self.stop_watching(key, |watcher| watcher == id);
+            self.stop_watching(key, watch.waiter, |watcher| watcher == id);
         }
     }
 
-    /// Removes some of a key's watchers; without any left, the broker need not tell of it.
-    fn stop_watching(&mut self, key: Key, leaves: impl Fn(WatchId) -> bool) {
+    /// Removes some of a key's watchers; without any left, the broker need not tell of it. `waiter`: the job inside which
+    /// they waited.
+    fn stop_watching(
+        &mut self,
+        key: Key,
+        waiter: Option<MessageId>,
+        leaves: impl Fn(WatchId) -> bool,
+    ) {
         let Some(watchers) = self.watchers.get_mut(&key) else {
             return;
         };
@@ -388,6 +411,14 @@ impl Session {
             self.watchers.remove(&key);
             if self.link == Link::Up {
                 self.unsent_unwatched.insert(key);
+            }
+        } else if let Some(waiter) = waiter {
+            let waits = |id: &WatchId| {
+                let watch = self.watches.get(id);
+                watch.is_some_and(|watch| watch.waiter == Some(waiter))
+            };
+            if !watchers.iter().any(waits) && self.link == Link::Up {
+                self.unsent_over.insert((key, waiter));
             }
         }
     }
@@ -594,6 +625,9 @@ impl Session {
         for value in frame.values {
             let (key, state) = value.try_into()?;
             self.value(key, state);
+        }
+        for refused in frame.refused_waits {
+            self.wait_refused(&refused.try_into()?);
         }
         for answer in frame.answers {
             let (id, answer) = answer.try_into()?;

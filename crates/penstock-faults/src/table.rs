@@ -225,6 +225,10 @@ pub const PLANTS: &[Plant] = &[
         "a worker that comes back hears which of its jobs to stop",
     ),
     plant(
+        "cycle-missed-through-join",
+        "a wait of a job for what waits for that job is refused, also where a group stands between them",
+    ),
+    plant(
         "cancel-resurrected-by-retry",
         "a job that was asked to stop does not start again",
     ),

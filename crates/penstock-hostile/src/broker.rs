@@ -227,10 +227,15 @@ impl World {
                         _ => Tasks::Named(tasks),
                     },
                     add_credit: any_number(data)? as u32,
+                    held_by: match data.int_in_range(0..=3)? {
+                        0 => Some(vec![any_id(data)?]),
+                        1 => Some(Vec::new()),
+                        _ => None,
+                    },
                 };
                 Input::Consume { conn, consume }
             }
-            8 => match data.int_in_range(0..=6)? {
+            8 => match data.int_in_range(0..=7)? {
                 0 => Input::StopConsuming {
                     conn,
                     consumer: data.int_in_range(0..=2)?,
@@ -269,6 +274,15 @@ impl World {
                 4 => Input::Watch {
                     conn,
                     keys: vec![any_key(data)?, any_key(data)?],
+                    waiter: match data.arbitrary()? {
+                        true => Some(any_id(data)?),
+                        false => None,
+                    },
+                },
+                7 => Input::WaitOver {
+                    conn,
+                    keys: vec![any_key(data)?],
+                    waiter: any_id(data)?,
                 },
                 _ => Input::Unwatch {
                     conn,
@@ -542,6 +556,7 @@ fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
         Input::Watch {
             conn,
             keys: ids().map(Key::Result).chain(named_keys()).collect(),
+            waiter: None,
         },
         Input::Query {
             conn,

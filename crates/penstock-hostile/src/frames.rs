@@ -3,7 +3,7 @@
 use arbitrary::{Result, Unstructured};
 use bytes::{BufMut, BytesMut};
 use penstock_message::{
-    Answer, CancelOrder, Delivery, Key, KeyState, Lease, Notice, Query, Receipt, Tx,
+    Answer, CancelOrder, Delivery, Key, KeyState, Lease, Notice, Query, Receipt, RefusedWait, Tx,
 };
 use penstock_wire::proto::{ToBroker, ToClient};
 use penstock_wire::{Decoder, Heard, MAX_FRAME_BYTES, MAX_HELLO_BYTES, convert, encode_frame};
@@ -123,6 +123,7 @@ fn meaning_to_broker(mut frame: ToBroker) -> Option<ToBroker> {
     if let Some(watch) = &mut frame.watch {
         watch.keys = through::<Key, _>(std::mem::take(&mut watch.keys))?;
         watch.unwatch = through::<Key, _>(std::mem::take(&mut watch.unwatch))?;
+        watch.wait_over = through::<Key, _>(std::mem::take(&mut watch.wait_over))?;
     }
     frame.queries = through::<(u64, Query), _>(std::mem::take(&mut frame.queries))?;
     Some(frame)
@@ -139,6 +140,7 @@ fn meaning_to_client(mut frame: ToClient) -> Option<ToClient> {
     frame.deliveries = through::<Delivery, _>(std::mem::take(&mut frame.deliveries))?;
     frame.cancels = through::<CancelOrder, _>(std::mem::take(&mut frame.cancels))?;
     frame.values = through::<(Key, KeyState), _>(std::mem::take(&mut frame.values))?;
+    frame.refused_waits = through::<RefusedWait, _>(std::mem::take(&mut frame.refused_waits))?;
     frame.answers = through::<(u64, Answer), _>(std::mem::take(&mut frame.answers))?;
     frame.notices = through::<Notice, _>(std::mem::take(&mut frame.notices))?;
     Some(frame)

@@ -1,5 +1,7 @@
 //! Consumers: how a client asks for work.
 
+use crate::MessageId;
+
 /// Queues, tasks and credit of a consumer of a connection from now on.
 ///
 /// A connection may have several. Queues and tasks of one may change at any time; it keeps its credit.
@@ -14,6 +16,9 @@ pub struct Consume {
     pub tasks: Tasks,
     /// Deliveries that it will take on top of its credit.
     pub add_credit: u32,
+    /// Jobs that wait for others and hold every slot behind this consumer; an empty list: it has slots again. `None`: as
+    /// before.
+    pub held_by: Option<Vec<MessageId>>,
 }
 
 /// Tasks that a consumer can run. A job of any other is never sent to it.

@@ -15,6 +15,7 @@ mod message;
 mod query;
 mod tx;
 mod value;
+mod waits;
 
 pub use ask::{Ask, AskQuery, NoReply, WorkerReport, WorkerState};
 pub use capabilities::{
@@ -40,6 +41,7 @@ pub use tx::{
     Op, Receipt, Refusal, Running, Target, Tx,
 };
 pub use value::{Key, KeyState, Run, Value, ValueStatus};
+pub use waits::{RefusedWait, WaitRefusal, WaitingJob};
 
 /// Milliseconds since the Unix epoch, by the broker's clock.
 pub type WallMs = u64;

@@ -109,10 +109,12 @@ impl Client {
         py: Python<'_>,
         jobs: &[MessageId],
         timeout_s: Option<f64>,
+        waiter: Option<&[u8]>,
     ) -> PyResult<Vec<KeyState>> {
         let slot = Slot::new();
         let filled = Arc::clone(&slot);
-        let gather = Gather::ends(jobs, Box::new(move |states| filled.fill(states)));
+        let waiter = waiter.map(job).transpose()?;
+        let gather = Gather::ends(jobs, waiter, Box::new(move |states| filled.fill(states)));
         self.gather(py, gather, &slot, timeout_s)
     }
 
@@ -126,14 +128,13 @@ impl Client {
         let deadline = deadline(timeout_s)?;
         let driver = self.driver()?;
         let keys = gather.keys();
-        let begin = gather.how();
         if keys.is_empty() {
             return Ok(Vec::new());
         }
         let sink = Arc::clone(&gather);
         // Timed here and not by the driver, whose thread would have to be woken for it.
         let (watch, states) =
-            slot.wait_for(py, &*driver, deadline, || begin(&*driver, keys, None, sink));
+            slot.wait_for(py, &*driver, deadline, || sink.begin(&*driver, keys, None));
         match states {
             Ok(Some(states)) => Ok(states?),
             Ok(None) => {
@@ -275,24 +276,28 @@ impl Client {
         Ok(failed::applied(outcome)?.operation)
     }
 
+    #[pyo3(signature = (job_id, timeout_s, *, waiter = None))]
     fn wait<'py>(
         &self,
         py: Python<'py>,
         job_id: &[u8],
         timeout_s: Option<f64>,
+        waiter: Option<&[u8]>,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        let states = self.states(py, &[job(job_id)?], timeout_s)?;
+        let states = self.states(py, &[job(job_id)?], timeout_s, waiter)?;
         ended(py, only(states))
     }
 
+    #[pyo3(signature = (job_ids, timeout_s, *, waiter = None))]
     fn wait_all<'py>(
         &self,
         py: Python<'py>,
         job_ids: Vec<Bound<'py, PyBytes>>,
         timeout_s: Option<f64>,
+        waiter: Option<&[u8]>,
     ) -> PyResult<Bound<'py, PyList>> {
         let jobs = jobs(&job_ids)?;
-        let states = self.states(py, &jobs, timeout_s)?;
+        let states = self.states(py, &jobs, timeout_s, waiter)?;
         all_ended(py, states)
     }
 
@@ -509,6 +514,7 @@ impl Client {
         id_list(py, &ids)
     }
 
+    #[pyo3(signature = (job_id, timeout_s, port, token, *, waiter = None))]
     fn watch(
         &self,
         py: Python<'_>,
@@ -516,15 +522,18 @@ impl Client {
         timeout_s: Option<f64>,
         port: &Port,
         token: u64,
+        waiter: Option<&[u8]>,
     ) -> PyResult<()> {
         let inbox = Arc::clone(&port.inbox);
         let finish = Box::new(move |states: Result<Vec<KeyState>, Failure>| {
             inbox.end(token, states.map(|states| End::JobEnded(only(states))));
         });
-        let gather = Gather::ends(&[job(job_id)?], finish);
+        let waiter = waiter.map(job).transpose()?;
+        let gather = Gather::ends(&[job(job_id)?], waiter, finish);
         self.gather_at(py, gather, timeout_s, port, token)
     }
 
+    #[pyo3(signature = (job_ids, timeout_s, port, token, *, waiter = None))]
     fn watch_all(
         &self,
         py: Python<'_>,
@@ -532,15 +541,20 @@ impl Client {
         timeout_s: Option<f64>,
         port: &Port,
         token: u64,
+        waiter: Option<&[u8]>,
     ) -> PyResult<()> {
         let jobs = jobs(&job_ids)?;
         let inbox = Arc::clone(&port.inbox);
         let finish = Box::new(move |states: Result<Vec<KeyState>, Failure>| {
             inbox.end(token, states.map(End::JobsEnded));
         });
-        self.gather_at(py, Gather::ends(&jobs, finish), timeout_s, port, token)
+        let waiter = waiter.map(job).transpose()?;
+        let gather = Gather::ends(&jobs, waiter, finish);
+        self.gather_at(py, gather, timeout_s, port, token)
     }
 
+    #[pyo3(signature = (job_ids, timeout_s, only_ask, port, token, *, waiter = None))]
+    #[expect(clippy::too_many_arguments, reason = "Python's call has as many")]
     fn watch_each(
         &self,
         py: Python<'_>,
@@ -549,15 +563,18 @@ impl Client {
         only_ask: bool,
         port: &Port,
         token: u64,
+        waiter: Option<&[u8]>,
     ) -> PyResult<()> {
         let deadline = deadline(timeout_s)?;
         let driver = self.driver()?;
         let each = Each::new(&jobs(&job_ids)?, only_ask, Arc::clone(&port.inbox), token);
         let keys = each.keys();
         port.inbox.expect(token);
-        let watch = py.detach(|| match only_ask {
-            true => driver.peek(keys, deadline, each),
-            false => driver.watch(keys, deadline, each),
+        let waiter = waiter.map(job).transpose()?;
+        let watch = py.detach(|| match waiter {
+            _ if only_ask => driver.peek(keys, deadline, each),
+            Some(waiter) => driver.wait_inside(waiter, keys, deadline, each),
+            None => driver.watch(keys, deadline, each),
         });
         port.inbox.expect_watch(token, watch);
         Ok(())
@@ -642,9 +659,8 @@ impl Client {
         let deadline = deadline(timeout_s)?;
         let driver = self.driver()?;
         let keys = gather.keys();
-        let begin = gather.how();
         port.inbox.expect(token);
-        let watch = py.detach(|| begin(&*driver, keys, deadline, gather));
+        let watch = py.detach(|| gather.begin(&*driver, keys, deadline));
         port.inbox.expect_watch(token, watch);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use penstock_driver::{DriverError, ErrorKind};
-use penstock_message::{MessageState, Receipt, Refusal};
+use penstock_message::{MessageState, Receipt, Refusal, RefusedWait, WaitRefusal};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
@@ -32,6 +32,8 @@ enum Kind {
     NotOffered,
     NoSuchJob,
     TooLate,
+    WaitCycle,
+    TooManyWaiting,
     /// Faults that a caller can do nothing about.
     Penstock,
 }
@@ -63,6 +65,27 @@ impl Failure {
     /// Returns the error for a query that the broker refused.
     pub(crate) fn refused(why: impl Into<String>) -> Self {
         Self::new(Kind::Penstock, why)
+    }
+
+    /// Returns the error of a wait inside of a job that would never end.
+    pub(crate) fn of_refused_wait(refused: &RefusedWait) -> Self {
+        match refused.why {
+            WaitRefusal::Cycle => Self::new(
+                Kind::WaitCycle,
+                format!(
+                    "{refused}. None of them would ever end. They were not cancelled: the wait was refused, and those that wait \
+                     for this job go on when it ends"
+                ),
+            ),
+            WaitRefusal::NoSlotLeft => Self::new(
+                Kind::TooManyWaiting,
+                format!(
+                    "{refused}, and no slot is left to run that: every slot of its workers is held by a job that waits for \
+                     others, and as many as may have lent theirs. Nothing was lost: what it waits for is still enqueued. Raise \
+                     --max-parked of the workers, or make the jobs steps of a workflow, which hold no slot while they wait"
+                ),
+            ),
+        }
     }
 
     pub(crate) fn still_pending() -> Self {
@@ -317,6 +340,8 @@ impl Kind {
             Self::NotOffered => class!("NotOffered"),
             Self::NoSuchJob => class!("NoSuchJob"),
             Self::TooLate => class!("TooLate"),
+            Self::WaitCycle => class!("WaitCycle"),
+            Self::TooManyWaiting => class!("TooManyWaiting"),
             Self::Penstock => class!("PenstockError"),
         }
     }

@@ -6,14 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use penstock_driver::{Driver, DriverError, ValueSink, WatchId};
-use penstock_message::{Key, KeyState, MessageId};
+use penstock_message::{Key, KeyState, MessageId, RefusedWait};
 
 use crate::errors::Failure;
 use crate::port::{End, Inbox};
 
 type Finish = Box<dyn FnOnce(Result<Vec<KeyState>, Failure>) + Send>;
-
-type Begin = fn(&dyn Driver, Vec<Key>, Option<Instant>, Arc<Gather>) -> WatchId;
 
 /// Calls back once: with the states of all jobs, in their order, or with the error that came in between.
 pub(crate) struct Gather {
@@ -28,22 +26,29 @@ struct State {
     /// Indices of each job in `states`; a job that was named twice has two.
     places: HashMap<MessageId, Vec<usize>>,
     ends_at_pending: bool,
+    /// The job inside which the caller waits.
+    waiter: Option<MessageId>,
     /// Whether the broker has reported a key: it is within reach, or was until it said otherwise.
     in_reach: bool,
 }
 
 impl Gather {
-    /// Waits for the end of each job.
-    pub(crate) fn ends(jobs: &[MessageId], finish: Finish) -> Arc<Self> {
-        Self::new(jobs, false, finish)
+    /// Waits for the end of each job. `waiter`: the job inside which the caller does so.
+    pub(crate) fn ends(jobs: &[MessageId], waiter: Option<MessageId>, finish: Finish) -> Arc<Self> {
+        Self::new(jobs, false, waiter, finish)
     }
 
     /// Asks for the job's state now.
     pub(crate) fn state_of(job: MessageId, finish: Finish) -> Arc<Self> {
-        Self::new(&[job], true, finish)
+        Self::new(&[job], true, None, finish)
     }
 
-    fn new(jobs: &[MessageId], ends_at_pending: bool, finish: Finish) -> Arc<Self> {
+    fn new(
+        jobs: &[MessageId],
+        ends_at_pending: bool,
+        waiter: Option<MessageId>,
+        finish: Finish,
+    ) -> Arc<Self> {
         let mut places: HashMap<MessageId, Vec<usize>> = HashMap::new();
         for (place, job) in jobs.iter().enumerate() {
             places.entry(*job).or_default().push(place);
@@ -55,16 +60,26 @@ impl Gather {
                 untold: places.len(),
                 places,
                 ends_at_pending,
+                waiter,
                 in_reach: false,
             }),
         })
     }
 
-    /// Returns the driver's call that brings the wanted states.
-    pub(crate) fn how(&self) -> Begin {
-        match self.state.lock().unwrap().ends_at_pending {
-            true => |driver, keys, deadline, gather| driver.peek(keys, deadline, gather),
-            false => |driver, keys, deadline, gather| driver.watch(keys, deadline, gather),
+    /// Makes the driver's call that brings the wanted states.
+    pub(crate) fn begin(
+        self: Arc<Self>,
+        driver: &dyn Driver,
+        keys: Vec<Key>,
+        deadline: Option<Instant>,
+    ) -> WatchId {
+        let state = self.state.lock().unwrap();
+        let (ends_at_pending, waiter) = (state.ends_at_pending, state.waiter);
+        drop(state);
+        match waiter {
+            _ if ends_at_pending => driver.peek(keys, deadline, self),
+            Some(waiter) => driver.wait_inside(waiter, keys, deadline, self),
+            None => driver.watch(keys, deadline, self),
         }
     }
 
@@ -138,6 +153,10 @@ impl ValueSink for Gather {
     fn timed_out(&self, trouble: Option<String>) {
         let failure = self.time_is_up(trouble);
         self.finish(|_| Err(failure));
+    }
+
+    fn refused(&self, refused: RefusedWait) {
+        self.finish(|_| Err(Failure::of_refused_wait(&refused)));
     }
 }
 
@@ -217,6 +236,11 @@ impl ValueSink for Each {
             true => Failure::still_pending(),
             false => Failure::unanswered(trouble),
         };
+        self.inbox.end(self.token, Err(failure));
+    }
+
+    fn refused(&self, refused: RefusedWait) {
+        let failure = Failure::of_refused_wait(&refused);
         self.inbox.end(self.token, Err(failure));
     }
 }

@@ -305,7 +305,7 @@ fn picture(world: &mut World) -> Vec<String> {
         queries: queries.into_iter().map(Into::into).collect(),
         watch: Some(penstock_wire::proto::Watch {
             keys: keys.into_iter().map(Into::into).collect(),
-            unwatch: Vec::new(),
+            ..penstock_wire::proto::Watch::default()
         }),
         ..Default::default()
     };

@@ -712,7 +712,7 @@ fn however_much_there_is_to_say_no_frame_is_over_the_limit() {
     let watch = ToBroker {
         watch: Some(proto::Watch {
             keys: keys.collect(),
-            unwatch: Vec::new(),
+            ..proto::Watch::default()
         }),
         ..ToBroker::default()
     };

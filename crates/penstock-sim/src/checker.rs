@@ -656,6 +656,7 @@ impl Checker {
     /// Checks a quiet moment: all is written, synced and sent, and nothing is on its way.
     pub fn quiet(&mut self, broker: &Broker) -> Verdict {
         broker.assert_consistent();
+        broker.assert_no_circle_of_waits();
         self.look_at_failed(broker)?;
         self.failed_are_kept(broker)?;
         for join in self.model.open_joins() {

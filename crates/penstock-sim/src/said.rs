@@ -153,7 +153,7 @@ impl Said {
             consumers: self.consumers.iter().cloned().map(Into::into).collect(),
             watch: (!self.watch.is_empty()).then(|| proto::Watch {
                 keys: self.watch.iter().cloned().map(Into::into).collect(),
-                unwatch: Vec::new(),
+                ..proto::Watch::default()
             }),
             ping: self.ping,
             goodbye: self.goodbye,

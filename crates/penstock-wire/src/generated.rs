@@ -50,6 +50,9 @@ pub struct ToClient {
     pub cancels: ::prost::alloc::vec::Vec<CancelOrder>,
     #[prost(message, repeated, tag = "10")]
     pub asks: ::prost::alloc::vec::Vec<Ask>,
+    /// After the values: each ends one wait.
+    #[prost(message, repeated, tag = "13")]
+    pub refused_waits: ::prost::alloc::vec::Vec<RefusedWait>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Hello {
@@ -1072,6 +1075,10 @@ pub struct Consumer {
     /// Stops deliveries: its credit becomes 0.
     #[prost(bool, tag = "6")]
     pub stop: bool,
+    /// Jobs that wait for others and hold every slot of this consumer, because they could not lend them; none: it has
+    /// slots again. Absent: as before.
+    #[prost(message, optional, tag = "7")]
+    pub held: ::core::option::Option<consumer::Held>,
 }
 /// Nested message and enum types in `Consumer`.
 pub mod consumer {
@@ -1091,6 +1098,11 @@ pub mod consumer {
             #[prost(string, tag = "1")]
             pub name: ::prost::alloc::string::String,
         }
+    }
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Held {
+        #[prost(bytes = "bytes", repeated, tag = "1")]
+        pub jobs: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -1117,6 +1129,78 @@ pub struct Watch {
     pub keys: ::prost::alloc::vec::Vec<KeyRef>,
     #[prost(message, repeated, tag = "2")]
     pub unwatch: ::prost::alloc::vec::Vec<KeyRef>,
+    /// The job inside which the client waits for `keys`, if it does so inside of one. Then each key that is pending may
+    /// also be answered by a RefusedWait. Other waits of the session for the same keys go on next to it.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub waiter: ::prost::bytes::Bytes,
+    /// Keys that `waiter` waits for no longer, while the session goes on watching them.
+    #[prost(message, repeated, tag = "4")]
+    pub wait_over: ::prost::alloc::vec::Vec<KeyRef>,
+}
+/// A wait of a running job that the broker ends, for it would never end by itself. Its key is still watched.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RefusedWait {
+    #[prost(message, optional, tag = "1")]
+    pub key: ::core::option::Option<KeyRef>,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub waiter: ::prost::bytes::Bytes,
+    #[prost(enumeration = "refused_wait::Why", tag = "3")]
+    pub why: i32,
+    /// From the waiter on, each waits for the next; in a cycle the last waits for the first. At most 16.
+    #[prost(message, repeated, tag = "4")]
+    pub jobs: ::prost::alloc::vec::Vec<refused_wait::Job>,
+    /// Number of those left out in the middle.
+    #[prost(uint32, tag = "5")]
+    pub left_out: u32,
+}
+/// Nested message and enum types in `RefusedWait`.
+pub mod refused_wait {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Job {
+        #[prost(bytes = "bytes", tag = "1")]
+        pub id: ::prost::bytes::Bytes,
+        /// empty: a group
+        #[prost(string, tag = "2")]
+        pub task: ::prost::alloc::string::String,
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum Why {
+        /// what it waits for waits for itself
+        Cycle = 0,
+        /// every slot that could run what it waits for is held by a job that waits
+        NoSlotLeft = 1,
+    }
+    impl Why {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Cycle => "CYCLE",
+                Self::NoSlotLeft => "NO_SLOT_LEFT",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "CYCLE" => Some(Self::Cycle),
+                "NO_SLOT_LEFT" => Some(Self::NoSlotLeft),
+                _ => None,
+            }
+        }
+    }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KeyValue {
@@ -2143,6 +2227,10 @@ pub(crate) mod shapes {
     pub(crate) const CONSUMER: Shape = Shape::new(&[
         (3, Field::ManyPlain(size_of::<String>())),
         (4, Field::One(&CONSUMER_TASKS)),
+        (7, Field::One(&CONSUMER_HELD)),
+    ]);
+    pub(crate) const CONSUMER_HELD: Shape = Shape::new(&[
+        (1, Field::ManyPlain(size_of::<::prost::bytes::Bytes>())),
     ]);
     pub(crate) const CONSUMER_TASKS: Shape = Shape::new(&[
         (1, Field::Many(&CONSUMER_TASKS_TASK, size_of::<super::consumer::tasks::Task>())),
@@ -2170,6 +2258,7 @@ pub(crate) mod shapes {
     pub(crate) const WATCH: Shape = Shape::new(&[
         (1, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
         (2, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
+        (4, Field::Many(&KEY_REF, size_of::<super::KeyRef>())),
     ]);
     pub(crate) const KEY_REF: Shape = Shape::new(&[]);
     pub(crate) const COMMIT: Shape = Shape::new(&[

@@ -99,7 +99,7 @@ def wait(
     ended: set[int] = set()
     if given:
         try:
-            for place, end in _each(given, limit_s):
+            for place, end in _each(given, limit_s, any_of=return_when == "first"):
                 if end is not None:
                     _keep(given[place], end)
                     ended.add(place)
@@ -117,7 +117,7 @@ async def async_wait(
     given, limit_s = _given(jobs, return_when), timeout_s("timeout", timeout)
     ended: set[int] = set()
     if given:
-        ends = _aeach(given, limit_s)
+        ends = _aeach(given, limit_s, any_of=return_when == "first")
         try:
             async for place, end in ends:
                 if end is not None:
@@ -195,12 +195,18 @@ def _only_asks(limit_s: float | None) -> bool:
     return limit_s is not None and limit_s <= 0
 
 
-def _each(jobs: list[Job[Any]], limit_s: float | None) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
-    return _connection_of(jobs).each([job._id for job in jobs], limit_s, jobs[0]._app.call_timeout)
+def _each(
+    jobs: list[Job[Any]], limit_s: float | None, *, any_of: bool = False
+) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
+    ids = [job._id for job in jobs]
+    return _connection_of(jobs).each(ids, limit_s, jobs[0]._app.call_timeout, any_of=any_of)
 
 
-def _aeach(jobs: list[Job[Any]], limit_s: float | None) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
-    return _connection_of(jobs).aeach([job._id for job in jobs], limit_s, jobs[0]._app.call_timeout)
+def _aeach(
+    jobs: list[Job[Any]], limit_s: float | None, *, any_of: bool = False
+) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
+    ids = [job._id for job in jobs]
+    return _connection_of(jobs).aeach(ids, limit_s, jobs[0]._app.call_timeout, any_of=any_of)
 
 
 def _connection_of(jobs: list[Job[R]]) -> "Connection":

@@ -204,14 +204,14 @@ class _Connection(Connection):
         return await asyncio.to_thread(self.wait_all, job_ids, timeout_s)
 
     def each(
-        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float, *, any_of: bool = False
     ) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
-        return super().each(job_ids, timeout_s if self.bench.may_end() else 0, call_timeout_s)
+        return super().each(job_ids, timeout_s if self.bench.may_end() else 0, call_timeout_s, any_of=any_of)
 
     def aeach(
-        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float
+        self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float, *, any_of: bool = False
     ) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
-        return super().aeach(job_ids, timeout_s if self.bench.may_end() else 0, call_timeout_s)
+        return super().aeach(job_ids, timeout_s if self.bench.may_end() else 0, call_timeout_s, any_of=any_of)
 
     def whereabouts(self, job_id: bytes, url: str, call_timeout_s: float) -> str:
         if self.bench.may_end():

@@ -132,7 +132,12 @@ fn basic_line() -> impl Strategy<Value = String> {
             format!("consume {queue}+default {credit}{tasks}")
         }),
         1 => Just("stop-consuming".to_owned()),
-        2 => message.prop_map(|message| format!("watch {message} k1 m1 h1 o1")),
+        2 => message.clone().prop_map(|message| format!("watch {message} k1 m1 h1 o1")),
+        2 => (message.clone(), message.clone())
+            .prop_map(|(waiter, awaited)| format!("job {waiter} awaits {awaited} m1 h1")),
+        1 => (message.clone(), message)
+            .prop_map(|(waiter, awaited)| format!("job {waiter} stops-awaiting {awaited} m1")),
+        1 => Just("unwatch m1 h1".to_owned()),
         1 => Just("writable no".to_owned()),
         1 => Just("writable yes".to_owned()),
         1 => Just("part more publish m5".to_owned()),

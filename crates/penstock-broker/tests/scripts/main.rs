@@ -13,4 +13,5 @@ mod queues;
 mod relay;
 mod script;
 mod transactions;
+mod waits;
 mod workflows;

@@ -295,6 +295,12 @@ impl World {
                         .expect("as=..., app=... or tasks=...")
                     {
                         ("as", consumer) => consume.consumer = number(consumer) as u32,
+                        // Jobs that hold all slots; none: `-`.
+                        ("held", "-") => consume.held_by = Some(Vec::new()),
+                        ("held", jobs) => {
+                            let jobs = jobs.split('+').map(message_id);
+                            consume.held_by = Some(jobs.collect());
+                        }
                         ("app", app) => consume.app = app.to_owned(),
                         ("tasks", "any") => consume.tasks = Tasks::Any,
                         ("tasks", tasks) => {
@@ -321,7 +327,21 @@ impl World {
             ["watch", ref keys @ ..] => {
                 let conn = self.conn(name);
                 let keys = keys.iter().map(|name| self.key(name)).collect();
-                self.input(Input::Watch { conn, keys });
+                let waiter = None;
+                self.input(Input::Watch { conn, keys, waiter });
+            }
+            // The client waits inside of a job.
+            ["job", waiter, "awaits", ref keys @ ..] => {
+                let conn = self.conn(name);
+                let keys = keys.iter().map(|name| self.key(name)).collect();
+                let waiter = Some(message_id(waiter));
+                self.input(Input::Watch { conn, keys, waiter });
+            }
+            ["job", waiter, "stops-awaiting", ref keys @ ..] => {
+                let conn = self.conn(name);
+                let keys = keys.iter().map(|name| self.key(name)).collect();
+                let waiter = message_id(waiter);
+                self.input(Input::WaitOver { conn, keys, waiter });
             }
             ["unwatch", ref keys @ ..] => {
                 let conn = self.conn(name);
@@ -1008,6 +1028,25 @@ impl World {
                     line += &format!(" {}:{}", ask.id, String::from_utf8_lossy(&ask.question));
                 }
                 lines.push(line);
+            }
+            Output::RefusedWaits { conn, refused } => {
+                for refused in refused {
+                    let mut line = format!("{} refused", name_of(conn));
+                    let Key::Result(awaited) = refused.key else {
+                        panic!("only jobs are waited for");
+                    };
+                    assert_eq!(refused.jobs[0].id, refused.waiter, "the waiter comes first");
+                    line += &format!(" {} {:?}", name_of_message(&awaited), refused.why);
+                    for job in &refused.jobs {
+                        line += &format!(" {}", name_of_message(&job.id));
+                        match job.task.as_str() {
+                            "task" => {}
+                            "" => line += "(group)",
+                            task => line += &format!("({task})"),
+                        }
+                    }
+                    lines.push(line);
+                }
             }
             Output::Values { conn, values } => {
                 for (key, state) in values {

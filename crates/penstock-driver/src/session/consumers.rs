@@ -75,6 +75,12 @@ impl Consumers {
             wish.tasks = consume.tasks;
             consumer.wish_changed = true;
         }
+        if let Some(held_by) = consume.held_by
+            && wish.held_by.as_ref().is_none_or(|was| *was != held_by)
+        {
+            wish.held_by = Some(held_by);
+            consumer.wish_changed = true;
+        }
         consumer.credit += add_credit;
         consumer.unsent_credit += add_credit;
         // A change of its queues or tasks alone leaves it stopped.

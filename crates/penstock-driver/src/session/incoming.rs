@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_message::{
-    Answer, CancelOrder, Capabilities, Delivery, Key, KeyState, Lease, Query, Receipt,
+    Answer, CancelOrder, Capabilities, Delivery, Key, KeyState, Lease, Query, Receipt, RefusedWait,
 };
 use penstock_wire::{convert, encode_frame, proto};
 
@@ -155,8 +155,7 @@ impl Session {
     }
 
     fn come_up(&mut self, welcome: proto::Welcome) -> Result<(), LinkEnd> {
-        self.unsent_keys = self.watchers.keys().cloned().collect();
-        self.unsent_unwatched.clear();
+        self.watch_all_again();
         for watch in self.watches.values() {
             self.events
                 .push_back(Event::Reachable(Arc::clone(&watch.sink), true));
@@ -323,8 +322,42 @@ impl Session {
             }
         }
         if !peeked.is_empty() {
-            self.stop_watching(key, |watcher| peeked.contains(&watcher));
+            self.stop_watching(key, None, |watcher| peeked.contains(&watcher));
         }
+    }
+
+    /// Ends the waits of a job for a key; others that watch it go on.
+    pub(super) fn wait_refused(&mut self, refused: &RefusedWait) {
+        let told = self.watchers.get(&refused.key).cloned();
+        for id in told.into_iter().flatten() {
+            let watch = self.watches.get(&id);
+            let Some(watch) = watch.filter(|watch| watch.waiter == Some(refused.waiter)) else {
+                continue;
+            };
+            let sink = Arc::clone(&watch.sink);
+            self.events.push_back(Event::Refused(sink, refused.clone()));
+            self.unwatch(id);
+        }
+    }
+
+    /// Has the broker learn anew what is watched, on a new connection.
+    fn watch_all_again(&mut self) {
+        self.unsent_unwatched.clear();
+        self.unsent_over.clear();
+        self.unsent_keys.clear();
+        let watches = &self.watches;
+        for (key, watchers) in &self.watchers {
+            let waiters = watchers.iter().filter_map(|id| watches.get(id));
+            let mut waiters: Vec<_> = waiters.map(|watch| watch.waiter).collect();
+            waiters.sort_unstable();
+            waiters.dedup();
+            let each = waiters.into_iter().map(|waiter| (key.clone(), waiter));
+            self.unsent_keys.extend(each);
+        }
+        // A frame is about one of them.
+        self.unsent_keys
+            .make_contiguous()
+            .sort_by_key(|(_, waiter)| *waiter);
     }
 
     pub(super) fn link_end(&mut self, close: proto::Close) -> LinkEnd {

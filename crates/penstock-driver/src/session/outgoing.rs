@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use penstock_message::{Feature, Features, Key, NotOffered, Query, Receipt, Refusal};
+use penstock_message::{Feature, Features, Key, MessageId, NotOffered, Query, Receipt, Refusal};
 use penstock_wire::{Later, MAX_TRANSACTION_BYTES, Within, encode_frame, proto};
 use prost::Message as _;
 
@@ -162,27 +162,43 @@ impl Session {
     pub(super) fn write_requests(&mut self) {
         self.refuse_watches();
         while !self.unsent_keys.is_empty() && self.out.len() < OUT_TARGET_BYTES {
-            let portion = self.unsent_keys.len().min(KEYS_A_FRAME);
-            let keys: Vec<proto::KeyRef> = self
-                .unsent_keys
-                .drain(..portion)
-                // Given up, or told, before it was asked for.
-                .filter(|key| self.watchers.contains_key(key))
-                .map(Into::into)
-                .collect();
+            let waiter = self.unsent_keys[0].1;
+            let portion = self.unsent_keys.iter().take(KEYS_A_FRAME);
+            let portion = portion.take_while(|(_, other)| *other == waiter).count();
+            let (watchers, watches) = (&self.watchers, &self.watches);
+            // Given up, or told, before it was asked for.
+            let is_wanted = |key: &Key| {
+                watchers.get(key).is_some_and(|ids| {
+                    let mut ids = ids.iter().filter_map(|id| watches.get(id));
+                    waiter.is_none() || ids.any(|watch| watch.waiter == waiter)
+                })
+            };
+            let keys = self.unsent_keys.drain(..portion).map(|(key, _)| key);
+            let keys: Vec<proto::KeyRef> = keys.filter(is_wanted).map(Into::into).collect();
             if !keys.is_empty() {
                 self.write_watch(proto::Watch {
                     keys,
-                    unwatch: Vec::new(),
+                    waiter: waiter_bytes(waiter),
+                    ..proto::Watch::default()
                 });
             }
         }
         if self.unsent_keys.is_empty() && !self.unsent_unwatched.is_empty() {
             let unwatch = self.unsent_unwatched.drain().map(Into::into).collect();
             self.write_watch(proto::Watch {
-                keys: Vec::new(),
                 unwatch,
+                ..proto::Watch::default()
             });
+        }
+        if self.unsent_keys.is_empty() && !self.unsent_over.is_empty() {
+            let over: Vec<_> = self.unsent_over.drain().collect();
+            for (key, waiter) in over {
+                self.write_watch(proto::Watch {
+                    waiter: waiter_bytes(Some(waiter)),
+                    wait_over: vec![key.into()],
+                    ..proto::Watch::default()
+                });
+            }
         }
 
         let mut frame = proto::ToBroker::default();
@@ -291,6 +307,10 @@ impl Session {
         };
         encode_frame(&frame, &mut self.out);
     }
+}
+
+fn waiter_bytes(waiter: Option<MessageId>) -> Bytes {
+    waiter.map_or_else(Bytes::new, |waiter| Bytes::copy_from_slice(&waiter.0))
 }
 
 pub(super) fn refused(lacking: &NotOffered) -> Receipt {

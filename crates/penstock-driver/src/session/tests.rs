@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use penstock_message::{MessageId, Op, Refusal, Tasks, Tx, Value, ValueStatus};
+use penstock_message::{MessageId, Op, Refusal, Tasks, Tx, Value, ValueStatus, WaitRefusal};
 use penstock_wire::{Decoder, PROTOCOL_VERSION, native};
 
 use super::outgoing::MAX_IN_FLIGHT;
@@ -137,7 +137,42 @@ impl Bench {
             log: Arc::clone(&self.log),
         });
         let deadline = deadline_ms.map(|ms| self.start + Duration::from_millis(ms));
-        self.session.watch(keys, name == "peek", deadline, sink)
+        self.session
+            .watch(keys, name == "peek", None, deadline, sink)
+    }
+
+    /// A wait inside of a job.
+    fn wait_inside(
+        &mut self,
+        job: &'static str,
+        name: &'static str,
+        keys: &[&'static str],
+    ) -> WatchId {
+        let waiter = self.id(job);
+        let named: Vec<(MessageId, &'static str)> =
+            keys.iter().map(|key| (self.id(key), *key)).collect();
+        let keys = named.iter().map(|(id, _)| Key::Result(*id)).collect();
+        let sink = Arc::new(LoggingSink {
+            name,
+            keys: named.into_iter().collect(),
+            log: Arc::clone(&self.log),
+        });
+        self.session.watch(keys, false, Some(waiter), None, sink)
+    }
+
+    fn refuse(&mut self, job: &'static str, key: &'static str) {
+        let (waiter, key) = (self.id(job), self.id(key));
+        let refused = RefusedWait {
+            key: Key::Result(key),
+            waiter,
+            why: WaitRefusal::Cycle,
+            jobs: Vec::new(),
+            left_out: 0,
+        };
+        self.hear(proto::ToClient {
+            refused_waits: vec![refused.into()],
+            ..Default::default()
+        });
     }
 
     fn id(&mut self, key: &'static str) -> MessageId {
@@ -224,6 +259,13 @@ impl Bench {
             let mut keys: Vec<String> = watch.keys.iter().map(name).collect();
             keys.sort();
             keys.extend(watch.unwatch.iter().map(|key| format!("not {}", name(key))));
+            let over = watch.wait_over.iter();
+            keys.extend(over.map(|key| format!("over {}", name(key))));
+            let waiter = self
+                .keys
+                .iter()
+                .find(|(_, id)| id.0[..] == watch.waiter[..]);
+            keys.extend(waiter.map(|(name, _)| format!("in {name}")));
             said.push(format!("watch {}", keys.join(" ")));
         }
         said.extend(
@@ -346,6 +388,13 @@ impl ValueSink for LoggingSink {
 
     fn timed_out(&self, _trouble: Option<String>) {
         self.say("timed out");
+    }
+
+    fn refused(&self, refused: RefusedWait) {
+        let Key::Result(id) = refused.key else {
+            panic!("a job is waited for");
+        };
+        self.log(Key::Result(id), &format!("refused: {:?}", refused.why));
     }
 }
 
@@ -603,6 +652,56 @@ fn two_may_watch_one_key_and_the_last_to_leave_takes_the_watch_along() {
     assert!(!bench.sent().contains("not a"));
     bench.tell("a", present("one"));
     assert_eq!(bench.heard(), "fourth: a one");
+}
+
+#[test]
+fn a_wait_inside_a_job_names_it_and_again_after_a_reconnect() {
+    let mut bench = Bench::connected();
+    bench.watch("plain", &["a"], None);
+    bench.wait_inside("j", "inside", &["a", "b"]);
+    assert_eq!(bench.sent(), "watch a; watch a b in j");
+    bench.session.disconnected("test");
+    bench.connect(0);
+    assert_eq!(bench.sent(), "watch a; watch a b in j");
+    bench.tell("a", present("one"));
+    bench.session.disconnected("test");
+    bench.connect(0);
+    assert_eq!(bench.sent(), "watch b in j", "a is known");
+}
+
+#[test]
+fn a_job_that_stops_waiting_takes_nothing_from_others_that_watch_the_same() {
+    let mut bench = Bench::connected();
+    let first = bench.wait_inside("j", "first", &["a"]);
+    bench.wait_inside("k", "second", &["a"]);
+    let third = bench.wait_inside("j", "third", &["a"]);
+    assert_eq!(bench.sent(), "watch a in j; watch a in k; watch a in j");
+    bench.session.unwatch(first);
+    assert_eq!(bench.sent(), "", "another wait of j goes on");
+    bench.session.unwatch(third);
+    assert_eq!(bench.sent(), "watch over a in j");
+    // Given up and wanted again within one frame.
+    let fourth = bench.wait_inside("j", "fourth", &["a"]);
+    assert_eq!(bench.sent(), "watch a in j");
+    bench.session.unwatch(fourth);
+    bench.wait_inside("j", "fifth", &["a"]);
+    assert_eq!(bench.sent(), "watch a in j");
+    bench.tell("a", present("one"));
+    assert_eq!(bench.heard(), "second: a one; fifth: a one");
+}
+
+#[test]
+fn a_refusal_ends_the_waits_of_its_job_alone() {
+    let mut bench = Bench::connected();
+    bench.wait_inside("j", "refused", &["a", "b"]);
+    bench.wait_inside("k", "other", &["a"]);
+    bench.sent();
+    bench.refuse("j", "a");
+    assert_eq!(bench.heard(), "refused: a refused: Cycle");
+    assert_eq!(bench.sent(), "watch not b; watch over a in j");
+    bench.refuse("j", "a");
+    bench.tell("a", present("one"));
+    assert_eq!(bench.heard(), "other: a one");
 }
 
 #[test]

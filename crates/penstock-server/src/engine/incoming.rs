@@ -51,11 +51,20 @@ impl Engine {
         if let Some(watch) = frame.watch {
             if !watch.keys.is_empty() {
                 let keys = convert::all(watch.keys)?;
-                self.input(Input::Watch { conn, keys });
+                let waiter = match watch.waiter.is_empty() {
+                    true => None,
+                    false => Some(convert::message_id(&watch.waiter)?),
+                };
+                self.input(Input::Watch { conn, keys, waiter });
             }
             if !watch.unwatch.is_empty() {
                 let keys = convert::all(watch.unwatch)?;
                 self.input(Input::Unwatch { conn, keys });
+            }
+            if !watch.wait_over.is_empty() {
+                let keys = convert::all(watch.wait_over)?;
+                let waiter = convert::message_id(&watch.waiter)?;
+                self.input(Input::WaitOver { conn, keys, waiter });
             }
         }
         if frame.queries.len() > MAX_QUERIES_A_FRAME {

@@ -102,6 +102,13 @@ impl Engine {
                     self.say(conn, &frame);
                 }
             }
+            Output::RefusedWaits { conn, refused } => {
+                let frame = ToClient {
+                    refused_waits: refused.into_iter().map(Into::into).collect(),
+                    ..ToClient::default()
+                };
+                self.say(conn, &frame);
+            }
             Output::Answer { conn, id, answer } => self.answer(conn, id, answer),
             Output::Notice(notice) => self.tell_notice(notice),
             Output::Close { conn, reason } => {

@@ -80,7 +80,7 @@ fn every_kind_of_frame_is_refused_before_the_hello() {
     };
     let watch = proto::Watch {
         keys: vec![key],
-        unwatch: Vec::new(),
+        ..proto::Watch::default()
     };
     let frames = [
         commit(1, Durability::Disk, vec![publish(1)]),

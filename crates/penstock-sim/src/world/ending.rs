@@ -139,6 +139,7 @@ impl World<'_> {
             return Err("the broker has ended by itself".to_string());
         };
         life.engine.broker().assert_consistent();
+        life.engine.broker().assert_no_circle_of_waits();
         match self.checker.model.clock_is_doubtful {
             true => Ok(()),
             false => self.checker.nothing_is_left(life.engine.broker(), held),

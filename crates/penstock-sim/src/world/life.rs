@@ -147,6 +147,7 @@ impl World<'_> {
                 }
             }
             if idle {
+                life.engine.broker().assert_no_circle_of_waits();
                 break;
             }
         }

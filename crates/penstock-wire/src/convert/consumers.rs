@@ -1,7 +1,8 @@
 //! Consumers: their queues, tasks and credit.
 
-use penstock_message::{Consume, Tasks};
+use penstock_message::{Consume, MessageId, Tasks};
 
+use super::id_bytes;
 use crate::proto;
 use crate::proto::consumer::tasks::Task;
 
@@ -24,6 +25,9 @@ impl From<Consume> for proto::Consumer {
             },
             add_credit: consume.add_credit,
             stop: false,
+            held: consume.held_by.map(|jobs| proto::consumer::Held {
+                jobs: jobs.into_iter().map(id_bytes).collect(),
+            }),
         }
     }
 }
@@ -44,6 +48,11 @@ impl From<proto::Consumer> for Consume {
                 }
             },
             add_credit: wire.add_credit,
+            // What is no id names no job.
+            held_by: wire.held.map(|held| {
+                let ids = held.jobs.iter().map(|id| <[u8; 16]>::try_from(&id[..]));
+                ids.filter_map(|id| id.ok().map(MessageId)).collect()
+            }),
         }
     }
 }

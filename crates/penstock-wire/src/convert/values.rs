@@ -1,6 +1,8 @@
 //! Keys and values.
 
-use penstock_message::{Key, KeyState, Run, Value, ValueStatus};
+use penstock_message::{
+    Key, KeyState, RefusedWait, Run, Value, ValueStatus, WaitRefusal, WaitingJob,
+};
 
 use super::{FromNumber, id_bytes, message_id, wanted};
 use crate::{WireError, proto};
@@ -110,5 +112,55 @@ impl TryFrom<proto::KeyValue> for (Key, KeyState) {
             State::Gone(_) => KeyState::Gone,
         };
         Ok((key(wire.key)?, state))
+    }
+}
+
+impl From<RefusedWait> for proto::RefusedWait {
+    fn from(refused: RefusedWait) -> Self {
+        use proto::refused_wait::{Job, Why};
+        Self {
+            key: Some(refused.key.into()),
+            waiter: id_bytes(refused.waiter),
+            why: match refused.why {
+                WaitRefusal::Cycle => Why::Cycle,
+                WaitRefusal::NoSlotLeft => Why::NoSlotLeft,
+            }
+            .into(),
+            jobs: refused
+                .jobs
+                .into_iter()
+                .map(|WaitingJob { id, task }| Job {
+                    id: id_bytes(id),
+                    task,
+                })
+                .collect(),
+            left_out: refused.left_out,
+        }
+    }
+}
+
+impl TryFrom<proto::RefusedWait> for RefusedWait {
+    type Error = WireError;
+
+    fn try_from(wire: proto::RefusedWait) -> Result<Self, WireError> {
+        use proto::refused_wait::Why;
+        let why = Why::try_from(wire.why)
+            .map_err(|_| WireError::Invalid("an unknown reason why a wait was refused"))?;
+        let jobs = wire.jobs.into_iter().map(|job| {
+            Ok(WaitingJob {
+                id: message_id(&job.id)?,
+                task: job.task,
+            })
+        });
+        Ok(Self {
+            key: key(wire.key)?,
+            waiter: message_id(&wire.waiter)?,
+            why: match why {
+                Why::Cycle => WaitRefusal::Cycle,
+                Why::NoSlotLeft => WaitRefusal::NoSlotLeft,
+            },
+            jobs: jobs.collect::<Result<_, WireError>>()?,
+            left_out: wire.left_out,
+        })
     }
 }

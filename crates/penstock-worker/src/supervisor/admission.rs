@@ -246,6 +246,7 @@ impl Supervisor {
                 queues: self.queues.clone(),
                 tasks: Tasks::Named(tasks),
                 add_credit: 0,
+                held_by: None,
             };
             let inbox = Arc::clone(&self.inbox);
             broker.driver.consume(consume, inbox);

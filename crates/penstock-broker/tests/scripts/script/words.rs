@@ -391,6 +391,7 @@ pub(super) fn describe_whole(
         Input::Watch {
             conn,
             keys: keys.to_vec(),
+            waiter: None,
         },
         Input::Query {
             conn,

@@ -1,0 +1,123 @@
+//! Workers whose every slot is held by a job that waits for another one, and could not lend it.
+//!
+//! Such a worker says so for its consumer, which then takes nothing. The jobs go on when what they wait for can be run
+//! elsewhere, or runs already. Where it can't be, they would wait for ever, so the deepest of them is refused its wait.
+
+use penstock_message::{MessageId, SeededSet, SeededState, WaitRefusal};
+use rustc_hash::FxHashMap;
+
+use crate::Broker;
+use crate::messages::State as MessagePlace;
+use crate::names::Name;
+
+/// Interval at which such workers are looked at, and the time for which they are left alone at first: what is on its way
+/// arrives meanwhile.
+const PATIENCE_MS: u64 = 500;
+
+impl Broker {
+    /// Notes the jobs that hold all slots of a consumer.
+    pub(crate) fn set_held_by(&mut self, consumer: u32, jobs: &[MessageId]) {
+        let now = self.clocks.mono();
+        self.consumers.set_held_by(consumer, jobs);
+        if !jobs.is_empty() {
+            let next = &mut self.consumers.next_look;
+            *next = next.or(Some(now + PATIENCE_MS));
+        }
+    }
+
+    /// Refuses the wait of the deepest job that holds a slot, where nothing that it waits for can go on.
+    pub(crate) fn look_at_held(&mut self) {
+        let now = self.clocks.mono();
+        if self.consumers.next_look.is_none_or(|at| at > now) {
+            return;
+        }
+        let mut held: Vec<(u32, MessageId)> = Vec::new();
+        let mut is_any = false;
+        for consumer in self.consumers.iter() {
+            is_any |= !consumer.held_by.is_empty();
+            let waits = |job: &MessageId| !self.state.awaited_by(job).is_empty();
+            if consumer.is_held() && consumer.held_by.iter().all(waits) {
+                let jobs = consumer.held_by.iter();
+                held.extend(jobs.map(|job| (self.state.waits.depth_of(job), *job)));
+            }
+        }
+        self.consumers.next_look = is_any.then_some(now + PATIENCE_MS);
+        // Of those that are equally deep, the youngest.
+        held.sort_unstable();
+        let mut takers = FxHashMap::default();
+        let stuck = held
+            .into_iter()
+            .rev()
+            .find(|(_, job)| !self.can_go_on(job, &mut takers));
+        if let Some((_, job)) = stuck {
+            self.end_wait_of(job, WaitRefusal::NoSlotLeft);
+        }
+    }
+
+    /// Whether anything that a waiting job waits for, one for another, runs, will, or may be run by somebody.
+    fn can_go_on(&self, job: &MessageId, takers: &mut FxHashMap<(u32, Name), bool>) -> bool {
+        let state = &self.state;
+        let mut seen = SeededSet::with_hasher(SeededState::new(self.options.hash_seed));
+        let mut next = state.awaited_by(job);
+        while let Some(id) = next.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            let mut join = state.joins.of_result(&id);
+            let mut copies = state.messages.copies(&id).peekable();
+            if copies.peek().is_none() && join.is_none() {
+                return true;
+            }
+            for slot in copies {
+                match state.messages.state(slot) {
+                    MessagePlace::Ready => {
+                        let kind = state.messages.kind(slot);
+                        let place = (kind.queue, kind.task);
+                        let can_be_run = *takers
+                            .entry(place)
+                            .or_insert_with(|| self.can_be_run(kind.queue, kind.task));
+                        if can_be_run {
+                            return true;
+                        }
+                    }
+                    MessagePlace::Leased(_) => {
+                        let awaited = state.awaited_by(&id);
+                        if awaited.is_empty() {
+                            return true;
+                        }
+                        next.extend(awaited);
+                    }
+                    MessagePlace::Held(id) => match state.joins.find(&id) {
+                        Some(slot) => join = Some(slot),
+                        None => return true,
+                    },
+                    MessagePlace::Delayed(_) | MessagePlace::Failed | MessagePlace::Ended => {
+                        return true;
+                    }
+                }
+            }
+            if let Some(slot) = join {
+                let join = &state.joins[slot];
+                if join.is_decided() || !join.id.is_join() {
+                    return true;
+                }
+                let left = (0..join.count).filter(|index| !join.has_arrived(*index));
+                next.extend(left.map(|index| MessageId::member(join.id, index)));
+            }
+        }
+        false
+    }
+
+    /// Whether a consumer of the queue may come to run the task, or it is for people to see to that.
+    fn can_be_run(&self, queue: u32, task: Name) -> bool {
+        let queues = &self.state.queues;
+        let takes = |consumer: &&crate::consumers::Consumer| {
+            consumer.seats.iter().any(|seat| seat.queue == queue)
+                && queues.sets.has(consumer.tasks, task)
+        };
+        let mut takers = self.consumers.iter().filter(takes).peekable();
+        queues[queue].paused
+            || takers.peek().is_none()
+            || takers.any(|consumer| !consumer.is_held())
+    }
+}
