@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_jobs::{Blame, CrashEnd, CrashHead, crashed};
-use penstock_message::{Delivery, Due, Durability, Extras, Failure, Message, Notice, Space};
+use penstock_message::{Delivery, Due, Durability, Extras, Failure, Key, Message, Notice, Space};
 
 use crate::Broker;
 use crate::clock::When;
@@ -247,15 +247,30 @@ impl Broker {
             }
             Timer::EndedValues { ttl_ms } => {
                 self.state.ends.timed.remove(&ttl_ms);
+                let now = self.clocks.steady();
+                let mut first_pinned = None;
                 while self.budget > 0
                     && let Some(slot) = self.state.ends.first(ttl_ms, &self.state.messages)
-                    && self.state.messages.ended(slot).at.saturating_add(ttl_ms)
-                        <= self.clocks.steady()
+                    && self.state.messages.ended(slot).at.saturating_add(ttl_ms) <= now
+                    && first_pinned != Some(slot)
                 {
                     self.budget -= 1;
-                    self.state.drop_ended(slot);
+                    let key = Key::Result(self.state.messages[slot].id);
+                    if self.state.joins.is_pinned(&key) {
+                        first_pinned = first_pinned.or(Some(slot));
+                        self.state.ends.pass_over(ttl_ms);
+                    } else {
+                        self.state.drop_ended(slot);
+                    }
                 }
-                self.state.wait_for_ended_values(ttl_ms);
+                if first_pinned.is_some() {
+                    self.state.ends.timed.insert(ttl_ms);
+                    let later = When::steady(now.saturating_add(PINNED_FOR_MS));
+                    let timer = Timer::EndedValues { ttl_ms };
+                    self.state.timers.set(later, timer);
+                } else {
+                    self.state.wait_for_ended_values(ttl_ms);
+                }
             }
             Timer::FailedJobs => {
                 self.state.failed.is_timed = false;
@@ -446,7 +461,7 @@ impl Broker {
         }
     }
 
-    /// Renumbers a message whose lease ends without an outcome, and which comes to wait where a purge has been.
+    /// Renumbers a message that comes to wait where a purge has been: its lease ends without an outcome, or it was held.
     pub(crate) fn renumber(&mut self, slot: u32, crashed: Option<&Bytes>) {
         let lease = self.state.messages.lease_state(slot);
         let was_sent = lease.is_some_and(|lease| lease.sent);

@@ -389,10 +389,28 @@ impl Broker {
     fn fail_join(&mut self, slot: u32) -> usize {
         let at = self.clocks.steady();
         let id = self.state.joins[slot].id;
+        let moved = self.release_behind_marks(slot);
         self.record(&Event::JoinOver { join: id, at });
         self.state.block_join(slot, at);
         self.chores.tell_blocked(id);
-        1 + self.put_outcome(slot, ValueStatus::Upstream)
+        1 + moved + self.put_outcome(slot, ValueStatus::Upstream)
+    }
+
+    /// Releases the messages that a join held in case it failed, and whose queues are being purged: only messages that
+    /// waited were purged, and these did not. Returns the number of events for that.
+    fn release_behind_marks(&mut self, slot: u32) -> usize {
+        if self.state.marks.is_empty() || planted!("purge-released") {
+            return 0;
+        }
+        let is_meant = |slot: &u32| {
+            self.state.messages.when(*slot) != Outcome::Succeeded
+                && self.state.is_behind_mark(*slot)
+        };
+        let slots: Vec<u32> = self.held_slots(slot).filter(is_meant).collect();
+        for slot in &slots {
+            self.renumber(*slot, None);
+        }
+        slots.len()
     }
 
     /// Ends a join whose members have ended well enough. Returns the number of events for that.

@@ -48,6 +48,16 @@ impl Ends {
         None
     }
 
+    /// Puts the first value of this time to live behind the others: it is kept beyond its time.
+    pub(crate) fn pass_over(&mut self, ttl_ms: u64) {
+        if let Some(line) = self.by_ttl.get_mut(&ttl_ms)
+            && let Some(first) = line.front()
+        {
+            line.pop_front();
+            line.push_back(first);
+        }
+    }
+
     /// Returns the oldest of all.
     pub(crate) fn oldest(&mut self, messages: &Messages) -> Option<u32> {
         let ttls: Vec<u64> = self.by_ttl.keys().copied().collect();

@@ -74,7 +74,9 @@ impl Broker {
         if let Some(slot) = messages.find_ended(id) {
             let ttl_ms = messages.kind(slot).result_ttl_ms.unwrap_or(0);
             let over = messages.ended(slot).at.saturating_add(ttl_ms);
-            return (over > self.clocks.steady()).then(|| self.ended_value(slot));
+            let is_kept =
+                over > self.clocks.steady() || self.state.joins.is_pinned(&Key::Result(*id));
+            return is_kept.then(|| self.ended_value(slot));
         }
         let mut copies = messages.copies(id);
         let slot = copies.next()?;

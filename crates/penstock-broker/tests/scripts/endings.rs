@@ -657,6 +657,28 @@ fn a_group_that_is_released_while_its_queue_is_purged_goes_on() {
     );
 }
 
+/// It used to be purged: a group that failed did not look for purges, as one that succeeded did.
+#[test]
+fn what_waited_for_a_failure_that_comes_while_its_queue_is_purged_runs() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a hold g/ count=1 messages=rescue when=failed; publish g/0 member=g/:0 -> a confirm 1
+        a consume default 1                 -> a deliver g/0
+        a publish one                       -> a confirm 2
+        a purge default|fail g/0 boom       -> a confirm 4 3:operation-1
+        kill                                ->
+        carry                               ->
+        kill                                ->
+        a hello                             -> a welcome 2, a confirm 4 3:operation-1
+        a watch one                         -> a sees one Cancelled its queue was purged
+        w hello                             -> w welcome 0
+        w consume default 9                 -> w deliver rescue!
+        w ack rescue                        -> w confirm 1
+        ",
+    );
+}
+
 #[test]
 fn what_came_after_a_purge_is_handed_out_as_soon_as_the_purge_is_over() {
     check(

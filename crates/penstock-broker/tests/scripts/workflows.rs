@@ -267,6 +267,32 @@ fn values_are_pinned_until_the_body_has_settled() {
     );
 }
 
+/// Of a member that never ran only the time and the reason of its end are kept. Its time used to take them from its body.
+#[test]
+fn how_a_member_ended_unrun_is_kept_until_the_body_has_settled() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list max-failures=1; publish g/0 member=g/:0 expires=10 ttl=50 queue=slow; publish g/1 member=g/:1; publish other expires=10 ttl=50 queue=slow -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 1                                           -> w deliver g/1
+        wait 10                                                       ->
+        wait 100                                                      ->
+        a watch g/0 other                                             -> a sees g/0 Expired, a sees other gone
+        carry                                                         ->
+        kill                                                          ->
+        w hello g/1                                                   -> w welcome 0 g/1
+        w consume default 1                                           ->
+        wait 100                                                      ->
+        w ack g/1; put g/1 two                                        -> w confirm 1, w deliver body![Expired two]
+        w ack body                                                    -> w confirm 2
+        wait 61000                                                    ->
+        a hello                                                       -> a welcome 1
+        a watch g/0                                                   -> a sees g/0 gone
+        ",
+    );
+}
+
 /// The first results of a large group used to go when its task's results were over the cap, and its body got a part.
 #[test]
 fn the_cap_on_results_spares_those_that_a_body_is_to_read() {
