@@ -224,21 +224,22 @@ def judge_runs(
     fault: Any, begins: dict[str, list[tuple[int, dict[str, Any]]]], saw: list[tuple[int, str, str]]
 ) -> None:
     """A job is settled once: all who read its result have read that of one run, and it never runs again."""
-    # An errback of several members, and a reduce, is several jobs with one label.
+    # An errback of several members, and a reduce, is several jobs with one label; a chunk is one job with several.
     run_of = {entry["run"]: (label, entry["job"], place) for label in begins for place, entry in begins[label]}
-    read: dict[str, set[str]] = defaultdict(set)
-    first: dict[str, int] = {}
+    read: dict[tuple[str, str], set[str]] = defaultdict(set)
+    first: dict[tuple[str, str], int] = {}
     for place, label, run in saw:
         if run not in run_of:
             fault(f"{label} has a result of no run: {run}")
             continue
-        job = run_of[run][1]
-        read[job].add(run)
-        first.setdefault(job, place)
+        call = run_of[run][:2]
+        read[call].add(run)
+        first.setdefault(call, place)
     for label, job, place in run_of.values():
-        if len(read[job]) > 1:
-            fault(f"{label} has {len(read[job])} results: {read[job]}")
-        if job in first and place > first[job]:
+        runs = read[label, job]
+        if len(runs) > 1:
+            fault(f"{label} has {len(runs)} results: {runs}")
+        if runs and place > first[label, job]:
             fault(f"{label} began again after its result was read")
 
 

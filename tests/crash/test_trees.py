@@ -7,7 +7,21 @@ from typing import Any
 
 import pytest
 from crash.forest import Judgement, judge_tree
-from crash.trees import Blocked, Call, Chain, EmptyChord, Failed, Group, MapReduce, Tree, draw, evaluate, pure, shown
+from crash.trees import (
+    Blocked,
+    Call,
+    Chain,
+    Chunks,
+    EmptyChord,
+    Failed,
+    Group,
+    MapReduce,
+    Tree,
+    draw,
+    evaluate,
+    pure,
+    shown,
+)
 
 
 def a(label: str, **about: Any) -> Call:
@@ -28,6 +42,8 @@ def test_results_are_those_of_functions_that_call_each_other() -> None:
         evaluate(Chain((Group(()), a("0.3")))).result == evaluate(EmptyChord(a("0.3"))).result == pure("0.3", 1, [[]])
     )
     assert evaluate(MapReduce("0.1", ("ok", "ok", "ok"), 2)).result == "0.1.0|0.1.1|0.1.2"
+    assert evaluate(Chunks("0.1", ("ok", "ok", "ok"), 2)).result == [["0.1.0", "0.1.1"], ["0.1.2"]]
+    assert evaluate(Chunks("0.1", ("fail", "ok", "ok"), 2)).calls.keys() == {"0.1.0", "0.1.2"}
     assert evaluate(a("0.1", kind="flaky", failures=2)).result == pure("0.1", 3, [])
 
 
@@ -60,7 +76,7 @@ def test_trees_are_of_all_kinds_and_drawn_again_from_their_seed() -> None:
     ends = [isinstance(each.result, Failed) for each in results]
     assert 20 < sum(ends) < 180
     assert not any(isinstance(each.result, Blocked) for each in results)
-    assert {type(part) for tree in trees for part in parts(tree)} == {Call, Chain, Group, EmptyChord, MapReduce}
+    assert {type(part) for tree in trees for part in parts(tree)} == {Call, Chain, Group, EmptyChord, MapReduce, Chunks}
 
 
 def parts(tree: Tree) -> list[Tree]:

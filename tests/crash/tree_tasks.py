@@ -5,6 +5,7 @@ Each run first writes a line into the books: its job, its attempt, and which run
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -15,7 +16,7 @@ from typing import Any
 import trees
 
 import penstock
-from penstock import App, Failure, current_job
+from penstock import App, Failure, chunks, current_job
 
 # No call fails while its broker is killed: the next one is there long before this.
 app = App("trees", call_timeout=30)
@@ -93,6 +94,15 @@ def step(*values: object, label: str, fails: bool = False, pad: int = 0) -> dict
     return result(label, run, 1, list(values), pad)
 
 
+@app.task(max_crashes=255)
+async def astep(*values: object, label: str, fails: bool = False, pad: int = 0) -> dict[str, object]:
+    run = begin(label, list(values))
+    await asyncio.sleep(random.Random(label).choice([0, 0.002, 0.02]))
+    if fails:
+        raise Boom(f"boom {label}.")
+    return result(label, run, 1, list(values), pad)
+
+
 @app.task(max_crashes=255, retries=trees.RETRIES, backoff=0.02, jitter=0)
 def retried(*values: object, label: str, failures: int, pad: int = 0) -> dict[str, object]:
     run = begin(label, list(values))
@@ -147,6 +157,9 @@ def built(tree: trees.Tree, chance: random.Random) -> Any:
         case trees.MapReduce():
             items = [f"{tree.label}.{index} {kind}" for index, kind in enumerate(tree.items)]
             made = leaf.map_reduce(items, reduce.s(label=tree.label), fan_in=tree.fan_in)
+        case trees.Chunks():
+            calls = [(f"{tree.label}.{index} {kind}",) for index, kind in enumerate(tree.items)]
+            made = chunks(leaf, calls, tree.size)
     for link in tree.links:
         made = made.link(built(link, chance))
     for errback in tree.errbacks:
@@ -172,6 +185,7 @@ def call(tree: trees.Call) -> Any:
     if tree.kind in ("flaky", "stubborn"):
         sender, about = retried.options(**options), {"failures": tree.failures}
     else:
-        sender, about = step.options(**options), {"fails": tree.kind == "fail"}
+        task = astep if tree.is_async else step
+        sender, about = task.options(**options), {"fails": tree.kind == "fail"}
     make = sender.s if tree.takes else sender.si
     return make(label=tree.label, pad=tree.pad, **about)

@@ -38,6 +38,7 @@ class Call(Step):
     """How its result is kept: day, briefly, or not at all (but for the step that reads it)."""
     pad: int = 0
     """Bytes that its result is larger."""
+    is_async: bool = False
 
     def attempts(self) -> int:
         return 1 + min(self.failures, RETRIES)
@@ -70,7 +71,17 @@ class MapReduce(Step):
     fan_in: int
 
 
-Tree: TypeAlias = Call | Chain | Group | EmptyChord | MapReduce
+@dataclass(frozen=True)
+class Chunks(Step):
+    label: str
+    """Of no call: those have `LABEL.i`."""
+    items: tuple[str, ...]
+    """What becomes of each: ok or fail."""
+    size: int
+    """Calls that one job makes."""
+
+
+Tree: TypeAlias = Call | Chain | Group | EmptyChord | MapReduce | Chunks
 
 # Drawing.
 
@@ -88,6 +99,8 @@ class _Drawing:
         self._room = WIDEST
         # Some trees have much to fail for, and most little: or nothing deep would ever succeed.
         self._fails = chance.choice([0.0, 0.02, 0.1, 0.25])
+        # More than fits beside a delivery: what reads a few of them has to ask for them.
+        self._pads = chance.choices([0.02, 0.7], [12, 1])[0]
 
     def root(self) -> Tree:
         depth = self._chance.randrange(2, DEEPEST + 1)
@@ -104,7 +117,8 @@ class _Drawing:
         chance = self._chance
         if depth <= 0 or self._room <= 0:
             return self._with_callbacks(self._call(waits, inner), depth)
-        kind = chance.choices(["call", "chain", "group", "empty chord", "map_reduce"], [5, 4, 5, 1, 1])[0]
+        kinds = ["call", "chain", "group", "empty chord", "map_reduce", "chunks"]
+        kind = chance.choices(kinds, [10, 8, 10, 2, 2, 1])[0]
         match kind:
             case "call":
                 tree: Tree = self._call(waits, inner)
@@ -115,10 +129,12 @@ class _Drawing:
             case "empty chord":
                 tree = EmptyChord(self._call(True, inner))
             case _:
-                fails = self._fails / 2
-                items = tuple("fail" if chance.random() < fails else "ok" for _ in range(chance.randrange(8)))
-                tree = MapReduce(self._label(), items, chance.randrange(2, 5))
-                self._room -= len(items)
+                is_reduced = kind == "map_reduce"
+                count = chance.randrange(0 if is_reduced else 1, 8)
+                items = tuple("fail" if chance.random() < self._fails / 2 else "ok" for _ in range(count))
+                make = MapReduce if is_reduced else Chunks
+                tree = make(self._label(), items, chance.randrange(2, 5))
+                self._room -= count
         return self._with_callbacks(tree, depth)
 
     def _call(self, waits: bool, inner: bool) -> Call:
@@ -131,9 +147,9 @@ class _Drawing:
         kept = "day"
         if inner and kind in ("ok", "flaky"):
             kept = chance.choice(["day", "briefly", "not"])
-        # More than fits beside a delivery, now and then: what reads a few of them has to ask for them.
-        pad = chance.choices([0, 100, 60_000], [40, 10, 1])[0]
-        return Call(self._label(), kind, failures, chance.random() < 0.85, kept, pad)
+        pad = 60_000 if chance.random() < self._pads else chance.choice([0, 0, 0, 100])
+        takes, is_async = chance.random() < 0.85, chance.random() < 0.3
+        return Call(self._label(), kind, failures, takes, kept, pad, is_async)
 
     def _chain(self, depth: int, waits: bool, inner: bool) -> Chain:
         chance = self._chance
@@ -240,6 +256,8 @@ def _evaluate(tree: Tree, given: object, verdict: Verdict) -> Value:
             value = _evaluate(tree.body, given if isinstance(given, Blocked) else [], verdict)
         case MapReduce():
             value = _map_reduce(tree, given, verdict)
+        case Chunks():
+            value = _chunks(tree, given, verdict)
     if isinstance(value, Failed):
         for errback in tree.errbacks:
             _evaluate(errback, value, verdict)
@@ -305,6 +323,25 @@ def _map_reduce(tree: MapReduce, given: object, verdict: Verdict) -> Value:
         verdict.calls[label] = Ran(None if kind == "fail" else label, 1)
     verdict.reduces[tree.label] = not failed
     return Failed(frozenset(failed)) if failed else reduced(leaves)
+
+
+def _chunks(tree: Chunks, given: object, verdict: Verdict) -> Value:
+    if isinstance(given, Blocked):
+        return Failed(given.roots)
+    labels = [f"{tree.label}.{index}" for index in range(len(tree.items))]
+    failed: set[str] = set()
+    values: list[Value] = []
+    for first in range(0, len(labels), tree.size):
+        chunk: list[Value] = []
+        for label, kind in list(zip(labels, tree.items, strict=True))[first : first + tree.size]:
+            verdict.calls[label] = Ran(None if kind == "fail" else label, 1)
+            if kind == "fail":
+                # The calls after it are not made.
+                failed.add(label)
+                break
+            chunk.append(label)
+        values.append(chunk)
+    return Failed(frozenset(failed)) if failed else values
 
 
 def _roots(values: Value | list[Value]) -> frozenset[str]:
