@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from penstock import _core, _guard
 from penstock._jobs.current import running
+from penstock._jobs.lending import SHORT_S, alending, lending
 from penstock.errors import BrokerUnavailable, CallTimeout, ResultTimeout
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ T = TypeVar("T")
 # Interval at which a long wait logs the broker's notices: the caller who waits should learn first
 # that no worker serves the queue.
 _WAIT_SLICE_S = 4.0
+# Interval at which a wait of a job in a thread notices that the job is to end.
+_ORDERS_SLICE_S = 0.25
 
 # Blocking call and its replacement in an event loop, for calls that enqueue.
 BLOCKING = ("delay()", "adelay()")
@@ -71,8 +74,13 @@ class Connection:
     def wait(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         """Wait for a job's end. Without a timeout a broker out of reach is waited for as well."""
         warn_of_blocking("result()", "aresult()")
-        _warn_of_waiting_job()
-        return self._in_slices(lambda slice_s: self._client.wait(job_id, slice_s, waiter=_waiter()), timeout_s)
+        with lending() as loan:
+            if loan is None:
+                _warn_of_waiting_job()
+            waiter = _waiter()
+            return self._in_slices(
+                lambda slice_s: self._client.wait(job_id, slice_s, waiter=waiter, loan=loan), timeout_s
+            )
 
     def _in_slices(self, wait: Callable[[float], T], timeout_s: float | None) -> T:
         """Wait this long, and log the broker's notices in between."""
@@ -124,8 +132,12 @@ class Connection:
         return await asyncio.to_thread(self.cancel_workflow, workflow, reason, running, timeout_s)
 
     async def watch(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
-        _warn_of_waiting_job()
-        end = await self._call(lambda port, token: self._client.watch(job_id, timeout_s, port, token, waiter=_waiter()))
+        async with alending() as loan:
+            if loan is None:
+                _warn_of_waiting_job()
+            end = await self._call(
+                lambda port, token: self._client.watch(job_id, timeout_s, port, token, waiter=_waiter())
+            )
         return cast(tuple[int, bytes], end)
 
     async def peek_async(self, job_id: bytes, timeout_s: float) -> Ended | None:
@@ -148,14 +160,21 @@ class Connection:
 
     def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         """Wait for the end of each job; a value that has gone is (-1, b"")."""
-        _warn_of_waiting_job()
-        return self._in_slices(lambda slice_s: self._client.wait_all(job_ids, slice_s, waiter=_waiter()), timeout_s)
+        with lending() as loan:
+            if loan is None:
+                _warn_of_waiting_job()
+            waiter = _waiter()
+            return self._in_slices(
+                lambda slice_s: self._client.wait_all(job_ids, slice_s, waiter=waiter, loan=loan), timeout_s
+            )
 
     async def watch_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
-        _warn_of_waiting_job()
-        end = await self._call(
-            lambda port, token: self._client.watch_all(job_ids, timeout_s, port, token, waiter=_waiter())
-        )
+        async with alending() as loan:
+            if loan is None:
+                _warn_of_waiting_job()
+            end = await self._call(
+                lambda port, token: self._client.watch_all(job_ids, timeout_s, port, token, waiter=_waiter())
+            )
         return cast(list[tuple[int, bytes]], end)
 
     def each(
@@ -172,7 +191,7 @@ class Connection:
         self._begin_each(job_ids, timeout_s, call_timeout_s, port, any_of)
         try:
             while left:
-                poll.poll(_WAIT_SLICE_S * 1000)
+                self._poll(poll, only_ask=timeout_s is not None and timeout_s <= 0)
                 self.log_notices()
                 for _, told in port.drain():
                     if isinstance(told, BaseException):
@@ -183,6 +202,22 @@ class Connection:
             self._client.forget(port, 0)
             port.close()
 
+    def _poll(self, poll: select.poll, only_ask: bool) -> None:
+        """Wait for news; in a job with its slot lent."""
+        if only_ask:
+            poll.poll(_WAIT_SLICE_S * 1000)
+            return
+        with lending() as loan:
+            if loan is None:
+                _warn_of_waiting_job()
+                poll.poll(_WAIT_SLICE_S * 1000)
+            elif not poll.poll(SHORT_S * 1000):
+                loan.begin()
+                until = time.monotonic() + _WAIT_SLICE_S
+                # An order to a job in a thread comes between two of these.
+                while not poll.poll(_ORDERS_SLICE_S * 1000) and time.monotonic() < until:
+                    pass
+
     async def aeach(
         self, job_ids: Sequence[bytes], timeout_s: float | None, call_timeout_s: float, *, any_of: bool = False
     ) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
@@ -190,13 +225,16 @@ class Connection:
         import asyncio
 
         port, ready, loop = _core.Port(), asyncio.Event(), asyncio.get_running_loop()
-        left = len(job_ids)
+        left, only_ask = len(job_ids), timeout_s is not None and timeout_s <= 0
         loop.add_reader(port.fileno(), ready.set)
         try:
             self._begin_each(job_ids, timeout_s, call_timeout_s, port, any_of)
             while left:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(ready.wait(), _WAIT_SLICE_S)
+                async with contextlib.nullcontext() if only_ask else alending() as loan:
+                    if loan is None and not only_ask:
+                        _warn_of_waiting_job()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(ready.wait(), _WAIT_SLICE_S)
                 self.log_notices()
                 ready.clear()
                 for _, told in port.drain():
@@ -218,8 +256,6 @@ class Connection:
         any_of: bool,
     ) -> None:
         only_ask = timeout_s is not None and timeout_s <= 0
-        if not only_ask:
-            _warn_of_waiting_job()
         # Who waits for one of several is in no circle while another may come.
         waiter = _waiter() if not any_of or len(job_ids) == 1 else None
         limit_s = call_timeout_s if only_ask else timeout_s
@@ -338,7 +374,7 @@ def _waiter() -> bytes | None:
 
 
 def _warn_of_waiting_job() -> None:
-    """Warn once for each task that its jobs keep their slots while they wait for others."""
+    """Warn once for each task that its jobs keep their slots while they wait for others: outside of workers' slots."""
     current = running.get()
     if current is None or current[5].name in _warned_of:
         return

@@ -142,7 +142,9 @@ class Client:
         """Commit all of it in one transaction. ``workflow``: the id that each of its jobs names."""
     def cancel_workflow(self, workflow: bytes, reason: str, running: str, timeout_s: float) -> int | None:
         """Cancel all jobs of a workflow, and return the number of the operation."""
-    def wait(self, job_id: bytes, timeout_s: float | None, *, waiter: bytes | None = None) -> tuple[int, bytes]:
+    def wait(
+        self, job_id: bytes, timeout_s: float | None, *, waiter: bytes | None = None, loan: Loan | None = None
+    ) -> tuple[int, bytes]:
         """Wait for the job's end and return (status, body).
 
         The status is 0 succeeded, 1 failed, 2 expired, 3 crashed or 4 cancelled.
@@ -151,7 +153,12 @@ class Client:
         inside which the caller waits; then WaitCycle and TooManyWaiting may be raised, too.
         """
     def wait_all(
-        self, job_ids: Sequence[bytes], timeout_s: float | None, *, waiter: bytes | None = None
+        self,
+        job_ids: Sequence[bytes],
+        timeout_s: float | None,
+        *,
+        waiter: bytes | None = None,
+        loan: Loan | None = None,
     ) -> list[tuple[int, bytes]]:
         """As ``wait`` for each, in order of the ids; a value that has gone is (-1, b"")."""
     def cancel(self, job_id: bytes, reason: str, running: str, timeout_s: float) -> str | None:
@@ -304,12 +311,34 @@ class ChildLink:
         """Interrupt the slot in line at the socket, after ``close``, by ``SIGURG``. False: there is none."""
     def heed(self) -> bool:
         """Do what the supervisor asks for between two jobs. True: this process is to end when its running jobs have."""
+    @property
+    def parked(self) -> int:
+        """Number of slots whose jobs are parked: so many others may run jobs in their place."""
+    @property
+    def has_head(self) -> bool:
+        """Whether a slot waits at the socket."""
+    def dismiss(self, slots: int) -> int:
+        """End so many slots in line, but for the one at the socket. Return how many there were."""
     def abandon(self) -> None:
         """Leave the link, in a process that was forked from the child."""
     @property
     def is_abandoned(self) -> bool: ...
 
 @final
+class Loan:
+    """A wait of a running job for others, for which its slot may be lent. Used once."""
+
+    def begin(self) -> None:
+        """Tell that the wait takes long. Calls that wait and are given the loan do so themselves."""
+    def take_back(self) -> None:
+        """Tell that the wait is over, and return when the job may go on. Orders to the job come through."""
+    def ask_back(self) -> bool:
+        """Tell that the wait is over. True: the job goes on once ``has_turn`` is true, which is news after a signal."""
+    @property
+    def has_turn(self) -> bool: ...
+    def drop(self) -> None:
+        """Break the wait off: the job goes on at once."""
+
 class SlotLink:
     """A slot of a worker's child: iterate over the jobs to run, and report how each has ended."""
 
@@ -347,6 +376,8 @@ class SlotLink:
         self, thread: int, exceptions: tuple[type[BaseException], type[BaseException], type[BaseException]]
     ) -> None:
         """Carry out an order in the thread of this slot: raise in it the exception for what is ordered."""
+    def loan(self, job_id: bytes) -> Loan:
+        """Return a loan for a wait of the job of this id, without effect where the slot runs another."""
     def shield(self) -> None:
         """Keep orders off the running job, but for the end of its time, until ``unshield`` was called as often."""
     def unshield(self) -> None: ...

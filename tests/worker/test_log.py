@@ -103,31 +103,3 @@ def test_an_app_that_sets_up_logging_has_the_job_in_a_filter(project: Project) -
     logging.basicConfig(format="%(task)s|%(job_id)s|%(message)s", handlers=[handler])"""
     job_id, (line,) = lines_of(project, setup=setup)
     assert line == f"tasks.order|{job_id}|number 7 is odd"
-
-
-WAITS = """
-    from penstock import App
-
-    app = App("shop")
-
-    @app.task
-    def part(number: int) -> int:
-        return number
-
-    @app.task
-    def whole(number: int) -> int:
-        job = part.delay(number)
-        job.done()
-        return job.result()
-"""
-
-
-def test_a_task_that_waits_for_other_jobs_is_warned_of_once(project: Project) -> None:
-    project.write("tasks.py", WAITS)
-    worker = project.worker("tasks:app", "-c", "2")
-    whole = project.tasks().whole
-    # One after the other: two at once could take both slots, which is what the warning is about.
-    assert [whole.delay(number).result(timeout=30) for number in range(6)] == list(range(6))
-    worker.end()
-    # Once in each process.
-    assert 1 <= worker.output.count("the task tasks.whole waits for other jobs") <= 2

@@ -52,6 +52,10 @@ pub struct Arguments {
     /// Queues to serve, with commas between [default: those the app's tasks name]
     #[arg(short = 'Q', long, value_name = "QUEUES", value_delimiter = ',', value_parser = queue_name, action = ArgAction::Append)]
     queues: Option<Vec<String>>,
+    /// At most so many jobs of each kind of slot may wait for other jobs with their slots lent [default: 64 and 8 more for each
+    /// process, 1024 in threads, any number on an event loop]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(MAX_SLOTS)))]
+    max_parked: Option<u32>,
     /// End once the queues are empty
     #[arg(long)]
     burst: bool,
@@ -150,6 +154,7 @@ fn configure(arguments: Arguments) -> Result<WorkerConfig, Failure> {
         name,
         pools,
         default_slot,
+        max_parked: arguments.max_parked,
         queues: arguments.queues,
         burst: arguments.burst,
         grace: Duration::from_secs(arguments.grace),

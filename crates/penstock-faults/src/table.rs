@@ -425,6 +425,10 @@ pub const PLANTS: &[Plant] = &[
         "a child that is closed has a successor that is not",
     ),
     in_worker(
+        "resume-beyond-the-slots",
+        "a job that was parked goes on when there is a slot for it",
+    ),
+    in_worker(
         "fault-of-the-one-before",
         "a fault is blamed on the child that had it",
     ),

@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
+use crate::loan::Loan;
 use crate::options::retries_to_python;
 
 /// Size above which a value goes over a socket that may have to be waited for.
@@ -262,6 +263,7 @@ impl ChildLink {
         if self.shared.ends.get().is_none() {
             let flags = rustix::pipe::PipeFlags::CLOEXEC;
             let ends = rustix::pipe::pipe_with(flags).map_err(std::io::Error::from)?;
+            self.link.tell_parked_on(ends.1.try_clone()?);
             let _ = self.shared.ends.set(ends);
         }
         let ends = self.shared.ends.get();
@@ -299,6 +301,23 @@ impl ChildLink {
     /// Do what the supervisor asks for between two jobs. True: this process is to end when the jobs that run have.
     fn heed(&self, py: Python<'_>) -> bool {
         py.detach(|| self.link.heed())
+    }
+
+    /// How many slots have a job that is parked: so many others may run jobs in their place.
+    #[getter]
+    fn parked(&self) -> u32 {
+        self.link.parked()
+    }
+
+    /// Whether a slot waits at the socket.
+    #[getter]
+    fn has_head(&self) -> bool {
+        self.link.has_head()
+    }
+
+    /// End so many slots in line, but for the one at the socket. Return how many there were.
+    fn dismiss(&self, slots: usize) -> usize {
+        self.link.dismiss(slots)
     }
 
     /// Leaves the link, in a process that was forked from the child.
@@ -454,6 +473,14 @@ impl SlotLink {
 
     fn unshield(&self) {
         self.window.unshield();
+    }
+
+    /// A wait of the job of this id, for which its slot may be lent.
+    fn loan(&self, job_id: &[u8]) -> PyResult<Loan> {
+        let job = job_id
+            .try_into()
+            .map_err(|_| PyValueError::new_err("an id has sixteen bytes"))?;
+        Ok(Loan::new(Arc::clone(&self.window), job))
     }
 
     /// Whether a job was begun and its end not reported.

@@ -16,6 +16,7 @@ use crate::errors::{Failure, state_name};
 use crate::failed;
 use crate::graph::Graph;
 use crate::ids;
+use crate::loan::Loan;
 use crate::options::Options;
 use crate::port::{End, Port};
 use crate::values::{Each, Gather};
@@ -110,12 +111,13 @@ impl Client {
         jobs: &[MessageId],
         timeout_s: Option<f64>,
         waiter: Option<&[u8]>,
+        loan: Option<&Loan>,
     ) -> PyResult<Vec<KeyState>> {
         let slot = Slot::new();
         let filled = Arc::clone(&slot);
         let waiter = waiter.map(job).transpose()?;
         let gather = Gather::ends(jobs, waiter, Box::new(move |states| filled.fill(states)));
-        self.gather(py, gather, &slot, timeout_s)
+        self.gather(py, gather, &slot, timeout_s, loan)
     }
 
     fn gather(
@@ -124,6 +126,7 @@ impl Client {
         gather: Arc<Gather>,
         slot: &Slot<Result<Vec<KeyState>, Failure>>,
         timeout_s: Option<f64>,
+        loan: Option<&Loan>,
     ) -> PyResult<Vec<KeyState>> {
         let deadline = deadline(timeout_s)?;
         let driver = self.driver()?;
@@ -133,8 +136,9 @@ impl Client {
         }
         let sink = Arc::clone(&gather);
         // Timed here and not by the driver, whose thread would have to be woken for it.
-        let (watch, states) =
-            slot.wait_for(py, &*driver, deadline, || sink.begin(&*driver, keys, None));
+        let (watch, states) = slot.wait_for(py, &*driver, deadline, loan, || {
+            sink.begin(&*driver, keys, None)
+        });
         match states {
             Ok(Some(states)) => Ok(states?),
             Ok(None) => {
@@ -276,28 +280,32 @@ impl Client {
         Ok(failed::applied(outcome)?.operation)
     }
 
-    #[pyo3(signature = (job_id, timeout_s, *, waiter = None))]
+    #[pyo3(signature = (job_id, timeout_s, *, waiter = None, loan = None))]
     fn wait<'py>(
         &self,
         py: Python<'py>,
         job_id: &[u8],
         timeout_s: Option<f64>,
         waiter: Option<&[u8]>,
+        loan: Option<Bound<'py, Loan>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        let states = self.states(py, &[job(job_id)?], timeout_s, waiter)?;
+        let loan = loan.as_ref().map(Bound::get);
+        let states = self.states(py, &[job(job_id)?], timeout_s, waiter, loan)?;
         ended(py, only(states))
     }
 
-    #[pyo3(signature = (job_ids, timeout_s, *, waiter = None))]
+    #[pyo3(signature = (job_ids, timeout_s, *, waiter = None, loan = None))]
     fn wait_all<'py>(
         &self,
         py: Python<'py>,
         job_ids: Vec<Bound<'py, PyBytes>>,
         timeout_s: Option<f64>,
         waiter: Option<&[u8]>,
+        loan: Option<Bound<'py, Loan>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let jobs = jobs(&job_ids)?;
-        let states = self.states(py, &jobs, timeout_s, waiter)?;
+        let loan = loan.as_ref().map(Bound::get);
+        let states = self.states(py, &jobs, timeout_s, waiter, loan)?;
         all_ended(py, states)
     }
 
@@ -328,7 +336,7 @@ impl Client {
         let slot = Slot::new();
         let filled = Arc::clone(&slot);
         let gather = Gather::state_of(job(job_id)?, Box::new(move |states| filled.fill(states)));
-        let states = self.gather(py, gather, &slot, Some(timeout_s))?;
+        let states = self.gather(py, gather, &slot, Some(timeout_s), None)?;
         state_now(py, only(states))
     }
 
@@ -675,7 +683,7 @@ pub(crate) fn wait_for_end<T: Send + 'static>(
     let slot = Slot::new();
     let filled = Arc::clone(&slot);
     let done = Box::new(move |outcome| filled.fill(outcome));
-    let (_, ended) = slot.wait_for(py, driver, None, || call(done));
+    let (_, ended) = slot.wait_for(py, driver, None, None, || call(done));
     // Without a deadline nothing but an end ends the wait.
     Ok(ended?.unwrap_or(Err(DriverError::closed())))
 }

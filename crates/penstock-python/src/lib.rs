@@ -9,6 +9,7 @@ mod failed;
 mod graph;
 mod heap;
 mod ids;
+mod loan;
 mod options;
 mod port;
 mod values;
@@ -30,6 +31,8 @@ mod _core {
     use crate::graph::Graph;
     #[pymodule_export]
     use crate::heap::{collapse_heap, flush_c_output};
+    #[pymodule_export]
+    use crate::loan::Loan;
     #[pymodule_export]
     use crate::options::Options;
     #[pymodule_export]

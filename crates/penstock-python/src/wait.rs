@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 use penstock_driver::{Driver, Lead};
 use pyo3::prelude::*;
 
+use crate::loan::{Loan, SHORT, check_interrupts};
+
 /// Interval at which a wait lets Python run its signal handlers, so that Ctrl-C gets through.
 pub(crate) const SLICE: Duration = Duration::from_millis(50);
 
@@ -35,20 +37,28 @@ impl<T: Send + 'static> Slot<T> {
         py: Python<'_>,
         driver: &dyn Driver,
         deadline: Option<Instant>,
+        loan: Option<&Loan>,
         begin: impl FnOnce() -> R + Send,
     ) -> (R, PyResult<Option<T>>) {
         // Begun and waited for in one go: with busy threads around, the interpreter lock is dear.
         let (begun, value) = py.detach(|| {
-            let until = slice_end(deadline);
+            let mut until = slice_end(deadline);
+            if loan.is_some() {
+                until = until.min(Instant::now() + SHORT);
+            }
             let lead = Lead::take(driver);
             let begun = begin();
             // Only for this first slice, which is where latency counts. Who reads for everybody must
             // not stop to wait for the interpreter lock.
             lead.read_until(until, || self.value.lock().unwrap().is_some());
             drop(lead);
-            (begun, self.take_by(until))
+            let value = self.take_by(until);
+            if let (None, Some(loan)) = (&value, loan) {
+                loan.begin_now();
+            }
+            (begun, value)
         });
-        (begun, self.wait_on(py, value, deadline))
+        (begun, self.wait_on(py, value, deadline, loan.is_some()))
     }
 
     fn wait_on(
@@ -56,9 +66,13 @@ impl<T: Send + 'static> Slot<T> {
         py: Python<'_>,
         mut value: Option<T>,
         deadline: Option<Instant>,
+        is_in_job: bool,
     ) -> PyResult<Option<T>> {
         while value.is_none() {
-            py.check_signals()?;
+            match is_in_job {
+                true => check_interrupts(py)?,
+                false => py.check_signals()?,
+            }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 break;
             }

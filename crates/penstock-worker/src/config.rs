@@ -34,6 +34,8 @@ pub struct WorkerConfig {
     pub pools: Vec<PoolConfig>,
     /// The kind of slot that runs tasks which name none.
     pub default_slot: SlotKind,
+    /// How many jobs of each kind of slot may wait for others while their slots are lent. `None`: see [`SlotKind::max_parked`].
+    pub max_parked: Option<u32>,
     /// `None`: every queue that the app's tasks name, and `default`.
     pub queues: Option<Vec<String>>,
     /// End once the queues are empty (see [`crate::run`]).
@@ -128,6 +130,16 @@ impl SlotKind {
             Self::Thread => "thread",
             Self::Async => "async",
             Self::Isolated => "isolated",
+        }
+    }
+
+    /// How many jobs in slots of this kind may wait for others while their slots are lent, if nobody says otherwise. Each keeps what
+    /// it has: a process its memory and connections, a thread its stack.
+    pub fn max_parked(self, processes: u32) -> u32 {
+        match self {
+            Self::Process | Self::Isolated => 64 + 8 * processes,
+            Self::Thread => 1024,
+            Self::Async => u32::MAX,
         }
     }
 

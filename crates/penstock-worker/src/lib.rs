@@ -69,7 +69,7 @@ pub use config::{
 };
 pub use desk::{Desk, Left, Look};
 pub use huge_pages::collapse_heap;
-pub use link::{Ended, Link, Pulled, Slot, Window};
+pub use link::{Ended, Link, LongWait, Pulled, Resumed, Slot, Window};
 pub use memory::{knows_memory, offer_to_kernel};
 pub use order::Order;
 pub use output::flush_c_output;

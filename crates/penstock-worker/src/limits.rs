@@ -161,22 +161,20 @@ pub fn step(
 }
 
 /// When to look at which place, each once.
+#[derive(Default)]
 pub struct Alarms {
+    /// By place, as far as places were ever named.
     at: Vec<Option<Instant>>,
     queue: BTreeSet<(Instant, u32)>,
 }
 
 impl Alarms {
-    pub fn new(places: usize) -> Self {
-        Self {
-            at: vec![None; places],
-            queue: BTreeSet::new(),
-        }
-    }
-
     /// Has the place looked at by then at the latest. An earlier time that is set stays: what it was for may have ended,
     /// and to look in vain is cheaper than to take each of them back.
     pub fn by(&mut self, place: usize, at: Instant) {
+        if self.at.len() <= place {
+            self.at.resize(place + 1, None);
+        }
         if self.at[place].is_some_and(|set| set <= at || planted!("alarm-too-late")) {
             return;
         }
@@ -297,7 +295,7 @@ pub(crate) mod tests {
     #[test]
     pub(crate) fn a_place_is_looked_at_at_the_earliest_of_its_times_and_once() {
         let start = Instant::now();
-        let mut alarms = Alarms::new(3);
+        let mut alarms = Alarms::default();
         alarms.by(0, start + ms(30));
         alarms.by(1, start + ms(20));
         alarms.by(1, start + ms(40));

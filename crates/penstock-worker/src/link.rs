@@ -6,12 +6,16 @@
 //! Idle slots with threads of their own stand in line, and the one at its head alone waits at the socket. When it has
 //! a packet, the slot that came to the line last takes its place. So at little load few threads run at all, and only
 //! these touch their stacks and open connections.
+//!
+//! A job that waits for others is *parked*: its slot is lent to another, until its supervisor says that it may go on. Code of a
+//! job may wait in several threads or coroutines at once; the job is parked as long as it does in any.
 
 use std::io::{self, IoSliceMut};
-use std::mem::{MaybeUninit, take};
+use std::mem::{MaybeUninit, replace, take};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::time::Duration;
 
 use penstock_faults::planted;
 use rustix::io::Errno;
@@ -21,9 +25,10 @@ use crate::fault;
 use crate::memory::trim;
 use crate::order::{JobAt, Order};
 use crate::packet::{
-    BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader, serving,
+    BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader, Wait,
+    WaitFrame, serving,
 };
-use crate::page::{Claims, RingWriter, open_child, steady_ns};
+use crate::page::{ClaimCell, Claims, RingWriter, open_child, steady_ns};
 
 /// An idle slot keeps no larger buffer than this for its next packet.
 const KEPT_BYTES: usize = 4096;
@@ -62,6 +67,10 @@ pub struct Link {
     /// For the longest message; of the slot at the head of the line.
     buffer: Mutex<Vec<u8>>,
     slots: AtomicU32,
+    /// How many of them have a job that is parked.
+    parked: AtomicU32,
+    /// Where each change of that number is told, by four bytes that are 0xff each.
+    news: OnceLock<OwnedFd>,
     /// Nothing is claimed or begun here any more.
     has_closed: AtomicBool,
 }
@@ -90,7 +99,16 @@ struct Line {
 #[derive(Default)]
 struct Turn {
     has_come: AtomicBool,
+    is_dismissed: AtomicBool,
     changed: Condvar,
+}
+
+/// How waiting in line ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum InLine {
+    Head,
+    Dismissed,
+    Ended,
 }
 
 /// Place that runs one job at a time.
@@ -117,9 +135,42 @@ pub struct Window {
     job: AtomicU64,
     /// How many parts of the job that keep orders off it is in.
     shields: AtomicU32,
+    /// The job's id, in two halves.
+    id: [AtomicU64; 2],
+    waits: Mutex<Waits>,
+    /// The job was parked.
+    was_parked: AtomicBool,
+}
+
+/// Waits of a job for others.
+#[derive(Default)]
+struct Waits {
+    /// The job, as in [`Window::job`], without what it has heard.
+    job: u64,
+    /// Waits that take long, and are not over.
+    open: u32,
+    /// Number of the last time that the job was parked, by the slot's count.
+    number: u32,
+    is_parked: bool,
+}
+
+/// A wait of a running job that takes long; to be ended by [`Window::end_wait`] or [`Window::break_off`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongWait {
+    job: u64,
+}
+
+/// Outcome of the end of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resumed {
+    /// The job goes on.
+    Now,
+    /// It goes on when [`Window::has_turn`] says so of this number.
+    After(u32),
 }
 
 const HEARD_SHIFT: u32 = 27;
+const HEARD_MASK: u64 = 3 << HEARD_SHIFT;
 const PLACE_SHIFT: u32 = 11;
 
 /// The packet whose jobs a slot is running.
@@ -149,6 +200,11 @@ impl From<Malformed> for io::Error {
     }
 }
 
+fn halves(id: [u8; 16]) -> [u64; 2] {
+    let id = u128::from_le_bytes(id);
+    [id as u64, (id >> 64) as u64]
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing panics while it holds one of these, and each change leaves them whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -171,6 +227,8 @@ impl Link {
             line: Mutex::default(),
             buffer: Mutex::new(vec![0; MAX_PACKET_BYTES]),
             slots: AtomicU32::new(0),
+            parked: AtomicU32::new(0),
+            news: OnceLock::new(),
             has_closed: AtomicBool::new(false),
         }))
     }
@@ -199,6 +257,9 @@ impl Link {
                 link: Arc::clone(self),
                 job: AtomicU64::new(0),
                 shields: AtomicU32::new(0),
+                id: [const { AtomicU64::new(0) }; 2],
+                waits: Mutex::default(),
+                was_parked: AtomicBool::new(false),
             }),
         }
     }
@@ -263,6 +324,53 @@ impl Link {
         line.has_head
     }
 
+    /// How many slots have a job that is parked: so many others may run jobs in their place.
+    pub fn parked(&self) -> u32 {
+        self.parked.load(Ordering::Relaxed)
+    }
+
+    /// Has each change of [`Link::parked`] told, by four bytes that are 0xff each. Once.
+    pub fn tell_parked_on(&self, news: OwnedFd) {
+        let _ = self.news.set(news);
+    }
+
+    fn tell_news(&self) {
+        if let Some(news) = self.news.get() {
+            // Nobody listens any more where this fails.
+            let _ = rustix::io::write(news, &u32::MAX.to_le_bytes());
+        }
+    }
+
+    /// Whether a slot is at the socket, or about to be.
+    pub fn has_head(&self) -> bool {
+        lock(&self.line).has_head
+    }
+
+    /// Ends so many of the slots that wait in line, those that came first. Returns how many there were.
+    pub fn dismiss(&self, slots: usize) -> usize {
+        let mut line = lock(&self.line);
+        let slots = slots.min(line.waiting.len());
+        for turn in line.waiting.drain(..slots) {
+            turn.is_dismissed.store(true, Ordering::Relaxed);
+            turn.changed.notify_one();
+        }
+        slots
+    }
+
+    fn tell_wait(&self, job: u64, wait: u32, what: Wait) -> io::Result<()> {
+        let Some((place, job)) = Window::unpack(job) else {
+            return Ok(());
+        };
+        let frame = WaitFrame {
+            sequence: job.sequence,
+            place: place as u16,
+            index: job.index as u16,
+            wait,
+            what,
+        };
+        send_all(&lock(&self.outcomes).reply, &frame.encode())
+    }
+
     fn end_line(&self) {
         let mut line = lock(&self.line);
         line.has_ended = true;
@@ -271,18 +379,18 @@ impl Link {
         }
     }
 
-    /// Waits until this slot is at the head of the line. False: the line has ended.
-    fn enter_line(&self, turn: &Arc<Turn>) -> bool {
+    /// Waits until this slot is at the head of the line, or is to end.
+    fn enter_line(&self, turn: &Arc<Turn>) -> InLine {
         let mut line = lock(&self.line);
         if line.has_ended {
-            return false;
+            return InLine::Ended;
         }
         // SAFETY: it has no conditions.
         let thread = unsafe { libc::pthread_self() };
         if !line.has_head {
             line.has_head = true;
             line.head = Some(thread);
-            return true;
+            return InLine::Head;
         }
         turn.has_come.store(false, Ordering::Relaxed);
         line.waiting.push(Arc::clone(turn));
@@ -293,10 +401,13 @@ impl Link {
                 .unwrap_or_else(PoisonError::into_inner);
             if turn.has_come.load(Ordering::Relaxed) {
                 line.head = Some(thread);
-                return true;
+                return InLine::Head;
+            }
+            if turn.is_dismissed.swap(false, Ordering::Relaxed) {
+                return InLine::Dismissed;
             }
             if line.has_ended {
-                return false;
+                return InLine::Ended;
             }
         }
     }
@@ -358,7 +469,7 @@ impl Window {
         let word = self.job.load(Ordering::Relaxed);
         let (place, job) = Self::unpack(word)?;
         self.link.claims.get(place)?.hear(job, order);
-        let heard = word & !(3 << HEARD_SHIFT) | (order as u64) << HEARD_SHIFT;
+        let heard = word & !HEARD_MASK | (order as u64) << HEARD_SHIFT;
         self.job.store(heard, Ordering::Relaxed);
         Some(order)
     }
@@ -366,6 +477,137 @@ impl Window {
     /// The order that the running job has heard last.
     pub fn heard(&self) -> Option<Order> {
         Order::from_bits(self.job.load(Ordering::Relaxed) >> HEARD_SHIFT)
+    }
+
+    /// The job of this id waits for others, and that takes long: its slot may be lent. `None`: it does not run here.
+    pub fn begin_wait(&self, id: [u8; 16]) -> io::Result<Option<LongWait>> {
+        let job = self.job.load(Ordering::Relaxed) & !HEARD_MASK;
+        let own = self.id.each_ref().map(|half| half.load(Ordering::Relaxed));
+        if job == 0 || own != halves(id) {
+            return Ok(None);
+        }
+        let mut waits = lock(&self.waits);
+        if waits.job != job {
+            *waits = Waits {
+                job,
+                number: waits.number,
+                ..Waits::default()
+            };
+        }
+        waits.open += 1;
+        if waits.open == 1 {
+            waits.number = waits.number.wrapping_add(1).max(1);
+            if !replace(&mut waits.is_parked, true) {
+                self.link.parked.fetch_add(1, Ordering::Relaxed);
+            }
+            self.was_parked.store(true, Ordering::Relaxed);
+            self.link.tell_wait(job, waits.number, Wait::Begun)?;
+            self.link.tell_news();
+        }
+        Ok(Some(LongWait { job }))
+    }
+
+    /// A wait is over. While others of the job are not, it goes on at once and stays parked: it waits in any case.
+    ///
+    /// `is_on_loop`: a signal is to tell when it is the job's turn.
+    pub fn end_wait(&self, wait: LongWait, is_on_loop: bool) -> io::Result<Resumed> {
+        let mut waits = lock(&self.waits);
+        if waits.job != wait.job || waits.open == 0 {
+            return Ok(Resumed::Now);
+        }
+        waits.open -= 1;
+        if waits.open > 0 || !waits.is_parked {
+            return Ok(Resumed::Now);
+        }
+        let what = match is_on_loop {
+            true => Wait::OverOnLoop,
+            false => Wait::Over,
+        };
+        self.link.tell_wait(wait.job, waits.number, what)?;
+        Ok(Resumed::After(waits.number))
+    }
+
+    /// A wait was broken off: the job goes on at once.
+    pub fn break_off(&self, wait: LongWait) -> io::Result<()> {
+        let mut waits = lock(&self.waits);
+        if waits.job == wait.job && waits.open > 0 {
+            waits.open -= 1;
+            if waits.open == 0 {
+                return self.go_on(&mut waits, true);
+            }
+        }
+        Ok(())
+    }
+
+    /// The job does not wait for its turn any more, but goes on.
+    pub fn give_up_turn(&self, number: u32) -> io::Result<()> {
+        let mut waits = lock(&self.waits);
+        match waits.number == number && waits.open == 0 {
+            true => self.go_on(&mut waits, true),
+            false => Ok(()),
+        }
+    }
+
+    fn go_on(&self, waits: &mut Waits, is_to_be_told: bool) -> io::Result<()> {
+        if replace(&mut waits.is_parked, false) {
+            self.link.parked.fetch_sub(1, Ordering::Relaxed);
+            self.link.tell_news();
+            if is_to_be_told {
+                self.link
+                    .tell_wait(waits.job, waits.number, Wait::BrokenOff)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the job may go on after the wait of this number.
+    pub fn has_turn(&self, number: u32) -> bool {
+        let mut waits = lock(&self.waits);
+        if waits.number != number || waits.open > 0 || !waits.is_parked {
+            // Another part of its code waits by now, or it has ended.
+            return true;
+        }
+        let has_turn = self
+            .cell_of(waits.job)
+            .is_none_or(|cell| cell.has_turn(number));
+        if has_turn {
+            // Nothing is told, so nothing fails.
+            let _ = self.go_on(&mut waits, false);
+        }
+        has_turn
+    }
+
+    /// As [`Window::has_turn`], after waiting for it so long at most. A signal ends the wait, too.
+    pub fn await_turn(&self, number: u32, patience: Duration) -> bool {
+        if self.has_turn(number) {
+            return true;
+        }
+        let job = lock(&self.waits).job;
+        if let Some(cell) = self.cell_of(job) {
+            cell.await_turn(number, patience);
+        }
+        self.has_turn(number)
+    }
+
+    fn cell_of(&self, job: u64) -> Option<&ClaimCell> {
+        let (place, _) = Self::unpack(job)?;
+        self.link.claims.get(place)
+    }
+
+    /// The job has ended. Returns when it began, later by the time that it was parked, if it was.
+    fn end(&self) -> Option<u64> {
+        let job = self.job.load(Ordering::Relaxed) & !HEARD_MASK;
+        self.job.store(0, Ordering::Relaxed);
+        if !self.was_parked.swap(false, Ordering::Relaxed) {
+            return None;
+        }
+        let mut waits = lock(&self.waits);
+        if waits.job == job {
+            // Its outcome tells the supervisor.
+            let _ = self.go_on(&mut waits, false);
+            waits.job = 0;
+        }
+        self.cell_of(job).map(ClaimCell::since_ns)
     }
 
     /// Keeps orders off the running job, but for [`Order::Hard`], until [`Window::unshield`] was called as often.
@@ -394,10 +636,18 @@ impl Slot {
         self.forget_packet();
         self.link.heed();
         let link = Arc::clone(&self.link);
-        if link.has_closed() || !link.enter_line(&self.turn) {
-            link.end_line();
-            link.tell_closing()?;
-            return Ok(Pulled::End);
+        let in_line = match link.has_closed() {
+            true => InLine::Ended,
+            false => link.enter_line(&self.turn),
+        };
+        match in_line {
+            InLine::Head => {}
+            InLine::Dismissed => return Ok(Pulled::End),
+            InLine::Ended => {
+                link.end_line();
+                link.tell_closing()?;
+                return Ok(Pulled::End);
+            }
         }
         let pulled = match link.has_closed() {
             true => Ok(Pulled::End),
@@ -520,6 +770,9 @@ impl Slot {
         if !planted!("shield-outlives-its-job") {
             window.shields.store(0, Ordering::Relaxed);
         }
+        for (half, value) in std::iter::zip(&window.id, halves(job.id)) {
+            half.store(value, Ordering::Relaxed);
+        }
         window
             .job
             .store(Window::pack(packet, packet.next), Ordering::Relaxed);
@@ -539,7 +792,7 @@ impl Slot {
         let Some(running) = self.running.take() else {
             return Err(io::Error::other("no job of this slot is running"));
         };
-        self.window.job.store(0, Ordering::Relaxed);
+        let since_ns = self.window.end().unwrap_or(running.since_ns);
         if self.is_watched {
             fault::set_place(self.number, None);
         }
@@ -548,7 +801,7 @@ impl Slot {
             place: self.packet.place,
             index: running.index as u16,
             kind: ended.kind,
-            cost_ns: steady_ns().saturating_sub(running.since_ns),
+            cost_ns: steady_ns().saturating_sub(since_ns),
             delay_ms: ended.delay_ms,
             value: ended.value,
             failure: ended.failure,

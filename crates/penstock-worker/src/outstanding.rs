@@ -25,6 +25,7 @@ use crate::policy::{HandOut, PacketEnd, TaskIndex};
 pub use orders::{Given, Running};
 
 mod orders;
+mod parking;
 
 /// A slot that has been at one job for so many ticks is stuck: this worker should not hold work for it.
 /// More than one, since on a busy machine a process can wait for a processor that long.
@@ -50,6 +51,8 @@ struct Packet {
     sent_ns: u64,
     /// Order to the job that runs, or to one before it.
     ordered: Option<Ordered>,
+    /// Since when its job has been parked, by the clock of [`steady_ns`].
+    parked_ns: Option<u64>,
 }
 
 /// A packet that did not fit into the shared socket; sent as soon as there is room.
@@ -85,23 +88,24 @@ pub struct Look {
 }
 
 /// Some of the places, to be gone through without a look at the others.
+#[derive(Default)]
 struct Places {
     members: Vec<u32>,
-    /// By place: where it is among the members.
+    /// By place: where it is among the members. As long as it has to be.
     at: Vec<u32>,
 }
 
 const ABSENT: u32 = u32::MAX;
 
 impl Places {
-    fn none_of(places: usize) -> Self {
-        Self {
-            members: Vec::new(),
-            at: vec![ABSENT; places],
-        }
+    fn has(&self, place: usize) -> bool {
+        self.at.get(place).is_some_and(|at| *at != ABSENT)
     }
 
     fn add(&mut self, place: usize) {
+        if self.at.len() <= place {
+            self.at.resize(place + 1, ABSENT);
+        }
         if self.at[place] == ABSENT {
             self.at[place] = self.members.len() as u32;
             self.members.push(place as u32);
@@ -109,7 +113,10 @@ impl Places {
     }
 
     fn remove(&mut self, place: usize) {
-        let at = std::mem::replace(&mut self.at[place], ABSENT);
+        let at = self
+            .at
+            .get_mut(place)
+            .map_or(ABSENT, |at| replace(at, ABSENT));
         if at == ABSENT {
             return;
         }
@@ -145,9 +152,12 @@ struct Pool {
 pub struct Outstanding {
     pub pages: Pages,
     pools: Vec<Pool>,
-    /// By their place among the claims.
+    /// By their place among the claims: of those places that were ever in use, since few of them are as a rule.
     packets: Vec<Option<Packet>>,
+    /// Places of these that are free.
     free_places: Vec<usize>,
+    /// How many places there are.
+    places: usize,
     /// The places of all packets.
     used: Places,
     /// Places of packets of more than one job.
@@ -182,7 +192,7 @@ impl Outstanding {
             books.push(Pool {
                 socket: Some(ours),
                 unsent: None,
-                watched: Places::none_of(places),
+                watched: Places::default(),
                 settled: 0,
                 stuck: 0,
             });
@@ -190,13 +200,14 @@ impl Outstanding {
         let packets = Self {
             pages: Pages::new(children, places)?,
             pools: books,
-            packets: (0..places).map(|_| None).collect(),
-            free_places: (0..places).rev().collect(),
-            used: Places::none_of(places),
-            large: Places::none_of(places),
+            packets: Vec::new(),
+            free_places: Vec::new(),
+            places,
+            used: Places::default(),
+            large: Places::default(),
             last_sequence: 0,
             buffer: Vec::new(),
-            alarms: Alarms::new(places),
+            alarms: Alarms::default(),
         };
         Ok((packets, ends))
     }
@@ -216,7 +227,7 @@ impl Outstanding {
 
     /// Whether another packet can be sent to this pool now.
     pub fn has_room(&self, pool: usize) -> bool {
-        self.pools[pool].unsent.is_none() && !self.free_places.is_empty()
+        self.pools[pool].unsent.is_none() && self.next_place().is_some()
     }
 
     /// Whether no packet is out.
@@ -226,7 +237,9 @@ impl Outstanding {
 
     /// The place of the packet that is sent next.
     pub fn next_place(&self) -> Option<usize> {
-        self.free_places.last().copied()
+        let unused = self.packets.len();
+        let last = self.free_places.last().copied();
+        last.or_else(|| (unused < self.places).then_some(unused))
     }
 
     /// The child that has the packet at this place.
@@ -261,8 +274,8 @@ impl Outstanding {
         hand_out: HandOut<Delivery>,
     ) -> Result<(), NotSent> {
         let sequence = self.last_sequence.wrapping_add(1);
-        let place = match self.free_places.last() {
-            Some(place) => *place,
+        let place = match self.next_place() {
+            Some(place) => place,
             None => {
                 return Err(NotSent {
                     error: io::ErrorKind::OutOfMemory.into(),
@@ -279,7 +292,9 @@ impl Outstanding {
                 });
             }
         };
-        self.free_places.pop();
+        if self.free_places.pop().is_none() {
+            self.packets.push(None);
+        }
         self.last_sequence = sequence;
         let jobs = hand_out.jobs.len();
         let mut hand_out = hand_out;
@@ -312,6 +327,7 @@ impl Outstanding {
             limit,
             sent_ns,
             ordered: None,
+            parked_ns: None,
         });
         self.pools[pool].unsent = Some(unsent);
         self.send_unsent(pool).map_err(|error| NotSent {
@@ -433,16 +449,18 @@ impl Outstanding {
     }
 
     fn watch(&mut self, place: usize, pool: usize) {
+        let packet = self.packets[place].as_mut();
+        let was_parked = packet.is_some_and(|packet| packet.parked_ns.take().is_some());
         let pool = &mut self.pools[pool];
-        if pool.watched.at[place] == ABSENT {
-            pool.settled -= 1;
+        if !pool.watched.has(place) {
+            pool.settled -= usize::from(!was_parked);
             pool.watched.add(place);
         }
     }
 
     /// Takes back what has not begun. `end`: what that makes of the packet, if it is anything.
     pub fn take_back(&mut self, place: usize, end: PacketEnd) -> Option<Left<Vec<Delivery>>> {
-        let packet = self.packets[place].as_mut()?;
+        let packet = self.packets.get_mut(place)?.as_mut()?;
         let claim = self.pages.claim(place).take_back();
         // A child can write there: its numbers are only indices, to be checked.
         let mut begun = claim.begun.min(packet.jobs.len());
@@ -469,7 +487,7 @@ impl Outstanding {
     /// Returns the jobs of a packet that a dead child had begun and not ended: one job at most, as long
     /// as its memory was sound.
     pub fn take_begun(&mut self, place: usize) -> Option<Left<Vec<Delivery>>> {
-        let packet = self.packets[place].as_mut()?;
+        let packet = self.packets.get_mut(place)?.as_mut()?;
         packet.open = 0;
         packet.end = PacketEnd::TakenBack;
         Some(Left {
@@ -481,10 +499,14 @@ impl Outstanding {
     }
 
     fn end_if_empty(&mut self, place: usize) -> Option<PacketEnd> {
-        let packet = self.packets[place].take_if(|packet| packet.open == 0)?;
+        let packet = self.packets[place].as_ref()?;
+        if packet.open > 0 {
+            return None;
+        }
+        self.watch(place, packet.pool);
+        let packet = self.packets[place].take()?;
         // Whoever still has its sequence number can neither claim it nor begin anything of it.
         self.pages.claim(place).take_back();
-        self.watch(place, packet.pool);
         let pool = &mut self.pools[packet.pool];
         pool.watched.remove(place);
         pool.stuck -= usize::from(packet.is_stuck);
@@ -586,13 +608,13 @@ pub(crate) mod tests {
     use std::thread;
 
     use bytes::BytesMut;
-    use penstock_message::{Message, MessageId};
+    use penstock_message::{Extras, Message, MessageId};
 
     use super::*;
     use crate::limits::Step;
-    use crate::link::{Ended, Link, Pulled, Slot};
+    use crate::link::{Ended, Link, Pulled, Resumed, Slot};
     use crate::order::{JobAt, Order};
-    use crate::packet::{Frame, Kind, OutcomeFrame, Reader};
+    use crate::packet::{Frame, Kind, OutcomeFrame, Reader, Wait, WaitFrame};
     use crate::page::RingReader;
 
     fn delivery(number: u64, body: Vec<u8>) -> Delivery {
@@ -688,7 +710,7 @@ pub(crate) mod tests {
         loop {
             match reader.frame().unwrap()? {
                 Frame::Outcome(outcome) => return Some(outcome),
-                Frame::Bell | Frame::Serving(_) => {}
+                Frame::Bell | Frame::Serving(_) | Frame::Wait(_) => {}
             }
         }
     }
@@ -1056,6 +1078,96 @@ pub(crate) mod tests {
     }
 
     const GRACE: Duration = Duration::from_secs(5);
+
+    /// What a child has said of waits.
+    fn waits(socket: &UnixStream) -> Vec<WaitFrame> {
+        socket.set_nonblocking(true).unwrap();
+        let mut said = [0; 256];
+        let heard = rustix::net::recv(socket, &mut said[..], rustix::net::RecvFlags::empty());
+        let mut reader = Reader(&said[..heard.map_or(0, |(len, _)| len)]);
+        let frames = std::iter::from_fn(|| reader.frame().unwrap());
+        let waits = frames.filter_map(|frame| match frame {
+            Frame::Wait(wait) => Some(wait),
+            _ => None,
+        });
+        waits.collect()
+    }
+
+    #[test]
+    fn a_job_is_parked_while_any_of_its_waits_lasts_and_that_time_is_not_its_own() {
+        let mut desk = Desk::new(1);
+        let (mut child, socket, mut ring) = desk.child(0);
+        let window = child.window();
+        desk.send([7]);
+        let place = desk.out.all_places()[0];
+        child.pull().unwrap();
+        let id = child.begin().unwrap().unwrap().id;
+        assert_eq!(window.begin_wait([9; 16]).unwrap(), None, "another job's");
+        let one = window.begin_wait(id).unwrap().unwrap();
+        let other = window.begin_wait(id).unwrap().unwrap();
+        let begun = waits(&socket)[..].to_vec();
+        assert_eq!(begun.len(), 1);
+        assert!(desk.out.waiting(1, &begun[0]).is_none(), "another child's");
+        assert!(desk.out.waiting(0, &begun[0]).is_some());
+        desk.out.park(place);
+        thread::sleep(Duration::from_millis(300));
+
+        assert_eq!(window.end_wait(one, false).unwrap(), Resumed::Now);
+        assert_eq!(waits(&socket), [], "it still waits");
+        let Resumed::After(number) = window.end_wait(other, false).unwrap() else {
+            panic!("it was parked");
+        };
+        assert_eq!(waits(&socket)[0].what, Wait::Over);
+        assert!(!window.await_turn(number, Duration::from_millis(1)));
+        assert!(desk.out.unpark(place).is_some());
+        assert_eq!(desk.out.parked_since(place), None);
+        let pages = &desk.out.pages;
+        thread::scope(|scope| {
+            scope.spawn(|| while !window.await_turn(number, Duration::from_secs(60)) {});
+            pages.claim(place).give_turn(number);
+        });
+        child.finish(DONE).unwrap();
+        let mut outcomes = Vec::new();
+        ring.read(&desk.out.pages, &mut outcomes).unwrap();
+        let frame = outcome(&mut Reader(&outcomes)).unwrap();
+        assert!(frame.cost_ns < 300_000_000, "{} ns", frame.cost_ns);
+        let ended = desk.out.end_job(place, frame.sequence, 0).unwrap();
+        assert_eq!(ended.end, Some(PacketEnd::Ran { jobs: 1 }));
+        // What it left open is for no later job.
+        assert_eq!(window.end_wait(other, false).unwrap(), Resumed::Now);
+        assert!(window.has_turn(number));
+    }
+
+    #[test]
+    fn the_limit_of_a_job_stands_still_while_it_is_parked() {
+        let mut desk = Desk::new(1);
+        let (mut child, _socket, _ring) = desk.child(0);
+        let task = task();
+        let mut job = delivery(1, vec![]);
+        job.message.extras = Extras {
+            timeout_ms: Some(50),
+            ..Extras::default()
+        }
+        .boxed();
+        let jobs = vec![job];
+        desk.out.send(0, "work", HandOut { task, jobs }).unwrap();
+        let place = desk.out.all_places()[0];
+        child.pull().unwrap();
+        child.begin().unwrap().unwrap();
+        desk.out.park(place);
+        thread::sleep(Duration::from_millis(100));
+        let step = |desk: &mut Desk| desk.out.look_at_limits(place, Instant::now()).unwrap().1;
+        assert_eq!(step(&mut desk), Step::Nothing);
+        desk.out.unpark(place).unwrap();
+        assert!(desk.out.next_alarm().unwrap() <= Instant::now());
+        assert_eq!(
+            step(&mut desk),
+            Step::Nothing,
+            "its time goes on from where it was"
+        );
+        thread::sleep(Duration::from_millis(60));
+        assert_eq!(step(&mut desk), Step::Give(Order::Hard));
+    }
 
     #[test]
     pub(crate) fn an_order_reaches_the_job_that_runs_and_never_the_next() {

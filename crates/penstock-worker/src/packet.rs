@@ -10,7 +10,8 @@
 //!               ms, 0 for none; shape u8, inputs u32 + bytes; workflow 16;
 //!               notes u16, each u32 + bytes; body u32 + bytes
 //!     frame     length u32 (of what follows), then nothing: the bell; slots u32: how many of its slots can take jobs from
-//!               now on; or an outcome:
+//!               now on; or news of a wait:
+//!               sequence u32, place u16, index u16, wait u32, what u32; or an outcome:
 //!               sequence u32, place u16, index u16, kind u8, has_value u8, cost_ns u64, delay_ms u64,
 //!               value u32 + bytes, if it failed: fingerprint u64, class u8 + text, message u8 + text,
 //!               preview u16 + bytes; note (the rest)
@@ -306,10 +307,50 @@ pub enum Frame<'a> {
     Bell,
     /// Number of its slots that can take jobs.
     Serving(u32),
+    Wait(WaitFrame),
     Outcome(OutcomeFrame<'a>),
 }
 
+/// News of a running job that waits for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WaitFrame {
+    pub sequence: u32,
+    pub place: u16,
+    pub index: u16,
+    /// Number of the wait, by its slot's count; never 0.
+    pub wait: u32,
+    pub what: Wait,
+}
+
+/// State of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Wait {
+    /// It takes long: the job's slot may be lent.
+    Begun = 0,
+    /// It is over, and the job goes on when it is its turn.
+    Over = 1,
+    /// As `Over`, and a signal is to tell of the turn.
+    OverOnLoop = 2,
+    /// It was broken off, and the job goes on at once.
+    BrokenOff = 3,
+}
+
 const SERVING_BYTES: usize = 4;
+const WAIT_BYTES: usize = 16;
+
+impl WaitFrame {
+    pub fn encode(&self) -> [u8; 4 + WAIT_BYTES] {
+        let mut frame = [0; 4 + WAIT_BYTES];
+        frame[..4].copy_from_slice(&(WAIT_BYTES as u32).to_le_bytes());
+        frame[4..8].copy_from_slice(&self.sequence.to_le_bytes());
+        frame[8..10].copy_from_slice(&self.place.to_le_bytes());
+        frame[10..12].copy_from_slice(&self.index.to_le_bytes());
+        frame[12..16].copy_from_slice(&self.wait.to_le_bytes());
+        frame[16..].copy_from_slice(&(self.what as u32).to_le_bytes());
+        frame
+    }
+}
 
 /// The frame that says how many slots of a child can take jobs.
 pub fn serving(slots: u32) -> [u8; 4 + SERVING_BYTES] {
@@ -409,6 +450,22 @@ impl<'a> Reader<'a> {
                     return Err(Malformed);
                 }
                 self.bytes(len)?
+            },
+        })
+    }
+
+    fn wait(&mut self) -> Result<WaitFrame, Malformed> {
+        Ok(WaitFrame {
+            sequence: self.u32()?,
+            place: self.u16()?,
+            index: self.u16()?,
+            wait: self.u32()?,
+            what: match self.u32()? {
+                0 => Wait::Begun,
+                1 => Wait::Over,
+                2 => Wait::OverOnLoop,
+                3 => Wait::BrokenOff,
+                _ => return Err(Malformed),
             },
         })
     }
@@ -520,6 +577,7 @@ impl<'a> Reader<'a> {
         match frame.len() {
             0 => return Ok(Some(Frame::Bell)),
             SERVING_BYTES => return Ok(Some(Frame::Serving(fields.u32()?))),
+            WAIT_BYTES => return Ok(Some(Frame::Wait(fields.wait()?))),
             _ => {}
         }
         let sequence = fields.u32()?;
@@ -733,6 +791,25 @@ mod tests {
         for len in 0..first {
             assert_eq!(Reader(&bytes[..len]).frame(), Ok(None));
         }
+    }
+
+    #[test]
+    fn news_of_a_wait_reads_back() {
+        for what in [Wait::Begun, Wait::Over, Wait::OverOnLoop, Wait::BrokenOff] {
+            let wait = WaitFrame {
+                sequence: 7,
+                place: 3,
+                index: 255,
+                wait: u32::MAX,
+                what,
+            };
+            let bytes = wait.encode();
+            let mut reader = Reader(&bytes);
+            assert_eq!(reader.frame(), Ok(Some(Frame::Wait(wait))));
+        }
+        let mut unknown = [0; 20];
+        (unknown[0], unknown[16]) = (16, 4);
+        assert_eq!(Reader(&unknown).frame(), Err(Malformed));
     }
 
     #[test]

@@ -37,6 +37,7 @@
 //!     since     child → supervisor    nanoseconds of the steady clock at which the job begun last began
 //!     order     supervisor → child    what is wanted of a running job (see order.rs)
 //!     heard     child → supervisor    the order that was carried out last
+//!     turn      supervisor → child    the last wait of its job after which that may go on (see supervisor/lending.rs)
 //! ```
 //!
 //! `since` is written before `begun` is raised. So who reads `begun` first, and `since` after that, never takes the time of
@@ -69,6 +70,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 use penstock_faults::planted;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -90,7 +92,7 @@ const CLOSING_OFFSET: usize = LINE_BYTES + 8;
 /// Behind that.
 const TRIM_OFFSET: usize = LINE_BYTES + 16;
 
-const MAGIC: u32 = 0x5053_7432;
+const MAGIC: u32 = 0x5053_7433;
 
 /// The most jobs that a packet can hold: what `limit` and `begun` can count.
 pub const MAX_PACKET_JOBS: usize = 256;
@@ -192,6 +194,7 @@ pub struct ClaimCell {
     since: AtomicU64,
     order: AtomicU64,
     heard: AtomicU64,
+    turn: AtomicU32,
 }
 
 impl ClaimCell {
@@ -204,6 +207,7 @@ impl ClaimCell {
             limit: jobs,
             begun: 0,
         };
+        self.turn.store(0, Ordering::Relaxed);
         self.word.store(claim.pack(), Ordering::Release);
     }
 
@@ -214,6 +218,31 @@ impl ClaimCell {
     /// When the job began that was the last to begin at the latest [`ClaimCell::read`], or one after it.
     pub fn since_ns(&self) -> u64 {
         self.since.load(Ordering::Acquire)
+    }
+
+    /// Supervisor: its job did not run for so long, and this is not to count. Only while the job waits for its turn.
+    pub fn add_to_since(&self, pause_ns: u64) {
+        self.since.fetch_add(pause_ns, Ordering::AcqRel);
+    }
+
+    /// Supervisor: the job may go on after the wait of this number.
+    pub fn give_turn(&self, wait: u32) {
+        self.turn.store(wait, Ordering::Release);
+        wake(&self.turn);
+    }
+
+    /// Child: whether its job may go on after this wait.
+    pub fn has_turn(&self, wait: u32) -> bool {
+        self.turn.load(Ordering::Acquire) == wait
+    }
+
+    /// Child: waits until its job may go on, for so long at most. Says whether it may. A signal ends the wait too.
+    pub fn await_turn(&self, wait: u32, patience: Duration) -> bool {
+        let turn = self.turn.load(Ordering::Acquire);
+        turn == wait || {
+            sleep_while(&self.turn, turn, patience);
+            self.has_turn(wait)
+        }
     }
 
     /// Supervisor: wants this of a job. False: this or more is wanted of it already.
@@ -294,6 +323,45 @@ impl ClaimCell {
             Ok(before) | Err(before) => before,
         }
     }
+}
+
+/// Sleeps while the word, which other processes share, is this one; for so long at most, or until a signal comes.
+fn sleep_while(word: &AtomicU32, value: u32, patience: Duration) {
+    #[cfg(target_os = "linux")]
+    {
+        let patience = libc::timespec {
+            tv_sec: patience.as_secs() as libc::time_t,
+            tv_nsec: patience.subsec_nanos() as libc::c_long,
+        };
+        // SAFETY: the word and the time are alive for as long as the call. Whatever it returns, the word is looked at again.
+        unsafe {
+            libc::syscall(
+                libc::SYS_futex,
+                word.as_ptr(),
+                libc::FUTEX_WAIT,
+                value,
+                &raw const patience,
+            );
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        // There is no call for it that all versions have.
+        let until = std::time::Instant::now() + patience.min(Duration::from_millis(50));
+        while word.load(Ordering::Acquire) == value && std::time::Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn wake(word: &AtomicU32) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the word is alive for as long as the call, which reads nothing there.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = word;
 }
 
 #[repr(C, align(64))]
@@ -591,6 +659,7 @@ pub(crate) mod tests {
             since,
             order,
             heard,
+            turn: AtomicU32::new(0),
         }
     }
 

@@ -5,7 +5,7 @@
 
 use penstock_faults::{PLANTS, is_found_by};
 
-use crate::{inbox, limits, memory, order, outstanding, page, supervisor};
+use crate::{inbox, limits, memory, order, outstanding, page, policy, supervisor};
 
 #[rustfmt::skip]
 const FOUND_BY: &[(&str, fn())] = &[
@@ -31,6 +31,7 @@ const FOUND_BY: &[(&str, fn())] = &[
     ("admission-counts-twice", supervisor::admission::tests::memory_that_a_job_has_taken_is_not_reserved_for_it_any_more),
     ("kill-explains-two-deaths", memory::tests::a_kill_explains_one_death_and_an_old_one_none),
     ("grow-old-together", supervisor::recycle::tests::processes_of_one_moment_grow_old_at_different_times),
+    ("resume-beyond-the-slots", policy::tests::a_job_that_waits_lends_its_slot_and_has_one_back_before_any_job_begins),
     ("order-for-a-settled-job", inbox::tests::an_order_to_stop_a_job_is_for_the_one_that_holds_it),
 ];
 

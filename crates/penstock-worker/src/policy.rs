@@ -18,9 +18,14 @@
 //! always took 10 µs now waits for a lock), so a slot that has been busy with one job for a while
 //! is *stuck*: it counts for nothing, what it had not begun is taken back, and what this worker now
 //! holds in excess goes back to the broker ([`Policy::surplus`]).
+//!
+//! A job that waits for others is *parked*: its slot is lent to another job ([`Policy::park`]). When its wait is over it
+//! goes before all jobs that have not begun ([`Policy::next_turn`]). While jobs are parked none is fetched ahead and each
+//! goes alone, so that the broker's order holds, in which those that are waited for go first.
 
 use std::collections::{BTreeMap, VecDeque};
 
+use penstock_faults::planted;
 use penstock_message::{SeededMap, SeededState};
 
 use crate::packet::INLINE_PAYLOAD_BYTES;
@@ -40,6 +45,9 @@ const OVERHEAD_NS: u64 = 5_000;
 const MOST_AHEAD: u64 = 1024;
 /// Work held for each free slot; more goes back to the broker.
 const HELD_NS: u64 = 20_000_000;
+
+/// Longest time that a job is kept waiting for one that may be about to want its slot back.
+const MOST_KEPT_NS: u64 = 20_000_000;
 
 /// Jobs that pass by hold up no others until so many of them wait; from then on the broker sends less.
 const MOST_PASSED: usize = 1000;
@@ -164,6 +172,25 @@ pub struct Policy<J> {
     one_by_one: bool,
     /// Jobs that passed by, and wait still.
     passed: usize,
+    /// Packets of those that are out whose jobs are parked.
+    parked: usize,
+    /// How many of them may be.
+    max_parked: usize,
+    /// Jobs that wait for their turn, in the order in which their waits were over.
+    turns: VecDeque<Turn>,
+    /// Processes beyond those that the slots are in: they would begin at once what is sent ahead.
+    spare: usize,
+}
+
+/// A parked job whose wait is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Place of its packet.
+    pub place: usize,
+    /// Number of the wait, as its child counts.
+    pub wait: u32,
+    /// Whether it is told by a signal, besides.
+    pub is_on_loop: bool,
 }
 
 impl<J> Default for Policy<J> {
@@ -192,6 +219,10 @@ impl<J> Policy<J> {
             closed: false,
             one_by_one: false,
             passed: 0,
+            parked: 0,
+            max_parked: usize::MAX,
+            turns: VecDeque::new(),
+            spare: 0,
         }
     }
 
@@ -284,8 +315,9 @@ impl<J> Policy<J> {
         if self.closed {
             return None;
         }
+        let taken = self.taken();
         // While a slot is idle it does not matter.
-        let free_soon = match self.out < self.slots {
+        let free_soon = match taken < self.slots {
             true => 0,
             false => self.free_soon(),
         };
@@ -299,24 +331,119 @@ impl<J> Policy<J> {
         } else {
             free_soon
         };
-        (self.out < self.slots + ahead).then_some(*index)
+        let ahead = match self.parked {
+            0 => ahead.saturating_sub(self.spare),
+            _ => 0,
+        };
+        (taken < self.slots + ahead).then_some(*index)
+    }
+
+    /// How many slots are in use, or are wanted back by jobs that were parked. Packets that wait for a slot count too.
+    fn taken(&self) -> usize {
+        self.active() + self.turns.len()
+    }
+
+    /// Packets that are sent and not done, and whose jobs are not parked.
+    pub fn active(&self) -> usize {
+        self.out - self.parked
+    }
+
+    pub fn parked(&self) -> usize {
+        self.parked
+    }
+
+    /// How many may be.
+    pub fn max_parked(&self) -> usize {
+        self.max_parked
+    }
+
+    /// Sets how many jobs may be parked at a time.
+    pub fn set_max_parked(&mut self, jobs: usize) {
+        self.max_parked = jobs;
+    }
+
+    /// Sets the number of processes that wait for jobs beyond those that there are to be.
+    pub fn set_spare(&mut self, processes: usize) {
+        self.spare = processes;
+    }
+
+    /// The job of a packet waits for others. False: too many do, and it keeps its slot.
+    pub fn park(&mut self, task: TaskIndex) -> bool {
+        if self.parked >= self.max_parked {
+            return false;
+        }
+        self.parked += 1;
+        self.ran(task);
+        true
+    }
+
+    /// The wait of a parked job is over.
+    pub fn want_turn(&mut self, turn: Turn) {
+        if !self.turns.contains(&turn) {
+            self.turns.push_back(turn);
+        }
+    }
+
+    /// The wait of a job goes on after all.
+    pub fn drop_turn(&mut self, place: usize) {
+        match self.turns.front() {
+            Some(first) if first.place == place => drop(self.turns.pop_front()),
+            _ => self.turns.retain(|turn| turn.place != place),
+        }
+    }
+
+    /// The parked job that is to go on now: it has its slot back once it is [unparked](Policy::unpark).
+    pub fn next_turn(&self) -> Option<Turn> {
+        let turn = self.turns.front().copied();
+        turn.filter(|_| self.active() < self.slots || planted!("resume-beyond-the-slots"))
+    }
+
+    /// The parked job whose wait was over first, whether or not there is a slot for it.
+    pub fn first_turn(&self) -> Option<Turn> {
+        self.turns.front().copied()
+    }
+
+    /// Whether parked jobs wait for slots.
+    pub fn has_turns(&self) -> bool {
+        !self.turns.is_empty()
+    }
+
+    /// The job of a packet is not parked any more.
+    pub fn unpark(&mut self, task: TaskIndex, place: usize) {
+        self.parked -= 1;
+        self.drop_turn(place);
+        *self.running.entry(task).or_default() += 1;
+    }
+
+    /// How long after the end of a job the next one is kept waiting, while others are parked: one of these may have waited for that
+    /// end. It learns of it from the broker, which sends the next job at the same time; and would then wait for that one.
+    pub fn keep_ns(&self) -> u64 {
+        let next = self.order.first_key_value();
+        match next.map(|(_, task)| self.tasks[task.0].pace) {
+            Some(pace) if self.parked > 0 && !pace.is_quick() => match pace.mean_ns {
+                0 => MOST_KEPT_NS,
+                mean => (mean / 8).min(MOST_KEPT_NS),
+            },
+            _ => 0,
+        }
     }
 
     /// The next packet to send, if one should be sent now. It counts as out from here on.
     pub fn next_packet(&mut self) -> Option<HandOut<J>> {
         let index = self.next_task()?;
         let task = &mut self.tasks[index.0];
-        let fits = if task.pace.is_quick() {
+        let fits = if task.pace.is_quick() && self.parked == 0 {
             (PACKET_NS / task.pace.mean_ns) as usize
         } else {
             1
         };
-        let share = if self.out >= self.slots {
+        let active = self.out - self.parked;
+        let share = if active >= self.slots {
             usize::MAX
         } else {
             // Idle slots share what there is: two packets of one beat one packet of two. But not by the dozen in one
             // process, where they would only take its interpreter from each other.
-            let sharers = (self.slots - self.out).min(2 * self.processes);
+            let sharers = (self.slots - active).min(2 * self.processes);
             self.waiting.div_ceil(sharers.max(1))
         };
         let most = fits.min(task.largest).min(share).clamp(1, MAX_PACKET_JOBS);
@@ -351,15 +478,19 @@ impl<J> Policy<J> {
         self.pace.observe(cost_ns);
     }
 
-    /// A packet is out no more.
-    pub fn packet_ended(&mut self, task: TaskIndex, end: PacketEnd) {
-        self.out -= 1;
+    fn ran(&mut self, task: TaskIndex) {
         if let Some(packets) = self.running.get_mut(&task) {
             *packets -= 1;
             if *packets == 0 {
                 self.running.remove(&task);
             }
         }
+    }
+
+    /// A packet is out no more. Its job must not be parked.
+    pub fn packet_ended(&mut self, task: TaskIndex, end: PacketEnd) {
+        self.out -= 1;
+        self.ran(task);
         let task = &mut self.tasks[task.0];
         match end {
             PacketEnd::Ran { jobs } => {
@@ -387,7 +518,7 @@ impl<J> Policy<J> {
 
     /// How many slots have something to do.
     pub fn busy(&self) -> usize {
-        self.out.min(self.slots)
+        self.active().min(self.slots)
     }
 
     /// Jobs that are in no packet.
@@ -411,11 +542,17 @@ impl<J> Policy<J> {
             .map(|(pace, packets)| packets * 1000 * SOON_NS / pace.mean_ns)
             .sum();
         // Some of those that are out wait for a slot.
-        (out_thousandths * busy / (self.out as u64).max(1) / 1000) as usize
+        (out_thousandths * busy / (self.active() as u64).max(1) / 1000) as usize
     }
 
     /// How many jobs should be waiting here or on their way.
     fn wanted(&self) -> u64 {
+        if self.parked > 0 {
+            return match self.closed {
+                true => 0,
+                false => self.slots.saturating_sub(self.taken()) as u64,
+            };
+        }
         let free = (self.slots + self.free_soon()).saturating_sub(self.out) as u64;
         // Behind a job that waits for an idle slot, or one that may be long, short ones wait long too.
         let held_up = self
@@ -453,7 +590,11 @@ impl<J> Policy<J> {
 
     /// Asked at each tick: whether the broker was granted far more than can be used by now.
     pub fn withdraw(&mut self) -> Credit {
-        if self.granted <= 2 * self.wanted() {
+        let most = match self.parked {
+            0 => 2 * self.wanted(),
+            _ => self.wanted(),
+        };
+        if self.granted <= most {
             return Credit::Keep;
         }
         self.granted = 0;
@@ -463,6 +604,14 @@ impl<J> Policy<J> {
     /// Asked at each tick: waiting jobs that this worker won't get to soon, to be handed back to the
     /// broker, where others can take them.
     pub fn surplus(&mut self) -> Vec<J> {
+        if self.parked > 0 {
+            let mut kept = 0;
+            let most = self.slots.saturating_sub(self.taken());
+            return self.take_waiting(|_| {
+                kept += 1;
+                kept > most
+            });
+        }
         let most_ns = (self.slots - self.stuck) as u64 * HELD_NS;
         let held_ns = self.tasks.iter().fold(0_u64, |sum, task| {
             sum.saturating_add(
@@ -549,7 +698,7 @@ impl<J> Policy<J> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const QUICK_NS: u64 = 10_000;
@@ -615,6 +764,93 @@ mod tests {
             policy.packet_ended(sent.task, PacketEnd::Ran { jobs: 1 });
         }
         assert_eq!((policy.waiting(), policy.out()), (5, 0));
+    }
+
+    fn turn(place: usize) -> Turn {
+        Turn {
+            place,
+            wait: 1,
+            is_on_loop: false,
+        }
+    }
+
+    #[test]
+    pub(crate) fn a_job_that_waits_lends_its_slot_and_has_one_back_before_any_job_begins() {
+        let mut policy = policy(1);
+        arrive(&mut policy, "long", 0..3);
+        let first = policy.next_packet().unwrap().task;
+        assert_eq!(policy.next_packet(), None);
+
+        assert!(policy.park(first));
+        assert_eq!((policy.busy(), policy.parked()), (0, 1));
+        assert_eq!(sizes(&mut policy), [1], "one runs in its place");
+        policy.want_turn(turn(7));
+        assert_eq!(policy.next_turn(), None, "the slot is in use");
+        policy.packet_ended(first, PacketEnd::Ran { jobs: 1 });
+        assert_eq!(policy.next_packet(), None, "others wait for longer");
+        assert_eq!(policy.next_turn(), Some(turn(7)));
+        policy.unpark(first, 7);
+        assert_eq!((policy.busy(), policy.parked()), (1, 0));
+        assert!(!policy.has_turns());
+        policy.packet_ended(first, PacketEnd::Ran { jobs: 1 });
+        assert_eq!(sizes(&mut policy), [1]);
+    }
+
+    #[test]
+    fn while_jobs_wait_quick_ones_go_alone_and_none_is_fetched_ahead() {
+        let mut policy = policy(2);
+        make_quick(&mut policy);
+        let quick = policy.task("quick");
+        arrive(&mut policy, "quick", 0..600);
+        policy.next_packet().unwrap();
+        assert!(policy.park(quick));
+        let waiting = policy.waiting();
+        assert_eq!(policy.surplus().len(), waiting - 2);
+        assert_eq!(sizes(&mut policy), [1, 1]);
+        assert_eq!(policy.grant(), Credit::Keep, "no slot is idle");
+        policy.packet_ended(quick, PacketEnd::Ran { jobs: 1 });
+        assert_eq!(policy.grant(), Credit::Add(1));
+    }
+
+    #[test]
+    fn a_long_job_is_kept_waiting_for_a_moment_while_others_are_parked() {
+        let mut policy = policy(3);
+        let check = |policy: &Policy<u32>, expected_ms: u64| {
+            assert_eq!(policy.keep_ns() / 1_000_000, expected_ms);
+        };
+        arrive(&mut policy, "long", 0..3);
+        let task = policy.next_packet().unwrap().task;
+        check(&policy, 0);
+        assert!(policy.park(task));
+        check(&policy, 20);
+        policy.take_all();
+        arrive(&mut policy, "quick", 0..3);
+        check(&policy, 0);
+    }
+
+    #[test]
+    fn no_more_jobs_are_parked_than_may_be() {
+        let mut policy = policy(3);
+        policy.set_max_parked(2);
+        arrive(&mut policy, "long", 0..3);
+        let task = policy.next_packet().unwrap().task;
+        assert_eq!(sizes(&mut policy), [1, 1]);
+        assert!(policy.park(task) && policy.park(task));
+        assert!(!policy.park(task), "it keeps its slot");
+        policy.unpark(task, 0);
+        assert!(policy.park(task));
+    }
+
+    /// Processes that were forked for slots that were lent would begin at once what is sent ahead.
+    #[test]
+    fn nothing_is_sent_ahead_to_processes_beyond_the_slots() {
+        let mut policy = policy(2);
+        make_quick(&mut policy);
+        arrive(&mut policy, "quick", 0..2_000);
+        policy.set_spare(2);
+        assert_eq!(sizes(&mut policy).len(), 2);
+        policy.set_spare(0);
+        assert_eq!(sizes(&mut policy).len(), 2);
     }
 
     /// A job that runs elsewhere takes no slot from the others of its queue, unless there are very many such.

@@ -3,9 +3,9 @@
 //! the children and with time.
 //!
 //! The rest of it is in children.rs (processes and what they say), orders.rs (limits and orders of running jobs),
-//! questions.rs (what people want of the worker) and broker.rs (deliveries and settlements).
+//! lending.rs (slots of jobs that wait for others), questions.rs (what people want of the worker) and broker.rs (deliveries and settlements).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
@@ -33,6 +33,7 @@ use crate::zygote::Zygote;
 use admission::Admission;
 use broker::{Burst, Contact, Settlements};
 use children::Child;
+use lending::Held;
 use memory::Memory;
 use orders::Evicted;
 use pools::Pool;
@@ -43,6 +44,7 @@ pub(crate) mod admission;
 mod broker;
 mod cancels;
 mod children;
+mod lending;
 mod memory;
 mod orders;
 mod pools;
@@ -159,6 +161,10 @@ pub struct Supervisor {
     leaving: VecDeque<(Instant, u32, i32)>,
     /// Children with a job that does not end, which others have replaced.
     evicted: Vec<Evicted>,
+    /// By place: jobs that wait for others and keep their slots.
+    held: BTreeMap<usize, Held>,
+    /// When the log last said so.
+    held_logged: Option<Instant>,
 
     outstanding: Outstanding,
     settlements: Settlements,
@@ -225,21 +231,26 @@ impl Supervisor {
         let spares = recycle::spares(&layout);
         let room = Room::of(&layout, spares);
         let evictions = spares.0 as usize;
-        let (outstanding, sockets) = Outstanding::new(
-            layout.len(),
+        let all = lending::room(
+            &layout,
+            config.max_parked,
             (room.children + spares.0, room.places + spares.1),
-        )?;
+        );
+        let (outstanding, sockets) = Outstanding::new(layout.len(), all)?;
         let now = Instant::now();
-        let pools: Vec<Pool> = std::iter::zip(&layout, sockets)
+        let mut pools: Vec<Pool> = std::iter::zip(&layout, sockets)
             .map(|(pool, socket)| Pool::new(*pool, socket, hashing))
             .collect();
+        for (pool, layout) in std::iter::zip(&mut pools, &layout) {
+            let most = layout.max_parked(config.max_parked);
+            pool.policy.set_max_parked(most as usize);
+        }
         let pages = &outstanding.pages;
         let mut children: Vec<Child> = pools::of_children(&layout)
             .zip(0..)
             .map(|(pool, child)| Child::new(pool, pages.ring(child), now))
             .collect();
-        let spares =
-            (children.len() as u32..room.children + spares.0).map(|child| pages.ring(child));
+        let spares = (children.len() as u32..all.0).map(|child| pages.ring(child));
         children.extend(spares.map(|ring| Child::spare(ring, now)));
         let recycling = Recycling::new(config.recycle, now);
         let memory = Memory::new(config.memory);
@@ -275,6 +286,8 @@ impl Supervisor {
             last_alone: None,
             leaving: VecDeque::new(),
             evicted: Vec::new(),
+            held: BTreeMap::new(),
+            held_logged: None,
             outstanding,
             settlements: Settlements::default(),
             queues: Vec::new(),
@@ -342,6 +355,7 @@ impl Supervisor {
             self.fit(now);
             self.recycle(now);
             self.let_go();
+            self.lend(now);
             self.fork_wanted(now);
             self.send_packets(now);
             self.commit();
@@ -376,6 +390,7 @@ impl Supervisor {
             self.next_look(),
             self.next_overdue(),
             self.recycling.next(),
+            self.next_lending(),
             self.memory.look_at,
             self.next_limit(),
             self.manager.next_ping(),
@@ -423,7 +438,7 @@ impl Supervisor {
             Phase::Draining { .. } if self.has_nothing() => self.begin_leaving(now),
             Phase::Draining { until: Some(until) } if until <= now => {
                 tracing::warn!(
-                    running = self.busy(),
+                    running = self.busy() + self.parked(),
                     "the grace is over: jobs that still run are stopped and handed back"
                 );
                 self.begin_killing(now);
@@ -455,6 +470,9 @@ impl Supervisor {
 
     fn send_packets_of(&mut self, pool: usize, now: Instant) -> io::Result<()> {
         while self.in_reach && self.outstanding.has_room(pool) && self.may_send(pool) {
+            if self.is_kept(pool, now) {
+                break;
+            }
             if self.is_next_held(pool, now) {
                 continue;
             }
@@ -593,7 +611,7 @@ impl Supervisor {
             Phase::Loading => self.begin_killing(now),
             // A drain has no limit, and this is the first signal.
             Phase::Serving | Phase::Draining { until: None } => {
-                let running = self.busy();
+                let running = self.busy() + self.parked();
                 let grace = self.config.grace;
                 if running > 0 {
                     tracing::info!(

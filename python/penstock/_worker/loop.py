@@ -16,7 +16,7 @@ import signal
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from penstock._jobs import interrupts
+from penstock._jobs import interrupts, lending
 from penstock._jobs.current import running
 from penstock._jobs.interrupts import EXCEPTIONS
 from penstock._worker.child import UNSOUND, leave_fork
@@ -42,13 +42,15 @@ class Loop:
         self._runner = Runner(apps, worker)
         self._link = link
         # Made as they are needed, so that slots that never run a job take no memory.
-        self._unmade = count
+        self._count = count
+        self._made = 0
         self._once = once
         self._idle: list[SlotLink] = []
         # The loop itself keeps no task alive.
         self._jobs: dict[asyncio.Task[None], tuple[SlotLink, Delivered]] = {}
-        # The job of each slot whose outcome is not told.
+        # The job of each slot whose outcome is not told, and the slots by their jobs' ids.
         self._running: dict[SlotLink, Delivered] = {}
+        self._slots: dict[bytes, SlotLink] = {}
         self._is_reading = False
         self._is_closing = False
         self._will_flush = False
@@ -61,12 +63,14 @@ class Loop:
             self._context = contextvars.copy_context()
             self._over = loop.create_future()
             self._all_ended = loop.create_future()
-            interrupts.slot_of = self._slot_of
+            interrupts.slot_of = self._slots.get
+            if not self._once:
+                lending.on_lend = self._read
             self._serve(loop.create_task(self._start()))
             signal.signal(signal.SIGURG, self._hear_signal)
             if not self._once:
                 # From now on it takes jobs: one that it replaces may go.
-                self._link.serve(self._unmade)
+                self._link.serve(self._count)
             watch = Watch(loop, Runner.run_on_loop)
             self._read()
             self._serve(self._over)
@@ -119,11 +123,14 @@ class Loop:
 
     def _pull(self) -> None:
         """Take packets for the slots that are idle."""
+        while self._idle and self._made > self._most:
+            self._idle.pop()
+            self._made -= 1
         for _ in range(_PULLS):
             if self._idle:
                 slot = self._idle.pop()
-            elif self._unmade:
-                self._unmade -= 1
+            elif self._made < self._most:
+                self._made += 1
                 slot = self._link.slot()
             else:
                 return self._stop_reading()
@@ -140,8 +147,14 @@ class Loop:
             return None
         return None
 
+    @property
+    def _most(self) -> int:
+        """Number of slots that there may be now: those that are lent have others in their place."""
+        return self._count + (0 if self._once else self._link.parked)
+
     def _heed(self) -> None:
         """End, if that is wanted; and carry out the orders to jobs that wait for something."""
+        lending.hear_turns()
         if self._link.heed() and not self._is_closing:
             self._link.serve(0)
             self._close()
@@ -162,7 +175,12 @@ class Loop:
             task = self._loop.create_task(self._run(slot, job), context=self._context.copy())
             self._jobs[task] = slot, job
             self._running[slot] = job
+            self._slots[job[1]] = slot
             task.add_done_callback(self._ended)
+            return
+        if self._made > self._most:
+            # It was in place of one that was lent.
+            self._made -= 1
             return
         self._idle.append(slot)
         if self._once:
@@ -173,9 +191,6 @@ class Loop:
     async def _run(self, slot: SlotLink, job: Delivered) -> None:
         self._finish(slot, await self._runner.run_on_loop(job, slot))
 
-    def _slot_of(self, job_id: bytes) -> SlotLink | None:
-        return next((slot for slot, job in list(self._running.items()) if job[1] == job_id), None)
-
     def _hear_signal(self, number: int, frame: FrameType | None) -> None:
         """Carry out orders. A signal handler: the loop may be anywhere, in a job's step that never ends perhaps."""
         if self._link.is_abandoned:
@@ -184,7 +199,7 @@ class Loop:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._heed)
         current = running.get()
-        slot = None if current is None else self._slot_of(current[0])
+        slot = None if current is None else self._slots.get(current[0])
         if slot is not None and is_within_task(frame):
             order = slot.take_order()
             if order:
@@ -192,6 +207,8 @@ class Loop:
 
     def _finish(self, slot: SlotLink, outcome: Outcome) -> None:
         job = self._running.pop(slot)
+        if self._slots.get(job[1]) is slot:
+            del self._slots[job[1]]
         if slot.finish(*outcome):
             slot.finish(*self._runner.overrule(job, slot))
         if not self._will_flush:

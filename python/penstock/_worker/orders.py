@@ -12,7 +12,7 @@ import signal
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from penstock._jobs import interrupts
+from penstock._jobs import interrupts, lending
 from penstock._jobs.interrupts import EXCEPTIONS, SOFT
 from penstock._worker import runner
 from penstock._worker.runner import Steps
@@ -75,6 +75,7 @@ class OrdersOfProcess:
 
     def _hear_signal(self, number: int, frame: FrameType | None) -> None:
         slot = self._slot
+        lending.hear_turns()
         if not slot.order():
             return
         if is_within_task(frame):

@@ -2,6 +2,9 @@
 
 A slot outlives its thread. Where one ends before its time, its job counts as crashed, and another thread takes the
 slot; the other jobs go on.
+
+For each slot whose job is parked, as it waits for others, there may be one slot more. It is made when there is a packet
+that nobody is there to take, and ends when it has not been needed for a while.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import time
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from penstock._jobs import interrupts
+from penstock._jobs import interrupts, lending
 from penstock._jobs.interrupts import EXCEPTIONS, JobInterrupt
 from penstock._worker.child import UNSOUND, leave_fork, stop, wake
 from penstock._worker.orders import is_within_task
@@ -36,6 +39,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock")
 
 NUMBER_BYTES = 4
+# In place of a number: a job was parked, or goes on.
+_PARKED = 0xFFFF_FFFF
+# Fatal signals of so many slots beyond the usual ones are told, at most.
+_MOST_MORE = 1024
+# How often a slot at the socket is looked at that would take what comes, while another may be made.
+_LOOK_EVERY_S = 0.02
+# Slots that have not been needed for so long end.
+_KEEP_SPARE_S = 5.0
 # After a failed `on_slot_start`; twice as long each time.
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
@@ -53,14 +64,21 @@ class Threads:
         self._once = once
         # What main has set by now, for jobs to see as they would in a process of their own.
         self._context = contextvars.copy_context()
+        self._count = count
         self._slots = [_Slot(number, self) for number in range(count)]
+        # Those that are there, and when slots without a thread are to have one.
+        self._left = {slot.number for slot in self._slots}
+        self._starts = dict.fromkeys(self._left, 0.0)
+        # Since when slots have been more than needed, and the fewest that were.
+        self._spare: tuple[float, int] | None = None
         self._serving = count if once else None
         self._is_ending = False
         self._is_unsound = False
 
     def run(self) -> None:
         """Return when all threads have ended in order."""
-        ends = self._link.begin_threads(len(self._slots))
+        ends = self._link.begin_threads(self._count + (0 if self._once else _MOST_MORE))
+        work, left, starts = self._link.fileno(), self._left, self._starts
         interrupts.slot_of = lambda job_id: getattr(_own, "slot", None)
         # A signal that interrupts a thread which waits at the socket; and, here, tells of orders, or that the
         # supervisor asks for something.
@@ -69,8 +87,6 @@ class Threads:
         for each in (bell, ringer):
             each.setblocking(False)
         signal.set_wakeup_fd(ringer.fileno(), warn_on_full_buffer=False)
-        left = {slot.number for slot in self._slots}
-        starts = dict.fromkeys(left, 0.0)  # when slots without a thread are to have one
         while left:
             for number in [number for number, at in starts.items() if at <= time.monotonic()]:
                 if self._slots[number].start():
@@ -79,9 +95,18 @@ class Threads:
                     starts[number] = time.monotonic() + self._slots[number].pause_s
             if self._serving is None and not starts:
                 # From now on it takes jobs: one that it replaces may go.
-                self._tell_serving(len(self._slots))
-            timeout = min(starts.values()) - time.monotonic() if starts else None
+                self._tell_serving(self._count)
             heard: list[int | socket.socket] = [ends, bell]
+            due = list(starts.values())
+            if self._may_add:
+                if self._link.has_head:
+                    due.append(time.monotonic() + _LOOK_EVERY_S)
+                else:
+                    heard.append(work)
+            self._end_spare()
+            if self._spare is not None:
+                due.append(self._spare[0] + _KEEP_SPARE_S)
+            timeout = min(due) - time.monotonic() if due else None
             if self._is_ending and self._link.nudge():
                 # That rings the bell too, which is not listened to while there is somebody to nudge.
                 heard.remove(bell)
@@ -89,12 +114,18 @@ class Threads:
             ready, _, _ = select.select(heard, [], [], None if timeout is None else max(0.0, timeout))
             if bell in ready:
                 bell.recv(4096)
+                lending.hear_turns()
                 if self._link.heed() and not self._is_ending:
                     self._end()
             self._obey()
+            if work in ready and self._may_add and not self._link.has_head:
+                self._add()
             ended = os.read(ends, 4096 * NUMBER_BYTES) if ends in ready else b""
             for at in range(0, len(ended), NUMBER_BYTES):
-                slot = self._slots[int.from_bytes(ended[at : at + NUMBER_BYTES], "little")]
+                number = int.from_bytes(ended[at : at + NUMBER_BYTES], "little")
+                if number == _PARKED:
+                    continue
+                slot = self._slots[number]
                 # Where it was for one job, no other thread takes another.
                 if slot.is_over or self._is_ending or self._once:
                     slot.give_up()
@@ -108,9 +139,37 @@ class Threads:
                 starts.clear()
                 continue
             waiting = [number for number, at in starts.items() if at > time.monotonic()]
-            self._tell_serving(len(self._slots) - len(waiting))
+            self._tell_serving(min(self._count, len(left) - len(waiting)))
         if self._is_unsound:
             raise RuntimeError(UNSOUND)
+
+    @property
+    def _may_add(self) -> bool:
+        """Whether there are fewer slots whose jobs are not parked than there are to be."""
+        parked = 0 if self._once or self._is_ending else self._link.parked
+        return parked > 0 and len(self._left) - parked < self._count
+
+    def _add(self) -> None:
+        """Make one more slot, or take one whose thread has ended."""
+        slot = next((slot for slot in self._slots if slot.number not in self._left), None)
+        if slot is None:
+            slot = _Slot(len(self._slots), self)
+            self._slots.append(slot)
+        slot.is_over = False
+        self._left.add(slot.number)
+        self._starts[slot.number] = 0.0
+
+    def _end_spare(self) -> None:
+        """End slots that were in place of others and have not been needed for a while."""
+        spare = 0 if self._once or self._is_ending else len(self._left) - self._link.parked - self._count
+        if spare <= 0:
+            self._spare = None
+            return
+        since, least = self._spare or (time.monotonic(), spare)
+        self._spare = since, min(least, spare)
+        if time.monotonic() >= since + _KEEP_SPARE_S:
+            self._link.dismiss(min(least, spare))
+            self._spare = None
 
     def _obey(self) -> None:
         """Carry out orders to jobs."""

@@ -134,11 +134,16 @@ impl Outstanding {
             true => packet.sent_ns,
             false => cell.since_ns().max(packet.sent_ns),
         };
-        let age = Duration::from_nanos(steady_ns().saturating_sub(since_ns));
+        // The time of a job that is parked stands still.
+        let now_ns = packet.parked_ns.unwrap_or_else(steady_ns);
+        let age = Duration::from_nanos(now_ns.saturating_sub(since_ns));
         let heard = cell.heard(running.job);
         let ordered = packet.ordered.as_mut();
         let has_heard = ordered.as_ref().is_some_and(|it| heard >= Some(it.order));
-        let limits = Limits::of(&delivery.message);
+        let limits = match packet.parked_ns {
+            None => Limits::of(&delivery.message),
+            Some(_) => Limits::default(),
+        };
         let (step, next) = step(limits, age, ordered, has_heard, now);
         for at in next.into_iter().chain(behind) {
             if planted!("limit-not-armed-again") {

@@ -114,6 +114,15 @@ impl Supervisor {
         still_to_come(self.admission.reserved.values(), own)
     }
 
+    /// Bytes in use and the limit, if there is no room for one more process of the usual size.
+    pub(super) fn lacks_memory(&self) -> Option<(u64, u64)> {
+        let limit = self.admission.limit?;
+        let own = self.children.iter().filter(|child| child.is_alive());
+        let usual = own.map(|child| child.memory.own).max().unwrap_or(0);
+        let used = self.used();
+        (used + self.reserved() + usual > limit).then_some((used, limit))
+    }
+
     /// Whether a job of this task may start now.
     fn fits(&self, task: &str) -> bool {
         let Some(limit) = self.admission.limit else {

@@ -254,6 +254,7 @@ impl Supervisor {
         for pool in &mut self.pools {
             pool.nobody_is_left();
         }
+        self.forget_substitutes();
     }
 
     /// Any packet that nobody has claimed may have died with a child, between pulling and claiming. Taken
@@ -464,7 +465,7 @@ impl Supervisor {
         if jobs == 0 && !was_told_to {
             tracing::error!(pid, process = number, "an idle process was lost: {reason}");
         }
-        if self.has_successor(number) {
+        if self.has_successor(number) || self.is_substitute_no_more(number) {
             return;
         }
         let child = &mut self.children[number as usize];
@@ -576,6 +577,7 @@ impl Supervisor {
     /// Takes the jobs that a dead child had begun; what it had not begun waits again.
     fn take_lost(&mut self, place: usize) -> Vec<Delivery> {
         self.take_back(place, PacketEnd::TakenBack);
+        self.forget_wait(place);
         let Some(left) = self.outstanding.take_begun(place) else {
             return Vec::new();
         };
@@ -650,6 +652,7 @@ impl Supervisor {
             match frame {
                 Frame::Bell => {}
                 Frame::Serving(slots) => self.child_serves(number, slots),
+                Frame::Wait(wait) => self.hear_wait(number, wait, Instant::now()),
                 Frame::Outcome(outcome) => self.take_outcome(number, &outcome, bytes)?,
             }
         }
@@ -658,6 +661,7 @@ impl Supervisor {
 
     fn take_outcome(&mut self, number: u32, frame: &OutcomeFrame<'_>, bytes: &Bytes) -> Option<()> {
         let (place, index) = (frame.place.into(), frame.index.into());
+        self.forget_wait(place);
         let ended = self.outstanding.end_job(place, frame.sequence, index)?;
         if ended.end.is_some() {
             self.measure_ended(place, &ended.jobs.message.task);
@@ -668,6 +672,7 @@ impl Supervisor {
         policy.set_stuck(self.outstanding.stuck(ended.pool));
         if let Some(end) = ended.end {
             policy.packet_ended(ended.task, end);
+            self.keep_for_turns(ended.pool);
         }
         self.child_ended_job(number, ended.end.is_some());
         let child = &self.children[number as usize];

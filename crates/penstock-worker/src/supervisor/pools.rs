@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use penstock_message::{Delivery, SeededState};
 
 use super::Supervisor;
+use super::lending::Lending;
 use crate::config::{PoolConfig, SlotKind};
 use crate::policy::Policy;
 use crate::zygote::LoadedTask;
@@ -27,6 +28,12 @@ impl Layout {
     /// How many processes it has at most.
     pub(super) fn children(&self) -> u32 {
         self.config.children()
+    }
+
+    /// See [`Pool::lends_children`].
+    pub(super) fn lends_children(&self) -> bool {
+        let kinds = [SlotKind::Process, SlotKind::Isolated];
+        self.is_alone || kinds.contains(&self.config.kind)
     }
 }
 
@@ -91,6 +98,7 @@ pub(super) struct Pool {
     serving: usize,
     /// Whether it may have more slots still than it is to have.
     pub(super) is_resizing: bool,
+    pub(super) lending: Lending,
 }
 
 /// The pool of each child, in the order of the children's numbers.
@@ -120,6 +128,7 @@ impl Pool {
             slots: 0,
             serving: 0,
             is_resizing: false,
+            lending: Lending::default(),
         };
         if pool.is_single_use() {
             pool.policy = Policy::one_by_one(hashing, config.processes as usize);
@@ -165,8 +174,51 @@ impl Pool {
     pub(super) fn slots_or_more(&self) -> usize {
         match self.is_single_use() {
             true => usize::MAX,
-            false => self.slots + self.closing,
+            false => self.capacity(),
         }
+    }
+
+    /// How many jobs can run at once, those in closing processes among them. Those that are parked run in none, and a process
+    /// that has one is as good as free: another is forked in its place when there is a job for it.
+    fn capacity(&self) -> usize {
+        let slots = match self.lends_processes() {
+            true => (self.slots + self.lending.parked).min(self.wanted()),
+            false => self.slots,
+        };
+        slots + self.closing - self.lending.closing
+    }
+
+    /// How many slots there are to be.
+    fn wanted(&self) -> usize {
+        self.config.processes as usize * self.config.slots as usize
+    }
+
+    /// Whether each of its jobs has a process of its own, so that another process is needed for each that is parked.
+    pub(super) fn lends_children(&self) -> bool {
+        self.config.kind == SlotKind::Process || self.is_single_use()
+    }
+
+    /// Whether a process whose job is parked is replaced by another.
+    pub(super) fn lends_processes(&self) -> bool {
+        self.config.kind == SlotKind::Process && !self.is_single_use()
+    }
+
+    /// How many processes are there beyond those that there are to be, now that parked jobs have gone on.
+    pub(super) fn spare(&self) -> usize {
+        match self.lends_processes() {
+            true => self.slots.saturating_sub(self.wanted()),
+            false => 0,
+        }
+    }
+
+    /// Whether packets wait for a process that only a fork brings. `coming`: how many are forked already.
+    pub(super) fn is_short(&self, coming: usize) -> bool {
+        let slots = self.slots + coming;
+        let active = self.policy.active() + self.lending.closing;
+        self.policy.parked() > 0
+            && self.lends_processes()
+            && slots < self.wanted()
+            && active > slots + self.closing
     }
 
     pub(super) fn child_came(&mut self, slots: u32) {
@@ -189,6 +241,7 @@ impl Pool {
     pub(super) fn nobody_is_left(&mut self) {
         (self.alive, self.slots, self.serving) = (0, 0, 0);
         (self.extra, self.closing) = (0, 0);
+        self.lending = Lending::default();
         self.count_slots();
     }
 
@@ -197,21 +250,22 @@ impl Pool {
         if self.is_single_use() {
             return;
         }
-        let slots = self.slots + self.closing;
-        let wanted = self.config.processes as usize * self.config.slots as usize;
+        let (slots, wanted) = (self.capacity(), self.wanted());
         self.is_resizing &= slots > wanted;
         let slots = match self.is_resizing {
             true => wanted,
             false => slots,
         };
-        self.policy.set_slots(slots, self.serving);
+        let processes = self.serving.min(self.config.processes as usize);
+        self.policy.set_slots(slots, processes);
+        self.policy.set_spare(self.spare());
     }
 
     /// How many slots have something to do. After a resize these may be more than there are to be.
     fn busy(&self) -> usize {
         match self.is_single_use() {
-            true => self.policy.out(),
-            false => self.policy.out().min(self.slots + self.closing),
+            true => self.policy.active(),
+            false => self.policy.active().min(self.capacity()),
         }
     }
 
@@ -306,7 +360,7 @@ impl Supervisor {
             let is_other = pool.is_alone && other != number;
             // Where both have some, they take turns.
             let goes_first = pool.policy.waiting() > 0 && self.last_alone == Some(number);
-            !is_other || pool.policy.out() == 0 && !goes_first
+            !is_other || pool.policy.active() == 0 && !goes_first
         })
     }
 

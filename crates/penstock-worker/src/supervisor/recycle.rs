@@ -279,9 +279,13 @@ impl Supervisor {
 
     /// Has a spare child forked for the pool of this one.
     fn make_way(&mut self, old: u32, now: Instant) -> Option<u32> {
+        self.add_child(self.children[old as usize].pool, now)
+    }
+
+    /// Has a spare child forked for a pool, beside those that it is to have.
+    pub(super) fn add_child(&mut self, pool: usize, now: Instant) -> Option<u32> {
         let mut children = self.children.iter();
         let spare = children.position(|child| matches!(child.life, Life::Spare))?;
-        let pool = self.children[old as usize].pool;
         self.pools[pool].extra += 1;
         let child = &mut self.children[spare];
         (child.pool, child.failures) = (pool, 0);
@@ -341,6 +345,7 @@ impl Supervisor {
         self.outstanding.pages.close(number);
         self.take_back_unbegun(number);
         let packets = self.outstanding.places_of(Some(number)).len();
+        let parked = self.outstanding.parked_of(number);
         let child = &mut self.children[number as usize];
         child.closing = Some(Closing {
             packets,
@@ -348,6 +353,7 @@ impl Supervisor {
         });
         let pool = &mut self.pools[child.pool];
         pool.closing_begun(packets);
+        pool.lending.close(parked);
         pool.child_changed(std::mem::take(&mut child.serving), 0);
         self.look_at_closing(now);
     }

@@ -155,7 +155,9 @@ impl Supervisor {
     fn fit_children(&mut self, pool: usize, now: Instant) {
         let turn = self.turn_of(pool);
         // One of the two is about to go.
-        let wanted = self.pools[pool].config.children() as usize + usize::from(turn.is_some());
+        let wanted = self.pools[pool].config.children() as usize
+            + usize::from(turn.is_some())
+            + self.pools[pool].lending.substitutes;
         let children = self.children.iter().enumerate();
         let lasting = children.filter(|(_, child)| {
             let is_here = !matches!(child.life, Life::Spare | Life::Gone);

@@ -1,0 +1,133 @@
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use penstock_worker::{LongWait, Resumed, Window};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+use crate::wait::SLICE;
+
+/// A wait that takes longer than this is no short one: the slot of the job that waits is lent.
+pub(crate) const SHORT: Duration = Duration::from_millis(1);
+
+/// A wait of a running job for others, for which its slot may be lent. Used once.
+#[pyclass(frozen, module = "penstock._core")]
+pub(crate) struct Loan {
+    window: Arc<Window>,
+    job: [u8; 16],
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Short,
+    Long(LongWait),
+    /// The job goes on when it is its turn.
+    WantsTurn(u32),
+    Over,
+}
+
+impl Loan {
+    pub(crate) fn new(window: Arc<Window>, job: [u8; 16]) -> Self {
+        Self {
+            window,
+            job,
+            state: Mutex::new(State::Short),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it holds this, and each change leaves it whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The wait takes long. A supervisor that can't be told is gone, and this process with it.
+    pub(crate) fn begin_now(&self) {
+        let mut state = self.lock();
+        if *state == State::Short
+            && let Ok(Some(wait)) = self.window.begin_wait(self.job)
+        {
+            *state = State::Long(wait);
+        }
+    }
+
+    fn end(&self, is_on_loop: bool) -> PyResult<Option<u32>> {
+        let mut state = self.lock();
+        match *state {
+            State::Short | State::Over => {
+                *state = State::Over;
+                Ok(None)
+            }
+            State::WantsTurn(number) => Ok(Some(number)),
+            State::Long(wait) => match self.window.end_wait(wait, is_on_loop)? {
+                Resumed::Now => {
+                    *state = State::Over;
+                    Ok(None)
+                }
+                Resumed::After(number) => {
+                    *state = State::WantsTurn(number);
+                    Ok(Some(number))
+                }
+            },
+        }
+    }
+}
+
+#[pymethods]
+impl Loan {
+    /// The wait takes long.
+    fn begin(&self, py: Python<'_>) {
+        py.detach(|| self.begin_now());
+    }
+
+    /// The wait is over: return when the job may go on.
+    fn take_back(&self, py: Python<'_>) -> PyResult<()> {
+        let Some(number) = self.end(false)? else {
+            return Ok(());
+        };
+        while !py.detach(|| self.window.await_turn(number, SLICE)) {
+            if let Err(interrupted) = check_interrupts(py) {
+                self.drop()?;
+                return Err(interrupted);
+            }
+        }
+        *self.lock() = State::Over;
+        Ok(())
+    }
+
+    /// The wait is over. True: the job goes on when `has_turn` says so, which is to be asked after each signal.
+    fn ask_back(&self) -> PyResult<bool> {
+        Ok(self.end(true)?.is_some())
+    }
+
+    #[getter]
+    fn has_turn(&self) -> bool {
+        match *self.lock() {
+            State::WantsTurn(number) => self.window.has_turn(number),
+            _ => true,
+        }
+    }
+
+    /// Break the wait off, for the job to go on at once.
+    fn drop(&self) -> PyResult<()> {
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, State::Over) {
+            State::Short | State::Over => {}
+            State::Long(wait) => self.window.break_off(wait)?,
+            State::WantsTurn(number) => self.window.give_up_turn(number)?,
+        }
+        Ok(())
+    }
+}
+
+static NOTHING: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// Lets interrupts through: signals in the main thread, and exceptions that another thread has sent to this one, which come
+/// only while code of Python's runs.
+pub(crate) fn check_interrupts(py: Python<'_>) -> PyResult<()> {
+    py.check_signals()?;
+    let nothing = NOTHING.get_or_try_init(py, || {
+        py.eval(c"lambda: None", None, None).map(Bound::unbind)
+    })?;
+    nothing.call0(py).map(drop)
+}
