@@ -14,6 +14,7 @@ __all__ = [
     "Client",
     "Consumer",
     "Graph",
+    "Loan",
     "Options",
     "Port",
     "SlotLink",
@@ -339,6 +340,7 @@ class Loan:
     def drop(self) -> None:
         """Break the wait off: the job goes on at once."""
 
+@final
 class SlotLink:
     """A slot of a worker's child: iterate over the jobs to run, and report how each has ended."""
 

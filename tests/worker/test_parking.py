@@ -7,10 +7,10 @@ import signal
 from typing import Any
 
 import pytest
-from project import Process, Project, eventually
+from project import Process, Project, eventually, within
 from worker.kinds import Kind, named, notes
 
-from penstock import JobCancelled, JobState
+from penstock import JobCancelled, JobState, TooManyWaiting
 
 PROCESS = Kind("process", ("-c", "1"))
 THREAD = Kind("thread", ("-c", "1", "--threads", "1"))
@@ -278,6 +278,16 @@ def test_a_wait_that_is_over_goes_before_jobs_that_have_not_begun(shop: Waits, k
     shop.open(*[f"other-{number}" for number in range(3)])
     for other in others:
         other.result(timeout=20)
+
+
+@named([PROCESS, THREAD, ASYNC, ISOLATED])
+def test_where_too_many_jobs_wait_the_deepest_fails_and_none_waits_for_ever(shop: Waits, kind: Kind) -> None:
+    worker = shop.start(kind, "--max-parked", "4")
+    assert shop.tasks.down.delay(3).result(timeout=20) == 3
+    with within(5), pytest.raises(TooManyWaiting, match="--max-parked"):
+        shop.tasks.down.delay(10).result(timeout=20)
+    assert "keeps its slot" in worker.output
+    assert shop.tasks.down.delay(3).result(timeout=20) == 3
 
 
 def test_only_one_line_tells_of_jobs_that_keep_their_slots(shop: Waits) -> None:

@@ -180,6 +180,8 @@ pub struct Policy<J> {
     turns: VecDeque<Turn>,
     /// Processes beyond those that the slots are in: they would begin at once what is sent ahead.
     spare: usize,
+    /// Whether all slots are kept by jobs that wait for others.
+    is_held: bool,
 }
 
 /// A parked job whose wait is over.
@@ -223,6 +225,7 @@ impl<J> Policy<J> {
             max_parked: usize::MAX,
             turns: VecDeque::new(),
             spare: 0,
+            is_held: false,
         }
     }
 
@@ -312,7 +315,7 @@ impl<J> Policy<J> {
 
     /// The task of the next packet, if one should be sent now.
     pub fn next_task(&self) -> Option<TaskIndex> {
-        if self.closed {
+        if self.closed || self.is_held {
             return None;
         }
         let taken = self.taken();
@@ -352,7 +355,11 @@ impl<J> Policy<J> {
         self.parked
     }
 
-    /// How many may be.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// How many jobs may be parked.
     pub fn max_parked(&self) -> usize {
         self.max_parked
     }
@@ -365,6 +372,11 @@ impl<J> Policy<J> {
     /// Sets the number of processes that wait for jobs beyond those that there are to be.
     pub fn set_spare(&mut self, processes: usize) {
         self.spare = processes;
+    }
+
+    /// Sets whether all slots are kept by jobs that wait for others: none is for any other job.
+    pub fn set_held(&mut self, is_held: bool) {
+        self.is_held = is_held;
     }
 
     /// The job of a packet waits for others. False: too many do, and it keeps its slot.
@@ -547,8 +559,8 @@ impl<J> Policy<J> {
 
     /// How many jobs should be waiting here or on their way.
     fn wanted(&self) -> u64 {
-        if self.parked > 0 {
-            return match self.closed {
+        if self.parked > 0 || self.is_held {
+            return match self.closed || self.is_held {
                 true => 0,
                 false => self.slots.saturating_sub(self.taken()) as u64,
             };
@@ -590,9 +602,9 @@ impl<J> Policy<J> {
 
     /// Asked at each tick: whether the broker was granted far more than can be used by now.
     pub fn withdraw(&mut self) -> Credit {
-        let most = match self.parked {
-            0 => 2 * self.wanted(),
-            _ => self.wanted(),
+        let most = match self.parked > 0 || self.is_held {
+            false => 2 * self.wanted(),
+            true => self.wanted(),
         };
         if self.granted <= most {
             return Credit::Keep;

@@ -26,7 +26,7 @@ from penstock._values.masking import NOTHING_SECRET, Masking, masking_of
 from penstock._values.preview import preview_of
 from penstock._values.remote_errors import below, message_of, record_of, traceback_of
 from penstock._worker.steps import arguments_of, begin, is_step
-from penstock.errors import ArgumentMismatch, SoftTimeout, TaskTimeout, UnknownTask
+from penstock.errors import ArgumentMismatch, SoftTimeout, TaskTimeout, UnknownTask, WaitCycle
 
 if TYPE_CHECKING:
     from penstock._core import SlotLink
@@ -283,6 +283,8 @@ class _Attempt:
         policy = task.retry_policy
         if isinstance(error, _OwnTimeout) and not policy.names(TaskTimeout):
             return None
+        if isinstance(error, WaitCycle) and not policy.names(WaitCycle):
+            return None  # another attempt would wait in the same circle
         delay_ms = policy.delay_ms(error, retries, of_call)
         if delay_ms is None:
             return None

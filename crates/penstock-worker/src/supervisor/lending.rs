@@ -19,7 +19,10 @@
 //! Which job goes on when is decided in policy.rs; a child tells of waits by frames (packet.rs) and hears of turns by a word
 //! of the claim (page.rs).
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use penstock_message::{Consume, MessageId};
 
 use super::children::Life;
 use super::pools::Layout;
@@ -296,6 +299,7 @@ impl Supervisor {
             }
         }
         self.park_held(now);
+        self.tell_held();
     }
 
     fn give_turns(&mut self, pool: usize) {
@@ -349,6 +353,59 @@ impl Supervisor {
         self.give_turn(turn, child);
         self.hear_wait(held.child, held.frame, Instant::now());
         true
+    }
+
+    /// Tells the broker of pools whose slots are all kept by jobs that wait. It knows whether what they wait for can run elsewhere,
+    /// and has one of them fail if nothing can.
+    fn tell_held(&mut self) {
+        for number in 0..self.pools.len() {
+            let jobs = self.keepers(number);
+            let pool = &mut self.pools[number];
+            if jobs == pool.told_held {
+                continue;
+            }
+            pool.policy.set_held(!jobs.is_empty());
+            pool.told_held.clone_from(&jobs);
+            if !jobs.is_empty() {
+                // What it holds is not to seem on its way to a slot.
+                for place in self.outstanding.unclaimed(number) {
+                    self.take_back(place, PacketEnd::TakenBack);
+                }
+                let waiting = self.pools[number].policy.take_all();
+                self.settlements.give_back(waiting);
+                self.pools[number].policy.revoke();
+                self.withdraw(number);
+            }
+            if let Some(broker) = &self.broker {
+                let consume = Consume {
+                    consumer: number as u32,
+                    held_by: Some(jobs),
+                    ..Consume::default()
+                };
+                let inbox = Arc::clone(&self.inbox);
+                broker.driver.consume(consume, inbox);
+            }
+        }
+    }
+
+    /// The jobs that keep all slots of a pool while they wait for others; none, if there is a slot that they do not keep.
+    fn keepers(&self, number: usize) -> Vec<MessageId> {
+        let pool = &self.pools[number];
+        let is_serving = self.phase == Phase::Serving && !self.is_paused;
+        if self.held.is_empty() || !is_serving || !pool.is_needed() || pool.policy.has_turns() {
+            return Vec::new();
+        }
+        let job = |held: &Held| {
+            let (of, _) = self.outstanding.waiting(held.child, &held.frame)?;
+            let (place, index) = (held.frame.place.into(), held.frame.index.into());
+            let job = self.outstanding.job(place, index)?;
+            (of == number).then_some(job.message.id)
+        };
+        let jobs: Vec<MessageId> = self.held.values().filter_map(job).collect();
+        match jobs.len() >= pool.policy.slots() {
+            true => jobs,
+            false => Vec::new(),
+        }
     }
 
     /// Parks jobs that had to keep their slots, now that others are parked no more.

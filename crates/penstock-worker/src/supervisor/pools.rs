@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use penstock_message::{Delivery, SeededState};
+use penstock_message::{Delivery, MessageId, SeededState};
 
 use super::Supervisor;
 use super::lending::Lending;
@@ -99,6 +99,8 @@ pub(super) struct Pool {
     /// Whether it may have more slots still than it is to have.
     pub(super) is_resizing: bool,
     pub(super) lending: Lending,
+    /// Jobs that keep all of its slots, as the broker was told.
+    pub(super) told_held: Vec<MessageId>,
 }
 
 /// The pool of each child, in the order of the children's numbers.
@@ -129,6 +131,7 @@ impl Pool {
             serving: 0,
             is_resizing: false,
             lending: Lending::default(),
+            told_held: Vec::new(),
         };
         if pool.is_single_use() {
             pool.policy = Policy::one_by_one(hashing, config.processes as usize);
