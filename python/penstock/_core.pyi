@@ -25,8 +25,8 @@ __all__ = [
 
 __version__: str
 
-_Filter: TypeAlias = tuple[str | None, str | None, str | None, int | None, int | None, int | None]
-"""(queue, task, class, fingerprint, failed_from_ms, failed_before_ms)"""
+_Filter: TypeAlias = tuple[str | None, str | None, str | None, int | None, int | None, int | None, bytes | None]
+"""(queue, task, class, fingerprint, failed_from_ms, failed_before_ms, workflow)"""
 
 @final
 class Options:

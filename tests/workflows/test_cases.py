@@ -2,9 +2,9 @@
 
 The numbers are those of the design's list of cases.
 
-    1 to 14, 19 to 23, 26 to 28, 31, 32, 36 to 38: here
+    1 to 14, 19 to 24, 26 to 28, 31, 32, 36 to 38: here
     15 to 18  replacing a job by a step, and adding steps to a running workflow: not offered yet
-    24, 25    a person retries a failed member: refused until a group can open again
+    25        repeating a step that has succeeded: not offered
     29        deadlines of workflows: not offered yet
     30        groups that are sent in several transactions: today all of a workflow is one
     33        `penstock why`: not offered yet
@@ -259,6 +259,54 @@ class TestCallbacks:
     def test_callbacks_of_an_empty_group_run_with_an_empty_list(self, shop):
         assert group([]).link(shop.note.s()).link_error(shop.caught.s()).delay().result() == []
         assert shop.wait_for_notes(1) == ["note: []"]
+
+
+class TestRetryingWhatHasFailed:
+    def test_24_a_chord_goes_on_when_its_failed_members_are_retried(self, shop):
+        members = [shop.fail_first.s(number, f"24 {number} {shop.is_real}") for number in range(2)]
+        workflow = (group(shop.simply_note.s("once"), *members) | shop.show.s()).link_error(shop.caught.s()).delay()
+        with pytest.raises(GroupError):
+            workflow.result(shop.patience_s)
+        assert len(list(workflow.as_completed(shop.patience_s))) == 3
+        assert len(shop.wait_for_notes(2)) == 2
+        assert workflow.retry_failed() == 2
+        assert workflow.result(shop.patience_s) == "['once', '0', '1']"
+        assert workflow.state() is JobState.SUCCEEDED
+        # Neither the member that had succeeded nor the errback has run again.
+        assert [line.split(":")[0] for line in sorted(shop.notes())] == ["caught", "once"]
+        assert workflow.retry_failed() == 0
+
+    def test_24_one_failed_job_of_any_kind_of_workflow_is_retried(self, shop):
+        def first(name):
+            return shop.fail_first.s("x", f"24 {name} {shop.is_real}")
+
+        expected = {
+            "chain": (first("chain") | shop.show.s() | shop.show.s(), repr(repr(repr("x")))),
+            "group": (group(first("group"), shop.add.s(1, 1)), ["'x'", 2]),
+            "nested": (group(group(first("nested")), shop.add.s(1, 1)) | shop.show.s(), repr([["'x'"], 2])),
+            "groups": (group(first("groups")) | group(shop.show.s(), shop.show.s()) | shop.show.s(), None),
+            "linked": (group(first("linked").link(shop.note.s()).link_error(shop.caught.s())), ["'x'"]),
+        }
+        for name, (step, result) in expected.items():
+            workflow = step.delay()
+            with pytest.raises(GroupError):
+                workflow.result(shop.patience_s)
+            (failed,) = shop.app.failed(workflow=workflow)
+            failed.retry()
+            assert workflow.result(shop.patience_s) == (result or repr([repr(["'x'"])] * 2)), name
+        assert sorted(shop.wait_for_notes(2)) == [
+            "caught: flow_tasks.OutOfPaper: 'x'",
+            "note: \"'x'\"",
+        ]
+
+    def test_24_a_member_that_fails_again_fails_its_workflow_again(self, shop):
+        workflow = (shop.fail.s() | shop.show.s()).delay()
+        for _ in range(3):
+            with pytest.raises(GroupError, match="no paper"):
+                workflow.result(shop.patience_s)
+            assert workflow.retry_failed() == 1
+        with pytest.raises(GroupError, match="no paper"):
+            workflow.result(shop.patience_s)
 
 
 class TestWithARealWorker:

@@ -181,7 +181,7 @@ impl State {
             && !entry.is_ended()
     }
 
-    fn workflow_of(&self, slot: u32) -> Option<MessageId> {
+    pub(crate) fn workflow_of(&self, slot: u32) -> Option<MessageId> {
         self.messages.extras(slot)?.workflow
     }
 

@@ -43,6 +43,10 @@ pub(crate) struct Chores {
     forgotten: Vec<(u32, u64)>,
     /// Joins that have failed, and up to where in their lists the held messages have been reported.
     blocked: VecDeque<(JoinId, usize)>,
+    /// Joins that are open again, and up to where the same was taken back.
+    pub(crate) reopening: BTreeMap<JoinId, usize>,
+    /// Keys that clients watch and that are looked at once all joins have heard of that.
+    pub(crate) unsure: Vec<Key>,
     /// Groups of results that are over their cap.
     groups: BTreeSet<Name>,
     /// Queues that are over their limits, and the numbers before which their messages may be dropped.
@@ -51,7 +55,22 @@ pub(crate) struct Chores {
 
 impl Chores {
     pub(crate) fn tell_blocked(&mut self, join: JoinId) {
+        self.reopening.remove(&join);
         self.blocked.push_back((join, 0));
+    }
+
+    /// Whether messages that a failure has blocked are still to report that.
+    pub(crate) fn is_telling(&self) -> bool {
+        !self.blocked.is_empty()
+    }
+
+    /// Whether joins are open again and others are still to hear of it.
+    pub(crate) fn is_reopening(&self) -> bool {
+        !self.reopening.is_empty()
+    }
+
+    pub(crate) fn reopens(&self, join: &JoinId) -> bool {
+        self.is_reopening() && self.reopening.contains_key(join)
     }
 
     pub(crate) fn evict(&mut self, group: Name) {
@@ -93,6 +112,8 @@ impl Chores {
             && self.asked.is_empty()
             && self.forgotten.is_empty()
             && self.blocked.is_empty()
+            && self.reopening.is_empty()
+            && self.unsure.is_empty()
             && self.groups.is_empty()
             && self.queues.is_empty()
     }
@@ -135,7 +156,7 @@ impl Broker {
 
     /// Goes on, after a recovery, with work that follows from the state and was not done, or not seen to be done.
     pub(crate) fn resume_chores(&mut self) {
-        for id in self.state.joins_over.clone() {
+        for (_, id) in self.state.joins_over.clone() {
             self.chores.tell_blocked(id);
         }
     }
@@ -154,6 +175,7 @@ impl Broker {
                 self.forget_sessions();
                 self.step_marks();
                 self.step_blocked();
+                self.step_reopened();
                 self.step_limits();
                 self.state.bring_members_forward();
             }
@@ -256,7 +278,9 @@ impl Broker {
     /// Reports the messages of a failed join to joins of their own, and tells their watchers.
     fn step_blocked(&mut self) {
         while let Some((id, told)) = self.chores.blocked.pop_front() {
-            let Some(slot) = self.state.joins.find(&id) else {
+            let slot = self.state.joins.find(&id);
+            // One that is open again since says so itself.
+            let Some(slot) = slot.filter(|slot| self.state.joins[*slot].is_over) else {
                 continue;
             };
             let most = self.step_size();
@@ -316,13 +340,15 @@ impl Broker {
 
     /// Ends the messages of the oldest failed join, and then the join.
     pub(crate) fn drop_oldest_join(&mut self) {
-        while let Some(id) = self.state.joins_over.front().copied() {
-            self.state.failed.going = None;
-            let Some(slot) = self.state.joins.find(&id) else {
-                self.state.joins_over.pop_front();
+        while let Some((_, first)) = self.state.joins_over.first().copied() {
+            let going = self.state.failed.going.take();
+            let id = going.unwrap_or(first);
+            let slot = self.state.joins.find(&id);
+            let Some(slot) = slot.filter(|slot| self.state.joins[*slot].is_over) else {
                 continue;
             };
-            let most = self.step_size();
+            // With each of them another join may be given up.
+            let most = self.step_size() / 2;
             // From the end, so that what is gone costs nothing more.
             let mut slots = Vec::new();
             while slots.len() < most
@@ -340,12 +366,16 @@ impl Broker {
             }
             let reason = self.state.names.intern(BLOCKED);
             let how = How::Blocked;
+            let outer = self.joins_of(&slots);
             self.added += self.end_unrun(slots, Unrun { how, reason });
+            self.added += self.give_up(outer);
             if !self.state.joins[slot].held.is_empty() || self.step_size() == 0 {
                 self.state.failed.going = Some(id);
                 return;
             }
-            self.state.joins_over.pop_front();
+            let then = self.state.joins[slot].then.iter();
+            let outer = then.take(self.step_size() - 1).map(|place| place.join);
+            let outer = outer.collect();
             self.record(&Event::JoinEnded {
                 join: id,
                 released: false,
@@ -353,6 +383,7 @@ impl Broker {
             });
             self.added += 1;
             self.state.end_join(slot, false, None);
+            self.added += self.give_up(outer);
             if self.space == Space::Plenty {
                 return;
             }

@@ -331,12 +331,23 @@ impl Broker {
                 *kept.entry(join).or_default() += Amount { jobs: 1, bytes };
             }
         }
+        let over = state.joins.iter().filter(|(_, join)| join.is_over);
+        let over: BTreeSet<_> = over.map(|(_, join)| (join.over_at, join.id)).collect();
+        assert_eq!(state.joins_over, over, "failed joins in their order");
         let mut blocked = Amount::default();
         for (_, join) in state.joins.iter() {
             let bytes = join.journal_bytes();
             let mut kept = kept.get(&join.id).copied().unwrap_or_default();
             kept += Amount { jobs: 1, bytes };
             assert_eq!(join.kept, kept, "a join and what it holds");
+            let arrived: u32 = join
+                .arrived()
+                .iter()
+                .map(|(_, bits)| bits.count_ones())
+                .sum();
+            assert_eq!(join.arrivals, arrived, "arrivals of a join");
+            let has_failed = join.failures > join.policy.max_failures();
+            assert!(join.is_over || !has_failed, "a failed join is over");
             if join.is_over {
                 blocked += kept;
             }

@@ -3,7 +3,9 @@
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_jobs::{Blame, CrashEnd, CrashHead, crashed};
-use penstock_message::{Delivery, Due, Durability, Extras, Failure, Key, Message, Notice, Space};
+use penstock_message::{
+    Delivery, Due, Durability, Extras, Failure, Key, Message, Notice, Space, When as Outcome,
+};
 
 use crate::Broker;
 use crate::clock::When;
@@ -577,8 +579,9 @@ impl State {
         let expires_at = self.messages.expires_at(slot);
         let (notes, extras) = self.messages.notes_and_extras(slot);
         let inputs = extras.and_then(|extras| extras.inputs);
+        let when = extras.map_or(Outcome::Succeeded, |extras| extras.when);
         Some(Delivery {
-            inputs: self.inputs_to_send(inputs),
+            inputs: self.inputs_to_send(inputs, when),
             lease,
             consumer: waiting.consumer,
             queue: self.names.text(self.queues[kind.queue].name).to_owned(),

@@ -372,17 +372,25 @@ impl Broker {
                 }
                 events += 1;
             }
-            let join: &Join = &self.state.joins[slot];
-            if join.is_decided() {
-                continue;
-            }
-            if join.failures > join.policy.max_failures() {
-                events += self.fail_join(slot);
-            } else if join.arrivals == join.count {
-                events += self.succeed_join(slot);
-            }
+            events += self.decide_join(slot);
         }
         events
+    }
+
+    /// Ends the join if its members have decided it. Returns the number of events for that.
+    pub(crate) fn decide_join(&mut self, slot: u32) -> usize {
+        let join: &Join = &self.state.joins[slot];
+        if join.is_decided() {
+            return 0;
+        }
+        if join.failures > join.policy.max_failures() {
+            return self.fail_join(slot);
+        }
+        // What it holds is released once other joins wait for it again.
+        match join.arrivals == join.count && !self.chores.reopens(&join.id) {
+            true => self.succeed_join(slot),
+            false => 0,
+        }
     }
 
     /// Ends a join with too many failed members. Returns the number of events for that.

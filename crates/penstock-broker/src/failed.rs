@@ -1,6 +1,6 @@
 //! Failed jobs: kept for people to look into, to retry or to drop, in the order in which they failed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
 use bytes::Bytes;
@@ -21,6 +21,8 @@ use crate::timers::Timer;
 /// Most failed jobs that a page lists, and that a query looks at.
 const LISTED: u32 = 1_000;
 const LOOKED_AT: usize = 10_000;
+/// Time of the failure of a group that can't go on, so that it is the first to go.
+const GIVEN_UP: u64 = 0;
 
 #[derive(Debug, Default)]
 pub(crate) struct FailedJobs {
@@ -98,6 +100,7 @@ enum Kept {
 pub(crate) struct Wanted {
     queue: Option<Name>,
     task: Option<Name>,
+    workflow: Option<MessageId>,
     class: Option<Name>,
     fingerprint: Option<u64>,
     failed_from: Option<u64>,
@@ -109,6 +112,7 @@ impl From<&Mark> for Wanted {
         Self {
             queue: mark.queue,
             task: mark.task,
+            workflow: mark.workflow,
             class: mark.class,
             fingerprint: mark.fingerprint,
             failed_from: mark.failed_from,
@@ -137,6 +141,7 @@ impl Broker {
         let failed_at = self.failed_at(slot, failure.at);
         wanted.queue.is_none_or(|wanted| queue == Some(wanted))
             && wanted.task.is_none_or(|wanted| kind.task == wanted)
+            && (wanted.workflow.is_none() || self.state.workflow_of(slot) == wanted.workflow)
             && wanted.class.is_none_or(|wanted| failure.class == wanted)
             && wanted
                 .fingerprint
@@ -171,6 +176,9 @@ impl Broker {
         if queue != from {
             self.count_arrival(slot);
         }
+        if let Some(place) = self.state.messages.member(slot) {
+            self.revive_member(place);
+        }
         let queue = self.state.messages.queue(slot);
         self.make_room(queue, to);
     }
@@ -185,13 +193,46 @@ impl Broker {
         Some(MessageState::Failed)
     }
 
-    /// Forgets failed jobs. The event of each has no more than its number.
+    /// Forgets failed jobs. The event of each has no more than its number; with each, a group may be given up.
     pub(crate) fn forget_failed(&mut self, slots: Vec<u32>) {
+        let joins = self.joins_of(&slots);
         for slot in slots {
             let number = self.state.messages[slot].number();
             self.record(&Event::Settled { number });
             self.state.end(slot, Ending::Dropped);
         }
+        self.give_up(joins);
+    }
+
+    /// Returns the joins that these messages are members of.
+    pub(crate) fn joins_of(&self, slots: &[u32]) -> BTreeSet<JoinId> {
+        if self.state.joins.is_empty() {
+            return BTreeSet::new();
+        }
+        let members = slots.iter();
+        let members = members.filter_map(|slot| self.state.messages.member(*slot));
+        members.map(|member| member.join).collect()
+    }
+
+    /// Has failed joins go first of all that is kept that can't open again: a member that failed is there no more, so
+    /// nobody can retry it. Returns the number of events for that.
+    pub(crate) fn give_up(&mut self, joins: BTreeSet<JoinId>) -> usize {
+        let mut events = 0;
+        for id in joins {
+            let Some(slot) = self.state.joins.find(&id) else {
+                continue;
+            };
+            let join = &self.state.joins[slot];
+            let puts_up = join.policy.max_failures() > 0;
+            let is_lost = !puts_up || !join.causes.iter().any(|cause| self.has_failed(cause));
+            if join.is_over && join.over_at != GIVEN_UP && is_lost {
+                let at = GIVEN_UP;
+                self.record(&Event::JoinOver { join: id, at });
+                self.state.block_join(slot, at);
+                events += 1;
+            }
+        }
+        events
     }
 
     /// Whether there are too many failed jobs, or groups that have failed with the jobs that they block, or one has
@@ -214,7 +255,7 @@ impl Broker {
     }
 
     fn is_old(&self, at: u64) -> bool {
-        at.saturating_add(self.options.failed_kept_ms) <= self.clocks.steady()
+        at == GIVEN_UP || at.saturating_add(self.options.failed_kept_ms) <= self.clocks.steady()
     }
 
     /// Returns the thing that was kept first, and since when. A job fails before the group that it is a member of.
@@ -223,10 +264,9 @@ impl Broker {
         // One that is going is the first of them.
         let job = failed.oldest().filter(|_| failed.going.is_none());
         let job = job.and_then(|(_, slot)| self.state.messages.failure(slot));
-        let group = self.state.joins_over.front();
-        let group = group.and_then(|id| self.state.joins.find(id));
         let job = job.map(|failure| (failure.at, Kept::Job));
-        let group = group.map(|slot| (self.state.joins[slot].over_at, Kept::Group));
+        let group = self.state.joins_over.first();
+        let group = group.map(|(over_at, _)| (*over_at, Kept::Group));
         job.into_iter().chain(group).min()
     }
 
@@ -234,7 +274,7 @@ impl Broker {
     /// to the end of one job, and not the job itself, which is still at hand. A step drops those, and jobs that do not
     /// fit into the record.
     pub(crate) fn trim_failed(&mut self, slot: u32) {
-        while self.added < ENDED_AT_ONCE
+        while self.added + 1 < ENDED_AT_ONCE
             && self.keeps_too_much()
             && let Some((_, Kept::Job)) = self.oldest_kept()
             && self
@@ -251,7 +291,8 @@ impl Broker {
     /// Drops the oldest failed jobs and failed groups while there are too many, as far as they fit
     /// into the record at hand.
     pub(crate) fn trim_kept(&mut self) {
-        while self.step_size() > 0
+        // With each of them a group may be given up.
+        while self.step_size() > 1
             && self.keeps_too_much()
             && let Some((_, kept)) = self.oldest_kept()
         {
@@ -279,7 +320,12 @@ impl Broker {
             self.state.failed.dropped += 1;
             return;
         }
-        let room = ENDED_AT_ONCE.saturating_sub(self.added).min(most);
+        let room = ENDED_AT_ONCE.saturating_sub(self.added);
+        // With each of them a group may be given up.
+        let room = match self.state.joins.is_empty() {
+            true => room.min(most),
+            false => (room / 2).min(most),
+        };
         let oldest: Vec<(u64, u32)> = self.state.failed.after(0).take(room).collect();
         let Some((through, _)) = oldest.last().copied() else {
             return;
@@ -288,8 +334,11 @@ impl Broker {
             self.tell_dropped();
         }
         self.added += oldest.len();
+        let slots: Vec<u32> = oldest.iter().map(|(_, slot)| *slot).collect();
+        let joins = self.joins_of(&slots);
         self.record(&Event::FailedDropped { through });
         self.state.drop_failed_through(through);
+        self.added += self.give_up(joins);
         self.state.failed.dropped += oldest.len() as u64;
     }
 
@@ -344,6 +393,7 @@ impl Broker {
         Some(Wanted {
             queue: name(&filter.queue)?,
             task: name(&filter.task)?,
+            workflow: filter.workflow,
             class: name(&filter.class)?,
             fingerprint: filter.fingerprint,
             failed_from: filter.failed_from,
@@ -408,8 +458,7 @@ impl State {
         }
         let oldest = self.failed.oldest();
         let failed_at = oldest.and_then(|(_, slot)| Some(self.messages.failure(slot)?.at));
-        let join = self.joins_over.front().and_then(|id| self.joins.find(id));
-        let over_at = join.map(|slot| self.joins[slot].over_at);
+        let over_at = self.joins_over.first().map(|(over_at, _)| *over_at);
         if let Some(at) = failed_at.into_iter().chain(over_at).min() {
             self.failed.is_timed = true;
             let over = at.saturating_add(self.failed_kept_ms);

@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    GivenValue, GivenValues, InputShape, Inputs, JoinId, Key, MessageId, ValueStatus, read_gathered,
+    GivenValue, GivenValues, InputShape, Inputs, JoinId, Key, MessageId, ValueStatus,
+    When as Outcome, read_gathered,
 };
 
 use crate::endings::upstream;
@@ -18,18 +19,18 @@ const DEEPEST: usize = 32;
 
 impl State {
     /// Returns the values for a job, encoded; nothing for one that has no inputs.
-    pub(crate) fn inputs_to_send(&self, inputs: Option<Inputs>) -> Bytes {
+    pub(crate) fn inputs_to_send(&self, inputs: Option<Inputs>, when: Outcome) -> Bytes {
         let Some(inputs) = inputs else {
             return Bytes::new();
         };
         let mut room = INLINE_BYTES;
-        let values = self.given(inputs, &mut room);
+        let values = self.given(inputs, when, &mut room);
         let mut bytes = Vec::new();
         values.encode_into(&mut bytes);
         bytes.into()
     }
 
-    fn given(&self, inputs: Inputs, room: &mut usize) -> GivenValues {
+    fn given(&self, inputs: Inputs, when: Outcome, room: &mut usize) -> GivenValues {
         let join = inputs.join;
         let Some(slot) = self.joins.find(&join) else {
             // Only a journal that was repaired has lost it.
@@ -40,7 +41,10 @@ impl State {
             };
         };
         let state = &self.joins[slot];
-        if state.is_over && (state.count > 1 || inputs.shape == InputShape::List) {
+        let is_one = state.count == 1 && inputs.shape == InputShape::One;
+        // A person may have retried what has failed since this job was released for the failure.
+        let was_retried = !state.is_over && (when == Outcome::Failed || !state.is_released);
+        if state.is_over && !is_one || was_retried {
             // Others of its members may still run: all that is known is who has failed.
             let failed = GivenValue::Of(ValueStatus::Upstream, upstream(&state.causes));
             return GivenValues {
@@ -104,7 +108,15 @@ impl State {
         let mut copies = self.messages.copies(&id);
         match copies.find(|slot| self.is_blocked(*slot)) {
             Some(slot) => GivenValue::Of(ValueStatus::Upstream, upstream(&self.causes_of(slot))),
+            // It had failed, its group went on without it, and a person has retried it since.
+            None if self.is_pending(&id) => GivenValue::Of(ValueStatus::Upstream, upstream(&[id])),
             None => GivenValue::Gone,
         }
+    }
+
+    /// Whether the job is still to end.
+    fn is_pending(&self, id: &MessageId) -> bool {
+        let mut copies = self.messages.copies(id);
+        copies.any(|slot| !self.messages[slot].is_failed())
     }
 }

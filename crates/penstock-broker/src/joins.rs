@@ -1,7 +1,8 @@
 //! Messages that are held back until a number of members have arrived.
 //!
 //! A join is open until its last member has arrived, or one failed member more than it puts up with. In the first case it
-//! is released, in the second it is over: it stays, with the messages that it blocks. A released join stays while anybody
+//! is released, in the second it is over: it stays, with the messages that it blocks, and opens again if a person retries
+//! so many of the failed members that it puts up with the rest (see `revivals.rs`). A released join stays while anybody
 //! may still read its values: a message that has them as its inputs, or a join that it is itself a member of. The results
 //! of its members are pinned for as long.
 
@@ -106,8 +107,28 @@ impl Join {
         }
     }
 
+    /// Notes that a failed member has not arrived, after all.
+    pub(crate) fn revive_member(&mut self, index: u32, causes: Vec<MessageId>) {
+        if !self.has_arrived(index) {
+            return;
+        }
+        if let Some(word) = self.arrived.get_mut(&(index / 64)) {
+            *word &= !(1 << (index % 64));
+            if *word == 0 {
+                self.arrived.remove(&(index / 64));
+            }
+        }
+        self.arrivals -= 1;
+        self.failures = self.failures.saturating_sub(1);
+        self.causes = causes;
+    }
+
     /// Counts a failed member, which has failed because of these jobs. Several may have failed because of the same ones.
     pub(crate) fn count_failure(&mut self, causes: &[MessageId]) {
+        if self.failures == 0 {
+            // Those of a failure that was retried were kept for what it has released.
+            self.causes.clear();
+        }
         self.failures += u32::from(!planted!("forget-failures"));
         for cause in causes {
             if self.causes.len() < UPSTREAM_IDS && !self.causes.contains(cause) {
@@ -289,9 +310,11 @@ impl Joins {
         };
         !self.by_id.is_empty()
             && !id.is_join()
-            && self
-                .find(&id.join_of())
-                .is_some_and(|slot| !self.joins[slot].is_over)
+            && self.find(&id.join_of()).is_some_and(|slot| {
+                let join = &self.joins[slot];
+                // A person may retry what has failed it, and then they are read after all.
+                !join.is_over || !join.then.is_empty() || !join.held.is_empty()
+            })
     }
 
     /// Whether a value with this id is still to come: the outcome of an open join, or the value of a member of one that

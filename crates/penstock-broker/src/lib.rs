@@ -62,6 +62,7 @@ mod reclaim;
 mod records;
 mod recovery;
 mod relay;
+mod revivals;
 mod sessions;
 mod slab;
 mod state;

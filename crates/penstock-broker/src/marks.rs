@@ -16,6 +16,7 @@ use crate::endings::Unrun;
 use crate::messages::State as MessagePlace;
 use crate::names::Name;
 use crate::records::{Event, How, Mark, MarkedFor};
+use crate::revivals::REVIVAL_EVENTS;
 
 /// Time for which an operation that is over is remembered.
 const REMEMBERED_MS: u64 = 600_000;
@@ -285,10 +286,11 @@ impl Broker {
     }
 
     fn step_failed(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
-        // With a job that is retried its result goes, too.
+        // With a job that is retried its result goes, too, and its group may open again, whose outcome goes.
         let events = match mark.what {
-            MarkedFor::Retry => 2,
-            _ => 1,
+            MarkedFor::Retry => 2 + REVIVAL_EVENTS,
+            // Its group may be given up.
+            _ => 2,
         };
         let most = self.step_size() / events;
         let mut found = Vec::new();
@@ -329,7 +331,8 @@ impl Broker {
             }
         }
         self.forget_failed(dropped);
-        cursor.is_none()
+        // It is not over before all is pending again that the retried jobs had blocked.
+        cursor.is_none() && !self.chores.is_reopening()
     }
 
     /// Names the state of a message, for people.

@@ -340,6 +340,9 @@ impl Broker {
                 },
             },
         );
+        if self.chores.reopens(&id) {
+            writer.push(names, &Event::JoinReopened { join: id });
+        }
         self.state
             .ledger
             .add(position, Entity::Join { slot, number });

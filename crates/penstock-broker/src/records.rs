@@ -223,6 +223,17 @@ pub(crate) enum Event<'a> {
         /// Time of the failure, on the steady clock.
         at: u64,
     },
+    /// A failed member is pending again: it was retried, or no longer is what blocked it.
+    MemberRevived {
+        join: JoinId,
+        index: u32,
+        /// Jobs at the root of the failures that are left.
+        causes: Cow<'a, [MessageId]>,
+    },
+    /// A join that was over is open again, and so is what it held.
+    JoinReopened {
+        join: JoinId,
+    },
     /// The broker has ended these messages, which did not run.
     EndedMany {
         how: How,
@@ -513,13 +524,16 @@ mod tag {
     pub(super) const KEPT_ENDS: u8 = 47;
     pub(super) const KEPT_DROPPED: u8 = 48;
     pub(super) const MEMBER_FAILED: u8 = 49;
+    pub(super) const MEMBER_REVIVED: u8 = 52;
+    pub(super) const JOIN_REOPENED: u8 = 53;
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 38] = [
+    pub(super) const ALL: [u8; 40] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
         JOIN_STATE, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED, CANCEL_ASKED, CLOCK_BOOT,
         FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED, MEMBER_FAILED,
+        MEMBER_REVIVED, JOIN_REOPENED,
     ];
 }
 

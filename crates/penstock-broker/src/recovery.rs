@@ -1,7 +1,7 @@
 //! Recovers a broker from the journal's records.
 
 use bytes::Bytes;
-use penstock_message::{Failure, SeededState, Value};
+use penstock_message::{Failure, JoinId, SeededState, Value};
 
 use crate::clock::{Clocks, KnownClocks, When};
 use crate::connections::cut;
@@ -33,6 +33,8 @@ pub struct Recovery {
     last_grant: (u32, u64),
     /// Messages that were asked to stop.
     asked: Vec<Handle>,
+    /// Joins that were opened again, of which some members may still be to hear of it.
+    reopened: Vec<JoinId>,
     /// Whether no record of a later format than the first has been read yet.
     is_first_format: bool,
 }
@@ -71,6 +73,7 @@ impl Recovery {
             clocks: KnownClocks::default(),
             last_grant: (0, 0),
             asked: Vec::new(),
+            reopened: Vec::new(),
             is_first_format: true,
         }
     }
@@ -167,7 +170,6 @@ impl Recovery {
             );
         }
         self.state.count_purged();
-        self.state.joins_in_order();
         self.state.review_joins();
         self.state.ends.rebuild(&self.state.messages);
         for ttl_ms in self.state.ends.ttls().collect::<Vec<_>>() {
@@ -185,6 +187,9 @@ impl Recovery {
             self.last,
         );
         broker.chores.end_asked(asked);
+        for join in self.reopened {
+            broker.resume_reopening(join);
+        }
         broker
     }
 
@@ -471,6 +476,21 @@ impl Recovery {
                     state.block_join(slot, at);
                 }
             }
+            Event::MemberRevived {
+                join,
+                index,
+                causes,
+            } => {
+                if let Some(slot) = state.joins.find(&join) {
+                    state.revive_member(slot, index, causes.into_owned());
+                }
+            }
+            Event::JoinReopened { join } => {
+                if let Some(slot) = state.joins.find(&join) {
+                    state.reopen_join(slot);
+                    self.reopened.push(join);
+                }
+            }
             Event::Stored {
                 key,
                 status,
@@ -616,14 +636,6 @@ impl State {
                 cost_us: None,
             },
         );
-    }
-
-    /// Sorts joins that have failed in the order in which they did: the journal may have them in another.
-    fn joins_in_order(&mut self) {
-        let over = self.joins.iter().filter(|(_, join)| join.is_over);
-        let mut over: Vec<_> = over.map(|(_, join)| (join.over_at, join.id)).collect();
-        over.sort_unstable();
-        self.joins_over = over.into_iter().map(|(_, id)| id).collect();
     }
 
     /// Sets the timers of a session that has no connection.

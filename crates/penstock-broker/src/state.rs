@@ -3,7 +3,7 @@
 //! Every change here is one event of the journal. The broker decides, writes the event and calls the
 //! change; recovery reads the event and calls the same change. So the recovered state is the one that was.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use penstock_faults::planted;
@@ -60,8 +60,8 @@ pub(crate) struct State {
     /// Copies that have come to own the key of another one since anybody looked, and stand behind it in the
     /// journal, by their numbers.
     pub(crate) inherited: Vec<(u64, Key)>,
-    /// Joins that are over because a member failed, in the order of that.
-    pub(crate) joins_over: VecDeque<JoinId>,
+    /// Joins that are over because a member failed, by the time of that.
+    pub(crate) joins_over: BTreeSet<(u64, JoinId)>,
     /// Those, and all that they have blocked.
     pub(crate) blocked: Amount,
     /// Bytes that the journal would need to hold all of this, roughly.
@@ -164,7 +164,7 @@ impl State {
             mark_numbers: 0,
             reported: VecDeque::new(),
             inherited: Vec::new(),
-            joins_over: VecDeque::new(),
+            joins_over: BTreeSet::new(),
             blocked: Amount::default(),
             live_bytes: 0,
             position: Position(0),
@@ -644,6 +644,7 @@ impl State {
         let join = self.joins.close(slot);
         if join.is_over {
             self.blocked -= join.kept;
+            self.joins_over.remove(&(join.over_at, join.id));
         }
         self.live_bytes -= join.journal_bytes();
         self.ledger.abandon();
@@ -1307,7 +1308,7 @@ impl State {
     /// failed.
     pub(crate) fn arrive(&mut self, slot: u32, index: u32, causes: Option<&[MessageId]>) -> bool {
         let join = &mut self.joins[slot];
-        let bytes = join.journal_bytes();
+        let was_bytes = join.journal_bytes();
         let is_new = join.arrive(index);
         if is_new {
             if let Some(causes) = causes {
@@ -1320,10 +1321,18 @@ impl State {
                 must_be_told: false,
             });
         }
-        let bytes = join.journal_bytes() - bytes;
-        self.live_bytes += bytes;
-        self.count_for_join(slot, Adjust::Add, Amount { jobs: 0, bytes });
+        self.recount_join(slot, was_bytes);
         is_new
+    }
+
+    /// Counts anew the bytes that a join takes in the journal.
+    fn recount_join(&mut self, slot: u32, was_bytes: u64) {
+        let bytes = self.joins[slot].journal_bytes();
+        self.live_bytes += bytes;
+        self.live_bytes -= was_bytes;
+        let amount = |bytes| Amount { jobs: 0, bytes };
+        self.count_for_join(slot, Adjust::Add, amount(bytes));
+        self.count_for_join(slot, Adjust::Subtract, amount(was_bytes));
     }
 
     /// Reports a member of a join that has ended; its full state stands in the journal at `base`.
@@ -1357,13 +1366,18 @@ impl State {
     /// for a failure are ready now, and the joins in which it has places hear of it.
     pub(crate) fn block_join(&mut self, slot: u32, at: u64) {
         let join = &mut self.joins[slot];
-        if std::mem::replace(&mut join.is_over, true) {
+        let id = join.id;
+        if join.is_over {
+            // It is given up: see `Broker::give_up`.
+            let was = std::mem::replace(&mut join.over_at, at);
+            self.joins_over.remove(&(was, id));
+            self.joins_over.insert((at, id));
             return;
         }
+        join.is_over = true;
         join.over_at = at;
-        let id = join.id;
         self.blocked += join.kept;
-        self.joins_over.push_back(id);
+        self.joins_over.insert((at, id));
         self.wait_for_failed_jobs();
         let waits_for_failure = |handle: &Handle| {
             self.messages.get(*handle).is_some()
@@ -1388,6 +1402,27 @@ impl State {
         }
     }
 
+    /// Has a join wait again for a member that had failed. `causes`: jobs at the root of the failures that are left.
+    pub(crate) fn revive_member(&mut self, slot: u32, index: u32, causes: Vec<MessageId>) {
+        let join = &mut self.joins[slot];
+        let was_bytes = join.journal_bytes();
+        join.revive_member(index, causes);
+        self.recount_join(slot, was_bytes);
+    }
+
+    /// Opens a join again that was over: so few of its members have failed now that it puts up with them. What it has
+    /// released when it failed stays released.
+    pub(crate) fn reopen_join(&mut self, slot: u32) {
+        let join = &mut self.joins[slot];
+        if !std::mem::take(&mut join.is_over) {
+            return;
+        }
+        let over_at = std::mem::take(&mut join.over_at);
+        let (id, kept) = (join.id, join.kept);
+        self.blocked -= kept;
+        self.joins_over.remove(&(over_at, id));
+    }
+
     /// Restores the progress of a join when it was carried forward.
     pub(crate) fn restore_join(
         &mut self,
@@ -1397,14 +1432,12 @@ impl State {
         over_at: Option<u64>,
     ) {
         let join = &mut self.joins[slot];
-        let bytes = join.journal_bytes();
+        let was_bytes = join.journal_bytes();
         join.restore(arrived);
         join.failures = progress.failures;
         join.causes = progress.causes.to_vec();
         join.is_released = progress.is_released;
-        let bytes = join.journal_bytes() - bytes;
-        self.live_bytes += bytes;
-        self.count_for_join(slot, Adjust::Add, Amount { jobs: 0, bytes });
+        self.recount_join(slot, was_bytes);
         if let Some(at) = over_at {
             // What it had to say was said before.
             let then = std::mem::take(&mut self.joins[slot].then);

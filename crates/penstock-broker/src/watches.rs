@@ -21,7 +21,10 @@ impl Broker {
         };
         let mut awaited = Vec::new();
         for key in keys {
-            let (state, rests) = self.key_state(&key);
+            let (mut state, rests) = self.key_state(&key);
+            if self.is_unsure(&key, &state) {
+                state = KeyState::Pending;
+            }
             if state == KeyState::Pending {
                 if let (Key::Result(id), Some(_)) = (&key, waiter) {
                     awaited.push(*id);
@@ -124,7 +127,7 @@ impl Broker {
                 continue;
             }
             let (state, rests) = self.key_state(&key);
-            if state == KeyState::Pending {
+            if state == KeyState::Pending || self.is_unsure(&key, &state) {
                 continue;
             }
             self.state.end_waits_for(&key);

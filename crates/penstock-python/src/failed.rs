@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::errors::Failure;
 
-/// (queue, task, class, fingerprint, failed_from_ms, failed_before_ms)
+/// (queue, task, class, fingerprint, failed_from_ms, failed_before_ms, workflow)
 pub(crate) type FilterTuple = (
     Option<String>,
     Option<String>,
@@ -16,14 +16,15 @@ pub(crate) type FilterTuple = (
     Option<u64>,
     Option<u64>,
     Option<u64>,
+    Option<[u8; 16]>,
 );
 
 pub(crate) fn filter_of(given: FilterTuple) -> Filter {
-    let (queue, task, class, fingerprint, failed_from, failed_before) = given;
+    let (queue, task, class, fingerprint, failed_from, failed_before, workflow) = given;
     Filter {
         queue,
         task,
-        workflow: None,
+        workflow: workflow.map(MessageId),
         class,
         fingerprint,
         failed_from,

@@ -89,8 +89,9 @@ def failure_of(job_id: bytes, index: int | None, status: int, body: bytes) -> As
         return Failure(text, index, "penstock.JobExpired", "it was not started before it expired")
     if status == CANCELLED:
         return Failure(text, index, "penstock.JobCancelled", reason or "it was cancelled")
-    if status == GONE:
-        return Failure(text, index, "penstock.JobError", "it failed, and its error is not kept")
+    if status in (GONE, SUCCEEDED, GATHERED):
+        since = "" if status == GONE else ": it has succeeded since, when somebody retried it"
+        return Failure(text, index, "penstock.JobError", f"it failed, and its error is not kept{since}")
     raise PenstockError(
         f"job {text} has ended in a way that this client is too old for: install the broker's penstock here"
     )

@@ -184,6 +184,20 @@ class Workflow(Generic[R_co]):
         if self._app is not None:
             await self._app._connected().acancel_workflow(self._id, reason, running, self._app.call_timeout)
 
+    def retry_failed(self) -> int:
+        """Put its failed jobs back into their queues, with all their retries; return their number.
+
+        The workflow goes on: it is ``RUNNING`` again, and the jobs that the failures had blocked wait for the new
+        runs. Jobs that have succeeded are not run again, and neither are errbacks that have run. Jobs that were
+        cancelled or have expired are not failed jobs, and can't be retried. Raises ``BrokerUnavailable`` or
+        ``CallTimeout`` after ``app.call_timeout``.
+        """
+        return 0 if self._app is None else self._app.failed(workflow=self).retry()
+
+    async def aretry_failed(self) -> int:
+        """Like ``retry_failed``, but awaitable. Cancelling it does not take the order back."""
+        return 0 if self._app is None else await self._app.failed(workflow=self).aretry()
+
     def state(self) -> JobState:
         """Ask for the state: ``RUNNING`` until the workflow has ended, then how it has.
 

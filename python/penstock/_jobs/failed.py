@@ -62,7 +62,8 @@ class FailedJob:
     def retry(self, *, queue: str | None = None) -> None:
         """Put it back into its queue, or into ``queue``, with all its retries.
 
-        Raises ``NoSuchJob`` or ``TooLate`` when it is not a failed job any more, and ``BrokerUnavailable``.
+        Jobs that it has blocked wait for it again. Raises ``NoSuchJob`` or ``TooLate`` when it is not a failed job any
+        more, and ``BrokerUnavailable``.
         """
         self._app.failed(id=self.id).retry(queue=queue)
 
@@ -93,6 +94,7 @@ class FailedJobs:
         id: str | Job[Any] | None,
         task: str | None,
         queue: str | None,
+        workflow: bytes | None,
         error: str | type[BaseException] | None,
         fingerprint: str | None,
         since: datetime | Seconds | None,
@@ -107,6 +109,7 @@ class FailedJobs:
             None if fingerprint is None else _number_of(fingerprint),
             None if since is None else _moment(since),
             None,
+            workflow,
         )
         self._newest_first = newest_first
         if self._id is not None and any(part is not None for part in self._filter):
@@ -136,9 +139,10 @@ class FailedJobs:
     def retry(self, *, queue: str | None = None) -> int:
         """Put all of them back into their queues, or into ``queue``, with all their retries; return their number.
 
-        Returns once it is done, which takes a second for some hundred thousand jobs. Jobs that fail meanwhile are left
-        alone, and so are jobs whose unique key is another job's by now. For one job, by its id, raises ``NoSuchJob``,
-        ``TooLate`` or ``NotOffered`` when it can't be retried. Raises ``BrokerUnavailable``.
+        Workflows that they have failed go on: see ``Workflow.retry_failed``. Returns once it is done, which takes a
+        second for some hundred thousand jobs. Jobs that fail meanwhile are left alone, and so are jobs whose unique
+        key is another job's by now. For one job, by its id, raises ``NoSuchJob``, ``TooLate`` or ``NotOffered`` when
+        it can't be retried. Raises ``BrokerUnavailable``.
         """
         return self._order("retry", queue)
 

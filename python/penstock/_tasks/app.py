@@ -294,6 +294,7 @@ class App:
         id: str | Job[Any] | None = None,
         task: str | AnyTask[..., Any] | None = None,
         queue: str | None = None,
+        workflow: str | Workflow[Any] | None = None,
         error: str | type[BaseException] | None = None,
         fingerprint: str | None = None,
         since: datetime | Seconds | None = None,
@@ -301,13 +302,14 @@ class App:
     ) -> FailedJobs:
         """Find failed jobs, of all apps of the broker: to list, to count, to retry, to remove. Asks nothing yet.
 
-        All given conditions must match. ``error``: a class, or its name in full such as ``"shop.Gone"``.
-        ``fingerprint``: of a ``FailedJob`` with the same error from the same place. ``since``: the earliest time
-        of the failure, or at most this many seconds ago. ``newest_first``: begin with the last failure; by default
-        with the first.
+        All given conditions must match. ``workflow``: the one that they belong to, or its id. ``error``: a class, or
+        its name in full such as ``"shop.Gone"``. ``fingerprint``: of a ``FailedJob`` with the same error from the
+        same place. ``since``: the earliest time of the failure, or at most this many seconds ago. ``newest_first``:
+        begin with the last failure; by default with the first.
         """
         # Not imported above: few programs do this, and all import this module.
         from penstock._jobs.failed import FailedJobs
+        from penstock._jobs.job import job_id_of
 
         name = task if task is None or isinstance(task, str) else task.name
         return FailedJobs(
@@ -315,6 +317,7 @@ class App:
             id=id,
             task=name,
             queue=queue,
+            workflow=None if workflow is None else job_id_of(workflow if isinstance(workflow, str) else workflow.id),
             error=error,
             fingerprint=fingerprint,
             since=since,

@@ -295,27 +295,13 @@ impl Broker {
 
     /// Whether a failed job can go back to its queue.
     pub(crate) fn check_retry(&self, slot: u32, has_queue: bool) -> Result<(), Refusal> {
-        let State {
-            messages,
-            joins,
-            keys,
-            ..
-        } = &self.state;
+        let State { messages, keys, .. } = &self.state;
         let is_displaced = messages
             .failure(slot)
             .is_some_and(|failure| failure.is_displaced);
         if is_displaced && !has_queue {
             return Err(Refusal::Invalid(
                 "it failed under an older broker, which did not keep its queue: name one"
-                    .to_owned(),
-            ));
-        }
-        let join = messages
-            .member(slot)
-            .and_then(|member| joins.find(&member.join));
-        if join.is_some_and(|join| joins[join].is_over) {
-            return Err(Refusal::NotOffered(
-                "it is a member of a group that has failed: retrying such jobs comes with workflows"
                     .to_owned(),
             ));
         }

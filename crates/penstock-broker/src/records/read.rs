@@ -259,6 +259,14 @@ impl<'a> RecordReader<'a> {
                 join: MessageId(self.array()?),
                 at: self.difference(self.time)?,
             },
+            tag::MEMBER_REVIVED => Event::MemberRevived {
+                join: MessageId(self.array()?),
+                index: self.small("index")?,
+                causes: self.ids()?.into(),
+            },
+            tag::JOIN_REOPENED => Event::JoinReopened {
+                join: MessageId(self.array()?),
+            },
             tag::ENDED_MANY => {
                 let at = self.at;
                 let flags = self.byte()?;

@@ -298,6 +298,20 @@ impl RecordWriter {
                 self.bytes.extend_from_slice(&join.0);
                 self.difference(*at, self.time);
             }
+            Event::MemberRevived {
+                join,
+                index,
+                causes,
+            } => {
+                self.tag(tag::MEMBER_REVIVED);
+                self.bytes.extend_from_slice(&join.0);
+                self.varint(u64::from(*index));
+                self.ids(causes);
+            }
+            Event::JoinReopened { join } => {
+                self.tag(tag::JOIN_REOPENED);
+                self.bytes.extend_from_slice(&join.0);
+            }
             Event::EndedMany {
                 how,
                 reason,
@@ -470,7 +484,10 @@ impl RecordWriter {
             (join::OVER, over_at.is_some()),
             (join::MAX_FAILURES, matches!(policy, JoinPolicy::UpTo(_))),
             (join::RELEASED, progress.is_released),
-            (join::FAILURES, progress.failures > 0),
+            (
+                join::FAILURES,
+                progress.failures > 0 || !progress.causes.is_empty(),
+            ),
             (join::THEN, !progress.then.is_empty()),
             (join::RESULT, progress.result_ttl_ms.is_some()),
         ] {
@@ -483,7 +500,7 @@ impl RecordWriter {
         if let JoinPolicy::UpTo(failures) = policy {
             self.varint(u64::from(failures));
         }
-        if progress.failures > 0 {
+        if flags & join::FAILURES != 0 {
             self.varint(u64::from(progress.failures));
             self.ids(&progress.causes);
         }

@@ -472,22 +472,6 @@ fn a_retry_takes_the_key_that_its_job_had_when_it_failed() {
 }
 
 #[test]
-fn a_member_of_a_failed_group_is_not_retried_alone() {
-    check(
-        "
-        a hello                             -> a welcome 0
-        w hello                             -> w welcome 0
-        a hold join count=2 messages=last; publish m member=join:0  -> a confirm 1
-        w consume default 1                 -> w deliver m
-        w fail m                            -> w confirm 1
-        a retry m                           -> a confirm 2 2:refused 0 NotOffered
-        a drop m                            -> a confirm 3 3:Failed
-        a info m                            -> a knows nothing
-        ",
-    );
-}
-
-#[test]
 fn failed_jobs_are_dropped_one_or_all_and_the_oldest_when_they_are_too_many() {
     let few = BrokerOptions {
         failed_kept: 2,

@@ -297,6 +297,22 @@ const LIVES_2: &[(&str, &str)] = &[
         carry",
     ),
     (
+        "group-retried",
+        "a hello
+        a hold o/ count=2 messages=last inputs=list result=90000000
+        a hold i/ count=2 then=o/:1 result=90000000 max-failures=1; publish i/0 member=i/:0; publish i/1 member=i/:1
+        a hold h/ count=1 messages=body inputs=one; publish h/0 member=h/:0
+        w hello
+        w consume default 3
+        w fail i/0; fail i/1; fail h/0
+        a retry i/0
+        carry
+        a retry i/1; retry h/0
+        w consume default 1
+        w fail i/0
+        a drop h/0",
+    ),
+    (
         "failed-and-dropped",
         "a hello
         a publish one; publish two; publish three; publish four

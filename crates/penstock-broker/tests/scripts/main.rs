@@ -11,6 +11,7 @@ mod limits;
 mod order;
 mod queues;
 mod relay;
+mod revivals;
 mod script;
 mod transactions;
 mod waits;

@@ -145,6 +145,14 @@ impl World {
 
     /// Does one line of a script; returns what the broker sent.
     pub fn run(&mut self, command: &str) -> Vec<String> {
+        if let Some((first, second)) = command.split_once(" && ") {
+            // Both are there before the broker goes on.
+            for command in [first, second] {
+                let words: Vec<&str> = command.split_whitespace().collect();
+                self.run_client(words[0], &words[1..], command);
+            }
+            return self.settle();
+        }
         let words: Vec<&str> = command.split_whitespace().collect();
         match words[..] {
             ["counts"] => return self.counts(),
@@ -562,6 +570,15 @@ impl World {
                     .map(|message| {
                         let queue = options.text("queue").unwrap_or("default");
                         let mut held = self.message(message, &options);
+                        // As in `each=o/`: each message is the member of that join that its name says.
+                        if let Some(join) = options.text("each") {
+                            let (_, index) = message.split_once('/').expect("join/index");
+                            let extras = held.extras.get_or_insert_default();
+                            extras.member = Some(Member {
+                                join: join_id(join),
+                                index: number(index) as u32,
+                            });
+                        }
                         if let Some(shape) = options.text("inputs") {
                             let shape = match shape {
                                 "one" => InputShape::One,

@@ -1,0 +1,372 @@
+//! A person retries the failed members of a group, and the group goes on.
+
+use penstock_broker::BrokerOptions;
+
+use crate::script::{World, check};
+
+/// Case 24. Whoever asked before saw why the body can't run; whoever asks from now on waits for it.
+#[test]
+fn a_group_goes_on_when_its_failed_member_is_retried() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list result=1000000; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0 g/1
+        w fail g/1 boom                                               -> w confirm 1
+        w ack g/0; put g/0 one                                        -> w confirm 2
+        a watch body g/ g/1                                           -> a sees body Upstream g/1, a sees g/ Upstream g/1, a sees g/1 Failed error
+        a retry g/1                                                   -> a confirm 2 2:Failed, w deliver g/1#1
+        a watch body g/ g/1                                           -> a sees body pending, a sees g/ pending, a sees g/1 pending
+        a info body                                                   -> a knows Held in default attempt 0 crashes 0
+        w ack g/1; put g/1 two                                        -> w confirm 3, w deliver body[one two], a sees g/1 Succeeded two, a sees g/ Gathered g/ of 2
+        w ack body; put body done                                     -> w confirm 4, a sees body Succeeded done
+        ",
+    );
+}
+
+/// ... also by a broker that knows it from the journal alone, wherever that stands in it.
+#[test]
+fn a_group_goes_on_after_crashes_and_when_its_journal_was_carried_forward() {
+    let steps = [
+        "a retry g/1                              -> a confirm 2 2:Failed",
+        "w consume default 1                      -> w deliver g/1#1",
+        "w ack g/1; put g/1 two                   -> w confirm 3",
+        "w consume default 1                      -> w deliver body[one two]",
+    ];
+    // What the clients hear when they are back, before each of these steps.
+    let hellos = [
+        ["a hello -> a welcome 1", "w hello -> w welcome 2"],
+        [
+            "a hello -> a welcome 1, a confirm 2 2:Failed",
+            "w hello -> w welcome 2",
+        ],
+        [
+            "a hello -> a welcome 1, a confirm 2 2:Failed",
+            "w hello g/1 -> w welcome 2 g/1",
+        ],
+        [
+            "a hello -> a welcome 1, a confirm 2 2:Failed",
+            "w hello -> w welcome 3",
+        ],
+    ];
+    for (at, hellos) in hellos.iter().enumerate() {
+        for between in ["", "carry", "mark\n carry 3"] {
+            let (before, after) = steps.split_at(at);
+            check(&format!(
+                "
+                a hello                           -> a welcome 0
+                a hold g/ count=2 messages=body inputs=list; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+                w hello                           -> w welcome 0
+                w consume default 2               -> w deliver g/0 g/1
+                w fail g/1 boom                   -> w confirm 1
+                w ack g/0; put g/0 one            -> w confirm 2
+                {}
+                {between}
+                restart                           ->
+                {}
+                {}
+                carry                             ->
+                ",
+                before.join("\n"),
+                hellos.join("\n"),
+                after.join("\n"),
+            ));
+        }
+    }
+}
+
+/// The group has been carried forward, and its member has not: that stands in the segment that goes next.
+#[test]
+fn a_group_has_heard_of_a_retry_while_a_segment_was_emptied() {
+    for steps in 1..8 {
+        check(&format!(
+            "
+            a hello                               -> a welcome 0
+            a hold g/ count=1 messages=body inputs=one; publish g/0 member=g/:0 -> a confirm 1
+            w hello                               -> w welcome 0
+            w consume default 1                   -> w deliver g/0
+            w fail g/0 boom                       -> w confirm 1
+            mark                                  ->
+            carry {steps}                         ->
+            a retry g/0                           -> a confirm 2 2:Failed
+            carry                                 ->
+            restart                               ->
+            a hello                               -> a welcome 1, a confirm 2 2:Failed
+            a watch body                          -> a sees body pending
+            w hello                               -> w welcome 1
+            w consume default 1                   -> w deliver g/0#1
+            w ack g/0; put g/0 zero               -> w confirm 2
+            w consume default 1                   -> w deliver body[zero]
+            "
+        ));
+    }
+}
+
+/// A join of its own for each step with callbacks, a chain, a group in a group: what a failure has blocked at any distance
+/// waits again.
+#[test]
+fn all_that_a_failure_has_blocked_waits_again() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold o/ count=2 messages=last inputs=list result=1000000    -> a confirm 1
+        a hold i/ count=1 then=o/:1 result=1000; hold h/ count=2 messages=i/0 inputs=list member=i/:0 -> a confirm 2
+        a publish h/0 member=h/:0; publish h/1 member=h/:1; publish o/0 member=o/:0 -> a confirm 3
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver h/0 h/1 o/0
+        w fail h/0 boom                                               -> w confirm 1
+        w ack h/1; put h/1 one                                        -> w confirm 2
+        w ack o/0; put o/0 two                                        -> w confirm 3
+        a watch last o/ i/0                                           -> a sees last Upstream h/0, a sees o/ Upstream h/0, a sees i/0 Upstream h/0
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 3
+        a retry h/0                                                   -> a confirm 4 4:Failed
+        a watch last o/ i/0 o/1                                       -> a sees last pending, a sees o/ pending, a sees i/0 pending, a sees o/1 pending
+        kill                                                          ->
+        w hello                                                       -> w welcome 3
+        w consume default 10                                          -> w deliver h/0!#1
+        w ack h/0; put h/0 zero                                       -> w confirm 4, w deliver i/0![zero one]
+        w ack i/0; put i/0 both                                       -> w confirm 5, w deliver last![two [both]]
+        ",
+    );
+}
+
+/// As each of them is put up with or not, whoever fails first.
+#[test]
+fn a_group_opens_again_once_it_puts_up_with_the_failures_that_are_left() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=3 messages=body inputs=list max-failures=1; publish g/0 member=g/:0; publish g/1 member=g/:1; publish g/2 member=g/:2 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 3                                           -> w deliver g/0 g/1 g/2
+        w fail g/0                                                    -> w confirm 1
+        w fail g/1                                                    -> w confirm 2
+        w fail g/2                                                    -> w confirm 3
+        a watch body                                                  -> a sees body Upstream g/0+g/1+g/2
+        a retry g/1                                                   -> a confirm 2 2:Failed
+        a watch body                                                  -> a sees body Upstream g/0+g/2
+        a retry g/0                                                   -> a confirm 3 3:Failed
+        a watch body                                                  -> a sees body pending
+        w consume default 2                                           -> w deliver g/1#1 g/0#1
+        w ack g/1; put g/1 one                                        -> w confirm 4
+        w fail g/0                                                    -> w confirm 5, a sees body Upstream g/0+g/2
+        a retry g/2                                                   -> a confirm 4 4:Failed
+        a watch body                                                  -> a sees body pending
+        w consume default 2                                           -> w deliver g/2#1
+        w ack g/2; put g/2 two                                        -> w confirm 6, w deliver body[Failed:error one two]
+        ",
+    );
+}
+
+/// A member that has failed may be retried before its group has ended, too.
+#[test]
+fn an_open_group_waits_again_for_a_member_that_is_retried() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list max-failures=1; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 2                                           -> w deliver g/0 g/1
+        w fail g/0                                                    -> w confirm 1
+        a retry g/0                                                   -> a confirm 2 2:Failed
+        w ack g/1; put g/1 one                                        -> w confirm 2
+        w consume default 2                                           -> w deliver g/0#1
+        kill                                                          ->
+        w hello g/0                                                   -> w welcome 2 g/0
+        w ack g/0; put g/0 zero                                       -> w confirm 3
+        w consume default 2                                           -> w deliver body![zero one]
+        ",
+    );
+}
+
+/// What has been done about a failure stays done. It is told of that failure also when it begins after the retry.
+#[test]
+fn what_a_failure_has_released_runs_once_whatever_is_retried() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=rescue inputs=list when=failed; publish g/0 member=g/:0 queue=q; publish g/1 member=g/:1 queue=q -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume q 10                                                -> w deliver g/0@q g/1@q
+        w fail g/0 boom                                               -> w confirm 1
+        a retry g/0                                                   -> a confirm 2 2:Failed, w deliver g/0@q#1
+        w consume default 1                                           -> w deliver rescue[Upstream:g/0]
+        w fail g/0 boom                                               -> w confirm 2
+        w return rescue                                               -> w confirm 3, w deliver rescue![Upstream:g/0]
+        w ack rescue                                                  -> w confirm 4
+        w consume default 1                                           ->
+        ",
+    );
+}
+
+/// The one that failed goes on being the one that failed, for a body that its group has released without it.
+#[test]
+fn a_group_that_has_gone_on_without_a_member_does_not_turn_back() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list all-ended; publish g/0 member=g/:0 queue=q; publish g/1 member=g/:1 queue=q -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume q 2                                                 -> w deliver g/0@q g/1@q
+        w fail g/0 boom                                               -> w confirm 1
+        w ack g/1; put g/1 one                                        -> w confirm 2
+        w consume default 1                                           -> w deliver body[Failed:error one]
+        a retry g/0                                                   -> a confirm 2 2:Failed
+        w return body                                                 -> w confirm 3
+        w consume default 1                                           -> w deliver body![Upstream:g/0 one]
+        w consume q 1                                                 -> w deliver g/0@q#1
+        w ack g/0; put g/0 zero                                       -> w confirm 4
+        w ack body                                                    -> w confirm 5
+        w consume default 1                                           ->
+        ",
+    );
+}
+
+/// Members that have succeeded have their results for as long as the group may go on, whatever their time.
+#[test]
+fn a_failed_group_keeps_the_results_that_its_body_would_read() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 2                                           -> w deliver g/0 g/1
+        w ack g/0; put g/0 one ttl=5                                  -> w confirm 1
+        w fail g/1 boom                                               -> w confirm 2
+        wait 200000                                                   ->
+        carry                                                         ->
+        restart                                                       ->
+        a hello                                                       -> a welcome 1
+        a retry g/1                                                   -> a confirm 2 2:Failed
+        w hello                                                       -> w welcome 2
+        w consume default 2                                           -> w deliver g/1#1
+        w ack g/1; put g/1 two                                        -> w confirm 3, w deliver body[one two]
+        ",
+    );
+}
+
+#[test]
+fn the_failed_members_of_a_workflow_are_retried_together() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list workflow=body; publish g/0 member=g/:0 workflow=body; publish g/1 member=g/:1 workflow=body; publish other -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 3                                           -> w deliver g/0 g/1 other
+        w fail g/0                                                    -> w confirm 1
+        w fail g/1                                                    -> w confirm 2
+        w fail other                                                  -> w confirm 3
+        a retry all workflow=body                                     -> a confirm 2 2:operation-1
+        a operation 1                                                 -> a operation 2/2/0 over
+        w consume default 3                                           -> w deliver g/0#1 g/1#1
+        w ack g/0; put g/0 zero                                       -> w confirm 4
+        w ack g/1; put g/1 one                                        -> w confirm 5, w deliver body[zero one]
+        ",
+    );
+}
+
+/// Case 35: nobody can retry what has failed the group, so what that has blocked goes at once, at any distance.
+#[test]
+fn what_a_failed_job_has_blocked_goes_with_it() {
+    for drop in [
+        "a drop g/0 -> a confirm 2 2:Failed",
+        "a drop all -> a confirm 2 2:operation-1",
+    ] {
+        check(&format!(
+            "
+            a hello                           -> a welcome 0
+            a hold i/ count=1 messages=last inputs=one; hold h/ count=1 messages=i/0 inputs=one member=i/:0; hold g/ count=2 then=h/:0 result=1000000; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+            w hello                           -> w welcome 0
+            w consume default 2               -> w deliver g/0 g/1
+            w fail g/0                        -> w confirm 1
+            a info last                       -> a knows Blocked in default attempt 0 crashes 0
+            {drop}
+            a info last                       -> a knows nothing
+            a info i/0                        -> a knows nothing
+            a watch last                      -> a sees last Upstream
+            w ack g/1; put g/1 one            -> w confirm 2
+            kill                              ->
+            a hello                           -> a welcome 1, {}
+            a info last                       -> a knows nothing
+            ",
+            drop.split_once("-> ").unwrap().1
+        ));
+    }
+}
+
+/// Another job of the group may still be retried, and then the group puts up with the one that is gone.
+#[test]
+fn a_group_that_may_still_go_on_is_not_given_up() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=3 messages=body inputs=list max-failures=1; publish g/0 member=g/:0; publish g/1 member=g/:1; publish g/2 member=g/:2 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 3                                           -> w deliver g/0 g/1 g/2
+        w fail g/0                                                    -> w confirm 1
+        w fail g/1                                                    -> w confirm 2
+        w ack g/2; put g/2 two                                        -> w confirm 3
+        a drop g/0                                                    -> a confirm 2 2:Failed
+        a info body                                                   -> a knows Blocked in default attempt 0 crashes 0
+        a retry g/1                                                   -> a confirm 3 3:Failed
+        w consume default 3                                           -> w deliver g/1#1
+        w ack g/1; put g/1 one                                        -> w confirm 4, w deliver body[Failed:error one two]
+        ",
+    );
+}
+
+/// More than fit into a step. What a crash cuts short goes on after it.
+#[test]
+fn a_large_group_that_was_blocked_waits_again_in_steps() {
+    let members: Vec<String> = (0..3_000).map(|index| format!("o/{index}")).collect();
+    let hold = format!(
+        "a hold o/ count=3000 messages=last inputs=list result=1000000; \
+         hold g/ count=1 messages={} each=o/ queue=q; publish g/0 member=g/:0",
+        members.join("+")
+    );
+    let mut cut = 1;
+    loop {
+        let mut world = World::new(BrokerOptions::default());
+        for line in [
+            "a hello",
+            &hold,
+            "w hello",
+            "w consume default 1",
+            "w fail g/0",
+        ] {
+            world.run(line);
+        }
+        let blocked = "a knows Blocked in default attempt 0 crashes 0";
+        assert_eq!(world.run("a info last"), [blocked]);
+        let before = world.journal().len();
+        // A client that asks before all of them wait again is not told what was.
+        let told = world.run("a retry g/0 && a watch last o/ o/2999");
+        assert_eq!(told.len(), 4, "{told:?}");
+        let pending = [
+            "a sees last pending",
+            "a sees o/ pending",
+            "a sees o/2999 pending",
+        ];
+        for line in pending {
+            assert!(told.contains(&line.to_owned()), "{told:?}");
+        }
+        let steps = world.journal().len() - before;
+        assert!(steps > 3, "{steps} records");
+        if cut == steps {
+            break;
+        }
+        world.lose_records(|index| index >= before + cut);
+        world.run("a hello");
+        assert_eq!(world.run("a watch last o/ o/2999"), pending);
+        world.run("w hello");
+        world.run("w consume default 1");
+        world.run("w ack g/0");
+        let ready = "a knows Ready in q attempt 0 crashes 0";
+        assert_eq!(world.run("a info o/2999"), [ready]);
+        world.check_recovery();
+        cut += 1;
+    }
+}
