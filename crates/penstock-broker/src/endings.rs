@@ -413,6 +413,7 @@ impl Broker {
         let is_meant = |slot: &u32| {
             self.state.messages.when(*slot) != Outcome::Succeeded
                 && self.state.is_behind_mark(*slot)
+                && !self.state.keeps_its_number(*slot)
         };
         let slots: Vec<u32> = self.held_slots(slot).filter(is_meant).collect();
         for slot in &slots {

@@ -541,8 +541,10 @@ impl Recovery {
                 if let Some(renumbered) = renumbered {
                     for number in state.still_held(&join) {
                         if let Some(to) = renumbered.of(number)
-                            && let Some(slot) = self.slots.take(number)
+                            && let Some(slot) = self.slots.of(number)
+                            && !state.keeps_its_number(slot)
                         {
+                            self.slots.take(number);
                             self.slots.put(to, slot);
                         }
                     }

@@ -1491,7 +1491,9 @@ impl State {
             let state = MessagePlace::Held(join);
             if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == state {
                 self.count_held(handle.slot, Adjust::Subtract);
-                if let Some(to) = renumbered.and_then(|renumbered| renumbered.of(handle.number)) {
+                if let Some(to) = renumbered.and_then(|renumbered| renumbered.of(handle.number))
+                    && !self.keeps_its_number(handle.slot)
+                {
                     self.renumber_held(handle, to);
                 }
                 self.make_ready(handle.slot);
@@ -1499,11 +1501,21 @@ impl State {
                     self.queues
                         .bring_forward(&self.messages, handle.slot, awaited);
                 }
+                if !self.marks.is_empty() && self.is_purged(handle.slot) {
+                    let queue = self.messages.queue(handle.slot);
+                    self.queues[queue].rare_mut().ending += 1;
+                }
                 let rests = self.messages.rests(handle.slot).and(self.rests);
                 self.messages.set_rests(handle.slot, rests);
                 self.cool_when_safe(handle.slot);
             }
         }
+    }
+
+    /// Whether a message that a join releases is cancelled by an operation under way, which knows it by its number. It ends
+    /// by that one or by the purge that it would be renumbered for.
+    pub(crate) fn keeps_its_number(&self, slot: u32) -> bool {
+        self.mark_that_cancels(slot).is_some()
     }
 
     fn renumber_held(&mut self, handle: Handle, to: u64) {

@@ -183,6 +183,30 @@ fn a_retry_does_not_escape_an_operation_under_way() {
     );
 }
 
+/// A purge is about jobs that wait, and what a group holds does not: it is released behind the purge, with a new number. That
+/// took it out of the reach of an operation that cancels it, and it ran after its cancellation was confirmed.
+#[test]
+fn what_a_group_releases_behind_a_purge_does_not_escape_a_cancellation() {
+    for cancel in ["queue=default", "workflow=next"] {
+        for between in ["", "kill", "carry\n kill"] {
+            check(&format!(
+                "
+                a hello                             -> a welcome 0
+                a hold join count=1 messages=next workflow=next|publish one  -> a confirm 2
+                disk no-settlements                 -> notice: NoSettlements
+                a purge default|cancel all {cancel}|join join index=0  -> a confirm 5 3:operation-1 4:operation-2
+                disk plenty                         -> notice: Plenty
+                {between}
+                b hello                             -> b welcome 0
+                b info next                         -> b knows nothing
+                w hello                             -> w welcome 0
+                w consume default 9                 ->
+                "
+            ));
+        }
+    }
+}
+
 /// Seed 7 of the simulator: an operation by filter goes on in steps, and jobs that the steps had not come to were handed out
 /// after the operation was decided, and even after it was confirmed. `cancel()` promises that none of them starts.
 #[test]
