@@ -374,15 +374,15 @@ def _waiter() -> bytes | None:
 
 
 def _warn_of_waiting_job() -> None:
-    """Warn once for each task that its jobs keep their slots while they wait for others: outside of workers' slots."""
+    """Warn once for each task whose jobs keep their slots while they wait: in threads that are not slots."""
     current = running.get()
     if current is None or current[5].name in _warned_of:
         return
     task = current[5].name
     _warned_of.add(task)
     logger.warning(
-        "the task %s waits for other jobs. It keeps its slot meanwhile: when all slots of a worker wait so, none is"
-        " left for the jobs that they wait for. Make them steps of a workflow, or wait outside of tasks",
+        "the task %s waits for other jobs in a thread that it has started, and keeps its slot meanwhile: when all slots"
+        " of a worker wait so, none is left for the jobs that they wait for. Wait in the task's own thread",
         task,
     )
 

@@ -10,7 +10,7 @@ import pytest
 from project import Process, Project, eventually, within
 from worker.kinds import Kind, named, notes
 
-from penstock import JobCancelled, JobState, TooManyWaiting
+from penstock import JobCancelled, JobState, TooManyWaiting, WaitCycle
 
 PROCESS = Kind("process", ("-c", "1"))
 THREAD = Kind("thread", ("-c", "1", "--threads", "1"))
@@ -99,9 +99,22 @@ SOURCE = """
     @DEF waits_for_short_ones(count: int) -> int:
         return sum([@AWAIT double.delay(n).@RESULT() for n in range(count)])
 
+    @app.task(slot="thread")
+    def waits_elsewhere(number: int) -> int:
+        return asyncio.run(asyncio.to_thread(double.delay(number).result))
+
+    @app.task(retries=3, backoff=0.01)
+    @DEF waits_for_itself() -> None:
+        note("attempt", current_job().attempt)
+        @AWAIT app.job(current_job().id).@RESULT()
+
     @app.task
-    @DEF where() -> int:
-        return os.getpid()
+    @DEF hoards(name: str) -> int:
+        hoard = bytearray(b"x") * (150 << 20)
+        # Memory is looked at each second.
+        @SLEEP(2.5)
+        @AWAIT opens.delay(name).@RESULT()
+        return len(hoard)
 """
 
 
@@ -288,6 +301,35 @@ def test_where_too_many_jobs_wait_the_deepest_fails_and_none_waits_for_ever(shop
         shop.tasks.down.delay(10).result(timeout=20)
     assert "keeps its slot" in worker.output
     assert shop.tasks.down.delay(3).result(timeout=20) == 3
+
+
+def test_a_task_that_keeps_its_slot_as_it_waits_in_a_thread_of_its_own_is_warned_of_once(shop: Waits) -> None:
+    worker = shop.start(Kind("thread", ("-c", "1", "--threads", "2")))
+    assert [shop.tasks.waits_elsewhere.delay(number).result(timeout=20) for number in range(3)] == [0, 2, 4]
+    worker.end()
+    assert (
+        worker.output.count("the task waits.waits_elsewhere waits for other jobs in a thread that it has started") == 1
+    )
+
+
+def test_a_wait_that_would_never_end_is_not_tried_again(shop: Waits) -> None:
+    shop.start(PROCESS)
+    with pytest.raises(WaitCycle):
+        shop.tasks.waits_for_itself.delay().result(timeout=20)
+    assert notes(shop.project, "attempt") == ["1"]
+
+
+def test_a_process_for_which_there_is_no_memory_is_not_forked(shop: Waits) -> None:
+    worker = shop.start(Kind("process", ("-c", "2")), "--memory-limit", "300M")
+    job = shop.tasks.hoards.delay("lean")
+    shop.begun("lean")
+    eventually(
+        lambda: "keeps its slot: another process would take its memory beyond" in worker.output,
+        10,
+        lambda: worker.output,
+    )
+    shop.open("lean")
+    assert job.result(timeout=20) == 150 << 20
 
 
 def test_only_one_line_tells_of_jobs_that_keep_their_slots(shop: Waits) -> None:
