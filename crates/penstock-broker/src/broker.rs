@@ -388,6 +388,7 @@ impl Broker {
 
     /// Ends the record, and tells watchers of its changes.
     pub(crate) fn seal(&mut self, mut durability: Durability) {
+        self.settle_workflows();
         assert!(
             self.added <= ENDED_AT_ONCE,
             "the broker has added {} events to a record by itself",
@@ -628,6 +629,7 @@ impl Broker {
             Query::Message(id) => Answer::Message(self.message_info(id)),
             Query::Failed(query) => Answer::Failed(self.failed_page(query)),
             Query::Operation(operation) => Answer::Operation(self.operation_status(*operation)),
+            Query::Workflows(query) => Answer::Workflows(self.workflows_page(query)),
             Query::Ask(ask) => return self.ask(conn, id, ask),
             Query::Unnamed => Answer::Refused(
                 "this broker is older than its client and does not know the question: upgrade the broker"

@@ -181,10 +181,6 @@ impl State {
             && !entry.is_ended()
     }
 
-    pub(crate) fn workflow_of(&self, slot: u32) -> Option<MessageId> {
-        self.messages.extras(slot)?.workflow
-    }
-
     /// Notes that the worker of a message was asked to stop it.
     pub(crate) fn ask_to_stop(&mut self, slot: u32, asked: Asked) {
         self.names.hold(asked.reason);

@@ -148,9 +148,11 @@ impl Broker {
         if room > 16 && perhaps!("small-steps") {
             room = 16;
         }
-        match self.state.joins.is_empty() {
-            true => room,
-            false => room / 3,
+        match (self.state.workflows.is_empty(), self.state.joins.is_empty()) {
+            (true, true) => room,
+            (true, false) => room / 3,
+            // The last of its jobs ends its workflow, too.
+            (false, _) => room / 4,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use penstock_message::Key;
+use penstock_message::{Key, MessageId};
 
 use crate::Broker;
 use crate::consumers::Seat;
@@ -20,6 +20,7 @@ impl Broker {
         self.state.messages.assert_counts();
         self.assert_live_things_are_in_the_ledger();
         self.assert_names_are_held();
+        self.assert_workflows_are_counted();
         for connection in self.connections.values() {
             let ahead = connection.deliveries.iter().take(connection.ahead);
             assert!(connection.ahead <= connection.deliveries.len());
@@ -209,6 +210,25 @@ impl Broker {
         }
     }
 
+    /// A workflow knows how many of its jobs have not ended, and how many of them a failure has blocked.
+    fn assert_workflows_are_counted(&self) {
+        let state = &self.state;
+        let mut live: BTreeMap<MessageId, [u64; 2]> = BTreeMap::new();
+        for (slot, entry) in state.messages.iter() {
+            if entry.is_ended() || entry.is_failed() {
+                continue;
+            }
+            if let Some(workflow) = state.workflow_of(slot) {
+                let counts = live.entry(workflow).or_default();
+                counts[0] += 1;
+                counts[1] += u64::from(state.is_blocked(slot));
+            }
+        }
+        let counted: BTreeMap<_, _> = state.workflows.live().collect();
+        assert_eq!(counted, live, "jobs of workflows that have not ended");
+        state.workflows.assert_counts();
+    }
+
     /// Each queue, task, value, reason and class of a failure holds its name, and nothing else does.
     fn assert_names_are_held(&self) {
         let state = &self.state;
@@ -309,7 +329,7 @@ impl Broker {
             "the count of queues with limits"
         );
         expected += limited;
-        expected += state.marks.len();
+        expected += state.marks.len() + state.workflows.len();
         assert_eq!(live.len(), expected, "live things in the ledger");
         let messages: u64 = state
             .messages
@@ -353,11 +373,16 @@ impl Broker {
             }
         }
         assert_eq!(state.blocked, blocked, "failed joins and what they block");
+        let workflows: u64 = state
+            .workflows
+            .records()
+            .map(|(_, record)| record.journal_bytes())
+            .sum();
         let marks = state.marks.len() as u64 * crate::state::MARK_BYTES;
         let sessions = 64 * state.sessions.iter().count() as u64;
         assert_eq!(
             state.live_bytes,
-            messages + values + joins + sessions + marks,
+            messages + values + joins + sessions + marks + workflows,
             "live bytes"
         );
     }

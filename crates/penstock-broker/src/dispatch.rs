@@ -274,6 +274,7 @@ impl Broker {
                     self.state.wait_for_ended_values(ttl_ms);
                 }
             }
+            Timer::Workflows => self.forget_old_workflows(),
             Timer::FailedJobs => {
                 self.state.failed.is_timed = false;
                 // What is old goes in steps, the last of which sets the timer again.

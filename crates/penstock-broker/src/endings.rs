@@ -45,7 +45,7 @@ pub(crate) struct Unrun {
 }
 
 /// Reason of a job that waited for a failure which did not come.
-const NOT_NEEDED: &str = "it was not needed: nothing that it waited for has failed";
+pub(crate) const NOT_NEEDED: &str = "it was not needed: nothing that it waited for has failed";
 /// Group of the values that say how joins have ended.
 const OUTCOMES: &str = "penstock.groups";
 

@@ -24,6 +24,7 @@ pub(crate) enum Entity {
     Queue { index: u32 },
     Limits { index: u32 },
     Mark { number: u64 },
+    Workflow { number: u64 },
 }
 
 #[derive(Debug, Default)]

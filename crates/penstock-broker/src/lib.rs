@@ -76,6 +76,7 @@ mod unused;
 mod waits;
 mod watchers;
 mod watches;
+mod workflows;
 
 pub use broker::Broker;
 pub use inspect::{Published, published_in};

@@ -29,6 +29,11 @@ pub struct BrokerOptions {
     pub failed_kept: u64,
     /// Bytes of the journal that they may take. Default 1 GiB.
     pub failed_kept_bytes: u64,
+    /// Most workflows that are listed after they have ended, for a day or for as long as failed jobs are kept; those that
+    /// have the least of that time left go first. Default 100,000.
+    pub workflows_kept: u64,
+    /// Bytes of the journal that they may take, and of memory. Default 64 MiB.
+    pub workflows_kept_bytes: u64,
     /// Bytes of the bodies of waiting messages that are kept in memory, more or less; the others are
     /// read back from the journal when they are handed out. The messages that are handed out first came first, so with
     /// this much a worker that starts on a long backlog need not wait for the disk. `None`: all are kept,
@@ -65,6 +70,8 @@ impl Default for BrokerOptions {
             failed_kept_ms: 30 * 24 * 60 * 60 * 1000,
             failed_kept: 1_000_000,
             failed_kept_bytes: 1 << 30,
+            workflows_kept: 100_000,
+            workflows_kept_bytes: 64 << 20,
             resident_bodies_bytes: Some(64 << 20),
             hash_seed: 0,
         }

@@ -128,6 +128,7 @@ impl Broker {
                     self.record(&Event::Marked { mark });
                 }
             }
+            Entity::Workflow { number } => self.carry_workflow(number),
             Entity::Limits { index } => {
                 let queue = &mut self.state.queues[index];
                 queue.rare_mut().limits_base = position;

@@ -21,7 +21,7 @@ use std::borrow::Cow;
 
 use penstock_message::{
     Durability, Extras, JoinId, JoinPolicy, Key, Member, MessageId, QueueLimits, Receipt, Running,
-    SessionId, ValueStatus, WallMs,
+    SessionId, ValueStatus, WallMs, WorkflowState,
 };
 
 use crate::clock::When;
@@ -283,6 +283,53 @@ pub(crate) enum Event<'a> {
         queue: Name,
         limits: QueueLimits,
     },
+    /// The state of a workflow: a new one, or one that is carried forward.
+    WorkflowOpened {
+        workflow: MessageId,
+        head: WorkflowHead<'a>,
+        progress: WorkflowProgress,
+    },
+    /// What has become of a workflow so far; `None`: it is forgotten before its time.
+    WorkflowChanged {
+        workflow: MessageId,
+        progress: Option<WorkflowProgress>,
+    },
+}
+
+/// A workflow as its client has opened it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WorkflowHead<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) description: &'a [u8],
+    pub(crate) opened_at: WallMs,
+    pub(crate) deadline: Option<When>,
+    pub(crate) kept_ms: Option<u64>,
+    pub(crate) parent: Option<MessageId>,
+}
+
+/// Counts of the jobs of a workflow that have ended, and its own end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WorkflowProgress {
+    pub(crate) succeeded: u64,
+    pub(crate) failed: u64,
+    pub(crate) cancelled: u64,
+    pub(crate) outcome: WorkflowState,
+    /// Whether it was cancelled as a whole.
+    pub(crate) is_cancelled: bool,
+    /// Time on the steady clock at which the last of its jobs ended that could run.
+    pub(crate) ended_at: Option<u64>,
+}
+
+impl WorkflowProgress {
+    /// Returns the outcome of a workflow that has ended, and of which no step has told one.
+    pub(crate) fn outcome_at_end(&self, blocked: u64) -> WorkflowState {
+        match (self.failed + blocked, self.cancelled) {
+            _ if self.is_cancelled => WorkflowState::Cancelled,
+            (1.., _) => WorkflowState::Failed,
+            (_, 1..) => WorkflowState::Cancelled,
+            (0, 0) => WorkflowState::Succeeded,
+        }
+    }
 }
 
 /// Fields of a join that few have.
@@ -508,8 +555,10 @@ mod tag {
     pub(super) const PAUSED: u8 = 22;
     pub(super) const CLOCK_SET: u8 = 23;
     pub(super) const LIMITED: u8 = 24;
-    // 25, 26, 28 to 30 and 33 to 38 are reserved: workflows opened and changed, joins grown and
-    // sealed, members settled, policies, gates, schedules, claims moved, breakers.
+    pub(super) const WORKFLOW_OPENED: u8 = 25;
+    pub(super) const WORKFLOW_CHANGED: u8 = 26;
+    // 28 to 30 and 33 to 38 are reserved: joins grown and sealed, members settled, policies, gates,
+    // schedules, claims moved, breakers.
     pub(super) const JOIN_STATE: u8 = 27;
     pub(super) const JOIN_OVER: u8 = 31;
     pub(super) const REVIVED: u8 = 32;
@@ -529,11 +578,12 @@ mod tag {
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 40] = [
+    pub(super) const ALL: [u8; 42] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
         JOIN_STATE, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED, CANCEL_ASKED, CLOCK_BOOT,
         FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED, MEMBER_FAILED,
         MEMBER_REVIVED, JOIN_REOPENED,
+        WORKFLOW_OPENED, WORKFLOW_CHANGED,
     ];
 }
 
@@ -606,6 +656,23 @@ mod join {
     pub(super) const FAILURES: u8 = 16;
     pub(super) const THEN: u8 = 32;
     pub(super) const RESULT: u8 = 64;
+}
+
+/// Flags of a `WorkflowOpened`, and of its fields that follow.
+mod opened {
+    pub(super) const DEADLINE: u8 = 1;
+    pub(super) const KEPT: u8 = 2;
+    pub(super) const PARENT: u8 = 4;
+}
+
+/// Flags of the progress of a workflow, and of its fields that follow.
+mod changed {
+    /// Three bits: the outcome.
+    pub(super) const OUTCOME: u8 = 7;
+    pub(super) const ENDED: u8 = 8;
+    pub(super) const COUNTS: u8 = 16;
+    pub(super) const FORGOTTEN: u8 = 32;
+    pub(super) const CANCELLED: u8 = 64;
 }
 
 /// Flags next to the status of a `Stored`.

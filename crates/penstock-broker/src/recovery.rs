@@ -131,6 +131,7 @@ impl Recovery {
         // Of what follows from them the journal tells in events of their own.
         self.state.reported.clear();
         self.state.inherited.clear();
+        self.state.workflows.forget_touched();
         self.state.cool();
         self.state.sweep();
         Ok(())
@@ -178,6 +179,7 @@ impl Recovery {
         self.state.failed.is_timed = false;
         self.state.wait_for_failed_jobs();
         self.state.review_all_service();
+        self.state.review_workflows();
         let mut broker = Broker::recovered(
             self.options,
             self.state,
@@ -572,6 +574,15 @@ impl Recovery {
                 let queue = state.queue_named(queue);
                 state.limit(queue, limits);
             }
+            Event::WorkflowOpened {
+                workflow,
+                head,
+                progress,
+            } => state.open_workflow(workflow, &head, progress),
+            Event::WorkflowChanged { workflow, progress } => match progress {
+                Some(progress) => state.change_workflow(workflow, progress),
+                None => state.forget_workflow(workflow),
+            },
         }
     }
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
     Extras, JoinId, JoinPolicy, Key, Member, MessageId, QueueLimits, SeededState, SessionId, Value,
-    When as Outcome,
+    When as Outcome, WorkflowState,
 };
 
 use crate::Position;
@@ -35,6 +35,7 @@ use crate::records::{
 use crate::sessions::Sessions;
 use crate::timers::{Timer, Timers};
 use crate::waits::Waits;
+use crate::workflows::Workflows;
 
 #[derive(Debug)]
 pub(crate) struct State {
@@ -44,6 +45,7 @@ pub(crate) struct State {
     pub(crate) keys: Keys,
     pub(crate) joins: Joins,
     pub(crate) waits: Waits,
+    pub(crate) workflows: Workflows,
     pub(crate) sessions: Sessions,
     pub(crate) timers: Timers,
     pub(crate) ledger: Ledger,
@@ -153,6 +155,7 @@ impl State {
             keys: Keys::new(hashing),
             joins: Joins::new(hashing),
             waits: Waits::new(hashing),
+            workflows: Workflows::new(hashing),
             sessions: Sessions::new(hashing),
             timers: Timers::default(),
             ledger: Ledger::default(),
@@ -204,6 +207,9 @@ impl State {
                 self.joins.add_reader(inputs.join);
             }
             self.messages.set_extras(slot, extras);
+            if failure.is_none() {
+                self.count_live(slot, Adjust::Add);
+            }
         }
         if let Some(failure) = failure {
             self.names.hold(failure.class);
@@ -379,6 +385,9 @@ impl State {
         if let Some(join) = self.joins.find(&join) {
             let bytes = self.messages.journal_bytes(slot);
             self.count_for_join(join, adjust, Amount { jobs: 1, bytes });
+            if self.joins[join].is_over {
+                self.count_blocked_one(slot, adjust);
+            }
         }
     }
 
@@ -561,6 +570,18 @@ impl State {
         let extras = self.messages.extras(slot);
         let member = extras.and_then(|extras| extras.member);
         let inputs = extras.and_then(|extras| extras.inputs);
+        if extras.is_some_and(|extras| extras.workflow.is_some()) {
+            let outcome = match &ending {
+                Ending::Acked { .. } => Some(WorkflowState::Succeeded),
+                Ending::Failed { .. } => Some(WorkflowState::Failed),
+                Ending::Unrun { ended, .. } => self.outcome_of(*ended),
+                // It was counted when it failed.
+                Ending::Dropped => None,
+            };
+            if let Some(outcome) = outcome {
+                self.count_end(slot, outcome);
+            }
+        }
         let causes = match (member, &ending) {
             (Some(_), Ending::Failed { .. } | Ending::Unrun { .. }) => self.causes_of(slot),
             _ => Vec::new(),
@@ -653,8 +674,12 @@ impl State {
 
     /// Removes a message; true when it was the last of its copies.
     pub(crate) fn forget_message(&mut self, slot: u32, cost_us: Option<u64>) -> bool {
+        let was_live = !self.messages[slot].is_failed();
         self.forget_asked(slot);
         self.take(slot, cost_us);
+        if was_live {
+            self.count_live(slot, Adjust::Subtract);
+        }
         self.abandon_expiry(slot);
         self.free_claim(slot);
         if let Some(failure) = self.messages.failure(slot) {
@@ -669,8 +694,12 @@ impl State {
     fn leave_value(&mut self, slot: u32, ended: Ended) {
         let id = self.messages[slot].id;
         self.forget_value(&Key::Result(id));
+        let was_live = !self.messages[slot].is_failed();
         self.forget_asked(slot);
         self.take(slot, None);
+        if was_live {
+            self.count_live(slot, Adjust::Subtract);
+        }
         self.abandon_expiry(slot);
         self.free_claim(slot);
         self.live_bytes -= self.messages.journal_bytes(slot);
@@ -756,6 +785,7 @@ impl State {
     ) {
         self.forget_asked(slot);
         self.take(slot, cost_us);
+        self.count_live(slot, Adjust::Subtract);
         // It is held no more, while what it takes changes.
         self.messages.set_state(slot, MessagePlace::Failed);
         self.abandon_expiry(slot);
@@ -796,6 +826,7 @@ impl State {
     pub(crate) fn revive(&mut self, slot: u32, to: u64, queue: Name) {
         let id = self.messages[slot].id;
         self.take(slot, None);
+        self.count_retry(slot);
         self.live_bytes -= self.messages.journal_bytes(slot);
         if let Some(failure) = self.messages.failure(slot) {
             self.names.let_go(failure.class);
@@ -1378,6 +1409,8 @@ impl State {
         join.over_at = at;
         self.blocked += join.kept;
         self.joins_over.insert((at, id));
+        self.count_blocked(slot, Adjust::Add);
+        self.note_join_outcome(slot, WorkflowState::Failed);
         self.wait_for_failed_jobs();
         let waits_for_failure = |handle: &Handle| {
             self.messages.get(*handle).is_some()
@@ -1420,6 +1453,7 @@ impl State {
         let over_at = std::mem::take(&mut join.over_at);
         let (id, kept) = (join.id, join.kept);
         self.blocked -= kept;
+        self.count_blocked(slot, Adjust::Subtract);
         self.joins_over.remove(&(over_at, id));
     }
 
@@ -1466,6 +1500,8 @@ impl State {
         }
         let join = &mut self.joins[slot];
         join.is_released = true;
+        self.note_join_outcome(slot, WorkflowState::Succeeded);
+        let join = &mut self.joins[slot];
         let (id, held) = (join.id, std::mem::take(&mut join.held));
         let awaited = join.awaited;
         self.release(id, held, renumbered, awaited);
@@ -1702,7 +1738,7 @@ impl State {
             }
             Timer::Expiry { number, slot } => self.messages.get(Handle { number, slot }).is_some(),
             Timer::ValueExpiry { slot, number } => self.keys.get(slot, number).is_some(),
-            Timer::EndedValues { .. } | Timer::FailedJobs => true,
+            Timer::EndedValues { .. } | Timer::FailedJobs | Timer::Workflows => true,
             Timer::LeasesLost {
                 session,
                 generation,
@@ -1756,6 +1792,7 @@ impl State {
                     !rare.limits.is_none() && rare.limits_base == base
                 })
             }
+            Entity::Workflow { number } => self.workflow_is_current(base, number),
             Entity::Mark { number } => self
                 .marks
                 .get(&number)

@@ -21,6 +21,8 @@ pub(crate) enum Timer {
     ValueExpiry { slot: u32, number: u64 },
     /// Values of messages that the broker has ended are over, of those with this time to live.
     EndedValues { ttl_ms: u64 },
+    /// Workflows that have ended were listed for long enough.
+    Workflows,
     /// Failed jobs have been kept for long enough.
     FailedJobs,
     /// The heartbeat of a session without a connection ends, and its leases with it.

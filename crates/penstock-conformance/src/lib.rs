@@ -164,6 +164,7 @@ pub fn is_asked_for(feature: Feature) -> bool {
             | Feature::Limits
             | Feature::Inspection
             | Feature::FailedJobs
+            | Feature::Workflows
             | Feature::CancelWaiting
             | Feature::CancelRunning
             | Feature::TasksOfConsumers

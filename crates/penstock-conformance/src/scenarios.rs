@@ -11,9 +11,10 @@ use penstock_driver::DriverError;
 use penstock_message::Feature::*;
 use penstock_message::{
     Answer, Applied, AskQuery, Condition, Delivery, Due, Durability, FailedQuery, Failure, Feature,
-    Filter, HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message, MessageState, NoReply, Op,
-    Overflow, Query, QueueLimits, Receipt, Refusal, ReleaseReason, Run, Running, Target, Tasks,
-    Value, ValueStatus, WorkerReport, WorkerState,
+    Filter, HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message, MessageState, NoReply,
+    NodeState, Op, Open, Overflow, Query, QueueLimits, Receipt, Refusal, ReleaseReason, Run,
+    Running, Target, Tasks, Value, ValueStatus, WorkerReport, WorkerState, WorkflowState,
+    WorkflowsQuery,
 };
 
 use crate::words::*;
@@ -93,6 +94,7 @@ scenarios! { $
     a_full_queue_refuses_and_takes_again_once_there_is_room { shows [Limits] needs [] }
     a_purge_cancels { shows [Purge] needs [Values] }
     a_failed_job_is_kept_listed_retried_and_dropped { shows [FailedJobs] needs [Values, Inspection, Fencing] }
+    a_workflow_is_listed_with_its_jobs { shows [Workflows] needs [] }
     a_job_is_cancelled_or_it_is_said_why_not { shows [CancelWaiting] needs [Values] }
     a_running_job_that_is_cancelled_ends_and_is_never_run_again { shows [CancelRunning] needs [CancelWaiting, Values, Inspection] }
     an_order_to_stop_outlives_the_broker { shows [] needs [CancelRunning, CancelWaiting, LeasesOfSessions, Values, OsDurability] by Kill }
@@ -1031,6 +1033,64 @@ fn a_failed_job_is_kept_listed_retried_and_dropped(bench: &Bench<'_>) {
         client.ask(Query::Operation(name + 1)),
         Answer::Operation(None)
     );
+}
+
+fn a_workflow_is_listed_with_its_jobs(bench: &Bench<'_>) {
+    let worker = bench.client().worker("work", 1);
+    let client = &worker.client;
+    let job = |number| {
+        let mut message = message(number);
+        message.extras.get_or_insert_default().workflow = Some(id(2));
+        publish(message)
+    };
+    let open = Op::Open(Open {
+        workflow: id(2),
+        name: "nightly".to_owned(),
+        description: "steps".into(),
+        ..Open::default()
+    });
+    assert_eq!(client.commit(vec![open, job(1), job(2)]), applied());
+    let find = |name: &str| {
+        let query = WorkflowsQuery {
+            name: Some(name.to_owned()),
+            ..WorkflowsQuery::default()
+        };
+        match client.ask(Query::Workflows(query)) {
+            Answer::Workflows(page) => page.workflows,
+            other => panic!("{other:?}"),
+        }
+    };
+    let found = find("nightly");
+    assert_eq!(found.len(), 1, "a workflow is listed");
+    assert_eq!(
+        (found[0].id, found[0].state),
+        (id(2), WorkflowState::Running)
+    );
+    assert_eq!(find("other"), []);
+    let first = worker.take_one();
+    assert_eq!(worker.settle(&first, vec![ack(&first)]), applied());
+    assert_eq!(find("nightly")[0].jobs.succeeded, 1);
+    worker.want(1);
+    let second = worker.take_one();
+    assert_eq!(worker.settle(&second, vec![ack(&second)]), applied());
+    let ended = find("nightly").remove(0);
+    assert_eq!(
+        (ended.state, ended.jobs.succeeded),
+        (WorkflowState::Succeeded, 2)
+    );
+    assert!(ended.ended_at >= Some(ended.opened_at));
+    // One by its id, with its steps.
+    let query = WorkflowsQuery {
+        workflow: Some(id(2)),
+        nodes: vec![id(1), id(3)],
+        ..WorkflowsQuery::default()
+    };
+    let page = match client.ask(Query::Workflows(query)) {
+        Answer::Workflows(page) => page,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(page.workflows[0].description, "steps");
+    assert_eq!(page.nodes, [NodeState::Gone; 2]);
 }
 
 fn a_job_is_cancelled_or_it_is_said_why_not(bench: &Bench<'_>) {

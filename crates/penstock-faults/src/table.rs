@@ -327,6 +327,14 @@ pub const PLANTS: &[Plant] = &[
         "a group remembers its failed members for as long as it lives",
     ),
     plant(
+        "carry-no-workflow",
+        "a workflow is listed for as long as it is kept, whatever the journal does meanwhile",
+    ),
+    plant(
+        "untold-end-of-workflow",
+        "a workflow counts each of its jobs that has ended, however old the job's record",
+    ),
+    plant(
         "carry-no-receipts",
         "what was refused stays refused, however old the record",
     ),

@@ -536,6 +536,7 @@ impl Features {
                 .fold(self, |needs, (_, message)| needs.of_message(message))
                 .with(Feature::Joins),
             Op::Join { .. } => self.with(Feature::Joins),
+            Op::Open(_) => self.with(Feature::Workflows),
             Op::Cancel { running, .. } => self
                 .with(Feature::CancelWaiting)
                 .when(*running != Running::Leave, Feature::CancelRunning),
@@ -572,6 +573,7 @@ impl Features {
         match query {
             Query::Message(_) => needs.with(Feature::Inspection),
             Query::Failed(_) => needs.with(Feature::FailedJobs),
+            Query::Workflows(_) => needs.with(Feature::Workflows),
             Query::SetClock { .. } => needs.with(Feature::MovableClock),
             Query::Ask(_) => needs.with(Feature::Asks),
             Query::Status(_) | Query::Operation(_) | Query::Unnamed | Query::Stop => needs,

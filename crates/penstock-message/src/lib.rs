@@ -33,12 +33,13 @@ pub use message::{
 };
 pub use query::{
     Answer, Counts, FailedJob, FailedPage, FailedQuery, JobCounts, MessageInfo, MessageState,
-    Notice, OperationStatus, Others, ProcessStatus, Query, QueueStatus, RunningJob, Status,
-    StatusCursor, StatusPage, StatusQuery, Tallied, TaskStatus, WorkerStatus,
+    NodeState, Notice, OperationStatus, Others, ProcessStatus, Query, QueueStatus, RunningJob,
+    Status, StatusCursor, StatusPage, StatusQuery, Tallied, TaskStatus, WorkerStatus,
+    WorkflowCounts, WorkflowInfo, WorkflowState, WorkflowsPage, WorkflowsQuery,
 };
 pub use tx::{
     Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, Hold, JoinId, JoinPolicy,
-    Op, Receipt, Refusal, Running, Target, Tx,
+    Op, Open, Receipt, Refusal, Running, Target, Tx,
 };
 pub use value::{Key, KeyState, Run, Value, ValueStatus};
 pub use waits::{RefusedWait, WaitRefusal, WaitingJob};

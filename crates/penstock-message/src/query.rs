@@ -3,7 +3,8 @@ use std::fmt;
 use bytes::Bytes;
 
 use crate::{
-    AskQuery, Failure, Filter, MessageId, NoReply, QueueLimits, Space, WallMs, WorkerState,
+    AskQuery, Failure, Filter, MessageId, NoReply, QueueLimits, Space, ValueStatus, WallMs,
+    WorkerState,
 };
 
 /// Query of a client to a broker. None changes what the broker holds.
@@ -17,6 +18,8 @@ pub enum Query {
     Failed(FailedQuery),
     /// Progress of a purge, or of another operation on many jobs.
     Operation(u64),
+    /// A page of workflows, or one of them with the states of its steps.
+    Workflows(WorkflowsQuery),
     /// A question to a worker, which the broker passes on.
     Ask(AskQuery),
     /// A query of a newer protocol: answered as refused.
@@ -35,6 +38,7 @@ pub enum Answer {
     Failed(FailedPage),
     /// `None`: no such operation in the last ten minutes.
     Operation(Option<OperationStatus>),
+    Workflows(WorkflowsPage),
     /// The reply of a worker, or why there is none.
     Asked(Result<Bytes, NoReply>),
     /// The broker stops now, in order.
@@ -129,6 +133,120 @@ pub struct FailedJob {
     pub failure: Failure,
     /// Bytes of its arguments as they were sent.
     pub body_bytes: u64,
+}
+
+/// Workflows, the newest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkflowsQuery {
+    /// Lists this one only, with its description.
+    pub workflow: Option<MessageId>,
+    pub state: Option<WorkflowState>,
+    /// Name of the workflows.
+    pub name: Option<String>,
+    /// Lists workflows behind this one only: [`WorkflowsPage::next`] of the page before.
+    pub after: Option<MessageId>,
+    /// Most workflows to list; 0: the broker's own limit, which is 1,000.
+    pub limit: u32,
+    /// Jobs and joins to say the states of; at most [`WorkflowsQuery::NODES_CAP`].
+    pub nodes: Vec<MessageId>,
+}
+
+impl WorkflowsQuery {
+    pub const NODES_CAP: usize = 1024;
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkflowsPage {
+    pub workflows: Vec<WorkflowInfo>,
+    /// Place to continue from; `None`: this is the last page. A page may be empty and not the last: a query looks at
+    /// 8,192 workflows at most.
+    pub next: Option<MessageId>,
+    /// States of the nodes that were asked for, in their order.
+    pub nodes: Vec<NodeState>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WorkflowInfo {
+    pub id: MessageId,
+    pub name: String,
+    /// Empty in a list.
+    pub description: Bytes,
+    pub state: WorkflowState,
+    pub jobs: WorkflowCounts,
+    pub opened_at: WallMs,
+    /// Time at which the last of its jobs ended.
+    pub ended_at: Option<WallMs>,
+    pub deadline: Option<WallMs>,
+    pub parent: Option<MessageId>,
+}
+
+/// Jobs of a workflow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkflowCounts {
+    /// Jobs that are ready, delayed, or held until others have ended.
+    pub waiting: u64,
+    /// Jobs that were handed out to workers.
+    pub running: u64,
+    pub succeeded: u64,
+    /// Jobs that failed for good and were not retried.
+    pub failed: u64,
+    /// Jobs that were cancelled or purged, or have expired.
+    pub cancelled: u64,
+    /// Jobs that wait for one that has failed.
+    pub blocked: u64,
+}
+
+/// Outcome of a workflow: that of the step whose result it has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum WorkflowState {
+    /// It has no outcome yet.
+    #[default]
+    Running = 0,
+    Succeeded = 1,
+    Failed = 2,
+    Cancelled = 3,
+    Expired = 4,
+}
+
+impl WorkflowState {
+    pub const ALL: [Self; 5] = [
+        Self::Running,
+        Self::Succeeded,
+        Self::Failed,
+        Self::Cancelled,
+        Self::Expired,
+    ];
+
+    /// Returns the name as users spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Succeeded => "succeeded",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+        }
+    }
+}
+
+/// State of a job, or of a join, that a workflow has as a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NodeState {
+    /// Nothing is known of it: it has ended, and left no value.
+    #[default]
+    Gone,
+    /// A job that has not ended, or is kept as a failed one.
+    Job(MessageState),
+    /// A value is kept.
+    Ended(ValueStatus),
+    Join {
+        members: u32,
+        /// Number of members that have ended, failed ones included.
+        ended: u32,
+        failed: u32,
+        state: WorkflowState,
+    },
 }
 
 /// An operation on many jobs.

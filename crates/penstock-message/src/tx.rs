@@ -63,6 +63,9 @@ pub enum Op {
     },
     /// Keeps messages back until the members of a join have ended.
     Hold(Hold),
+    /// Makes a workflow known by name: the broker counts its jobs and lists it. Its jobs name it in
+    /// [`Extras::workflow`](crate::Extras). Ignored where the workflow is known already.
+    Open(Open),
     /// Reports one member to a join. Idempotent by `index`. A message that names its join needs none: it reports
     /// when it ends.
     Join {
@@ -205,6 +208,28 @@ pub struct Hold {
     /// Time for which the join's outcome is kept as a value; `None`: it has none. The value's key is the result of the
     /// first place in `then`, or of the join's own id.
     pub result_ttl_ms: Option<u64>,
+}
+
+/// A workflow as people see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Open {
+    /// Id of the job or the join whose outcome is the workflow's.
+    pub workflow: MessageId,
+    /// Name for people; at most [`Open::NAME_CAP_BYTES`].
+    pub name: String,
+    /// The steps, as clients draw them: the broker does not read it. At most [`Open::DESCRIPTION_CAP_BYTES`].
+    pub description: Bytes,
+    /// Time by which it must have ended.
+    pub deadline: Option<Due>,
+    /// Time for which it is listed after it has succeeded; `None`: 24 hours.
+    pub kept_ms: Option<u64>,
+    /// Job that has sent it.
+    pub parent: Option<MessageId>,
+}
+
+impl Open {
+    pub const NAME_CAP_BYTES: usize = 255;
+    pub const DESCRIPTION_CAP_BYTES: usize = 16 << 10;
 }
 
 /// Number of failed members that a join puts up with. With one more it has failed: the messages that it holds are

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use penstock_message::{
     Due, Hold, JoinId, Key, Lease, Member, Message, MessageId, Op, Overflow, QueueLimits, Receipt,
-    Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus,
+    Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus, WorkflowInfo,
 };
 
 mod cancels;
@@ -42,6 +42,8 @@ pub struct Model {
     /// Time of the last quiet moment. Values whose time was over by then are gone.
     quiet_ms: u64,
     joins: BTreeMap<JoinId, JoinModel>,
+    /// Workflows that were opened.
+    pub workflows: BTreeSet<MessageId>,
     sessions: BTreeMap<SessionId, Attendance>,
     pub paused: BTreeSet<String>,
     /// Queues paused since all was quiet last, so that nothing of them is on its way any more.
@@ -389,6 +391,9 @@ impl Model {
                     self.publish(number, queue, message, None, State::Held(*join), None);
                 }
             }
+            Op::Open(open) => {
+                self.workflows.insert(open.workflow);
+            }
             Op::Join {
                 join,
                 index,
@@ -673,6 +678,40 @@ impl Model {
         match item.state {
             State::Held(join) => item.may_have_died_unseen() && self.may_be_released(join),
             _ => false,
+        }
+    }
+
+    /// Compares, at a quiet moment, the counts of a workflow with its jobs. It is listed at least until one of them has
+    /// ended.
+    pub fn workflow_is_right(&self, id: MessageId, seen: Option<&WorkflowInfo>) -> Verdict {
+        let items = self.items.iter().filter(|item| {
+            let extras = item.message.extras.as_ref();
+            extras.and_then(|extras| extras.workflow) == Some(id)
+        });
+        let Some(WorkflowInfo { jobs: counts, .. }) = seen else {
+            let waits = |item: &Item| {
+                let is_there = matches!(item.state, State::Waiting | State::Held(_));
+                is_there && item.ending().is_none() && !item.may_be_dead()
+            };
+            return match items.clone().all(waits) {
+                true => Err(format!("workflow {id} is not listed, and has not ended")),
+                false => Ok(()),
+            };
+        };
+        let jobs = items.clone().count() as u64;
+        let ended = counts.succeeded + counts.failed + counts.cancelled;
+        let counted = counts.waiting + counts.running + counts.blocked + ended;
+        if counted != jobs {
+            return Err(format!(
+                "workflow {id} has {jobs} jobs, and counts {counts:?}"
+            ));
+        }
+        let succeeded = items.filter(|item| item.state == State::Ended(End::Acked));
+        match succeeded.count() as u64 {
+            succeeded if succeeded == counts.succeeded => Ok(()),
+            succeeded => Err(format!(
+                "{succeeded} jobs of workflow {id} have succeeded, and it counts {counts:?}"
+            )),
         }
     }
 

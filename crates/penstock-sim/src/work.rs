@@ -8,7 +8,7 @@ use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
     Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, Filter, Hold,
-    IdSource, InputShape, Inputs, JoinPolicy, Key, Member, Message, MessageId, Op, Overflow,
+    IdSource, InputShape, Inputs, JoinPolicy, Key, Member, Message, MessageId, Op, Open, Overflow,
     QueueLimits, Running, Target, Tx, Value, ValueStatus,
 };
 
@@ -350,6 +350,10 @@ impl Author {
                 unless_key: None,
             });
         }
+        // Its outcome is that of its first step after the group. By the id, so that all else is drawn as it would be.
+        if is_known && join.0[12] & 1 == 1 {
+            name_workflow(&mut ops);
+        }
         ops.into()
     }
 
@@ -484,6 +488,33 @@ fn member(join: MessageId, index: u32) -> Option<Box<Extras>> {
         ..Extras::default()
     };
     extras.boxed()
+}
+
+/// Makes the jobs of a transaction a workflow, and opens it.
+fn name_workflow(ops: &mut Vec<Op>) {
+    let held = ops.iter().find_map(|op| match op {
+        Op::Hold(hold) => hold.messages.first(),
+        _ => None,
+    });
+    let Some(workflow) = held.map(|(_, message)| message.id) else {
+        return;
+    };
+    for op in ops.iter_mut() {
+        let messages: Vec<&mut Message> = match op {
+            Op::Hold(hold) => hold.messages.iter_mut().map(|(_, held)| held).collect(),
+            Op::Publish { message, .. } => vec![message],
+            _ => Vec::new(),
+        };
+        for message in messages {
+            message.extras.get_or_insert_default().workflow = Some(workflow);
+        }
+    }
+    let open = Open {
+        workflow,
+        name: "nightly".to_owned(),
+        ..Open::default()
+    };
+    ops.insert(0, Op::Open(open));
 }
 
 /// Returns the report of a member of a join that the broker does not know as one, from its body.

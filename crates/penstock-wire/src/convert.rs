@@ -4,7 +4,7 @@
 use bytes::Bytes;
 use penstock_message::{
     Durability, InputShape, MessageId, MessageState, Overflow, Running, SessionId, Space,
-    ValueStatus, When, WorkerState,
+    ValueStatus, When, WorkerState, WorkflowState,
 };
 
 use crate::{WireError, proto};
@@ -17,6 +17,7 @@ mod messages;
 mod questions;
 mod transactions;
 mod values;
+mod workflows;
 
 /// Declares both ways between an enum of the nouns and its number on the wire.
 macro_rules! same_variants {
@@ -68,6 +69,9 @@ same_variants!(Running, proto::cancel::Running, "an unknown treatment of running
 });
 same_variants!(WorkerState, proto::WorkerState, "an unknown state of a worker", {
     Unsaid = Unsaid, Serving = Serving, Paused = Paused, Draining = Draining, Ending = Ending,
+});
+same_variants!(WorkflowState, proto::workflows_page::State, "an unknown state of a workflow", {
+    Running = Running, Succeeded = Succeeded, Failed = Failed, Cancelled = Cancelled, Expired = Expired,
 });
 same_variants!(InputShape, proto::inputs::Shape, "an unknown shape of inputs", {
     One = One, List = List, Named = Named,

@@ -357,7 +357,7 @@ pub struct Tx {
 pub struct Op {
     #[prost(
         oneof = "op::Op",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 20"
     )]
     pub op: ::core::option::Option<op::Op>,
 }
@@ -399,7 +399,30 @@ pub mod op {
         RetryFailed(super::RetryFailed),
         #[prost(message, tag = "17")]
         DropFailed(super::Target),
+        #[prost(message, tag = "20")]
+        Open(super::Open),
     }
+}
+/// Makes a workflow known by name. Ignored where it is known already.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Open {
+    /// id of the job or the join whose outcome is the workflow's
+    #[prost(bytes = "bytes", tag = "1")]
+    pub workflow: ::prost::bytes::Bytes,
+    /// for people; up to 255 bytes
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// the steps, which the broker does not read; up to 16 KiB
+    #[prost(bytes = "bytes", tag = "3")]
+    pub description: ::prost::bytes::Bytes,
+    #[prost(message, optional, tag = "4")]
+    pub deadline: ::core::option::Option<Due>,
+    /// after it has succeeded; left out: 24 hours
+    #[prost(uint64, optional, tag = "5")]
+    pub kept_ms: ::core::option::Option<u64>,
+    /// the job that sends it; empty: none
+    #[prost(bytes = "bytes", tag = "6")]
+    pub parent: ::prost::bytes::Bytes,
 }
 /// The jobs that an operation is for.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1229,7 +1252,7 @@ pub mod key_value {
 pub struct Query {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "query::Query", tags = "3, 4, 5, 6, 7, 8, 12")]
+    #[prost(oneof = "query::Query", tags = "3, 4, 5, 6, 7, 8, 9, 12")]
     pub query: ::core::option::Option<query::Query>,
 }
 /// Nested message and enum types in `Query`.
@@ -1249,6 +1272,8 @@ pub mod query {
         Failed(super::FailedQuery),
         #[prost(uint64, tag = "8")]
         Operation(u64),
+        #[prost(message, tag = "9")]
+        Workflows(super::WorkflowsQuery),
         /// a double for tests only
         #[prost(message, tag = "12")]
         SetClock(super::SetClock),
@@ -1410,11 +1435,31 @@ pub struct FailedQuery {
     #[prost(bool, tag = "4")]
     pub newest_first: bool,
 }
+/// Workflows, the newest first.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WorkflowsQuery {
+    /// this one only, with its description; empty: all
+    #[prost(bytes = "bytes", tag = "1")]
+    pub workflow: ::prost::bytes::Bytes,
+    #[prost(enumeration = "workflows_page::State", optional, tag = "2")]
+    pub state: ::core::option::Option<i32>,
+    #[prost(string, optional, tag = "3")]
+    pub name: ::core::option::Option<::prost::alloc::string::String>,
+    /// `next` of the page before; empty: from the newest
+    #[prost(bytes = "bytes", tag = "4")]
+    pub after: ::prost::bytes::Bytes,
+    /// 0: the broker's own, which is 1,000
+    #[prost(uint32, tag = "5")]
+    pub limit: u32,
+    /// jobs and joins to say the states of; up to 1,024
+    #[prost(bytes = "bytes", repeated, tag = "6")]
+    pub nodes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Answer {
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "answer::Answer", tags = "3, 4, 5, 6, 7, 8, 9, 10, 14, 15")]
+    #[prost(oneof = "answer::Answer", tags = "3, 4, 5, 6, 7, 8, 9, 10, 11, 14, 15")]
     pub answer: ::core::option::Option<answer::Answer>,
 }
 /// Nested message and enum types in `Answer`.
@@ -1438,6 +1483,8 @@ pub mod answer {
         Failed(super::FailedPage),
         #[prost(message, tag = "10")]
         Operation(super::OperationStatus),
+        #[prost(message, tag = "11")]
+        Workflows(super::WorkflowsPage),
         #[prost(bool, tag = "14")]
         UnknownOperation(bool),
         /// the time by the broker's clock, after set_clock
@@ -1494,6 +1541,130 @@ pub mod failed_page {
         pub failure: ::core::option::Option<super::Failure>,
         #[prost(uint64, tag = "10")]
         pub body_bytes: u64,
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WorkflowsPage {
+    #[prost(message, repeated, tag = "1")]
+    pub workflows: ::prost::alloc::vec::Vec<workflows_page::Workflow>,
+    /// empty: there are no more
+    #[prost(bytes = "bytes", tag = "2")]
+    pub next: ::prost::bytes::Bytes,
+    #[prost(message, repeated, tag = "3")]
+    pub nodes: ::prost::alloc::vec::Vec<workflows_page::Node>,
+}
+/// Nested message and enum types in `WorkflowsPage`.
+pub mod workflows_page {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Workflow {
+        #[prost(bytes = "bytes", tag = "1")]
+        pub id: ::prost::bytes::Bytes,
+        #[prost(string, tag = "2")]
+        pub name: ::prost::alloc::string::String,
+        /// empty in a list
+        #[prost(bytes = "bytes", tag = "3")]
+        pub description: ::prost::bytes::Bytes,
+        #[prost(enumeration = "State", tag = "4")]
+        pub state: i32,
+        /// jobs that are ready, delayed, or held until others have ended
+        #[prost(uint64, tag = "5")]
+        pub waiting: u64,
+        #[prost(uint64, tag = "6")]
+        pub running: u64,
+        #[prost(uint64, tag = "7")]
+        pub succeeded: u64,
+        #[prost(uint64, tag = "8")]
+        pub failed: u64,
+        /// also purged, and expired
+        #[prost(uint64, tag = "9")]
+        pub cancelled: u64,
+        /// waiting for a job that has failed
+        #[prost(uint64, tag = "10")]
+        pub blocked: u64,
+        #[prost(uint64, tag = "11")]
+        pub opened_at_ms: u64,
+        #[prost(uint64, optional, tag = "12")]
+        pub ended_at_ms: ::core::option::Option<u64>,
+        #[prost(uint64, optional, tag = "13")]
+        pub deadline_ms: ::core::option::Option<u64>,
+        #[prost(bytes = "bytes", tag = "14")]
+        pub parent: ::prost::bytes::Bytes,
+    }
+    /// State of a job or of a join; all fields left out: nothing is known of it.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Node {
+        #[prost(oneof = "node::Node", tags = "1, 2, 3")]
+        pub node: ::core::option::Option<node::Node>,
+    }
+    /// Nested message and enum types in `Node`.
+    pub mod node {
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+        pub enum Node {
+            #[prost(enumeration = "super::super::message_info::State", tag = "1")]
+            Job(i32),
+            /// of its value
+            #[prost(enumeration = "super::super::value::Status", tag = "2")]
+            Ended(i32),
+            #[prost(message, tag = "3")]
+            Join(super::Join),
+        }
+    }
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Join {
+        #[prost(uint32, tag = "1")]
+        pub members: u32,
+        /// failed ones included
+        #[prost(uint32, tag = "2")]
+        pub ended: u32,
+        #[prost(uint32, tag = "3")]
+        pub failed: u32,
+        #[prost(enumeration = "State", tag = "4")]
+        pub state: i32,
+    }
+    #[derive(
+        Clone,
+        Copy,
+        Debug,
+        PartialEq,
+        Eq,
+        Hash,
+        PartialOrd,
+        Ord,
+        ::prost::Enumeration
+    )]
+    #[repr(i32)]
+    pub enum State {
+        Running = 0,
+        Succeeded = 1,
+        Failed = 2,
+        Cancelled = 3,
+        Expired = 4,
+    }
+    impl State {
+        /// String value of the enum field names used in the ProtoBuf definition.
+        ///
+        /// The values are not transformed in any way and thus are considered stable
+        /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+        pub fn as_str_name(&self) -> &'static str {
+            match self {
+                Self::Running => "RUNNING",
+                Self::Succeeded => "SUCCEEDED",
+                Self::Failed => "FAILED",
+                Self::Cancelled => "CANCELLED",
+                Self::Expired => "EXPIRED",
+            }
+        }
+        /// Creates an enum from field names used in the ProtoBuf definition.
+        pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+            match value {
+                "RUNNING" => Some(Self::Running),
+                "SUCCEEDED" => Some(Self::Succeeded),
+                "FAILED" => Some(Self::Failed),
+                "CANCELLED" => Some(Self::Cancelled),
+                "EXPIRED" => Some(Self::Expired),
+                _ => None,
+            }
+        }
     }
 }
 /// How far an operation on many jobs has come.
@@ -2242,9 +2413,13 @@ pub(crate) mod shapes {
         (5, Field::One(&ASK_QUERY)),
         (6, Field::One(&STATUS_QUERY)),
         (7, Field::One(&FAILED_QUERY)),
+        (9, Field::One(&WORKFLOWS_QUERY)),
         (12, Field::One(&SET_CLOCK)),
     ]);
     pub(crate) const SET_CLOCK: Shape = Shape::new(&[]);
+    pub(crate) const WORKFLOWS_QUERY: Shape = Shape::new(&[
+        (6, Field::ManyPlain(size_of::<::prost::bytes::Bytes>())),
+    ]);
     pub(crate) const FAILED_QUERY: Shape = Shape::new(&[
         (1, Field::One(&FILTER)),
     ]);
@@ -2282,7 +2457,12 @@ pub(crate) mod shapes {
         (15, Field::One(&FAIL)),
         (16, Field::One(&RETRY_FAILED)),
         (17, Field::One(&TARGET)),
+        (20, Field::One(&OPEN)),
     ]);
+    pub(crate) const OPEN: Shape = Shape::new(&[
+        (4, Field::One(&DUE)),
+    ]);
+    pub(crate) const DUE: Shape = Shape::new(&[]);
     pub(crate) const TARGET: Shape = Shape::new(&[
         (2, Field::One(&FILTER)),
     ]);
@@ -2321,7 +2501,6 @@ pub(crate) mod shapes {
     ]);
     pub(crate) const HEADER: Shape = Shape::new(&[]);
     pub(crate) const INPUTS: Shape = Shape::new(&[]);
-    pub(crate) const DUE: Shape = Shape::new(&[]);
     pub(crate) const GUARD: Shape = Shape::new(&[
         (1, Field::One(&KEY_REF)),
     ]);

@@ -35,6 +35,7 @@ static ON_DISK: LazyLock<Capabilities> = LazyLock::new(|| {
     on_disk.tasks_of_consumers = true;
     on_disk.fair_flows = true;
     on_disk.steady_clock = true;
+    on_disk.workflows = true;
     on_disk.asks = true;
     on_disk
 });

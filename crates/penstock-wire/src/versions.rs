@@ -57,6 +57,7 @@ pub const LATER: &[Later] = &[
     operation(2, 15, "failing a job in one operation"),
     operation(2, 16, "retrying failed jobs"),
     operation(2, 17, "dropping failed jobs"),
+    operation(2, 20, "naming workflows"),
     message_fields(2, (12, 25), &[OPS, PUBLISH, 2]),
     message_fields(2, (12, 25), &[OPS, HOLD, 3, 2]),
     message_fields(2, (6, 9), &[OPS, HOLD]),
@@ -64,6 +65,7 @@ pub const LATER: &[Later] = &[
     query(2, 6, "asking for the status in pages"),
     query(2, 7, "listing failed jobs"),
     query(2, 8, "asking about an operation on many jobs"),
+    query(2, 9, "listing workflows"),
     query(2, 12, "moving the clock"),
 ];
 
@@ -165,7 +167,7 @@ fn find(
 mod tests {
     use penstock_message::{
         AskQuery, Extras, FailedQuery, Filter, Hold, JoinPolicy, Message, MessageId, Op, Query,
-        Running, StatusQuery, Target, Tx,
+        Running, StatusQuery, Target, Tx, WorkflowsQuery,
     };
     use prost::Message as _;
 
@@ -277,6 +279,8 @@ mod tests {
             Query::Operation(9),
             Some("asking about an operation on many jobs"),
         );
+        let workflows = WorkflowsQuery::default();
+        check(Query::Workflows(workflows), Some("listing workflows"));
         check(Query::SetClock { forward_ms: 1 }, Some("moving the clock"));
         let ask = AskQuery {
             worker: "mill".to_owned(),

@@ -6,10 +6,11 @@ use penstock_message::{
     Answer, Applied, AskQuery, CancelOrder, Condition, Counts, Delivery, Due, Durability, Extras,
     FailedJob, FailedPage, FailedQuery, Failure, Filter, HeaderPatch, Hold, InputShape, Inputs,
     JobCounts, JoinPolicy, Key, KeyState, Lease, Member, Message, MessageId, MessageInfo,
-    MessageState, NoReply, Notice, Op, OperationStatus, Others, Overflow, Query, QueueLimits,
-    QueueStatus, Receipt, Refusal, ReleaseReason, Retries, Run, Running, RunningJob, Status,
-    StatusCursor, StatusPage, StatusQuery, Tallied, Target, TaskStatus, Tx, Value, ValueStatus,
-    When, WorkerState, WorkerStatus,
+    MessageState, NoReply, NodeState, Notice, Op, Open, OperationStatus, Others, Overflow, Query,
+    QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, Retries, Run, Running, RunningJob,
+    Status, StatusCursor, StatusPage, StatusQuery, Tallied, Target, TaskStatus, Tx, Value,
+    ValueStatus, When, WorkerState, WorkerStatus, WorkflowCounts, WorkflowInfo, WorkflowState,
+    WorkflowsPage, WorkflowsQuery,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -182,6 +183,15 @@ prop_compose! {
     }
 }
 
+prop_compose! {
+    fn any_open()(
+        workflow in any_id(), name in ".{0,8}", description in any_bytes(), deadline in option(any_due()),
+        kept_ms: Option<u64>, parent in option(any_id()),
+    ) -> Op {
+        Op::Open(Open { workflow, name, description, deadline, kept_ms, parent })
+    }
+}
+
 fn any_op() -> impl Strategy<Value = Op> {
     let reason = prop_oneof![
         Just(ReleaseReason::Returned),
@@ -259,6 +269,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         (any_target(), option(".{0,8}"))
             .prop_map(|(target, queue)| Op::RetryFailed { target, queue }),
         any_target().prop_map(|target| Op::DropFailed { target }),
+        any_open(),
         Just(Op::Unnamed),
         ".{0,8}".prop_map(|queue| Op::Purge { queue }),
         ".{0,8}".prop_map(|queue| Op::Pause { queue }),
@@ -330,6 +341,47 @@ fn any_cursor() -> impl Strategy<Value = StatusCursor> {
     ]
 }
 
+fn any_workflow_state() -> impl Strategy<Value = WorkflowState> {
+    select(&WorkflowState::ALL[..])
+}
+
+prop_compose! {
+    fn any_workflows_query()(
+        workflow in option(any_id()), state in option(any_workflow_state()), name in option(".{0,8}"),
+        after in option(any_id()), limit: u32, nodes in vec(any_id(), 0..3),
+    ) -> WorkflowsQuery {
+        WorkflowsQuery { workflow, state, name, after, limit, nodes }
+    }
+}
+
+prop_compose! {
+    fn any_workflow()(
+        id in any_id(), name in ".{0,8}", description in any_bytes(), state in any_workflow_state(), counts: [u64; 6],
+        opened_at: u64, ended_at: Option<u64>, deadline: Option<u64>, parent in option(any_id()),
+    ) -> WorkflowInfo {
+        let [waiting, running, succeeded, failed, cancelled, blocked] = counts;
+        let jobs = WorkflowCounts { waiting, running, succeeded, failed, cancelled, blocked };
+        WorkflowInfo { id, name, description, state, jobs, opened_at, ended_at, deadline, parent }
+    }
+}
+
+fn any_node() -> impl Strategy<Value = NodeState> {
+    let numbers = any::<(u32, u32, u32)>();
+    prop_oneof![
+        Just(NodeState::Gone),
+        Just(NodeState::Job(MessageState::Blocked)),
+        Just(NodeState::Ended(ValueStatus::Upstream)),
+        (numbers, any_workflow_state()).prop_map(|((members, ended, failed), state)| {
+            NodeState::Join {
+                members,
+                ended,
+                failed,
+                state,
+            }
+        }),
+    ]
+}
+
 fn any_query() -> impl Strategy<Value = Query> {
     prop_oneof![
         (vec(".{0,8}", 0..3), option(any_cursor()), any::<u32>()).prop_map(
@@ -351,6 +403,7 @@ fn any_query() -> impl Strategy<Value = Query> {
             }
         ),
         any::<u64>().prop_map(Query::Operation),
+        any_workflows_query().prop_map(Query::Workflows),
         Just(Query::Unnamed),
         Just(Query::Stop),
         (".{0,8}", any_bytes(), any::<u64>()).prop_map(|(worker, question, patience_ms)| {
@@ -492,6 +545,18 @@ fn any_answer() -> impl Strategy<Value = Answer> {
         (vec(any_failed_job(), 0..3), any::<Option<u64>>())
             .prop_map(|(jobs, next)| Answer::Failed(FailedPage { jobs, next })),
         option(operation).prop_map(Answer::Operation),
+        (
+            vec(any_workflow(), 0..3),
+            option(any_id()),
+            vec(any_node(), 0..3)
+        )
+            .prop_map(|(workflows, next, nodes)| {
+                Answer::Workflows(WorkflowsPage {
+                    workflows,
+                    next,
+                    nodes,
+                })
+            }),
         Just(Answer::Stopping),
         any_bytes().prop_map(|reply| Answer::Asked(Ok(reply))),
         any_no_reply().prop_map(|why| Answer::Asked(Err(why))),

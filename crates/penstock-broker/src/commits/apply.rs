@@ -4,7 +4,8 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_jobs::Blame;
 use penstock_message::{
-    Applied, Due, Extras, Hold, JoinId, Key, Message, MessageId, Op, ReleaseReason, Target, Value,
+    Applied, Due, Extras, Filter, Hold, JoinId, Key, Message, MessageId, Op, ReleaseReason, Target,
+    Value,
 };
 
 use super::Checked;
@@ -185,6 +186,7 @@ impl Broker {
                         self.insert(queue, message, Place::Held(join));
                     }
                 }
+                Op::Open(open) => self.open_workflow(open),
                 Op::Join {
                     join,
                     index,
@@ -197,6 +199,9 @@ impl Broker {
                 } => match target {
                     Target::Job(id) => applied.found = self.cancel(id, reason, *running),
                     Target::Filter(filter) => {
+                        if let Some(workflow) = whole_workflow(filter) {
+                            self.state.workflows.mark_cancelled(workflow);
+                        }
                         let mut mark = self.new_mark(MarkedFor::Cancel, filter, reason, None);
                         mark.running = *running;
                         applied.operation = Some(self.begin_mark(mark));
@@ -372,6 +377,15 @@ impl Broker {
         });
         self.state.pause(queue, paused);
     }
+}
+
+/// Returns the workflow whose jobs, all of them, the filter selects.
+fn whole_workflow(filter: &Filter) -> Option<MessageId> {
+    let all = Filter {
+        workflow: filter.workflow,
+        ..Filter::default()
+    };
+    filter.workflow.filter(|_| *filter == all)
 }
 
 /// Bytes that came in a frame share its memory, which may be much larger and would then live for as

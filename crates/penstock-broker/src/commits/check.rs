@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
     Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Hold, JoinId, Key, Lease, Member,
-    Message, MessageId, Op, Refusal, Retries, SeededSet, SeededState, Target,
+    Message, MessageId, Op, Open, Refusal, Retries, SeededSet, SeededState, Target,
 };
 
 use super::{Checked, Checking, Unchecked, exact_bytes};
@@ -229,6 +229,22 @@ impl Broker {
                     }
                     self.check_is_not_held(message, checking)?;
                 }
+                match checking.may_find_no_room {
+                    true => self.check_admission(),
+                    false => Ok(()),
+                }
+            }
+            Op::Open(open) => {
+                check_at_most(
+                    "a workflow's name",
+                    open.name.len(),
+                    Open::NAME_CAP_BYTES,
+                )?;
+                check_at_most(
+                    "a description of a workflow",
+                    open.description.len(),
+                    Open::DESCRIPTION_CAP_BYTES,
+                )?;
                 match checking.may_find_no_room {
                     true => self.check_admission(),
                     false => Ok(()),

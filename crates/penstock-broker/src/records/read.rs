@@ -6,13 +6,14 @@ use bytes::Bytes;
 use penstock_message::{
     Applied, Extras, InputShape, Inputs, JoinPolicy, Key, Member, MessageId, MessageState,
     Overflow, QueueLimits, Receipt, Refusal, Retries, Running, SessionId, UPSTREAM_IDS,
-    ValueStatus, WallMs, When as Outcome,
+    ValueStatus, WallMs, When as Outcome, WorkflowState,
 };
 
 use super::{
     Change, ENDED_AT_ONCE, Event, FIRST_VERSION, Failing, Grant, How, JoinProgress, KeptEnd,
     KeptEnds, MARKED_WORKFLOW, Mark, MarkedFor, MessageHead, Place, RecordError, Renumbered,
-    RunHead, VERSION, also, failed, has, join, limited, marked, moved, stored, tag,
+    RunHead, VERSION, WorkflowHead, WorkflowProgress, also, changed, failed, has, join, limited,
+    marked, moved, opened, stored, tag,
 };
 use crate::Boot;
 use crate::clock::{Clock, When};
@@ -311,6 +312,15 @@ impl<'a> RecordReader<'a> {
             tag::LIMITED => Event::Limited {
                 queue: self.name(names)?,
                 limits: self.limits()?,
+            },
+            tag::WORKFLOW_OPENED => Event::WorkflowOpened {
+                workflow: MessageId(self.array()?),
+                head: self.workflow_head()?,
+                progress: self.workflow_progress()?.unwrap_or_default(),
+            },
+            tag::WORKFLOW_CHANGED => Event::WorkflowChanged {
+                workflow: MessageId(self.array()?),
+                progress: self.workflow_progress()?,
             },
             tag => return Err(RecordError::UnknownEvent { tag, at }),
         };
@@ -674,6 +684,62 @@ impl<'a> RecordReader<'a> {
             arrived: arrived.into(),
             progress,
         })
+    }
+
+    fn workflow_head(&mut self) -> Result<WorkflowHead<'a>, RecordError> {
+        let at = self.at;
+        let flags = self.byte()?;
+        let has = |flag| flags & flag != 0;
+        if flags & !(opened::DEADLINE | opened::KEPT | opened::PARENT) != 0 {
+            let what = "workflow";
+            return Err(RecordError::UnknownField { what, at });
+        }
+        Ok(WorkflowHead {
+            name: self.text()?,
+            description: self.slice()?,
+            opened_at: self.difference(self.time)?,
+            deadline: match has(opened::DEADLINE) {
+                true => Some(self.when()?),
+                false => None,
+            },
+            kept_ms: match has(opened::KEPT) {
+                true => Some(self.varint()?),
+                false => None,
+            },
+            parent: match has(opened::PARENT) {
+                true => Some(MessageId(self.array()?)),
+                false => None,
+            },
+        })
+    }
+
+    fn workflow_progress(&mut self) -> Result<Option<WorkflowProgress>, RecordError> {
+        let at = self.at;
+        let flags = self.byte()?;
+        let has = |flag| flags & flag != 0;
+        if flags == changed::FORGOTTEN {
+            return Ok(None);
+        }
+        let known = changed::OUTCOME | changed::ENDED | changed::COUNTS | changed::CANCELLED;
+        let outcome = WorkflowState::ALL.get(usize::from(flags & changed::OUTCOME));
+        let Some(outcome) = outcome.filter(|_| flags & !known == 0) else {
+            let what = "end of a workflow";
+            return Err(RecordError::UnknownField { what, at });
+        };
+        let mut progress = WorkflowProgress {
+            outcome: *outcome,
+            is_cancelled: has(changed::CANCELLED),
+            ..WorkflowProgress::default()
+        };
+        if has(changed::ENDED) {
+            progress.ended_at = Some(self.difference(self.time)?);
+        }
+        if has(changed::COUNTS) {
+            progress.succeeded = self.varint()?;
+            progress.failed = self.varint()?;
+            progress.cancelled = self.varint()?;
+        }
+        Ok(Some(progress))
     }
 
     fn ids(&mut self) -> Result<Vec<MessageId>, RecordError> {

@@ -23,6 +23,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
         at,
         clock: if is_wall { Clock::Wall } else { Clock::Steady },
     });
+    let deadline = when.clone();
     let grant = any::<(u32, u64, u64)>().prop_map(|(epoch, number, started_at)| Grant {
         epoch,
         number,
@@ -121,7 +122,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
         any::<([u8; 16], u64)>().prop_map(|(id, ms)| Event::ClockBoot {
             boot: Boot { id, ms }
         }),
-        (any::<(u64, [u8; 16], u64, u64)>(), text).prop_map(|(plain, name)| {
+        (any::<(u64, [u8; 16], u64, u64)>(), text.clone()).prop_map(|(plain, name)| {
             let (number, session, heartbeat_ms, applied) = plain;
             Event::SessionOpened {
                 number,
@@ -177,6 +178,48 @@ fn event() -> impl Strategy<Value = Event<'static>> {
         }),
         (any::<u64>(), change).prop_map(|(number, change)| Event::Moved { number, change }),
         any::<u64>().prop_map(|number| Event::Settled { number }),
+    ];
+    let progress = (
+        any::<([u64; 3], bool)>(),
+        prop::sample::select(&WorkflowState::ALL[..]),
+        any::<Option<u64>>(),
+    );
+    let progress = progress.prop_map(|((counts, is_cancelled), outcome, ended_at)| {
+        let [succeeded, failed, cancelled] = counts;
+        WorkflowProgress {
+            is_cancelled,
+            succeeded,
+            failed,
+            cancelled,
+            outcome,
+            ended_at,
+        }
+    });
+    let workflows = prop_oneof![
+        (id.clone(), prop::option::of(progress.clone()))
+            .prop_map(|(workflow, progress)| Event::WorkflowChanged { workflow, progress }),
+        (
+            (id.clone(), any::<u64>(), any::<Option<u64>>()),
+            (text.clone(), bytes.clone()),
+            (prop::option::of(deadline), prop::option::of(id.clone())),
+            progress,
+        )
+            .prop_map(|(plain, (name, description), optional, progress)| {
+                let (workflow, opened_at, kept_ms) = plain;
+                let (deadline, parent) = optional;
+                Event::WorkflowOpened {
+                    workflow,
+                    head: WorkflowHead {
+                        name,
+                        description,
+                        opened_at,
+                        deadline,
+                        kept_ms,
+                        parent,
+                    },
+                    progress,
+                }
+            }),
     ];
     let others = prop_oneof![
         (
@@ -262,7 +305,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             }
         ),
     ];
-    prop_oneof![sessions, messages, others]
+    prop_oneof![sessions, messages, others, workflows]
 }
 
 /// Returns the same names each time.

@@ -7,7 +7,8 @@ use penstock_message::{
 
 use super::{
     Change, ENDED_AT_ONCE, Event, Failing, Grant, JoinProgress, MARKED_WORKFLOW, Mark, MessageHead,
-    Place, Renumbered, VERSION, also, failed, has, join, limited, marked, moved, stored, tag,
+    Place, Renumbered, VERSION, WorkflowHead, WorkflowProgress, also, changed, failed, has, join,
+    limited, marked, moved, opened, stored, tag,
 };
 use crate::clock::When;
 use crate::names::{Name, Names};
@@ -379,6 +380,21 @@ impl RecordWriter {
                 self.name(names, *queue);
                 self.tag(u8::from(*paused));
             }
+            Event::WorkflowOpened {
+                workflow,
+                head,
+                progress,
+            } => {
+                self.tag(tag::WORKFLOW_OPENED);
+                self.bytes.extend_from_slice(&workflow.0);
+                self.workflow_head(head);
+                self.workflow_progress(Some(progress));
+            }
+            Event::WorkflowChanged { workflow, progress } => {
+                self.tag(tag::WORKFLOW_CHANGED);
+                self.bytes.extend_from_slice(&workflow.0);
+                self.workflow_progress(progress.as_ref());
+            }
             Event::Limited { queue, limits } => {
                 self.tag(tag::LIMITED);
                 self.name(names, *queue);
@@ -513,6 +529,52 @@ impl RecordWriter {
         }
         if let Some(ttl_ms) = progress.result_ttl_ms {
             self.varint(ttl_ms);
+        }
+    }
+
+    fn workflow_head(&mut self, head: &WorkflowHead<'_>) {
+        let mut flags = 0;
+        for (flag, is_set) in [
+            (opened::DEADLINE, head.deadline.is_some()),
+            (opened::KEPT, head.kept_ms.is_some()),
+            (opened::PARENT, head.parent.is_some()),
+        ] {
+            flags |= if is_set { flag } else { 0 };
+        }
+        self.tag(flags);
+        self.text(head.name);
+        self.slice(head.description);
+        self.difference(head.opened_at, self.time);
+        if let Some(deadline) = head.deadline {
+            self.when(deadline);
+        }
+        if let Some(kept_ms) = head.kept_ms {
+            self.varint(kept_ms);
+        }
+        if let Some(parent) = head.parent {
+            self.bytes.extend_from_slice(&parent.0);
+        }
+    }
+
+    fn workflow_progress(&mut self, progress: Option<&WorkflowProgress>) {
+        let Some(progress) = progress else {
+            return self.tag(changed::FORGOTTEN);
+        };
+        let counts = [progress.succeeded, progress.failed, progress.cancelled];
+        let mut flags = progress.outcome as u8;
+        for (flag, is_set) in [
+            (changed::ENDED, progress.ended_at.is_some()),
+            (changed::COUNTS, counts != [0; 3]),
+            (changed::CANCELLED, progress.is_cancelled),
+        ] {
+            flags |= if is_set { flag } else { 0 };
+        }
+        self.tag(flags);
+        if let Some(at) = progress.ended_at {
+            self.difference(at, self.time);
+        }
+        if counts != [0; 3] {
+            counts.into_iter().for_each(|count| self.varint(count));
         }
     }
 

@@ -275,6 +275,33 @@ const LIVES_2: &[(&str, &str)] = &[
         w consume default 1",
     ),
     (
+        "workflows",
+        "a hello
+        a open sum name=nightly steps=tree deadline=90000 kept=5000 parent=job; hold g/ count=2 messages=sum inputs=list workflow=sum; publish g/0 member=g/:0 workflow=sum; publish g/1 member=g/:1 workflow=sum
+        a open alone; publish alone workflow=alone; open later deadline-at=99000; publish later workflow=later after=1000
+        w hello
+        w consume default 3
+        w ack g/0; put g/0 yes
+        w ack alone
+        mark
+        carry 2
+        w fail g/1
+        a retry alone
+        a cancel later",
+    ),
+    (
+        "workflows-carried",
+        "a hello
+        a open sum name=nightly steps=tree deadline=90000 kept=5000 parent=job; hold g/ count=2 messages=sum inputs=list workflow=sum; publish g/0 member=g/:0 workflow=sum; publish g/1 member=g/:1 workflow=sum
+        a open alone; publish alone workflow=alone
+        w hello
+        w consume default 3
+        w ack g/0; put g/0 yes
+        w fail alone
+        carry
+        a publish later workflow=alone",
+    ),
+    (
         "machine-started",
         "boot
         a hello
@@ -452,10 +479,13 @@ fn live(script: &str) -> World {
     world
 }
 
+const WORKFLOWS: &str = "g workflows";
+
 /// Everything that can be seen of it: what it says of itself, all it hands out, and what time brings.
 fn seen(world: &mut World) -> String {
     let (messages, keys) = world.names();
     let mut lines = vec!["g hello".to_owned(), "g status".to_owned()];
+    lines.push(WORKFLOWS.to_owned());
     lines.extend(messages.iter().map(|name| format!("g info {name}")));
     lines.push(format!("g watch {} {}", messages.join(" "), keys.join(" ")));
     // Those that were away are given up, so that their leases come back.
@@ -468,6 +498,10 @@ fn seen(world: &mut World) -> String {
     let mut text = String::new();
     for line in lines {
         let outputs = world.run(line.trim());
+        // Most lives have none, and were written down when nobody could ask.
+        if line == WORKFLOWS && outputs == [WORKFLOWS] {
+            continue;
+        }
         writeln!(text, "{}", line.trim()).expect("a string takes it");
         for output in outputs {
             writeln!(text, "    -> {output}").expect("a string takes it");

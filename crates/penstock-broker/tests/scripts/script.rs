@@ -22,9 +22,9 @@ use penstock_broker::{
 };
 use penstock_message::{
     AskQuery, Condition, Consume, Durability, FailedQuery, Failure, GivenValues, HeaderPatch, Hold,
-    InputShape, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Others, Overflow,
-    QueueLimits, ReleaseReason, Running, SessionId, Space, StatusQuery, Tasks, Tx, Value,
-    ValueStatus, WorkerReport, WorkerState,
+    InputShape, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Open, Others,
+    Overflow, QueueLimits, ReleaseReason, Running, SessionId, Space, StatusQuery, Tasks, Tx, Value,
+    ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery,
 };
 
 mod words;
@@ -397,6 +397,25 @@ impl World {
                 };
                 self.query(name, Query::Failed(query));
             }
+            // `workflows state=failed name=nightly`, or `workflows of=body nodes=g/+g/0`.
+            ["workflows", ref arguments @ ..] => {
+                let options = Options::new(arguments);
+                let nodes = options.text("nodes").unwrap_or("").split('+');
+                let nodes = nodes.filter(|node| !node.is_empty());
+                let state = options.text("state").map(|wanted| {
+                    let mut all = WorkflowState::ALL.into_iter();
+                    all.find(|state| state.name() == wanted).expect("a state")
+                });
+                let query = WorkflowsQuery {
+                    workflow: options.text("of").map(message_id),
+                    state,
+                    name: options.text("name").map(str::to_owned),
+                    after: options.text("behind").map(message_id),
+                    limit: options.number("limit").unwrap_or(0) as u32,
+                    nodes: nodes.map(message_id).collect(),
+                };
+                self.query(name, Query::Workflows(query));
+            }
             ["operation", operation] => self.query(name, Query::Operation(number(operation))),
             ["info", message] => self.query(name, Query::Message(message_id(message))),
             ["part", last, ..] => {
@@ -611,6 +630,14 @@ impl World {
                     .into_iter()
                     .collect(),
                 result_ttl_ms: options.number("result"),
+            }),
+            "open" => Op::Open(Open {
+                workflow: message_id(name),
+                name: options.text("name").unwrap_or("nightly").to_owned(),
+                description: options.text("steps").unwrap_or("a|b").to_owned().into(),
+                deadline: options.due("deadline", "deadline-at"),
+                kept_ms: options.number("kept"),
+                parent: options.text("parent").map(message_id),
             }),
             "join" => Op::Join {
                 join: join_id(name),

@@ -347,3 +347,213 @@ fn inputs_are_those_of_the_join_that_holds_the_job() {
         ",
     );
 }
+
+/// A workflow is listed from its beginning to its end, with the jobs that it has in each state, and for a day after.
+#[test]
+fn a_workflow_is_listed_with_counts_of_its_jobs() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open body name=nightly steps=tree; hold g/ count=2 messages=body inputs=list workflow=body; publish g/0 member=g/:0 workflow=body; publish g/1 member=g/:1 workflow=body after=100; publish other -> a confirm 1
+        a workflows                                                   -> a workflows body:nightly:running:waiting3
+        w hello                                                       -> w welcome 0
+        w consume default 1                                           -> w deliver g/0
+        a workflows of=body nodes=g/+g/0+g/1+body+other               -> a workflows body:nightly:running:waiting2+running1:tree 0/2-failed0-running Running Delayed Held Ready
+        w ack g/0; put g/0 one                                        -> w confirm 1
+        wait 101                                                      ->
+        w consume default 2                                           -> w deliver g/1 other
+        w ack g/1; put g/1 two; ack other                             -> w confirm 2
+        a workflows                                                   -> a workflows body:nightly:running:waiting1+succeeded2
+        w consume default 1                                           -> w deliver body[one two]
+        w ack body; put body done                                     -> w confirm 3
+        a workflows of=body nodes=g/+g/0+body                         -> a workflows body:nightly:succeeded:succeeded3-over:tree gone Succeeded Succeeded
+        wait 86399000                                                 ->
+        b hello                                                       -> b welcome 0
+        b workflows                                                   -> b workflows body:nightly:succeeded:succeeded3-over
+        wait 1001                                                     ->
+        b workflows                                                   -> b workflows
+        ",
+    );
+}
+
+/// Whatever the journal does meanwhile: jobs whose records are older than their workflow's end for it, too.
+#[test]
+fn a_workflow_keeps_its_counts_while_the_journal_is_carried_forward() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open body; hold g/ count=3 messages=body inputs=list workflow=body max-failures=2; publish g/0 member=g/:0 workflow=body; publish g/1 member=g/:1 workflow=body; publish g/2 member=g/:2 workflow=body queue=slow -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 1                                           -> w deliver g/0
+        w ack g/0; put g/0 one                                        -> w confirm 1
+        carry                                                         ->
+        w consume default 1                                           -> w deliver g/1
+        mark                                                          ->
+        carry 3                                                       ->
+        w fail g/1 boom                                               -> w confirm 2
+        carry                                                         ->
+        a cancel g/2                                                  -> a confirm 2 2:Ready
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 1, a confirm 2 2:Ready
+        a workflows                                                   -> a workflows body:nightly:running:waiting1+succeeded1+failed1+cancelled1
+        w hello                                                       -> w welcome 2
+        w consume default 1                                           -> w deliver body![one Failed:error Cancelled:it was cancelled]
+        w ack body; put body done                                     -> w confirm 3
+        carry                                                         ->
+        kill                                                          ->
+        b hello                                                       -> b welcome 0
+        b workflows                                                   -> b workflows body:nightly:succeeded:succeeded2+failed1+cancelled1-over
+        ",
+    );
+}
+
+/// It has failed as soon as its last step can't run, and ends with the last job that can. It is kept for as long as its
+/// failed job.
+#[test]
+fn a_workflow_that_has_failed_names_what_is_blocked() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open body; hold g/ count=2 messages=body inputs=list workflow=body; publish g/0 member=g/:0 workflow=body; publish g/1 member=g/:1 workflow=body -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0 g/1
+        w fail g/0 boom                                               -> w confirm 1
+        a workflows state=running                                     -> a workflows
+        a workflows state=failed nodes=g/+body                        -> a workflows body:nightly:failed:running1+failed1+blocked1 1/2-failed1-failed Blocked
+        carry                                                         ->
+        kill                                                          ->
+        w hello g/1                                                   -> w welcome 1 g/1
+        w ack g/1; put g/1 two                                        -> w confirm 2
+        a hello                                                       -> a welcome 1
+        a workflows                                                   -> a workflows body:nightly:failed:succeeded1+failed1+blocked1-over
+        carry                                                         ->
+        kill                                                          ->
+        wait 2591999000                                               ->
+        b hello                                                       -> b welcome 0
+        b workflows                                                   -> b workflows body:nightly:failed:succeeded1+failed1+blocked1-over
+        wait 1002                                                     ->
+        b workflows                                                   -> b workflows
+        ",
+    );
+}
+
+/// Its jobs end, and it ends with them; errbacks that were not needed are not among those cancelled.
+#[test]
+fn a_workflow_ends_as_its_last_step_does() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open c1 name=cancelled; publish c1 workflow=c1              -> a confirm 1
+        a open e1 name=expired; publish e1 workflow=e1 expires=10     -> a confirm 2
+        a open g/ name=group; hold g/ count=1 messages=rescue inputs=list when=failed workflow=g/; publish g/0 member=g/:0 workflow=g/ -> a confirm 3
+        a cancel all workflow=c1                                      -> a confirm 4 4:operation-1
+        wait 10                                                       ->
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0
+        w ack g/0; put g/0 one                                        -> w confirm 1
+        carry                                                         ->
+        kill                                                          ->
+        a hello last=4                                                -> a welcome 3, a confirm 4 4:operation-1
+        a workflows                                                   -> a workflows g/:group:succeeded:succeeded1-over e1:expired:expired:cancelled1-over c1:cancelled:cancelled:cancelled1-over
+        a workflows limit=1                                           -> a workflows g/:group:succeeded:succeeded1-over next g/
+        a workflows limit=1 behind=g/                                 -> a workflows e1:expired:expired:cancelled1-over next e1
+        a workflows name=cancelled                                    -> a workflows c1:cancelled:cancelled:cancelled1-over
+        ",
+    );
+}
+
+/// A group whose members were cancelled has failed, but not the workflow that was cancelled as a whole.
+#[test]
+fn a_workflow_that_is_cancelled_says_so() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open g/; hold g/ count=2 workflow=g/ result=90000; publish g/0 member=g/:0 workflow=g/; publish g/1 member=g/:1 workflow=g/ -> a confirm 1
+        a open h/; hold h/ count=2 workflow=h/ result=90000; publish h/0 member=h/:0 workflow=h/; publish h/1 member=h/:1 workflow=h/ -> a confirm 2
+        w hello                                                       -> w welcome 0
+        w consume default 1                                           -> w deliver g/0
+        a cancel all workflow=g/                                      -> a confirm 3 3:operation-1
+        a cancel h/0                                                  -> a confirm 4 4:Ready
+        a workflows                                                   -> a workflows h/:nightly:failed:waiting1+cancelled1 g/:nightly:cancelled:running1+cancelled1
+        carry                                                         ->
+        kill                                                          ->
+        w hello g/0                                                   -> w welcome 0 g/0
+        w ack g/0                                                     -> w confirm 1
+        w workflows                                                   -> w workflows h/:nightly:failed:waiting1+cancelled1 g/:nightly:cancelled:succeeded1+cancelled1-over
+        ",
+    );
+}
+
+/// A job that is retried, or comes later, opens its workflow again.
+#[test]
+fn a_workflow_goes_on_with_a_job_that_is_retried() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open one kept=50; publish one workflow=one                  -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 1                                           -> w deliver one
+        w fail one boom                                               -> w confirm 1
+        a workflows                                                   -> a workflows one:nightly:failed:failed1-over
+        carry                                                         ->
+        a retry one                                                   -> a confirm 2 2:Failed
+        a workflows                                                   -> a workflows one:nightly:running:waiting1
+        carry                                                         ->
+        kill                                                          ->
+        w hello                                                       -> w welcome 1
+        w consume default 1                                           -> w deliver one!#1
+        w ack one                                                     -> w confirm 2
+        a hello last=2                                                -> a welcome 1, a confirm 2 2:Failed
+        a workflows                                                   -> a workflows one:nightly:succeeded:succeeded1-over
+        a publish two workflow=one                                    -> a confirm 3
+        a workflows                                                   -> a workflows one:nightly:succeeded:waiting1+succeeded1
+        wait 100                                                      ->
+        w consume default 1                                           -> w deliver two
+        w ack two                                                     -> w confirm 3
+        wait 51                                                       ->
+        a workflows                                                   -> a workflows
+        ",
+    );
+}
+
+/// What ends is forgotten before its time when there is too much of it; what goes on never is.
+#[test]
+fn no_more_ended_workflows_are_listed_than_are_kept() {
+    let options = BrokerOptions {
+        workflows_kept: 2,
+        ..BrokerOptions::default()
+    };
+    check_with(
+        options,
+        "
+        a hello                                                       -> a welcome 0
+        a open one; publish one workflow=one | open two; publish two workflow=two | open three; publish three workflow=three | open four; publish four workflow=four -> a confirm 4
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver one two three four
+        w fail one boom                                               -> w confirm 1
+        w ack two                                                     -> w confirm 2
+        wait 1                                                        ->
+        w ack three                                                   -> w confirm 3
+        a workflows                                                   -> a workflows three:nightly:succeeded:succeeded1-over one:nightly:failed:failed1-over four:nightly:running:running1
+        kill                                                          ->
+        a hello                                                       -> a welcome 4
+        a workflows                                                   -> a workflows three:nightly:succeeded:succeeded1-over one:nightly:failed:failed1-over four:nightly:running:running1
+        ",
+    );
+}
+
+#[test]
+fn a_workflow_keeps_its_deadline_its_sender_and_its_steps() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open one deadline-at=60000 parent=job steps=tree; publish one workflow=one -> a confirm 1
+        a open one name=other; publish two workflow=one               -> a confirm 2
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 2
+        a workflows of=one                                            -> a workflows one:nightly:running:waiting2:tree:by60000:of-job
+        ",
+    );
+}

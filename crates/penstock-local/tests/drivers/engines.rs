@@ -303,6 +303,11 @@ const LIES: [(Feature, &str, &str); 25] = [
         "a failed job is kept",
     ),
     (
+        Feature::Workflows,
+        "a_workflow_is_listed_with_its_jobs",
+        "a workflow is listed",
+    ),
+    (
         Feature::CancelWaiting,
         "a_job_is_cancelled_or_it_is_said_why_not",
         "the key is told of",
@@ -380,7 +385,6 @@ fn a_claim_that_no_scenario_shows_is_named() {
     assert_eq!(unproven(in_memory()), []);
     let mut boaster = in_memory().clone();
     boaster.highest_durability = Durability::Replicated;
-    boaster.workflows = true;
     boaster.value_streams = true;
     boaster.claims = true;
     boaster.debounce = true;

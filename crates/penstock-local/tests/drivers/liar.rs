@@ -246,6 +246,7 @@ impl Lying {
             | (Feature::Purge, Op::Purge { .. })
             | (Feature::Pause, Op::Pause { .. })
             | (Feature::Limits, Op::Limit { .. })
+            | (Feature::Workflows, Op::Open(_))
             | (Feature::CancelWaiting, Op::Cancel { .. }) => Vec::new(),
             (Feature::CancelRunning, Op::Cancel { running, .. }) if running != Running::Leave => {
                 Vec::new()

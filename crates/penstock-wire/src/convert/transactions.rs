@@ -144,6 +144,7 @@ impl From<Op> for proto::Op {
                 queue,
             }),
             Op::DropFailed { target } => Wire::DropFailed(target.into()),
+            Op::Open(open) => Wire::Open(open.into()),
             Op::Unnamed => return Self { op: None },
         };
         Self { op: Some(op) }
@@ -249,6 +250,7 @@ impl TryFrom<proto::Op> for Op {
                 },
                 None => Self::Unnamed,
             },
+            Wire::Open(open) => Self::Open(open.try_into()?),
             Wire::DropFailed(dropped) => match target(Some(dropped))? {
                 Some(target) => Self::DropFailed { target },
                 None => Self::Unnamed,

@@ -3,8 +3,8 @@
 use penstock_broker::{Answer, Broker, ConnId, Input, Now, Output, Position, Query};
 use penstock_message::{
     Counts, Due, Extras, Filter, GivenValue, GivenValues, JobCounts, Key, KeyState, Member,
-    MessageId, Others, Receipt, Refusal, Retries, SessionId, Space, StatusQuery, Tallied, Target,
-    ValueStatus, When, read_gathered,
+    MessageId, NodeState, Others, Receipt, Refusal, Retries, SessionId, Space, StatusQuery,
+    Tallied, Target, ValueStatus, When, WorkflowInfo, WorkflowsQuery, read_gathered,
 };
 
 pub(super) struct Options<'a>(Vec<(&'a str, &'a str)>);
@@ -266,6 +266,19 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
             }
             line
         }
+        Answer::Workflows(page) => {
+            let mut line = "workflows".to_owned();
+            for workflow in &page.workflows {
+                line += &format!(" {}", describe_workflow(workflow));
+            }
+            for node in &page.nodes {
+                line += &format!(" {}", describe_node(node));
+            }
+            if let Some(next) = page.next {
+                line += &format!(" next {}", name_of_message(&next));
+            }
+            line
+        }
         Answer::Asked(Ok(reply)) => format!("hears {}", String::from_utf8_lossy(reply)),
         Answer::Asked(Err(why)) => format!("hears nothing: {why:?}"),
         Answer::Operation(None) => "operation unknown".to_owned(),
@@ -336,6 +349,57 @@ pub(super) fn describe_answer(answer: &Answer) -> String {
     }
 }
 
+/// `body:nightly:failed:waiting1+failed1` and `-over` once it has ended.
+fn describe_workflow(workflow: &WorkflowInfo) -> String {
+    let WorkflowInfo {
+        id, name, state, ..
+    } = workflow;
+    let jobs = &workflow.jobs;
+    let all = [
+        ("waiting", jobs.waiting),
+        ("running", jobs.running),
+        ("succeeded", jobs.succeeded),
+        ("failed", jobs.failed),
+        ("cancelled", jobs.cancelled),
+        ("blocked", jobs.blocked),
+    ];
+    let some = all.iter().filter(|(_, count)| *count > 0);
+    let some: Vec<String> = some.map(|(what, count)| format!("{what}{count}")).collect();
+    let mut text = format!(
+        "{}:{name}:{}:{}",
+        name_of_message(id),
+        state.name(),
+        some.join("+")
+    );
+    if workflow.ended_at.is_some() {
+        text += "-over";
+    }
+    if !workflow.description.is_empty() {
+        text += &format!(":{}", String::from_utf8_lossy(&workflow.description));
+    }
+    if let Some(deadline) = workflow.deadline {
+        text += &format!(":by{}", deadline - 1_700_000_000_000);
+    }
+    if let Some(parent) = &workflow.parent {
+        text += &format!(":of-{}", name_of_message(parent));
+    }
+    text
+}
+
+fn describe_node(node: &NodeState) -> String {
+    match node {
+        NodeState::Gone => "gone".to_owned(),
+        NodeState::Job(state) => format!("{state:?}"),
+        NodeState::Ended(status) => format!("{status:?}"),
+        NodeState::Join {
+            members,
+            ended,
+            failed,
+            state,
+        } => format!("{ended}/{members}-failed{failed}-{}", state.name()),
+    }
+}
+
 /// Those that are not zero: `enqueued3+started2`.
 pub(super) fn job_counts(counts: &JobCounts) -> String {
     let all = [
@@ -397,6 +461,11 @@ pub(super) fn describe_whole(
             conn,
             id: 1,
             query: Query::Status(StatusQuery::default()),
+        },
+        Input::Query {
+            conn,
+            id: 1,
+            query: Query::Workflows(WorkflowsQuery::default()),
         },
     ];
     let queries = ids.iter().map(|id| Input::Query {

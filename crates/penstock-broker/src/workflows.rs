@@ -1,0 +1,727 @@
+//! Workflows as people see them: named, listed, with counts of their jobs.
+//!
+//! A job names its workflow. Jobs that have not ended are counted as their messages come and go, which needs no event of its
+//! own; jobs that have ended leave nothing else behind, so the journal has their counts. A workflow *ends* with the last of
+//! its jobs that can still run. Jobs that a failure has blocked can't: somebody has to retry the one that failed.
+//!
+//! ```text
+//!     WorkflowOpened ──► jobs come and end ──► WorkflowChanged: its outcome, its end ──► forgotten after a day, or a month
+//!                              ▲                                                  │
+//!                              └──────── a job is retried, or another comes ◄─────┘
+//! ```
+//!
+//! A change states all counts. So it can be told again where the journal holds a job before its workflow: a reader who begins
+//! between the two does not know that job, and passes over its end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use penstock_faults::planted;
+use penstock_message::{
+    Key, MessageId, NodeState, Open, SeededMap, SeededState, When as Outcome, WorkflowCounts,
+    WorkflowInfo, WorkflowState, WorkflowsPage, WorkflowsQuery,
+};
+
+use crate::clock::{Clock, When};
+use crate::endings::NOT_NEEDED;
+use crate::ledger::Entity;
+use crate::messages::{Ended, Handle, State as MessagePlace};
+use crate::records::{Event, How, WorkflowHead, WorkflowProgress};
+use crate::state::{Adjust, State};
+use crate::timers::Timer;
+use crate::{Broker, Position};
+
+/// Time for which a workflow that has succeeded is listed, where its client did not say.
+const KEPT_MS: u64 = 24 * 60 * 60 * 1000;
+/// Most workflows on a page, and the number of them that a query looks at.
+const LISTED: u32 = 1000;
+const LOOKED_AT: usize = 8192;
+/// Most ended workflows that are forgotten for want of room as one ends.
+const FORGOTTEN_AT_ONCE: usize = 2;
+
+/// A workflow that is known, and the jobs of it that have not ended.
+#[derive(Debug, Default)]
+struct Workflow {
+    /// Number of its messages that are ready, delayed, held or leased.
+    live: u64,
+    /// Number of these that a failed join holds.
+    blocked: u64,
+    /// `None`: no client has opened it, or it is forgotten.
+    record: Option<Box<Record>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Record {
+    pub(crate) name: Box<str>,
+    pub(crate) description: Bytes,
+    pub(crate) opened_at: u64,
+    pub(crate) deadline: Option<When>,
+    pub(crate) kept_ms: Option<u64>,
+    pub(crate) parent: Option<MessageId>,
+    pub(crate) progress: WorkflowProgress,
+    /// Number among all that were opened, which tells it from another one of its id.
+    pub(crate) number: u64,
+    pub(crate) base: Position,
+    /// Whether it has changed so that the record at hand must tell.
+    is_touched: bool,
+    must_be_told: bool,
+}
+
+impl Record {
+    pub(crate) fn journal_bytes(&self) -> u64 {
+        96 + self.name.len() as u64 + self.description.len() as u64
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Workflows {
+    all: SeededMap<MessageId, Workflow>,
+    /// Those with a record, in the order of their ids, which is that of their times.
+    listed: BTreeSet<MessageId>,
+    /// Ended ones, with the time on the steady clock at which each is forgotten.
+    ended: BTreeSet<(u64, MessageId)>,
+    /// Bytes of the journal that the ended ones take.
+    ended_bytes: u64,
+    /// Those that may have ended, or must be told of, since anybody looked.
+    touched: Vec<MessageId>,
+    /// Those with a record, by its number.
+    numbers: BTreeMap<u64, MessageId>,
+    opened: u64,
+    /// Time for which a timer is set: that of the first to be forgotten, or before it.
+    timed: Option<u64>,
+}
+
+impl Workflows {
+    pub(crate) fn new(hashing: SeededState) -> Self {
+        Self {
+            all: SeededMap::with_hasher(hashing),
+            ..Self::default()
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hashing(&self) -> SeededState {
+        *self.all.hasher()
+    }
+
+    pub(crate) fn record(&self, id: &MessageId) -> Option<&Record> {
+        self.all.get(id)?.record.as_deref()
+    }
+
+    fn record_mut(&mut self, id: &MessageId) -> Option<&mut Record> {
+        self.all.get_mut(id)?.record.as_deref_mut()
+    }
+
+    /// Number of workflows that are listed.
+    pub(crate) fn len(&self) -> usize {
+        self.listed.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.listed.is_empty()
+    }
+
+    pub(crate) fn records(&self) -> impl Iterator<Item = (MessageId, &Record)> {
+        let listed = self.listed.iter();
+        listed.filter_map(|id| Some((*id, self.record(id)?)))
+    }
+
+    /// Returns live and blocked messages of each workflow that has any.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (MessageId, [u64; 2])> {
+        let all = self.all.iter();
+        let live = all.map(|(id, workflow)| (*id, [workflow.live, workflow.blocked]));
+        live.filter(|(_, counts)| *counts != [0, 0])
+    }
+
+    /// Counts messages of a workflow that have not ended.
+    fn count_live(&mut self, id: MessageId, adjust: Adjust) {
+        let workflow = self.all.entry(id).or_default();
+        match adjust {
+            Adjust::Add => workflow.live += 1,
+            Adjust::Subtract => workflow.live -= 1,
+        }
+        self.drop_unused(id);
+        self.touch(id);
+    }
+
+    fn count_blocked(&mut self, id: MessageId, adjust: Adjust) {
+        let workflow = self.all.entry(id).or_default();
+        match adjust {
+            Adjust::Add => workflow.blocked += 1,
+            Adjust::Subtract => workflow.blocked -= 1,
+        }
+        self.touch(id);
+    }
+
+    fn drop_unused(&mut self, id: MessageId) {
+        if let Some(workflow) = self.all.get(&id)
+            && workflow.live == 0
+            && workflow.record.is_none()
+        {
+            self.all.remove(&id);
+        }
+    }
+
+    /// Has the workflow looked at before the record at hand is sealed.
+    fn touch(&mut self, id: MessageId) {
+        if let Some(record) = self.record_mut(&id)
+            && !std::mem::replace(&mut record.is_touched, true)
+        {
+            self.touched.push(id);
+        }
+    }
+
+    /// Has the record at hand tell of the workflow.
+    fn tell(&mut self, id: MessageId) {
+        if let Some(record) = self.record_mut(&id) {
+            record.must_be_told = true;
+            self.touch(id);
+        }
+    }
+
+    /// Forgets what was to be told: the journal has it.
+    pub(crate) fn forget_touched(&mut self) {
+        for id in std::mem::take(&mut self.touched) {
+            if let Some(record) = self.record_mut(&id) {
+                (record.is_touched, record.must_be_told) = (false, false);
+            }
+        }
+    }
+
+    /// Counts jobs of the workflow that have ended; `base`: place of the job in the journal.
+    fn count(&mut self, id: MessageId, base: Position, what: impl FnOnce(&mut WorkflowProgress)) {
+        let Some(record) = self.record_mut(&id) else {
+            return;
+        };
+        what(&mut record.progress);
+        if base < record.base && !planted!("untold-end-of-workflow") {
+            self.tell(id);
+        }
+    }
+
+    /// Whether the workflow was cancelled as a whole.
+    pub(crate) fn is_cancelled(&self, id: &MessageId) -> bool {
+        self.record(id)
+            .is_some_and(|record| record.progress.is_cancelled)
+    }
+
+    /// Notes that the workflow was cancelled as a whole.
+    pub(crate) fn mark_cancelled(&mut self, id: MessageId) {
+        if let Some(record) = self.record_mut(&id)
+            && !record.progress.is_cancelled
+        {
+            record.progress.is_cancelled = true;
+            self.tell(id);
+        }
+    }
+
+    /// Notes the outcome of the step whose result is the workflow's. The first one holds.
+    fn note_outcome(&mut self, id: MessageId, outcome: WorkflowState) {
+        // A group whose members were cancelled with it has not failed.
+        let outcome = match outcome {
+            WorkflowState::Failed if self.is_cancelled(&id) => WorkflowState::Cancelled,
+            outcome => outcome,
+        };
+        if let Some(record) = self.record_mut(&id)
+            && record.progress.outcome == WorkflowState::Running
+        {
+            record.progress.outcome = outcome;
+            self.tell(id);
+        }
+    }
+
+    /// Counts everything again, and panics where a count is wrong.
+    pub(crate) fn assert_counts(&self) {
+        let known = self.all.iter().filter(|(_, workflow)| {
+            let is_known = workflow.record.is_some();
+            assert!(is_known || workflow.live > 0, "a workflow that is nothing");
+            is_known
+        });
+        assert_eq!(self.listed.len(), known.count(), "workflows in their list");
+        assert_eq!(self.listed.len(), self.numbers.len(), "workflows by number");
+        let ended = self.records();
+        let ended = ended.filter(|(_, record)| record.progress.ended_at.is_some());
+        let bytes: Vec<u64> = ended.map(|(_, record)| record.journal_bytes()).collect();
+        assert_eq!(
+            (self.ended.len(), self.ended_bytes),
+            (bytes.len(), bytes.iter().sum()),
+            "workflows that have ended, and their bytes"
+        );
+        assert!(
+            self.ended
+                .first()
+                .is_none_or(|(until, _)| self.timed.is_some_and(|at| at <= *until)),
+            "nobody forgets the workflows that have ended"
+        );
+    }
+
+    fn counts(workflow: &Workflow) -> WorkflowCounts {
+        let progress = workflow.record.as_ref().map(|record| record.progress);
+        let progress = progress.unwrap_or_default();
+        WorkflowCounts {
+            // The caller knows which of these run.
+            waiting: workflow.live - workflow.blocked,
+            running: 0,
+            succeeded: progress.succeeded,
+            failed: progress.failed,
+            cancelled: progress.cancelled,
+            blocked: workflow.blocked,
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn workflow_of(&self, slot: u32) -> Option<MessageId> {
+        self.messages.extras(slot)?.workflow
+    }
+
+    /// Counts a message among the live ones of its workflow.
+    pub(crate) fn count_live(&mut self, slot: u32, adjust: Adjust) {
+        // A broker without workflows does not look at its messages.
+        if matches!(adjust, Adjust::Subtract) && self.workflows.all.is_empty() {
+            return;
+        }
+        if let Some(id) = self.workflow_of(slot) {
+            self.workflows.count_live(id, adjust);
+        }
+    }
+
+    /// Counts a message that a failed join holds.
+    pub(crate) fn count_blocked_one(&mut self, slot: u32, adjust: Adjust) {
+        if let Some(id) = self.workflow_of(slot) {
+            self.workflows.count_blocked(id, adjust);
+        }
+    }
+
+    /// Counts the messages of a join that has failed, or that has not failed after all, for their workflows.
+    pub(crate) fn count_blocked(&mut self, join: u32, adjust: Adjust) {
+        let id = self.joins[join].id;
+        for at in 0..self.joins[join].held.len() {
+            let Handle { slot, .. } = self.joins[join].held[at];
+            let is_held = self.messages.get(self.joins[join].held[at]).is_some()
+                && self.messages.state(slot) == MessagePlace::Held(id);
+            let workflow = is_held.then(|| self.workflow_of(slot));
+            let Some(workflow) = workflow.flatten() else {
+                continue;
+            };
+            self.workflows.count_blocked(workflow, adjust);
+            let waits_for_success = self.messages.when(slot) == Outcome::Succeeded;
+            if matches!(adjust, Adjust::Add)
+                && waits_for_success
+                && workflow == self.messages[slot].id
+            {
+                self.workflows.note_outcome(workflow, WorkflowState::Failed);
+            }
+        }
+    }
+
+    /// Counts the end of a job for its workflow.
+    pub(crate) fn count_end(&mut self, slot: u32, outcome: WorkflowState) {
+        let Some(workflow) = self.workflow_of(slot) else {
+            return;
+        };
+        let (id, base) = (self.messages[slot].id, self.messages[slot].base());
+        self.workflows
+            .count(workflow, base, |progress| match outcome {
+                WorkflowState::Succeeded => progress.succeeded += 1,
+                WorkflowState::Failed => progress.failed += 1,
+                _ => progress.cancelled += 1,
+            });
+        if workflow == id {
+            self.workflows.note_outcome(id, outcome);
+        }
+    }
+
+    /// Returns the outcome of a job that the broker has ended; `None`: it was not needed, and so was not cancelled.
+    pub(crate) fn outcome_of(&self, ended: Ended) -> Option<WorkflowState> {
+        match ended.how {
+            How::Expired => Some(WorkflowState::Expired),
+            How::Cancelled if self.names.text(ended.reason) == NOT_NEEDED => None,
+            How::Purged | How::Displaced | How::Cancelled | How::Blocked => {
+                Some(WorkflowState::Cancelled)
+            }
+        }
+    }
+
+    /// Notes the outcome of a join, if it is that of a workflow.
+    pub(crate) fn note_join_outcome(&mut self, join: u32, outcome: WorkflowState) {
+        if !self.workflows.is_empty() {
+            let id = self.joins[join].result_id();
+            self.workflows.note_outcome(id, outcome);
+        }
+    }
+
+    /// Counts a failed job as one that has not ended, for it is retried. The workflow may have another outcome then.
+    pub(crate) fn count_retry(&mut self, slot: u32) {
+        let Some(workflow) = self.workflow_of(slot) else {
+            return;
+        };
+        self.workflows.count_live(workflow, Adjust::Add);
+        let base = self.messages[slot].base();
+        self.workflows.count(workflow, base, |progress| {
+            // The journal may have been repaired.
+            progress.failed = progress.failed.saturating_sub(1);
+            if progress.outcome != WorkflowState::Succeeded {
+                progress.outcome = WorkflowState::Running;
+            }
+        });
+        self.workflows.tell(workflow);
+    }
+
+    /// Enters a workflow: a new one, or one that is carried forward.
+    pub(crate) fn open_workflow(
+        &mut self,
+        id: MessageId,
+        head: &WorkflowHead<'_>,
+        progress: WorkflowProgress,
+    ) {
+        self.forget_workflow(id);
+        self.workflows.opened += 1;
+        let record = Record {
+            name: head.name.into(),
+            description: Bytes::copy_from_slice(head.description),
+            opened_at: head.opened_at,
+            deadline: head.deadline,
+            kept_ms: head.kept_ms,
+            parent: head.parent,
+            progress: WorkflowProgress {
+                ended_at: None,
+                ..progress
+            },
+            number: self.workflows.opened,
+            base: self.position,
+            is_touched: false,
+            must_be_told: false,
+        };
+        self.live_bytes += record.journal_bytes();
+        let number = record.number;
+        self.workflows.all.entry(id).or_default().record = Some(Box::new(record));
+        self.workflows.listed.insert(id);
+        self.workflows.numbers.insert(number, id);
+        self.workflows.touch(id);
+        self.ledger.add(self.position, Entity::Workflow { number });
+        self.change_workflow(id, progress);
+    }
+
+    /// Sets how far a workflow has come.
+    pub(crate) fn change_workflow(&mut self, id: MessageId, progress: WorkflowProgress) {
+        let failed_kept_ms = self.failed_kept_ms;
+        let Some(record) = self.workflows.record_mut(&id) else {
+            return;
+        };
+        let kept_until = |progress: &WorkflowProgress, kept_ms: Option<u64>| {
+            let kept_ms = match progress.outcome {
+                WorkflowState::Succeeded => kept_ms.unwrap_or(KEPT_MS),
+                _ => kept_ms.unwrap_or(0).max(failed_kept_ms),
+            };
+            let ended_at = progress.ended_at;
+            ended_at.map(|at| at.saturating_add(kept_ms))
+        };
+        let was = kept_until(&record.progress, record.kept_ms);
+        let until = kept_until(&progress, record.kept_ms);
+        let bytes = record.journal_bytes();
+        record.progress = progress;
+        let workflows = &mut self.workflows;
+        if let Some(until) = was {
+            workflows.ended.remove(&(until, id));
+            workflows.ended_bytes -= bytes;
+        }
+        if let Some(until) = until {
+            workflows.ended.insert((until, id));
+            workflows.ended_bytes += bytes;
+            self.wait_for_workflows();
+        }
+    }
+
+    /// Forgets a workflow; its jobs stay.
+    pub(crate) fn forget_workflow(&mut self, id: MessageId) {
+        let Some(record) = self.workflows.record_mut(&id) else {
+            return;
+        };
+        let (bytes, number) = (record.journal_bytes(), record.number);
+        let progress = WorkflowProgress {
+            ended_at: None,
+            ..record.progress
+        };
+        self.change_workflow(id, progress);
+        self.live_bytes -= bytes;
+        self.ledger.abandon();
+        self.workflows.listed.remove(&id);
+        self.workflows.numbers.remove(&number);
+        if let Some(workflow) = self.workflows.all.get_mut(&id) {
+            workflow.record = None;
+        }
+        self.workflows.drop_unused(id);
+    }
+
+    /// Sets the timer for the first workflow to be forgotten, unless there is one.
+    pub(crate) fn wait_for_workflows(&mut self) {
+        let workflows = &mut self.workflows;
+        let first = workflows.ended.first().map(|(until, _)| *until);
+        if let Some(until) = first.filter(|until| workflows.timed.is_none_or(|at| *until < at)) {
+            workflows.timed = Some(until);
+            self.timers.set(When::steady(until), Timer::Workflows);
+        }
+    }
+
+    pub(crate) fn workflow_is_current(&self, base: Position, number: u64) -> bool {
+        let id = self.workflows.numbers.get(&number);
+        let record = id.and_then(|id| self.workflows.record(id));
+        record.is_some_and(|record| record.base == base)
+    }
+
+    /// Has all workflows looked at that have no job left and have not ended: a journal that was repaired has lost
+    /// their ends.
+    pub(crate) fn review_workflows(&mut self) {
+        let workflows = &self.workflows;
+        let is_stale = |(id, record): &(MessageId, &Record)| {
+            let workflow = &workflows.all[id];
+            (workflow.live == workflow.blocked) != record.progress.ended_at.is_some()
+        };
+        let stale = workflows.records().filter(is_stale);
+        let stale: Vec<MessageId> = stale.map(|(id, _)| id).collect();
+        for id in stale {
+            self.workflows.touch(id);
+        }
+        self.workflows.timed = None;
+        self.wait_for_workflows();
+    }
+}
+
+impl Broker {
+    pub(crate) fn open_workflow(&mut self, open: &Open) {
+        if self.state.workflows.record(&open.workflow).is_some() {
+            return;
+        }
+        let head = WorkflowHead {
+            name: &open.name,
+            description: &open.description,
+            opened_at: self.writer.time(),
+            deadline: open.deadline.map(|due| self.clocks.resolve(due)),
+            kept_ms: open.kept_ms,
+            parent: open.parent,
+        };
+        let progress = WorkflowProgress::default();
+        let workflow = open.workflow;
+        self.record(&Event::WorkflowOpened {
+            workflow,
+            head,
+            progress,
+        });
+        self.state.open_workflow(workflow, &head, progress);
+    }
+
+    /// Records what has become of the workflows whose jobs have changed in the record at hand.
+    pub(crate) fn settle_workflows(&mut self) {
+        if self.state.workflows.touched.is_empty() {
+            return;
+        }
+        for id in std::mem::take(&mut self.state.workflows.touched) {
+            let Some(workflow) = self.state.workflows.all.get_mut(&id) else {
+                continue;
+            };
+            let (live, blocked) = (workflow.live, workflow.blocked);
+            let Some(record) = workflow.record.as_deref_mut() else {
+                continue;
+            };
+            record.is_touched = false;
+            let mut must_be_told = std::mem::take(&mut record.must_be_told);
+            let mut progress = record.progress;
+            let has_ended = live == blocked;
+            if has_ended != progress.ended_at.is_some() {
+                must_be_told = true;
+                progress.ended_at = has_ended.then_some(self.clocks.steady());
+            }
+            if has_ended && progress.outcome == WorkflowState::Running {
+                progress.outcome = progress.outcome_at_end(blocked);
+            }
+            if !must_be_told {
+                continue;
+            }
+            self.record(&Event::WorkflowChanged {
+                workflow: id,
+                progress: Some(progress),
+            });
+            self.state.change_workflow(id, progress);
+        }
+        self.trim_workflows();
+    }
+
+    /// Forgets ended workflows while there are too many: those first that would be forgotten first.
+    fn trim_workflows(&mut self) {
+        for _ in 0..FORGOTTEN_AT_ONCE {
+            let workflows = &self.state.workflows;
+            let is_over = workflows.ended.len() as u64 > self.options.workflows_kept
+                || workflows.ended_bytes > self.options.workflows_kept_bytes;
+            let Some((_, id)) = workflows.ended.first().copied().filter(|_| is_over) else {
+                return;
+            };
+            self.record(&Event::WorkflowChanged {
+                workflow: id,
+                progress: None,
+            });
+            self.state.forget_workflow(id);
+        }
+    }
+
+    /// Forgets the workflows whose time is over. The journal has the times, so no event is needed.
+    pub(crate) fn forget_old_workflows(&mut self) {
+        self.state.workflows.timed = None;
+        while self.budget > 0
+            && let Some((until, id)) = self.state.workflows.ended.first().copied()
+            && until <= self.clocks.steady()
+        {
+            self.budget -= 1;
+            self.state.forget_workflow(id);
+        }
+        self.state.wait_for_workflows();
+    }
+
+    /// Writes the full state of a workflow.
+    pub(crate) fn carry_workflow(&mut self, number: u64) {
+        let position = self.state.position;
+        let workflows = &mut self.state.workflows;
+        let Some(id) = workflows.numbers.get(&number).copied() else {
+            return;
+        };
+        let Some(record) = workflows.record_mut(&id) else {
+            return;
+        };
+        record.base = position;
+        let event = Event::WorkflowOpened {
+            workflow: id,
+            head: WorkflowHead {
+                name: &record.name,
+                description: &record.description,
+                opened_at: record.opened_at,
+                deadline: record.deadline,
+                kept_ms: record.kept_ms,
+                parent: record.parent,
+            },
+            progress: record.progress,
+        };
+        if !planted!("carry-no-workflow") {
+            self.writer.push(&self.state.names, &event);
+        }
+    }
+
+    // --- queries
+
+    /// Returns a page of workflows.
+    pub(crate) fn workflows_page(&self, query: &WorkflowsQuery) -> WorkflowsPage {
+        let workflows = &self.state.workflows;
+        let mut page = WorkflowsPage::default();
+        if let Some(id) = &query.workflow {
+            page.workflows.extend(self.describe_workflow(id, true));
+        } else {
+            let limit = match query.limit {
+                0 => LISTED,
+                limit => limit.min(LISTED),
+            };
+            let end = query.after.unwrap_or(MessageId([u8::MAX; 16]));
+            let mut last = end;
+            for (looked_at, id) in workflows.listed.range(..end).rev().enumerate() {
+                if page.workflows.len() == limit as usize || looked_at == LOOKED_AT {
+                    page.next = Some(last);
+                    break;
+                }
+                last = *id;
+                let matches = workflows.record(id).is_some_and(|record| {
+                    let (state, name) = (query.state, query.name.as_deref());
+                    state.is_none_or(|state| record.progress.outcome == state)
+                        && name.is_none_or(|name| *record.name == *name)
+                });
+                if matches {
+                    page.workflows.extend(self.describe_workflow(id, false));
+                }
+            }
+        }
+        self.count_running(&mut page.workflows);
+        let nodes = query.nodes.iter().take(WorkflowsQuery::NODES_CAP);
+        page.nodes = nodes.map(|id| self.node_state(id)).collect();
+        page
+    }
+
+    /// Returns a workflow, if it is listed. For the simulator.
+    pub fn workflow(&self, id: &MessageId) -> Option<WorkflowInfo> {
+        let mut listed = [self.describe_workflow(id, true)?];
+        self.count_running(&mut listed);
+        let [workflow] = listed;
+        Some(workflow)
+    }
+
+    /// Tells running jobs from waiting ones. There are few leases next to all jobs, so they are counted when somebody asks.
+    fn count_running(&self, listed: &mut [WorkflowInfo]) {
+        if listed.iter().all(|workflow| workflow.jobs.waiting == 0) {
+            return;
+        }
+        let mut running: BTreeMap<MessageId, u64> = BTreeMap::new();
+        for (_, session) in self.state.sessions.iter() {
+            for slot in &session.leases {
+                if let Some(id) = self.state.workflow_of(*slot) {
+                    *running.entry(id).or_default() += 1;
+                }
+            }
+        }
+        for workflow in listed {
+            let running = running.get(&workflow.id).copied().unwrap_or(0);
+            workflow.jobs.waiting -= running;
+            workflow.jobs.running = running;
+        }
+    }
+
+    fn describe_workflow(&self, id: &MessageId, whole: bool) -> Option<WorkflowInfo> {
+        let workflow = self.state.workflows.all.get(id)?;
+        let record = workflow.record.as_deref()?;
+        let opened_at = record.opened_at;
+        let ended_at = record.progress.ended_at;
+        Some(WorkflowInfo {
+            id: *id,
+            name: record.name.to_string(),
+            description: match whole {
+                true => record.description.clone(),
+                false => Bytes::new(),
+            },
+            state: record.progress.outcome,
+            jobs: Workflows::counts(workflow),
+            opened_at,
+            ended_at: ended_at.map(|at| self.clocks.wall_at(at).max(opened_at)),
+            deadline: record.deadline.map(|when| match when.clock {
+                Clock::Steady => self.clocks.wall_at(when.at),
+                Clock::Wall => when.at,
+            }),
+            parent: record.parent,
+        })
+    }
+
+    /// Returns the state of a job, or of a join.
+    fn node_state(&self, id: &MessageId) -> NodeState {
+        let state = &self.state;
+        if let Some(slot) = state.joins.find(id) {
+            let join = &state.joins[slot];
+            return NodeState::Join {
+                members: join.count,
+                ended: join.arrivals,
+                failed: join.failures,
+                state: match (join.is_over, join.is_released) {
+                    (true, _) => WorkflowState::Failed,
+                    (_, true) => WorkflowState::Succeeded,
+                    _ => WorkflowState::Running,
+                },
+            };
+        }
+        if let Some(slot) = state.messages.copies(id).next() {
+            return NodeState::Job(self.state_of(slot));
+        }
+        if let Some(stored) = state.keys.value(&Key::Result(*id)) {
+            return NodeState::Ended(stored.status);
+        }
+        match state.messages.find_ended(id) {
+            Some(slot) => {
+                let ended = state.messages.ended(slot);
+                NodeState::Ended(state.unrun_value(ended.how, ended.reason).status)
+            }
+            None => NodeState::Gone,
+        }
+    }
+}
