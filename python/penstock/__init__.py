@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock._core import __version__
     from penstock._flows.failure import Failure
     from penstock._flows.results import Results
+    from penstock._flows.status import StepStatus, WorkflowCounts, WorkflowInfo, Workflows, WorkflowStatus
     from penstock._flows.steps import Chain, Chord, Group, Partial, Signature, Step, chain, chord, chunks, group
     from penstock._flows.workflow import PartialResults, Workflow
     from penstock._jobs.current import CurrentJob, current_job
@@ -94,7 +95,12 @@ __all__ = [
     "PartialResults",
     "Results",
     "Step",
+    "StepStatus",
     "Workflow",
+    "WorkflowCounts",
+    "WorkflowInfo",
+    "WorkflowStatus",
+    "Workflows",
     "chain",
     "chord",
     "chunks",
@@ -159,7 +165,8 @@ __all__ = [
 _HOMES = (
     "_tasks.app", "_tasks.task", "_tasks.shared", "_jobs.job", "_jobs.info", "_jobs.waits", "_jobs.current",
     "_tasks.retries", "_tasks.options", "_values.secrets", "_jobs.failed", "_tasks.middleware", "_jobs.log_filter",
-    "_jobs.interrupts", "_flows.steps", "_flows.workflow", "_flows.results", "_flows.failure", "errors", "_core",
+    "_jobs.interrupts", "_flows.steps", "_flows.workflow", "_flows.results", "_flows.failure", "_flows.status",
+    "errors", "_core",
 )  # fmt: skip
 
 

@@ -122,6 +122,16 @@ class Connection:
             )
         return built
 
+    def workflows(
+        self, state: str | None, name: str | None, after: bytes | None, timeout_s: float
+    ) -> tuple[list[str], bytes | None]:
+        """Return a page of workflows as JSON, and the place to continue from."""
+        return self._client.workflows(state, name, after, timeout_s)
+
+    def workflow_status(self, workflow: bytes, timeout_s: float) -> tuple[str, list[bytes]] | None:
+        """Return a workflow with its steps as JSON, and the first jobs that have failed; None: it is not listed."""
+        return self._client.workflow_status(workflow, timeout_s)
+
     def cancel_workflow(self, workflow: bytes, reason: str, running: str, timeout_s: float) -> int | None:
         """Cancel all jobs of a workflow, and return the number of the operation."""
         return self._client.cancel_workflow(workflow, reason, running, timeout_s)

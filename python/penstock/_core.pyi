@@ -119,6 +119,20 @@ class Graph:
         join's values as its first argument: 0 the only one, 1 a list, 2 named; None: it does without. ``when``:
         released when the join 0 succeeds, 1 fails, 2 ends. ``mark``: value of its header ``penstock.step``.
         """
+    def open(
+        self,
+        name: str,
+        description: bytes,
+        *,
+        deadline_ms: int | None = None,
+        kept_ms: int | None = None,
+        parent: bytes | None = None,
+    ) -> None:
+        """Have the workflow made known by this name, of at most 255 bytes.
+
+        ``description``: its steps as JSON, of at most 16 KiB (``crates/penstock-drawing`` reads it). ``deadline_ms``:
+        time that it has. ``kept_ms``: for which it is listed after it has succeeded. ``parent``: job that sends it.
+        """
     def __len__(self) -> int: ...
 
 @final
@@ -190,6 +204,15 @@ class Client:
 
         A job is id (text), task, queue, attempt, crashes, generation, enqueued_at_ms, failed_at_ms, error, message,
         fingerprint, preview (text), body_bytes.
+        """
+    def workflows(
+        self, state: str | None, name: str | None, after: bytes | None, timeout_s: float
+    ) -> tuple[list[str], bytes | None]:
+        """Return a page of workflows as JSON, the newest first, and what to pass as ``after`` for the next one."""
+    def workflow_status(self, workflow: bytes, timeout_s: float) -> tuple[str, list[bytes]] | None:
+        """Return a workflow as JSON, with its steps and their states, and the ids of its first 100 failed jobs.
+
+        None: it is not listed.
         """
     def order_failed(
         self, order: str, job_id: bytes | None, filter: _Filter, queue: str | None, timeout_s: float
@@ -281,6 +304,9 @@ class Consumer:
         """Return how many jobs are ready that it could take, and how many are taken and not settled."""
     def stop(self, timeout_s: float) -> None:
         """End every ``take``, and hand back jobs that have arrived and nobody took."""
+
+def draw_workflow(status: str, how: str) -> str:
+    """Draw what ``workflow_status`` has returned, as a ``"tree"``, ``"dot"`` or ``"svg"``."""
 
 def collapse_heap() -> int:
     """Have the kernel move this process's memory into huge pages, and return the number of bytes that it did."""

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use penstock_driver::{Done, Driver, DriverConfig, DriverError};
 use penstock_message::{
     Answer, Applied, Durability, FailedQuery, Filter, KeyState, MessageId, MessageInfo, Op, Query,
-    Receipt, Refusal, Run, Running, Status, StatusQuery, Target, Tx,
+    Receipt, Refusal, Run, Running, Status, StatusQuery, Target, Tx, WorkflowsPage, WorkflowsQuery,
 };
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -21,7 +21,10 @@ use crate::options::Options;
 use crate::port::{End, Port};
 use crate::values::{Each, Gather};
 use crate::wait::{Slot, deadline};
+use crate::workflows;
 
+/// Most failed jobs that the status of a workflow names.
+const FAILURES_SHOWN: u64 = 100;
 /// Time for which the broker keeps the leases of a silent client.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
@@ -96,6 +99,18 @@ impl Client {
 
     fn ask(&self, py: Python<'_>, query: Query, timeout_s: f64) -> PyResult<Answer> {
         self.ask_by(py, query, question_deadline(timeout_s)?)
+    }
+
+    fn workflows_page(
+        &self,
+        py: Python<'_>,
+        query: WorkflowsQuery,
+        deadline: Instant,
+    ) -> PyResult<WorkflowsPage> {
+        match self.ask_by(py, Query::Workflows(query), deadline)? {
+            Answer::Workflows(page) => Ok(page),
+            other => Err(odd_answer(&other).into()),
+        }
     }
 
     fn ask_by(&self, py: Python<'_>, query: Query, deadline: Instant) -> PyResult<Answer> {
@@ -409,6 +424,60 @@ impl Client {
             Answer::Failed(page) => failed::page(py, page),
             other => Err(odd_answer(&other).into()),
         }
+    }
+
+    /// Returns workflows that match, the newest first, behind the last one of the page before.
+    fn workflows(
+        &self,
+        py: Python<'_>,
+        state: Option<&str>,
+        name: Option<String>,
+        after: Option<&[u8]>,
+        timeout_s: f64,
+    ) -> PyResult<(Vec<String>, Option<[u8; 16]>)> {
+        let query = workflows::query(state, name, after.map(job).transpose()?)?;
+        let page = self.workflows_page(py, query, question_deadline(timeout_s)?)?;
+        Ok(workflows::page(&page))
+    }
+
+    /// Returns a workflow with the states of its steps, and the first of its failed jobs.
+    fn workflow_status<'py>(
+        &self,
+        py: Python<'py>,
+        workflow: &[u8],
+        timeout_s: f64,
+    ) -> PyResult<Option<(String, Bound<'py, PyList>)>> {
+        let deadline = question_deadline(timeout_s)?;
+        let mut query = WorkflowsQuery {
+            workflow: Some(job(workflow)?),
+            ..WorkflowsQuery::default()
+        };
+        // What its steps are stands in the first answer, and all of the second is of one moment.
+        let page = self.workflows_page(py, query.clone(), deadline)?;
+        query.nodes = workflows::nodes(&page);
+        let workflow = query.workflow;
+        let page = self.workflows_page(py, query, deadline)?;
+        let Some(status) = workflows::status(&page) else {
+            return Ok(None);
+        };
+        let counts = page.workflows.first().map(|workflow| workflow.jobs);
+        let most = counts.map_or(0, |jobs| jobs.failed).min(FAILURES_SHOWN) as usize;
+        let mut failed = FailedQuery::default();
+        failed.filter.workflow = workflow;
+        let mut ids = Vec::new();
+        while ids.len() < most {
+            let page = match self.ask_by(py, Query::Failed(failed.clone()), deadline)? {
+                Answer::Failed(page) => page,
+                other => return Err(odd_answer(&other).into()),
+            };
+            ids.extend(page.jobs.iter().map(|job| job.id));
+            match page.next {
+                Some(next) => failed.after = next,
+                None => break,
+            }
+        }
+        ids.truncate(most);
+        Ok(Some((status, id_list(py, &ids)?)))
     }
 
     /// Retries or removes one failed job, or decides that for all that match and returns the id of that operation.

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use penstock_message::{
-    Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy, Member, Message,
-    MessageId, Op, Tx, When,
+    Due, Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy, Member,
+    Message, MessageId, Op, Open, Tx, When,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -32,6 +32,7 @@ struct Parts {
     holds: Vec<Hold>,
     publishes: Vec<Op>,
     durability: Option<Durability>,
+    open: Option<Open>,
 }
 
 /// A place in a join, as (join, index).
@@ -141,6 +142,27 @@ impl Graph {
         Ok(PyBytes::new(py, &id.0))
     }
 
+    /// Has the workflow made known by this name. `deadline_ms`: time that it has from now on. `parent`: job that sends it.
+    #[pyo3(signature = (name, description, *, deadline_ms = None, kept_ms = None, parent = None))]
+    fn open(
+        &self,
+        name: String,
+        description: &[u8],
+        deadline_ms: Option<u64>,
+        kept_ms: Option<u64>,
+        parent: Option<&[u8]>,
+    ) -> PyResult<()> {
+        self.parts.lock().unwrap().open = Some(Open {
+            workflow: MessageId::default(),
+            name,
+            description: Bytes::copy_from_slice(description),
+            deadline: deadline_ms.map(Due::AfterMs),
+            kept_ms,
+            parent: parent.map(job).transpose()?,
+        });
+        Ok(())
+    }
+
     /// Number of jobs.
     fn __len__(&self) -> usize {
         let parts = self.parts.lock().unwrap();
@@ -157,6 +179,7 @@ impl Graph {
             holds,
             mut publishes,
             durability,
+            open,
         } = std::mem::take(&mut *self.parts.lock().unwrap());
         let mut holds = in_order(holds);
         let name = |message: &mut Message| {
@@ -169,7 +192,9 @@ impl Graph {
                 name(message);
             }
         }
-        let ops = holds.into_iter().map(Op::Hold).chain(publishes).collect();
+        let open = open.map(|open| Op::Open(Open { workflow, ..open }));
+        let holds = holds.into_iter().map(Op::Hold);
+        let ops = open.into_iter().chain(holds).chain(publishes).collect();
         (Tx { ops }, durability.unwrap_or_default())
     }
 }

@@ -14,6 +14,7 @@ mod options;
 mod port;
 mod values;
 mod wait;
+mod workflows;
 
 // The interpreter lock is what keeps a fork from happening while another thread holds one of our
 // locks, so a build without it must wait for another way to know that.
@@ -37,6 +38,8 @@ mod _core {
     use crate::options::Options;
     #[pymodule_export]
     use crate::port::Port;
+    #[pymodule_export]
+    use crate::workflows::draw_workflow;
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

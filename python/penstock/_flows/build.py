@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from penstock import _core
 from penstock._durations import is_a
+from penstock._flows.describe import checked_name, description, name_of
 from penstock._flows.results import MemberIds, is_join
 from penstock._flows.steps import FAILED, SUCCEEDED, Chain, Chord, Group, Link, Partial, Signature
 from penstock._flows.workflow import Workflow
+from penstock._jobs.current import running_job_id
 from penstock._jobs.job import Job
 from penstock.errors import NotOffered
 
@@ -90,8 +92,9 @@ class Plan:
     Raises ``TypeError`` where arguments do not fit and ``ValueError`` where the steps can't be one workflow.
     """
 
-    def __init__(self, step: Partial[Any, Any]) -> None:
+    def __init__(self, step: Partial[Any, Any], name: str | None = None) -> None:
         self._step = step
+        self._name = None if name is None else checked_name(name)
         self._app: App | None = None
         self._signatures: list[Signature[Any]] = []
         self._jobs: list[tuple[_core.Options, bytes]] = []
@@ -132,7 +135,14 @@ class Plan:
 
     def build(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> Built:
         """Make the graph of these jobs, which are the plan's, with the headers and times that they are to have."""
-        return _Builder(self._takes, self._marks, jobs).build(self._root, self._loose)
+        builder = _Builder(self._takes, self._marks, jobs)
+        built = builder.build(self._root, self._loose)
+        # A call without callbacks is a job, and no workflow.
+        if self._root is not None and not (isinstance(self._step, Signature) and not self._step._links):
+            steps = Described(self._root, self._signatures, built.job_ids, builder.groups)
+            name = name_of(self._step) if self._name is None else self._name
+            built.graph.open(name, description(steps), parent=running_job_id())
+        return built
 
     def _sent(self, built: Built | None) -> Sent:
         if self._app is None or built is None or built.id is None:
@@ -317,6 +327,16 @@ class Built(NamedTuple):
         return self.job_ids[0] if self.id is None else self.id
 
 
+class Described(NamedTuple):
+    """The steps of a workflow that was built, for its description."""
+
+    root: _Node
+    signatures: Sequence[Signature[Any]]
+    job_ids: Sequence[bytes]
+    groups: dict[int, bytes]
+    """The join of each group, by the group's identity."""
+
+
 class _Held(NamedTuple):
     """The join that a job waits for, in which shape it gets its values, and on which outcome it runs."""
 
@@ -340,6 +360,7 @@ class _Builder:
         # Outcomes of groups are kept as long as the longest result.
         kept = {id(options): options for options, _ in jobs}.values()
         self._ttl_ms: int = max((options.details()["result_ttl_ms"] or 0 for options in kept), default=0) or 86_400_000
+        self.groups: dict[int, bytes] = {}
         # Joins that end as their only member does: callbacks of that may wait for them.
         self._single: set[bytes] = set()
 
@@ -403,6 +424,7 @@ class _Builder:
                 else:
                     # The members report to what the next step waits for.
                     join = self._join(len(group.nodes), group.max_failures, (), self._ttl_ms)
+                    self.groups[id(group)] = join
                     following, waits_for = join, _Held(join, _LIST)
             outcomes.append(self._add_step(node.nodes[index], target, waits_for))
             target = following
@@ -424,6 +446,7 @@ class _Builder:
     ) -> bytes:
         then = () if place is None else (place,)
         join = self._join(len(node.nodes), node.max_failures, then, self._ttl_ms)
+        self.groups[id(node)] = join
         self._add_callbacks(join, _LIST, callbacks)
         self._add_members(node, join, held)
         return join if place is None else _id_of(place)

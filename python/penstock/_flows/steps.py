@@ -211,17 +211,18 @@ class _Composed(Step[R_co]):
 
     __slots__ = ()
 
-    def delay(self) -> Workflow[R_co]:
+    def delay(self, *, name: str | None = None) -> Workflow[R_co]:
         """Send all jobs of the workflow in one transaction, and return its handle.
 
-        Raises ``TypeError`` when arguments do not fit, ``ValueError`` when it can't be one workflow, and what
+        ``name``: for people, to find it by; at most 255 bytes. By default it is made of the names of the tasks. Raises
+        ``TypeError`` when arguments do not fit, ``ValueError`` when it can't be one workflow, and what
         ``task.delay()`` raises.
         """
-        return cast("Workflow[R_co]", _plan(self).send().workflow)
+        return cast("Workflow[R_co]", _plan(self, name).send().workflow)
 
-    async def adelay(self) -> Workflow[R_co]:
+    async def adelay(self, *, name: str | None = None) -> Workflow[R_co]:
         """Like ``delay``, but awaitable."""
-        return cast("Workflow[R_co]", (await _plan(self).asend()).workflow)
+        return cast("Workflow[R_co]", (await _plan(self, name).asend()).workflow)
 
     def options(self, **options: Never) -> Self:  # type: ignore[override]
         """Raise ``TypeError``: options belong to the calls that a composed step is made of."""
@@ -501,8 +502,8 @@ def _first_call(step: Partial[Any, Any]) -> Signature[Any] | None:
     return next((found for each in inside if (found := _first_call(each)) is not None), None)
 
 
-def _plan(step: Partial[Any, Any]) -> Any:
+def _plan(step: Partial[Any, Any], name: str | None = None) -> Any:
     # Not imported above: programs that send no workflow do without.
     from penstock._flows.build import Plan
 
-    return Plan(step)
+    return Plan(step, name)

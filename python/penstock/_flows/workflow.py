@@ -16,6 +16,7 @@ from penstock._flows.failure import (
     Asking,
     Failure,
     failure_of,
+    failures_of,
 )
 from penstock._flows.results import (
     MemberIds,
@@ -28,6 +29,7 @@ from penstock._flows.results import (
     read_gathered,
     wraps,
 )
+from penstock._flows.status import WorkflowStatus, status_of
 from penstock._jobs.current import format_id
 from penstock._jobs.info import JobState
 from penstock._jobs.job import Job, app_of, check_cancel
@@ -221,6 +223,47 @@ class Workflow(Generic[R_co]):
         except ResultExpired:
             return self._gone()
         return _state_of(end)
+
+    def status(self) -> WorkflowStatus:
+        """Ask how far it has come: its jobs by state, its steps as a tree, the first failures. ``print`` draws it.
+
+        A group of many is one step. Raises ``NoSuchJob`` when the broker lists no such workflow: it never was, was sent
+        by an older client, or has ended and was forgotten, a day after it had succeeded. Raises ``BrokerUnavailable``
+        or ``CallTimeout`` after ``app.call_timeout``.
+        """
+        app = self._app
+        if app is None:
+            raise NoSuchJob("a workflow without jobs has nothing that the broker could list: it has succeeded")
+        connection = app._connected()
+        found = connection.workflow_status(self._id, app.call_timeout)
+        if found is None:
+            raise NoSuchJob(
+                f"workflow {self.id}: the broker at {app.url} lists no such workflow: it never was, an older client has"
+                " sent it, or it has ended and was forgotten"
+            )
+        drawn, failed = found
+        return status_of(drawn, finish(app, failures_of(failed, self._id), app.call_timeout))
+
+    async def astatus(self) -> WorkflowStatus:
+        """Like ``status``, but awaitable."""
+        import asyncio
+
+        return await asyncio.to_thread(self.status)
+
+    def wait(self, timeout: Seconds | None = None) -> JobState:
+        """Wait for the end of the workflow, and return how it has ended. In an event loop: ``await workflow``.
+
+        ``timeout`` as for ``result``. Raises ``ResultTimeout`` when the time is up.
+        """
+        app, limit_s = self._app, timeout_s("timeout", timeout)
+        if app is None:
+            return JobState.SUCCEEDED
+        try:
+            return _state_of(self._wait(app, limit_s))
+        except ResultExpired:
+            return self._gone()
+        except ResultTimeout:
+            raise self._late(self._count_ended()) from None
 
     def done(self) -> bool:
         """Ask whether the workflow has ended, however it did. Raises as ``state`` does."""

@@ -82,6 +82,12 @@ def current_job() -> CurrentJob | None:
     )
 
 
+def running_job_id() -> bytes | None:
+    """Return the id of the job that runs here, if any does."""
+    current = running.get()
+    return None if current is None else current[0]
+
+
 def own_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that a job's client has given it, without those that are Penstock's own."""
     return {name: value for name, value in headers.items() if not name.startswith("penstock.")}

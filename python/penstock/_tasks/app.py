@@ -37,8 +37,10 @@ from penstock._values.shapes import full_name, shown_name
 
 if TYPE_CHECKING:
     from penstock._flows.build import Built, Plan
+    from penstock._flows.status import Workflows
     from penstock._flows.workflow import Workflow
     from penstock._jobs.failed import FailedJobs
+    from penstock._jobs.info import JobState
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -195,6 +197,17 @@ class App:
         from penstock._flows.workflow import Workflow
 
         return Workflow(self, job_id_of(workflow_id), None)
+
+    def workflows(self, *, state: JobState | str | None = None, name: str | None = None) -> Workflows:
+        """Find workflows, of all apps of the broker: iterate over them, the newest first. Asks nothing yet.
+
+        ``state``: ``"running"``, ``"succeeded"``, ``"failed"``, ``"cancelled"`` or ``"expired"``. ``name``: as given to
+        ``delay()``. A workflow is listed for 24 hours after it has succeeded, and otherwise for as long as failed jobs
+        are kept.
+        """
+        from penstock._flows.status import Workflows
+
+        return Workflows(self, state, name)
 
     @overload
     def enqueue(self, call: Signature[R], /) -> Job[R]: ...

@@ -1,0 +1,129 @@
+//! Workflows as people see them: as a tree on a terminal, as DOT, as SVG, and as JSON for programs.
+//!
+//! A client describes the steps of a workflow when it sends it, and the broker keeps that description unread. Here it is
+//! read again, and each step gets the state that the broker knows of it:
+//!
+//! ```text
+//!     {"job": "shop.fetch", "id": "..."}                       a call
+//!     {"chain": [...], "more": 7}                              steps that run one after another; some are left out
+//!     {"group": 1000, "of": "shop.fetch", "id": "..."}         a group of many
+//!     {"group": 2, "id": "...", "steps": [...]}                a group of few
+//!     "links": [{"on": "failed", ...}]                         callbacks of any of these
+//! ```
+
+mod graph;
+mod picture;
+mod step;
+mod text;
+
+use penstock_message::{WorkflowInfo, WorkflowsPage};
+use serde_json::{Map, Value, json};
+
+pub use step::Step;
+
+/// A workflow, and its steps with their states.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Workflow {
+    pub id: String,
+    pub name: String,
+    pub state: String,
+    /// Jobs by state, in the order in which they are shown.
+    pub jobs: Vec<(&'static str, u64)>,
+    /// `None`: its client has described no steps, or this program can't read them.
+    pub steps: Option<Step>,
+    /// All other fields, for programs.
+    more: Map<String, Value>,
+}
+
+const JOBS: [&str; 6] = [
+    "waiting",
+    "running",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "blocked",
+];
+
+/// Returns the fields of a workflow, for programs: without its steps.
+pub fn fields(info: &WorkflowInfo) -> Value {
+    let counts = &info.jobs;
+    json!({
+        "id": info.id.to_string(),
+        "name": info.name,
+        "state": info.state.name(),
+        "waiting": counts.waiting,
+        "running": counts.running,
+        "succeeded": counts.succeeded,
+        "failed": counts.failed,
+        "cancelled": counts.cancelled,
+        "blocked": counts.blocked,
+        "opened_at_ms": info.opened_at,
+        "ended_at_ms": info.ended_at,
+        "deadline_ms": info.deadline,
+        "parent": info.parent.map(|parent| parent.to_string()),
+    })
+}
+
+impl Workflow {
+    /// Reads the one workflow of a page, with the states of [`Step::ids`] that were asked for with it.
+    pub fn of_page(page: &WorkflowsPage) -> Option<Self> {
+        let info = page.workflows.first()?;
+        let mut steps = Step::read(&info.description);
+        if let Some(steps) = &mut steps {
+            steps.set_states(&page.nodes, info.state);
+        }
+        match fields(info) {
+            Value::Object(fields) => Some(Self::new(fields, steps)),
+            _ => None,
+        }
+    }
+
+    /// Reads what [`Workflow::to_json`] has written.
+    pub fn from_json(text: &str) -> Option<Self> {
+        let Value::Object(mut fields) = serde_json::from_str(text).ok()? else {
+            return None;
+        };
+        let steps = fields
+            .remove("steps")
+            .and_then(|steps| Step::of_value(&steps));
+        Some(Self::new(fields, steps))
+    }
+
+    fn new(fields: Map<String, Value>, steps: Option<Step>) -> Self {
+        let text = |name| fields.get(name).and_then(Value::as_str).unwrap_or_default();
+        let number = |name| fields.get(name).and_then(Value::as_u64).unwrap_or(0);
+        Self {
+            id: text("id").to_owned(),
+            name: text("name").to_owned(),
+            state: text("state").to_owned(),
+            jobs: JOBS.map(|name| (name, number(name))).to_vec(),
+            steps,
+            more: fields,
+        }
+    }
+
+    pub fn to_json(&self) -> Value {
+        let mut fields = self.more.clone();
+        let steps = self.steps.as_ref().map_or(Value::Null, Step::to_value);
+        fields.insert("steps".to_owned(), steps);
+        Value::Object(fields)
+    }
+
+    /// Draws the steps as a tree, a line each, below a line about the workflow.
+    pub fn tree(&self) -> String {
+        text::tree(self)
+    }
+
+    /// Writes the steps as a graph in the language of Graphviz.
+    pub fn dot(&self) -> String {
+        picture::dot(self)
+    }
+
+    /// Draws the steps as a picture, from left to right.
+    pub fn svg(&self) -> String {
+        picture::svg(self)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,290 @@
+//! Steps of a workflow, read from its description.
+
+use penstock_message::{MessageId, MessageState, NodeState, ValueStatus, WorkflowState};
+use serde_json::{Map, Value, json};
+
+/// Steps within steps; a description is what some client says.
+const DEEPEST: usize = 128;
+
+/// A step, and how far it has come.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    pub what: What,
+    /// Job or join whose outcome is the step's; chains have none.
+    pub id: Option<MessageId>,
+    /// Empty: not known.
+    pub state: &'static str,
+    /// Callbacks, each with the outcome on which it runs.
+    pub links: Vec<(String, Step)>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum What {
+    /// A call of this task.
+    Job(String),
+    /// Steps that run one after another, and the number of those left out.
+    Chain(Vec<Step>, u64),
+    Group {
+        members: u64,
+        /// What each member runs, where they are not listed.
+        of: String,
+        steps: Vec<Step>,
+        /// Number of members that have ended, and of those that have failed; `None`: not known.
+        ended: Option<(u64, u64)>,
+    },
+}
+
+/// States in which a step is, as [`Step::state`] has them.
+const STATES: [&str; 13] = [
+    "waiting",
+    "delayed",
+    "held",
+    "running",
+    "cancelling",
+    "succeeded",
+    "failed",
+    "blocked",
+    "expired",
+    "crashed",
+    "cancelled",
+    "ended",
+    "",
+];
+
+fn known(state: &str) -> &'static str {
+    let mut all = STATES.into_iter();
+    all.find(|known| *known == state).unwrap_or_default()
+}
+
+impl Step {
+    /// Reads a description; `None`: there is none, or it was written by a newer client.
+    pub fn read(description: &[u8]) -> Option<Self> {
+        Self::of_value(&serde_json::from_slice(description).ok()?)
+    }
+
+    pub(crate) fn of_value(value: &Value) -> Option<Self> {
+        Self::of_value_at(value, 0)
+    }
+
+    fn of_value_at(value: &Value, depth: usize) -> Option<Self> {
+        if depth > DEEPEST {
+            return None;
+        }
+        let all = |value: Option<&Value>| -> Option<Vec<Self>> {
+            let steps = value.and_then(Value::as_array).into_iter().flatten();
+            steps
+                .map(|step| Self::of_value_at(step, depth + 1))
+                .collect()
+        };
+        let number = |name| value.get(name).and_then(Value::as_u64);
+        let text = |name| value.get(name).and_then(Value::as_str);
+        let what = if let Some(task) = text("job") {
+            What::Job(task.to_owned())
+        } else if let Some(members) = number("group") {
+            What::Group {
+                members,
+                of: text("of").unwrap_or_default().to_owned(),
+                steps: all(value.get("steps"))?,
+                ended: number("ended").map(|ended| (ended, number("failed").unwrap_or(0))),
+            }
+        } else {
+            let steps = value.get("chain").filter(|steps| steps.is_array())?;
+            What::Chain(all(Some(steps))?, number("more").unwrap_or(0))
+        };
+        let links = value.get("links").and_then(Value::as_array);
+        let link = |link: &Value| {
+            let on = link.get("on")?.as_str()?.to_owned();
+            Some((on, Self::of_value_at(link, depth + 1)?))
+        };
+        Some(Self {
+            what,
+            id: text("id").and_then(|id| id.parse().ok()),
+            state: known(text("state").unwrap_or_default()),
+            links: links
+                .into_iter()
+                .flatten()
+                .map(link)
+                .collect::<Option<_>>()?,
+        })
+    }
+
+    pub(crate) fn to_value(&self) -> Value {
+        let mut fields = Map::new();
+        let mut set = |name: &str, value: Value| {
+            fields.insert(name.to_owned(), value);
+        };
+        let all = |steps: &[Self]| Value::Array(steps.iter().map(Self::to_value).collect());
+        match &self.what {
+            What::Job(task) => set("job", json!(task)),
+            What::Chain(steps, more) => {
+                set("chain", all(steps));
+                if *more > 0 {
+                    set("more", json!(more));
+                }
+            }
+            What::Group {
+                members,
+                of,
+                steps,
+                ended,
+            } => {
+                set("group", json!(members));
+                match steps.is_empty() {
+                    true => set("of", json!(of)),
+                    false => set("steps", all(steps)),
+                }
+                if let Some((ended, failed)) = ended {
+                    set("ended", json!(ended));
+                    set("failed", json!(failed));
+                }
+            }
+        }
+        if let Some(id) = self.id {
+            set("id", json!(id.to_string()));
+        }
+        if !self.state.is_empty() {
+            set("state", json!(self.state));
+        }
+        if !self.links.is_empty() {
+            let links = self.links.iter().map(|(on, step)| {
+                let mut link = step.to_value();
+                if let Value::Object(fields) = &mut link {
+                    fields.insert("on".to_owned(), json!(on));
+                }
+                link
+            });
+            set("links", Value::Array(links.collect()));
+        }
+        Value::Object(fields)
+    }
+
+    /// Returns the jobs and joins whose states are to be asked for, in the order in which [`Step::set_states`] takes them.
+    pub fn ids(&self) -> Vec<MessageId> {
+        let mut ids = Vec::new();
+        self.walk(&mut |step| ids.extend(step.id));
+        ids
+    }
+
+    fn walk(&self, look: &mut dyn FnMut(&Self)) {
+        look(self);
+        if let What::Chain(steps, _) | What::Group { steps, .. } = &self.what {
+            steps.iter().for_each(|step| step.walk(look));
+        }
+        self.links.iter().for_each(|(_, step)| step.walk(look));
+    }
+
+    /// Sets the states of all steps; `workflow`: the outcome of the workflow.
+    pub fn set_states(&mut self, nodes: &[NodeState], workflow: WorkflowState) {
+        let mut nodes = nodes.iter().copied();
+        self.set_state(&mut nodes, workflow);
+    }
+
+    fn set_state(&mut self, nodes: &mut dyn Iterator<Item = NodeState>, workflow: WorkflowState) {
+        let node = match self.id {
+            Some(_) => nodes.next().unwrap_or_default(),
+            None => NodeState::Gone,
+        };
+        match &mut self.what {
+            What::Job(_) => self.state = state_of_job(node),
+            What::Chain(steps, _) => {
+                let mut is_reached = true;
+                for step in &mut *steps {
+                    step.set_state(nodes, workflow);
+                    if !is_reached && step.state == "running" {
+                        // Its members are held until the step before has ended.
+                        step.state = "held";
+                    }
+                    is_reached = matches!(step.state, "succeeded" | "ended");
+                }
+                self.state = state_of_chain(steps);
+            }
+            What::Group {
+                members,
+                steps,
+                ended,
+                ..
+            } => {
+                steps
+                    .iter_mut()
+                    .for_each(|step| step.set_state(nodes, workflow));
+                (self.state, *ended) = state_of_group(node, *members, workflow);
+            }
+        }
+        for (_, step) in &mut self.links {
+            step.set_state(nodes, workflow);
+        }
+    }
+}
+
+fn state_of_job(node: NodeState) -> &'static str {
+    match node {
+        NodeState::Job(state) => match state {
+            MessageState::Ready => "waiting",
+            MessageState::Delayed => "delayed",
+            MessageState::Running | MessageState::Parked => "running",
+            MessageState::Held => "held",
+            MessageState::Failed => "failed",
+            MessageState::Blocked => "blocked",
+            MessageState::Cancelling => "cancelling",
+        },
+        NodeState::Ended(status) => state_of_value(status),
+        NodeState::Join { state, .. } => state.name(),
+        NodeState::Gone => "ended",
+    }
+}
+
+fn state_of_value(status: ValueStatus) -> &'static str {
+    match status {
+        ValueStatus::Succeeded | ValueStatus::Gathered | ValueStatus::Replaced => "succeeded",
+        ValueStatus::Failed | ValueStatus::TimedOut => "failed",
+        ValueStatus::Expired => "expired",
+        ValueStatus::Crashed => "crashed",
+        ValueStatus::Cancelled => "cancelled",
+        ValueStatus::Upstream => "blocked",
+    }
+}
+
+fn state_of_chain(steps: &[Step]) -> &'static str {
+    let has = |state| steps.iter().any(|step| step.state == state);
+    let all = |states: &[&str]| steps.iter().all(|step| states.contains(&step.state));
+    for worst in ["failed", "crashed", "expired", "cancelled", "blocked"] {
+        if has(worst) {
+            return worst;
+        }
+    }
+    if all(&["succeeded", "ended"]) {
+        return steps.last().map_or("", |step| step.state);
+    }
+    match steps.first().map_or("", |step| step.state) {
+        first @ ("waiting" | "delayed" | "held") => first,
+        _ => "running",
+    }
+}
+
+fn state_of_group(
+    node: NodeState,
+    members: u64,
+    workflow: WorkflowState,
+) -> (&'static str, Option<(u64, u64)>) {
+    match node {
+        NodeState::Join {
+            ended,
+            failed,
+            state,
+            ..
+        } => (state.name(), Some((u64::from(ended), u64::from(failed)))),
+        NodeState::Ended(ValueStatus::Upstream) => ("failed", None),
+        NodeState::Ended(status) => (
+            state_of_value(status),
+            Some((members, 0)).filter(|_| status == ValueStatus::Gathered),
+        ),
+        NodeState::Job(_) => (state_of_job(node), None),
+        // A group that has failed is kept; one that has succeeded goes when its results have been read.
+        NodeState::Gone => match workflow {
+            WorkflowState::Failed | WorkflowState::Cancelled | WorkflowState::Expired => {
+                ("ended", None)
+            }
+            WorkflowState::Running | WorkflowState::Succeeded => ("succeeded", None),
+        },
+    }
+}

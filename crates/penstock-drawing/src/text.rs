@@ -1,0 +1,118 @@
+//! The tree on a terminal.
+
+use crate::Workflow;
+use crate::step::{Step, What};
+
+pub(crate) fn tree(workflow: &Workflow) -> String {
+    let jobs = workflow.jobs.iter().filter(|(_, count)| *count > 0);
+    let jobs: Vec<String> = jobs
+        .map(|(state, count)| format!("{} {state}", number(*count)))
+        .collect();
+    let mut lines = vec![format!(
+        "{}  {}  ({})",
+        workflow.name,
+        workflow.state,
+        match jobs.is_empty() {
+            true => "no jobs".to_owned(),
+            false => jobs.join(", "),
+        }
+    )];
+    match &workflow.steps {
+        Some(Step {
+            what: What::Chain(steps, more),
+            links,
+            ..
+        }) => draw_all(steps, *more, links, "", &mut lines),
+        Some(step) => draw_all(std::slice::from_ref(step), 0, &[], "", &mut lines),
+        None => lines.push("its steps are not known here".to_owned()),
+    }
+    lines.join("\n") + "\n"
+}
+
+fn draw_all(
+    steps: &[Step],
+    more: u64,
+    links: &[(String, Step)],
+    indent: &str,
+    lines: &mut Vec<String>,
+) {
+    let mut items: Vec<(String, Option<&Step>)> = Vec::new();
+    items.extend(steps.iter().map(|step| (String::new(), Some(step))));
+    if more > 0 {
+        items.push((format!("and {} more steps", number(more)), None));
+    }
+    items.extend(
+        links
+            .iter()
+            .map(|(on, step)| (format!("if {on}: "), Some(step))),
+    );
+    let last = items.len().saturating_sub(1);
+    for (place, (before, step)) in items.into_iter().enumerate() {
+        let (branch, below) = match place == last {
+            true => ("└─ ", "   "),
+            false => ("├─ ", "│  "),
+        };
+        let said = step.map_or_else(String::new, line);
+        lines.push(format!("{indent}{branch}{before}{said}"));
+        if let Some(step) = step {
+            let (steps, more) = step.inner();
+            draw_all(steps, more, &step.links, &format!("{indent}{below}"), lines);
+        }
+    }
+}
+
+fn line(step: &Step) -> String {
+    let mut line = step.label();
+    if !step.state.is_empty() {
+        line += &format!("  {}", step.state);
+    }
+    if let What::Group {
+        members,
+        ended: Some((ended, failed)),
+        ..
+    } = &step.what
+        && (step.state == "running" || *failed > 0)
+    {
+        line += &format!(", {} of {} have ended", number(*ended), number(*members));
+        if *failed > 0 {
+            line += &format!(", {} failed", number(*failed));
+        }
+    }
+    line
+}
+
+impl Step {
+    /// Says what the step is.
+    pub(crate) fn label(&self) -> String {
+        match &self.what {
+            What::Job(task) => task.clone(),
+            What::Chain(..) => "chain".to_owned(),
+            What::Group { members, of, .. } if of.is_empty() => {
+                format!("group of {}", number(*members))
+            }
+            What::Group { members, of, .. } => format!("group of {} x {of}", number(*members)),
+        }
+    }
+
+    /// Returns the steps that it consists of, and the number of those left out.
+    pub(crate) fn inner(&self) -> (&[Step], u64) {
+        match &self.what {
+            What::Job(_) => (&[], 0),
+            What::Chain(steps, more) => (steps, *more),
+            What::Group { steps, .. } => (steps, 0),
+        }
+    }
+}
+
+/// Formats with commas: 1,000,000.
+pub(crate) fn number(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -1,0 +1,128 @@
+"""What people read of a workflow: its name, and its steps as JSON, which the broker keeps for them unread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock._flows.steps import FAILED, Chain, Group, Partial, Signature
+from penstock._jobs.current import format_id
+
+if TYPE_CHECKING:
+    from penstock._flows.build import Described
+
+# The broker's limits, in bytes.
+_LONGEST_NAME = 255
+_LONGEST_DESCRIPTION = 16 << 10
+# Members of a group, up to which each is described.
+_FEW = 10
+# Steps that are described; as many states can be asked for at once.
+_MOST_STEPS = 1_000
+# Number of steps and members that a name has.
+_NAMED = 4
+
+
+def name_of(step: Partial[Any, Any]) -> str:
+    """Name a workflow by its steps: ``group(10 x fetch) | bind``."""
+    return _cut(_short(step), _LONGEST_NAME)
+
+
+def checked_name(name: object) -> str:
+    """Return the name that a user gives a workflow."""
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a text, not {name!r}")
+    length = len(name.encode(errors="replace"))
+    if not 0 < length <= _LONGEST_NAME:
+        raise ValueError(f"the name of a workflow has from 1 to {_LONGEST_NAME} bytes, and this one has {length}")
+    return name
+
+
+def description(steps: Described, most: int = _MOST_STEPS) -> bytes:
+    """Encode the steps as ``crates/penstock-drawing`` reads them. Of very many only the first ones are described."""
+    text = json.dumps(_Describer(steps, most).described(), ensure_ascii=False, separators=(",", ":"))
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= _LONGEST_DESCRIPTION:
+        return encoded
+    return description(steps, most // 2) if most > 1 else b""
+
+
+class _Describer:
+    def __init__(self, steps: Described, room: int) -> None:
+        self._steps = steps
+        self._room = room
+
+    def described(self) -> dict[str, Any]:
+        return self._node(self._steps.root)
+
+    def _node(self, node: Any) -> dict[str, Any]:
+        from penstock._flows import build
+
+        self._room -= 1
+        if isinstance(node, int):
+            return {"job": self._steps.signatures[node].task.name, "id": format_id(self._steps.job_ids[node])}
+        if isinstance(node, build._Linked):
+            found = self._node(node.node)
+            if self._room > 0:
+                found["links"] = [
+                    {**self._node(callback), "on": "failed" if when == FAILED else "succeeded"}
+                    for callback, when in node.callbacks
+                ]
+            return found
+        if isinstance(node, build._Sequence):
+            steps: list[dict[str, Any]] = []
+            for step in node.nodes:
+                if self._room <= 0:
+                    break
+                steps.append(self._node(step))
+            more = len(node.nodes) - len(steps)
+            return {"chain": steps, "more": more} if more else {"chain": steps}
+        found = {"group": len(node.nodes), "id": format_id(self._steps.groups[id(node)])}
+        if len(node.nodes) <= min(_FEW, self._room):
+            found["steps"] = [self._node(member) for member in node.nodes]
+        else:
+            found["of"] = self._members(node.nodes)
+        return found
+
+    def _label(self, node: Any) -> str:
+        """Say what a member of a group of many runs."""
+        from penstock._flows import build
+
+        if isinstance(node, int):
+            return self._steps.signatures[node].task.name
+        if isinstance(node, build._Linked):
+            return self._label(node.node)
+        if isinstance(node, build._Sequence):
+            shown = " | ".join(map(self._label, node.nodes[:_NAMED]))
+            return f"({shown}{' | …' if len(node.nodes) > _NAMED else ''})"
+        return f"group of {len(node.nodes):,} x {self._members(node.nodes)}"
+
+    def _members(self, nodes: Sequence[Any]) -> str:
+        """Say what the first members of a group run."""
+        return " or ".join(dict.fromkeys(map(self._label, nodes[:_FEW])))
+
+
+def _short(step: Partial[Any, Any]) -> str:
+    if isinstance(step, Signature):
+        return step.task.name.rpartition(".")[2]
+    if isinstance(step, Group):
+        return _group(step.steps)
+    steps: Sequence[Partial[Any, Any]] = step.steps if isinstance(step, Chain) else ()
+    shown = [f"({_short(each)})" if type(each) is Chain else _short(each) for each in steps[:_NAMED]]
+    return " | ".join(shown + ["…"] * (len(steps) > _NAMED))
+
+
+def _group(members: Sequence[Partial[Any, Any]]) -> str:
+    if not members:
+        return "group()"
+    names = list(dict.fromkeys(map(_short, members[:_FEW])))
+    if len(members) > _NAMED or len(names) < len(members):
+        return f"group({len(members):,} x {' or '.join(names)})"
+    return f"group({', '.join(names)})"
+
+
+def _cut(text: str, most: int) -> str:
+    encoded = text.encode(errors="replace")
+    if len(encoded) <= most:
+        return encoded.decode()
+    return encoded[: most - len("…".encode())].decode(errors="ignore") + "…"

@@ -1,0 +1,216 @@
+"""How far a workflow has come: its jobs in each state, and its steps as a tree."""
+
+# No `from __future__ import annotations`: see `_public.py`.
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from penstock import _core
+from penstock._flows.failure import Failure
+from penstock._jobs.info import JobState
+from penstock._public import public
+
+if TYPE_CHECKING:
+    from penstock._flows.workflow import Workflow
+    from penstock._tasks.app import App
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class WorkflowCounts:
+    """Number of jobs of a workflow in each state."""
+
+    waiting: int
+    """In their queues, delayed, or held until others have ended."""
+    running: int
+    """Handed out to workers."""
+    succeeded: int
+    failed: int
+    """Failed for good, and not retried since."""
+    cancelled: int
+    """Cancelled or purged, or not started before they expired."""
+    blocked: int
+    """Waiting for a job that has failed."""
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class WorkflowInfo:
+    """A workflow in a list: see ``App.workflows``. Times are in UTC."""
+
+    id: str
+    name: str
+    state: JobState
+    """``RUNNING`` until the step whose result it has has ended, then ``SUCCEEDED``, ``FAILED``, ``CANCELLED`` or
+    ``EXPIRED``."""
+    jobs: WorkflowCounts
+    sent_at: datetime
+    ended_at: datetime | None
+    """When the last of its jobs ended that could run."""
+    deadline: datetime | None
+    parent: str | None
+    """Id of the job that has sent it; None for any other program."""
+    _app: Any = field(repr=False, compare=False)
+
+    @property
+    def workflow(self) -> "Workflow[Any]":
+        """The workflow itself: to wait for it, to cancel it, to ask for its status."""
+        workflow: Workflow[Any] = self._app.workflow(self.id)
+        return workflow
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class StepStatus:
+    """A step of a workflow: a call, a group, or a chain of steps."""
+
+    kind: str
+    """``"job"``, ``"chain"`` or ``"group"``."""
+    task: str
+    """Name of the task; of a group with many members what they run. Empty for a chain and for a group of few."""
+    state: JobState | None
+    """None where the broker did not say: the workflow has more steps than it is asked for at once."""
+    id: str | None
+    """Id of the job, or of the group. None for a chain."""
+    members: int
+    """Number of members of a group; 0 for others."""
+    ended: int | None
+    """Number of members that have ended, with those that failed; None for others, and for a group that is no longer
+    known."""
+    failed: int | None
+    steps: tuple["StepStatus", ...]
+    """Steps of a chain, or members of a group of few."""
+    left_out: int
+    """Number of further steps of a chain that were not described."""
+    links: tuple[tuple[str, "StepStatus"], ...]
+    """Callbacks, each with the outcome on which it runs: ``"succeeded"`` or ``"failed"``."""
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class WorkflowStatus:
+    """How far a workflow has come: see ``Workflow.status``. ``print`` draws it as a tree. Times are in UTC."""
+
+    id: str
+    name: str
+    state: JobState
+    """``RUNNING`` until the step whose result it has has ended, then ``SUCCEEDED``, ``FAILED``, ``CANCELLED`` or
+    ``EXPIRED``."""
+    jobs: WorkflowCounts
+    sent_at: datetime
+    ended_at: datetime | None
+    """When the last of its jobs ended that could run."""
+    deadline: datetime | None
+    parent: str | None
+    """Id of the job that has sent it; None for any other program."""
+    steps: StepStatus | None
+    """None where the program that sent it has not described them."""
+    failures: tuple[Failure, ...]
+    """The first 100 jobs that have failed, of those that are kept."""
+    _drawn: str = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return _core.draw_workflow(self._drawn, "tree").rstrip("\n")
+
+    def dot(self) -> str:
+        """Return the steps as a graph in the language of Graphviz."""
+        return _core.draw_workflow(self._drawn, "dot")
+
+    def svg(self) -> str:
+        """Return the steps as a picture, an SVG document. It needs no Graphviz."""
+        return _core.draw_workflow(self._drawn, "svg")
+
+
+@public
+class Workflows:
+    """Workflows that match; see ``App.workflows``. Every use asks the broker anew, and making one asks nothing.
+
+    Iterate over it, also with ``async for``: the newest first, a page at a time.
+    """
+
+    def __init__(self, app: "App", state: JobState | str | None, name: str | None) -> None:
+        if state is not None and state not in _STATES:
+            known = ", ".join(map(repr, map(str, _STATES)))
+            raise ValueError(f"workflows have the states {known}, and not {str(state)!r}")
+        self._app = app
+        self._state = None if state is None else str(state)
+        self._name = name
+
+    def __iter__(self) -> Iterator[WorkflowInfo]:
+        after: bytes | None = b""
+        while after is not None:
+            found, after = self._page(after)
+            yield from found
+
+    async def __aiter__(self) -> AsyncIterator[WorkflowInfo]:
+        after: bytes | None = b""
+        while after is not None:
+            found, after = await asyncio.to_thread(self._page, after)
+            for workflow in found:
+                yield workflow
+
+    def _page(self, after: bytes) -> tuple[list[WorkflowInfo], bytes | None]:
+        app = self._app
+        found, following = app._connected().workflows(self._state, self._name, after or None, app.call_timeout)
+        return [_info(app, json.loads(text)) for text in found], following
+
+
+_STATES = (JobState.RUNNING, JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED)
+
+
+def status_of(drawn: str, failures: Sequence[Failure]) -> WorkflowStatus:
+    """Read the status of a workflow from the core's JSON."""
+    given: Mapping[str, Any] = json.loads(drawn)
+    steps = given["steps"]
+    return WorkflowStatus(
+        **_common(given), steps=None if steps is None else _step(steps), failures=tuple(failures), _drawn=drawn
+    )
+
+
+def _info(app: "App", given: Mapping[str, Any]) -> WorkflowInfo:
+    return WorkflowInfo(**_common(given), _app=app)
+
+
+def _common(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": given["id"],
+        "name": given["name"],
+        "state": JobState(given["state"]),
+        "jobs": WorkflowCounts(
+            given["waiting"],
+            given["running"],
+            given["succeeded"],
+            given["failed"],
+            given["cancelled"],
+            given["blocked"],
+        ),
+        "sent_at": _moment(given["opened_at_ms"]),
+        "ended_at": _moment(given["ended_at_ms"]),
+        "deadline": _moment(given["deadline_ms"]),
+        "parent": given["parent"],
+    }
+
+
+def _moment(ms: int | None) -> Any:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _step(given: Mapping[str, Any]) -> StepStatus:
+    kind = next(kind for kind in ("job", "group", "chain") if kind in given)
+    inner = given["chain"] if kind == "chain" else given.get("steps", ())
+    state = given.get("state")
+    return StepStatus(
+        kind=kind,
+        task=given["job"] if kind == "job" else given.get("of", ""),
+        state=None if state is None else JobState(state),
+        id=given.get("id"),
+        members=given["group"] if kind == "group" else 0,
+        ended=given.get("ended"),
+        failed=given.get("failed"),
+        steps=tuple(map(_step, inner)),
+        left_out=given.get("more", 0),
+        links=tuple((link["on"], _step(link)) for link in given.get("links", ())),
+    )
