@@ -16,6 +16,8 @@ use crate::record::Attempt;
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{bytes, count, indented, printable, show, show_json, state_name};
 
+pub use cancel::Treatment;
+
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]

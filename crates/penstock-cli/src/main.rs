@@ -24,6 +24,7 @@ mod status;
 mod text;
 mod worker;
 mod workers;
+mod workflow;
 
 use std::process::ExitCode;
 
@@ -81,6 +82,8 @@ enum Command {
     Job(job::Arguments),
     /// Look into failed jobs, retry or forget them
     Failed(failed::Arguments),
+    /// Look at workflows, and cancel them
+    Workflow(workflow::Arguments),
     /// Check, repair or upgrade a journal on disk
     Journal(journal::Arguments),
     /// Stop a local broker
@@ -107,6 +110,7 @@ fn main() -> ExitCode {
         Command::Resume(arguments) => pause::resume(&arguments),
         Command::Job(arguments) => job::run(&arguments),
         Command::Failed(arguments) => failed::run(&arguments),
+        Command::Workflow(arguments) => workflow::run(&arguments),
         Command::Journal(arguments) => journal::run(&arguments),
         Command::Broker(arguments) => broker::run(&arguments),
         Command::Demo(arguments) => demo::run(arguments),

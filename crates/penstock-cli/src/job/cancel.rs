@@ -40,7 +40,7 @@ pub struct Arguments {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Treatment {
+pub enum Treatment {
     Ask,
     Kill,
     Leave,

@@ -1,0 +1,320 @@
+//! Workflows: listed, drawn and cancelled.
+
+use clap::{Args, Subcommand, ValueEnum};
+use penstock_drawing::{Step, Workflow, fields};
+use penstock_message::{
+    Answer, Filter, MessageId, Op, OperationStatus, Query, Target, WorkflowInfo, WorkflowState,
+    WorkflowsPage, WorkflowsQuery,
+};
+use serde_json::json;
+
+use crate::exit::{FAILED, Failure};
+use crate::job::Treatment;
+use crate::moment::{ago, moment, now_ms};
+use crate::remote::{Broker, BrokerArguments};
+use crate::text::{Table, count, printable, printable_lines, shortened, show, show_json};
+
+/// Workflows that a person is shown by default.
+const SHOWN: usize = 50;
+const NAME_WIDTH: usize = 60;
+
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List workflows, the newest last
+    Ls(ListArguments),
+    /// Draw one workflow: its steps, and how far each has come
+    Show(ShowArguments),
+    /// Cancel all jobs of workflows that have not ended
+    Cancel(CancelArguments),
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum State {
+    Running,
+    Succeeded,
+    Failed,
+    Cancelled,
+    Expired,
+}
+
+impl From<State> for WorkflowState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Running => Self::Running,
+            State::Succeeded => Self::Succeeded,
+            State::Failed => Self::Failed,
+            State::Cancelled => Self::Cancelled,
+            State::Expired => Self::Expired,
+        }
+    }
+}
+
+#[derive(Args)]
+struct ListArguments {
+    /// In this state
+    #[arg(long, value_name = "STATE")]
+    state: Option<State>,
+    /// Of this name
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// List the newest N only; 0: all [default: 50, and all with --json]
+    #[arg(long, value_name = "N")]
+    limit: Option<usize>,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// One JSON array, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct ShowArguments {
+    /// The workflow, by its id
+    #[arg(value_name = "ID")]
+    id: MessageId,
+    /// Print the steps as a graph in the language of Graphviz
+    #[arg(long, conflicts_with_all = ["svg", "json"])]
+    dot: bool,
+    /// Print the steps as a picture, an SVG document
+    #[arg(long, conflicts_with = "json")]
+    svg: bool,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// Print one JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Args)]
+struct CancelArguments {
+    /// Workflows, by their ids
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<MessageId>,
+    /// Why, for anybody who waits for the results: at most 200 bytes
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    reason: String,
+    /// Treatment of running jobs: ask their workers to stop them, have them killed at once, or leave them alone
+    #[arg(long, value_name = "HOW", default_value = "ask")]
+    running: Treatment,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// Print one JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+    match &arguments.command {
+        Command::Ls(arguments) => list(arguments),
+        Command::Show(arguments) => draw(arguments),
+        Command::Cancel(arguments) => cancel(arguments),
+    }
+}
+
+fn page(broker: &Broker, query: WorkflowsQuery) -> Result<WorkflowsPage, Failure> {
+    match broker.ask(Query::Workflows(query))? {
+        Answer::Workflows(page) => Ok(page),
+        _ => Err(Failure::new(
+            FAILED,
+            "the broker gave another answer than its workflows",
+        )),
+    }
+}
+
+fn list(arguments: &ListArguments) -> Result<(), Failure> {
+    let most = match (arguments.limit, arguments.json) {
+        (Some(0), _) | (None, true) => usize::MAX,
+        (Some(limit), _) => limit,
+        (None, false) => SHOWN,
+    };
+    let broker = arguments.broker.find()?;
+    let mut query = WorkflowsQuery {
+        state: arguments.state.map(Into::into),
+        name: arguments.name.clone(),
+        ..WorkflowsQuery::default()
+    };
+    let mut found: Vec<WorkflowInfo> = Vec::new();
+    // One more tells whether there are more.
+    while found.len() <= most {
+        let wanted = most.saturating_add(1) - found.len();
+        query.limit = u32::try_from(wanted).unwrap_or(u32::MAX);
+        let page = page(&broker, query.clone())?;
+        found.extend(page.workflows);
+        match page.next {
+            Some(next) => query.after = Some(next),
+            None => break,
+        }
+    }
+    let are_all = found.len() <= most;
+    found.truncate(most);
+    found.reverse();
+    if arguments.json {
+        return show_json(&found.iter().map(fields).collect());
+    }
+    if found.is_empty() {
+        return show("no workflow matches\n");
+    }
+    show(&table(&found))?;
+    match are_all {
+        true => Ok(()),
+        false => show(&format!(
+            "these are the newest {} that match; --limit 0 lists all\n",
+            found.len()
+        )),
+    }
+}
+
+fn table(found: &[WorkflowInfo]) -> String {
+    let mut table = Table::new(&[
+        "SENT",
+        "ID",
+        "NAME",
+        "STATE",
+        ">WAITING",
+        ">RUNNING",
+        ">SUCCEEDED",
+        ">FAILED",
+        ">CANCELLED",
+        ">BLOCKED",
+    ]);
+    let now = now_ms();
+    for workflow in found {
+        let jobs = &workflow.jobs;
+        let mut cells = vec![
+            ago(now, workflow.opened_at),
+            workflow.id.to_string(),
+            shortened(&printable(&workflow.name), NAME_WIDTH),
+            workflow.state.name().to_owned(),
+        ];
+        let counts = [
+            jobs.waiting,
+            jobs.running,
+            jobs.succeeded,
+            jobs.failed,
+            jobs.cancelled,
+            jobs.blocked,
+        ];
+        cells.extend(counts.map(|count| count.to_string()));
+        table.row(cells);
+    }
+    table.to_string()
+}
+
+fn draw(arguments: &ShowArguments) -> Result<(), Failure> {
+    let broker = arguments.broker.find()?;
+    let mut query = WorkflowsQuery {
+        workflow: Some(arguments.id),
+        ..WorkflowsQuery::default()
+    };
+    let described = page(&broker, query.clone())?;
+    let first = described.workflows.first();
+    let steps = first.and_then(|workflow| Step::read(&workflow.description));
+    let mut nodes = steps.map_or_else(Vec::new, |steps| steps.ids());
+    nodes.truncate(WorkflowsQuery::NODES_CAP);
+    query.nodes = nodes;
+    let page = page(&broker, query)?;
+    let (Some(workflow), Some(info)) = (Workflow::of_page(&page), page.workflows.first()) else {
+        return Err(unknown(arguments.id));
+    };
+    if arguments.json {
+        return show_json(&workflow.to_json());
+    }
+    if arguments.dot {
+        return show(&workflow.dot());
+    }
+    if arguments.svg {
+        return show(&workflow.svg());
+    }
+    show(&printable_lines(&workflow.tree()))?;
+    let now = now_ms();
+    let mut times = format!("sent {}", moment(now, info.opened_at));
+    if let Some(at) = info.ended_at {
+        times += &format!(", ended {}", moment(now, at));
+    }
+    if let Some(at) = info.deadline {
+        times += &format!(", to end by {}", moment(now, at));
+    }
+    if let Some(parent) = info.parent {
+        times += &format!(", by job {parent}");
+    }
+    show(&(times + "\n"))
+}
+
+fn unknown(id: MessageId) -> Failure {
+    let text = format!(
+        "the broker lists no workflow {id}: it never was, an older client has sent it, or it has ended and was forgotten, \
+         a day after it had succeeded; `penstock workflow ls` lists those that there are"
+    );
+    Failure::new(FAILED, text)
+}
+
+fn cancel(arguments: &CancelArguments) -> Result<(), Failure> {
+    let broker = arguments.broker.find()?;
+    let mut all = OperationStatus::default();
+    let mut refused = Vec::new();
+    for id in &arguments.ids {
+        let query = WorkflowsQuery {
+            workflow: Some(*id),
+            ..WorkflowsQuery::default()
+        };
+        if page(&broker, query)?.workflows.is_empty() {
+            refused.push((*id, unknown(*id)));
+            continue;
+        }
+        let filter = Filter {
+            workflow: Some(*id),
+            ..Filter::default()
+        };
+        let status = broker.carry_out(Op::Cancel {
+            target: Target::Filter(filter),
+            reason: arguments.reason.clone(),
+            running: arguments.running.into(),
+        })?;
+        all.done += status.done;
+        all.asked += status.asked;
+        all.spared += status.spared;
+    }
+    if arguments.json {
+        let refused = refused.iter();
+        let refused: Vec<_> = refused
+            .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
+            .collect();
+        show_json(&json!({
+            "cancelled": all.done, "asked": all.asked, "left": all.spared, "refused": refused,
+        }))?;
+    } else if refused.len() < arguments.ids.len() {
+        show(&in_words(&all))?;
+    }
+    let Some((_, first)) = refused.first() else {
+        return Ok(());
+    };
+    let why: Vec<String> = refused
+        .iter()
+        .map(|(id, failure)| format!("{id} was not cancelled: {}", failure.message))
+        .collect();
+    Err(Failure::new(first.code, why.join("\n")))
+}
+
+fn in_words(all: &OperationStatus) -> String {
+    let mut lines = String::new();
+    if all.done > 0 {
+        lines += &format!("cancelled {}\n", count(all.done, "job"));
+    }
+    if all.asked > 0 {
+        let jobs = count(all.asked, "running job");
+        lines += &format!("asked {jobs} to stop; `penstock workflow show` says when they have\n");
+    }
+    if all.spared > 0 {
+        lines += &format!("left {}\n", count(all.spared, "running job"));
+    }
+    match lines.is_empty() {
+        true => "all of its jobs have ended already: nothing was changed\n".to_owned(),
+        false => lines,
+    }
+}
