@@ -20,6 +20,7 @@ __all__ = [
     "SlotLink",
     "__version__",
     "collapse_heap",
+    "draw_workflow",
     "flush_c_output",
 ]
 

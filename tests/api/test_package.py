@@ -63,6 +63,7 @@ ASKS_NOBODY = {
         "task",
         "use",
         "workflow",
+        "workflows",
     },
     "Sender": {"map_reduce", "options", "s", "si"},
     "Task": {"job", "map_reduce", "options", "s", "si"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from xml.etree import ElementTree
@@ -97,6 +98,8 @@ class TestTheStatus:
         workflow = await group(shop.add.s(1, 1)).adelay(name="awaited")
         assert await workflow == [2]
         assert (await workflow.astatus()).name == "awaited"
+        assert await workflow.async_wait(shop.patience_s) is JobState.SUCCEEDED
+        assert await group([]).delay().async_wait() is JobState.SUCCEEDED
         found = [each async for each in shop.app.workflows(name="awaited")]
         assert workflow.id in [each.id for each in found]
 
@@ -113,6 +116,8 @@ class TestTheStatus:
     def test_a_wait_ends_with_its_time(self, real):
         with pytest.raises(ResultTimeout, match="not ended in time"):
             group(real.add.options(countdown=900).s(1, 1)).delay().wait(0)
+        with pytest.raises(ResultTimeout, match="0 of 1 members"):
+            asyncio.run(group(real.add.options(countdown=900).s(1, 1)).delay().async_wait(0))
 
 
 class TestTheList:

@@ -251,7 +251,7 @@ class Workflow(Generic[R_co]):
         return await asyncio.to_thread(self.status)
 
     def wait(self, timeout: Seconds | None = None) -> JobState:
-        """Wait for the end of the workflow, and return how it has ended. In an event loop: ``await workflow``.
+        """Wait for the end of the workflow, and return how it has ended.
 
         ``timeout`` as for ``result``. Raises ``ResultTimeout`` when the time is up.
         """
@@ -264,6 +264,18 @@ class Workflow(Generic[R_co]):
             return self._gone()
         except ResultTimeout:
             raise self._late(self._count_ended()) from None
+
+    async def async_wait(self, timeout: Seconds | None = None) -> JobState:
+        """Like ``wait``, but awaitable."""
+        app, limit_s = self._app, timeout_s("timeout", timeout)
+        if app is None:
+            return JobState.SUCCEEDED
+        try:
+            return _state_of(await self._await(app, limit_s))
+        except ResultExpired:
+            return self._gone()
+        except ResultTimeout:
+            raise self._late(await self._acount_ended()) from None
 
     def done(self) -> bool:
         """Ask whether the workflow has ended, however it did. Raises as ``state`` does."""
