@@ -277,11 +277,11 @@ const LIVES_2: &[(&str, &str)] = &[
     (
         "workflows",
         "a hello
-        a open sum name=nightly steps=tree deadline=90000 kept=5000 parent=job; hold g/ count=2 messages=sum inputs=list workflow=sum; publish g/0 member=g/:0 workflow=sum; publish g/1 member=g/:1 workflow=sum
+        a open sum name=nightly steps=tree deadline=90000 kept=5000 parent=job; hold g/ count=2 messages=sum inputs=list workflow=sum; publish g/0 member=g/:0 workflow=sum no-result; publish g/1 member=g/:1 workflow=sum no-result
         a open alone; publish alone workflow=alone; open later deadline-at=99000; publish later workflow=later after=1000
         w hello
         w consume default 3
-        w ack g/0; put g/0 yes
+        w ack g/0
         w ack alone
         mark
         carry 2
@@ -292,11 +292,11 @@ const LIVES_2: &[(&str, &str)] = &[
     (
         "workflows-carried",
         "a hello
-        a open sum name=nightly steps=tree deadline=90000 kept=5000 parent=job; hold g/ count=2 messages=sum inputs=list workflow=sum; publish g/0 member=g/:0 workflow=sum; publish g/1 member=g/:1 workflow=sum
+        a open sum name=nightly steps=tree deadline=90000 kept=5000 parent=job; hold g/ count=2 messages=sum inputs=list workflow=sum; publish g/0 member=g/:0 workflow=sum no-result; publish g/1 member=g/:1 workflow=sum no-result
         a open alone; publish alone workflow=alone
         w hello
         w consume default 3
-        w ack g/0; put g/0 yes
+        w ack g/0
         w fail alone
         carry
         a publish later workflow=alone",
