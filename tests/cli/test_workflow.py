@@ -13,14 +13,17 @@ from project import Project, eventually
 from penstock import JobState, group
 
 TASKS = """
+    from pathlib import Path
+
     from penstock import App
 
     app = App("press")
+    here = Path(__file__).parent
 
 
     @app.task
     def fetch(page: int) -> str:
-        if page == 13:
+        if page == 13 and not (here / "printed").exists():
             raise LookupError("there is no page 13")
         return f"page {page}"
 
@@ -111,3 +114,20 @@ def test_workflows_are_cancelled_by_their_ids(press: Project) -> None:
     again = press.penstock("workflow", "cancel", sent[2].id)
     assert again.returncode == 0 and "have ended already" in again.output
     assert press.penstock("workflow", "cancel").returncode == 2
+
+
+def test_workflows_that_have_failed_go_on_after_a_retry(press: Project) -> None:
+    tasks = press.tasks()
+    workflow = (group(tasks.fetch.s(page) for page in (12, 13)) | tasks.bind.s()).delay()
+    press.worker("tasks:app", "-c", "2")
+    assert workflow.wait(60) is JobState.FAILED
+    (press.directory / "printed").touch()
+    run = press.penstock("workflow", "retry", workflow.id)
+    assert (run.returncode, run.output) == (0, "retried 1 failed job\n")
+    assert workflow.result(60) == "page 12 + page 13"
+    eventually(lambda: workflow.status().ended_at is not None)
+    status = workflow.status()
+    assert (status.state, status.jobs.succeeded, status.jobs.failed) == (JobState.SUCCEEDED, 3, 0)
+    assert asked(press, "retry", workflow.id) == {"retried": 0, "left": 0, "refused": []}
+    unknown = press.penstock("workflow", "retry", "01890000-0000-7000-8000-000000000000")
+    assert unknown.returncode == 1 and "was not retried: the broker lists no workflow" in unknown.output

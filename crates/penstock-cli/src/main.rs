@@ -82,7 +82,7 @@ enum Command {
     Job(job::Arguments),
     /// Look into failed jobs, retry or forget them
     Failed(failed::Arguments),
-    /// Look at workflows, and cancel them
+    /// Look at workflows, cancel or retry them
     Workflow(workflow::Arguments),
     /// Check, repair or upgrade a journal on disk
     Journal(journal::Arguments),

@@ -1,4 +1,4 @@
-//! Workflows: listed, drawn and cancelled.
+//! Workflows: listed, drawn, cancelled, and retried where they have failed.
 
 use clap::{Args, Subcommand, ValueEnum};
 use penstock_drawing::{Step, Workflow, fields};
@@ -32,6 +32,8 @@ enum Command {
     Show(ShowArguments),
     /// Cancel all jobs of workflows that have not ended
     Cancel(CancelArguments),
+    /// Put the failed jobs of workflows back into their queues, so that these go on
+    Retry(RetryArguments),
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -109,11 +111,24 @@ struct CancelArguments {
     json: bool,
 }
 
+#[derive(Args)]
+struct RetryArguments {
+    /// Workflows, by their ids
+    #[arg(value_name = "ID", required = true)]
+    ids: Vec<MessageId>,
+    #[command(flatten)]
+    broker: BrokerArguments,
+    /// Print one JSON object, for programs
+    #[arg(long)]
+    json: bool,
+}
+
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         Command::Ls(arguments) => list(arguments),
         Command::Show(arguments) => draw(arguments),
         Command::Cancel(arguments) => cancel(arguments),
+        Command::Retry(arguments) => retry(arguments),
     }
 }
 
@@ -255,10 +270,59 @@ fn unknown(id: MessageId) -> Failure {
 }
 
 fn cancel(arguments: &CancelArguments) -> Result<(), Failure> {
-    let broker = arguments.broker.find()?;
+    let op = |target| Op::Cancel {
+        target,
+        reason: arguments.reason.clone(),
+        running: arguments.running.into(),
+    };
+    let (all, refused) = order_each(&arguments.broker, &arguments.ids, &op)?;
+    if arguments.json {
+        show_json(&json!({
+            "cancelled": all.done, "asked": all.asked, "left": all.spared, "refused": as_json(&refused),
+        }))?;
+    } else if refused.len() < arguments.ids.len() {
+        show(&in_words(&all))?;
+    }
+    report(&refused, "cancelled")
+}
+
+fn retry(arguments: &RetryArguments) -> Result<(), Failure> {
+    let op = |target| Op::RetryFailed {
+        target,
+        queue: None,
+    };
+    let (all, refused) = order_each(&arguments.broker, &arguments.ids, &op)?;
+    if arguments.json {
+        show_json(&json!({
+            "retried": all.done, "left": all.spared, "refused": as_json(&refused),
+        }))?;
+    } else if refused.len() < arguments.ids.len() {
+        show(&match all.done {
+            0 => "no failed job to retry: nothing was changed\n".to_owned(),
+            done => format!("retried {}\n", count(done, "failed job")),
+        })?;
+        if all.spared > 0 {
+            let left = count(all.spared, "job");
+            show(&format!(
+                "left {left}: the unique key of each is another job's by now\n"
+            ))?;
+        }
+    }
+    report(&refused, "retried")
+}
+
+type Refused = Vec<(MessageId, Failure)>;
+
+/// Gives an order for all jobs of each of these workflows; returns how many it was for, and the workflows that are not known.
+fn order_each(
+    broker: &BrokerArguments,
+    ids: &[MessageId],
+    op: &dyn Fn(Target) -> Op,
+) -> Result<(OperationStatus, Refused), Failure> {
+    let broker = broker.find()?;
     let mut all = OperationStatus::default();
     let mut refused = Vec::new();
-    for id in &arguments.ids {
+    for id in ids {
         let query = WorkflowsQuery {
             workflow: Some(*id),
             ..WorkflowsQuery::default()
@@ -271,32 +335,28 @@ fn cancel(arguments: &CancelArguments) -> Result<(), Failure> {
             workflow: Some(*id),
             ..Filter::default()
         };
-        let status = broker.carry_out(Op::Cancel {
-            target: Target::Filter(filter),
-            reason: arguments.reason.clone(),
-            running: arguments.running.into(),
-        })?;
+        let status = broker.carry_out(op(Target::Filter(filter)))?;
         all.done += status.done;
         all.asked += status.asked;
         all.spared += status.spared;
     }
-    if arguments.json {
-        let refused = refused.iter();
-        let refused: Vec<_> = refused
-            .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
-            .collect();
-        show_json(&json!({
-            "cancelled": all.done, "asked": all.asked, "left": all.spared, "refused": refused,
-        }))?;
-    } else if refused.len() < arguments.ids.len() {
-        show(&in_words(&all))?;
-    }
+    Ok((all, refused))
+}
+
+fn as_json(refused: &Refused) -> serde_json::Value {
+    let refused = refused.iter();
+    refused
+        .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
+        .collect()
+}
+
+fn report(refused: &Refused, done: &str) -> Result<(), Failure> {
     let Some((_, first)) = refused.first() else {
         return Ok(());
     };
     let why: Vec<String> = refused
         .iter()
-        .map(|(id, failure)| format!("{id} was not cancelled: {}", failure.message))
+        .map(|(id, failure)| format!("{id} was not {done}: {}", failure.message))
         .collect();
     Err(Failure::new(first.code, why.join("\n")))
 }
