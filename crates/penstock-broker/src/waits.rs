@@ -57,7 +57,8 @@ struct Edge {
 #[derive(Debug)]
 struct Waiter {
     session: u32,
-    /// Epoch and number of the lease that it ran under; `None`: the broker did not know of any.
+    /// Epoch and number of the lease that it ran under. `None`: the broker knew of none, and the wait counts for nothing,
+    /// until the worker is back with a lease that was lost in a crash.
     grant: Option<(u32, u64)>,
     keys: SeededSet<MessageId>,
 }
@@ -301,7 +302,7 @@ impl State {
 
     /// Whether the job still runs as it did when it began to wait.
     fn still_waits(&self, waiter: &Waiter, grant: Option<(u32, u64)>) -> bool {
-        grant.is_some() && waiter.grant.is_none_or(|was| Some(was) == grant)
+        grant.is_some() && waiter.grant == grant
     }
 
     /// Returns what a running job waits for; nothing for one that does not wait.
@@ -544,6 +545,9 @@ impl Broker {
             return;
         };
         let session = connection.session;
+        if keys.is_empty() {
+            return;
+        }
         let before = self.state.dependents(waiter);
         let grant = self.state.grant_of(&waiter);
         let slots: Vec<u32> = self.state.messages.copies(&waiter).collect();
@@ -568,6 +572,13 @@ impl Broker {
 
     /// Looks anew for circles through a job that is known to run again: while it was not, its waits bound nobody.
     pub(crate) fn review_waits(&mut self, waiter: MessageId) {
+        let grant = self.state.grant_of(&waiter);
+        let Some(waiters) = self.state.waits.waiters.get_mut(&waiter) else {
+            return;
+        };
+        for waiter in waiters {
+            waiter.grant = waiter.grant.or(grant);
+        }
         let keys = self.state.awaited_by(&waiter);
         if keys.is_empty() {
             return;

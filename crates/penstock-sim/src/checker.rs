@@ -70,6 +70,8 @@ pub struct Checker {
     deliveries: Vec<(SessionId, Delivery)>,
     /// Places in the model of messages that were ready when all was quiet, and have not moved since.
     ready: Vec<usize>,
+    /// Messages that a job has waited for.
+    awaited: BTreeSet<MessageId>,
     longest_heartbeat_ms: u64,
     /// Sum of the clock's steps, back and forth, since the journal last learned how the wall's clock and the
     /// steady one differ.
@@ -210,6 +212,13 @@ impl Checker {
         };
         if self.current.get(&session) != Some(&conn) {
             return Ok(());
+        }
+        if said.is_job {
+            let ids = said.watch.iter().filter_map(|key| match key {
+                Key::Result(id) => Some(*id),
+                Key::Named(_) => None,
+            });
+            self.awaited.extend(ids);
         }
         for commit in &said.commits {
             for (seq, tx) in (commit.first_seq..).zip(&commit.txs) {
@@ -528,7 +537,8 @@ impl Checker {
 
     /// Checks the order of a delivery. No message that was ready before it, of the same queue and of a higher
     /// priority or of the same priority and task, may still be there, unless it was handed out before: then its
-    /// delivery waits for its body to be read.
+    /// delivery waits for its body to be read. What jobs wait for may go before others of its priority, and so may
+    /// members of groups that it is held by.
     fn in_turn(
         &mut self,
         (session, consumer): (SessionId, u32),
@@ -543,6 +553,9 @@ impl Checker {
         let Some(given) = self.model.with_id(id).find(|item| item.queue == queue) else {
             return Ok(());
         };
+        let is_member =
+            (given.message.extras.as_ref()).is_some_and(|extras| extras.member.is_some());
+        let is_awaited = self.awaited.contains(&id) || is_member && !self.awaited.is_empty();
         self.counts.order_checks += self.ready.len() as u64;
         let conn = self.current.get(&session);
         let view = conn.and_then(|conn| self.views.get(conn));
@@ -559,6 +572,7 @@ impl Checker {
                 && can_run(&item.message.task)
                 && (level.0 > level.1
                     || level.0 == level.1
+                        && !is_awaited
                         && item.message.task == given.message.task
                         && item.place < given.place)
                 && !broker.is_some_and(|broker| broker.is_handed_out(&item.message.id))

@@ -17,6 +17,8 @@ pub struct Said {
     pub parts: Vec<(u64, Durability, Tx)>,
     pub consumers: Vec<Consumer>,
     pub watch: Vec<Key>,
+    /// Whether it is a job that waits for these keys.
+    pub is_job: bool,
     pub ping: bool,
     pub goodbye: bool,
 }
@@ -248,6 +250,7 @@ impl Hearing {
         said.consumers = frame.consumers.into_iter().map(Consumer::from).collect();
         if let Some(watch) = frame.watch {
             said.watch = convert::all(watch.keys)?;
+            said.is_job = !watch.waiter.is_empty();
         }
         Ok(Some(said))
     }

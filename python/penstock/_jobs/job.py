@@ -24,6 +24,8 @@ from penstock.errors import (
     PenstockError,
     ResultExpired,
     ResultTimeout,
+    TooManyWaiting,
+    WaitCycle,
     WorkerCrashed,
 )
 
@@ -255,6 +257,9 @@ class Job(Generic[R_co]):
         """Return the error with a text that begins with the job that it is about."""
         if isinstance(error, ResultExpired):
             return self._expired()
+        if isinstance(error, WaitCycle | TooManyWaiting):
+            # Its text begins with the job that waits.
+            return error
         text, *more = error.args
         error.args = (f"job {self.id}: {text}", *more)
         return error
