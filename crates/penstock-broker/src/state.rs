@@ -1417,14 +1417,13 @@ impl State {
                 && self.messages.state(handle.slot) == MessagePlace::Held(id)
                 && self.messages.when(handle.slot) != Outcome::Succeeded
         };
-        let awaited = self.joins[slot].awaited;
         let held = self.joins[slot].held.iter().copied();
         let released: Vec<Handle> = held.filter(waits_for_failure).collect();
         if !released.is_empty() {
             self.joins[slot]
                 .held
                 .retain(|handle| !released.contains(handle));
-            self.release(id, released, None, awaited);
+            self.release(id, released, None);
         }
         let join = &self.joins[slot];
         if !join.then.is_empty() {
@@ -1503,8 +1502,7 @@ impl State {
         self.note_join_outcome(slot, WorkflowState::Succeeded);
         let join = &mut self.joins[slot];
         let (id, held) = (join.id, std::mem::take(&mut join.held));
-        let awaited = join.awaited;
-        self.release(id, held, renumbered, awaited);
+        self.release(id, held, renumbered);
         let join = &self.joins[slot];
         if !join.then.is_empty() {
             let (then, base) = (join.then.clone(), join.base);
@@ -1516,13 +1514,7 @@ impl State {
     }
 
     /// Makes the messages ready that the join held, as far as they have not ended since.
-    fn release(
-        &mut self,
-        join: JoinId,
-        held: Vec<Handle>,
-        renumbered: Option<Renumbered>,
-        awaited: u32,
-    ) {
+    fn release(&mut self, join: JoinId, held: Vec<Handle>, renumbered: Option<Renumbered>) {
         for handle in held {
             let state = MessagePlace::Held(join);
             if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == state {
@@ -1533,10 +1525,7 @@ impl State {
                     self.renumber_held(handle, to);
                 }
                 self.make_ready(handle.slot);
-                if awaited > 0 {
-                    self.queues
-                        .bring_forward(&self.messages, handle.slot, awaited);
-                }
+                self.bring_back_forward(handle.slot);
                 if !self.marks.is_empty() && self.is_purged(handle.slot) {
                     let queue = self.messages.queue(handle.slot);
                     self.queues[queue].rare_mut().ending += 1;
@@ -1605,14 +1594,14 @@ impl State {
     ) {
         let held = self.joins.take_early(&id);
         if released {
-            self.release(id, held, renumbered, 0);
+            self.release(id, held, renumbered);
         }
     }
 
     /// Releases messages that only a journal that lost their join could have left; they must not wait for ever.
     pub(crate) fn release_orphans(&mut self) {
         for (join, held) in self.joins.take_all_early() {
-            self.release(join, held, None, 0);
+            self.release(join, held, None);
         }
     }
 

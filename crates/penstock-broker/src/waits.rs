@@ -91,6 +91,7 @@ impl Waits {
         key: MessageId,
     ) -> u32 {
         let edge = Edge { waiter, session };
+        self.end_earlier_run(edge, grant);
         let awaited = self.awaited.entry(key).or_default();
         if !awaited.edges.contains(&edge) {
             awaited.edges.push(edge);
@@ -105,12 +106,26 @@ impl Waits {
             });
             waiters.len() - 1
         });
-        waiters[place].grant = grant;
         waiters[place].keys.insert(key);
         self.by_session.entry(session).or_default().insert(waiter);
         let depth = self.depth_of(&waiter).saturating_add(1);
         self.raise(key, depth);
         self.depth_of(&key)
+    }
+
+    /// Ends the waits of a job that were made under another lease.
+    fn end_earlier_run(&mut self, edge: Edge, grant: Option<(u32, u64)>) {
+        let waiters = self.waiters.get_mut(&edge.waiter).into_iter().flatten();
+        let mut earlier =
+            waiters.filter(|waiter| waiter.session == edge.session && waiter.grant != grant);
+        let Some(waiter) = earlier.next() else {
+            return;
+        };
+        waiter.grant = grant;
+        let none = SeededSet::with_hasher(self.hashing);
+        for key in std::mem::replace(&mut waiter.keys, none) {
+            self.leave_awaited(edge, &key);
+        }
     }
 
     /// Notes that what is awaited is at least this deep, and so is all that it waits for itself. A hint: no more are told
