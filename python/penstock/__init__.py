@@ -24,6 +24,7 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from penstock._core import __version__
     from penstock._flows.failure import Failure
+    from penstock._flows.graph import Graph, graph
     from penstock._flows.results import Results
     from penstock._flows.status import StepStatus, WorkflowCounts, WorkflowInfo, Workflows, WorkflowStatus
     from penstock._flows.steps import Chain, Chord, Group, Partial, Signature, Step, chain, chord, chunks, group
@@ -90,6 +91,7 @@ __all__ = [
     "Chain",
     "Chord",
     "Failure",
+    "Graph",
     "Group",
     "Partial",
     "PartialResults",
@@ -104,6 +106,7 @@ __all__ = [
     "chain",
     "chord",
     "chunks",
+    "graph",
     "group",
     # Jobs
     "AttemptError",
@@ -165,7 +168,8 @@ __all__ = [
 _HOMES = (
     "_tasks.app", "_tasks.task", "_tasks.shared", "_jobs.job", "_jobs.info", "_jobs.waits", "_jobs.current",
     "_tasks.retries", "_tasks.options", "_values.secrets", "_jobs.failed", "_tasks.middleware", "_jobs.log_filter",
-    "_jobs.interrupts", "_flows.steps", "_flows.workflow", "_flows.results", "_flows.failure", "_flows.status",
+    "_jobs.interrupts", "_flows.steps", "_flows.graph", "_flows.workflow", "_flows.results", "_flows.failure",
+    "_flows.status",
     "errors", "_core",
 )  # fmt: skip
 

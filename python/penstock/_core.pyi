@@ -95,14 +95,21 @@ class Graph:
         then: Sequence[tuple[bytes, int]],
         result_ttl_ms: int | None,
         *,
-        wraps: bool = False,
+        kind: int = 0,
+        expects: Sequence[tuple[int, int]] = ...,
     ) -> bytes:
         """Add a join of ``count`` members and return its id. ``max_failures``: None for any number.
 
         ``then``: its own places in other joins, as (join, index). With ``result_ttl_ms`` its outcome is a value. The
-        key of that is the result of its first place (``join`` with the index + 1 in its last three bytes), or of its
-        own id. ``wraps``: its value is its only member's, and not a list of one; bit 0 of byte 12 of its id is set.
+        keys of that are the results of these places (``join`` with the index + 1 in its last three bytes), or that of
+        its own id. ``kind``: the two lowest bits of byte 12 of its id. They say what its value is made of: 0 a list of
+        its members', 1 its only member's, 2 theirs by name, 3 an empty list. ``expects``: outcomes that some members
+        are to have, as (index, ``when`` of a job), by ascending index.
         """
+    def also(self, join: bytes, place: tuple[bytes, int]) -> None:
+        """Give a join one more place in another. Its outcome must not be a value."""
+    def value(self, id: bytes, body: bytes, ttl_ms: int) -> None:
+        """Add a value that goes with the workflow, under the id of a job that there is not."""
     def job(
         self,
         options: Options,

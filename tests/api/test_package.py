@@ -69,11 +69,12 @@ ASKS_NOBODY = {
     "Task": {"job", "map_reduce", "options", "s", "si"},
     "AsyncTask": {"job", "map_reduce", "options", "s", "si"},
     **{name: {"link", "link_error", "options"} for name in ("Partial", "Step", "Signature", "Chain", "Group", "Chord")},
+    "Graph": {"add", "link", "link_error", "options"},
     # `count` and `index` are those of any sequence, and read through it as a loop does.
     "Results": {"count", "index"},
     "Workflow": {"as_completed"},
     "JobLogFilter": {"filter"},
-    "penstock": {"as_completed", "chain", "chord", "chunks", "current_job", "group", "shared_task"},
+    "penstock": {"as_completed", "chain", "chord", "chunks", "current_job", "graph", "group", "shared_task"},
 }
 # `await` is no name.
 IRREGULAR = {"wait": "async_wait"}

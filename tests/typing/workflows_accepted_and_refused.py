@@ -7,6 +7,7 @@ from penstock import (
     Chain,
     Chord,
     Failure,
+    Graph,
     Group,
     Job,
     JobState,
@@ -19,6 +20,7 @@ from penstock import (
     chord,
     chunks,
     current_job,
+    graph,
     group,
 )
 
@@ -150,7 +152,20 @@ assert_type(members[0], Job[Any])
 assert_type(app.workflow("id"), Workflow[Any])
 workflow.results()  # E: misc
 workflow.cancel(running="stop")  # E: arg-type
-workflow["load"]  # E: index
+workflow[0.5]  # E: index
+
+# Graphs.
+nightly = graph("nightly")
+assert_type(nightly, Graph)
+assert_type(nightly.add("extract", add.s(1, 2)), str)
+nightly.add("load", add.s(1), needs=["extract"])
+nightly.add("mail", send.s(), needs={"load": "ended", "extract": "succeeded"})
+nightly.add("twice", group(add.s(1), add.s(2)), needs=["extract"])
+assert_type(nightly.delay(), Workflow[dict[str, Any]])
+assert_type(nightly.delay().result(), dict[str, Any])
+assert_type(nightly.delay()["load"], Job[Any])
+nightly.add("task", add)  # E: arg-type
+nightly.options(queue="mail")  # E: arg-type
 
 
 async def in_a_loop() -> None:

@@ -100,6 +100,14 @@ TASKS = """
         return ", ".join(value.type_name if isinstance(value, Failure) else str(value) for value in values)
 
     @app.task
+    def lenient_one(value: object) -> str:
+        return value.type_name if isinstance(value, Failure) else str(value)
+
+    @app.task
+    def lenient_both(one: object, other: object) -> str:
+        return ", ".join(map(lenient_one, (one, other)))
+
+    @app.task
     def make_order(number: int) -> Order:
         return Order(number)
 

@@ -44,12 +44,38 @@ class TestEmptyAndSmallGroups:
         assert shop.run(group([]) | group(shop.show.s(), shop.total.s())) == ["[]", 0]
         assert shop.run(shop.add.s(1, 2) | chord([], shop.show.s())) == "[]"
         assert shop.run(chord([], shop.simply_note.si("ran"))) == "ran"
+        assert shop.run(shop.add.s(1, 2) | chord([], shop.show.s() | shop.show.s("x"))) == "'[]', 'x'"
+        assert shop.run(shop.add.s(1, 2) | chord([], group(shop.show.s(), shop.total.s()))) == ["[]", 0]
 
     def test_3_an_empty_group_inside_a_chain_is_skipped(self, shop):
         assert shop.run(shop.add.s(1, 2) | group([]) | shop.show.s()) == "3"
         assert shop.run(chain(shop.add.s(1, 2), group([]))) == 3
         assert chain(group([]), group([]), chain(group([]))).delay().result() == []
         assert shop.run(group(shop.add.s(1, 2)) | group(chain(group([]), shop.show.s()))) == ["[3]"]
+
+    def test_3_an_empty_group_in_a_group_has_an_empty_list_in_its_place(self, shop):
+        assert shop.run(group(group([]), shop.add.s(1, 1))) == [[], 2]
+        assert shop.run(group(shop.add.s(1, 1), group([]), group(group([]))) | shop.show.s()) == "[2, [], [[]]]"
+        assert shop.run(shop.add.s(1, 2) | group(group([]), shop.add.s(1)) | shop.show.s()) == "[[], 4]"
+        assert shop.run(group(shop.add.s(1, 1)) | group(group([]), group([group([])]))) == [[], [[]]]
+        assert shop.run(shop.add.s(1, 2) | group(group([])) | shop.show.s()) == "[[]]"
+        assert shop.run(group(chord([], shop.show.s()), shop.add.s(1, 1))) == ["[]", 2]
+        assert shop.run(group([group([]), shop.fail.s()], max_failures=1))[0] == []
+        assert group(group([]), chain(group([group([])]))).delay().result() == [[], [[]]]
+
+    def test_3_nothing_is_taken_for_done_before_what_an_empty_group_comes_after(self, shop):
+        with pytest.raises(GroupError, match="no paper"):
+            shop.run(shop.fail.s() | group(group([])) | shop.note.s())
+        with pytest.raises(GroupError, match="no paper"):
+            shop.run(group(shop.fail.s()) | group(group([]), group([])))
+        assert shop.notes() == []
+
+    def test_3_a_step_of_a_graph_may_be_empty(self, shop):
+        graph = penstock.graph()
+        graph.add("first", shop.add.s(1, 1))
+        graph.add("none", group([]), needs=["first"])
+        graph.add("list", shop.show.s(), needs=["none", "first"])
+        assert shop.run(graph) == {"list": "[], 2"}
 
     def test_4_a_group_of_one_has_a_list_of_one(self, shop):
         assert shop.run(group(shop.add.s(1, 2))) == [3]

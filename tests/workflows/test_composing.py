@@ -133,7 +133,6 @@ def test_a_job_that_was_enqueued_is_no_step(add, show):
         (lambda add, show: group(add.s(1, "2")), TypeError, "argument b must be int"),
         (lambda add, show: chunks(add, [(1, 2), (1, "2")], 2), TypeError, "argument b must be int"),
         (lambda add, show: add.s(1, 2) | show.s().options(countdown=3), NotOffered, "waits for the step before it"),
-        (lambda add, show: group(group([]), add.s(1, 2)), ValueError, "a group in a group has no steps"),
     ],
 )  # fmt: skip
 def test_what_can_t_be_sent_is_refused_before_anything_is(add, show, compose, error, says):

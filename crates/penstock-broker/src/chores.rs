@@ -16,7 +16,7 @@ use penstock_faults::perhaps;
 use penstock_message::{Durability, JoinId, Key, Space};
 
 use crate::Broker;
-use crate::endings::Unrun;
+use crate::endings::{NOT_NEEDED, Unrun};
 use crate::messages::Handle;
 use crate::names::Name;
 #[cfg(doc)]
@@ -128,6 +128,7 @@ impl Broker {
             _ => {
                 gives_way
                     || !self.chores.is_empty()
+                    || !self.state.joins_needless.is_empty()
                     || !self.state.marks.is_empty()
                     || !self.state.waits.forward.is_empty()
                     || self.ended_values_over() > 0
@@ -178,6 +179,7 @@ impl Broker {
                 self.step_marks();
                 self.step_blocked();
                 self.step_reopened();
+                self.step_needless();
                 self.step_limits();
                 self.state.bring_members_forward();
             }
@@ -314,6 +316,53 @@ impl Broker {
         }
     }
 
+    /// Ends the messages of joins that are not needed, and then the joins. What waits for those messages is not needed
+    /// either.
+    fn step_needless(&mut self) {
+        while let Some(id) = self.state.joins_needless.pop_front() {
+            let Some(slot) = self.state.joins.find(&id) else {
+                continue;
+            };
+            let most = self.step_size();
+            let slots = self.take_held(slot, most);
+            let reason = self.state.names.intern(NOT_NEEDED);
+            let how = How::NotNeeded;
+            self.added += self.end_unrun(slots, Unrun { how, reason });
+            if !self.state.joins[slot].held.is_empty() || self.step_size() == 0 {
+                self.state.joins_needless.push_front(id);
+                return;
+            }
+            self.end_failed_join(slot);
+        }
+    }
+
+    /// Takes so many messages from what a join holds.
+    fn take_held(&mut self, slot: u32, most: usize) -> Vec<u32> {
+        // From the end, so that what is gone costs nothing more.
+        let mut slots = Vec::new();
+        while slots.len() < most
+            && let Some(handle) = self.state.joins[slot].held.last().copied()
+        {
+            self.state.joins[slot].held.pop();
+            if self.is_held_by(handle, &self.state.joins[slot].id) {
+                slots.push(handle.slot);
+            }
+        }
+        self.added += slots.len();
+        slots
+    }
+
+    /// Forgets a join that holds nothing any more.
+    fn end_failed_join(&mut self, slot: u32) {
+        self.record(&Event::JoinEnded {
+            join: self.state.joins[slot].id,
+            released: false,
+            renumbered: None,
+        });
+        self.added += 1;
+        self.state.end_join(slot, false, None);
+    }
+
     fn step_limits(&mut self) {
         for group in std::mem::take(&mut self.chores.groups) {
             self.evict(group);
@@ -351,17 +400,7 @@ impl Broker {
             };
             // With each of them another join may be given up.
             let most = self.step_size() / 2;
-            // From the end, so that what is gone costs nothing more.
-            let mut slots = Vec::new();
-            while slots.len() < most
-                && let Some(handle) = self.state.joins[slot].held.last().copied()
-            {
-                self.state.joins[slot].held.pop();
-                if self.is_held_by(handle, &id) {
-                    slots.push(handle.slot);
-                }
-            }
-            self.added += slots.len();
+            let slots = self.take_held(slot, most);
             self.state.failed.dropped += slots.len() as u64;
             if self.space != Space::Plenty {
                 self.tell_dropped();

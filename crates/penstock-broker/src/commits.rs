@@ -4,7 +4,9 @@
 //! only it can make and only [`apply`](Broker::apply) consumes.
 
 use penstock_faults::planted;
-use penstock_message::{Durability, Message, MessageId, Op, Receipt, Refusal, SeededSet, Tx};
+use penstock_message::{
+    Durability, Message, MessageId, Op, Receipt, Refusal, SeededMap, SeededSet, Tx,
+};
 
 use crate::effects::Rests;
 use crate::limits::Arrivals;
@@ -32,7 +34,7 @@ pub(crate) struct Checking {
     /// Ids of messages and joins that the transaction adds.
     new_ids: SeededSet<MessageId>,
     /// Joins that it opens, and their numbers of members.
-    new_joins: Vec<(MessageId, u32)>,
+    new_joins: SeededMap<MessageId, u32>,
     leased: Vec<u32>,
     /// Messages that it adds to queues with limits.
     arrivals: Vec<Arrivals>,

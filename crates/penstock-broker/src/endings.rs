@@ -17,7 +17,7 @@ use penstock_message::{
 use crate::Broker;
 use crate::chores::BLOCKED;
 use crate::ends::ENDED_VALUE_BYTES;
-use crate::joins::Join;
+use crate::joins::{Arrival, Join};
 use crate::marks::PURGED;
 use crate::messages::{Ended, Handle, State as MessagePlace};
 use crate::names::Name;
@@ -198,7 +198,7 @@ impl Broker {
         let (count, counted) = match how {
             How::Expired => (&mut self.counts.expired, Counted::Expired),
             How::Displaced => (&mut self.counts.dropped, Counted::Dropped),
-            How::Purged | How::Cancelled | How::Blocked => {
+            How::Purged | How::Cancelled | How::Blocked | How::NotNeeded => {
                 (&mut self.counts.cancelled, Counted::Cancelled)
             }
         };
@@ -362,13 +362,14 @@ impl Broker {
                 continue;
             };
             if reported.must_be_told {
-                match reported.causes {
-                    None => self.record(&Event::Joined { join: id, index }),
-                    Some(causes) => self.record(&Event::MemberFailed {
+                match reported.arrival {
+                    Arrival::Succeeded => self.record(&Event::Joined { join: id, index }),
+                    Arrival::Failed(causes) => self.record(&Event::MemberFailed {
                         join: id,
                         index,
                         causes: causes.into(),
                     }),
+                    Arrival::NotNeeded => self.record(&Event::MemberNotNeeded { join: id, index }),
                 }
                 events += 1;
             }
@@ -393,6 +394,15 @@ impl Broker {
         }
     }
 
+    /// Ends a new join that has no members.
+    pub(crate) fn end_empty_join(&mut self, join: &JoinId) {
+        let Some(slot) = self.state.joins.find(join) else {
+            return;
+        };
+        self.succeed_join(slot);
+        self.follow_ends();
+    }
+
     /// Ends a join with too many failed members. Returns the number of events for that.
     fn fail_join(&mut self, slot: u32) -> usize {
         let at = self.clocks.steady();
@@ -400,6 +410,9 @@ impl Broker {
         let moved = self.release_behind_marks(slot);
         self.record(&Event::JoinOver { join: id, at });
         self.state.block_join(slot, at);
+        if self.state.joins[slot].is_needless {
+            return 1 + self.put_outcome(slot, ValueStatus::Cancelled);
+        }
         self.chores.tell_blocked(id);
         1 + moved + self.put_outcome(slot, ValueStatus::Upstream)
     }
@@ -507,12 +520,15 @@ impl Broker {
         };
         let body = match status {
             ValueStatus::Gathered => gathered(join.id, join.count),
+            ValueStatus::Cancelled => NOT_NEEDED.into(),
             _ => upstream(&join.causes),
         };
-        let key = Key::Result(join.result_id());
-        let group = self.state.names.intern(OUTCOMES);
-        self.put(key, Value::new(status, body), Some(ttl_ms), group, None);
-        1
+        let (ids, group) = (join.result_ids(), self.state.names.intern(OUTCOMES));
+        for id in &ids {
+            let value = Value::new(status, body.clone());
+            self.put(Key::Result(*id), value, Some(ttl_ms), group, None);
+        }
+        ids.len()
     }
 
     fn release_join(&mut self, slot: u32, renumbered: Option<Renumbered>) {

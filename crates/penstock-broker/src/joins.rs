@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use penstock_faults::planted;
 use penstock_message::{
-    JoinId, JoinPolicy, Key, Member, MessageId, SeededMap, SeededState, UPSTREAM_IDS,
+    JOIN_CAP, JoinId, JoinPolicy, Key, Member, MessageId, SeededMap, SeededState, UPSTREAM_IDS,
+    When as Outcome,
 };
 
 use crate::Position;
@@ -41,6 +42,27 @@ impl std::ops::SubAssign for Amount {
     }
 }
 
+/// What became of a member, for the joins that it is a member of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Arrival {
+    Succeeded,
+    /// Failed because of these jobs, the first ones at the root of it.
+    Failed(Vec<MessageId>),
+    /// It never ran, for it waits for a failure that did not come.
+    NotNeeded,
+}
+
+impl Arrival {
+    /// Returns the arrival as it counts where another outcome than success is expected.
+    fn as_expected(self, when: Outcome) -> Self {
+        match (when, self) {
+            (Outcome::Ended, _) | (Outcome::Failed, Self::Failed(_)) => Self::Succeeded,
+            (Outcome::Failed, _) => Self::NotNeeded,
+            (Outcome::Succeeded, arrival) => arrival,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Join {
     pub(crate) id: JoinId,
@@ -55,6 +77,10 @@ pub(crate) struct Join {
     pub(crate) failures: u32,
     /// Jobs at the root of those failures, the first ones.
     pub(crate) causes: Vec<MessageId>,
+    /// Outcomes that some of the members are to have, by index.
+    pub(crate) expects: Vec<(u32, Outcome)>,
+    /// Whether one of those failures is of a member that was not needed.
+    pub(crate) has_needless: bool,
     /// Places of this join in others.
     pub(crate) then: Vec<Member>,
     /// Time for which its outcome is kept as a value.
@@ -63,6 +89,8 @@ pub(crate) struct Join {
     nested: Vec<JoinId>,
     /// Whether too many members have failed: the messages that it holds are blocked.
     pub(crate) is_over: bool,
+    /// Whether what it holds is not needed: it waits for a failure that can't come any more.
+    pub(crate) is_needless: bool,
     /// Whether it has released the messages that it held, and is only here for its members' values.
     pub(crate) is_released: bool,
     /// Time of that, on the steady clock.
@@ -119,39 +147,73 @@ impl Join {
             }
         }
         self.arrivals -= 1;
-        self.failures = self.failures.saturating_sub(1);
-        self.causes = causes;
+        // Where another end than success was expected, it did not count as a failure.
+        if self.judge(index, Arrival::Failed(Vec::new())) != Arrival::Succeeded {
+            self.failures = self.failures.saturating_sub(1);
+            self.causes = causes;
+        }
     }
 
-    /// Counts a failed member, which has failed because of these jobs. Several may have failed because of the same ones.
-    pub(crate) fn count_failure(&mut self, causes: &[MessageId]) {
-        if self.failures == 0 {
+    /// Returns what became of a member, as it counts here.
+    pub(crate) fn judge(&self, index: u32, arrival: Arrival) -> Arrival {
+        let place = self.expects.binary_search_by_key(&index, |(of, _)| *of);
+        match place {
+            Ok(place) => arrival.as_expected(self.expects[place].1),
+            Err(_) => arrival,
+        }
+    }
+
+    /// Counts a member that has arrived, if it has not succeeded.
+    pub(crate) fn count_failure(&mut self, arrival: &Arrival) {
+        if self.failures == 0 && *arrival != Arrival::Succeeded {
             // Those of a failure that was retried were kept for what it has released.
             self.causes.clear();
         }
-        self.failures += u32::from(!planted!("forget-failures"));
-        for cause in causes {
-            if self.causes.len() < UPSTREAM_IDS && !self.causes.contains(cause) {
-                self.causes.push(*cause);
+        match arrival {
+            Arrival::Succeeded => {}
+            Arrival::Failed(causes) => {
+                self.failures += u32::from(!planted!("forget-failures"));
+                // One job may have failed several members.
+                for cause in causes {
+                    if self.causes.len() < UPSTREAM_IDS && !self.causes.contains(cause) {
+                        self.causes.push(*cause);
+                    }
+                }
             }
+            Arrival::NotNeeded => {
+                self.failures += 1;
+                self.has_needless = true;
+            }
+        }
+    }
+
+    /// Returns what becomes of the join as a member of others, once too many members have failed.
+    pub(crate) fn failure(&self) -> Arrival {
+        match self.has_needless && self.causes.is_empty() {
+            true => Arrival::NotNeeded,
+            false => Arrival::Failed(self.causes.clone()),
         }
     }
 
     /// Whether it is decided what becomes of the messages that it held.
     pub(crate) fn is_decided(&self) -> bool {
-        self.is_over || self.is_released
+        self.is_over || self.is_released || self.is_needless
     }
 
-    /// Returns the id under whose result its outcome is kept.
-    pub(crate) fn result_id(&self) -> MessageId {
-        match self.then.first() {
-            Some(place) if place.join.is_join() => MessageId::member(place.join, place.index),
-            _ => self.id,
+    /// Returns the ids under whose results its outcome is kept: those of its places in others, or else its own.
+    pub(crate) fn result_ids(&self) -> Vec<MessageId> {
+        let is_named = |place: &&Member| place.join.is_join() && place.index < JOIN_CAP;
+        let places = self.then.iter().filter(is_named);
+        let ids = places.map(|place| MessageId::member(place.join, place.index));
+        let ids: Vec<MessageId> = ids.collect();
+        match ids.is_empty() {
+            true => vec![self.id],
+            false => ids,
         }
     }
 
     pub(crate) fn journal_bytes(&self) -> u64 {
-        let ids = 16 * self.causes.len() + 20 * self.then.len();
+        let ids = 16 * self.causes.len() + 20 * self.then.len() + 4 * self.expects.len();
         64 + self.arrived.len() as u64 * ARRIVED_WORD_BYTES + ids as u64
     }
 }
@@ -216,10 +278,13 @@ impl Joins {
             arrivals: 0,
             failures: 0,
             causes: Vec::new(),
+            expects: Vec::new(),
+            has_needless: false,
             then: Vec::new(),
             result_ttl_ms: None,
             nested: Vec::new(),
             is_over: false,
+            is_needless: false,
             is_released: false,
             over_at: 0,
             awaited: 0,
@@ -313,7 +378,8 @@ impl Joins {
             && self.find(&id.join_of()).is_some_and(|slot| {
                 let join = &self.joins[slot];
                 // A person may retry what has failed it, and then they are read after all.
-                !join.is_over || !join.then.is_empty() || !join.held.is_empty()
+                let may_be_read = !join.is_over || !join.then.is_empty() || !join.held.is_empty();
+                may_be_read && !join.is_needless
             })
     }
 
@@ -355,7 +421,7 @@ impl Joins {
         let mut nested = self.joins[outer].nested.iter();
         nested.find_map(|join| {
             self.find(join)
-                .filter(|slot| self.joins[*slot].result_id() == *id)
+                .filter(|slot| self.joins[*slot].result_ids().contains(id))
         })
     }
 

@@ -21,7 +21,7 @@ use std::borrow::Cow;
 
 use penstock_message::{
     Durability, Extras, JoinId, JoinPolicy, Key, Member, MessageId, QueueLimits, Receipt, Running,
-    SessionId, ValueStatus, WallMs, WorkflowState,
+    SessionId, ValueStatus, WallMs, When as Outcome, WorkflowState,
 };
 
 use crate::clock::When;
@@ -199,6 +199,11 @@ pub(crate) enum Event<'a> {
         /// Jobs at the root of that; at most [`UPSTREAM_IDS`].
         causes: Cow<'a, [MessageId]>,
     },
+    /// A member of the join was not needed.
+    MemberNotNeeded {
+        join: JoinId,
+        index: u32,
+    },
     /// The join is over; the messages that it held are ready, or have ended by events of their own.
     JoinEnded {
         join: JoinId,
@@ -341,6 +346,12 @@ pub(crate) struct JoinProgress<'a> {
     pub(crate) is_released: bool,
     /// Jobs at the root of the failures, at most [`UPSTREAM_IDS`].
     pub(crate) causes: Cow<'a, [MessageId]>,
+    /// Outcomes that some of the members are to have, by ascending index.
+    pub(crate) expects: Cow<'a, [(u32, Outcome)]>,
+    /// Whether a member was not needed.
+    pub(crate) has_needless: bool,
+    /// Whether what it holds is not needed.
+    pub(crate) is_needless: bool,
     /// Places of the join in others.
     pub(crate) then: Cow<'a, [Member]>,
     pub(crate) result_ttl_ms: Option<u64>,
@@ -379,15 +390,18 @@ pub(crate) enum How {
     Cancelled = 3,
     /// The join that held it has failed.
     Blocked = 4,
+    /// It waited for a failure that did not come, which whoever waits for it hears.
+    NotNeeded = 5,
 }
 
 impl How {
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Expired,
         Self::Purged,
         Self::Displaced,
         Self::Cancelled,
         Self::Blocked,
+        Self::NotNeeded,
     ];
 }
 
@@ -573,16 +587,17 @@ mod tag {
     pub(super) const KEPT_ENDS: u8 = 47;
     pub(super) const KEPT_DROPPED: u8 = 48;
     pub(super) const MEMBER_FAILED: u8 = 49;
+    pub(super) const MEMBER_NOT_NEEDED: u8 = 50;
     pub(super) const MEMBER_REVIVED: u8 = 52;
     pub(super) const JOIN_REOPENED: u8 = 53;
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 42] = [
+    pub(super) const ALL: [u8; 43] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
         JOIN_STATE, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED, CANCEL_ASKED, CLOCK_BOOT,
         FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED, MEMBER_FAILED,
-        MEMBER_REVIVED, JOIN_REOPENED,
+        MEMBER_NOT_NEEDED, MEMBER_REVIVED, JOIN_REOPENED,
         WORKFLOW_OPENED, WORKFLOW_CHANGED,
     ];
 }
@@ -656,6 +671,16 @@ mod join {
     pub(super) const FAILURES: u8 = 16;
     pub(super) const THEN: u8 = 32;
     pub(super) const RESULT: u8 = 64;
+    /// Further flags follow behind those fields: see `also_join`.
+    pub(super) const ALSO: u8 = 128;
+}
+
+/// Flags of the rare fields of a `JoinState` that follow.
+mod also_join {
+    pub(super) const EXPECTS: u64 = 1;
+    pub(super) const HAS_NEEDLESS: u64 = 1 << 1;
+    pub(super) const NEEDLESS: u64 = 1 << 2;
+    pub(super) const KNOWN: u64 = (1 << 3) - 1;
 }
 
 /// Flags of a `WorkflowOpened`, and of its fields that follow.

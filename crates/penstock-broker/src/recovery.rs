@@ -6,9 +6,10 @@ use penstock_message::{Failure, JoinId, SeededState, Value};
 use crate::clock::{Clocks, KnownClocks, When};
 use crate::connections::cut;
 use crate::endings::CRASHED;
+use crate::joins::Arrival;
 use crate::messages::{Asked, BodyAt, Ended, Handle};
 use crate::numbers::ByNumber;
-use crate::records::{Event, FIRST_VERSION, Failing, RecordError, RecordReader};
+use crate::records::{Event, FIRST_VERSION, Failing, JoinProgress, RecordError, RecordReader};
 use crate::state::{Ending, State};
 use crate::timers::Timer;
 use crate::{Broker, BrokerOptions, Now, Position};
@@ -467,8 +468,7 @@ impl Recovery {
                 arrived,
                 progress,
             } => {
-                let then = progress.then.to_vec();
-                state.open_join(join, count, policy, then, progress.result_ttl_ms);
+                state.open_join(join, count, policy, &progress);
                 if let Some(slot) = state.joins.find(&join) {
                     state.restore_join(slot, &arrived, &progress, over_at);
                 }
@@ -520,10 +520,10 @@ impl Recovery {
                 join,
                 count,
                 policy,
-            } => state.open_join(join, count, policy, Vec::new(), None),
+            } => state.open_join(join, count, policy, &JoinProgress::default()),
             Event::Joined { join, index } => {
                 if let Some(slot) = state.joins.find(&join) {
-                    state.arrive(slot, index, None);
+                    state.arrive(slot, index, Arrival::Succeeded);
                 }
             }
             Event::MemberFailed {
@@ -532,7 +532,12 @@ impl Recovery {
                 causes,
             } => {
                 if let Some(slot) = state.joins.find(&join) {
-                    state.arrive(slot, index, Some(&causes));
+                    state.arrive(slot, index, Arrival::Failed(causes.into_owned()));
+                }
+            }
+            Event::MemberNotNeeded { join, index } => {
+                if let Some(slot) = state.joins.find(&join) {
+                    state.arrive(slot, index, Arrival::NotNeeded);
                 }
             }
             Event::JoinEnded {

@@ -31,7 +31,7 @@ impl Broker {
         };
         let join = &self.state.joins[slot];
         let is_going = self.state.failed.going == Some(id);
-        if join.is_released || is_going {
+        if join.is_released || join.is_needless || is_going {
             return 0;
         }
         if !join.has_arrived(index) {
@@ -68,16 +68,20 @@ impl Broker {
         if !join.is_over || join.failures > join.policy.max_failures() {
             return 0;
         }
-        let (id, key) = (join.id, Key::Result(join.result_id()));
-        let has_outcome = join.result_ttl_ms.is_some() && self.state.keys.value(&key).is_some();
+        let (id, keys) = (join.id, join.result_ids());
+        let mut keys: Vec<Key> = keys.into_iter().map(Key::Result).collect();
+        keys.retain(|key| self.state.keys.value(key).is_some());
+        if join.result_ttl_ms.is_none() {
+            keys.clear();
+        }
         self.record(&Event::JoinReopened { join: id });
         self.state.reopen_join(slot);
         self.chores.reopening.insert(id, 0);
-        if has_outcome {
+        for key in &keys {
             self.record(&Event::Removed { key: key.clone() });
-            self.state.remove_key(&key);
+            self.state.remove_key(key);
         }
-        1 + usize::from(has_outcome)
+        1 + keys.len()
     }
 
     /// Goes on, after a recovery, with a join that was opened again: others may not have heard of it.

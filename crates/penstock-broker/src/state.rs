@@ -18,7 +18,7 @@ use crate::clock::{Clock, When};
 use crate::effects::Rests;
 use crate::ends::Ends;
 use crate::failed::FailedJobs;
-use crate::joins::{Amount, Joins};
+use crate::joins::{Amount, Arrival, Joins};
 use crate::keys::{Keys, NEVER, Stored, StoredRun};
 use crate::ledger::{Entity, Ledger};
 use crate::messages::{
@@ -64,6 +64,8 @@ pub(crate) struct State {
     pub(crate) inherited: Vec<(u64, Key)>,
     /// Joins that are over because a member failed, by the time of that.
     pub(crate) joins_over: BTreeSet<(u64, JoinId)>,
+    /// Joins that have come to be not needed since anybody looked.
+    pub(crate) joins_needless: VecDeque<JoinId>,
     /// Those, and all that they have blocked.
     pub(crate) blocked: Amount,
     /// Bytes that the journal would need to hold all of this, roughly.
@@ -110,8 +112,7 @@ pub(crate) enum Adjust {
 pub(crate) struct Reported {
     pub(crate) join: JoinId,
     pub(crate) index: u32,
-    /// Jobs at the root of its failure, if it has failed.
-    pub(crate) causes: Option<Vec<MessageId>>,
+    pub(crate) arrival: Arrival,
     /// The join stands behind its member in the journal: it was carried forward already. The member's segment
     /// may be reclaimed, and then its end says nothing to whoever reads the rest, for it names a message that is
     /// not there. So the arrival is told by itself.
@@ -168,6 +169,7 @@ impl State {
             reported: VecDeque::new(),
             inherited: Vec::new(),
             joins_over: BTreeSet::new(),
+            joins_needless: VecDeque::new(),
             blocked: Amount::default(),
             live_bytes: 0,
             position: Position(0),
@@ -582,9 +584,14 @@ impl State {
                 self.count_end(slot, outcome);
             }
         }
-        let causes = match (member, &ending) {
-            (Some(_), Ending::Failed { .. } | Ending::Unrun { .. }) => self.causes_of(slot),
-            _ => Vec::new(),
+        let failure = match (member, &ending) {
+            (Some(_), Ending::Unrun { ended, .. }) if ended.how == How::NotNeeded => {
+                Arrival::NotNeeded
+            }
+            (Some(_), Ending::Failed { .. } | Ending::Unrun { .. }) => {
+                Arrival::Failed(self.causes_of(slot))
+            }
+            _ => Arrival::Succeeded,
         };
         // A failed job may be retried, and reads them again.
         let is_failed = matches!(ending, Ending::Failed { .. });
@@ -592,15 +599,15 @@ impl State {
         match ending {
             Ending::Acked { cost_us } => {
                 is_last = self.forget_message(slot, cost_us);
-                self.report(member, base, None);
+                self.report(member, base, Arrival::Succeeded);
             }
             Ending::Failed {
-                failure,
+                failure: reason,
                 note,
                 cost_us,
             } => {
-                self.fail(slot, failure, note, cost_us);
-                self.report(member, base, Some(&causes));
+                self.fail(slot, reason, note, cost_us);
+                self.report(member, base, failure);
             }
             Ending::Unrun { ended, kept } => {
                 let keeps_value = kept && self.messages.kind(slot).result_ttl_ms.is_some();
@@ -609,7 +616,7 @@ impl State {
                     false => is_last = self.forget_message(slot, None),
                 }
                 if !planted!("lose-member") {
-                    self.report(member, base, Some(&causes));
+                    self.report(member, base, failure);
                 }
             }
             // It has reported when it failed.
@@ -1296,22 +1303,22 @@ impl State {
 
     // --- joins
 
-    /// `then`: places of the join in others. `result_ttl_ms`: time for which its outcome is kept as a value.
+    /// Opens a join. Of its progress only what a new one has is taken.
     pub(crate) fn open_join(
         &mut self,
         id: JoinId,
         count: u32,
         policy: JoinPolicy,
-        then: Vec<Member>,
-        result_ttl_ms: Option<u64>,
+        progress: &JoinProgress<'_>,
     ) {
         if self.joins.find(&id).is_some() {
             return;
         }
         let slot = self.joins.open(id, count, policy);
-        self.joins.set_then(slot, then);
+        self.joins.set_then(slot, progress.then.to_vec());
         let join = &mut self.joins[slot];
-        join.result_ttl_ms = result_ttl_ms;
+        join.expects = progress.expects.to_vec();
+        join.result_ttl_ms = progress.result_ttl_ms;
         join.base = self.position;
         let bytes = join.journal_bytes();
         self.live_bytes += bytes;
@@ -1335,20 +1342,17 @@ impl State {
         );
     }
 
-    /// Adds a member; false when this one had arrived before. `causes`: the jobs at the root of its failure, if it has
-    /// failed.
-    pub(crate) fn arrive(&mut self, slot: u32, index: u32, causes: Option<&[MessageId]>) -> bool {
+    /// Adds a member, which has ended as the arrival says; false when this one had arrived before.
+    pub(crate) fn arrive(&mut self, slot: u32, index: u32, arrival: Arrival) -> bool {
         let join = &mut self.joins[slot];
         let was_bytes = join.journal_bytes();
         let is_new = join.arrive(index);
         if is_new {
-            if let Some(causes) = causes {
-                join.count_failure(causes);
-            }
+            join.count_failure(&join.judge(index, arrival.clone()));
             self.reported.push_back(Reported {
                 join: join.id,
                 index,
-                causes: causes.map(<[MessageId]>::to_vec),
+                arrival,
                 must_be_told: false,
             });
         }
@@ -1367,17 +1371,11 @@ impl State {
     }
 
     /// Reports a member of a join that has ended; its full state stands in the journal at `base`.
-    /// `causes`: as for [`State::arrive`].
-    pub(crate) fn report(
-        &mut self,
-        member: Option<Member>,
-        base: Position,
-        causes: Option<&[MessageId]>,
-    ) {
+    pub(crate) fn report(&mut self, member: Option<Member>, base: Position, arrival: Arrival) {
         if let Some(Member { join, index }) = member
             && let Some(slot) = self.joins.find(&join)
             && index < self.joins[slot].count
-            && self.arrive(slot, index, causes)
+            && self.arrive(slot, index, arrival)
             && let Some(reported) = self.reported.back_mut()
         {
             reported.must_be_told = base < self.joins[slot].base;
@@ -1387,14 +1385,16 @@ impl State {
     /// Reports a member of a join that a failure has blocked. No record of the member says so, so that the journal has to.
     pub(crate) fn report_blocked(&mut self, member: Option<Member>, causes: &[MessageId]) {
         let reported = self.reported.len();
-        self.report(member, self.position, Some(causes));
+        let arrival = Arrival::Failed(causes.to_vec());
+        self.report(member, self.position, arrival);
         if let Some(reported) = self.reported.get_mut(reported) {
             reported.must_be_told = true;
         }
     }
 
     /// Blocks the messages of a join, too many members of which have failed: that is derived from this. Those that wait
-    /// for a failure are ready now, and the joins in which it has places hear of it.
+    /// for a failure are ready now, and the joins in which it has places hear of it. Where no member has failed, and one was
+    /// not needed, the same goes for the messages.
     pub(crate) fn block_join(&mut self, slot: u32, at: u64) {
         let join = &mut self.joins[slot];
         let id = join.id;
@@ -1405,32 +1405,53 @@ impl State {
             self.joins_over.insert((at, id));
             return;
         }
-        join.is_over = true;
-        join.over_at = at;
-        self.blocked += join.kept;
-        self.joins_over.insert((at, id));
-        self.count_blocked(slot, Adjust::Add);
-        self.note_join_outcome(slot, WorkflowState::Failed);
-        self.wait_for_failed_jobs();
-        let waits_for_failure = |handle: &Handle| {
+        if join.is_needless {
+            return;
+        }
+        let failure = join.failure();
+        let is_needless = failure == Arrival::NotNeeded;
+        match is_needless {
+            // Those messages end step by step.
+            true => {
+                join.is_needless = true;
+                self.joins_needless.push_back(id);
+            }
+            false => {
+                join.is_over = true;
+                join.over_at = at;
+                self.blocked += join.kept;
+                self.joins_over.insert((at, id));
+                self.count_blocked(slot, Adjust::Add);
+                self.note_join_outcome(slot, WorkflowState::Failed);
+                self.wait_for_failed_jobs();
+            }
+        }
+        let is_released = |handle: &Handle| {
             self.messages.get(*handle).is_some()
                 && self.messages.state(handle.slot) == MessagePlace::Held(id)
-                && self.messages.when(handle.slot) != Outcome::Succeeded
+                && match self.messages.when(handle.slot) {
+                    Outcome::Succeeded => false,
+                    Outcome::Failed => !is_needless,
+                    Outcome::Ended => true,
+                }
         };
         let held = self.joins[slot].held.iter().copied();
-        let released: Vec<Handle> = held.filter(waits_for_failure).collect();
+        let released: Vec<Handle> = held.filter(is_released).collect();
         if !released.is_empty() {
             self.joins[slot]
                 .held
                 .retain(|handle| !released.contains(handle));
             self.release(id, released, None);
         }
+        self.report_join(slot, &failure);
+    }
+
+    /// Reports a join to those in which it has places.
+    fn report_join(&mut self, slot: u32, arrival: &Arrival) {
         let join = &self.joins[slot];
-        if !join.then.is_empty() {
-            let (then, base, causes) = (join.then.clone(), join.base, join.causes.clone());
-            for place in then {
-                self.report(Some(place), base, Some(&causes));
-            }
+        let (then, base) = (join.then.clone(), join.base);
+        for place in then {
+            self.report(Some(place), base, arrival.clone());
         }
     }
 
@@ -1469,7 +1490,13 @@ impl State {
         join.restore(arrived);
         join.failures = progress.failures;
         join.causes = progress.causes.to_vec();
+        join.has_needless = progress.has_needless;
         join.is_released = progress.is_released;
+        if progress.is_needless {
+            // What it had to say was said before.
+            join.is_needless = true;
+            self.joins_needless.push_back(join.id);
+        }
         self.recount_join(slot, was_bytes);
         if let Some(at) = over_at {
             // What it had to say was said before.
@@ -1503,13 +1530,7 @@ impl State {
         let join = &mut self.joins[slot];
         let (id, held) = (join.id, std::mem::take(&mut join.held));
         self.release(id, held, renumbered);
-        let join = &self.joins[slot];
-        if !join.then.is_empty() {
-            let (then, base) = (join.then.clone(), join.base);
-            for place in then {
-                self.report(Some(place), base, None);
-            }
-        }
+        self.report_join(slot, &Arrival::Succeeded);
         self.joins.may_be_unread(id);
     }
 

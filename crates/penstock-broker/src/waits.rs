@@ -388,7 +388,9 @@ impl State {
         if let Some(slot) = self.joins.find(&id)
             && !self.joins[slot].is_decided()
         {
-            found.add(self.joins[slot].result_id(), Some(slot), waits_for, false);
+            for id in self.joins[slot].result_ids() {
+                found.add(id, Some(slot), waits_for, false);
+            }
         }
     }
 

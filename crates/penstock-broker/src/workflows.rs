@@ -336,6 +336,7 @@ impl State {
     pub(crate) fn outcome_of(&self, ended: Ended) -> Option<WorkflowState> {
         match ended.how {
             How::Expired => Some(WorkflowState::Expired),
+            How::NotNeeded => None,
             How::Cancelled if self.names.text(ended.reason) == NOT_NEEDED => None,
             How::Purged | How::Displaced | How::Cancelled | How::Blocked => {
                 Some(WorkflowState::Cancelled)
@@ -346,8 +347,9 @@ impl State {
     /// Notes the outcome of a join, if it is that of a workflow.
     pub(crate) fn note_join_outcome(&mut self, join: u32, outcome: WorkflowState) {
         if !self.workflows.is_empty() {
-            let id = self.joins[join].result_id();
-            self.workflows.note_outcome(id, outcome);
+            for id in self.joins[join].result_ids() {
+                self.workflows.note_outcome(id, outcome);
+            }
         }
     }
 

@@ -1,7 +1,8 @@
 use bytes::Bytes;
 
 use crate::{
-    Key, Lease, Member, Message, MessageId, MessageState, QueueLimits, ReleaseReason, Value, WallMs,
+    Key, Lease, Member, Message, MessageId, MessageState, QueueLimits, ReleaseReason, Value,
+    WallMs, When,
 };
 
 /// Operations that a broker applies all together or not at all.
@@ -198,11 +199,14 @@ pub type JoinId = MessageId;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hold {
     pub join: JoinId,
-    /// Number of members, from 1 to [`JOIN_CAP`](crate::JOIN_CAP).
+    /// Number of members, at most [`JOIN_CAP`](crate::JOIN_CAP). A join without any succeeds at once.
     pub count: u32,
     /// Held messages, each with its queue. [`Extras::when`](crate::Extras) says which outcome releases it.
     pub messages: Vec<(String, Message)>,
     pub policy: JoinPolicy,
+    /// Outcomes that some of the members are to have, by ascending index; `Succeeded` for those that are not named. A
+    /// member that was to fail and succeeds is as good as never needed, and so is all that waits for it.
+    pub expects: Vec<(u32, When)>,
     /// Places of this join itself in others: it arrives there with its own outcome.
     pub then: Vec<Member>,
     /// Time for which the join's outcome is kept as a value; `None`: it has none. The value's key is the result of the

@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use penstock_message::{
-    Due, Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy, Member,
-    Message, MessageId, Op, Open, Tx, When,
+    Due, Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy, Key, Member,
+    Message, MessageId, Op, Open, Tx, Value, ValueStatus, When,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -20,6 +20,9 @@ use crate::options::Options;
 /// can't give a header such a name.
 const MARK: &str = "penstock.step";
 
+/// Group of the values that say what the steps of graphs are called.
+const VALUES: &str = "penstock.graphs";
+
 /// Jobs and joins of one workflow. A join is added before the jobs that it holds, and before those that are its members.
 #[pyclass(frozen, module = "penstock._core")]
 #[derive(Default)]
@@ -30,9 +33,21 @@ pub(crate) struct Graph {
 #[derive(Default)]
 struct Parts {
     holds: Vec<Hold>,
+    /// Place of each join in `holds`.
+    joins: HashMap<JoinId, usize>,
     publishes: Vec<Op>,
+    values: Vec<Op>,
     durability: Option<Durability>,
     open: Option<Open>,
+}
+
+impl Parts {
+    fn hold(&mut self, join: JoinId) -> Result<&mut Hold, Failure> {
+        match self.joins.get(&join) {
+            Some(place) => Ok(&mut self.holds[*place]),
+            None => Err(Failure::invalid("no such join in this workflow")),
+        }
+    }
 }
 
 /// A place in a join, as (join, index).
@@ -47,8 +62,13 @@ impl Graph {
     }
 
     /// Adds a join of `count` members, whose own places in others are `then`; returns its id. `max_failures`: `None` for
-    /// any number. `wraps`: its value is its only member's, and not a list of one.
-    #[pyo3(signature = (count, max_failures, then, result_ttl_ms, *, wraps = false))]
+    /// any number. `kind`: what its value is made of, see `ids.rs`. `expects`: outcomes that some members are to have, by
+    /// ascending index.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords in Python, each with its name"
+    )]
+    #[pyo3(signature = (count, max_failures, then, result_ttl_ms, *, kind = 0, expects = Vec::new()))]
     fn join<'py>(
         &self,
         py: Python<'py>,
@@ -56,23 +76,52 @@ impl Graph {
         max_failures: Option<u32>,
         then: Vec<Place<'py>>,
         result_ttl_ms: Option<u64>,
-        wraps: bool,
+        kind: u8,
+        expects: Vec<(u32, u8)>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        if count == 0 || count > JOIN_CAP {
-            let text = format!("a group has from 1 to {JOIN_CAP} members, not {count}");
+        if count > JOIN_CAP {
+            let text = format!("a group has at most {JOIN_CAP} members, not {count}");
             return Err(Failure::invalid(text).into());
         }
-        let id = ids::draw_join(wraps).map_err(crate::client::no_random_bytes)?;
+        let id = ids::draw_join(kind).map_err(crate::client::no_random_bytes)?;
         let then = then.iter().map(member).collect::<PyResult<_>>()?;
-        self.parts.lock().unwrap().holds.push(Hold {
+        let expects = expects
+            .iter()
+            .map(|(index, when)| Ok((*index, one_of(&When::ALL, *when)?)))
+            .collect::<PyResult<_>>()?;
+        let mut parts = self.parts.lock().unwrap();
+        let place = parts.holds.len();
+        parts.joins.insert(id, place);
+        parts.holds.push(Hold {
             join: id,
             count,
             messages: Vec::new(),
             policy: max_failures.map_or(JoinPolicy::AllEnded, JoinPolicy::of_max_failures),
+            expects,
             then,
             result_ttl_ms,
         });
         Ok(PyBytes::new(py, &id.0))
+    }
+
+    /// Gives a join one more place in another. Its outcome must not be a value: that goes by its places.
+    fn also(&self, join: &[u8], place: Place<'_>) -> PyResult<()> {
+        let place = member(&place)?;
+        let mut parts = self.parts.lock().unwrap();
+        parts.hold(job(join)?)?.then.push(place);
+        Ok(())
+    }
+
+    /// Adds a value that goes with the workflow, under the id of a job that there is not.
+    fn value(&self, id: &[u8], body: &Bound<'_, PyBytes>, ttl_ms: u64) -> PyResult<()> {
+        let put = Op::Put {
+            key: Key::Result(job(id)?),
+            value: Value::new(ValueStatus::Succeeded, copied(body)),
+            ttl_ms: Some(ttl_ms),
+            group: VALUES.to_owned(),
+        };
+        self.parts.lock().unwrap().values.push(put);
+        Ok(())
     }
 
     /// Adds a job, and returns its id. `place`: its place in a join; `held_by`: the join that it waits for; `shape`: of that
@@ -133,10 +182,7 @@ impl Graph {
                     extras.inputs = Some(Inputs { join, shape });
                 }
                 message.extras = extras.boxed();
-                // Most often it is the last one.
-                let hold = parts.holds.iter_mut().rev().find(|hold| hold.join == join);
-                let hold = hold.ok_or_else(|| Failure::invalid("no such join in this workflow"))?;
-                hold.messages.push((queue, message));
+                parts.hold(join)?.messages.push((queue, message));
             }
         }
         Ok(PyBytes::new(py, &id.0))
@@ -163,10 +209,10 @@ impl Graph {
         Ok(())
     }
 
-    /// Number of jobs.
+    /// Number of jobs and joins.
     fn __len__(&self) -> usize {
         let parts = self.parts.lock().unwrap();
-        let held = parts.holds.iter().map(|hold| hold.messages.len());
+        let held = parts.holds.iter().map(|hold| 1 + hold.messages.len());
         held.sum::<usize>() + parts.publishes.len()
     }
 }
@@ -178,8 +224,10 @@ impl Graph {
         let Parts {
             holds,
             mut publishes,
+            values,
             durability,
             open,
+            ..
         } = std::mem::take(&mut *self.parts.lock().unwrap());
         let mut holds = in_order(holds);
         let name = |message: &mut Message| {
@@ -194,7 +242,8 @@ impl Graph {
         }
         let open = open.map(|open| Op::Open(Open { workflow, ..open }));
         let holds = holds.into_iter().map(Op::Hold);
-        let ops = open.into_iter().chain(holds).chain(publishes).collect();
+        let jobs = open.into_iter().chain(holds).chain(publishes);
+        let ops = jobs.chain(values).collect();
         (Tx { ops }, durability.unwrap_or_default())
     }
 }

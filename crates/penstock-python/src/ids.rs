@@ -39,15 +39,16 @@ impl Generator {
     }
 }
 
-/// Bit of a join's id, in its last byte that is not a member's: the join's value is its only member's. A reader of a
-/// value knows nothing else of the join that it came from.
-const WRAPS: (usize, u8) = (12, 1);
+/// Two bits of a join's id, in its last byte that is not a member's, that say what the join's value is made of: a list of
+/// its members' (0), the only member's (1), theirs by name (2), or an empty list (3). A reader of a value knows nothing
+/// else of the join that it came from.
+const KIND: (usize, u8) = (12, 3);
 
 /// Draws the id of a join.
-pub(crate) fn draw_join(wraps: bool) -> Result<MessageId, getrandom::Error> {
+pub(crate) fn draw_join(kind: u8) -> Result<MessageId, getrandom::Error> {
     let mut join = draw(1)?[0].join_of();
-    let (byte, bit) = WRAPS;
-    join.0[byte] = join.0[byte] & !bit | if wraps { bit } else { 0 };
+    let (byte, bits) = KIND;
+    join.0[byte] = join.0[byte] & !bits | kind & bits;
     Ok(join)
 }
 

@@ -904,6 +904,9 @@ pub struct Hold {
     /// left out: its outcome is no value
     #[prost(uint64, optional, tag = "9")]
     pub result_ttl_ms: ::core::option::Option<u64>,
+    /// by ascending index; members that are not named are to succeed
+    #[prost(message, repeated, tag = "10")]
+    pub expects: ::prost::alloc::vec::Vec<hold::Expected>,
 }
 /// Nested message and enum types in `Hold`.
 pub mod hold {
@@ -913,6 +916,14 @@ pub mod hold {
         pub queue: ::prost::alloc::string::String,
         #[prost(message, optional, tag = "2")]
         pub message: ::core::option::Option<crate::message::Message>,
+    }
+    /// Outcome that a member is to have.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+    pub struct Expected {
+        #[prost(uint32, tag = "1")]
+        pub index: u32,
+        #[prost(enumeration = "When", tag = "2")]
+        pub when: i32,
     }
     /// Outcome of the join on which a message is released.
     #[derive(
@@ -2483,7 +2494,9 @@ pub(crate) mod shapes {
     pub(crate) const HOLD: Shape = Shape::new(&[
         (3, Field::Many(&HOLD_HELD, size_of::<super::hold::Held>())),
         (8, Field::Many(&MEMBER, size_of::<super::Member>())),
+        (10, Field::Many(&HOLD_EXPECTED, size_of::<super::hold::Expected>())),
     ]);
+    pub(crate) const HOLD_EXPECTED: Shape = Shape::new(&[]);
     pub(crate) const MEMBER: Shape = Shape::new(&[]);
     pub(crate) const HOLD_HELD: Shape = Shape::new(&[
         (2, Field::One(&MESSAGE)),
@@ -2545,6 +2558,7 @@ pub(crate) mod shapes {
         size_of::<super::Reply>(),
         size_of::<super::Tx>(),
         size_of::<super::consumer::tasks::Task>(),
+        size_of::<super::hold::Expected>(),
         size_of::<super::hold::Held>(),
         size_of::<u64>(),
     ];

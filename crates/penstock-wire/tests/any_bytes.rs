@@ -208,6 +208,8 @@ fn any_op() -> impl Strategy<Value = Op> {
         (any_id(), any::<u32>()).prop_map(|(join, index)| Member { join, index }),
         0..3,
     );
+    let when = proptest::sample::select(&When::ALL[..]);
+    let places = (vec((any::<u32>(), when), 0..3), then);
     let optional_key = option(any_key());
     prop_oneof![
         (any_lease(), any::<u64>()).prop_map(|(lease, cost_us)| Op::Ack { lease, cost_us }),
@@ -240,15 +242,16 @@ fn any_op() -> impl Strategy<Value = Op> {
             any::<u32>(),
             vec((".{0,8}", any_message()), 0..3),
             policy,
-            then,
+            places,
             any::<Option<u64>>()
         )
             .prop_map(
-                |(join, count, messages, policy, then, result_ttl_ms)| Op::Hold(Hold {
+                |(join, count, messages, policy, (expects, then), result_ttl_ms)| Op::Hold(Hold {
                     join,
                     count,
                     messages,
                     policy,
+                    expects,
                     then,
                     result_ttl_ms
                 })

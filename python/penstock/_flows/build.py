@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 from penstock import _core
 from penstock._durations import is_a
 from penstock._flows.describe import checked_name, description, name_of
-from penstock._flows.results import MemberIds, is_join
+from penstock._flows.graph import Graph, order_of
+from penstock._flows.results import EMPTY, LIST, NAMED, WRAPS, MemberIds, encode_names, is_join, names_id
 from penstock._flows.steps import FAILED, SUCCEEDED, Chain, Chord, Group, Link, Partial, Signature
 from penstock._flows.workflow import Workflow
 from penstock._jobs.current import running_job_id
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 # How the broker hands the values of a join to a job.
 _ONE, _LIST = range(2)
+
+# The names of a graph's steps are kept for so much longer than its result, as that comes later.
+_NAMES_KEPT_MS = 30 * 24 * 60 * 60 * 1000
 
 # Groups within groups; those who read their values go no deeper.
 _DEEPEST = 32
@@ -53,6 +57,22 @@ class _Group:
 
 
 @dataclass(slots=True)
+class _Graph:
+    """Nodes that run once those that they need have ended."""
+
+    nodes: list[_Node]
+    names: list[str]
+    needs: list[tuple[tuple[int, int], ...]]
+    sequence: list[int]
+    ends: list[int]
+
+
+@dataclass(slots=True)
+class _Empty:
+    """A group without members, where something has its value."""
+
+
+@dataclass(slots=True)
 class _Linked:
     """A node with callbacks, each with the outcome on which it runs."""
 
@@ -61,7 +81,7 @@ class _Linked:
 
 
 # A job is known by its place in the plan: a group of many needs no more for each.
-_Node: TypeAlias = "int | _Sequence | _Group | _Linked"
+_Node: TypeAlias = "int | _Sequence | _Group | _Graph | _Empty | _Linked"
 
 
 class _Fed(NamedTuple):
@@ -69,14 +89,16 @@ class _Fed(NamedTuple):
 
     waits: bool
     """Whether there is anything before it."""
-    has_value: bool
-    """Whether that has a value, as it has unless it is an empty group at the start."""
+    takes: int = 0
+    """Number of values that come from there."""
+    first: tuple[Any, ...] = _NO_ARGUMENTS
+    """Values that are known now: those of empty groups."""
 
 
-_FIRST = _Fed(False, False)
-_NEXT = _Fed(True, True)
+_FIRST = _Fed(False)
+_NEXT = _Fed(True, 1)
 # After an empty group with which a chain begins.
-_AFTER_NOTHING = _Fed(False, True)
+_AFTER_NOTHING = _Fed(False, 0, _EMPTY_LIST)
 
 
 class Sent(NamedTuple):
@@ -98,8 +120,8 @@ class Plan:
         self._app: App | None = None
         self._signatures: list[Signature[Any]] = []
         self._jobs: list[tuple[_core.Options, bytes]] = []
-        # Whether each job has the value of the step before as its first argument.
-        self._takes: list[bool] = []
+        # Number of values of steps before it that each job has as its first arguments.
+        self._takes: list[int] = []
         self._marks: dict[int, str] = {}
         self._result_options: dict[int, _core.Options] = {}
         # Callbacks of an empty group, which run at once.
@@ -147,8 +169,8 @@ class Plan:
     def _sent(self, built: Built | None) -> Sent:
         if self._app is None or built is None or built.id is None:
             # Callbacks of an empty group may have been sent.
-            return Sent(Workflow(None, b"", ()), None)
-        workflow = Workflow[Any](self._app, built.id, built.members)
+            return Sent(Workflow(None, b"", (), nothing=_value_of(self._root)), None)
+        workflow = Workflow[Any](self._app, built.id, built.members, built.names)
         return Sent(workflow, Job(self._app, built.id, True) if isinstance(self._step, Signature) else None)
 
     # The steps, from the beginning to the end.
@@ -161,6 +183,8 @@ class Plan:
             node: _Node | None = self._job(step, fed, wanted)
         elif is_a(step, Group):
             node = self._group(cast("Group[Any]", step), fed, wanted, depth)
+        elif is_a(step, Graph):
+            node = self._graph(cast("Graph", step), fed, wanted, depth)
         else:
             node = self._chain(cast("Chain[Any]", step), fed, wanted, depth)
         if not links:
@@ -170,7 +194,7 @@ class Plan:
             return None
         return _Linked(node, [(self._callback(link, depth), link.when) for link in links])
 
-    def _job(self, signature: Signature[Any], fed: _Fed, wanted: bool, first: tuple[Any, ...] = _NO_ARGUMENTS) -> int:
+    def _job(self, signature: Signature[Any], fed: _Fed, wanted: bool) -> int:
         sender = signature._sender
         self._belongs_to(sender.task.app, signature)
         if fed.waits and (sender._options.countdown is not None or sender._options.eta is not None):
@@ -178,35 +202,54 @@ class Plan:
                 f"{sender.task.name} waits for the step before it, and can't have a countdown or an eta as well yet;"
                 " put it on the first step"
             )
-        takes = fed.waits and fed.has_value and not signature.immutable
-        if fed.has_value and not fed.waits and not signature.immutable:
-            first = _EMPTY_LIST
+        takes, first = (0, _NO_ARGUMENTS) if signature.immutable else (fed.takes, fed.first)
         place = len(self._jobs)
-        body = signature._body(without_first=takes, first=first)
+        body = signature._body(without=takes, first=first)
         self._signatures.append(signature)
         self._jobs.append((self._options_with_result(signature) if wanted else sender._core_options, body))
         self._takes.append(takes)
         if signature._mark:
             self._marks[place] = signature._mark
+        elif takes > 1:
+            self._marks[place] = "spread"
         return place
 
     def _group(self, step: Group[Any], fed: _Fed, wanted: bool, depth: int) -> _Node | None:
         if not step.steps:
             return None
-        if depth >= _DEEPEST:
-            raise ValueError(f"groups are nested more than {_DEEPEST} deep, which no job could read the values of")
+        self._check_depth(depth)
         errbacks = step._errbacks
         nodes: list[_Node] = []
         for member in step.steps:
-            node = self._node(member, fed, wanted or bool(errbacks), depth + 1)
+            node: _Node | None = self._node(member, fed, wanted or bool(errbacks), depth + 1)
             if node is None:
-                raise ValueError(
-                    f"a group in a group has no steps, so no job would end it: leave it out of {step}, or give it one"
-                )
+                node = _Empty()
             if errbacks:
                 node = _Linked(node, [(self._callback(link, depth), link.when) for link in errbacks])
             nodes.append(node)
         return _Group(nodes, step.max_failures)
+
+    def _graph(self, step: Graph, fed: _Fed, wanted: bool, depth: int) -> _Node:
+        self._check_depth(depth)
+        order = order_of(step)
+        named = list(step._steps.values())
+        is_read = [False] * len(named)
+        for place in order.ends if wanted else ():
+            is_read[place] = True
+        for place, needs in enumerate(order.needs):
+            if needs and named[place].step._takes_value():
+                for other, _ in needs:
+                    is_read[other] = True
+        nodes: list[_Node] = []
+        for place, (inner, _) in enumerate(named):
+            count = len(order.needs[place])
+            node = self._node(inner, _Fed(True, count) if count else fed, is_read[place], depth + 1)
+            nodes.append(_Empty() if node is None else node)
+        return _Graph(nodes, list(step), *order)
+
+    def _check_depth(self, depth: int) -> None:
+        if depth >= _DEEPEST:
+            raise ValueError(f"groups are nested more than {_DEEPEST} deep, which no job could read the values of")
 
     def _chain(self, step: Chain[Any], fed: _Fed, wanted: bool, depth: int) -> _Node | None:
         nodes: list[_Node] = []
@@ -250,18 +293,7 @@ class Plan:
 
     def _literal(self, step: _Literal, waits: bool, wanted: bool, depth: int) -> _Node | None:
         """Plan the body of a chord without members, which gets ``[]``."""
-        body = step.body
-        if not waits:
-            return self._node(body, _AFTER_NOTHING, wanted, depth)
-        if isinstance(body, Signature):
-            given = _NO_ARGUMENTS if body.immutable else _EMPTY_LIST
-            return self._with_links(body, self._job(body, _Fed(True, False), wanted, given), depth)
-        raise ValueError("the body of a chord without members is one call, where the chord is not the first step")
-
-    def _with_links(self, step: Partial[Any, Any], node: _Node, depth: int) -> _Node:
-        if not step._links:
-            return node
-        return _Linked(node, [(self._callback(link, depth), link.when) for link in step._links])
+        return self._node(step.body, _Fed(waits, 0, _EMPTY_LIST), wanted, depth)
 
     def _callback(self, link: Link, depth: int) -> _Node:
         node = self._node(link.callback, _NEXT, False, depth)
@@ -319,7 +351,9 @@ class Built(NamedTuple):
     job_ids: list[bytes]
     """Ids of its jobs, in the order of the plan."""
     members: Sequence[bytes]
-    """Ids of the members of its group, or of the steps of its chain."""
+    """Ids of the members of its group, or of the steps of its chain or its graph."""
+    names: Sequence[str] | None = None
+    """Names of the steps of its graph."""
 
     @property
     def workflow_id(self) -> bytes:
@@ -343,6 +377,8 @@ class _Held(NamedTuple):
     join: bytes
     shape: int
     when: int = SUCCEEDED
+    # Whether its outcome is no value, so that it can have more places.
+    is_plain: bool = False
 
 
 _Place: TypeAlias = tuple[bytes, int]
@@ -350,7 +386,7 @@ _Place: TypeAlias = tuple[bytes, int]
 
 class _Builder:
     def __init__(
-        self, takes: Sequence[bool], marks: dict[int, str], jobs: Sequence[tuple[_core.Options, bytes]]
+        self, takes: Sequence[int], marks: dict[int, str], jobs: Sequence[tuple[_core.Options, bytes]]
     ) -> None:
         self._takes = takes
         self._marks = marks
@@ -363,6 +399,8 @@ class _Builder:
         self.groups: dict[int, bytes] = {}
         # Joins that end as their only member does: callbacks of that may wait for them.
         self._single: set[bytes] = set()
+        # Ids of the steps of each graph.
+        self._steps: dict[bytes, list[bytes]] = {}
 
     def build(self, root: _Node | None, loose: Sequence[_Node]) -> Built:
         for node in loose:
@@ -375,10 +413,12 @@ class _Builder:
         members: Sequence[bytes] = (outcome,)
         if isinstance(chain, _Sequence):
             members = steps
-            if len(steps) == 2 and isinstance(chain.nodes[0], (_Group, _Linked)) and is_join(steps[0]):
-                members = MemberIds(steps[0], len(_group_in(chain.nodes[0]).nodes))
+            if len(steps) == 2 and is_join(steps[0]) and isinstance(_unlinked(chain.nodes[0]), _Group):
+                members = MemberIds(steps[0], _size(chain.nodes[0]))
         elif isinstance(chain, _Group):
             members = MemberIds(outcome, len(chain.nodes))
+        elif isinstance(chain, _Graph):
+            return Built(self._graph, outcome, self._ids, self._steps[outcome], chain.names)
         return Built(self._graph, outcome, self._ids, members)
 
     def _add(self, node: _Node, place: _Place | None, held: _Held | None, steps: list[bytes] | None = None) -> bytes:
@@ -390,14 +430,16 @@ class _Builder:
             return self._add_job(node, place, held)
         if isinstance(node, _Sequence):
             return self._add_sequence(node, place, held, steps)
-        if isinstance(node, _Group):
-            return self._add_group(node, place, held, ())
-        if isinstance(node.node, _Group):
-            return self._add_group(node.node, place, held, node.callbacks)
+        if isinstance(node, _Empty):
+            return self._add_empty(node, place, held)
+        inner, callbacks = (node.node, node.callbacks) if isinstance(node, _Linked) else (node, ())
+        if isinstance(inner, (_Group, _Graph)):
+            return self._add_group(inner, place, held, callbacks)
+        assert isinstance(node, _Linked)
         if place is None or place[0] not in self._single:
             # A join between the step and what it reports to. Its outcome is that of the step.
             then = () if place is None else (place,)
-            unit = self._join(1, 0, then, None if place is None else self._ttl_ms, wraps=True)
+            unit = self._join(1, 0, then, None if place is None else self._ttl_ms, kind=WRAPS)
             outcome = self._add_linked(node, (unit, 0), held, steps)
             return outcome if place is None else _id_of(place)
         return self._add_linked(node, place, held, steps)
@@ -417,14 +459,12 @@ class _Builder:
             waits_for = held
             following: _Place | bytes | None = None
             if before is not None:
-                group = _group_in(before) if _is_group(before) else None
-                if group is None:
+                if not _is_group(before) or _is_hollow(node.nodes[index]):
                     join = self._join(1, 0, (), None)
-                    following, waits_for = (join, 0), _Held(join, _ONE)
+                    following, waits_for = (join, 0), _Held(join, _ONE, is_plain=True)
                 else:
                     # The members report to what the next step waits for.
-                    join = self._join(len(group.nodes), group.max_failures, (), self._ttl_ms)
-                    self.groups[id(group)] = join
+                    join = self._join_of(_unlinked(before), ())
                     following, waits_for = join, _Held(join, _LIST)
             outcomes.append(self._add_step(node.nodes[index], target, waits_for))
             target = following
@@ -438,22 +478,74 @@ class _Builder:
             return self._add(node, target, held)
         if isinstance(node, _Linked):
             self._add_callbacks(target, _LIST, node.callbacks)
-        self._add_members(_group_in(node), target, held)
+        self._add_members(_unlinked(node), target, held)
         return target
 
     def _add_group(
-        self, node: _Group, place: _Place | None, held: _Held | None, callbacks: Sequence[tuple[_Node, int]]
+        self, node: _Group | _Graph, place: _Place | None, held: _Held | None, callbacks: Sequence[tuple[_Node, int]]
     ) -> bytes:
-        then = () if place is None else (place,)
-        join = self._join(len(node.nodes), node.max_failures, then, self._ttl_ms)
-        self.groups[id(node)] = join
+        join = self._join_of(node, () if place is None else (place,))
         self._add_callbacks(join, _LIST, callbacks)
         self._add_members(node, join, held)
         return join if place is None else _id_of(place)
 
-    def _add_members(self, node: _Group, join: bytes, held: _Held | None) -> None:
+    def _add_empty(self, node: _Empty, place: _Place | None, held: _Held | None) -> bytes:
+        then = () if place is None else (place,)
+        waits = held is not None and held.is_plain
+        join = self._join(int(waits), 0, then, self._ttl_ms, kind=EMPTY)
+        if held is not None and waits:
+            self._graph.also(held.join, (join, 0))
+        self.groups[id(node)] = join
+        return join if place is None else _id_of(place)
+
+    def _join_of(self, node: _Node, then: Sequence[_Place]) -> bytes:
+        """Add the join of a group's members, or of a graph's last steps."""
+        if isinstance(node, _Graph):
+            join = self._join(len(node.ends), 0, then, self._ttl_ms, kind=NAMED)
+        else:
+            assert isinstance(node, _Group)
+            join = self._join(len(node.nodes), node.max_failures, then, self._ttl_ms)
+        self.groups[id(node)] = join
+        return join
+
+    def _add_members(self, node: _Node, join: bytes, held: _Held | None) -> None:
+        if isinstance(node, _Graph):
+            return self._add_graph(node, join, held)
+        assert isinstance(node, _Group)
         for index, member in enumerate(node.nodes):
             self._add(member, (join, index), held)
+        return None
+
+    def _add_graph(self, node: _Graph, join: bytes, held: _Held | None) -> None:
+        """Add the steps of a graph, whose last ones are members of the join."""
+        places: list[list[_Place]] = [[] for _ in node.nodes]
+        for index, step in enumerate(node.ends):
+            places[step].append((join, index))
+        # Steps that need the same share a join.
+        waits: dict[tuple[tuple[int, int], ...], _Held] = {}
+        ids = [b""] * len(node.nodes)
+        # Each before those that it needs: these report to what it waits for.
+        for step in reversed(node.sequence):
+            needs, waits_for = node.needs[step], held
+            if needs:
+                known = waits.get(needs)
+                if known is None:
+                    expects = [(index, when) for index, (_, when) in enumerate(needs) if when != SUCCEEDED]
+                    wait = self._join(len(needs), 0, (), None, expects=expects)
+                    for index, (other, _) in enumerate(needs):
+                        places[other].append((wait, index))
+                    waits[needs] = known = _Held(wait, _ONE if len(needs) == 1 else _LIST, is_plain=True)
+                waits_for = known
+            ids[step] = self._add_reporting(node.nodes[step], places[step], waits_for)
+        self._steps[join] = ids
+        self._graph.value(names_id(join), encode_names(node.names, ids, node.ends), self._ttl_ms + _NAMES_KEPT_MS)
+
+    def _add_reporting(self, node: _Node, places: Sequence[_Place], held: _Held | None) -> bytes:
+        """Add a step that reports to any number of places."""
+        if len(places) > 1:
+            unit = self._join(1, 0, places, self._ttl_ms, kind=WRAPS)
+            places = ((unit, 0),)
+        return self._add(node, places[0] if places else None, held)
 
     def _add_callbacks(self, join: bytes, shape: int, callbacks: Sequence[tuple[_Node, int]]) -> None:
         for callback, when in callbacks:
@@ -465,27 +557,53 @@ class _Builder:
         if held is None:
             job_id = self._graph.job(options, body, place=place, mark=mark)
         else:
-            join, shape, when = held
+            join, shape, when, _ = held
             given = shape if self._takes[number] else None
             job_id = self._graph.job(options, body, place=place, held_by=join, shape=given, when=when, mark=mark)
         self._ids[number] = job_id
         return job_id
 
     def _join(
-        self, count: int, max_failures: int, then: Sequence[_Place], ttl_ms: int | None, *, wraps: bool = False
+        self,
+        count: int,
+        max_failures: int,
+        then: Sequence[_Place],
+        ttl_ms: int | None,
+        *,
+        kind: int = LIST,
+        expects: Sequence[tuple[int, int]] = (),
     ) -> bytes:
-        join = self._graph.join(count, max_failures, then, ttl_ms, wraps=wraps)
-        if count == 1 and max_failures == 0:
+        join = self._graph.join(count, max_failures, then, ttl_ms, kind=kind, expects=expects)
+        if count == 1 and max_failures == 0 and not expects:
             self._single.add(join)
         return join
 
 
+def _unlinked(node: _Node) -> _Node:
+    return node.node if isinstance(node, _Linked) else node
+
+
 def _is_group(node: _Node) -> bool:
-    return isinstance(node, _Group) or (isinstance(node, _Linked) and isinstance(node.node, _Group))
+    return isinstance(_unlinked(node), (_Group, _Graph))
 
 
-def _group_in(node: _Node) -> _Group:
-    return cast("_Group", node.node if isinstance(node, _Linked) else node)
+def _size(node: _Node) -> int:
+    group = _unlinked(node)
+    assert isinstance(group, _Group)
+    return len(group.nodes)
+
+
+def _is_hollow(node: _Node) -> bool:
+    """Whether there is no job in it, and nothing but empty groups."""
+    inner = _unlinked(node)
+    if isinstance(inner, _Group):
+        return all(map(_is_hollow, inner.nodes))
+    return isinstance(inner, _Empty)
+
+
+def _value_of(node: _Node | None) -> Any:
+    """Return the value of a node without jobs."""
+    return [_value_of(each) for each in node.nodes] if isinstance(node, _Group) else []
 
 
 def _id_of(place: _Place) -> bytes:

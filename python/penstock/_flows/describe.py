@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from penstock._flows.graph import Graph
 from penstock._flows.steps import FAILED, Chain, Group, Partial, Signature
 from penstock._jobs.current import format_id
 
@@ -77,6 +78,8 @@ class _Describer:
                 steps.append(self._node(step))
             more = len(node.nodes) - len(steps)
             return {"chain": steps, "more": more} if more else {"chain": steps}
+        if isinstance(node, build._Empty):
+            return {"group": 0, "id": format_id(self._steps.groups[id(node)]), "steps": []}
         found = {"group": len(node.nodes), "id": format_id(self._steps.groups[id(node)])}
         if len(node.nodes) <= min(_FEW, self._room):
             found["steps"] = [self._node(member) for member in node.nodes]
@@ -95,6 +98,8 @@ class _Describer:
         if isinstance(node, build._Sequence):
             shown = " | ".join(map(self._label, node.nodes[:_NAMED]))
             return f"({shown}{' | …' if len(node.nodes) > _NAMED else ''})"
+        if isinstance(node, build._Empty):
+            return "group()"
         return f"group of {len(node.nodes):,} x {self._members(node.nodes)}"
 
     def _members(self, nodes: Sequence[Any]) -> str:
@@ -107,6 +112,8 @@ def _short(step: Partial[Any, Any]) -> str:
         return step.task.name.rpartition(".")[2]
     if isinstance(step, Group):
         return _group(step.steps)
+    if isinstance(step, Graph):
+        return step.name or f"graph({', '.join(list(step)[:_NAMED])}{', …' if len(step) > _NAMED else ''})"
     steps: Sequence[Partial[Any, Any]] = step.steps if isinstance(step, Chain) else ()
     shown = [f"({_short(each)})" if type(each) is Chain else _short(each) for each in steps[:_NAMED]]
     return " | ".join(shown + ["…"] * (len(steps) > _NAMED))

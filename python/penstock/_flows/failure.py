@@ -115,7 +115,7 @@ def failures_of(causes: Sequence[bytes], join: bytes | None = None) -> Asking[li
     failures: list[Failure] = []
     for job_id, (status, body) in zip(causes, ends, strict=True):
         index = None
-        if join is not None and job_id[:13] == join[:13]:
+        if join is not None and job_id[:13] == join[:13] and not _is_graph(join):
             index = int.from_bytes(job_id[13:]) - 1
         failures.append((yield from failure_of(job_id, index, status, body)))
     return failures
@@ -125,13 +125,18 @@ def group_error(step_id: bytes, body: bytes) -> Asking[GroupError]:
     """Make the error of a step that can't succeed any more, because of jobs before it or in it."""
     causes = [body[at : at + 16] for at in range(0, len(body), 16)]
     failures = yield from failures_of(causes, step_id if step_id[13:] == b"\0\0\0" else None)
-    step = "group" if step_id[13:] == b"\0\0\0" else "job"
+    step = "job" if step_id[13:] != b"\0\0\0" else "graph" if _is_graph(step_id) else "group"
     error = GroupError(
         f"{step} {format_id(step_id)}: {_summary(failures)}", len(failures), tuple(failures[:_MOST_KEPT])
     )
     if failures:
         error.__cause__ = failures[0].exception()
     return error
+
+
+def _is_graph(join: bytes) -> bool:
+    # As in `results.py`, which imports this module.
+    return join[12] & 3 == 2
 
 
 def _summary(failures: Sequence[Failure]) -> str:

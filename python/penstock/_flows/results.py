@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
+
+import msgspec
 
 from penstock._flows.failure import (
     GATHERED,
@@ -29,6 +31,8 @@ T = TypeVar("T")
 # Number of values that are asked for at once.
 _PAGE = 1_000
 
+_pack = msgspec.msgpack.Encoder().encode
+
 
 def member_id(join: bytes, index: int) -> bytes:
     """Return the id of a member of a join."""
@@ -40,9 +44,47 @@ def is_join(job_id: bytes) -> bool:
     return job_id[13:] == b"\0\0\0"
 
 
+# What the value of a join is made of, by the two lowest bits of its id's byte 12: a list of its members', the only
+# member's, theirs by name, or an empty list.
+LIST, WRAPS, NAMED, EMPTY = range(4)
+
+
+def kind_of(join: bytes) -> int:
+    return join[12] & 3
+
+
 def wraps(join: bytes) -> bool:
     """Whether the value of a join is its only member's, and not a list of one."""
-    return join[12] & 1 == 1
+    return kind_of(join) == WRAPS
+
+
+def names_id(join: bytes) -> bytes:
+    """Return the id under which the names of a graph's steps are kept: one that no member can have."""
+    return join[:13] + b"\xff\xff\xff"
+
+
+def encode_names(names: Sequence[str], ids: Sequence[bytes], ends: Sequence[int]) -> bytes:
+    """Write down the steps of a graph, and which of them, in this order, are members of its join."""
+    return _pack((names, b"".join(ids), ends))
+
+
+class StepNames(NamedTuple):
+    """The steps of a graph."""
+
+    names: list[str]
+    ids: bytes
+    ends: list[int]
+    """Places of those whose results the graph's is made of."""
+
+    def id_of(self, place: int) -> bytes:
+        return self.ids[16 * place : 16 * place + 16]
+
+
+def read_names(join: bytes, end: tuple[int, bytes]) -> StepNames:
+    status, body = end
+    if status != SUCCEEDED:
+        raise ResultExpired(f"graph {format_id(join)}: the names of its steps are not kept any more")
+    return msgspec.msgpack.decode(body, type=StepNames)
 
 
 def read_gathered(body: bytes) -> tuple[bytes, int]:
@@ -190,8 +232,9 @@ def given_value(app: App, shape: int, given: Given, errback: bool) -> Asking[Any
     join, count, values = given
     if errback:
         return (yield from _given_failure(shape, join, values or ()))
-    found = yield from _all_values(app, join, count, values)
-    return found[0] if shape == 0 else found
+    if shape == 0:
+        return (yield from _all_values(app, join, count, values))[0]
+    return (yield from _gathered(app, join, count, values, of_one=False))
 
 
 def _given_failure(shape: int, join: bytes, values: Sequence[tuple[int, Any]]) -> Asking[Failure]:
@@ -204,9 +247,18 @@ def _given_failure(shape: int, join: bytes, values: Sequence[tuple[int, Any]]) -
     return (yield from failure_of(job_id, None, status, body))
 
 
-def _gathered(app: App, join: bytes, count: int, values: Sequence[tuple[int, Any]] | None) -> Asking[Any]:
+def _gathered(
+    app: App, join: bytes, count: int, values: Sequence[tuple[int, Any]] | None, *, of_one: bool = True
+) -> Asking[Any]:
+    kind = kind_of(join)
+    if kind == EMPTY:
+        return []
     found = yield from _all_values(app, join, count, values)
-    return found[0] if wraps(join) else found
+    if kind == NAMED:
+        (end,) = yield [names_id(join)]
+        steps = read_names(join, end)
+        return {steps.names[place]: value for place, value in zip(steps.ends, found, strict=True)}
+    return found[0] if kind == WRAPS and of_one else found
 
 
 def _all_values(app: App, join: bytes, count: int, values: Sequence[tuple[int, Any]] | None) -> Asking[list[Any]]:

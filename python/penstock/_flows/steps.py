@@ -83,6 +83,10 @@ class Partial(Generic[A_contra, R_co]):
         changed._links = (*self._links, link)
         return changed
 
+    def _as_it_is(self) -> Self:
+        """Return a step that does not change with this one."""
+        return self
+
     def _takes_value(self) -> bool:
         """Whether it makes use of the value of the step before."""
         raise NotImplementedError
@@ -182,10 +186,10 @@ class Signature(Step[R_co]):
         kwargs = dict(self.kwargs)
         return self._sender._call(self.args, kwargs, self.task._encode(self.args, kwargs))
 
-    def _body(self, *, without_first: bool = False, first: tuple[Any, ...] = ()) -> bytes:
-        """Encode the arguments. ``without_first``: the first one comes from the step before. ``first``: put before."""
-        if without_first:
-            return self.task._encode_rest(self.args, dict(self.kwargs))
+    def _body(self, *, without: int = 0, first: tuple[Any, ...] = ()) -> bytes:
+        """Encode the arguments. ``without``: how many come before them from other steps. ``first``: put before them."""
+        if without:
+            return self.task._encode_rest(self.args, dict(self.kwargs), without)
         return self.task._encode((*first, *self.args), dict(self.kwargs))
 
     def _takes_value(self) -> bool:
@@ -199,14 +203,14 @@ class Chunk(Signature[R_co]):
 
     _mark = "chunk"
 
-    def _body(self, *, without_first: bool = False, first: tuple[Any, ...] = ()) -> bytes:
+    def _body(self, *, without: int = 0, first: tuple[Any, ...] = ()) -> bytes:
         return self.task._encode_chunk(self.args)
 
     def __str__(self) -> str:
         return f"{len(self.args)} calls of {self.task.name}"
 
 
-class _Composed(Step[R_co]):
+class Composed(Step[R_co]):
     """A step that consists of others."""
 
     __slots__ = ()
@@ -235,7 +239,7 @@ class _Composed(Step[R_co]):
 
 
 @public
-class Chain(_Composed[R_co]):
+class Chain(Composed[R_co]):
     """Steps that run one after another, each with the result of the one before it as its first argument."""
 
     __slots__ = ("steps",)
@@ -290,7 +294,7 @@ class Chord(Chain[R_co]):
 
 
 @public
-class Group(_Composed[list[T]], Generic[T]):
+class Group(Composed[list[T]], Generic[T]):
     """Steps that run at the same time. Its result is the list of theirs, in their order."""
 
     __slots__ = ("_errbacks", "max_failures", "steps")
@@ -464,7 +468,7 @@ def map_reduce(sender: Sender[..., Any], items: Iterable[Any], reduce: Partial[l
 def check_step(where: str, step: Any) -> Partial[Any, Any]:
     """Return a step; ``TypeError`` says what is one."""
     if is_a(step, Partial):
-        return cast("Partial[Any, Any]", step)
+        return cast("Partial[Any, Any]", step)._as_it_is()
     if hasattr(step, "si") and hasattr(step, "task"):
         name = step.task.name.rpartition(".")[2]
         raise TypeError(f"{where} takes steps, and {step.task.name} is a task; a call of it is one: {name}.s(...)")

@@ -19,14 +19,19 @@ from penstock._flows.failure import (
     failures_of,
 )
 from penstock._flows.results import (
+    EMPTY,
+    NAMED,
     MemberIds,
     Results,
     afinish,
     finish,
     is_join,
+    kind_of,
     member_id,
+    names_id,
     outcome,
     read_gathered,
+    read_names,
     wraps,
 )
 from penstock._flows.status import WorkflowStatus, status_of
@@ -65,18 +70,30 @@ class PartialResults(Generic[A]):
 class Workflow(Generic[R_co]):
     """A chain, a group or a chord that was sent. Equal to any other ``Workflow`` of the same id.
 
-    ``workflow[i]`` is the job of the i-th member of a group, of a chord's group, or the i-th step of a chain, and
-    ``len(workflow)`` their number. ``await workflow`` returns what ``result()`` returns. It can be pickled.
+    ``workflow[i]`` is the job of the i-th member of a group, of a chord's group, or the i-th step of a chain or a
+    graph, and ``len(workflow)`` their number. ``workflow["load"]`` is the job of the step of a graph with this name.
+    ``await workflow`` returns what ``result()`` returns. It can be pickled.
     """
 
-    __slots__ = ("__weakref__", "_app", "_id", "_members")
+    __slots__ = ("__weakref__", "_app", "_id", "_members", "_names", "_nothing")
 
-    def __init__(self, app: "App | None", id: bytes, members: Sequence[bytes] | None) -> None:
+    def __init__(
+        self,
+        app: "App | None",
+        id: bytes,
+        members: Sequence[bytes] | None,
+        names: Sequence[str] | None = None,
+        nothing: Any = None,
+    ) -> None:
         # None: it has no jobs, so that no broker knows it.
         self._app = app
         self._id = id
         # None: this process has not sent it.
         self._members = members
+        # Of the members, where they are steps of a graph.
+        self._names = names
+        # The result of a workflow without jobs.
+        self._nothing = nothing
 
     @property
     def id(self) -> str:
@@ -91,7 +108,7 @@ class Workflow(Generic[R_co]):
         when that has failed, and otherwise what ``Job.result`` raises.
         """
         if self._app is None:
-            return cast(R_co, [])
+            return cast(R_co, self._nothing)
         try:
             return cast(R_co, Job[Any](self._app, self._id, self._is_sent).result(timeout))
         except ResultTimeout:
@@ -100,7 +117,7 @@ class Workflow(Generic[R_co]):
     async def aresult(self, timeout: Seconds | None = None) -> R_co:
         """As ``result``, for an event loop. Cancelling it does not cancel the workflow."""
         if self._app is None:
-            return cast(R_co, [])
+            return cast(R_co, self._nothing)
         try:
             return cast(R_co, await Job[Any](self._app, self._id, self._is_sent).aresult(timeout))
         except ResultTimeout:
@@ -288,9 +305,11 @@ class Workflow(Generic[R_co]):
     def __len__(self) -> int:
         return len(self._known_members())
 
-    def __getitem__(self, index: int) -> Job[Any]:
+    def __getitem__(self, index: int | str) -> Job[Any]:
+        if isinstance(index, str):
+            return self._named(index)
         if not is_int(index):
-            raise TypeError(f"a member of a workflow is chosen by its place, not by {index!r}")
+            raise TypeError(f"a member of a workflow is chosen by its place or its name, not by {index!r}")
         app = self._app
         if app is None:
             raise IndexError("this workflow has no members")
@@ -320,13 +339,28 @@ class Workflow(Generic[R_co]):
         return f"<Workflow {self.id}>" if self._id else "<Workflow without jobs>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        app = self._app
-        return _unpickled, (None if app is None else (app.name, app.url), self._id, self._members)
+        app, home = self._app, (self._id, self._members, self._names, self._nothing)
+        return _unpickled, (None if app is None else (app.name, app.url), *home)
 
     @property
     def _is_sent(self) -> bool:
         """Whether a broker surely had it."""
         return self._members is not None
+
+    def _named(self, name: str) -> Job[Any]:
+        app = self._app
+        if app is None or (self._names is None and not (is_join(self._id) and kind_of(self._id) == NAMED)):
+            raise TypeError(f"workflow {self.id}: its steps have no names; those of a graph have, as its last step")
+        if self._names is None:
+            (end,) = app._connected().wait_all([names_id(self._id)], app.call_timeout)
+            steps = read_names(self._id, end)
+            self._names = steps.names
+            self._members = [steps.id_of(place) for place in range(len(steps.names))]
+        assert self._members is not None
+        try:
+            return Job(app, self._members[self._names.index(name)], self._is_sent)
+        except ValueError:
+            raise KeyError(f"workflow {self.id} has no step {name!r}") from None
 
     def _known_members(self) -> Sequence[bytes]:
         if self._members is not None:
@@ -368,6 +402,10 @@ class Workflow(Generic[R_co]):
         job_id = self._id
         while status == GATHERED:
             join, count = read_gathered(body)
+            if kind_of(join) == EMPTY:
+                return join, 0, True
+            if kind_of(join) == NAMED:
+                raise TypeError(f"workflow {self.id}: its result is a graph's, and not a group's: ask for result()")
             if not wraps(join):
                 return join, count, True
             job_id = member_id(join, 0)
@@ -462,5 +500,11 @@ def _state_of(end: tuple[Any, ...] | None) -> JobState:
     return _STATES.get(end[0], JobState.FAILED)
 
 
-def _unpickled(app: tuple[str, str] | None, id: bytes, members: Sequence[bytes] | None) -> Workflow[Any]:
-    return Workflow(None if app is None else app_of(*app), id, members)
+def _unpickled(
+    app: tuple[str, str] | None,
+    id: bytes,
+    members: Sequence[bytes] | None,
+    names: Sequence[str] | None = None,
+    nothing: Any = None,
+) -> Workflow[Any]:
+    return Workflow(None if app is None else app_of(*app), id, members, names, nothing)

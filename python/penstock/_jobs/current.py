@@ -50,8 +50,8 @@ timeout in milliseconds, (values of the step before with their shape, workflow))
 
 NO_EXTRAS: Extras = (0, 0, None, {}, (None, None), (None, None))
 
-# The header of a step whose arguments are not those of its body alone: "chunk" or "errback". Users can give no header
-# a name that begins so, and see none of these.
+# The header of a step whose arguments are not those of its body alone: "chunk", "errback" or "spread". Users can give
+# no header a name that begins so, and see none of these.
 MARK = "penstock.step"
 
 # (job id, attempt from 0, extras or None, crashes, redelivered, task, worker), as the runner has them: most jobs never

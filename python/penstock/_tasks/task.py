@@ -293,9 +293,9 @@ class AnyTask(Sender[P, R]):
             raise self._too_large(len(body))
         return body
 
-    def _encode_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Encode the arguments of a call whose first one comes from the step before it."""
-        return self._fitting(self.arguments.encode_rest(args, kwargs))
+    def _encode_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any], count: int) -> bytes:
+        """Encode the arguments of a call but for the first ``count``, which come from the steps before it."""
+        return self._fitting(self.arguments.encode_rest(args, kwargs, count))
 
     def _encode_chunk(self, calls: tuple[tuple[Any, ...], ...]) -> bytes:
         """Encode the arguments of several calls that one job makes."""

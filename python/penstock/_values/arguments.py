@@ -10,6 +10,7 @@ import collections
 import copy
 import functools
 import inspect
+import itertools
 import re
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -59,14 +60,20 @@ class Arguments:
         self.bind(*args, **kwargs)
         return self._encode_bound(args, kwargs)
 
-    def encode_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Return the body of a job that gets its first argument from elsewhere."""
+    def encode_rest(self, args: tuple[Any, ...], kwargs: dict[str, Any], count: int = 1) -> bytes:
+        """Return the body of a job that gets its first ``count`` arguments from elsewhere."""
+        bind = self._rest_binders.get(count)
+        if bind is None:
+            bind = _binder(self._task, self._parameters, self._hints, self._wrong, unknown=count)
+            self._rest_binders[count] = bind
         try:
-            self._bind_rest(_FROM_ELSEWHERE, *args, **kwargs)
+            bind(*[_FROM_ELSEWHERE] * count, *args, **kwargs)
         except TypeError as error:
+            those = "the result of that is the first argument"
+            if count > 1:
+                those = f"the results of the {count} that it needs are the first arguments"
             raise TypeError(
-                f"{error}. After another step of a workflow the result of that is the first argument; a call made by"
-                " .si(...) does without"
+                f"{error}. After another step of a workflow {those}; a call made by .si(...) does without"
             ) from None
         return self._encode_bound(args, kwargs)
 
@@ -83,9 +90,9 @@ class Arguments:
             raise
 
     @functools.cached_property
-    def _bind_rest(self) -> Callable[..., None]:
-        """Binder that looks at all arguments but the first."""
-        return _binder(self._task, self._parameters, self._hints, self._wrong, any_first=True)
+    def _rest_binders(self) -> dict[int, Callable[..., None]]:
+        """Binders that look at all arguments but so many of the first."""
+        return {}
 
     def _encode_bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         try:
@@ -144,6 +151,16 @@ class Arguments:
                 f"{self._task}(): the result of the step before does not fit as its first argument: {why}"
             ) from None
         return [value, *args]
+
+    def bind_values(self, values: list[Any], args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Put the values of several steps in front of the arguments. Raises ``ArgumentMismatch``."""
+        try:
+            self.bind(*values, *args, **kwargs)
+        except TypeError as error:
+            why = message_of(error).removeprefix(f"{self._task}(): ")
+            those = f"the results of the {len(values)} steps before do not fit as its first arguments"
+            raise ArgumentMismatch(f"{self._task}(): {those}: {why}") from None
+        return [*values, *args]
 
     def decode_unchecked(self, body: bytes) -> tuple[list[Any], dict[str, Any]]:
         """Return arguments whether they fit the signature or not."""
@@ -240,18 +257,17 @@ class Arguments:
 
 
 class RestArguments:
-    """The arguments in a step's body, which has not the first one: for previews and the search of secrets."""
+    """The arguments in a step's body, which has not the first ones: for previews and the search of secrets."""
 
-    def __init__(self, arguments: Arguments) -> None:
+    def __init__(self, arguments: Arguments, count: int) -> None:
         self._all = arguments
+        self._count = count
         self.is_secret = arguments.is_secret
         self.decode = arguments.decode_unchecked
         self.decode_unchecked = arguments.decode_unchecked
 
     def named(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-        named = self._all.named([None, *args], kwargs)
-        next(named)
-        return named
+        return itertools.islice(self._all.named([*[None] * self._count, *args], kwargs), self._count, None)
 
 
 class ChunkArguments:
@@ -316,11 +332,11 @@ def _binder(
     hints: Mapping[str, Any],
     wrong: Callable[[str, Any, object], NoReturn],
     *,
-    any_first: bool = False,
+    unknown: int = 0,
 ) -> Callable[..., None]:
     """Generate a function with the task's parameters that checks each and returns nothing.
 
-    ``any_first``: whatever is given first is not checked, as it stands for what is not known yet.
+    ``unknown``: number of arguments at the front that are not checked, as they stand for what is not known yet.
 
     For ``def send(to: str, body=None, *rest: list[int])`` it reads:
 
@@ -347,9 +363,9 @@ def _binder(
         ]
     )
     lines = [f"def bind{signature}:", "    pass"]
-    first = next(iter(parameters), "") if any_first else ""
-    for name, parameter in parameters.items():
-        if name == first and parameter.kind not in _ALL_OF:
+    positional = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters.values())
+    for place, (name, parameter) in enumerate(parameters.items()):
+        if place < min(unknown, positional):
             continue
         hint = hints.get(name, Any)
         item, given = name, ""
@@ -378,7 +394,8 @@ def _binder(
         if item is name:
             lines.append(f"    {test}")
         else:
-            rest = "[1:]" if name == first and parameter.kind is parameter.VAR_POSITIONAL else ""
+            skipped = unknown - positional if parameter.kind is parameter.VAR_POSITIONAL else 0
+            rest = f"[{skipped}:]" if skipped > 0 else ""
             lines.append(f"    for {item} in {_ALL_OF[parameter.kind].format(name)}{rest}:")
             lines.append(f"        {test}")
     exec("\n".join(lines), names)

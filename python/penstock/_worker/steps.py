@@ -36,19 +36,22 @@ def begin(task: AnyTask[..., Any], body: bytes, extras: Extras) -> Asking[tuple[
         return (task, *task.arguments.decode(body))
     shape, given = inputs
     value = yield from given_value(task.app, shape, given, mark == "errback")
+    bind = task.arguments.bind_values if mark == "spread" else task.arguments.bind_value
     try:
         args, kwargs = task.arguments.decode_unchecked(body)
     except Exception as error:
         raise task.arguments.mismatch(error) from None
-    return task, task.arguments.bind_value(value, args, kwargs), kwargs
+    return task, bind(value, args, kwargs), kwargs
 
 
 def arguments_of(task: AnyTask[..., Any], extras: Extras) -> Arguments:
     """Return what knows the names of the arguments in the body of a job."""
     if MARK in extras[3] and extras[3][MARK] == "chunk":
         return cast("Arguments", ChunkArguments(task.arguments))
-    if extras[5][0] is not None:
-        return cast("Arguments", RestArguments(task.arguments))
+    inputs = extras[5][0]
+    if inputs is not None:
+        count = inputs[1][1] if extras[3].get(MARK) == "spread" else 1
+        return cast("Arguments", RestArguments(task.arguments, count))
     return task.arguments
 
 

@@ -11,6 +11,7 @@ use penstock_message::{
 use super::Checked;
 use crate::Broker;
 use crate::endings::End;
+use crate::joins::Arrival;
 use crate::messages::BodyAt;
 use crate::records::{
     Change, Event, Failing, JoinProgress, MarkedFor, MessageHead, Place, RunHead,
@@ -163,27 +164,31 @@ impl Broker {
                     count,
                     messages,
                     policy,
+                    expects,
                     then,
                     result_ttl_ms,
                 }) => {
                     let (join, count, policy) = (*join, *count, *policy);
-                    let (then, result_ttl_ms) = (std::mem::take(then), *result_ttl_ms);
+                    let progress = JoinProgress {
+                        expects: std::mem::take(expects).into(),
+                        then: std::mem::take(then).into(),
+                        result_ttl_ms: *result_ttl_ms,
+                        ..JoinProgress::default()
+                    };
+                    self.state.open_join(join, count, policy, &progress);
                     self.record(&Event::JoinState {
                         join,
                         count,
                         policy,
                         over_at: None,
                         arrived: (&[]).into(),
-                        progress: JoinProgress {
-                            then: (&then).into(),
-                            result_ttl_ms,
-                            ..JoinProgress::default()
-                        },
+                        progress,
                     });
-                    self.state
-                        .open_join(join, count, policy, then, result_ttl_ms);
                     for (queue, message) in messages {
                         self.insert(queue, message, Place::Held(join));
+                    }
+                    if count == 0 {
+                        self.end_empty_join(&join);
                     }
                 }
                 Op::Open(open) => self.open_workflow(open),
@@ -354,8 +359,11 @@ impl Broker {
             return;
         };
         // Nobody knows which job it stands for.
-        let causes = (!succeeded).then_some([].as_slice());
-        if self.state.arrive(slot, index, causes) {
+        let arrival = match succeeded {
+            true => Arrival::Succeeded,
+            false => Arrival::Failed(Vec::new()),
+        };
+        if self.state.arrive(slot, index, arrival) {
             match succeeded {
                 true => self.record(&Event::Joined { join: id, index }),
                 false => self.record(&Event::MemberFailed {

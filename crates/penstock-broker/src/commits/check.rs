@@ -4,7 +4,8 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
     Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Hold, JoinId, Key, Lease, Member,
-    Message, MessageId, Op, Open, Refusal, Retries, SeededSet, SeededState, Target,
+    Message, MessageId, Op, Open, Refusal, Retries, SeededMap, SeededSet, SeededState, Target,
+    When,
 };
 
 use super::{Checked, Checking, Unchecked, exact_bytes};
@@ -23,12 +24,14 @@ impl Checking {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             new_ids: SeededSet::with_hasher(hashing),
+            new_joins: SeededMap::with_hasher(hashing),
             ..Self::default()
         }
     }
 
     #[cfg(test)]
     pub(crate) fn hashing(&self) -> SeededState {
+        assert_eq!(self.new_ids.hasher(), self.new_joins.hasher());
         *self.new_ids.hasher()
     }
 
@@ -202,21 +205,23 @@ impl Broker {
                 join,
                 count,
                 messages,
+                expects,
                 then,
                 ..
             }) => {
-                if *count == 0 || *count > JOIN_CAP {
+                if *count > JOIN_CAP {
                     return Err(Refusal::Invalid(format!(
-                        "a join has from 1 to {JOIN_CAP} members, not {count}"
+                        "a join has at most {JOIN_CAP} members, not {count}"
                     )));
                 }
                 if self.state.joins.find(join).is_some() || !checking.new_ids.insert(*join) {
                     return Err(Refusal::AlreadyExists);
                 }
+                check_expects(expects, *count)?;
                 for place in then {
                     self.check_member(*place, checking)?;
                 }
-                checking.new_joins.push((*join, *count));
+                checking.new_joins.insert(*join, *count);
                 for (queue, message) in messages {
                     check_name("a queue's name", queue)?;
                     self.check_shape(message)?;
@@ -340,13 +345,9 @@ impl Broker {
     }
 
     fn check_member(&self, member: Member, checking: &Checking) -> Result<(), Refusal> {
-        let opened = checking
-            .new_joins
-            .iter()
-            .find(|(join, _)| *join == member.join);
         let joins = &self.state.joins;
-        let count = match opened {
-            Some((_, count)) => *count,
+        let count = match checking.new_joins.get(&member.join) {
+            Some(count) => *count,
             None => match joins.find(&member.join) {
                 Some(slot) => joins[slot].count,
                 None => {
@@ -443,6 +444,20 @@ fn check_inputs(message: &Message, held_by: Option<JoinId>) -> Result<(), Refusa
                 "a message has the values of join {join} as its inputs, which does not hold it"
             )))
         }
+        _ => Ok(()),
+    }
+}
+
+/// Whether each of the expected outcomes is that of one member.
+fn check_expects(expects: &[(u32, When)], count: u32) -> Result<(), Refusal> {
+    let is_ascending = expects.is_sorted_by(|(one, _), (other, _)| one < other);
+    match expects.last() {
+        Some((index, _)) if *index >= count => Err(Refusal::Invalid(format!(
+            "member {index} of a join of {count}"
+        ))),
+        Some(_) if !is_ascending => Err(Refusal::Invalid(
+            "the expected outcomes of a join's members are not in their order".to_owned(),
+        )),
         _ => Ok(()),
     }
 }

@@ -12,8 +12,8 @@ use penstock_message::{
 use super::{
     Change, ENDED_AT_ONCE, Event, FIRST_VERSION, Failing, Grant, How, JoinProgress, KeptEnd,
     KeptEnds, MARKED_WORKFLOW, Mark, MarkedFor, MessageHead, Place, RecordError, Renumbered,
-    RunHead, VERSION, WorkflowHead, WorkflowProgress, also, changed, failed, has, join, limited,
-    marked, moved, opened, stored, tag,
+    RunHead, VERSION, WorkflowHead, WorkflowProgress, also, also_join, changed, failed, has, join,
+    limited, marked, moved, opened, stored, tag,
 };
 use crate::Boot;
 use crate::clock::{Clock, When};
@@ -255,6 +255,10 @@ impl<'a> RecordReader<'a> {
                     },
                 }
             }
+            tag::MEMBER_NOT_NEEDED => Event::MemberNotNeeded {
+                join: MessageId(self.array()?),
+                index: self.small("index")?,
+            },
             tag::JOIN_STATE => self.join_state()?,
             tag::JOIN_OVER => Event::JoinOver {
                 join: MessageId(self.array()?),
@@ -622,22 +626,40 @@ impl<'a> RecordReader<'a> {
         })
     }
 
+    fn join_rarities(&mut self, progress: &mut JoinProgress<'a>) -> Result<(), RecordError> {
+        let at = self.at;
+        let flags = self.varint()?;
+        if flags & !also_join::KNOWN != 0 {
+            return Err(RecordError::UnknownField { what: "join", at });
+        }
+        progress.has_needless = flags & also_join::HAS_NEEDLESS != 0;
+        progress.is_needless = flags & also_join::NEEDLESS != 0;
+        if flags & also_join::EXPECTS != 0 {
+            let mut expects: Vec<(u32, Outcome)> = Vec::new();
+            for _ in 0..self.varint()? {
+                let at = self.at;
+                let index = self.small("index")?;
+                if expects.last().is_some_and(|(before, _)| *before >= index) {
+                    return Err(RecordError::Malformed { what: "index", at });
+                }
+                let when = Outcome::ALL.get(usize::from(self.byte()?)).copied();
+                let unknown = RecordError::UnknownField {
+                    what: "outcome",
+                    at,
+                };
+                expects.push((index, when.ok_or(unknown)?));
+            }
+            progress.expects = expects.into();
+        }
+        Ok(())
+    }
+
     fn join_state(&mut self) -> Result<Event<'a>, RecordError> {
         let join = MessageId(self.array()?);
         let count = self.small("count")?;
         let at = self.at;
         let flags = self.byte()?;
         let has = |flag| flags & flag != 0;
-        let known = join::ALL_ENDED
-            | join::OVER
-            | join::MAX_FAILURES
-            | join::RELEASED
-            | join::FAILURES
-            | join::THEN
-            | join::RESULT;
-        if flags & !known != 0 {
-            return Err(RecordError::UnknownField { what: "join", at });
-        }
         let over_at = match has(join::OVER) {
             false => None,
             true => Some(self.difference(self.time)?),
@@ -667,6 +689,9 @@ impl<'a> RecordReader<'a> {
         }
         if has(join::RESULT) {
             progress.result_ttl_ms = Some(self.varint()?);
+        }
+        if has(join::ALSO) {
+            self.join_rarities(&mut progress)?;
         }
         let mut arrived = Vec::new();
         let mut before = 0;

@@ -109,6 +109,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
     ];
     let policy = prop_oneof![Just(JoinPolicy::AllSucceeded), Just(JoinPolicy::AllEnded)];
     let ids = vec(id.clone(), 0..4);
+    let outcome = proptest::sample::select(&Outcome::ALL[..]);
     let sessions = prop_oneof![
         any::<(u64, u64, u64, u64)>().prop_map(|(numbers, grants, sessions, evicted)| {
             Event::Counters {
@@ -246,6 +247,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             policy
         }),
         (id.clone(), any::<u32>()).prop_map(|(join, index)| Event::Joined { join, index }),
+        (id.clone(), any::<u32>()).prop_map(|(join, index)| Event::MemberNotNeeded { join, index }),
         (id.clone(), any::<u32>(), ids.clone()).prop_map(|(join, index, causes)| {
             Event::MemberFailed {
                 join,
@@ -260,9 +262,13 @@ fn event() -> impl Strategy<Value = Event<'static>> {
                 any::<(Option<u64>, Option<u64>)>()
             ),
             vec((id.clone(), any::<u32>()), 0..3),
+            (
+                any::<(bool, bool)>(),
+                proptest::collection::btree_map(any::<u32>(), outcome, 0..3),
+            ),
             ids,
         )
-            .prop_map(|(plain, then, causes)| {
+            .prop_map(|(plain, then, (needless, expects), causes)| {
                 let (join, (count, max_failures, failures, is_released), (over_at, ttl_ms)) = plain;
                 let then = then.into_iter();
                 let then: Vec<Member> = then.map(|(join, index)| Member { join, index }).collect();
@@ -278,6 +284,9 @@ fn event() -> impl Strategy<Value = Event<'static>> {
                         failures,
                         is_released,
                         causes: causes.into(),
+                        expects: expects.into_iter().collect(),
+                        has_needless: needless.0,
+                        is_needless: needless.1,
                         then: then.into(),
                         result_ttl_ms: ttl_ms,
                     },

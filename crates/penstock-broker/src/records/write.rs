@@ -7,8 +7,8 @@ use penstock_message::{
 
 use super::{
     Change, ENDED_AT_ONCE, Event, Failing, Grant, JoinProgress, MARKED_WORKFLOW, Mark, MessageHead,
-    Place, Renumbered, VERSION, WorkflowHead, WorkflowProgress, also, changed, failed, has, join,
-    limited, marked, moved, opened, stored, tag,
+    Place, Renumbered, VERSION, WorkflowHead, WorkflowProgress, also, also_join, changed, failed,
+    has, join, limited, marked, moved, opened, stored, tag,
 };
 use crate::clock::When;
 use crate::names::{Name, Names};
@@ -260,6 +260,11 @@ impl RecordWriter {
                 self.varint(u64::from(*index));
                 self.ids(causes);
             }
+            Event::MemberNotNeeded { join, index } => {
+                self.tag(tag::MEMBER_NOT_NEEDED);
+                self.bytes.extend_from_slice(&join.0);
+                self.varint(u64::from(*index));
+            }
             Event::JoinEnded {
                 join,
                 released,
@@ -494,6 +499,14 @@ impl RecordWriter {
         over_at: Option<u64>,
         progress: &JoinProgress<'_>,
     ) {
+        let mut also = 0;
+        for (flag, is_set) in [
+            (also_join::EXPECTS, !progress.expects.is_empty()),
+            (also_join::HAS_NEEDLESS, progress.has_needless),
+            (also_join::NEEDLESS, progress.is_needless),
+        ] {
+            also |= if is_set { flag } else { 0 };
+        }
         let mut flags = 0;
         for (flag, is_set) in [
             (join::ALL_ENDED, policy == JoinPolicy::AllEnded),
@@ -506,6 +519,7 @@ impl RecordWriter {
             ),
             (join::THEN, !progress.then.is_empty()),
             (join::RESULT, progress.result_ttl_ms.is_some()),
+            (join::ALSO, also != 0),
         ] {
             flags |= if is_set { flag } else { 0 };
         }
@@ -529,6 +543,16 @@ impl RecordWriter {
         }
         if let Some(ttl_ms) = progress.result_ttl_ms {
             self.varint(ttl_ms);
+        }
+        if also != 0 {
+            self.varint(also);
+        }
+        if !progress.expects.is_empty() {
+            self.varint(progress.expects.len() as u64);
+            for (index, when) in progress.expects.iter() {
+                self.varint(u64::from(*index));
+                self.tag(*when as u8);
+            }
         }
     }
 

@@ -302,6 +302,32 @@ const LIVES_2: &[(&str, &str)] = &[
         a publish later workflow=alone",
     ),
     (
+        "graph",
+        "a hello
+        a hold e/ count=1 messages=last inputs=one expects=0:ended; hold t/ count=1 messages=page inputs=one member=e/:0
+        a hold s/ count=2 messages=t/0 inputs=list member=t/:0 expects=0:failed+1:ended; hold n/ count=0 then=s/:1 result=90000
+        a publish s/0 member=s/:0
+        a hold x/ count=2 messages=one inputs=one expects=1:failed; hold y/ count=1 messages=two inputs=one
+        a hold u/ count=1 then=x/:0+y/:0 result=90000; publish u/0 member=u/:0
+        w hello
+        w consume default 2
+        w ack s/0; put s/0 yes
+        w ack u/0; put u/0 value
+        w consume default 1",
+    ),
+    (
+        "graph-carried",
+        "a hello
+        a hold e/ count=1 messages=last inputs=one expects=0:ended; hold t/ count=2 messages=page inputs=one member=e/:0
+        a hold s/ count=1 messages=t/0 inputs=list member=t/:0 expects=0:failed
+        a publish s/0 member=s/:0; publish t/1 member=t/:1 after=90000
+        w hello
+        w consume default 1
+        carry 4
+        w ack s/0; put s/0 yes
+        a hold r/ count=1 messages=u/0 inputs=one expects=0:failed; publish r/0 member=r/:0",
+    ),
+    (
         "machine-started",
         "boot
         a hello

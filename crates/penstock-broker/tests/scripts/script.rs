@@ -32,6 +32,7 @@ mod words;
 use words::{
     Options, describe_answer, describe_given, describe_receipt, describe_value, describe_whole,
     extras, filter, job_counts, join_id, message_id, name_of_message, number, tallied, target,
+    when,
 };
 
 /// Runs a script and compares each line's outputs with what stands behind its arrow.
@@ -618,8 +619,19 @@ impl World {
                         JoinPolicy::of_max_failures(failures as u32)
                     }
                 },
+                expects: options
+                    .text("expects")
+                    .into_iter()
+                    .flat_map(|expects| expects.split('+'))
+                    .map(|expected| {
+                        let (index, outcome) = expected.split_once(':').expect("index:outcome");
+                        (number(index) as u32, when(Some(outcome)))
+                    })
+                    .collect(),
                 then: options
                     .text("then")
+                    .into_iter()
+                    .flat_map(|then| then.split('+'))
                     .map(|place| {
                         let (join, index) = place.split_once(':').expect("join:index");
                         Member {
@@ -627,7 +639,6 @@ impl World {
                             index: number(index) as u32,
                         }
                     })
-                    .into_iter()
                     .collect(),
                 result_ttl_ms: options.number("result"),
             }),

@@ -181,7 +181,7 @@ fn a_refused_transaction_changes_nothing() {
     refused("publish two task=", "2 Invalid");
     refused("publish two bytes=20000000", "2 TooLarge");
     refused("put key x bytes=20000000", "2 TooLarge");
-    refused("hold join count=0 messages=held", "2 Invalid");
+    refused("hold join count=16777217 messages=held", "2 Invalid");
     refused(
         "hold join count=1 messages=held; hold join count=1 messages=other",
         "3 AlreadyExists",

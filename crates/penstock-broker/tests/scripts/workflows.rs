@@ -557,3 +557,143 @@ fn a_workflow_keeps_its_deadline_its_sender_and_its_steps() {
         ",
     );
 }
+
+/// Steps of a graph may wait for any end of some, and for the success of others.
+#[test]
+fn a_member_may_be_expected_to_end_however_it_does() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold s/ count=2 messages=body inputs=list expects=1:ended; publish s/0 member=s/:0; publish s/1 member=s/:1 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver s/0 s/1
+        w fail s/1 boom                                               -> w confirm 1
+        carry                                                         ->
+        kill                                                          ->
+        w hello s/0                                                   -> w welcome 1 s/0
+        w ack s/0; put s/0 one                                        -> w confirm 2
+        w consume default 10                                          -> w deliver body![one Failed:error]
+        ",
+    );
+}
+
+#[test]
+fn what_expects_a_failure_runs_when_that_comes() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold s/ count=2 messages=alarm inputs=list expects=0:failed; publish s/0 member=s/:0; publish s/1 member=s/:1 -> a confirm 1
+        carry                                                         ->
+        kill                                                          ->
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver s/0! s/1!
+        w ack s/1; put s/1 one                                        -> w confirm 1
+        w fail s/0 boom                                               -> w confirm 2, w deliver alarm![Failed:error one]
+        ",
+    );
+}
+
+/// It ends as not needed, as does all that waits for it; and what is to run in any case does.
+#[test]
+fn what_expects_a_failure_that_does_not_come_is_not_needed() {
+    for pause in [
+        "",
+        "carry ->",
+        "carry 1 ->",
+        "carry 2 ->",
+        "carry 3 ->",
+        "carry 4 ->",
+        "carry 5 ->",
+        "kill ->",
+        "carry ->\n kill ->",
+    ] {
+        let greeting = match pause.contains("kill") {
+            true => "w hello s/0 -> w welcome 0 s/0",
+            false => "",
+        };
+        check(&format!(
+            "
+            a hello                                                   -> a welcome 0
+            a hold e/ count=1 messages=last inputs=one expects=0:ended; hold t/ count=1 messages=e/0 inputs=one member=e/:0 -> a confirm 1
+            a hold s/ count=1 messages=t/0 inputs=one member=t/:0 expects=0:failed; publish s/0 member=s/:0 -> a confirm 2
+            w hello                                                   -> w welcome 0
+            w consume default 1                                       -> w deliver s/0
+            {pause}
+            {greeting}
+            w ack s/0; put s/0 one                                    -> w confirm 1
+            b hello                                                   -> b welcome 0
+            b watch t/0 e/0                                           -> b sees t/0 Cancelled it was not needed: nothing that it waited for has failed, b sees e/0 Cancelled it was not needed: nothing that it waited for has failed
+            carry                                                     ->
+            kill                                                      ->
+            w hello                                                   -> w welcome 1
+            w consume default 1                                       -> w deliver last![Cancelled:it was not needed: nothing that it waited for has failed]
+            "
+        ));
+    }
+}
+
+#[test]
+fn a_failure_blocks_what_also_waits_for_something_that_is_not_needed() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold s/ count=2 messages=body inputs=list expects=1:failed; publish s/0 member=s/:0; publish s/1 member=s/:1 -> a confirm 1
+        a watch body                                                  -> a sees body pending
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver s/0 s/1
+        w fail s/0 boom                                               -> w confirm 1, a sees body Upstream s/0
+        w ack s/1; put s/1 one                                        -> w confirm 2
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 1
+        a watch body                                                  -> a sees body Upstream s/0
+        ",
+    );
+}
+
+#[test]
+fn a_join_tells_all_the_joins_that_it_is_a_member_of() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold x/ count=1 messages=one inputs=one; hold y/ count=1 messages=two inputs=one expects=0:ended -> a confirm 1
+        a hold u/ count=1 then=x/:0+y/:0 result=1000000; publish u/0 member=u/:0 -> a confirm 2
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver u/0
+        carry                                                         ->
+        kill                                                          ->
+        w hello u/0                                                   -> w welcome 0 u/0
+        w ack u/0; put u/0 value                                      -> w confirm 1
+        w consume default 10                                          -> w deliver one![[value]] two![[value]]
+        ",
+    );
+}
+
+#[test]
+fn expectations_are_of_members_and_in_their_order() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=1 messages=body expects=1:ended               -> a confirm 1 1:refused 0 Invalid
+        a hold g/ count=3 messages=body expects=1:ended+0:failed      -> a confirm 2 2:refused 0 Invalid
+        ",
+    );
+}
+
+/// Cases 1 and 2, where the group is a part of something.
+#[test]
+fn a_group_without_members_succeeds_at_once() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list; hold e/ count=0 then=g/:1 messages=link inputs=list result=1000000; publish g/0 member=g/:0 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver link[] g/0
+        carry                                                         ->
+        kill                                                          ->
+        w hello g/0                                                   -> w welcome 0 g/0
+        w ack g/0; put g/0 one                                        -> w confirm 1
+        w consume default 10                                          -> w deliver body![one []] link![]
+        ",
+    );
+}

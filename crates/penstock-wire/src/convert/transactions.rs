@@ -2,7 +2,7 @@
 
 use penstock_message::{
     Applied, Condition, HeaderPatch, Hold, JoinPolicy, Key, Message, MessageState, Op, Overflow,
-    QueueLimits, Receipt, Refusal, ReleaseReason, Running, Target, Tx, Value, ValueStatus,
+    QueueLimits, Receipt, Refusal, ReleaseReason, Running, Target, Tx, Value, ValueStatus, When,
 };
 
 use super::messages::due;
@@ -265,6 +265,10 @@ impl From<Hold> for proto::Hold {
             queue,
             message: Some(message.into()),
         };
+        let expected = |(index, when): (u32, When)| proto::hold::Expected {
+            index,
+            when: proto::hold::When::from(when).into(),
+        };
         let all_ended = hold.policy == JoinPolicy::AllEnded;
         Self {
             join: id_bytes(hold.join),
@@ -277,6 +281,7 @@ impl From<Hold> for proto::Hold {
             },
             then: hold.then.into_iter().map(Into::into).collect(),
             result_ttl_ms: hold.result_ttl_ms,
+            expects: hold.expects.into_iter().map(expected).collect(),
         }
     }
 }
@@ -301,6 +306,11 @@ impl TryFrom<proto::Hold> for Hold {
                 true => JoinPolicy::AllEnded,
                 false => JoinPolicy::of_max_failures(wire.max_failures),
             },
+            expects: wire
+                .expects
+                .into_iter()
+                .map(|expected| Ok((expected.index, When::from_number(expected.when)?)))
+                .collect::<Result<_, WireError>>()?,
             then: all(wire.then)?,
             result_ttl_ms: wire.result_ttl_ms,
         })

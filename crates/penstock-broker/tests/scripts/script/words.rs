@@ -55,12 +55,7 @@ pub(super) fn extras(options: &Options<'_>) -> Option<Box<Extras>> {
     });
     let extras = Extras {
         member,
-        when: match options.text("when") {
-            None => When::Succeeded,
-            Some("failed") => When::Failed,
-            Some("ended") => When::Ended,
-            Some(other) => panic!("no such outcome: {other}"),
-        },
+        when: when(options.text("when")),
         workflow: options.text("workflow").map(message_id),
         headers: headers.into_iter().collect(),
         retries: options
@@ -69,6 +64,15 @@ pub(super) fn extras(options: &Options<'_>) -> Option<Box<Extras>> {
         ..Extras::default()
     };
     extras.boxed()
+}
+
+pub(super) fn when(outcome: Option<&str>) -> When {
+    match outcome {
+        None | Some("succeeded") => When::Succeeded,
+        Some("failed") => When::Failed,
+        Some("ended") => When::Ended,
+        Some(other) => panic!("no such outcome: {other}"),
+    }
 }
 
 /// A message by its name, or all that match: `all queue=mail task=send`.

@@ -1,0 +1,203 @@
+"""Steps that have names, and need each other by these."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, cast
+
+from penstock._durations import is_a
+from penstock._flows.steps import FAILED, SUCCEEDED, Chain, Composed, Partial, S, check_step
+from penstock._public import public
+
+Outcome: TypeAlias = Literal["succeeded", "failed", "ended"]
+
+# A graph is one transaction.
+MOST_STEPS = 100_000
+
+# By their numbers in the core.
+_OUTCOMES: dict[str, int] = {"succeeded": SUCCEEDED, "failed": FAILED, "ended": 2}
+
+
+class Named(NamedTuple):
+    """A step of a graph, and the outcome that it needs of each of others, by their names."""
+
+    step: Partial[Any, Any]
+    needs: dict[str, int]
+
+
+@public
+class Graph(Composed[dict[str, Any]]):
+    """Steps by names, each of which runs once the steps that it needs have ended: see ``graph``."""
+
+    __slots__ = ("_steps", "name")
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__()
+        if not isinstance(name, str):
+            raise TypeError(f"graph takes a name, not {name!r}; add(name, step) adds a step to it")
+        self.name: str = name
+        self._steps: dict[str, Named] = {}
+
+    def add(self, name: str, step: Partial[Any, Any], /, needs: Iterable[str] | Mapping[str, Outcome] = ()) -> str:
+        """Add a step, and return its name.
+
+        ``needs``: names of the steps that it waits for, or the outcome to wait for by name: ``"succeeded"``,
+        ``"failed"`` or ``"ended"``, which is both. They may be added later. Their results are the first arguments of
+        the step, in this order, unless its calls are made by ``si``; that of a failed step is a ``Failure``. A step
+        whose wait can't be over as it asks never runs. It is blocked, or cancelled where it waits for a failure that
+        did not come.
+        Raises ``ValueError`` for a second step of one name, a step that needs itself, an outcome that there is not,
+        and more than 100,000 steps.
+        """
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"a step of a graph has a name, such as 'load', and not {name!r}")
+        step = check_step("add", step)
+        if name in self._steps:
+            raise ValueError(
+                f"{self} has a step {name!r} already: {self._steps[name].step}; give this one another name"
+            )
+        if len(self._steps) == MOST_STEPS:
+            raise ValueError(
+                f"a graph may have {MOST_STEPS:,} steps, as it is sent in one transaction; a group can be one of them"
+            )
+        needed = _checked_needs(name, needs)
+        if name in needed:
+            raise ValueError(f"step {name!r} needs itself, and would wait for ever")
+        self._steps[name] = Named(step, needed)
+        return name
+
+    @property
+    def steps(self) -> tuple[Partial[Any, Any], ...]:
+        return tuple(named.step for named in self._steps.values())
+
+    def __or__(self, other: Partial[dict[str, Any], S], /) -> Chain[S]:
+        return Chain([self._as_it_is(), check_step("|", other)])
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._steps)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._steps
+
+    def _as_it_is(self) -> Self:
+        return copy.copy(self)
+
+    def __copy__(self) -> Self:
+        other = type(self)(self.name)
+        other._steps = self._steps.copy()
+        other._links = self._links
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        if not is_a(other, Graph):
+            return NotImplemented
+        mine, others = ((each.name, each._steps, each._links) for each in (self, cast("Graph", other)))
+        return mine == others
+
+    __hash__: None = None  # type: ignore[assignment]  # as of calls
+
+    def __str__(self) -> str:
+        return f"graph {self.name!r}" if self.name else "a graph"
+
+    def _takes_value(self) -> bool:
+        return any(named.step._takes_value() for named in self._steps.values() if not named.needs)
+
+
+def graph(name: str = "") -> Graph:
+    """Compose steps by names: ``g = graph("nightly")``, then ``g.add("load", load.s(), needs=["extract"])``.
+
+    Its result is a dict with the results of its last steps, by name: those whose success no other step waits for.
+    Steps that run only after a failure are not in it, and do not change the outcome. The graph fails when any other
+    step does. ``workflow["load"]`` is the job of a step.
+    """
+    return Graph(name)
+
+
+class Order(NamedTuple):
+    """How the steps of a graph depend on each other, by their places."""
+
+    needs: list[tuple[tuple[int, int], ...]]
+    """The steps that each one needs, as (place, outcome)."""
+    sequence: list[int]
+    """Each step behind those that it needs."""
+    ends: list[int]
+    """The steps whose outcomes are the graph's."""
+
+
+def order_of(graph: Graph) -> Order:
+    """Return the order of a graph's steps. Raises ``ValueError`` for one that can't be run."""
+    names = list(graph._steps)
+    if not names:
+        raise ValueError(f"{graph} has no steps; add(name, step) adds one")
+    places = {name: place for place, name in enumerate(names)}
+    needs: list[tuple[tuple[int, int], ...]] = []
+    waiting: list[int] = []
+    needed_by: list[list[int]] = [[] for _ in names]
+    for number, (name, named) in enumerate(graph._steps.items()):
+        unknown = next((other for other in named.needs if other not in places), None)
+        if unknown is not None:
+            raise ValueError(f"step {name!r} of {graph} needs {unknown!r}, and there is no step of that name")
+        needs.append(tuple((places[other], outcome) for other, outcome in named.needs.items()))
+        waiting.append(len(named.needs))
+        for other in named.needs:
+            needed_by[places[other]].append(number)
+    sequence = [place for place, count in enumerate(waiting) if not count]
+    for place in sequence:  # grows meanwhile
+        for follower in needed_by[place]:
+            waiting[follower] -= 1
+            if not waiting[follower]:
+                sequence.append(follower)
+    if len(sequence) < len(names):
+        circle = " -> ".join(repr(names[at]) for at in _circle(needs, waiting))
+        raise ValueError(f"steps of {graph} need each other in a circle, and would wait for ever: {circle}")
+    return Order(needs, sequence, _ends(needs, sequence))
+
+
+def _ends(needs: list[tuple[tuple[int, int], ...]], sequence: list[int]) -> list[int]:
+    """Return the steps that are to succeed, and whose failure no other such step passes on."""
+    after_failure = [False] * len(needs)
+    is_passed_on = [False] * len(needs)
+    for place in sequence:
+        after_failure[place] = any(
+            outcome == FAILED or (outcome == SUCCEEDED and after_failure[other]) for other, outcome in needs[place]
+        )
+        if not after_failure[place]:
+            for other, outcome in needs[place]:
+                is_passed_on[other] = is_passed_on[other] or outcome == SUCCEEDED
+    return [place for place in range(len(needs)) if not after_failure[place] and not is_passed_on[place]]
+
+
+def _circle(needs: list[tuple[tuple[int, int], ...]], waiting: list[int]) -> list[int]:
+    """Return steps of which each needs the next one, from one that still waits back to itself."""
+    at = next(place for place, count in enumerate(waiting) if count)
+    path: list[int] = []
+    seen: dict[int, int] = {}
+    while at not in seen:
+        seen[at] = len(path)
+        path.append(at)
+        at = next(other for other, _ in needs[at] if waiting[other])
+    return [*path[seen[at] :], at]
+
+
+def _checked_needs(name: str, needs: Iterable[str] | Mapping[str, Outcome]) -> dict[str, int]:
+    if isinstance(needs, str) or not is_a(needs, Iterable):
+        raise TypeError(f"needs is a list of names, such as needs=['extract'], not {needs!r}")
+    if not is_a(needs, Mapping):
+        needs = dict.fromkeys(needs, "succeeded")
+    outcomes: dict[str, int] = {}
+    for other, outcome in cast("Mapping[str, str]", needs).items():
+        if not isinstance(other, str):
+            raise TypeError(f"needs is a list of names, and {other!r} is none")
+        if outcome not in _OUTCOMES:
+            raise ValueError(
+                f"step {name!r} needs {other!r} to be {outcome!r}; it can be 'succeeded', 'failed' or 'ended'"
+            )
+        outcomes[other] = _OUTCOMES[outcome]
+    return outcomes
