@@ -267,10 +267,14 @@ class _Slot:
         run, finish, job = runner.run, slot.finish, None
         try:
             for job in jobs:
-                if finish(*run(job)):
-                    finish(*runner.overrule(job, slot))
+                outcome = run(job)
                 if runner.is_unsound:
+                    # First: whoever sees the outcome may send a job at once, which must not begin here.
                     self._threads.become_unsound()
+                if finish(*outcome):
+                    finish(*runner.overrule(job, slot))
+                    if runner.is_unsound:
+                        self._threads.become_unsound()
         except (JobInterrupt, SoftTimeout) as error:
             if job is not None and slot.is_running:
                 finish(*runner.fail(job, error, slot))
