@@ -198,15 +198,17 @@ def _only_asks(limit_s: float | None) -> bool:
 def _each(
     jobs: list[Job[Any]], limit_s: float | None, *, any_of: bool = False
 ) -> Iterator[tuple[int, tuple[int, bytes] | None]]:
-    ids = [job._id for job in jobs]
-    return _connection_of(jobs).each(ids, limit_s, jobs[0]._app.call_timeout, any_of=any_of)
+    # First, since it checks what the jobs are.
+    connection = _connection_of(jobs)
+    return connection.each([job._id for job in jobs], limit_s, jobs[0]._app.call_timeout, any_of=any_of)
 
 
 def _aeach(
     jobs: list[Job[Any]], limit_s: float | None, *, any_of: bool = False
 ) -> AsyncGenerator[tuple[int, tuple[int, bytes] | None], None]:
-    ids = [job._id for job in jobs]
-    return _connection_of(jobs).aeach(ids, limit_s, jobs[0]._app.call_timeout, any_of=any_of)
+    # First, since it checks what the jobs are.
+    connection = _connection_of(jobs)
+    return connection.aeach([job._id for job in jobs], limit_s, jobs[0]._app.call_timeout, any_of=any_of)
 
 
 def _connection_of(jobs: list[Job[R]]) -> "Connection":
