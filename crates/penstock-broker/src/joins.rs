@@ -54,7 +54,7 @@ pub(crate) enum Arrival {
 
 impl Arrival {
     /// Returns the arrival as it counts where another outcome than success is expected.
-    fn as_expected(self, when: Outcome) -> Self {
+    fn by_expectation(self, when: Outcome) -> Self {
         match (when, self) {
             (Outcome::Ended, _) | (Outcome::Failed, Self::Failed(_)) => Self::Succeeded,
             (Outcome::Failed, _) => Self::NotNeeded,
@@ -158,7 +158,7 @@ impl Join {
     pub(crate) fn judge(&self, index: u32, arrival: Arrival) -> Arrival {
         let place = self.expects.binary_search_by_key(&index, |(of, _)| *of);
         match place {
-            Ok(place) => arrival.as_expected(self.expects[place].1),
+            Ok(place) => arrival.by_expectation(self.expects[place].1),
             Err(_) => arrival,
         }
     }
