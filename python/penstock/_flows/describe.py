@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from penstock._durations import is_a
 from penstock._flows.graph import Graph
 from penstock._flows.steps import FAILED, Chain, Group, Partial, Signature
 from penstock._jobs.current import format_id
@@ -63,13 +64,13 @@ class _Describer:
         if isinstance(node, int):
             return {"job": self._steps.signatures[node].task.name, "id": format_id(self._steps.job_ids[node])}
         if isinstance(node, build._Linked):
-            found = self._node(node.node)
+            linked = self._node(node.node)
             if self._room > 0:
-                found["links"] = [
+                linked["links"] = [
                     {**self._node(callback), "on": "failed" if when == FAILED else "succeeded"}
                     for callback, when in node.callbacks
                 ]
-            return found
+            return linked
         if isinstance(node, build._Sequence):
             steps: list[dict[str, Any]] = []
             for step in node.nodes:
@@ -80,7 +81,7 @@ class _Describer:
             return {"chain": steps, "more": more} if more else {"chain": steps}
         if isinstance(node, build._Empty):
             return {"group": 0, "id": format_id(self._steps.groups[id(node)]), "steps": []}
-        found = {"group": len(node.nodes), "id": format_id(self._steps.groups[id(node)])}
+        found: dict[str, Any] = {"group": len(node.nodes), "id": format_id(self._steps.groups[id(node)])}
         if len(node.nodes) <= min(_FEW, self._room):
             found["steps"] = [self._node(member) for member in node.nodes]
         else:
@@ -110,12 +111,14 @@ class _Describer:
 def _short(step: Partial[Any, Any]) -> str:
     if isinstance(step, Signature):
         return step.task.name.rpartition(".")[2]
-    if isinstance(step, Group):
-        return _group(step.steps)
+    if is_a(step, Group):
+        return _group(cast("Group[Any]", step).steps)
     if isinstance(step, Graph):
         return step.name or f"graph({', '.join(list(step)[:_NAMED])}{', …' if len(step) > _NAMED else ''})"
-    steps: Sequence[Partial[Any, Any]] = step.steps if isinstance(step, Chain) else ()
-    shown = [f"({_short(each)})" if type(each) is Chain else _short(each) for each in steps[:_NAMED]]
+    steps: Sequence[Partial[Any, Any]] = cast("Chain[Any]", step).steps if is_a(step, Chain) else ()
+    named = steps[:_NAMED]
+    texts = zip(named, map(_short, named), strict=True)
+    shown = [f"({text})" if type(each) is Chain else text for each, text in texts]
     return " | ".join(shown + ["…"] * (len(steps) > _NAMED))
 
 

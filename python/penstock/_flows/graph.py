@@ -34,7 +34,7 @@ class Graph(Composed[dict[str, Any]]):
 
     def __init__(self, name: str = "") -> None:
         super().__init__()
-        if not isinstance(name, str):
+        if not is_a(name, str):
             raise TypeError(f"graph takes a name, not {name!r}; add(name, step) adds a step to it")
         self.name: str = name
         self._steps: dict[str, Named] = {}
@@ -50,7 +50,7 @@ class Graph(Composed[dict[str, Any]]):
         Raises ``ValueError`` for a second step of one name, a step that needs itself, an outcome that there is not,
         and more than 100,000 steps.
         """
-        if not isinstance(name, str) or not name:
+        if not is_a(name, str) or not name:
             raise TypeError(f"a step of a graph has a name, such as 'load', and not {name!r}")
         step = check_step("add", step)
         if name in self._steps:
@@ -193,7 +193,7 @@ def _checked_needs(name: str, needs: Iterable[str] | Mapping[str, Outcome]) -> d
         needs = dict.fromkeys(needs, "succeeded")
     outcomes: dict[str, int] = {}
     for other, outcome in cast("Mapping[str, str]", needs).items():
-        if not isinstance(other, str):
+        if not is_a(other, str):
             raise TypeError(f"needs is a list of names, and {other!r} is none")
         if outcome not in _OUTCOMES:
             raise ValueError(
