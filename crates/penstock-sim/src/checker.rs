@@ -676,10 +676,8 @@ impl Checker {
         for join in self.model.open_joins() {
             self.tell(Event::Join(join, broker.join_members(&join)))?;
         }
-        for workflow in &self.model.workflows {
-            let seen = broker.workflow(workflow);
-            self.model.workflow_is_right(*workflow, seen.as_ref())?;
-        }
+        self.model
+            .workflows_are_right(|workflow| broker.workflow(workflow))?;
         let goes_on = self.operations_are_right(broker)?;
         self.tell(Event::Quiet { goes_on })?;
         self.safe_through = self.told;

@@ -681,32 +681,48 @@ impl Model {
         }
     }
 
-    /// Compares, at a quiet moment, the counts of a workflow with its jobs. It is listed at least until one of them has
-    /// ended.
-    pub fn workflow_is_right(&self, id: MessageId, seen: Option<&WorkflowInfo>) -> Verdict {
-        let items = self.items.iter().filter(|item| {
+    /// Compares, at a quiet moment, the counts of all workflows with their jobs.
+    pub fn workflows_are_right(
+        &self,
+        seen: impl Fn(&MessageId) -> Option<WorkflowInfo>,
+    ) -> Verdict {
+        let mut jobs: BTreeMap<MessageId, Vec<&Item>> = BTreeMap::new();
+        for item in &self.items {
             let extras = item.message.extras.as_ref();
-            extras.and_then(|extras| extras.workflow) == Some(id)
-        });
+            if let Some(workflow) = extras.and_then(|extras| extras.workflow) {
+                jobs.entry(workflow).or_default().push(item);
+            }
+        }
+        for workflow in &self.workflows {
+            let jobs = jobs.get(workflow).map_or(&[][..], Vec::as_slice);
+            Self::workflow_is_right(*workflow, jobs, seen(workflow).as_ref())?;
+        }
+        Ok(())
+    }
+
+    /// Compares the counts of a workflow with its jobs. It is listed at least until one of them has ended.
+    fn workflow_is_right(id: MessageId, jobs: &[&Item], seen: Option<&WorkflowInfo>) -> Verdict {
         let Some(WorkflowInfo { jobs: counts, .. }) = seen else {
             let waits = |item: &Item| {
                 let is_there = matches!(item.state, State::Waiting | State::Held(_));
                 is_there && item.ending().is_none() && !item.may_be_dead()
             };
-            return match items.clone().all(waits) {
+            return match jobs.iter().copied().all(waits) {
                 true => Err(format!("workflow {id} is not listed, and has not ended")),
                 false => Ok(()),
             };
         };
-        let jobs = items.clone().count() as u64;
         let ended = counts.succeeded + counts.failed + counts.cancelled;
         let counted = counts.waiting + counts.running + counts.blocked + ended;
-        if counted != jobs {
+        if counted != jobs.len() as u64 {
             return Err(format!(
-                "workflow {id} has {jobs} jobs, and counts {counts:?}"
+                "workflow {id} has {} jobs, and counts {counts:?}",
+                jobs.len()
             ));
         }
-        let succeeded = items.filter(|item| item.state == State::Ended(End::Acked));
+        let succeeded = jobs
+            .iter()
+            .filter(|item| item.state == State::Ended(End::Acked));
         match succeeded.count() as u64 {
             succeeded if succeeded == counts.succeeded => Ok(()),
             succeeded => Err(format!(

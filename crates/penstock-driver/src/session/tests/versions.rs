@@ -235,7 +235,7 @@ fn what_a_broker_of_3_says_beyond_version_2_is_passed_over() {
         field(2, &[vec![8, 1], field(30, b"later")].concat()),
         field(4, &[value.encode_to_vec(), field(30, b"later")].concat()),
         field(6, &field(30, b"later")),
-        field(13, b"later"),
+        field(30, b"later"),
     ];
     let frame = proto::ToClient::decode(&frame.concat()[..]).unwrap();
     bench.told(frame).unwrap();
