@@ -174,8 +174,10 @@ impl Model {
                 let is_right = match &objections[*op as usize] {
                     // How full the disk is, its reserves say, and not what is held.
                     Objection::None | Objection::Perhaps(_) if *why == Refusal::DiskFull => {
-                        let is_new =
-                            matches!(tx.ops[*op as usize], Op::Publish { .. } | Op::Hold(_));
+                        let is_new = matches!(
+                            tx.ops[*op as usize],
+                            Op::Publish { .. } | Op::Hold(_) | Op::Open(_)
+                        );
                         is_new && !tx.ops.iter().any(Op::is_settlement)
                     }
                     Objection::None => false,
