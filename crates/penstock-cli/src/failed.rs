@@ -12,6 +12,7 @@ use crate::confirm::Confirm;
 use crate::exit::{FAILED, Failure, WRONG_CALL};
 use crate::job;
 use crate::moment::past_moment;
+use crate::refused::{self, Refused};
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{count, show, show_json, state_name};
 pub use list::{error_text, preview};
@@ -232,7 +233,7 @@ pub fn failed_page(broker: &Broker, query: FailedQuery) -> Result<FailedPage, Fa
 pub struct Outcome {
     done: u64,
     spared: u64,
-    refused: Vec<(MessageId, Failure)>,
+    refused: Refused,
 }
 
 /// Gives an order for each of these jobs.
@@ -265,10 +266,7 @@ pub fn act_on_each(
 impl Outcome {
     pub fn report(self, done: &str, as_json: bool) -> Result<(), Failure> {
         if as_json {
-            let refused = self.refused.iter();
-            let refused: Vec<_> = refused
-                .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
-                .collect();
+            let refused = refused::as_json(&self.refused);
             show_json(&json!({ done: self.done, "spared": self.spared, "refused": refused }))?;
         } else if self.refused.is_empty() && self.done + self.spared == 0 {
             show("no failed job matches\n")?;
@@ -277,20 +275,11 @@ impl Outcome {
         }
         if self.spared > 0 && !as_json {
             show(&format!(
-                "left {}: the unique key of each is another job's by now, its queue is not known (give --to), or it \
-                 belongs to a group that has failed\n",
+                "left {}: the unique key of each is another job's by now, or its queue is not known (give --to)\n",
                 count(self.spared, "job")
             ))?;
         }
-        let Some((_, first)) = self.refused.first() else {
-            return Ok(());
-        };
-        let why: Vec<String> = self
-            .refused
-            .iter()
-            .map(|(id, failure)| format!("{id} was not {done}: {}", failure.message))
-            .collect();
-        Err(Failure::new(first.code, why.join("\n")))
+        refused::report(&self.refused, done)
     }
 }
 

@@ -18,6 +18,7 @@ mod pause;
 mod ping;
 mod purge;
 mod record;
+mod refused;
 mod remote;
 mod server;
 mod status;

@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::exit::{FAILED, Failure};
 use crate::job::Treatment;
 use crate::moment::{ago, moment, now_ms};
+use crate::refused::{self, Refused};
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{Table, count, printable, printable_lines, shortened, show, show_json};
 
@@ -278,12 +279,12 @@ fn cancel(arguments: &CancelArguments) -> Result<(), Failure> {
     let (all, refused) = order_each(&arguments.broker, &arguments.ids, &op)?;
     if arguments.json {
         show_json(&json!({
-            "cancelled": all.done, "asked": all.asked, "left": all.spared, "refused": as_json(&refused),
+            "cancelled": all.done, "asked": all.asked, "left": all.spared, "refused": refused::as_json(&refused),
         }))?;
     } else if refused.len() < arguments.ids.len() {
         show(&in_words(&all))?;
     }
-    report(&refused, "cancelled")
+    refused::report(&refused, "cancelled")
 }
 
 fn retry(arguments: &RetryArguments) -> Result<(), Failure> {
@@ -294,7 +295,7 @@ fn retry(arguments: &RetryArguments) -> Result<(), Failure> {
     let (all, refused) = order_each(&arguments.broker, &arguments.ids, &op)?;
     if arguments.json {
         show_json(&json!({
-            "retried": all.done, "left": all.spared, "refused": as_json(&refused),
+            "retried": all.done, "left": all.spared, "refused": refused::as_json(&refused),
         }))?;
     } else if refused.len() < arguments.ids.len() {
         show(&match all.done {
@@ -308,10 +309,8 @@ fn retry(arguments: &RetryArguments) -> Result<(), Failure> {
             ))?;
         }
     }
-    report(&refused, "retried")
+    refused::report(&refused, "retried")
 }
-
-type Refused = Vec<(MessageId, Failure)>;
 
 /// Gives an order for all jobs of each of these workflows; returns how many it was for, and the workflows that are not known.
 fn order_each(
@@ -341,24 +340,6 @@ fn order_each(
         all.spared += status.spared;
     }
     Ok((all, refused))
-}
-
-fn as_json(refused: &Refused) -> serde_json::Value {
-    let refused = refused.iter();
-    refused
-        .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
-        .collect()
-}
-
-fn report(refused: &Refused, done: &str) -> Result<(), Failure> {
-    let Some((_, first)) = refused.first() else {
-        return Ok(());
-    };
-    let why: Vec<String> = refused
-        .iter()
-        .map(|(id, failure)| format!("{id} was not {done}: {}", failure.message))
-        .collect();
-    Err(Failure::new(first.code, why.join("\n")))
 }
 
 fn in_words(all: &OperationStatus) -> String {

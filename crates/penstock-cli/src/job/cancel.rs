@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::status_name;
 use crate::confirm::Confirm;
 use crate::exit::{FAILED, Failure, WRONG_CALL, applied};
+use crate::refused;
 use crate::remote::{Broker, BrokerArguments};
 use crate::text::{count, printable, show, show_json, state_name};
 
@@ -95,7 +96,7 @@ impl Arguments {
             match cancelled_from(&broker, *id, receipt) {
                 Ok(Some(MessageState::Cancelling)) => asked.push(id),
                 Ok(found) => cancelled.push((id, found)),
-                Err(failure) => refused.push((id, failure)),
+                Err(failure) => refused.push((*id, failure)),
             }
         }
         if self.json {
@@ -104,22 +105,13 @@ impl Arguments {
                 .map(|(id, found)| json!({ "id": id.to_string(), "was": found.map(state_name) }))
                 .collect();
             let asked: Vec<String> = asked.iter().map(ToString::to_string).collect();
-            let refused: Vec<Value> = refused
-                .iter()
-                .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
-                .collect();
-            show_json(&json!({ "cancelled": cancelled, "asked": asked, "refused": refused }))?;
+            show_json(
+                &json!({ "cancelled": cancelled, "asked": asked, "refused": refused::as_json(&refused) }),
+            )?;
         } else {
             show(&in_words(cancelled.len() as u64, asked.len() as u64, 0))?;
         }
-        let Some((_, first)) = refused.first() else {
-            return Ok(());
-        };
-        let why: Vec<String> = refused
-            .iter()
-            .map(|(id, failure)| format!("{id} was not cancelled: {}", failure.message))
-            .collect();
-        Err(Failure::new(first.code, why.join("\n")))
+        refused::report(&refused, "cancelled")
     }
 
     fn cancel_all(&self, filter: Filter) -> Result<(), Failure> {

@@ -1,0 +1,25 @@
+//! Orders for several jobs or workflows at once, some of which were refused.
+
+use penstock_message::MessageId;
+use serde_json::{Value, json};
+
+use crate::exit::Failure;
+
+pub type Refused = Vec<(MessageId, Failure)>;
+
+pub fn as_json(refused: &Refused) -> Value {
+    let refused = refused.iter();
+    refused
+        .map(|(id, failure)| json!({ "id": id.to_string(), "why": failure.message }))
+        .collect()
+}
+
+/// Fails if any was refused, with a line for each. `done` is what was not done, such as "cancelled".
+pub fn report(refused: &Refused, done: &str) -> Result<(), Failure> {
+    let Some((_, first)) = refused.first() else {
+        return Ok(());
+    };
+    let why = refused.iter();
+    let why = why.map(|(id, failure)| format!("{id} was not {done}: {}", failure.message));
+    Err(Failure::new(first.code, why.collect::<Vec<_>>().join("\n")))
+}
