@@ -2,7 +2,7 @@
 
 The numbers are those of the design's list of cases.
 
-    1 to 14, 19 to 24, 26 to 28, 31, 32, 36 to 38: here
+    1 to 14, 19 to 24, 26 to 28, 31, 32, 36 to 39: here
     15 to 18  replacing a job by a step, and adding steps to a running workflow: not offered yet
     25        repeating a step that has succeeded: not offered
     29        deadlines of workflows: not offered yet
@@ -15,6 +15,8 @@ The numbers are those of the design's list of cases.
 from __future__ import annotations
 
 import re
+import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from project import eventually
@@ -123,6 +125,42 @@ class TestShape:
     def test_values_of_the_application_s_own_classes_travel(self, shop):
         assert shop.run(shop.make_order.s(7) | shop.number_of.s()) == 7
         assert shop.run(group(shop.make_order.s(7), shop.make_order.s(8))) == [shop.Order(7), shop.Order(8)]
+
+
+class TestOptionsOfLaterSteps:
+    def test_39_a_countdown_begins_when_the_step_may_run(self, shop):
+        begun = time.monotonic()
+        assert shop.run(shop.add.s(1, 2) | shop.show.s().options(countdown=0.3) | shop.show.s()) == "'3'"
+        # Inline nobody waits.
+        assert not shop.is_real or time.monotonic() - begun >= 0.3
+
+    def test_39_an_expiry_counts_from_there_too(self, shop):
+        slow = shop.add.s(1, 2).options(countdown=0.4)
+        assert shop.run(slow | shop.show.s().options(expires=0.3)) == "3"
+
+    def test_39_a_step_that_is_late_has_expired_which_is_a_failure(self, shop):
+        late = shop.show.s().options(countdown=0.3, expires=0.05)
+        with pytest.raises(GroupError, match=r"penstock\.JobExpired"):
+            shop.run(shop.add.s(1, 2) | late | shop.note.s())
+        assert shop.run(group([shop.add.s(1, 2) | late, shop.add.s(1, 1)], max_failures=1) | shop.lenient.s()) == (
+            "penstock.JobExpired, 2"
+        )
+        past = datetime.now(UTC) - timedelta(hours=1)
+        with pytest.raises((GroupError, penstock.JobExpired), match="expired"):
+            shop.run(shop.add.s(1, 2) | shop.show.s().options(expires=past))
+        assert shop.notes() == []
+
+    def test_39_an_eta_that_is_past_does_not_hold_a_step_up(self, shop):
+        past = datetime.now(UTC) - timedelta(hours=1)
+        assert shop.run(shop.add.s(1, 2) | shop.show.s().options(eta=past)) == "3"
+        soon = datetime.now(UTC) + timedelta(seconds=0.3)
+        assert shop.run(shop.add.s(1, 2) | shop.show.s().options(eta=soon)) == "3"
+        assert not shop.is_real or datetime.now(UTC) >= soon
+
+    def test_39_an_errback_may_wait_as_well(self, shop):
+        with pytest.raises(shop.OutOfPaper):
+            shop.run(shop.fail.s().link_error(shop.caught.s().options(countdown=0.05)))
+        assert shop.wait_for_notes(1) == ["caught: flow_tasks.OutOfPaper: no paper"]
 
 
 class TestFailures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import App, Chain, Chord, Group, NotOffered, Signature, chain, chord, chunks, group
+from penstock import App, Chain, Chord, Group, Signature, chain, chord, chunks, group
 from penstock.testing import capture, inline
 
 
@@ -132,7 +132,6 @@ def test_a_job_that_was_enqueued_is_no_step(add, show):
         (lambda add, show: chain(add.s(1), show.s()), TypeError, "missing 1 required positional argument: 'b'"),
         (lambda add, show: group(add.s(1, "2")), TypeError, "argument b must be int"),
         (lambda add, show: chunks(add, [(1, 2), (1, "2")], 2), TypeError, "argument b must be int"),
-        (lambda add, show: add.s(1, 2) | show.s().options(countdown=3), NotOffered, "waits for the step before it"),
     ],
 )  # fmt: skip
 def test_what_can_t_be_sent_is_refused_before_anything_is(add, show, compose, error, says):

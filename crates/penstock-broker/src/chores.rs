@@ -358,9 +358,10 @@ impl Broker {
             join: self.state.joins[slot].id,
             released: false,
             renumbered: None,
+            at: None,
         });
         self.added += 1;
-        self.state.end_join(slot, false, None);
+        self.state.end_join(slot, false, None, None);
     }
 
     fn step_limits(&mut self) {
@@ -417,13 +418,7 @@ impl Broker {
             let then = self.state.joins[slot].then.iter();
             let outer = then.take(self.step_size() - 1).map(|place| place.join);
             let outer = outer.collect();
-            self.record(&Event::JoinEnded {
-                join: id,
-                released: false,
-                renumbered: None,
-            });
-            self.added += 1;
-            self.state.end_join(slot, false, None);
+            self.end_failed_join(slot);
             self.added += self.give_up(outer);
             if self.space == Space::Plenty {
                 return;

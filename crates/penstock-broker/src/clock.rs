@@ -31,6 +31,32 @@ impl When {
             clock: Clock::Steady,
         }
     }
+
+    /// Returns the time when something is due that counts from this time on the steady clock.
+    pub(crate) fn of(due: Due, from: u64) -> Self {
+        match due {
+            Due::AfterMs(ms) => Self::steady(from.saturating_add(ms)),
+            Due::At(wall_ms) => Self {
+                at: wall_ms,
+                clock: match planted!("wrong-clock") {
+                    true => Clock::Steady,
+                    false => Clock::Wall,
+                },
+            },
+        }
+    }
+
+    /// Like `of`, for the time at which a delayed message may start. The shell's milliseconds are rounded down, so "in 5
+    /// ms" is not over before the sixth begins.
+    pub(crate) fn of_start(due: Due, from: u64) -> Self {
+        match due {
+            Due::AfterMs(ms) if planted!("start-early") => {
+                Self::of(Due::AfterMs(ms.saturating_sub(20)), from)
+            }
+            Due::AfterMs(ms) if ms > 0 => Self::of(Due::AfterMs(ms.saturating_add(1)), from),
+            due => Self::of(due, from),
+        }
+    }
 }
 
 /// A timer must not be missed when the wall's clock is set forward while we sleep: so a sleep that
@@ -138,31 +164,12 @@ impl Clocks {
     }
 
     pub(crate) fn resolve(&self, due: Due) -> When {
-        match due {
-            Due::AfterMs(ms) => When {
-                at: self.steady().saturating_add(ms),
-                clock: Clock::Steady,
-            },
-            Due::At(wall_ms) => When {
-                at: wall_ms,
-                clock: match planted!("wrong-clock") {
-                    true => Clock::Steady,
-                    false => Clock::Wall,
-                },
-            },
-        }
+        When::of(due, self.steady())
     }
 
-    /// Returns the time at which a delayed message may start. The shell's milliseconds are rounded down, so "in 5 ms"
-    /// is not over before the sixth begins.
+    /// Returns the time at which a delayed message may start.
     pub(crate) fn resolve_start(&self, due: Due) -> When {
-        match due {
-            Due::AfterMs(ms) if planted!("start-early") => {
-                self.resolve(Due::AfterMs(ms.saturating_sub(20)))
-            }
-            Due::AfterMs(ms) if ms > 0 => self.resolve(Due::AfterMs(ms.saturating_add(1))),
-            due => self.resolve(due),
-        }
+        When::of_start(due, self.steady())
     }
 
     pub(crate) fn has_come(&self, when: When) -> bool {

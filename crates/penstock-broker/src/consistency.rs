@@ -97,6 +97,14 @@ impl Broker {
                     || self.chores.has_asked(),
                 "{id} was asked to stop, and nobody runs it"
             );
+            let has_times = state
+                .messages
+                .extras(slot)
+                .is_some_and(|extras| extras.later.is_some());
+            assert!(
+                !has_times || matches!(state.messages.state(slot), MessagePlace::Held(_)),
+                "{id} has times that begin with a release which is over"
+            );
             match state.messages.state(slot) {
                 MessagePlace::Ready => {
                     count[0] += 1;

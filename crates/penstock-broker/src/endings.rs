@@ -440,12 +440,14 @@ impl Broker {
         let mut events = 1 + self.put_outcome(slot, ValueStatus::Gathered);
         events += self.end_not_needed(slot);
         let renumbered = self.state.renumber_behind_marks(slot);
+        let at = self.state.has_times(slot).then(|| self.clocks.steady());
         self.record(&Event::JoinEnded {
             join: self.state.joins[slot].id,
             released: true,
             renumbered,
+            at,
         });
-        self.release_join(slot, renumbered);
+        self.release_join(slot, renumbered, at);
         events
     }
 
@@ -469,8 +471,9 @@ impl Broker {
                 join: id,
                 released: false,
                 renumbered: None,
+                at: None,
             });
-            self.state.end_join(join, false, None);
+            self.state.end_join(join, false, None, None);
         }
         self.end_unrun_here(slots, Unrun { how, reason });
         events
@@ -531,12 +534,12 @@ impl Broker {
         ids.len()
     }
 
-    fn release_join(&mut self, slot: u32, renumbered: Option<Renumbered>) {
+    fn release_join(&mut self, slot: u32, renumbered: Option<Renumbered>, at: Option<u64>) {
         let held = match planted!("release-twice") {
             true => self.state.joins[slot].held.clone(),
             false => Vec::new(),
         };
-        self.state.end_join(slot, true, renumbered);
+        self.state.end_join(slot, true, renumbered, at);
         for handle in held {
             let queue = self.state.queues[self.state.messages.kind(handle.slot).queue].name;
             let source = self.state.messages[handle.slot].number();

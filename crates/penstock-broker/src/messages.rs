@@ -15,7 +15,7 @@
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    Extras, JoinId, Key, Lease, Member, MessageId, SeededState, WallMs, When as Outcome,
+    Extras, JoinId, Key, Later, Lease, Member, MessageId, SeededState, WallMs, When as Outcome,
 };
 
 use crate::Position;
@@ -950,6 +950,13 @@ impl Messages {
             extras.suspects = 0;
             self.extra(slot).extras = extras.boxed();
         }
+    }
+
+    pub(crate) fn take_later(&mut self, slot: u32) -> Option<Later> {
+        let mut extras = std::mem::take(self.extras_mut(slot));
+        let later = extras.later.take();
+        self.extra(slot).extras = extras.boxed();
+        later.map(|later| *later)
     }
 
     pub(crate) fn set_failure(&mut self, slot: u32, failure: Option<Failure>) {

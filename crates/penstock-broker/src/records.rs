@@ -210,6 +210,8 @@ pub(crate) enum Event<'a> {
         released: bool,
         /// New numbers of the messages that it held.
         renumbered: Option<Renumbered>,
+        /// Time of the release on the steady clock, where messages have times that begin with it.
+        at: Option<u64>,
     },
     /// The state of a join: a new one, or one that is carried forward.
     JoinState {
@@ -636,7 +638,17 @@ mod also {
     pub(super) const ARGS_HASH: u64 = 1 << 12;
     pub(super) const ATTEMPTS_BEFORE: u64 = 1 << 13;
     pub(super) const WHEN: u64 = 1 << 14;
-    pub(super) const KNOWN: u64 = (1 << 15) - 1;
+    /// Flags of `later` follow, and its fields.
+    pub(super) const LATER: u64 = 1 << 15;
+    pub(super) const KNOWN: u64 = (1 << 16) - 1;
+}
+
+/// Flags of the times that begin with a release, and of the fields that follow.
+mod later {
+    pub(super) const AFTER: u8 = 1;
+    pub(super) const AT: u8 = 2;
+    pub(super) const EXPIRES: u8 = 4;
+    pub(super) const KNOWN: u8 = 7;
 }
 
 /// Flags of a `Failed`, and of its fields that follow.

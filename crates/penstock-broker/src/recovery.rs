@@ -544,6 +544,7 @@ impl Recovery {
                 join,
                 released,
                 renumbered,
+                at,
             } => {
                 if let Some(renumbered) = renumbered {
                     for number in state.still_held(&join) {
@@ -567,8 +568,8 @@ impl Recovery {
                     }
                 }
                 match state.joins.find(&join) {
-                    Some(slot) => state.end_join(slot, released, renumbered),
-                    None => state.end_unknown_join(join, released, renumbered),
+                    Some(slot) => state.end_join(slot, released, renumbered, at),
+                    None => state.end_unknown_join(join, released, renumbered, at),
                 }
             }
             Event::Paused { queue, paused } => {

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    Extras, JoinId, JoinPolicy, Key, Member, MessageId, QueueLimits, SeededState, SessionId, Value,
-    When as Outcome, WorkflowState,
+    Extras, JoinId, JoinPolicy, Key, Later, Member, MessageId, QueueLimits, SeededState, SessionId,
+    Value, When as Outcome, WorkflowState,
 };
 
 use crate::Position;
@@ -1441,7 +1441,7 @@ impl State {
             self.joins[slot]
                 .held
                 .retain(|handle| !released.contains(handle));
-            self.release(id, released, None);
+            self.release(id, released, None, Some(at));
         }
         self.report_join(slot, &failure);
     }
@@ -1519,7 +1519,14 @@ impl State {
 
     /// Ends a join. The messages that it held are ready now, or the caller settles them. A released one stays while its
     /// values may be read, which the caller finds out.
-    pub(crate) fn end_join(&mut self, slot: u32, released: bool, renumbered: Option<Renumbered>) {
+    /// `at`: time of the release on the steady clock, where messages have times that begin with it.
+    pub(crate) fn end_join(
+        &mut self,
+        slot: u32,
+        released: bool,
+        renumbered: Option<Renumbered>,
+        at: Option<u64>,
+    ) {
         if !released {
             self.forget_join(slot);
             return;
@@ -1529,13 +1536,19 @@ impl State {
         self.note_join_outcome(slot, WorkflowState::Succeeded);
         let join = &mut self.joins[slot];
         let (id, held) = (join.id, std::mem::take(&mut join.held));
-        self.release(id, held, renumbered);
+        self.release(id, held, renumbered, at);
         self.report_join(slot, &Arrival::Succeeded);
         self.joins.may_be_unread(id);
     }
 
     /// Makes the messages ready that the join held, as far as they have not ended since.
-    fn release(&mut self, join: JoinId, held: Vec<Handle>, renumbered: Option<Renumbered>) {
+    fn release(
+        &mut self,
+        join: JoinId,
+        held: Vec<Handle>,
+        renumbered: Option<Renumbered>,
+        at: Option<u64>,
+    ) {
         for handle in held {
             let state = MessagePlace::Held(join);
             if self.messages.get(handle).is_some() && self.messages.state(handle.slot) == state {
@@ -1545,8 +1558,13 @@ impl State {
                 {
                     self.renumber_held(handle, to);
                 }
-                self.make_ready(handle.slot);
-                self.bring_back_forward(handle.slot);
+                match self.take_times(handle.slot).zip(at) {
+                    Some((times, at)) => self.wait_from(handle.slot, times, at),
+                    None => self.make_ready(handle.slot),
+                }
+                if self.messages[handle.slot].is_ready() {
+                    self.bring_back_forward(handle.slot);
+                }
                 if !self.marks.is_empty() && self.is_purged(handle.slot) {
                     let queue = self.messages.queue(handle.slot);
                     self.queues[queue].rare_mut().ending += 1;
@@ -1562,6 +1580,41 @@ impl State {
     /// by that one or by the purge that it would be renumbered for.
     pub(crate) fn keeps_its_number(&self, slot: u32) -> bool {
         self.mark_that_cancels(slot).is_some()
+    }
+
+    /// Whether a message that the join holds has times that begin with its release.
+    pub(crate) fn has_times(&self, slot: u32) -> bool {
+        let mut held = self.joins[slot].held.iter();
+        held.any(|handle| {
+            let extras = self
+                .messages
+                .get(*handle)
+                .and_then(|_| self.messages.extras(handle.slot));
+            extras.is_some_and(|extras| extras.later.is_some())
+        })
+    }
+
+    /// Takes the times that begin with the release of a message.
+    fn take_times(&mut self, slot: u32) -> Option<Later> {
+        self.messages.extras(slot)?.later.as_ref()?;
+        self.live_bytes -= self.messages.journal_bytes(slot);
+        let times = self.messages.take_later(slot);
+        self.live_bytes += self.messages.journal_bytes(slot);
+        times
+    }
+
+    /// Puts a message that was released at this time in its place.
+    fn wait_from(&mut self, slot: u32, times: Later, at: u64) {
+        if let Some(ms) = times.expires_after_ms {
+            self.abandon_expiry(slot);
+            let when = When::steady(at.saturating_add(ms));
+            self.messages.set_expiry(slot, Some(when));
+            self.set_expiry(slot);
+        }
+        match times.due {
+            None => self.make_ready(slot),
+            Some(due) => self.delay(slot, When::of_start(due, at)),
+        }
     }
 
     fn renumber_held(&mut self, handle: Handle, to: u64) {
@@ -1612,17 +1665,18 @@ impl State {
         id: JoinId,
         released: bool,
         renumbered: Option<Renumbered>,
+        at: Option<u64>,
     ) {
         let held = self.joins.take_early(&id);
         if released {
-            self.release(id, held, renumbered);
+            self.release(id, held, renumbered, at);
         }
     }
 
     /// Releases messages that only a journal that lost their join could have left; they must not wait for ever.
     pub(crate) fn release_orphans(&mut self) {
         for (join, held) in self.joins.take_all_early() {
-            self.release(join, held, None);
+            self.release(join, held, None, None);
         }
     }
 

@@ -29,7 +29,8 @@ pub use id::{IdSource, JOIN_CAP, MessageId, SessionId};
 pub use lease::{CancelOrder, Delivery, Lease, ReleaseReason};
 pub use limits::{Overflow, QueueLimits, Space};
 pub use message::{
-    DEFAULT_PRIORITY, Extras, HIGHEST_PRIORITY, InputShape, Inputs, Member, Message, Retries, When,
+    DEFAULT_PRIORITY, Extras, HIGHEST_PRIORITY, InputShape, Inputs, Later, Member, Message,
+    Retries, When,
 };
 pub use query::{
     Answer, Counts, FailedJob, FailedPage, FailedQuery, JobCounts, MessageInfo, MessageState,

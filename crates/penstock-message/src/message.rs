@@ -35,7 +35,7 @@ pub struct Message {
 }
 
 /// Fields of a [`Message`] that few messages have. The broker keeps and delivers all of them; it acts
-/// on `member`, `inputs`, `when`, `generation` and `attempts_before`.
+/// on `member`, `inputs`, `when`, `later`, `generation` and `attempts_before`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Extras {
     /// Reports to this join when the message ends, however it ends.
@@ -44,6 +44,8 @@ pub struct Extras {
     pub inputs: Option<Inputs>,
     /// Outcome of the join that holds the message, on which it is released.
     pub when: When,
+    /// Times of a held message that begin with its release.
+    pub later: Option<Box<Later>>,
     pub workflow: Option<MessageId>,
     /// Key by which fair shares and limits go within a task; at most [`Extras::KEY_CAP_BYTES`].
     pub key: Option<Bytes>,
@@ -81,6 +83,15 @@ impl Extras {
         let headers = self.headers.iter();
         headers.map(|(name, value)| name.len() + value.len()).sum()
     }
+}
+
+/// Times of a message that a join holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Later {
+    /// Time before which it does not start; `AfterMs` counts from its release.
+    pub due: Option<Due>,
+    /// Time from its release on after which it is no longer worth starting.
+    pub expires_after_ms: Option<u64>,
 }
 
 /// A place in a join.

@@ -276,7 +276,7 @@ pub enum Condition {
 }
 
 /// When something is due.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Due {
     /// Time after the broker accepts it (a countdown, a TTL): follows the monotonic clock.
     AfterMs(u64),

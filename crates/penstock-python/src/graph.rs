@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use penstock_message::{
-    Due, Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy, Key, Member,
-    Message, MessageId, Op, Open, Tx, Value, ValueStatus, When,
+    Due, Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy, Key, Later,
+    Member, Message, MessageId, Op, Open, Tx, Value, ValueStatus, When,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -171,11 +171,17 @@ impl Graph {
                 });
             }
             Some(join) => {
-                if due.is_some() {
-                    let text = "a step that waits for others can't have a countdown or an eta yet; put it on the first step";
-                    return Err(Failure::invalid(text).into());
-                }
                 let join = job(join)?;
+                let mut later = Later {
+                    due,
+                    expires_after_ms: None,
+                };
+                // Another one is a time that a person has named.
+                if let Some(Due::AfterMs(ms)) = message.expires_at {
+                    message.expires_at = None;
+                    later.expires_after_ms = Some(ms);
+                }
+                extras.later = (later != Later::default()).then(|| Box::new(later));
                 extras.when = one_of(&When::ALL, when)?;
                 if let Some(shape) = shape {
                     let shape = one_of(&InputShape::ALL, shape)?;

@@ -916,6 +916,12 @@ pub mod hold {
         pub queue: ::prost::alloc::string::String,
         #[prost(message, optional, tag = "2")]
         pub message: ::core::option::Option<crate::message::Message>,
+        /// after_ms counts from the release
+        #[prost(message, optional, tag = "4")]
+        pub due: ::core::option::Option<super::Due>,
+        /// from the release on
+        #[prost(uint64, optional, tag = "5")]
+        pub expires_after_ms: ::core::option::Option<u64>,
     }
     /// Outcome that a member is to have.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -2500,6 +2506,7 @@ pub(crate) mod shapes {
     pub(crate) const MEMBER: Shape = Shape::new(&[]);
     pub(crate) const HOLD_HELD: Shape = Shape::new(&[
         (2, Field::One(&MESSAGE)),
+        (4, Field::One(&DUE)),
     ]);
     pub(crate) const MESSAGE: Shape = Shape::new(&[
         (4, Field::One(&DUE)),

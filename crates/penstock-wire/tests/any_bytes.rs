@@ -5,7 +5,7 @@ use bytes::{Bytes, BytesMut};
 use penstock_message::{
     Answer, Applied, AskQuery, CancelOrder, Condition, Counts, Delivery, Due, Durability, Extras,
     FailedJob, FailedPage, FailedQuery, Failure, Filter, HeaderPatch, Hold, InputShape, Inputs,
-    JobCounts, JoinPolicy, Key, KeyState, Lease, Member, Message, MessageId, MessageInfo,
+    JobCounts, JoinPolicy, Key, KeyState, Later, Lease, Member, Message, MessageId, MessageInfo,
     MessageState, NoReply, NodeState, Notice, Op, Open, OperationStatus, Others, Overflow, Query,
     QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, Retries, Run, Running, RunningJob,
     Status, StatusCursor, StatusPage, StatusQuery, Tallied, Target, TaskStatus, Tx, Value,
@@ -149,7 +149,7 @@ prop_compose! {
     ) -> Extras {
         let member = member.map(|(join, index)| Member { join, index });
         Extras {
-            member, inputs, when, workflow, key, headers, generation, attempts_before, retries, timeout_ms,
+            member, inputs, when, later: None, workflow, key, headers, generation, attempts_before, retries, timeout_ms,
             soft_timeout_ms, suspects, parent, args_hash,
         }
     }
@@ -162,6 +162,18 @@ prop_compose! {
         notes in vec(any_bytes(), 0..3), body in any_bytes(), extras in option(any_extras()),
     ) -> Message {
         Message { id, task, priority, expires_at, result_ttl_ms, max_deliveries, attempt, crashes, enqueued_at, notes, body, extras: extras.and_then(Extras::boxed), }
+    }
+}
+
+prop_compose! {
+    fn any_held()(
+        mut message in any_message(), due in option(any_due()), expires_after_ms: Option<u64>,
+    ) -> Message {
+        let later = Later { due, expires_after_ms };
+        if later != Later::default() {
+            message.extras.get_or_insert_default().later = Some(Box::new(later));
+        }
+        message
     }
 }
 
@@ -240,7 +252,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         (
             any_id(),
             any::<u32>(),
-            vec((".{0,8}", any_message()), 0..3),
+            vec((".{0,8}", any_held()), 0..3),
             policy,
             places,
             any::<Option<u64>>()

@@ -21,7 +21,6 @@ from penstock._flows.steps import FAILED, SUCCEEDED, Chain, Chord, Group, Link, 
 from penstock._flows.workflow import Workflow
 from penstock._jobs.current import running_job_id
 from penstock._jobs.job import Job
-from penstock.errors import NotOffered
 
 if TYPE_CHECKING:
     from penstock._tasks.app import App
@@ -197,11 +196,6 @@ class Plan:
     def _job(self, signature: Signature[Any], fed: _Fed, wanted: bool) -> int:
         sender = signature._sender
         self._belongs_to(sender.task.app, signature)
-        if fed.waits and (sender._options.countdown is not None or sender._options.eta is not None):
-            raise NotOffered(
-                f"{sender.task.name} waits for the step before it, and can't have a countdown or an eta as well yet;"
-                " put it on the first step"
-            )
         takes, first = (0, _NO_ARGUMENTS) if signature.immutable else (fed.takes, fed.first)
         place = len(self._jobs)
         body = signature._body(without=takes, first=first)

@@ -437,6 +437,15 @@ impl Broker {
 /// Whether the inputs of a message are the values of the join that holds it.
 fn check_inputs(message: &Message, held_by: Option<JoinId>) -> Result<(), Refusal> {
     let inputs = message.extras.as_ref().and_then(|extras| extras.inputs);
+    let times = message
+        .extras
+        .as_ref()
+        .and_then(|extras| extras.later.as_ref());
+    if times.is_some() && held_by.is_none() {
+        return Err(Refusal::Invalid(
+            "a message has times that begin with its release, and no join holds it".to_owned(),
+        ));
+    }
     match inputs {
         Some(inputs) if held_by != Some(inputs.join) || !inputs.join.is_join() => {
             let join = inputs.join;

@@ -4,16 +4,16 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use penstock_message::{
-    Applied, Extras, InputShape, Inputs, JoinPolicy, Key, Member, MessageId, MessageState,
-    Overflow, QueueLimits, Receipt, Refusal, Retries, Running, SessionId, UPSTREAM_IDS,
-    ValueStatus, WallMs, When as Outcome, WorkflowState,
+    Applied, Due, Extras, InputShape, Inputs, JoinPolicy, Key, Later, Member, MessageId,
+    MessageState, Overflow, QueueLimits, Receipt, Refusal, Retries, Running, SessionId,
+    UPSTREAM_IDS, ValueStatus, WallMs, When as Outcome, WorkflowState,
 };
 
 use super::{
     Change, ENDED_AT_ONCE, Event, FIRST_VERSION, Failing, Grant, How, JoinProgress, KeptEnd,
     KeptEnds, MARKED_WORKFLOW, Mark, MarkedFor, MessageHead, Place, RecordError, Renumbered,
     RunHead, VERSION, WorkflowHead, WorkflowProgress, also, also_join, changed, failed, has, join,
-    limited, marked, moved, opened, stored, tag,
+    later, limited, marked, moved, opened, stored, tag,
 };
 use crate::Boot;
 use crate::clock::{Clock, When};
@@ -236,7 +236,7 @@ impl<'a> RecordReader<'a> {
                 let join = MessageId(self.array()?);
                 let at = self.at;
                 let flags = self.byte()?;
-                if flags > 3 {
+                if flags > 7 {
                     return Err(RecordError::UnknownField {
                         what: "end of a join",
                         at,
@@ -252,6 +252,10 @@ impl<'a> RecordReader<'a> {
                             to: self.number()?,
                             count: self.varint()?,
                         }),
+                    },
+                    at: match flags & 4 {
+                        0 => None,
+                        _ => Some(self.difference(self.time)?),
                     },
                 }
             }
@@ -477,7 +481,32 @@ impl<'a> RecordReader<'a> {
             };
             extras.when = *when.ok_or(unknown)?;
         }
+        if has(also::LATER) {
+            extras.later = Some(Box::new(self.later()?));
+        }
         Ok(((extras != Extras::default()).then_some(extras), failure))
+    }
+
+    fn later(&mut self) -> Result<Later, RecordError> {
+        let at = self.at;
+        let flags = self.byte()?;
+        if flags & !later::KNOWN != 0 || flags & later::AFTER & (flags >> 1) != 0 {
+            let what = "time of a held message";
+            return Err(RecordError::UnknownField { what, at });
+        }
+        let due = match (flags & later::AFTER, flags & later::AT) {
+            (0, 0) => None,
+            (0, _) => Some(Due::At(self.varint()?)),
+            _ => Some(Due::AfterMs(self.varint()?)),
+        };
+        let expires_after_ms = match flags & later::EXPIRES {
+            0 => None,
+            _ => Some(self.varint()?),
+        };
+        Ok(Later {
+            due,
+            expires_after_ms,
+        })
     }
 
     fn retries(&mut self) -> Result<Retries, RecordError> {

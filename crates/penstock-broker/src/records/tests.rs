@@ -292,13 +292,17 @@ fn event() -> impl Strategy<Value = Event<'static>> {
                     },
                 }
             }),
-        (id, any::<bool>(), any::<Option<(u64, u64, u64)>>()).prop_map(
-            |(join, released, renumbered)| Event::JoinEnded {
+        (
+            id,
+            any::<(bool, Option<u64>)>(),
+            any::<Option<(u64, u64, u64)>>()
+        )
+            .prop_map(|(join, (released, at), renumbered)| Event::JoinEnded {
                 join,
                 released,
                 renumbered: renumbered.map(|(first, to, count)| Renumbered { first, to, count }),
-            }
-        ),
+                at,
+            }),
         (name.clone(), any::<bool>()).prop_map(|(queue, paused)| Event::Paused { queue, paused }),
         (name, any::<(Option<u64>, Option<u64>)>(), any::<bool>()).prop_map(
             |(queue, (max_length, max_bytes), drops)| Event::Limited {

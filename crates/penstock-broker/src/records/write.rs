@@ -1,14 +1,14 @@
 //! Writes events as bytes.
 
 use penstock_message::{
-    Extras, JoinPolicy, Key, MessageId, Overflow, Receipt, Refusal, Retries, Running, WallMs,
-    When as Outcome,
+    Due, Extras, JoinPolicy, Key, Later, MessageId, Overflow, Receipt, Refusal, Retries, Running,
+    WallMs, When as Outcome,
 };
 
 use super::{
     Change, ENDED_AT_ONCE, Event, Failing, Grant, JoinProgress, MARKED_WORKFLOW, Mark, MessageHead,
     Place, Renumbered, VERSION, WorkflowHead, WorkflowProgress, also, also_join, changed, failed,
-    has, join, limited, marked, moved, opened, stored, tag,
+    has, join, later, limited, marked, moved, opened, stored, tag,
 };
 use crate::clock::When;
 use crate::names::{Name, Names};
@@ -269,14 +269,19 @@ impl RecordWriter {
                 join,
                 released,
                 renumbered,
+                at,
             } => {
                 self.tag(tag::JOIN_ENDED);
                 self.bytes.extend_from_slice(&join.0);
-                self.tag(u8::from(*released) | u8::from(renumbered.is_some()) << 1);
+                let renumbers = u8::from(renumbered.is_some()) << 1;
+                self.tag(u8::from(*released) | renumbers | u8::from(at.is_some()) << 2);
                 if let Some(Renumbered { first, to, count }) = renumbered {
                     self.number(*first);
                     self.number(*to);
                     self.varint(*count);
+                }
+                if let Some(at) = at {
+                    self.difference(*at, self.time);
                 }
             }
             Event::JoinState {
@@ -635,6 +640,7 @@ impl RecordWriter {
             (also::ARGS_HASH, extras.args_hash.is_some()),
             (also::ATTEMPTS_BEFORE, head.attempts_before != 0),
             (also::WHEN, extras.when != Outcome::Succeeded),
+            (also::LATER, extras.later.is_some()),
         ] {
             flags |= if is_set { flag } else { 0 };
         }
@@ -701,6 +707,25 @@ impl RecordWriter {
         }
         if extras.when != Outcome::Succeeded {
             self.tag(extras.when as u8);
+        }
+        if let Some(later) = &extras.later {
+            self.later(later);
+        }
+    }
+
+    fn later(&mut self, times: &Later) {
+        let (due, ms) = match times.due {
+            None => (0, None),
+            Some(Due::AfterMs(ms)) => (later::AFTER, Some(ms)),
+            Some(Due::At(ms)) => (later::AT, Some(ms)),
+        };
+        let expires = match times.expires_after_ms {
+            None => 0,
+            Some(_) => later::EXPIRES,
+        };
+        self.tag(due | expires);
+        for ms in [ms, times.expires_after_ms].into_iter().flatten() {
+            self.varint(ms);
         }
     }
 

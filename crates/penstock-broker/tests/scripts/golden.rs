@@ -316,6 +316,20 @@ const LIVES_2: &[(&str, &str)] = &[
         w consume default 1",
     ),
     (
+        "later-steps",
+        "a hello
+        a hold g/ count=1 messages=soon inputs=one later=5000 later-expires=60000; publish g/0 member=g/:0
+        a hold i/ count=1 messages=dated later-at=70000; publish i/0 member=i/:0
+        a hold k/ count=1 messages=rescue when=failed later=5000; publish k/0 member=k/:0
+        a hold l/ count=1 messages=held later=5000; publish l/0 member=l/:0
+        a hold m/ count=1 messages=short later-expires=5000; publish m/0 member=m/:0
+        w hello
+        w consume default 4
+        w ack g/0; put g/0 yes
+        w ack i/0
+        w fail k/0",
+    ),
+    (
         "graph-carried",
         "a hello
         a hold e/ count=1 messages=last inputs=one expects=0:ended; hold t/ count=2 messages=page inputs=one member=e/:0

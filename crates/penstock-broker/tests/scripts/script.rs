@@ -22,9 +22,9 @@ use penstock_broker::{
 };
 use penstock_message::{
     AskQuery, Condition, Consume, Durability, FailedQuery, Failure, GivenValues, HeaderPatch, Hold,
-    InputShape, Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Open, Others,
-    Overflow, QueueLimits, ReleaseReason, Running, SessionId, Space, StatusQuery, Tasks, Tx, Value,
-    ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery,
+    InputShape, Inputs, JoinPolicy, Key, Later, Lease, Member, Message, MessageId, Op, Open,
+    Others, Overflow, QueueLimits, ReleaseReason, Running, SessionId, Space, StatusQuery, Tasks,
+    Tx, Value, ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery,
 };
 
 mod words;
@@ -608,6 +608,13 @@ impl World {
                             let join = join_id(name);
                             let extras = held.extras.get_or_insert_default();
                             extras.inputs = Some(Inputs { join, shape });
+                        }
+                        let times = Later {
+                            due: options.due("later", "later-at"),
+                            expires_after_ms: options.number("later-expires"),
+                        };
+                        if times != Later::default() {
+                            held.extras.get_or_insert_default().later = Some(Box::new(times));
                         }
                         (queue.to_owned(), held)
                     })

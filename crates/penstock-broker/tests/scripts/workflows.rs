@@ -697,3 +697,83 @@ fn a_group_without_members_succeeds_at_once() {
         ",
     );
 }
+
+/// Case 39: times of a step that waits for others begin when it may run.
+#[test]
+fn a_countdown_of_a_held_message_begins_with_its_release() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=1 messages=body inputs=list later=50; publish g/0 member=g/:0 -> a confirm 1
+        carry                                                         ->
+        wait 100                                                      ->
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0
+        w ack g/0; put g/0 one                                        -> w confirm 1
+        a info body                                                   -> a knows Delayed in default attempt 0 crashes 0
+        wait 30                                                       ->
+        carry                                                         ->
+        kill                                                          ->
+        w hello                                                       -> w welcome 1
+        w consume default 10                                          ->
+        wait 20                                                       ->
+        wait 1                                                        -> w deliver body![one]
+        ",
+    );
+}
+
+#[test]
+fn a_held_message_expires_so_long_after_its_release() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold h/ count=1 messages=last inputs=one expects=0:ended; hold g/ count=1 messages=h/0 member=h/:0 later=50 later-expires=20; publish g/0 member=g/:0 -> a confirm 1
+        wait 100                                                      ->
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0
+        w ack g/0                                                     -> w confirm 1
+        kill                                                          ->
+        w hello                                                       -> w welcome 1
+        w consume default 10                                          ->
+        wait 20                                                       -> w deliver last![Expired]
+        ",
+    );
+}
+
+#[test]
+fn a_time_that_a_person_named_is_kept_while_a_message_is_held() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=1 messages=past later-at=10; publish g/0 member=g/:0; hold i/ count=1 messages=later later-at=5000; publish i/0 member=i/:0 -> a confirm 1
+        wait 1000                                                     ->
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0 i/0
+        w ack g/0                                                     -> w confirm 1, w deliver past
+        w ack i/0                                                     -> w confirm 2
+        a info later                                                  -> a knows Delayed in default attempt 0 crashes 0
+        wait 3999                                                     ->
+        wait 1                                                        -> w deliver later
+        ",
+    );
+}
+
+/// What waits for a failure has times of its own, too.
+#[test]
+fn what_a_failure_releases_may_wait_from_then_on() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=1 messages=rescue inputs=one when=failed later=50; publish g/0 member=g/:0 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0
+        wait 100                                                      ->
+        w fail g/0 boom                                               -> w confirm 1
+        carry                                                         ->
+        kill                                                          ->
+        w hello                                                       -> w welcome 1
+        w consume default 10                                          ->
+        wait 51                                                       -> w deliver rescue![Failed:error]
+        ",
+    );
+}

@@ -176,6 +176,8 @@ impl TryFrom<proto::MessageExtras> for Extras {
             member: wire.member.map(Member::try_from).transpose()?,
             inputs: wire.inputs.map(inputs).transpose()?,
             when: When::from_number(wire.when)?,
+            // It comes beside a held message.
+            later: None,
             workflow: optional_id(&wire.workflow)?,
             key: wire.key,
             headers: headers_from_wire(wire.headers),

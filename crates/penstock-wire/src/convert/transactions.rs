@@ -1,8 +1,9 @@
 //! Transactions and their receipts.
 
 use penstock_message::{
-    Applied, Condition, HeaderPatch, Hold, JoinPolicy, Key, Message, MessageState, Op, Overflow,
-    QueueLimits, Receipt, Refusal, ReleaseReason, Running, Target, Tx, Value, ValueStatus, When,
+    Applied, Condition, HeaderPatch, Hold, JoinPolicy, Key, Later, Message, MessageState, Op,
+    Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, Running, Target, Tx, Value,
+    ValueStatus, When,
 };
 
 use super::messages::due;
@@ -261,9 +262,16 @@ impl TryFrom<proto::Op> for Op {
 
 impl From<Hold> for proto::Hold {
     fn from(hold: Hold) -> Self {
-        let held = |(queue, message): (String, Message)| proto::hold::Held {
-            queue,
-            message: Some(message.into()),
+        let held = |(queue, mut message): (String, Message)| {
+            let extras = message.extras.as_mut();
+            let later = extras.and_then(|extras| extras.later.take());
+            let later = later.map_or_else(Later::default, |later| *later);
+            proto::hold::Held {
+                queue,
+                message: Some(message.into()),
+                due: later.due.map(Into::into),
+                expires_after_ms: later.expires_after_ms,
+            }
         };
         let expected = |(index, when): (u32, When)| proto::hold::Expected {
             index,
@@ -292,7 +300,15 @@ impl TryFrom<proto::Hold> for Hold {
     fn try_from(wire: proto::Hold) -> Result<Self, WireError> {
         let held = |held: proto::hold::Held| -> Result<_, WireError> {
             let message = wanted(held.message, "a held message is missing")?;
-            Ok((held.queue, message.try_into()?))
+            let mut message: Message = message.try_into()?;
+            let later = Later {
+                due: due(held.due)?,
+                expires_after_ms: held.expires_after_ms,
+            };
+            if later != Later::default() {
+                message.extras.get_or_insert_default().later = Some(Box::new(later));
+            }
+            Ok((held.queue, message))
         };
         Ok(Self {
             join: message_id(&wire.join)?,
