@@ -97,8 +97,13 @@ class Graph:
         *,
         kind: int = 0,
         expects: Sequence[tuple[int, int]] = ...,
+        grows: bool = False,
+        creator: bytes | None = None,
     ) -> bytes:
         """Add a join of ``count`` members and return its id. ``max_failures``: None for any number.
+
+        ``grows``, with a ``count`` of 0: its members come in several transactions, until one seals it. If its creator
+        ends before that, the broker cancels the workflow: the session, and the lease of the running job ``creator``.
 
         ``then``: its own places in other joins, as (join, index). With ``result_ttl_ms`` its outcome is a value. The
         keys of that are the results of these places (``join`` with the index + 1 in its last three bytes), or that of
@@ -141,6 +146,8 @@ class Graph:
         ``description``: its steps as JSON, of at most 16 KiB (``crates/penstock-drawing`` reads it). ``deadline_ms``:
         time that it has. ``kept_ms``: for which it is listed after it has succeeded. ``parent``: job that sends it.
         """
+    def seal(self, join: bytes, count: int) -> None:
+        """Say that the members 0 to ``count - 1`` of a join that ``grows`` have all come."""
     def __len__(self) -> int: ...
 
 @final

@@ -61,6 +61,8 @@ pub struct Broker {
     /// Memory for the next check.
     pub(crate) checking: Checking,
     pub(crate) spare_leased: Vec<u32>,
+    /// Members of the transaction at hand that may have come to unsealed joins, by join.
+    pub(crate) grown: Vec<(JoinId, u32)>,
     pub(crate) chores: Chores,
     pub(crate) operations: Operations,
     /// Work that may still be done before everything is polled again: see `chores.rs`.
@@ -113,6 +115,7 @@ impl Broker {
             checks: 0,
             checking: Checking::new(hashing),
             spare_leased: Vec::new(),
+            grown: Vec::new(),
             chores: Chores::default(),
             operations: Operations::default(),
             budget: ENDED_AT_ONCE,

@@ -17,7 +17,7 @@ use crate::effects::Effect;
 use crate::endings::Unrun;
 use crate::messages::{Asked, Handle, State as MessagePlace};
 use crate::names::Name;
-use crate::records::{Event, How, Mark, MarkedFor};
+use crate::records::{ENDED_AT_ONCE, Event, How, Mark, MarkedFor};
 use crate::state::State;
 
 /// Reason of a cancelled job where none was given.
@@ -129,12 +129,33 @@ impl Broker {
 
     /// Ends a waiting job to which the steps of an operation under way have not come.
     pub(crate) fn end_cancelled(&mut self, slot: u32, mark: &Mark) {
-        let status = self.operation_under_way(mark.number);
-        status.matched += 1;
-        status.done += 1;
+        // As in the steps, what waits for its group comes first: its end would block that.
+        let last = match mark.workflow {
+            Some(_) => self.last_behind(slot, mark),
+            None => Vec::new(),
+        };
         let (how, reason) = (How::Cancelled, mark.reason);
-        self.added += 1;
-        self.added += self.end_waiting(vec![slot], Unrun { how, reason });
+        for slots in [last, vec![slot]] {
+            let ended = slots.len();
+            let status = self.operation_under_way(mark.number);
+            status.matched += ended as u64;
+            status.done += ended as u64;
+            self.added += ended;
+            self.added += self.end_waiting(slots, Unrun { how, reason });
+        }
+    }
+
+    /// Returns messages that wait for the group of this one, are members of none, and are cancelled with it.
+    fn last_behind(&self, slot: u32, mark: &Mark) -> Vec<u32> {
+        let messages = &self.state.messages;
+        let member = messages.member(slot);
+        let join = member.and_then(|member| self.state.joins.find(&member.join));
+        // What a group that is over held is blocked already.
+        let join = join.filter(|join| !self.state.joins[*join].is_over);
+        let held = join.into_iter().flat_map(|join| self.held_slots(join));
+        held.filter(|slot| messages.member(*slot).is_none() && self.state.is_meant(mark, *slot))
+            .take(ENDED_AT_ONCE)
+            .collect()
     }
 
     /// Whether an operation under way leaves this running job alone. With its old number it would be cancelled as soon as

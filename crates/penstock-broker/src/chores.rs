@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use penstock_faults::perhaps;
-use penstock_message::{Durability, JoinId, Key, Space};
+use penstock_message::{Durability, Filter, JoinId, Key, Running, Space};
 
 use crate::Broker;
 use crate::endings::{NOT_NEEDED, Unrun};
@@ -21,7 +21,8 @@ use crate::messages::Handle;
 use crate::names::Name;
 #[cfg(doc)]
 use crate::records::Mark;
-use crate::records::{ENDED_AT_ONCE, Event, How};
+use crate::records::{ENDED_AT_ONCE, Event, How, MarkedFor};
+use crate::state::State;
 
 /// Leases of one session that end.
 #[derive(Debug)]
@@ -129,6 +130,7 @@ impl Broker {
                 gives_way
                     || !self.chores.is_empty()
                     || !self.state.joins_needless.is_empty()
+                    || !self.state.joins.abandoned.is_empty()
                     || !self.state.marks.is_empty()
                     || !self.state.waits.forward.is_empty()
                     || self.ended_values_over() > 0
@@ -162,6 +164,21 @@ impl Broker {
         for (_, id) in self.state.joins_over.clone() {
             self.chores.tell_blocked(id);
         }
+        if self.state.joins.has_unsealed() {
+            let State {
+                joins,
+                sessions,
+                messages,
+                ..
+            } = &mut self.state;
+            let leased = sessions.iter().flat_map(|(_, session)| &session.leases);
+            let leases = leased.filter_map(|slot| messages.lease_state(*slot));
+            let grants: BTreeSet<u64> = leases.map(|lease| lease.grant.number).collect();
+            joins.abandon(|growth| {
+                sessions.by_number(growth.session).is_none()
+                    || (growth.grant > 0 && !grants.contains(&growth.grant))
+            });
+        }
     }
 
     /// Does a step of the pending work; once for each time that everything was polled.
@@ -176,6 +193,7 @@ impl Broker {
                 self.step_leases();
                 self.step_asked();
                 self.forget_sessions();
+                self.step_abandoned();
                 self.step_marks();
                 self.step_blocked();
                 self.step_reopened();
@@ -277,6 +295,30 @@ impl Broker {
             self.state.forget_session(index);
         }
         self.chores.forgotten = later;
+    }
+
+    /// Cancels workflows whose creators ended before all members had come.
+    fn step_abandoned(&mut self) {
+        while self.step_size() >= 4
+            && let Some(id) = self.state.joins.abandoned.pop_front()
+        {
+            let slot = self.state.joins.find(&id);
+            let join = slot.map(|slot| &self.state.joins[slot]);
+            let growth = join
+                .filter(|join| join.is_unsealed())
+                .and_then(|join| join.growth.as_ref());
+            let Some(workflow) = growth.map(|growth| growth.workflow) else {
+                continue;
+            };
+            let filter = Filter {
+                workflow: Some(workflow),
+                ..Filter::default()
+            };
+            let mut mark = self.new_mark(MarkedFor::Cancel, &filter, ABANDONED, None);
+            mark.running = Running::Ask;
+            self.begin_mark(mark);
+            self.added += 1 + self.cancel_unsealed(&workflow, mark.reason);
+        }
     }
 
     /// Reports the messages of a failed join to joins of their own, and tells their watchers.
@@ -427,5 +469,7 @@ impl Broker {
     }
 }
 
+/// Reason of jobs of a workflow that was not sent whole.
+const ABANDONED: &str = "its creator ended before it was complete";
 /// Reason of a job whose join has failed.
 pub(crate) const BLOCKED: &str = "a member of the group it waited for has failed";

@@ -218,6 +218,7 @@ fn every_table_that_clients_choose_keys_of_has_the_seed_of_the_broker() {
             state.names.hashing(),
             state.messages.hashing(),
             state.messages.kinds_hashing(),
+            state.messages.extras.hashing(),
             state.sessions.hashing(),
             checking.hashing(),
         ]

@@ -38,6 +38,8 @@ pub(crate) struct Checking {
     leased: Vec<u32>,
     /// Messages that it adds to queues with limits.
     arrivals: Vec<Arrivals>,
+    /// Whether one of those joins is not sealed.
+    has_unsealed: bool,
     /// Whether it may be refused for want of room.
     may_find_no_room: bool,
     /// Whether some of the messages that it adds may be held already.
@@ -166,7 +168,7 @@ impl Broker {
                 self.begin(durability);
                 for tx in txs {
                     if let Ok(checked) = self.check(session, tx.ops) {
-                        self.apply(checked);
+                        self.apply(session, checked);
                     }
                 }
                 self.seal(durability);
@@ -177,11 +179,11 @@ impl Broker {
         let mut exceptions = Vec::new();
         for (index, tx) in txs.into_iter().enumerate().skip(resent as usize) {
             let receipt = match self.check(session, tx.ops) {
-                Ok(checked) => Receipt::Applied(self.apply(checked)),
+                Ok(checked) => Receipt::Applied(self.apply(session, checked)),
                 Err(Unchecked { op, why, half }) => {
                     self.counts.refused += 1;
                     if planted!("apply-half") {
-                        self.apply(half);
+                        self.apply(session, half);
                     }
                     Receipt::Refused { op, why }
                 }

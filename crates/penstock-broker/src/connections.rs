@@ -256,6 +256,9 @@ impl Broker {
             let leases = self.state.sessions[index].leases.clone();
             self.chores.forget_leases(index);
             self.end_leases(index, leases, None);
+            // It says that nothing more comes.
+            let number = self.state.sessions[index].number;
+            self.state.joins.abandon(|growth| growth.session == number);
         }
         let left_at = self.clocks.steady();
         let number = self.state.sessions[index].number;

@@ -551,14 +551,14 @@ impl State {
         body.unwrap_or_default()
     }
 
-    fn extras_to_send(kind: &Kind, extras: Option<&Extras>) -> Option<Box<Extras>> {
+    fn extras_to_send(kind: &Kind, extras: Option<Extras>) -> Option<Box<Extras>> {
         if extras.is_none() && kind.generation == 0 {
             return None;
         }
         let extras = Extras {
             generation: kind.generation,
             attempts_before: kind.attempts_before,
-            ..extras.cloned().unwrap_or_default()
+            ..extras.unwrap_or_default()
         };
         extras.boxed()
     }
@@ -578,9 +578,11 @@ impl State {
         let entry = &self.messages[slot];
         let kind = self.messages.kind(slot);
         let expires_at = self.messages.expires_at(slot);
-        let (notes, extras) = self.messages.notes_and_extras(slot);
-        let inputs = extras.and_then(|extras| extras.inputs);
-        let when = extras.map_or(Outcome::Succeeded, |extras| extras.when);
+        let (notes, extras) = (self.messages.notes(slot), self.messages.whole_extras(slot));
+        let inputs = extras.as_ref().and_then(|extras| extras.inputs);
+        let when = extras
+            .as_ref()
+            .map_or(Outcome::Succeeded, |extras| extras.when);
         Some(Delivery {
             inputs: self.inputs_to_send(inputs, when),
             lease,

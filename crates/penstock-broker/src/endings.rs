@@ -403,6 +403,44 @@ impl Broker {
         self.follow_ends();
     }
 
+    /// Ends the coming of members to an unsealed join, which may end it.
+    pub(crate) fn seal_join(&mut self, join: JoinId, count: u32) {
+        let Some(slot) = self.state.joins.find(&join) else {
+            return;
+        };
+        self.record(&Event::JoinSealed {
+            join,
+            count,
+            cancelled: false,
+        });
+        self.state.seal_join(slot, count, false);
+        self.decide_join(slot);
+        self.follow_ends();
+    }
+
+    /// Lets no more members come to the unsealed join of a workflow that is being cancelled. Returns the number of events
+    /// for that.
+    pub(crate) fn cancel_unsealed(&mut self, workflow: &MessageId, reason: Name) -> usize {
+        let Some(slot) = self.state.joins.unsealed_of(workflow) else {
+            return 0;
+        };
+        let reason = self.state.names.text(reason).to_owned();
+        let mut events = 1 + self.put_outcome_of(slot, ValueStatus::Cancelled, reason.into());
+        let join = &self.state.joins[slot];
+        let count = join
+            .growth
+            .as_ref()
+            .map_or(join.count, |growth| growth.members);
+        self.record(&Event::JoinSealed {
+            join: join.id,
+            count,
+            cancelled: true,
+        });
+        self.state.seal_join(slot, count, true);
+        events += self.decide_join(slot);
+        events + self.follow_ends()
+    }
+
     /// Ends a join with too many failed members. Returns the number of events for that.
     fn fail_join(&mut self, slot: u32) -> usize {
         let at = self.clocks.steady();
@@ -508,7 +546,7 @@ impl Broker {
     }
 
     /// Returns the messages that the join still holds.
-    fn held_slots(&self, join: u32) -> impl Iterator<Item = u32> {
+    pub(crate) fn held_slots(&self, join: u32) -> impl Iterator<Item = u32> {
         let join = &self.state.joins[join];
         let held = join.held.iter();
         let held = held.filter(|handle| self.is_held_by(**handle, &join.id));
@@ -518,13 +556,21 @@ impl Broker {
     /// Keeps the outcome of a join as a value, if anybody reads it. Returns the number of events for that.
     fn put_outcome(&mut self, slot: u32, status: ValueStatus) -> usize {
         let join = &self.state.joins[slot];
-        let Some(ttl_ms) = join.result_ttl_ms else {
+        if join.result_ttl_ms.is_none() {
             return 0;
-        };
+        }
         let body = match status {
             ValueStatus::Gathered => gathered(join.id, join.count),
             ValueStatus::Cancelled => NOT_NEEDED.into(),
             _ => upstream(&join.causes),
+        };
+        self.put_outcome_of(slot, status, body)
+    }
+
+    fn put_outcome_of(&mut self, slot: u32, status: ValueStatus, body: Bytes) -> usize {
+        let join = &self.state.joins[slot];
+        let Some(ttl_ms) = join.result_ttl_ms else {
+            return 0;
         };
         let (ids, group) = (join.result_ids(), self.state.names.intern(OUTCOMES));
         for id in &ids {

@@ -15,7 +15,7 @@ const INLINE_BYTES: usize = 256 << 10;
 /// Bytes that a value takes next to its own.
 const VALUE_BYTES: usize = 8;
 /// Levels of joins within joins that come along.
-const DEEPEST: usize = 32;
+const DEEPEST: usize = 128;
 
 impl State {
     /// Returns the values for a job, encoded; nothing for one that has no inputs.

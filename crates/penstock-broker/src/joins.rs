@@ -16,10 +16,14 @@ use penstock_message::{
 
 use crate::Position;
 use crate::messages::Handle;
+use crate::records::Growth;
 use crate::slab::Slab;
 
 /// Bytes of the journal for the arrivals of 64 neighbours.
 const ARRIVED_WORD_BYTES: u64 = 10;
+
+/// Bytes of the journal for what an unsealed join has beside the others.
+const UNSEALED_BYTES: u64 = 40;
 
 /// Number of jobs that are kept, and the bytes that they take in the journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,6 +89,9 @@ pub(crate) struct Join {
     pub(crate) then: Vec<Member>,
     /// Time for which its outcome is kept as a value.
     pub(crate) result_ttl_ms: Option<u64>,
+    /// Its growth, until it is sealed; `count` is the highest that there can be until then. Of one that was closed before
+    /// its seal for ever, so that those who come late are told.
+    pub(crate) growth: Option<Box<Growth>>,
     /// Joins that have a place in this one, and may be released and still here.
     nested: Vec<JoinId>,
     /// Whether too many members have failed: the messages that it holds are blocked.
@@ -118,6 +125,13 @@ impl Join {
         *self.arrived.entry(index / 64).or_default() |= 1 << (index % 64);
         self.arrivals += 1;
         true
+    }
+
+    /// Whether members may still come.
+    pub(crate) fn is_unsealed(&self) -> bool {
+        self.growth
+            .as_ref()
+            .is_some_and(|growth| growth.session > 0)
     }
 
     /// Returns the members that have arrived, as (index / 64, bits).
@@ -214,7 +228,12 @@ impl Join {
 
     pub(crate) fn journal_bytes(&self) -> u64 {
         let ids = 16 * self.causes.len() + 20 * self.then.len() + 4 * self.expects.len();
-        64 + self.arrived.len() as u64 * ARRIVED_WORD_BYTES + ids as u64
+        let unsealed = if self.growth.is_some() {
+            UNSEALED_BYTES
+        } else {
+            0
+        };
+        64 + unsealed + self.arrived.len() as u64 * ARRIVED_WORD_BYTES + ids as u64
     }
 }
 
@@ -228,6 +247,10 @@ pub(crate) struct Joins {
     early: SeededMap<JoinId, Vec<Handle>>,
     /// Number of messages that have the values of each join as their inputs.
     readers: SeededMap<JoinId, u32>,
+    /// Joins that are not sealed. Few are at a time.
+    unsealed: Vec<JoinId>,
+    /// Those of them whose creators have ended.
+    pub(crate) abandoned: VecDeque<JoinId>,
     /// Joins that have lost a reader, or were released, since anybody looked.
     unread: VecDeque<JoinId>,
 }
@@ -282,6 +305,7 @@ impl Joins {
             has_needless: false,
             then: Vec::new(),
             result_ttl_ms: None,
+            growth: None,
             nested: Vec::new(),
             is_over: false,
             is_needless: false,
@@ -294,6 +318,58 @@ impl Joins {
         });
         self.by_id.insert(id, slot);
         slot
+    }
+
+    /// Lets members come to a join until it is sealed.
+    pub(crate) fn unseal(&mut self, slot: u32, growth: Growth) {
+        let join = &mut self.joins[slot];
+        join.growth = Some(Box::new(growth));
+        if join.is_unsealed() {
+            let id = join.id;
+            join.count = JOIN_CAP;
+            self.unsealed.push(id);
+        }
+    }
+
+    /// Fixes the number of members of an unsealed join. `closes`: others would still have come.
+    pub(crate) fn seal(&mut self, slot: u32, count: u32, closes: bool) {
+        let join = &mut self.joins[slot];
+        if !join.is_unsealed() {
+            return;
+        }
+        join.count = count;
+        match &mut join.growth {
+            Some(growth) if closes => growth.session = 0,
+            growth => *growth = None,
+        }
+        let id = join.id;
+        self.unsealed.retain(|other| *other != id);
+    }
+
+    pub(crate) fn has_unsealed(&self) -> bool {
+        !self.unsealed.is_empty()
+    }
+
+    pub(crate) fn unsealed(&self) -> impl Iterator<Item = (u32, &Growth)> {
+        self.unsealed.iter().filter_map(|id| {
+            let slot = self.find(id)?;
+            Some((slot, self.joins[slot].growth.as_deref()?))
+        })
+    }
+
+    /// Finds the unsealed join of a workflow: it has at most one.
+    pub(crate) fn unsealed_of(&self, workflow: &MessageId) -> Option<u32> {
+        let found = self
+            .unsealed()
+            .find(|(_, growth)| growth.workflow == *workflow);
+        found.map(|(slot, _)| slot)
+    }
+
+    /// Notes the unsealed joins whose creators have ended, to be looked at.
+    pub(crate) fn abandon(&mut self, has_ended: impl Fn(&Growth) -> bool) {
+        let ended = self.unsealed().filter(|(_, growth)| has_ended(growth));
+        let ended: Vec<JoinId> = ended.map(|(slot, _)| self.joins[slot].id).collect();
+        self.abandoned.extend(ended);
     }
 
     /// Notes that a join has places in others.
@@ -440,6 +516,9 @@ impl Joins {
     pub(crate) fn close(&mut self, slot: u32) -> Join {
         let join = self.joins.remove(slot);
         self.by_id.remove(&join.id);
+        if join.is_unsealed() {
+            self.unsealed.retain(|id| *id != join.id);
+        }
         self.unread.extend(&join.nested);
         join
     }

@@ -35,6 +35,7 @@ mod dispatch;
 mod effects;
 mod endings;
 mod ends;
+mod extras;
 mod failed;
 mod flows;
 mod held;

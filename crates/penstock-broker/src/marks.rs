@@ -42,6 +42,8 @@ struct Progress {
     cursor: u64,
     /// Whether all ready messages of a purged queue have been ended; delayed ones may be left.
     ready_is_done: bool,
+    /// Whether the last jobs of a cancelled workflow have been ended.
+    last_are_done: bool,
 }
 
 impl Broker {
@@ -233,8 +235,14 @@ impl Broker {
     fn step_cancel(&mut self, mark: &Mark, progress: &mut Progress) -> bool {
         let state = &self.state;
         let mut spared = 0;
+        // Its last jobs come first: what is cancelled before them would block them, and they would read as that.
+        let only_last = mark.workflow.is_some() && !progress.last_are_done;
+        let is_last = |slot: u32| {
+            let place = state.messages.state(slot);
+            matches!(place, MessagePlace::Held(_)) && state.messages.member(slot).is_none()
+        };
         let is_meant = |slot: u32| {
-            let is_meant = state.is_meant(mark, slot);
+            let is_meant = state.is_meant(mark, slot) && (!only_last || is_last(slot));
             let is_spared = mark.running == Running::Leave && state.messages[slot].is_leased();
             spared += u64::from(is_meant && is_spared);
             let is_missed = planted!("cancel-misses-delayed") && state.messages[slot].is_delayed();
@@ -256,7 +264,8 @@ impl Broker {
             self.ask_to_stop(slot, mark.reason, mark.running == Running::Kill);
         }
         progress.cursor = cursor.unwrap_or(0);
-        cursor.is_none()
+        progress.last_are_done |= cursor.is_none();
+        cursor.is_none() && !only_last
     }
 
     /// Returns the matching messages from this slot on, and the slot to continue from; `None`: that was all.

@@ -9,6 +9,7 @@
 //!               (of an ended one: when and how it ended, in place of the last two times)
 //!     hot       body, rests, lease or join, copies, notes, claim: about 150 bytes
 //!     kinds     queue, task, priority, attempt, ...: one for all messages that are alike
+//!     extras    workflow, headers, ...: one for all that have the same; which one, 4 bytes a message
 //!     dues      when a delayed message is due: 8 bytes; expiries likewise
 //! ```
 
@@ -22,6 +23,7 @@ use crate::Position;
 use crate::charges::Charge;
 use crate::clock::{Clock, When};
 use crate::effects::Rests;
+use crate::extras::SharedExtras;
 use crate::index::{Hash, Index};
 use crate::kinds::{Kind, KindId, Kinds};
 use crate::names::Name;
@@ -118,6 +120,10 @@ mod flag {
     pub(super) const RECOVERED: u16 = 64;
     /// Set while it is not found by its id yet.
     pub(super) const UNENTERED: u16 = 128;
+    /// Its id says which member of which join it is.
+    pub(super) const MEMBER: u16 = 512;
+    /// It has extras, besides.
+    pub(super) const EXTRAS: u16 = 1024;
 }
 
 impl Entry {
@@ -177,6 +183,14 @@ impl Entry {
         self.flags & flag::EXPIRES != 0
     }
 
+    fn is_member(&self) -> bool {
+        self.flags & flag::MEMBER != 0
+    }
+
+    fn has_extras(&self) -> bool {
+        self.flags & flag::EXTRAS != 0
+    }
+
     fn is_unentered(&self) -> bool {
         self.flags & flag::UNENTERED != 0
     }
@@ -218,7 +232,6 @@ enum WaitsFor {
 struct Extra {
     notes: Vec<Bytes>,
     claim: Option<Key>,
-    extras: Option<Box<Extras>>,
     failure: Option<Box<Failure>>,
     asked: Option<Asked>,
 }
@@ -292,6 +305,7 @@ pub(crate) struct Messages {
     pub(crate) kinds: Kinds,
     dues: Times,
     expiries: Times,
+    pub(crate) extras: SharedExtras,
     by_id: Index,
     /// Messages that have ended, one for each id.
     ended: Index,
@@ -312,14 +326,11 @@ impl Extra {
     /// Returns roughly the bytes that it takes in the journal.
     fn journal_bytes(&self) -> u64 {
         let notes: usize = self.notes.iter().map(|note| note.len() + 8).sum();
-        let extras = self.extras.as_ref().map_or(0, |extras| {
-            48 + extras.headers_bytes() + extras.key.as_ref().map_or(0, Bytes::len)
-        });
         let failure = self.failure.as_ref().map_or(0, |failure| {
             24 + failure.message.len() + failure.preview.len()
         });
         let asked = if self.asked.is_some() { 12 } else { 0 };
-        (notes + extras + failure + asked) as u64
+        (notes + failure + asked) as u64
     }
 }
 
@@ -332,6 +343,7 @@ impl Messages {
     pub(crate) fn new(hashing: SeededState) -> Self {
         Self {
             kinds: Kinds::new(hashing),
+            extras: SharedExtras::new(hashing),
             by_id: Index::new(hashing),
             ended: Index::new(hashing),
             ..Self::default()
@@ -458,6 +470,7 @@ impl Messages {
         self.set_due(slot, None);
         self.set_expiry(slot, None);
         self.leave_id(slot);
+        self.forget_extras(slot);
         let entry = &mut self.entries[slot];
         if entry.is_hot() {
             let hot = self.hot.remove(entry.place as u32);
@@ -531,6 +544,7 @@ impl Messages {
         self.set_due(slot, None);
         self.set_expiry(slot, None);
         let is_last = self.leave_id(slot);
+        self.forget_extras(slot);
         let entry = self.entries.remove(slot);
         self.kinds.give(entry.kind);
         if entry.is_hot() {
@@ -756,18 +770,37 @@ impl Messages {
         self.hot(slot)?.extra.as_ref()?.claim.as_ref()
     }
 
-    /// Returns notes and extras: most messages have neither.
-    pub(crate) fn notes_and_extras(&self, slot: u32) -> (&[Bytes], Option<&Extras>) {
-        let extra = self.hot(slot).and_then(|hot| hot.extra.as_ref());
-        extra.map_or((&[], None), |extra| (&extra.notes, extra.extras.as_deref()))
-    }
-
+    /// Returns its extras, without its place in a join if its id says which that is.
+    #[inline]
     pub(crate) fn extras(&self, slot: u32) -> Option<&Extras> {
-        self.hot(slot)?.extra.as_ref()?.extras.as_deref()
+        match self.entries[slot].has_extras() {
+            true => Some(self.extras.of(slot)),
+            false => None,
+        }
     }
 
+    /// Returns all extras.
+    #[inline]
+    pub(crate) fn whole_extras(&self, slot: u32) -> Option<Extras> {
+        let entry = &self.entries[slot];
+        if !entry.has_extras() && !entry.is_member() {
+            return None;
+        }
+        let mut extras = self.extras(slot).cloned().unwrap_or_default();
+        extras.member = self.member(slot);
+        Some(extras)
+    }
+
+    #[inline]
     pub(crate) fn member(&self, slot: u32) -> Option<Member> {
-        self.extras(slot)?.member
+        let entry = &self.entries[slot];
+        match entry.is_member() {
+            true => Some(Member {
+                join: entry.id.join_of(),
+                index: entry.id.index_in_join()?,
+            }),
+            false => self.extras(slot)?.member,
+        }
     }
 
     /// Returns the outcome of its join on which it is released.
@@ -814,6 +847,14 @@ impl Messages {
             false => (BodyAt(entry.place), None),
         };
         let extra = extra.map_or(0, |extra| extra.journal_bytes());
+        let extra = match self.extras(slot) {
+            Some(extras) => {
+                let key = extras.key.as_ref().map_or(0, Bytes::len);
+                extra + (48 + extras.headers_bytes() + key) as u64
+            }
+            None if entry.is_member() => extra + 48,
+            None => extra,
+        };
         64 + body_at.length() as u64 + extra
     }
 
@@ -936,27 +977,41 @@ impl Messages {
         self.extra(slot).claim = None;
     }
 
-    pub(crate) fn set_extras(&mut self, slot: u32, extras: Box<Extras>) {
-        self.extra(slot).extras = Some(extras);
+    pub(crate) fn set_extras(&mut self, slot: u32, mut extras: Extras) {
+        self.forget_extras(slot);
+        let entry = &mut self.entries[slot];
+        if let Some(Member { join, index }) = extras.member
+            && (join, Some(index)) == (entry.id.join_of(), entry.id.index_in_join())
+        {
+            extras.member = None;
+            entry.set(flag::MEMBER, true);
+        }
+        if extras != Extras::default() {
+            entry.set(flag::EXTRAS, true);
+            self.extras.set(slot, extras);
+        }
     }
 
-    pub(crate) fn extras_mut(&mut self, slot: u32) -> &mut Extras {
-        self.extra(slot).extras.get_or_insert_default()
+    fn forget_extras(&mut self, slot: u32) {
+        let entry = &mut self.entries[slot];
+        if entry.has_extras() {
+            self.extras.forget(slot);
+        }
+        entry.flags &= !(flag::EXTRAS | flag::MEMBER);
     }
 
-    pub(crate) fn forget_suspects(&mut self, slot: u32) {
-        if self.extras(slot).is_some_and(|extras| extras.suspects > 0) {
-            let mut extras = std::mem::take(self.extras_mut(slot));
-            extras.suspects = 0;
-            self.extra(slot).extras = extras.boxed();
+    pub(crate) fn set_suspects(&mut self, slot: u32, suspects: u8) {
+        if self.extras(slot).map_or(0, |extras| extras.suspects) != suspects {
+            let extras = self.whole_extras(slot).unwrap_or_default();
+            self.set_extras(slot, Extras { suspects, ..extras });
         }
     }
 
     pub(crate) fn take_later(&mut self, slot: u32) -> Option<Later> {
-        let mut extras = std::mem::take(self.extras_mut(slot));
-        let later = extras.later.take();
-        self.extra(slot).extras = extras.boxed();
-        later.map(|later| *later)
+        let mut extras = self.whole_extras(slot)?;
+        let later = extras.later.take()?;
+        self.set_extras(slot, extras);
+        Some(*later)
     }
 
     pub(crate) fn set_failure(&mut self, slot: u32, failure: Option<Failure>) {
@@ -1051,12 +1106,14 @@ impl Messages {
     pub(crate) fn assert_counts(&self) {
         let mut kinds = penstock_message::SeededMap::default();
         let (mut resident_bytes, mut hot, mut dues, mut expiries) = (0, 0, 0, 0);
+        let mut with_extras = 0;
         for (slot, entry) in self.entries.iter() {
             if entry.is_ended() {
                 let found = self.find_ended(&entry.id);
                 assert_eq!(found, Some(slot), "the value of {:?}", entry.id);
             }
             *kinds.entry(*self.kind_of(entry)).or_default() += 1;
+            with_extras += usize::from(entry.has_extras());
             dues += usize::from(entry.is_delayed());
             expiries += usize::from(entry.expires());
             if let Some(entry) = self.hot(slot) {
@@ -1068,6 +1125,7 @@ impl Messages {
             }
         }
         self.kinds.assert_counts(&kinds);
+        self.extras.assert_counts(with_extras);
         assert_eq!(self.hot.len(), hot, "hot messages");
         assert_eq!(self.resident_bytes, resident_bytes, "bodies in memory");
         assert_eq!(self.dues.len, dues, "times of delayed messages");

@@ -207,7 +207,7 @@ impl Broker {
         if planted!("carry-no-delay") && matches!(head.place, Place::Delayed(_)) {
             head.place = Place::Ready;
         }
-        let extras = self.state.messages.extras(slot).cloned();
+        let extras = self.state.messages.whole_extras(slot);
         let event = Event::Message {
             head,
             extras: extras.map(std::borrow::Cow::Owned),
@@ -341,6 +341,7 @@ impl Broker {
                     is_needless: join.is_needless,
                     then: join.then.clone().into(),
                     result_ttl_ms: join.result_ttl_ms,
+                    unsealed: join.growth.as_deref().copied(),
                 },
             },
         );

@@ -241,6 +241,17 @@ pub(crate) enum Event<'a> {
     JoinReopened {
         join: JoinId,
     },
+    /// Members have come to an unsealed join.
+    JoinGrown {
+        join: JoinId,
+        by: u32,
+    },
+    /// No more members come to a join: all have come, or its workflow was cancelled.
+    JoinSealed {
+        join: JoinId,
+        count: u32,
+        cancelled: bool,
+    },
     /// The broker has ended these messages, which did not run.
     EndedMany {
         how: How,
@@ -357,6 +368,20 @@ pub(crate) struct JoinProgress<'a> {
     /// Places of the join in others.
     pub(crate) then: Cow<'a, [Member]>,
     pub(crate) result_ttl_ms: Option<u64>,
+    pub(crate) unsealed: Option<Growth>,
+}
+
+/// An unsealed join's growth, and whose end would end it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Growth {
+    pub(crate) workflow: MessageId,
+    /// Number of the creator's session; 0: the join has failed, or its workflow was cancelled, before all had come, and
+    /// no more may.
+    pub(crate) session: u64,
+    /// Number of the grant under which the creating job runs; 0: no job does.
+    pub(crate) grant: u64,
+    /// Number of members that have come.
+    pub(crate) members: u32,
 }
 
 /// State of a message apart from its body and notes.
@@ -573,9 +598,11 @@ mod tag {
     pub(super) const LIMITED: u8 = 24;
     pub(super) const WORKFLOW_OPENED: u8 = 25;
     pub(super) const WORKFLOW_CHANGED: u8 = 26;
-    // 28 to 30 and 33 to 38 are reserved: joins grown and sealed, members settled, policies, gates,
-    // schedules, claims moved, breakers.
+    // 30 and 33 to 38 are reserved: members settled, policies, gates, schedules,
+    // claims moved, breakers.
     pub(super) const JOIN_STATE: u8 = 27;
+    pub(super) const JOIN_GROWN: u8 = 28;
+    pub(super) const JOIN_SEALED: u8 = 29;
     pub(super) const JOIN_OVER: u8 = 31;
     pub(super) const REVIVED: u8 = 32;
     pub(super) const ENDED_MANY: u8 = 39;
@@ -595,10 +622,10 @@ mod tag {
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 43] = [
+    pub(super) const ALL: [u8; 45] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
-        JOIN_STATE, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED, CANCEL_ASKED, CLOCK_BOOT,
-        FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED, MEMBER_FAILED,
+        JOIN_STATE, JOIN_GROWN, JOIN_SEALED, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED,
+        CANCEL_ASKED, CLOCK_BOOT, FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED, MEMBER_FAILED,
         MEMBER_NOT_NEEDED, MEMBER_REVIVED, JOIN_REOPENED,
         WORKFLOW_OPENED, WORKFLOW_CHANGED,
     ];
@@ -692,7 +719,8 @@ mod also_join {
     pub(super) const EXPECTS: u64 = 1;
     pub(super) const HAS_NEEDLESS: u64 = 1 << 1;
     pub(super) const NEEDLESS: u64 = 1 << 2;
-    pub(super) const KNOWN: u64 = (1 << 3) - 1;
+    pub(super) const UNSEALED: u64 = 1 << 3;
+    pub(super) const KNOWN: u64 = (1 << 4) - 1;
 }
 
 /// Flags of a `WorkflowOpened`, and of its fields that follow.

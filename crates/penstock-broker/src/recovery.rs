@@ -133,6 +133,7 @@ impl Recovery {
         self.state.reported.clear();
         self.state.inherited.clear();
         self.state.workflows.forget_touched();
+        self.state.joins.abandoned.clear();
         self.state.cool();
         self.state.sweep();
         Ok(())
@@ -468,9 +469,24 @@ impl Recovery {
                 arrived,
                 progress,
             } => {
+                state.forget_if_unread(&join, progress.is_released);
                 state.open_join(join, count, policy, &progress);
                 if let Some(slot) = state.joins.find(&join) {
-                    state.restore_join(slot, &arrived, &progress, over_at);
+                    state.restore_join(slot, count, &arrived, &progress, over_at);
+                }
+            }
+            Event::JoinGrown { join, by } => {
+                if let Some(slot) = state.joins.find(&join) {
+                    state.grow_join(slot, by);
+                }
+            }
+            Event::JoinSealed {
+                join,
+                count,
+                cancelled,
+            } => {
+                if let Some(slot) = state.joins.find(&join) {
+                    state.seal_join(slot, count, cancelled);
                 }
             }
             Event::JoinOver { join, at } => {

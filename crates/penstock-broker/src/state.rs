@@ -208,7 +208,7 @@ impl State {
             if let Some(inputs) = extras.inputs {
                 self.joins.add_reader(inputs.join);
             }
-            self.messages.set_extras(slot, extras);
+            self.messages.set_extras(slot, *extras);
             if failure.is_none() {
                 self.count_live(slot, Adjust::Add);
             }
@@ -316,7 +316,7 @@ impl State {
         };
         let body = self.messages.body(source).cloned();
         let body_at = self.messages.body_at(source);
-        let extras = self.messages.extras(source).cloned().map(Box::new);
+        let extras = self.messages.whole_extras(source).map(Box::new);
         let head = MessageHead {
             number,
             queue,
@@ -507,8 +507,11 @@ impl State {
     /// unless it is empty: then that event has it.
     pub(crate) fn suspect_message(&mut self, slot: u32, reason: Bytes) {
         self.live_bytes -= self.messages.journal_bytes(slot);
-        let extras = self.messages.extras_mut(slot);
-        extras.suspects = extras.suspects.saturating_add(1);
+        let suspects = self
+            .messages
+            .extras(slot)
+            .map_or(0, |extras| extras.suspects);
+        self.messages.set_suspects(slot, suspects.saturating_add(1));
         self.live_bytes += self.messages.journal_bytes(slot);
         if !reason.is_empty() {
             self.add_note(slot, reason);
@@ -570,7 +573,7 @@ impl State {
     pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
         let (id, base) = (self.messages[slot].id, self.messages[slot].base());
         let extras = self.messages.extras(slot);
-        let member = extras.and_then(|extras| extras.member);
+        let member = self.messages.member(slot);
         let inputs = extras.and_then(|extras| extras.inputs);
         if extras.is_some_and(|extras| extras.workflow.is_some()) {
             let outcome = match &ending {
@@ -666,6 +669,17 @@ impl State {
             self.joins.may_be_unread(id);
         }
         self.close_unread_joins();
+    }
+
+    /// Forgets, in a replay, a released join when a new one of the same id follows: nobody read its values any more by
+    /// then. `is_released`: it is the same one.
+    pub(crate) fn forget_if_unread(&mut self, id: &JoinId, is_released: bool) {
+        if let Some(slot) = self.joins.find(id)
+            && self.joins[slot].is_released
+            && !is_released
+        {
+            self.forget_join(slot);
+        }
     }
 
     fn forget_join(&mut self, slot: u32) -> crate::joins::Join {
@@ -839,7 +853,7 @@ impl State {
             self.names.let_go(failure.class);
         }
         self.messages.set_failure(slot, None);
-        self.messages.forget_suspects(slot);
+        self.messages.set_suspects(slot, 0);
         self.live_bytes += self.messages.journal_bytes(slot);
         self.numbers = self.numbers.max(to);
         let queue = self.queues.find_or_create(queue, &mut self.names);
@@ -1158,6 +1172,10 @@ impl State {
             }
             MessagePlace::Held(_) => self.count_held(slot, Adjust::Subtract),
             MessagePlace::Leased(lease) => {
+                if self.joins.has_unsealed() {
+                    let ended = lease.grant.number;
+                    self.joins.abandon(|growth| growth.grant == ended);
+                }
                 self.queues
                     .correct_cost(&self.messages, slot, lease.charge, cost_us);
                 self.queues[queue].running -= 1;
@@ -1316,6 +1334,9 @@ impl State {
         }
         let slot = self.joins.open(id, count, policy);
         self.joins.set_then(slot, progress.then.to_vec());
+        if let Some(growth) = progress.unsealed {
+            self.joins.unseal(slot, growth);
+        }
         let join = &mut self.joins[slot];
         join.expects = progress.expects.to_vec();
         join.result_ttl_ms = progress.result_ttl_ms;
@@ -1340,6 +1361,33 @@ impl State {
                 number: join.number,
             },
         );
+    }
+
+    /// Counts members that have come to an unsealed join.
+    pub(crate) fn grow_join(&mut self, slot: u32, by: u32) {
+        if let Some(growth) = &mut self.joins[slot].growth {
+            growth.members += by;
+        }
+    }
+
+    /// Ends the coming of members to a join. `cancelled`: its workflow was, and its outcome is known already.
+    pub(crate) fn seal_join(&mut self, slot: u32, count: u32, cancelled: bool) {
+        self.close_join(slot, count, cancelled);
+        let join = &mut self.joins[slot];
+        if cancelled {
+            join.result_ttl_ms = None;
+        }
+    }
+
+    fn close_join(&mut self, slot: u32, count: u32, closes: bool) {
+        if let Some(growth) = &self.joins[slot].growth {
+            self.workflows.touch(growth.workflow);
+        }
+        let bytes = self.joins[slot].journal_bytes();
+        self.joins.seal(slot, count, closes);
+        let bytes = bytes - self.joins[slot].journal_bytes();
+        self.live_bytes -= bytes;
+        self.count_for_join(slot, Adjust::Subtract, Amount { jobs: 0, bytes });
     }
 
     /// Adds a member, which has ended as the arrival says; false when this one had arrived before.
@@ -1396,6 +1444,14 @@ impl State {
     /// for a failure are ready now, and the joins in which it has places hear of it. Where no member has failed, and one was
     /// not needed, the same goes for the messages.
     pub(crate) fn block_join(&mut self, slot: u32, at: u64) {
+        if let Some(members) = self.joins[slot]
+            .growth
+            .as_ref()
+            .map(|growth| growth.members)
+        {
+            // What would come later would run for nothing, and escape whoever cancels the workflow.
+            self.close_join(slot, members, true);
+        }
         let join = &mut self.joins[slot];
         let id = join.id;
         if join.is_over {
@@ -1481,10 +1537,17 @@ impl State {
     pub(crate) fn restore_join(
         &mut self,
         slot: u32,
+        count: u32,
         arrived: &[(u32, u64)],
         progress: &JoinProgress<'_>,
         over_at: Option<u64>,
     ) {
+        match (&mut self.joins[slot].growth, progress.unsealed) {
+            (Some(growth), Some(carried)) if carried.session > 0 => **growth = carried,
+            // In a journal that was repaired, the record of its seal may be gone.
+            (Some(_), carried) => self.close_join(slot, count, carried.is_some()),
+            (None, _) => {}
+        }
         let join = &mut self.joins[slot];
         let was_bytes = join.journal_bytes();
         join.restore(arrived);
@@ -1497,6 +1560,7 @@ impl State {
             join.is_needless = true;
             self.joins_needless.push_back(join.id);
         }
+        join.result_ttl_ms = progress.result_ttl_ms;
         self.recount_join(slot, was_bytes);
         if let Some(at) = over_at {
             // What it had to say was said before.
@@ -1755,6 +1819,8 @@ impl State {
             self.sessions[index].leases.is_empty(),
             "a session is forgotten with its leases"
         );
+        let number = self.sessions[index].number;
+        self.joins.abandon(|growth| growth.session == number);
         self.sessions.remove(index);
         self.live_bytes -= 64;
         self.ledger.abandon();

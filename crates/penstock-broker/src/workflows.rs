@@ -163,7 +163,7 @@ impl Workflows {
     }
 
     /// Has the workflow looked at before the record at hand is sealed.
-    fn touch(&mut self, id: MessageId) {
+    pub(crate) fn touch(&mut self, id: MessageId) {
         if let Some(record) = self.record_mut(&id)
             && !std::mem::replace(&mut record.is_touched, true)
         {
@@ -519,6 +519,8 @@ impl Broker {
             return;
         }
         for id in std::mem::take(&mut self.state.workflows.touched) {
+            // More of its jobs are to come.
+            let grows = self.state.joins.unsealed_of(&id).is_some();
             let Some(workflow) = self.state.workflows.all.get_mut(&id) else {
                 continue;
             };
@@ -529,7 +531,7 @@ impl Broker {
             record.is_touched = false;
             let mut must_be_told = std::mem::take(&mut record.must_be_told);
             let mut progress = record.progress;
-            let has_ended = live == blocked;
+            let has_ended = live == blocked && !grows;
             if has_ended != progress.ended_at.is_some() {
                 must_be_told = true;
                 progress.ended_at = has_ended.then_some(self.clocks.steady());

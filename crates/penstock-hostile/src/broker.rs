@@ -9,8 +9,8 @@ use penstock_broker::{
 };
 use penstock_message::{
     AskQuery, Condition, Consume, Due, Durability, HeaderPatch, Hold, JoinPolicy, Key, Lease,
-    Message, MessageId, Op, ReleaseReason, SessionId, StatusQuery, Tasks, Tx, Value, ValueStatus,
-    WorkerReport, WorkerState,
+    Message, MessageId, Op, ReleaseReason, SessionId, StatusQuery, Tasks, Tx, Unsealed, Value,
+    ValueStatus, WorkerReport, WorkerState,
 };
 
 const CLIENTS: usize = 3;
@@ -333,7 +333,7 @@ impl World {
     }
 
     fn op(&mut self, data: &mut Unstructured<'_>) -> Result<Op> {
-        Ok(match data.int_in_range(0..=16)? {
+        Ok(match data.int_in_range(0..=17)? {
             0..=3 => {
                 let mut queues = vec![any_name(data)?];
                 if data.ratio(1, 4)? {
@@ -416,6 +416,13 @@ impl World {
                     count: any_number(data)? as u32,
                     messages,
                     policy: *data.choose(&[JoinPolicy::AllSucceeded, JoinPolicy::AllEnded])?,
+                    unsealed: match data.arbitrary()? {
+                        true => Some(Unsealed {
+                            workflow: any_id(data)?,
+                            creator: None,
+                        }),
+                        false => None,
+                    },
                     ..Hold::default()
                 })
             }
@@ -423,6 +430,10 @@ impl World {
                 join: any_id(data)?,
                 index: any_number(data)? as u32,
                 succeeded: data.arbitrary()?,
+            },
+            17 => Op::Seal {
+                join: any_id(data)?,
+                count: any_number(data)? as u32,
             },
             14 => Op::Purge {
                 queue: any_name(data)?,

@@ -535,7 +535,7 @@ impl Features {
                 .iter()
                 .fold(self, |needs, (_, message)| needs.of_message(message))
                 .with(Feature::Joins),
-            Op::Join { .. } => self.with(Feature::Joins),
+            Op::Join { .. } | Op::Seal { .. } => self.with(Feature::Joins),
             Op::Open(_) => self.with(Feature::Workflows),
             Op::Cancel { running, .. } => self
                 .with(Feature::CancelWaiting)

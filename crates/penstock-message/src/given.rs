@@ -21,7 +21,7 @@ const BY_REFERENCE: u8 = 1;
 const GONE: u8 = 255;
 const HEAD_BYTES: usize = 1 + 16 + 4;
 /// Levels of joins within joins that are read.
-const DEEPEST: usize = 64;
+const DEEPEST: usize = 160;
 
 /// Values of a join.
 #[derive(Clone, Debug, PartialEq, Eq)]

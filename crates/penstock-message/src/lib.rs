@@ -40,7 +40,7 @@ pub use query::{
 };
 pub use tx::{
     Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, Hold, JoinId, JoinPolicy,
-    Op, Open, Receipt, Refusal, Running, Target, Tx,
+    Op, Open, Receipt, Refusal, Running, Target, Tx, Unsealed,
 };
 pub use value::{Key, KeyState, Run, Value, ValueStatus};
 pub use waits::{RefusedWait, WaitRefusal, WaitingJob};

@@ -67,6 +67,11 @@ pub enum Op {
     /// Makes a workflow known by name: the broker counts its jobs and lists it. Its jobs name it in
     /// [`Extras::workflow`](crate::Extras). Ignored where the workflow is known already.
     Open(Open),
+    /// Ends the coming of members to an unsealed join. Refused unless exactly the members `0..count` have come.
+    Seal {
+        join: JoinId,
+        count: u32,
+    },
     /// Reports one member to a join. Idempotent by `index`. A message that names its join needs none: it reports
     /// when it ends.
     Join {
@@ -199,7 +204,7 @@ pub type JoinId = MessageId;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hold {
     pub join: JoinId,
-    /// Number of members, at most [`JOIN_CAP`](crate::JOIN_CAP). A join without any succeeds at once.
+    /// Number of members, at most [`JOIN_CAP`](crate::JOIN_CAP). A join without any succeeds at once, unless it is unsealed.
     pub count: u32,
     /// Held messages, each with its queue. [`Extras::when`](crate::Extras) says which outcome releases it.
     pub messages: Vec<(String, Message)>,
@@ -212,6 +217,19 @@ pub struct Hold {
     /// Time for which the join's outcome is kept as a value; `None`: it has none. The value's key is the result of the
     /// first place in `then`, or of the join's own id.
     pub result_ttl_ms: Option<u64>,
+    /// Members are still to come, until an [`Op::Seal`]; `None`: `count` says how many there are.
+    pub unsealed: Option<Unsealed>,
+}
+
+/// A join whose members come in several transactions. It can't end before it is sealed. If its creator ends first, the
+/// workflow is cancelled: no member waits for others that never come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unsealed {
+    /// Workflow that all of it belongs to.
+    pub workflow: MessageId,
+    /// Running job that creates it, if one does. The end of its lease is the end of the creator, as is the end of the
+    /// session.
+    pub creator: Option<MessageId>,
 }
 
 /// A workflow as people see it.

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use bytes::Bytes;
 use penstock_message::{
     Due, Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy, Key, Later,
-    Member, Message, MessageId, Op, Open, Tx, Value, ValueStatus, When,
+    Member, Message, MessageId, Op, Open, Tx, Unsealed, Value, ValueStatus, When,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -37,6 +37,7 @@ struct Parts {
     joins: HashMap<JoinId, usize>,
     publishes: Vec<Op>,
     values: Vec<Op>,
+    seal: Option<Op>,
     durability: Option<Durability>,
     open: Option<Open>,
 }
@@ -64,11 +65,13 @@ impl Graph {
     /// Adds a join of `count` members, whose own places in others are `then`; returns its id. `max_failures`: `None` for
     /// any number. `kind`: what its value is made of, see `ids.rs`. `expects`: outcomes that some members are to have, by
     /// ascending index.
+    /// `grows`, with a `count` of 0: its members come in several transactions, the last of which seals it. `creator`: id of
+    /// the job that sends them, if one does.
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords in Python, each with its name"
     )]
-    #[pyo3(signature = (count, max_failures, then, result_ttl_ms, *, kind = 0, expects = Vec::new()))]
+    #[pyo3(signature = (count, max_failures, then, result_ttl_ms, *, kind = 0, expects = Vec::new(), grows = false, creator = None))]
     fn join<'py>(
         &self,
         py: Python<'py>,
@@ -78,6 +81,8 @@ impl Graph {
         result_ttl_ms: Option<u64>,
         kind: u8,
         expects: Vec<(u32, u8)>,
+        grows: bool,
+        creator: Option<&[u8]>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         if count > JOIN_CAP {
             let text = format!("a group has at most {JOIN_CAP} members, not {count}");
@@ -89,6 +94,7 @@ impl Graph {
             .iter()
             .map(|(index, when)| Ok((*index, one_of(&When::ALL, *when)?)))
             .collect::<PyResult<_>>()?;
+        let creator = creator.map(job).transpose()?;
         let mut parts = self.parts.lock().unwrap();
         let place = parts.holds.len();
         parts.joins.insert(id, place);
@@ -100,6 +106,11 @@ impl Graph {
             expects,
             then,
             result_ttl_ms,
+            // Its workflow is known when all of it is.
+            unsealed: grows.then_some(Unsealed {
+                workflow: id,
+                creator,
+            }),
         });
         Ok(PyBytes::new(py, &id.0))
     }
@@ -215,6 +226,13 @@ impl Graph {
         Ok(())
     }
 
+    /// Ends the coming of members to a join: there are `count`.
+    fn seal(&self, join: &[u8], count: u32) -> PyResult<()> {
+        let join = job(join)?;
+        self.parts.lock().unwrap().seal = Some(Op::Seal { join, count });
+        Ok(())
+    }
+
     /// Number of jobs and joins.
     fn __len__(&self) -> usize {
         let parts = self.parts.lock().unwrap();
@@ -231,6 +249,7 @@ impl Graph {
             holds,
             mut publishes,
             values,
+            seal,
             durability,
             open,
             ..
@@ -239,6 +258,9 @@ impl Graph {
         let name = |message: &mut Message| {
             message.extras.get_or_insert_default().workflow = Some(workflow);
         };
+        for unsealed in holds.iter_mut().filter_map(|hold| hold.unsealed.as_mut()) {
+            unsealed.workflow = workflow;
+        }
         let held = holds.iter_mut().flat_map(|hold| &mut hold.messages);
         held.for_each(|(_, message)| name(message));
         for op in &mut publishes {
@@ -249,7 +271,7 @@ impl Graph {
         let open = open.map(|open| Op::Open(Open { workflow, ..open }));
         let holds = holds.into_iter().map(Op::Hold);
         let jobs = open.into_iter().chain(holds).chain(publishes);
-        let ops = jobs.chain(values).collect();
+        let ops = jobs.chain(values).chain(seal).collect();
         (Tx { ops }, durability.unwrap_or_default())
     }
 }

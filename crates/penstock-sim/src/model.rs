@@ -460,7 +460,11 @@ impl Model {
                     self.items[index].state = State::Ended(End::Acked);
                 }
             }
-            Op::Cancel { .. } | Op::RetryFailed { .. } | Op::DropFailed { .. } | Op::Unnamed => {
+            Op::Cancel { .. }
+            | Op::RetryFailed { .. }
+            | Op::DropFailed { .. }
+            | Op::Seal { .. }
+            | Op::Unnamed => {
                 return self.fail(format!("the model does not know {op:?}"));
             }
         }

@@ -357,7 +357,7 @@ pub struct Tx {
 pub struct Op {
     #[prost(
         oneof = "op::Op",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 20"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 19, 20"
     )]
     pub op: ::core::option::Option<op::Op>,
 }
@@ -399,6 +399,8 @@ pub mod op {
         RetryFailed(super::RetryFailed),
         #[prost(message, tag = "17")]
         DropFailed(super::Target),
+        #[prost(message, tag = "19")]
+        Seal(super::Seal),
         #[prost(message, tag = "20")]
         Open(super::Open),
     }
@@ -895,6 +897,9 @@ pub struct Hold {
     /// whatever became of the members
     #[prost(bool, tag = "4")]
     pub all_ended: bool,
+    /// members come in later transactions as well, and count is 0
+    #[prost(message, optional, tag = "5")]
+    pub unsealed: ::core::option::Option<Unsealed>,
     /// without all_ended: number of failed members that it puts up with
     #[prost(uint32, tag = "6")]
     pub max_failures: u32,
@@ -971,6 +976,23 @@ pub mod hold {
             }
         }
     }
+}
+/// A join that can't end before its Seal. If its creator ends first, the workflow is cancelled.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Unsealed {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub workflow: ::prost::bytes::Bytes,
+    /// id of the running job that creates it; left out: only the session does
+    #[prost(bytes = "bytes", optional, tag = "2")]
+    pub creator: ::core::option::Option<::prost::bytes::Bytes>,
+}
+/// The members 0 to count - 1 of an unsealed join have all come.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Seal {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub join: ::prost::bytes::Bytes,
+    #[prost(uint32, tag = "2")]
+    pub count: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Join {
@@ -2474,12 +2496,14 @@ pub(crate) mod shapes {
         (15, Field::One(&FAIL)),
         (16, Field::One(&RETRY_FAILED)),
         (17, Field::One(&TARGET)),
+        (19, Field::One(&SEAL)),
         (20, Field::One(&OPEN)),
     ]);
     pub(crate) const OPEN: Shape = Shape::new(&[
         (4, Field::One(&DUE)),
     ]);
     pub(crate) const DUE: Shape = Shape::new(&[]);
+    pub(crate) const SEAL: Shape = Shape::new(&[]);
     pub(crate) const TARGET: Shape = Shape::new(&[
         (2, Field::One(&FILTER)),
     ]);
@@ -2499,11 +2523,13 @@ pub(crate) mod shapes {
     pub(crate) const JOIN: Shape = Shape::new(&[]);
     pub(crate) const HOLD: Shape = Shape::new(&[
         (3, Field::Many(&HOLD_HELD, size_of::<super::hold::Held>())),
+        (5, Field::One(&UNSEALED)),
         (8, Field::Many(&MEMBER, size_of::<super::Member>())),
         (10, Field::Many(&HOLD_EXPECTED, size_of::<super::hold::Expected>())),
     ]);
     pub(crate) const HOLD_EXPECTED: Shape = Shape::new(&[]);
     pub(crate) const MEMBER: Shape = Shape::new(&[]);
+    pub(crate) const UNSEALED: Shape = Shape::new(&[]);
     pub(crate) const HOLD_HELD: Shape = Shape::new(&[
         (2, Field::One(&MESSAGE)),
         (4, Field::One(&DUE)),

@@ -8,9 +8,9 @@ use penstock_message::{
     JobCounts, JoinPolicy, Key, KeyState, Later, Lease, Member, Message, MessageId, MessageInfo,
     MessageState, NoReply, NodeState, Notice, Op, Open, OperationStatus, Others, Overflow, Query,
     QueueLimits, QueueStatus, Receipt, Refusal, ReleaseReason, Retries, Run, Running, RunningJob,
-    Status, StatusCursor, StatusPage, StatusQuery, Tallied, Target, TaskStatus, Tx, Value,
-    ValueStatus, When, WorkerState, WorkerStatus, WorkflowCounts, WorkflowInfo, WorkflowState,
-    WorkflowsPage, WorkflowsQuery,
+    Status, StatusCursor, StatusPage, StatusQuery, Tallied, Target, TaskStatus, Tx, Unsealed,
+    Value, ValueStatus, When, WorkerState, WorkerStatus, WorkflowCounts, WorkflowInfo,
+    WorkflowState, WorkflowsPage, WorkflowsQuery,
 };
 use penstock_wire::{
     Decoder, FRAME_HEADER_BYTES, Heard, MAX_FRAME_BYTES, WireError, convert, encode_frame, proto,
@@ -255,19 +255,25 @@ fn any_op() -> impl Strategy<Value = Op> {
             vec((".{0,8}", any_held()), 0..3),
             policy,
             places,
-            any::<Option<u64>>()
+            any::<Option<u64>>(),
+            proptest::option::of((any_id(), proptest::option::of(any_id())))
         )
             .prop_map(
-                |(join, count, messages, policy, (expects, then), result_ttl_ms)| Op::Hold(Hold {
-                    join,
-                    count,
-                    messages,
-                    policy,
-                    expects,
-                    then,
-                    result_ttl_ms
-                })
+                |(join, count, messages, policy, (expects, then), result_ttl_ms, unsealed)| {
+                    Op::Hold(Hold {
+                        join,
+                        count,
+                        messages,
+                        policy,
+                        expects,
+                        then,
+                        result_ttl_ms,
+                        unsealed: unsealed
+                            .map(|(workflow, creator)| Unsealed { workflow, creator }),
+                    })
+                }
             ),
+        (any_id(), any::<u32>()).prop_map(|(join, count)| Op::Seal { join, count }),
         (any_id(), any::<u32>(), any::<bool>()).prop_map(|(join, index, succeeded)| Op::Join {
             join,
             index,

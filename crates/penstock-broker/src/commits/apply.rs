@@ -4,8 +4,8 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_jobs::Blame;
 use penstock_message::{
-    Applied, Due, Extras, Filter, Hold, JoinId, Key, Message, MessageId, Op, ReleaseReason, Target,
-    Value,
+    Applied, Due, Extras, Filter, Hold, JOIN_CAP, JoinId, Key, Member, Message, MessageId, Op,
+    ReleaseReason, Target, Unsealed, Value,
 };
 
 use super::Checked;
@@ -14,13 +14,13 @@ use crate::endings::End;
 use crate::joins::Arrival;
 use crate::messages::BodyAt;
 use crate::records::{
-    Change, Event, Failing, JoinProgress, MarkedFor, MessageHead, Place, RunHead,
+    Change, Event, Failing, Growth, JoinProgress, MarkedFor, MessageHead, Place, RunHead,
 };
 use crate::tally::Counted;
 
 impl Broker {
     /// Applies operations that were checked, and returns the details.
-    pub(super) fn apply(&mut self, checked: Checked) -> Applied {
+    pub(super) fn apply(&mut self, session: u32, checked: Checked) -> Applied {
         let Checked { mut ops, leased } = checked;
         let mut applied = Applied::default();
         let mut slots = leased.iter().copied();
@@ -167,14 +167,21 @@ impl Broker {
                     expects,
                     then,
                     result_ttl_ms,
+                    unsealed,
                 }) => {
-                    let (join, count, policy) = (*join, *count, *policy);
+                    let growth = unsealed.map(|unsealed| self.growth(session, unsealed));
+                    let count = if growth.is_some() { JOIN_CAP } else { *count };
+                    let (join, policy) = (*join, *policy);
                     let progress = JoinProgress {
                         expects: std::mem::take(expects).into(),
                         then: std::mem::take(then).into(),
                         result_ttl_ms: *result_ttl_ms,
+                        unsealed: growth,
                         ..JoinProgress::default()
                     };
+                    for place in progress.then.iter() {
+                        self.note_member(*place);
+                    }
                     self.state.open_join(join, count, policy, &progress);
                     self.record(&Event::JoinState {
                         join,
@@ -192,6 +199,10 @@ impl Broker {
                     }
                 }
                 Op::Open(open) => self.open_workflow(open),
+                Op::Seal { join, count } => {
+                    self.record_growth();
+                    self.seal_join(*join, *count);
+                }
                 Op::Join {
                     join,
                     index,
@@ -210,6 +221,9 @@ impl Broker {
                         let mut mark = self.new_mark(MarkedFor::Cancel, filter, reason, None);
                         mark.running = *running;
                         applied.operation = Some(self.begin_mark(mark));
+                        if let Some(workflow) = &filter.workflow {
+                            self.cancel_unsealed(workflow, mark.reason);
+                        }
                     }
                 },
                 Op::RetryFailed { target, queue } => match target {
@@ -234,8 +248,47 @@ impl Broker {
                 Op::Unnamed => unreachable!("it was refused"),
             }
         }
+        self.record_growth();
         self.spare_leased = leased;
         applied
+    }
+
+    /// Returns what is to be known of a new join that is not sealed.
+    fn growth(&self, session: u32, unsealed: Unsealed) -> Growth {
+        let messages = &self.state.messages;
+        let creator = unsealed.creator.into_iter();
+        let mut leases = creator.flat_map(|job| messages.copies(&job).collect::<Vec<u32>>());
+        let lease = leases.find_map(|slot| messages.lease_state(slot));
+        Growth {
+            workflow: unsealed.workflow,
+            session: self.state.sessions[session].number,
+            grant: lease.map_or(0, |lease| lease.grant.number),
+            members: 0,
+        }
+    }
+
+    /// Counts a member that comes to an unsealed join.
+    fn note_member(&mut self, member: Member) {
+        if !self.state.joins.has_unsealed() {
+            return;
+        }
+        match self.grown.last_mut() {
+            Some((join, by)) if *join == member.join => *by += 1,
+            _ => self.grown.push((member.join, 1)),
+        }
+    }
+
+    /// Records the members that have come to unsealed joins.
+    fn record_growth(&mut self) {
+        for (join, by) in std::mem::take(&mut self.grown) {
+            let Some(slot) = self.state.joins.find(&join) else {
+                continue;
+            };
+            if self.state.joins[slot].is_unsealed() {
+                self.record(&Event::JoinGrown { join, by });
+                self.state.grow_join(slot, by);
+            }
+        }
     }
 
     /// The message that owns the key.
@@ -292,6 +345,9 @@ impl Broker {
 
     fn insert(&mut self, queue: &str, message: &mut Message, place: Place) -> u32 {
         self.counts.published += 1;
+        if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
+            self.note_member(member);
+        }
         let (mut generation, mut attempts_before) = (0, 0);
         // What many messages have in common stands with their kind.
         let extras = message.extras.take().and_then(|mut extras| {

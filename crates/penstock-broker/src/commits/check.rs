@@ -4,8 +4,8 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
     Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Hold, JoinId, Key, Lease, Member,
-    Message, MessageId, Op, Open, Refusal, Retries, SeededMap, SeededSet, SeededState, Target,
-    When,
+    Message, MessageId, MessageState, Op, Open, Refusal, Retries, SeededMap, SeededSet,
+    SeededState, Target, Unsealed, When,
 };
 
 use super::{Checked, Checking, Unchecked, exact_bytes};
@@ -18,7 +18,7 @@ use crate::state::State;
 const QUEUES_CAP: usize = 64;
 const KEY_CAP_BYTES: usize = 1024;
 /// A join keeps a bit for each member.
-const JOIN_CAP: u32 = 1 << 24;
+const JOIN_CAP: u32 = penstock_message::JOIN_CAP;
 
 impl Checking {
     pub(crate) fn new(hashing: SeededState) -> Self {
@@ -40,6 +40,7 @@ impl Checking {
         self.new_joins.clear();
         self.leased.clear();
         self.arrivals.clear();
+        self.has_unsealed = false;
     }
 }
 
@@ -207,9 +208,12 @@ impl Broker {
                 messages,
                 expects,
                 then,
+                unsealed,
                 ..
             }) => {
-                if *count > JOIN_CAP {
+                if unsealed.is_some() {
+                    self.check_unsealed(*count, unsealed.as_ref(), checking)?;
+                } else if *count > JOIN_CAP {
                     return Err(Refusal::Invalid(format!(
                         "a join has at most {JOIN_CAP} members, not {count}"
                     )));
@@ -221,7 +225,8 @@ impl Broker {
                 for place in then {
                     self.check_member(*place, checking)?;
                 }
-                checking.new_joins.insert(*join, *count);
+                let highest = if unsealed.is_some() { JOIN_CAP } else { *count };
+                checking.new_joins.insert(*join, highest);
                 for (queue, message) in messages {
                     check_name("a queue's name", queue)?;
                     self.check_shape(message)?;
@@ -255,6 +260,7 @@ impl Broker {
                     false => Ok(()),
                 }
             }
+            Op::Seal { join, count } => self.check_seal(join, *count),
             Op::Join { join, index, .. } => match self.state.joins.find(join) {
                 Some(slot) if *index >= self.state.joins[slot].count => {
                     let count = self.state.joins[slot].count;
@@ -326,6 +332,16 @@ impl Broker {
                     .to_owned(),
             ));
         }
+        let member = messages.member(slot);
+        let join = member.and_then(|member| self.state.joins.find(&member.join));
+        let join = join.map(|join| &self.state.joins[join]);
+        if join.is_some_and(|join| join.growth.is_some() && !join.is_unsealed()) {
+            // Its group would go on without the members that never came.
+            return Err(Refusal::Invalid(
+                "its group failed, or was cancelled, before all of it was sent: send the group again"
+                    .to_owned(),
+            ));
+        }
         let Some(key) = messages.claim(slot) else {
             return Ok(());
         };
@@ -344,12 +360,69 @@ impl Broker {
         }
     }
 
+    /// A workflow has at most one join that is not sealed, so that cancelling it finds that one at once.
+    fn check_unsealed(
+        &self,
+        count: u32,
+        unsealed: Option<&Unsealed>,
+        checking: &mut Checking,
+    ) -> Result<(), Refusal> {
+        if count != 0 {
+            let why = format!("an unsealed join has its count from its seal, and not {count}");
+            return Err(Refusal::Invalid(why));
+        }
+        let is_second = unsealed
+            .and_then(|unsealed| self.state.joins.unsealed_of(&unsealed.workflow))
+            .is_some();
+        if is_second || std::mem::replace(&mut checking.has_unsealed, true) {
+            let why = "another join of the workflow is not sealed";
+            return Err(Refusal::Invalid(why.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn check_seal(&self, id: &JoinId, count: u32) -> Result<(), Refusal> {
+        let joins = &self.state.joins;
+        let Some(slot) = joins.find(id) else {
+            return Err(Refusal::Invalid(format!("join {id} is not open")));
+        };
+        let join = &joins[slot];
+        let growth = match &join.growth {
+            None => return Err(Refusal::AlreadyExists),
+            Some(_) if !join.is_unsealed() => return Err(too_late(join.is_over)),
+            Some(growth) => growth,
+        };
+        let beyond = join
+            .arrived()
+            .last()
+            .is_some_and(|(word, bits)| *word * 64 + (63 - bits.leading_zeros()) >= count);
+        match growth.members == count && count > 0 && !beyond {
+            true => Ok(()),
+            false => {
+                let members = growth.members;
+                Err(Refusal::Invalid(format!(
+                    "a join to which {members} members have come can't be sealed with the members 0 to {count}"
+                )))
+            }
+        }
+    }
+
     fn check_member(&self, member: Member, checking: &Checking) -> Result<(), Refusal> {
         let joins = &self.state.joins;
         let count = match checking.new_joins.get(&member.join) {
             Some(count) => *count,
             None => match joins.find(&member.join) {
-                Some(slot) => joins[slot].count,
+                Some(slot) => {
+                    let join = &joins[slot];
+                    if join.is_unsealed() && join.has_arrived(member.index) {
+                        // It came with a transaction that is sent again, and has ended since.
+                        return Err(Refusal::AlreadyExists);
+                    }
+                    if member.index >= join.count && join.growth.is_some() {
+                        return Err(too_late(join.is_over));
+                    }
+                    join.count
+                }
                 None => {
                     let join = member.join;
                     return Err(Refusal::Invalid(format!("join {join} is not open")));
@@ -432,6 +505,14 @@ impl Broker {
             || self.is_owned(key)
             || matches!(key, Key::Result(id) if self.state.messages.holds(id))
     }
+}
+
+/// Why nothing more may come to a join that was closed before its seal.
+fn too_late(has_failed: bool) -> Refusal {
+    Refusal::TooLate(match has_failed {
+        true => MessageState::Failed,
+        false => MessageState::Cancelling,
+    })
 }
 
 /// Whether the inputs of a message are the values of the join that holds it.

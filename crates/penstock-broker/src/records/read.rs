@@ -10,10 +10,10 @@ use penstock_message::{
 };
 
 use super::{
-    Change, ENDED_AT_ONCE, Event, FIRST_VERSION, Failing, Grant, How, JoinProgress, KeptEnd,
-    KeptEnds, MARKED_WORKFLOW, Mark, MarkedFor, MessageHead, Place, RecordError, Renumbered,
-    RunHead, VERSION, WorkflowHead, WorkflowProgress, also, also_join, changed, failed, has, join,
-    later, limited, marked, moved, opened, stored, tag,
+    Change, ENDED_AT_ONCE, Event, FIRST_VERSION, Failing, Grant, Growth, How, JoinProgress,
+    KeptEnd, KeptEnds, MARKED_WORKFLOW, Mark, MarkedFor, MessageHead, Place, RecordError,
+    Renumbered, RunHead, VERSION, WorkflowHead, WorkflowProgress, also, also_join, changed, failed,
+    has, join, later, limited, marked, moved, opened, stored, tag,
 };
 use crate::Boot;
 use crate::clock::{Clock, When};
@@ -264,6 +264,15 @@ impl<'a> RecordReader<'a> {
                 index: self.small("index")?,
             },
             tag::JOIN_STATE => self.join_state()?,
+            tag::JOIN_GROWN => Event::JoinGrown {
+                join: MessageId(self.array()?),
+                by: self.small("count")?,
+            },
+            tag::JOIN_SEALED => Event::JoinSealed {
+                join: MessageId(self.array()?),
+                count: self.small("count")?,
+                cancelled: self.flag()?,
+            },
             tag::JOIN_OVER => Event::JoinOver {
                 join: MessageId(self.array()?),
                 at: self.difference(self.time)?,
@@ -679,6 +688,14 @@ impl<'a> RecordReader<'a> {
                 expects.push((index, when.ok_or(unknown)?));
             }
             progress.expects = expects.into();
+        }
+        if flags & also_join::UNSEALED != 0 {
+            progress.unsealed = Some(Growth {
+                workflow: MessageId(self.array()?),
+                session: self.varint()?,
+                grant: self.varint()?,
+                members: self.small("count")?,
+            });
         }
         Ok(())
     }

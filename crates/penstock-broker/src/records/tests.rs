@@ -289,9 +289,23 @@ fn event() -> impl Strategy<Value = Event<'static>> {
                         is_needless: needless.1,
                         then: then.into(),
                         result_ttl_ms: ttl_ms,
+                        unsealed: (count % 2 == 0).then_some(Growth {
+                            workflow: join,
+                            session: failures.into(),
+                            grant: u64::MAX,
+                            members: max_failures,
+                        }),
                     },
                 }
             }),
+        (id.clone(), any::<u32>()).prop_map(|(join, by)| Event::JoinGrown { join, by }),
+        (id.clone(), any::<u32>(), any::<bool>()).prop_map(|(join, count, cancelled)| {
+            Event::JoinSealed {
+                join,
+                count,
+                cancelled,
+            }
+        }),
         (
             id,
             any::<(bool, Option<u64>)>(),

@@ -304,6 +304,21 @@ impl RecordWriter {
                     before = u64::from(*word);
                 }
             }
+            Event::JoinGrown { join, by } => {
+                self.tag(tag::JOIN_GROWN);
+                self.bytes.extend_from_slice(&join.0);
+                self.varint(u64::from(*by));
+            }
+            Event::JoinSealed {
+                join,
+                count,
+                cancelled,
+            } => {
+                self.tag(tag::JOIN_SEALED);
+                self.bytes.extend_from_slice(&join.0);
+                self.varint(u64::from(*count));
+                self.tag(u8::from(*cancelled));
+            }
             Event::JoinOver { join, at } => {
                 self.tag(tag::JOIN_OVER);
                 self.bytes.extend_from_slice(&join.0);
@@ -509,6 +524,7 @@ impl RecordWriter {
             (also_join::EXPECTS, !progress.expects.is_empty()),
             (also_join::HAS_NEEDLESS, progress.has_needless),
             (also_join::NEEDLESS, progress.is_needless),
+            (also_join::UNSEALED, progress.unsealed.is_some()),
         ] {
             also |= if is_set { flag } else { 0 };
         }
@@ -558,6 +574,12 @@ impl RecordWriter {
                 self.varint(u64::from(*index));
                 self.tag(*when as u8);
             }
+        }
+        if let Some(growth) = progress.unsealed {
+            self.bytes.extend_from_slice(&growth.workflow.0);
+            self.varint(growth.session);
+            self.varint(growth.grant);
+            self.varint(u64::from(growth.members));
         }
     }
 

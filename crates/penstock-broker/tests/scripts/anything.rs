@@ -41,6 +41,14 @@ fn newer_line() -> impl Strategy<Value = String> {
             1 => Just("drop all".to_owned()),
             2 => Just("hold outer count=1 messages=o1".to_owned()),
             2 => Just("hold join count=2 messages=h3 member=outer:0".to_owned()),
+            2 => Just("hold g/ unsealed=g/ result=90000".to_owned()),
+            2 => Just(format!("hold g/ unsealed=g/ creator={message} messages=h4 workflow=g/")),
+            4 => (0..3_u32).prop_map(|index| {
+                format!("publish g/{index} member=g/:{index} workflow=g/")
+            }),
+            2 => (0..3_u32).prop_map(|index| format!("ack g/{index}")),
+            2 => (0..4_u32).prop_map(|count| format!("seal g/ count={count}")),
+            1 => Just("cancel all workflow=g/ ask".to_owned()),
         ]
     });
     let client = prop_oneof!["a", "b", "w"];

@@ -488,6 +488,31 @@ const LIVES_2: &[(&str, &str)] = &[
         w crash three
         w ack four",
     ),
+    (
+        "growing",
+        "a hello
+        a hold g/ unsealed=sum messages=sum inputs=list workflow=sum result=90000
+        a publish g/0 member=g/:0 workflow=sum; publish g/1 member=g/:1 workflow=sum
+        w hello
+        w consume default 1
+        w ack g/0; put g/0 one",
+    ),
+    (
+        "growing-carried-and-cancelled",
+        "a hello
+        a hold g/ unsealed=g/ result=90000; publish g/0 member=g/:0 workflow=g/
+        b hello
+        b hold h/ unsealed=body messages=body workflow=body; publish h/0 member=h/:0 workflow=body; publish h/1 member=h/:1 workflow=body
+        c hello
+        c hold i/ unsealed=i/ creator=h/0 result=90000; publish i/0 member=i/:0 workflow=i/
+        carry
+        a publish g/1 member=g/:1 workflow=g/
+        a seal g/ count=2
+        w hello
+        w consume default 1
+        b bye
+        w fail g/0 boom",
+    ),
 ];
 
 struct Golden {

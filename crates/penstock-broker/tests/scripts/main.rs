@@ -5,6 +5,7 @@ mod cancels;
 mod counts;
 mod endings;
 mod golden;
+mod growing;
 mod keys;
 mod leases;
 mod limits;

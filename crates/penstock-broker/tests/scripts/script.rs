@@ -24,7 +24,7 @@ use penstock_message::{
     AskQuery, Condition, Consume, Durability, FailedQuery, Failure, GivenValues, HeaderPatch, Hold,
     InputShape, Inputs, JoinPolicy, Key, Later, Lease, Member, Message, MessageId, Op, Open,
     Others, Overflow, QueueLimits, ReleaseReason, Running, SessionId, Space, StatusQuery, Tasks,
-    Tx, Value, ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery,
+    Tx, Unsealed, Value, ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery,
 };
 
 mod words;
@@ -581,7 +581,7 @@ impl World {
             },
             "hold" => Op::Hold(Hold {
                 join: join_id(name),
-                count: options.number("count").expect("a hold names its count") as u32,
+                count: options.number("count").unwrap_or(0) as u32,
                 messages: options
                     .text("messages")
                     .unwrap_or("")
@@ -648,6 +648,10 @@ impl World {
                     })
                     .collect(),
                 result_ttl_ms: options.number("result"),
+                unsealed: options.text("unsealed").map(|workflow| Unsealed {
+                    workflow: message_id(workflow),
+                    creator: options.text("creator").map(message_id),
+                }),
             }),
             "open" => Op::Open(Open {
                 workflow: message_id(name),
@@ -657,6 +661,10 @@ impl World {
                 kept_ms: options.number("kept"),
                 parent: options.text("parent").map(message_id),
             }),
+            "seal" => Op::Seal {
+                join: join_id(name),
+                count: options.number("count").expect("a seal names its count") as u32,
+            },
             "join" => Op::Join {
                 join: join_id(name),
                 index: options.number("index").expect("a join names its index") as u32,

@@ -2,7 +2,7 @@
 
 use penstock_message::{
     Applied, Condition, HeaderPatch, Hold, JoinPolicy, Key, Later, Message, MessageState, Op,
-    Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, Running, Target, Tx, Value,
+    Overflow, QueueLimits, Receipt, Refusal, ReleaseReason, Running, Target, Tx, Unsealed, Value,
     ValueStatus, When,
 };
 
@@ -110,6 +110,10 @@ impl From<Op> for proto::Op {
                 join: id_bytes(join),
                 index,
                 succeeded,
+            }),
+            Op::Seal { join, count } => Wire::Seal(proto::Seal {
+                join: id_bytes(join),
+                count,
             }),
             Op::Purge { queue } => Wire::Purge(queue),
             Op::Pause { queue } => Wire::Pause(queue),
@@ -222,6 +226,10 @@ impl TryFrom<proto::Op> for Op {
                 index: join.index,
                 succeeded: join.succeeded,
             },
+            Wire::Seal(seal) => Self::Seal {
+                join: message_id(&seal.join)?,
+                count: seal.count,
+            },
             Wire::Purge(queue) => Self::Purge { queue },
             Wire::Pause(queue) => Self::Pause { queue },
             Wire::Resume(queue) => Self::Resume { queue },
@@ -290,6 +298,10 @@ impl From<Hold> for proto::Hold {
             then: hold.then.into_iter().map(Into::into).collect(),
             result_ttl_ms: hold.result_ttl_ms,
             expects: hold.expects.into_iter().map(expected).collect(),
+            unsealed: hold.unsealed.map(|unsealed| proto::Unsealed {
+                workflow: id_bytes(unsealed.workflow),
+                creator: unsealed.creator.map(id_bytes),
+            }),
         }
     }
 }
@@ -329,8 +341,17 @@ impl TryFrom<proto::Hold> for Hold {
                 .collect::<Result<_, WireError>>()?,
             then: all(wire.then)?,
             result_ttl_ms: wire.result_ttl_ms,
+            unsealed: wire.unsealed.map(unsealed).transpose()?,
         })
     }
+}
+
+fn unsealed(wire: proto::Unsealed) -> Result<Unsealed, WireError> {
+    let creator = wire.creator.as_deref().map(message_id);
+    Ok(Unsealed {
+        workflow: message_id(&wire.workflow)?,
+        creator: creator.transpose()?,
+    })
 }
 
 impl From<Target> for proto::Target {
