@@ -132,6 +132,19 @@ class Connection:
         """Return a workflow with its steps as JSON, and the first jobs that have failed; None: it is not listed."""
         return self._client.workflow_status(workflow, timeout_s)
 
+    # Whether large groups may be sent in several transactions.
+    sends_parts = True
+
+    def begin_graph(self, graph: _core.Graph, workflow: bytes, timeout_s: float, port: _core.Port, token: int) -> None:
+        """Commit a part of a workflow; the port tells of its end."""
+        self._client.submit_graph(graph, workflow, timeout_s, port, token)
+
+    def seal(self, join: bytes, count: int, workflow: bytes, timeout_s: float) -> None:
+        """Say that all members of a group that was sent in parts have come."""
+        graph = _core.Graph()
+        graph.seal(join, count)
+        self._client.publish_graph(graph, workflow, timeout_s)
+
     def cancel_workflow(self, workflow: bytes, reason: str, running: str, timeout_s: float) -> int | None:
         """Cancel all jobs of a workflow, and return the number of the operation."""
         return self._client.cancel_workflow(workflow, reason, running, timeout_s)
@@ -177,6 +190,14 @@ class Connection:
             return self._in_slices(
                 lambda slice_s: self._client.wait_all(job_ids, slice_s, waiter=waiter, loan=loan), timeout_s
             )
+
+    def read_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        """Like ``wait_all``, of jobs that have all ended."""
+        return self._in_slices(lambda slice_s: self._client.wait_all(job_ids, slice_s), timeout_s)
+
+    async def aread_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        end = await self._call(lambda port, token: self._client.watch_all(job_ids, timeout_s, port, token))
+        return cast(list[tuple[int, bytes]], end)
 
     async def watch_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         async with alending() as loan:

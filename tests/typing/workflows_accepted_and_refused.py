@@ -48,6 +48,11 @@ def total(values: list[int]) -> int:
 
 
 @app.task
+def streamed(values: Results[int]) -> int:
+    return 0
+
+
+@app.task
 def lenient(values: list[int | Failure]) -> int:
     return 0
 
@@ -111,6 +116,8 @@ assert_type(group([add.s(1, 1)], max_failures=1), Group[int | Failure])
 assert_type(group(group(add.s(i, i) for i in range(3)) for _ in range(3)), Group[list[int]])
 assert_type(group(add.s(1), add.s(2)), Partial[int, list[int]])
 assert_type(group(add.s(1, 1)) | total.s(), Chord[int])
+assert_type(group(add.s(1, 1)) | streamed.s(), Chord[int])
+assert_type(chord(group(add.s(1, 1)), streamed.s()), Chord[int])
 assert_type(group(add.s(1, 1)) | total.s() | show.s(), Chain[str])
 assert_type(group([add.s(1, 1)], max_failures=1) | lenient.s(), Chord[int])
 assert_type(add.s(1, 2) | group(add.s(1), add.s(2)), Chain[list[int]])

@@ -50,6 +50,14 @@ TASKS = """
         return ", ".join(map(repr, values))
 
     @app.task
+    def count_in(values: Results[int]) -> tuple[str, int, int]:
+        return type(values).__name__, len(values), sum(value for value in values if isinstance(value, int))
+
+    @app.task
+    async def acount_in(values: Results[int]) -> int:
+        return sum([value async for value in values if isinstance(value, int)])
+
+    @app.task
     async def ashow(values: object) -> str:
         return repr(values)
 

@@ -142,9 +142,9 @@ def test_what_can_t_be_sent_is_refused_before_anything_is(add, show, compose, er
 
 def test_groups_are_nested_as_deep_as_their_values_can_be_read(add, show):
     step = add.s(1, 2)
-    for _ in range(32):
+    for _ in range(128):
         step = group(step)
     with inline():
-        assert (step | show.s()).delay().result(0) == "[" * 32 + "3" + "]" * 32
-        with pytest.raises(ValueError, match="nested more than 32 deep"):
+        assert (step | show.s()).delay().result(0) == "[" * 128 + "3" + "]" * 128
+        with pytest.raises(ValueError, match="nested more than 128 deep"):
             group(step).delay()

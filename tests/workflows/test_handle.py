@@ -76,9 +76,9 @@ class TestTheHandle:
         results = group(shop.add.s(i, i) for i in range(count)).delay().results(shop.patience_s)
         asked = []
         connection = shop.app._connected()
-        wait_all = connection.wait_all
+        read_all = connection.read_all
         try:
-            connection.wait_all = lambda ids, timeout: (asked.append(len(ids)), wait_all(ids, timeout))[1]
+            connection.read_all = lambda ids, timeout: (asked.append(len(ids)), read_all(ids, timeout))[1]
             assert (len(results), results[0], results[-1], results[2_000:2_003]) == (
                 count,
                 0,
@@ -89,7 +89,7 @@ class TestTheHandle:
             assert list(results) == [2 * i for i in range(count)]
             assert asked == [1_000, 345, 1_000, 1_000, 345]
         finally:
-            del connection.wait_all
+            del connection.read_all
         assert results.index(10) == 5 and 4_688 in results
         with pytest.raises(IndexError):
             results[count]
@@ -354,3 +354,16 @@ def test_each_result_of_a_chunk_is_checked():
         assert chunks(parse, [("1",), ("2",)], 2).delay().result(0) == [[1, 2]]
         with pytest.raises(GroupError, match=r"parse\(\) returned list \[1, 'two'\], but is annotated to return int"):
             chunks(parse, [("1",), ("two",)], 2).delay().result(0)
+
+
+def test_a_step_may_read_the_results_of_a_group_as_a_stream(shop):
+    some = group(shop.add.s(i, i) for i in range(3))
+    assert shop.run(some | shop.count_in.s()) == ("Results", 3, 6)
+    assert shop.run(some | shop.acount_in.s()) == 6
+    # More than come along with a job.
+    large = group(shop.blob.s(100_000) for _ in range(5))
+    assert shop.run(large | shop.count_in.s()) == ("Results", 5, 0)
+    may_fail = group([shop.add.s(1, 1), shop.fail.si()], max_failures=1)
+    assert shop.run(may_fail | shop.count_in.s()) == ("Results", 2, 2)
+    # A list where that is asked for.
+    assert shop.run(some | shop.show.s()) == "[0, 2, 4]"

@@ -8,7 +8,8 @@ and a group is one. The graph is made from the end of a workflow to its beginnin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -17,9 +18,21 @@ from penstock._durations import is_a
 from penstock._flows.describe import checked_name, description, name_of
 from penstock._flows.graph import Graph, order_of
 from penstock._flows.results import EMPTY, LIST, NAMED, WRAPS, MemberIds, encode_names, is_join, names_id
-from penstock._flows.steps import FAILED, SUCCEEDED, Chain, Chord, Group, Link, Partial, Signature
+from penstock._flows.steps import (
+    AT_ONCE,
+    FAILED,
+    MOST_MEMBERS,
+    SUCCEEDED,
+    TOO_MANY,
+    Chain,
+    Chord,
+    Group,
+    Link,
+    Partial,
+    Signature,
+)
 from penstock._flows.workflow import Workflow
-from penstock._jobs.current import running_job_id
+from penstock._jobs.current import format_id, running_job_id
 from penstock._jobs.job import Job
 
 if TYPE_CHECKING:
@@ -33,7 +46,11 @@ _ONE, _LIST = range(2)
 _NAMES_KEPT_MS = 30 * 24 * 60 * 60 * 1000
 
 # Groups within groups; those who read their values go no deeper.
-_DEEPEST = 32
+_DEEPEST = 128
+
+# Bytes of a part of a large group, and what a job takes of them next to its body.
+_PART_BYTES = 1 << 20
+_JOB_BYTES = 192
 
 _NO_ARGUMENTS: tuple[Any, ...] = ()
 # In place of the value of an empty group.
@@ -53,6 +70,20 @@ class _Group:
 
     nodes: list[_Node]
     max_failures: int
+    is_growing: bool = False
+    """Whether there are others, which are sent later."""
+
+
+@dataclass(slots=True)
+class _Growing:
+    """The group of a workflow that is too large for one transaction."""
+
+    group: Group[Any]
+    members: Iterator[Partial[Any, Any]]
+    wanted: bool
+    depth: int
+    sent: int
+    """Number of members that were planned."""
 
 
 @dataclass(slots=True)
@@ -113,9 +144,15 @@ class Plan:
     Raises ``TypeError`` where arguments do not fit and ``ValueError`` where the steps can't be one workflow.
     """
 
-    def __init__(self, step: Partial[Any, Any], name: str | None = None) -> None:
+    def __init__(self, step: Partial[Any, Any], name: str | None = None, *, atomic: bool = False) -> None:
         self._step = step
         self._name = None if name is None else checked_name(name)
+        # The group that need not be sent at once, and what is to be sent of it later.
+        self._may_grow = None if atomic else self._first_group(step)
+        self._growing: _Growing | None = None
+        # Id of the workflow and of that group's join, once it was built.
+        self.id = b""
+        self.join = b""
         self._app: App | None = None
         self._signatures: list[Signature[Any]] = []
         self._jobs: list[tuple[_core.Options, bytes]] = []
@@ -137,6 +174,11 @@ class Plan:
     async def asend(self) -> Sent:
         app = self._app
         return self._sent(None if app is None else await app._asend_plan(self))
+
+    @property
+    def app(self) -> App:
+        assert self._app is not None  # there is a job
+        return self._app
 
     def jobs(self) -> list[tuple[_core.Options, bytes]]:
         """Return the options and the body of each job."""
@@ -163,7 +205,55 @@ class Plan:
             steps = Described(self._root, self._signatures, built.job_ids, builder.groups)
             name = name_of(self._step) if self._name is None else self._name
             built.graph.open(name, description(steps), parent=running_job_id())
+        self.id, self.join = built.workflow_id, builder.growing
         return built
+
+    # A group that is too large for one transaction.
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether members of a large group are to be sent after this: see ``next_part``."""
+        return self._growing is not None
+
+    @property
+    def planned_members(self) -> int:
+        """Number of members of that group that were planned so far."""
+        return 0 if self._growing is None else self._growing.sent
+
+    @property
+    def id_text(self) -> str:
+        """Id of the workflow, for people."""
+        return format_id(self.id)
+
+    def next_part(self) -> Part | None:
+        """Plan the next members; None when there are none left. ``jobs`` and ``calls`` are those of this part then."""
+        growing = self._growing
+        assert growing is not None
+        # The parts before may still be under way.
+        self._signatures, self._jobs, self._takes, self._marks = [], [], [], {}
+        nodes: list[_Node] = []
+        first = growing.sent
+        size = 0
+        for member in growing.members:
+            if growing.sent == MOST_MEMBERS:
+                raise ValueError(TOO_MANY)
+            planned = len(self._jobs)
+            nodes.append(self._member(growing.group, member, growing.wanted, growing.depth))
+            growing.sent += 1
+            size += sum(len(body) + _JOB_BYTES for _, body in self._jobs[planned:])
+            if max(len(self._jobs), len(nodes)) >= AT_ONCE or size >= _PART_BYTES:
+                break
+        return Part(self, nodes, first) if nodes else None
+
+    def _first_group(self, step: Partial[Any, Any]) -> Group[Any] | None:
+        """Return the group that a workflow consists of, or begins with."""
+        if isinstance(step, Chain):
+            steps = (each for each in self._flat(step) if isinstance(each, _Literal) or not self._is_skipped(each))
+            return self._may_be_large(next(steps, None))
+        return self._may_be_large(step)
+
+    def _may_be_large(self, step: object) -> Group[Any] | None:
+        return cast("Group[Any]", step) if is_a(step, Group) else None
 
     def _sent(self, built: Built | None) -> Sent:
         if self._app is None or built is None or built.id is None:
@@ -209,19 +299,35 @@ class Plan:
         return place
 
     def _group(self, step: Group[Any], fed: _Fed, wanted: bool, depth: int) -> _Node | None:
-        if not step.steps:
+        if step._is_empty():
             return None
         self._check_depth(depth)
-        errbacks = step._errbacks
+        may_grow = step is self._may_grow and fed == _FIRST
+        members = step._stream() if may_grow else iter(step.steps)
         nodes: list[_Node] = []
-        for member in step.steps:
-            node: _Node | None = self._node(member, fed, wanted or bool(errbacks), depth + 1)
-            if node is None:
-                node = _Empty()
-            if errbacks:
-                node = _Linked(node, [(self._callback(link, depth), link.when) for link in errbacks])
-            nodes.append(node)
+        for member in members:
+            if may_grow and max(len(self._jobs), len(nodes)) >= AT_ONCE and self._sends_parts():
+                members = itertools.chain((member,), members)
+                self._growing = _Growing(step, members, wanted, depth, len(nodes))
+                return _Group(nodes, step.max_failures, is_growing=True)
+            if len(nodes) == MOST_MEMBERS:
+                raise ValueError(TOO_MANY)
+            nodes.append(self._member(step, member, wanted, depth, fed))
         return _Group(nodes, step.max_failures)
+
+    def _member(
+        self, group: Group[Any], member: Partial[Any, Any], wanted: bool, depth: int, fed: _Fed = _FIRST
+    ) -> _Node:
+        errbacks = group._errbacks
+        node = self._node(member, fed, wanted or bool(errbacks), depth + 1)
+        if node is None:
+            node = _Empty()
+        if errbacks:
+            node = _Linked(node, [(self._callback(link, depth), link.when) for link in errbacks])
+        return node
+
+    def _sends_parts(self) -> bool:
+        return self._app is not None and self._app._connected().sends_parts
 
     def _graph(self, step: Graph, fed: _Fed, wanted: bool, depth: int) -> _Node:
         self._check_depth(depth)
@@ -326,6 +432,33 @@ class Plan:
         return options
 
 
+class Part:
+    """Members of a large group that are sent in one transaction."""
+
+    def __init__(self, plan: Plan, nodes: list[_Node], first: int) -> None:
+        self._plan = plan
+        self._nodes = nodes
+        self._first = first
+        self._takes, self._marks = plan._takes, plan._marks
+        self._jobs: Sequence[tuple[_core.Options, bytes]] = plan._jobs
+
+    @property
+    def end(self) -> int:
+        """Number of members up to the last one of this part."""
+        return self._first + len(self._nodes)
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def with_jobs(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> None:
+        """Set the jobs, with the headers that they are to have."""
+        self._jobs = jobs
+
+    def build(self) -> Built:
+        """Make its graph: anew each time that it is sent."""
+        return _Builder(self._takes, self._marks, self._jobs).build_members(self._nodes, self._plan.join, self._first)
+
+
 class _Literal(NamedTuple):
     """The body of a chord without members."""
 
@@ -395,6 +528,8 @@ class _Builder:
         self._single: set[bytes] = set()
         # Ids of the steps of each graph.
         self._steps: dict[bytes, list[bytes]] = {}
+        # Join of the group whose other members come later.
+        self.growing = b""
 
     def build(self, root: _Node | None, loose: Sequence[_Node]) -> Built:
         for node in loose:
@@ -414,6 +549,12 @@ class _Builder:
         elif isinstance(chain, _Graph):
             return Built(self._graph, outcome, self._ids, self._steps[outcome], chain.names)
         return Built(self._graph, outcome, self._ids, members)
+
+    def build_members(self, nodes: Sequence[_Node], join: bytes, first: int) -> Built:
+        """Make the graph of members of a join that is there already, from the one with the index ``first`` on."""
+        for index, node in enumerate(nodes, first):
+            self._add(node, (join, index), None)
+        return Built(self._graph, None, self._ids, ())
 
     def _add(self, node: _Node, place: _Place | None, held: _Held | None, steps: list[bytes] | None = None) -> bytes:
         """Add what a node consists of, and return the id whose result is its outcome.
@@ -498,9 +639,16 @@ class _Builder:
             join = self._join(len(node.ends), 0, then, self._ttl_ms, kind=NAMED)
         else:
             assert isinstance(node, _Group)
-            join = self._join(len(node.nodes), node.max_failures, then, self._ttl_ms)
+            join = self._join_of_members(node, then)
         self.groups[id(node)] = join
         return join
+
+    def _join_of_members(self, group: _Group, then: Sequence[_Place]) -> bytes:
+        if not group.is_growing:
+            return self._join(len(group.nodes), group.max_failures, then, self._ttl_ms)
+        creator = running_job_id()
+        self.growing = self._graph.join(0, group.max_failures, then, self._ttl_ms, grows=True, creator=creator)
+        return self.growing
 
     def _add_members(self, node: _Node, join: bytes, held: _Held | None) -> None:
         if isinstance(node, _Graph):

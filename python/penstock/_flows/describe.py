@@ -112,7 +112,8 @@ def _short(step: Partial[Any, Any]) -> str:
     if isinstance(step, Signature):
         return step.task.name.rpartition(".")[2]
     if is_a(step, Group):
-        return _group(cast("Group[Any]", step).steps)
+        # Those that an iterator makes later have no part in it.
+        return _group(cast("Group[Any]", step)._first)
     if isinstance(step, Graph):
         return step.name or f"graph({', '.join(list(step)[:_NAMED])}{', …' if len(step) > _NAMED else ''})"
     steps: Sequence[Partial[Any, Any]] = cast("Chain[Any]", step).steps if is_a(step, Chain) else ()

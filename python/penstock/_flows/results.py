@@ -119,11 +119,19 @@ class Results(Sequence["T | Failure"], Generic[T]):
     They are read from the broker as they are looked at, 1,000 at a time. Iterating keeps no more in memory, and
     ``list(results)`` all of them. Each read may raise ``ResultExpired``, ``BrokerUnavailable`` and ``CallTimeout``.
     ``async for`` iterates without blocking an event loop.
+
+    A task whose first parameter is annotated with ``Results[...]`` gets them of the group before it, in place of a
+    list. They can be read until the job has ended.
     """
 
-    def __init__(self, app: App | None, join: bytes, count: int) -> None:
+    # For the annotations of tasks.
+    _is_stream = True
+
+    def __init__(self, app: App | None, join: bytes, count: int, held: list[Any] | None = None) -> None:
         self._app = app
         self._ids = MemberIds(join, count)
+        # All of them, where they came with a job.
+        self._held = held
         self._page: tuple[int, list[Any]] = (0, [])
 
     def __len__(self) -> int:
@@ -181,6 +189,8 @@ class Results(Sequence["T | Failure"], Generic[T]):
         return values
 
     def _kept(self, number: int) -> list[Any] | None:
+        if self._held is not None:
+            return self._held[number * _PAGE : (number + 1) * _PAGE]
         kept, values = self._page
         return values if values and kept == number else None
 
@@ -199,7 +209,7 @@ def finish(app: App, asking: Asking[T], timeout_s: float | None) -> T:
     try:
         ids = next(asking)
         while True:
-            ids = asking.send(app._connected().wait_all(ids, timeout_s))
+            ids = asking.send(app._connected().read_all(ids, timeout_s))
     except StopIteration as end:
         value: T = end.value
         return value
@@ -210,7 +220,7 @@ async def afinish(app: App, asking: Asking[T], timeout_s: float | None) -> T:
     try:
         ids = next(asking)
         while True:
-            ids = asking.send(await app._connected().watch_all(ids, timeout_s))
+            ids = asking.send(await app._connected().aread_all(ids, timeout_s))
     except StopIteration as end:
         value: T = end.value
         return value
@@ -227,13 +237,17 @@ Given = tuple[bytes, int, "Sequence[tuple[int, Any]] | None"]
 """(join, count, values) as a job gets them: a value is (status, body); None: they are asked for."""
 
 
-def given_value(app: App, shape: int, given: Given, errback: bool) -> Asking[Any]:
-    """Make the first argument of a job out of the values that come before it."""
+def given_value(app: App, shape: int, given: Given, errback: bool, streams: bool) -> Asking[Any]:
+    """Make the first argument of a job out of the values that come before it. ``streams``: it takes ``Results``."""
     join, count, values = given
     if errback:
         return (yield from _given_failure(shape, join, values or ()))
     if shape == 0:
         return (yield from _all_values(app, join, count, values))[0]
+    if streams and kind_of(join) not in (EMPTY, NAMED):
+        # What did not come along is read as it is looked at.
+        held = None if values is None else (yield from _values(app, join, 0, values))
+        return Results[Any](app, join, count, held)
     return (yield from _gathered(app, join, count, values, of_one=False))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Self, TypeVar, TypeVarTuple, Unpack, cast, overload
 
@@ -14,6 +16,7 @@ from penstock._public import public
 if TYPE_CHECKING:
     from penstock import _core
     from penstock._flows.failure import Failure
+    from penstock._flows.results import Results
     from penstock._flows.workflow import Workflow
     from penstock._tasks.middleware import Call
     from penstock._tasks.options import JobOptions
@@ -32,15 +35,19 @@ R_co = TypeVar("R_co", covariant=True)
 A_contra = TypeVar("A_contra", contravariant=True)
 As = TypeVarTuple("As")
 
-# A group is one transaction.
-MOST_MEMBERS = 100_000
+# Ids of members have 24 bits for their places.
+MOST_MEMBERS = (1 << 24) - 1
+# Calls of a group up to which it is one transaction.
+AT_ONCE = 10_000
+# Results that one job of map_reduce is given.
+MOST_FAN_IN = 100_000
 
 # Outcomes of a step on which a callback runs, by their numbers in the core.
 SUCCEEDED, FAILED = range(2)
 
-_TOO_MANY = (
-    "a group may have {:,} members, as it is sent in one transaction, and this one has more; chunks(task, calls, n)"
-    " runs n calls in each job, and task.map_reduce(items, ...) makes groups of groups"
+TOO_MANY = (
+    f"a group may have {MOST_MEMBERS:,} members, and this one has more; chunks(task, calls, n) runs n calls in each"
+    " job, and task.map_reduce(items, ...) makes groups of groups"
 )
 
 
@@ -215,18 +222,24 @@ class Composed(Step[R_co]):
 
     __slots__ = ()
 
-    def delay(self, *, name: str | None = None) -> Workflow[R_co]:
+    def delay(self, *, name: str | None = None, atomic: bool = False) -> Workflow[R_co]:
         """Send all jobs of the workflow in one transaction, and return its handle.
 
-        ``name``: for people, to find it by; at most 255 bytes. By default it is made of the names of the tasks. Raises
-        ``TypeError`` when arguments do not fit, ``ValueError`` when it can't be one workflow, and what
+        A group, or a chord's, of more than 10,000 calls is sent in several, and its first jobs start meanwhile;
+        ``atomic`` sends it in one as well. One of several that is refused, as a queue or the disk is full, is tried
+        again for ``app.call_timeout``. If it can't be sent, the workflow is cancelled, and the error, whose
+        ``maybe_accepted`` is True, says how many of its jobs had begun. A group that has failed is sent no further.
+
+        ``name``: for people, to find it by; at most 255 bytes. By default it is made of the names of the tasks.
+
+        Raises ``TypeError`` when arguments do not fit, ``ValueError`` when it can't be one workflow, and what
         ``task.delay()`` raises.
         """
-        return cast("Workflow[R_co]", _plan(self, name).send().workflow)
+        return cast("Workflow[R_co]", _plan(self, name, atomic).send().workflow)
 
-    async def adelay(self, *, name: str | None = None) -> Workflow[R_co]:
+    async def adelay(self, *, name: str | None = None, atomic: bool = False) -> Workflow[R_co]:
         """Like ``delay``, but awaitable."""
-        return cast("Workflow[R_co]", (await _plan(self, name).asend()).workflow)
+        return cast("Workflow[R_co]", (await _plan(self, name, atomic).asend()).workflow)
 
     def options(self, **options: Never) -> Self:  # type: ignore[override]
         """Raise ``TypeError``: options belong to the calls that a composed step is made of."""
@@ -297,16 +310,22 @@ class Chord(Chain[R_co]):
 class Group(Composed[list[T]], Generic[T]):
     """Steps that run at the same time. Its result is the list of theirs, in their order."""
 
-    __slots__ = ("_errbacks", "max_failures", "steps")
+    __slots__ = ("_errbacks", "_first", "_later", "max_failures")
 
-    def __init__(self, steps: tuple[Partial[Any, T], ...], max_failures: int = 0) -> None:
+    def __init__(self, steps: Sequence[Partial[Any, T]], max_failures: int = 0, later: Later | None = None) -> None:
         super().__init__()
-        self.steps: tuple[Partial[Any, T], ...] = steps
+        self._first: Sequence[Partial[Any, T]] = steps
+        # Steps that are made when they are sent.
+        self._later = later
         self.max_failures: int = max_failures
         # Of each member.
         self._errbacks: tuple[Link, ...] = ()
 
-    def __or__(self, other: Partial[list[T], S], /) -> Chord[S]:
+    @overload  # type: ignore[override]  # its results can be read as a stream, too
+    def __or__(self, other: Partial[list[T], S], /) -> Chord[S]: ...
+    @overload
+    def __or__(self, other: Partial[Results[T], S], /) -> Chord[S]: ...
+    def __or__(self, other: Partial[Any, S], /) -> Chord[S]:
         return Chord([self, check_step("|", other)])
 
     def link_error(self, errback: Partial[Failure, Any], /, *, each: bool = False) -> Self:
@@ -321,8 +340,19 @@ class Group(Composed[list[T]], Generic[T]):
         changed._errbacks = (*self._errbacks, link)
         return changed
 
+    @property
+    def steps(self) -> tuple[Partial[Any, T], ...]:
+        """The steps. Those of a large group that an iterator makes are all made for this."""
+        return (*self._first, *(() if self._later is None else self._later.all()))
+
+    def _stream(self) -> Iterator[Partial[Any, T]]:
+        """Iterate over the steps, once where an iterator makes them."""
+        yield from self._first
+        if self._later is not None:
+            yield from self._later.stream()
+
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self._first) + (0 if self._later is None else len(self._later.all()))
 
     def __eq__(self, other: object) -> bool:
         if not is_a(other, Group):
@@ -334,14 +364,51 @@ class Group(Composed[list[T]], Generic[T]):
     __hash__: None = None  # type: ignore[assignment]  # as of calls
 
     def __str__(self) -> str:
-        shown = ", ".join(map(str, self.steps[:_SHOWN]))
-        return f"group({shown}{f', … {len(self.steps):,} in all' if len(self.steps) > _SHOWN else ''})"
+        shown, known = ", ".join(map(str, self._first[:_SHOWN])), len(self._first)
+        if self._later is not None:
+            return f"group({shown}, … more than {known:,} in all)"
+        return f"group({shown}{f', … {known:,} in all' if known > _SHOWN else ''})"
 
     def _takes_value(self) -> bool:
-        return any(step._takes_value() for step in self.steps)
+        if any(step._takes_value() for step in self._first):
+            return True
+        return self._later is not None and any(step._takes_value() for step in self._later.all())
 
     def _is_empty(self) -> bool:
-        return not self.steps
+        return not self._first
+
+
+class Later:
+    """Steps of a large group that come from an iterator: made when they are sent, and only once."""
+
+    __slots__ = ("_all", "_steps", "_where")
+
+    def __init__(self, where: str, steps: Iterator[Any]) -> None:
+        self._where = where
+        self._steps: Iterator[Any] | None = steps
+        self._all: tuple[Partial[Any, Any], ...] | None = None
+
+    def all(self) -> tuple[Partial[Any, Any], ...]:
+        """Make all steps, and keep them."""
+        if self._all is None:
+            found: list[Partial[Any, Any]] = []
+            for step in self.stream():
+                if len(found) == MOST_MEMBERS - AT_ONCE:
+                    raise ValueError(TOO_MANY)
+                found.append(step)
+            self._all = tuple(found)
+        return self._all
+
+    def stream(self) -> Iterator[Partial[Any, Any]]:
+        if self._all is not None:
+            return iter(self._all)
+        if self._steps is None:
+            raise ValueError(
+                "this group was sent already, and the iterator that made its steps has no others; group(...) of a list"
+                " can be sent again"
+            )
+        steps, self._steps = self._steps, None
+        return (check_step(self._where, step) for step in steps)
 
 
 # Number of members that the text of a group names.
@@ -405,18 +472,31 @@ def group(*steps: Any, max_failures: int = 0) -> Any:
         given = steps[0]
         if not is_a(given, Iterable) or isinstance(given, (str, bytes)):
             check_step("group", given)
-    members: list[Partial[Any, Any]] = []
-    for step in given:
-        if len(members) == MOST_MEMBERS:
-            raise ValueError(_TOO_MANY.format(MOST_MEMBERS))
-        members.append(check_step("group", step))
-    return Group(tuple(members), max_failures)
+    return _group("group", given, max_failures)
+
+
+def _group(where: str, given: Iterable[Any], max_failures: int = 0) -> Group[Any]:
+    """Make a group. What an iterator makes is not kept, beyond what goes into one transaction."""
+    steps = iter(given)
+    first = tuple(check_step(where, step) for step in islice(steps, AT_ONCE))
+    following = next(steps, None) if len(first) == AT_ONCE else None
+    if following is None:
+        return Group(first, max_failures)
+    later = Later(where, itertools.chain((following,), steps))
+    if steps is not given:
+        # It may change before it is sent.
+        later.all()
+    return Group(first, max_failures, later)
 
 
 @overload
 def chord(header: Partial[B, list[A]], body: Partial[list[A], S], /) -> Chord[S]: ...
 @overload
 def chord(header: Iterable[Step[A]], body: Partial[list[A], S], /) -> Chord[S]: ...
+@overload
+def chord(header: Partial[B, list[A]], body: Partial[Results[A], S], /) -> Chord[S]: ...
+@overload
+def chord(header: Iterable[Step[A]], body: Partial[Results[A], S], /) -> Chord[S]: ...
 def chord(header: Any, body: Any, /) -> Any:
     """Compose a group and a step that gets the list of its results: ``chord(group(...), total.s())``.
 
@@ -435,34 +515,58 @@ def chunks(task: TakesArguments[*As, R], calls: Iterable[tuple[*As]], n: int) ->
     if not is_int(n) or n < 1:
         raise ValueError(f"n must be the number of calls in a job, not {n!r}")
     sender = cast("Sender[..., R]", _checked_task("chunks", task))
-    members: list[Step[list[R]]] = []
-    waiting: list[tuple[Any, ...]] = []
-    for call in calls:
-        if isinstance(call, (str, bytes)) or not is_a(call, Iterable):
-            raise TypeError(f"chunks takes a tuple of arguments for each call, not {call!r}")
-        if not waiting and len(members) == MOST_MEMBERS:
-            raise ValueError(_TOO_MANY.format(MOST_MEMBERS))
-        waiting.append(tuple(call))
-        if len(waiting) == n:
-            members.append(cast("Step[list[R]]", Chunk(sender, tuple(waiting), {}, immutable=True)))
-            waiting.clear()
-    if waiting:
-        members.append(cast("Step[list[R]]", Chunk(sender, tuple(waiting), {}, immutable=True)))
-    return Group(tuple(members))
+    made = _chunks(sender, iter(calls), n)
+    return cast("Group[list[R]]", _group("chunks", made if calls is iter(calls) else list(made)))
+
+
+def _chunks(sender: Sender[..., Any], calls: Iterator[Any], n: int) -> Iterator[Chunk[Any]]:
+    while some := tuple(islice(calls, n)):
+        for call in some:
+            if isinstance(call, (str, bytes)) or not is_a(call, Iterable):
+                raise TypeError(f"chunks takes a tuple of arguments for each call, not {call!r}")
+        yield Chunk(sender, tuple(tuple(call) for call in some), {}, immutable=True)
 
 
 def map_reduce(sender: Sender[..., Any], items: Iterable[Any], reduce: Partial[list[R], R], fan_in: int) -> Chord[R]:
     """Compose a call for each item, and calls of ``reduce`` over their results: see ``Sender.map_reduce``."""
-    if not is_int(fan_in) or not 2 <= fan_in <= MOST_MEMBERS:
-        raise ValueError(f"fan_in must be a number from 2 to {MOST_MEMBERS:,}, not {fan_in!r}")
+    if not is_int(fan_in) or not 2 <= fan_in <= MOST_FAN_IN:
+        raise ValueError(f"fan_in must be a number from 2 to {MOST_FAN_IN:,}, not {fan_in!r}")
     check_step("map_reduce", reduce)
-    level: list[Partial[Any, Any]] = [Signature(sender, (item,), {}) for item in items]
+    given = iter(items)
+    groups: list[_Calls] = []
+    while some := tuple(islice(given, fan_in)):
+        groups.append(_Calls(sender, some))
+    if len(groups) <= 1:
+        return Chord([Group(groups[0] if groups else ()), reduce])
+    level: list[Partial[Any, Any]] = [Chord([Group(calls), reduce]) if len(calls) > 1 else calls[0] for calls in groups]
     while len(level) > fan_in:
         level = [
             Chord([Group(tuple(level[at : at + fan_in])), reduce]) if at + 1 < len(level) else level[at]
             for at in range(0, len(level), fan_in)
         ]
     return Chord([Group(tuple(level)), reduce])
+
+
+class _Calls(Sequence[Signature[Any]]):
+    """Calls with one argument each, which are made as they are looked at: there may be a million."""
+
+    __slots__ = ("_items", "_sender")
+
+    def __init__(self, sender: Sender[..., Any], items: tuple[Any, ...]) -> None:
+        self._sender = sender
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> Signature[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Signature[Any]]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [Signature(self._sender, (item,), {}) for item in self._items[index]]
+        return Signature(self._sender, (self._items[index],), {})
 
 
 def check_step(where: str, step: Any) -> Partial[Any, Any]:
@@ -502,12 +606,14 @@ def _first_call(step: Partial[Any, Any]) -> Signature[Any] | None:
     """Return the first call that a step is made of; None where there is none."""
     if isinstance(step, Signature):
         return step
-    inside: tuple[Partial[Any, Any], ...] = cast(Any, step).steps
+    inside: Sequence[Partial[Any, Any]] = (
+        cast("Group[Any]", step)._first if is_a(step, Group) else cast("Chain[Any]", step).steps
+    )
     return next((found for each in inside if (found := _first_call(each)) is not None), None)
 
 
-def _plan(step: Partial[Any, Any], name: str | None = None) -> Any:
+def _plan(step: Partial[Any, Any], name: str | None = None, atomic: bool = False) -> Any:
     # Not imported above: programs that send no workflow do without.
     from penstock._flows.build import Plan
 
-    return Plan(step, name)
+    return Plan(step, name, atomic=atomic)

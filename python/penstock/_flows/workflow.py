@@ -38,7 +38,7 @@ from penstock._flows.status import WorkflowStatus, status_of
 from penstock._jobs.current import format_id
 from penstock._jobs.info import JobState
 from penstock._jobs.job import Job, app_of, check_cancel
-from penstock._jobs.waits import AsCompleted, as_completed
+from penstock._jobs.waits import BLOCK, AsCompleted, InBlocks, as_completed
 from penstock._public import public
 from penstock.errors import NoSuchJob, PenstockError, ResultExpired, ResultTimeout
 
@@ -164,8 +164,11 @@ class Workflow(Generic[R_co]):
     def as_completed(self, timeout: Seconds | None = None) -> AsCompleted[Any]:
         """Iterate over the jobs of the members, or of a chain's steps, in the order in which they end.
 
-        With ``for`` or ``async for``; ``timeout`` is for all of it. Raises ``ResultTimeout`` when the time is up.
+        With ``for`` or ``async for``; ``timeout`` is for all of it. Of more than 10,000 members, the first 10,000 come
+        before the next ones. Raises ``ResultTimeout`` when the time is up.
         """
+        if len(self) > BLOCK:
+            return InBlocks(cast("Sequence[Job[Any]]", self), timeout)
         return as_completed(list(self), timeout)
 
     def partial(self) -> PartialResults[Any]:
@@ -173,9 +176,12 @@ class Workflow(Generic[R_co]):
         app, members = self._app, self._known_members()
         if app is None:
             return PartialResults(0, 0, 0, {})
-        ended = {
-            place: end for place, end in app._connected().each(list(members), 0, app.call_timeout) if end is not None
-        }
+        ended: dict[int, tuple[int, bytes]] = {}
+        for first in range(0, len(members), BLOCK):
+            block = members[first : first + BLOCK]
+            for place, end in app._connected().each(block, 0, app.call_timeout):
+                if end is not None:
+                    ended[first + place] = end
         return finish(app, self._partial(ended), app.call_timeout)
 
     async def apartial(self) -> PartialResults[Any]:
@@ -183,8 +189,12 @@ class Workflow(Generic[R_co]):
         app, members = self._app, self._known_members()
         if app is None:
             return PartialResults(0, 0, 0, {})
-        each = app._connected().aeach(list(members), 0, app.call_timeout)
-        ended = {place: end async for place, end in each if end is not None}
+        ended: dict[int, tuple[int, bytes]] = {}
+        for first in range(0, len(members), BLOCK):
+            block = members[first : first + BLOCK]
+            async for place, end in app._connected().aeach(block, 0, app.call_timeout):
+                if end is not None:
+                    ended[first + place] = end
         return await afinish(app, self._partial(ended), app.call_timeout)
 
     def cancel(self, reason: str = "", *, running: Literal["ask", "kill", "leave"] = "ask") -> None:
@@ -439,7 +449,7 @@ class Workflow(Generic[R_co]):
 
     def _count_ended(self) -> str:
         """Tell how many members have ended, for an error; nothing when that is not known."""
-        if self._app is None or self._members is None:
+        if self._app is None or self._members is None or len(self._members) > BLOCK:
             return ""
         try:
             ends = self._app._connected().each(list(self._members), 0, self._app.call_timeout)
@@ -448,7 +458,7 @@ class Workflow(Generic[R_co]):
             return ""
 
     async def _acount_ended(self) -> str:
-        if self._app is None or self._members is None:
+        if self._app is None or self._members is None or len(self._members) > BLOCK:
             return ""
         ends = self._app._connected().aeach(list(self._members), 0, self._app.call_timeout)
         try:

@@ -1,7 +1,8 @@
 """Waiting for many jobs at once, by one query to their broker."""
 
 # No `from __future__ import annotations`: see `_public.py`.
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, overload
 
 from penstock._connection import warn_of_blocking
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from penstock._connection import Connection
 
 R = TypeVar("R")
+
+# Members of a large group that are waited for at a time.
+BLOCK = 10_000
 
 
 @public
@@ -171,6 +175,30 @@ class AsCompleted(Generic[R]):
             await ends.aclose()
         if left:
             raise _time_is_up(given, [given[place] for place in sorted(left)])
+
+
+class InBlocks(AsCompleted[R]):
+    """The jobs of a large group: those of each 10,000 neighbours as they end, so that no more are in memory."""
+
+    def __init__(self, jobs: Sequence[Job[R]], timeout: Seconds | None) -> None:
+        super().__init__((), timeout)
+        self._members = jobs
+
+    def __iter__(self) -> Iterator[Job[R]]:
+        for block in self._blocks():
+            yield from block
+
+    async def __aiter__(self) -> AsyncIterator[Job[R]]:
+        for block in self._blocks():
+            async for job in block:
+                yield job
+
+    def _blocks(self) -> Iterator[AsCompleted[R]]:
+        limit_s = self._timeout_s
+        ends_at = None if limit_s is None else time.monotonic() + limit_s
+        for first in range(0, len(self._members), BLOCK):
+            jobs = [self._members[place] for place in range(first, min(first + BLOCK, len(self._members)))]
+            yield AsCompleted(jobs, None if ends_at is None else max(0.0, ends_at - time.monotonic()))
 
 
 def as_completed(jobs: Iterable[Job[R]], timeout: Seconds | None = None) -> AsCompleted[R]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, cast, overload
 
 from penstock import _connection
 from penstock._connection import BLOCKING, Connection
@@ -36,6 +36,7 @@ from penstock._values.codec import Codec, CustomType, is_built_in
 from penstock._values.shapes import full_name, shown_name
 
 if TYPE_CHECKING:
+    from penstock import _core
     from penstock._flows.build import Built, Plan
     from penstock._flows.status import Workflows
     from penstock._flows.workflow import Workflow
@@ -471,18 +472,38 @@ class App:
         return [Job(self, job_id, True) for job_id in job_ids]
 
     def _send_plan(self, plan: Plan) -> Built:
-        """Send a workflow as one transaction, with the headers of the context, through the middleware."""
-        layers = self._enqueue_layers
-        if layers is None and here.get() is None:
-            built = self._connected().publish_plan(plan, plan.jobs(), self.call_timeout)
+        """Send a workflow as one transaction, with the headers of the context, through the middleware.
+
+        What is too large for one is sent in several.
+        """
+        if plan.is_growing:
+            from penstock._flows.growing import send_all
+
+            return send_all(self, plan)
+
+        def publish(jobs: _Jobs) -> Built:
+            built = self._connected().publish_plan(plan, jobs, self.call_timeout)
             self._connected().log_notices(BLOCKING)
             return built
+
+        return self._send_jobs(plan, publish)
+
+    async def _asend_plan(self, plan: Plan) -> Built:
+        if plan.is_growing:
+            from penstock._flows.growing import asend_all
+
+            return await asend_all(self, plan)
+        return await self._asend_jobs(plan, lambda jobs: self._connected().submit_plan(plan, jobs, self.call_timeout))
+
+    def _send_jobs(self, plan: Plan, publish: Callable[[_Jobs], Built]) -> Built:
+        """Send what is planned, with the headers of the context, through the middleware."""
+        layers = self._enqueue_layers
+        if layers is None and here.get() is None:
+            return publish(plan.jobs())
         sent: list[Built] = []
 
         def send(calls: Sequence[Call]) -> list[Job[Any]]:
-            jobs = _prepared(plan, calls)
-            sent.append(self._connected().publish_plan(plan, jobs, self.call_timeout))
-            self._connected().log_notices(BLOCKING)
+            sent.append(publish(_prepared(plan, calls)))
             return [Job(self, job_id, True) for job_id in sent[-1].job_ids]
 
         calls = plan.calls()
@@ -492,15 +513,14 @@ class App:
             layers.enqueue(calls, send)
         return _one_sent(sent)
 
-    async def _asend_plan(self, plan: Plan) -> Built:
+    async def _asend_jobs(self, plan: Plan, submit: Callable[[_Jobs], Awaitable[Built]]) -> Built:
         layers = self._enqueue_layers
         if layers is None and here.get() is None:
-            return await self._connected().submit_plan(plan, plan.jobs(), self.call_timeout)
+            return await submit(plan.jobs())
         sent: list[Built] = []
 
         async def send(calls: Sequence[Call]) -> list[Job[Any]]:
-            jobs = _prepared(plan, calls)
-            sent.append(await self._connected().submit_plan(plan, jobs, self.call_timeout))
+            sent.append(await submit(_prepared(plan, calls)))
             return [Job(self, job_id, True) for job_id in sent[-1].job_ids]
 
         calls = plan.calls()
@@ -536,6 +556,9 @@ _NO_SIGNATURE = "app.enqueue takes calls that are not made yet, such as send.s(1
 
 _COMPOSED = "app.enqueue takes single calls, and {!r} is a workflow: send it by its delay()"
 _LINKED = "app.enqueue takes calls without callbacks, and {!r} has some: send it by its delay()"
+
+
+_Jobs: TypeAlias = "Sequence[tuple[_core.Options, bytes]]"
 
 
 def _prepared(plan: Plan, calls: Sequence[Call]) -> list[tuple[Any, bytes]]:

@@ -54,6 +54,9 @@ class Arguments:
         self._result_check = check_of(hints["return"]) if "return" in hints else None
         self.bind = _binder(task, self._parameters, hints, self._wrong)
         self._version = _version(self._parameters, hints, self.codec)
+        first = hints.get(next(iter(self._parameters), ""))
+        self.takes_stream: bool = getattr(typing.get_origin(first) or first, "_is_stream", False) is True
+        """Whether the first parameter takes the results of a group as they are read."""
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Return the body of a job. ``TypeError`` names the task, the argument and what to do."""

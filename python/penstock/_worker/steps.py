@@ -35,7 +35,9 @@ def begin(task: AnyTask[..., Any], body: bytes, extras: Extras) -> Asking[tuple[
     if inputs is None:
         return (task, *task.arguments.decode(body))
     shape, given = inputs
-    value = yield from given_value(task.app, shape, given, mark == "errback")
+    # Values of several steps go to a parameter each, which none of them is a stream for.
+    streams = task.arguments.takes_stream and mark != "spread"
+    value = yield from given_value(task.app, shape, given, mark == "errback", streams)
     bind = task.arguments.bind_values if mark == "spread" else task.arguments.bind_value
     try:
         args, kwargs = task.arguments.decode_unchecked(body)

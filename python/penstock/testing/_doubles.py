@@ -164,6 +164,9 @@ class _Connection(Connection):
     def _publish_many(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
         return self.bench.enqueue(self._app, jobs, timeout_s)
 
+    # What tests see of a workflow is all of it, at once.
+    sends_parts = False
+
     def publish_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
         return self.bench.publish_plan(self._app, plan, jobs, timeout_s)
 
@@ -196,6 +199,12 @@ class _Connection(Connection):
 
     def wait_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
         return self._until_nothing_runs(lambda slice_s: self._client.wait_all(job_ids, slice_s), timeout_s)
+
+    def read_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        return self.wait_all(job_ids, timeout_s)
+
+    async def aread_all(self, job_ids: Sequence[bytes], timeout_s: float | None) -> list[tuple[int, bytes]]:
+        return await self.watch_all(job_ids, timeout_s)
 
     async def watch(self, job_id: bytes, timeout_s: float | None) -> tuple[int, bytes]:
         return await asyncio.to_thread(self.wait, job_id, timeout_s)
