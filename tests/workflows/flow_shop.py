@@ -58,6 +58,16 @@ TASKS = """
         return sum([value async for value in values if isinstance(value, int)])
 
     @app.task
+    def page(number: int) -> str:
+        return f"{number:1000}"
+
+    @app.task
+    def peak_mb_of_reading(pages: Results[str]) -> float:
+        assert all(int(page) == number for number, page in enumerate(pages) if isinstance(page, str))
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+    @app.task
     async def ashow(values: object) -> str:
         return repr(values)
 

@@ -233,3 +233,11 @@ def test_sending_200_000_calls_takes_a_few_megabytes(real):
     assert int(count) == 200_000
     # 190 MB for half as many, when they were one transaction.
     assert float(megabytes) < 24
+
+
+def test_a_later_step_reads_20_mb_of_results_in_a_few(real):
+    read = real.peak_mb_of_reading.s().options(queue="readers")
+    # One process reads both.
+    real.project.worker("flow_tasks:app", "-c", "1", "-Q", "readers")
+    few, many = (real.run(group(real.page.s(number) for number in range(count)) | read) for count in (10, 20_000))
+    assert many - few < 10
