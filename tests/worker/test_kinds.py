@@ -243,6 +243,21 @@ def test_a_process_that_can_record_no_error_is_replaced_when_its_jobs_have_ended
 
 
 @named(SHARED)
+def test_what_a_process_was_sent_before_it_could_record_no_error_is_for_others(kinds: Kinds, kind: Kind) -> None:
+    tasks, _ = kinds.start(kind, "-c", "1", *kind.options[2:])
+    beside = tasks.waits.delay("beside")
+    eventually(lambda: kinds.notes("waits") == ["beside"], 30)
+    pid, _ = tasks.place.delay().result(timeout=30)
+    tasks.breaks_what_records_errors.delay()
+    sent = [tasks.place.delay() for _ in range(20)]
+    kinds.project.worker("kinds:app", "-c", "1", *kind.options[2:])
+    places = [job.result(timeout=30)[0] for job in sent]
+    assert any(place != pid for place in places)
+    assert beside.info().state == "running"
+    kinds.go()
+
+
+@named(SHARED)
 def test_the_death_of_a_process_interrupts_the_other_jobs_that_it_ran(kinds: Kinds, kind: Kind) -> None:
     tasks, _ = kinds.start(kind, "-c", "1", *kind.options[2:])
     beside = [tasks.waits.delay(str(number)) for number in range(3)]

@@ -307,7 +307,7 @@ impl Link {
 
     /// A slot ends here because its child is closed: what it left unclaimed or did not begin is for others.
     fn tell_closing(&self) -> io::Result<()> {
-        match self.is_closing() {
+        match self.has_closed() {
             true => self.tell_serving(0),
             false => Ok(()),
         }

@@ -74,6 +74,8 @@ class Threads:
         self._serving = count if once else None
         self._is_ending = False
         self._is_unsound = False
+        # A thread that becomes unsound says so while the main one may be about to say that all slots are there.
+        self._saying = threading.Lock()
 
     def run(self) -> None:
         """Return when all threads have ended in order."""
@@ -180,14 +182,16 @@ class Threads:
                 slot.obey(frames)
 
     def _end(self) -> None:
-        self._is_ending = True
-        self._link.serve(0)
+        with self._saying:
+            self._is_ending = True
+            self._link.serve(0)
         self._link.close()
 
     def _tell_serving(self, slots: int) -> None:
-        if slots != self._serving:
-            self._serving = slots
-            self._link.serve(slots)
+        with self._saying:
+            if slots != self._serving and not self._is_ending:
+                self._serving = slots
+                self._link.serve(slots)
 
     def become_unsound(self) -> None:
         """Take no more: this process is to be replaced when the jobs that run have ended."""

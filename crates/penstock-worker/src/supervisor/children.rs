@@ -775,8 +775,13 @@ impl Supervisor {
             pool.child_changed(child.serving, slots);
             child.serving = slots;
         }
-        if slots > 0 {
-            self.child_is_ready(number, Instant::now());
+        match slots {
+            // One that has closed by itself may have pulled a packet that it did not claim, and begins none that it did.
+            0 => {
+                self.take_back_unclaimed();
+                self.take_back_unbegun(number);
+            }
+            _ => self.child_is_ready(number, Instant::now()),
         }
     }
 

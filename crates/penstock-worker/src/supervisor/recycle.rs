@@ -358,7 +358,7 @@ impl Supervisor {
         self.look_at_closing(now);
     }
 
-    fn take_back_unbegun(&mut self, number: u32) {
+    pub(super) fn take_back_unbegun(&mut self, number: u32) {
         for place in self.outstanding.places_of(Some(number)) {
             self.take_back(place, PacketEnd::TakenBack);
         }
