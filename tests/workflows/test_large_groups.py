@@ -126,7 +126,7 @@ def test_the_first_members_run_before_the_last_ones_are_made(shop):
 
     workflow = group(steps()).delay()
     assert len(workflow.result(shop.patience_s)) == LARGE + 2
-    assert shop.notes()[-1] == "made after that"
+    assert shop.notes().index("made after that") >= LARGE
 
 
 def test_a_group_that_fails_is_sent_no_further(shop):
