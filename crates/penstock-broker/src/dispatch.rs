@@ -21,8 +21,13 @@ use crate::state::State;
 use crate::tally::Counted;
 use crate::timers::Timer;
 
-/// Time after which a value whose time was over while it was pinned is looked at again.
-const PINNED_FOR_MS: u64 = 60_000;
+/// Returns the time after which a value that is pinned is looked at again, by how long its own time is over. What has failed
+/// may pin its inputs for a month, a million of them perhaps: to look at each once a minute would be all that there is to do.
+fn pinned_for_ms(over_for_ms: u64) -> u64 {
+    const LEAST_MS: u64 = 60_000;
+    const MOST_MS: u64 = 3_600_000;
+    over_for_ms.clamp(LEAST_MS, MOST_MS)
+}
 
 /// Jobs that may run in addition while the disk has no space for leases. Their outcomes fit into the reserve for
 /// settlements, which is 2 MiB at least, unless they are large.
@@ -236,11 +241,13 @@ impl Broker {
             Timer::Expiry { .. } => unreachable!("these are ended together"),
             Timer::ValueExpiry { slot, number } => {
                 let stored = self.state.keys.get(slot, number);
-                let Some(key) = stored.map(|stored| stored.key.clone()) else {
+                let Some((key, at)) = stored.map(|stored| (stored.key.clone(), stored.expires_at))
+                else {
                     return;
                 };
                 if self.state.joins.is_pinned(&key) {
-                    let later = self.clocks.steady().saturating_add(PINNED_FOR_MS);
+                    let now = self.clocks.steady();
+                    let later = now.saturating_add(pinned_for_ms(now.saturating_sub(at)));
                     let timer = Timer::ValueExpiry { slot, number };
                     self.state.timers.set(When::steady(later), timer);
                 } else if !planted!("keep-key") {
@@ -251,9 +258,9 @@ impl Broker {
                 self.state.ends.timed.remove(&ttl_ms);
                 let now = self.clocks.steady();
                 let mut first_pinned = None;
+                let mut has_dropped = false;
                 while self.budget > 0
-                    && let Some(slot) = self.state.ends.first(ttl_ms, &self.state.messages)
-                    && self.state.messages.ended(slot).at.saturating_add(ttl_ms) <= now
+                    && let Some((slot, _)) = self.state.first_ended_before(ttl_ms, now)
                     && first_pinned != Some(slot)
                 {
                     self.budget -= 1;
@@ -262,16 +269,19 @@ impl Broker {
                         first_pinned = first_pinned.or(Some(slot));
                         self.state.ends.pass_over(ttl_ms);
                     } else {
+                        has_dropped = true;
                         self.state.drop_ended(slot);
                     }
                 }
-                if first_pinned.is_some() {
-                    self.state.ends.timed.insert(ttl_ms);
-                    let later = When::steady(now.saturating_add(PINNED_FOR_MS));
-                    let timer = Timer::EndedValues { ttl_ms };
-                    self.state.timers.set(later, timer);
-                } else {
-                    self.state.wait_for_ended_values(ttl_ms);
+                let left = self.state.first_ended_before(ttl_ms, now);
+                match left.filter(|_| first_pinned.is_some() && !has_dropped) {
+                    Some((_, over_for_ms)) => {
+                        self.state.ends.timed.insert(ttl_ms);
+                        let later = now.saturating_add(pinned_for_ms(over_for_ms));
+                        let timer = Timer::EndedValues { ttl_ms };
+                        self.state.timers.set(When::steady(later), timer);
+                    }
+                    None => self.state.wait_for_ended_values(ttl_ms),
                 }
             }
             Timer::Workflows => self.forget_old_workflows(),

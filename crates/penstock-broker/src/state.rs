@@ -751,6 +751,13 @@ impl State {
         }
     }
 
+    /// Returns the first value of this time to live, if its time is over by `now`, and for how long it is.
+    pub(crate) fn first_ended_before(&mut self, ttl_ms: u64, now: u64) -> Option<(u32, u64)> {
+        let slot = self.ends.first(ttl_ms, &self.messages)?;
+        let over = self.messages.ended(slot).at.saturating_add(ttl_ms);
+        (over <= now).then(|| (slot, now - over))
+    }
+
     /// Forgets the value of a message that the broker has ended.
     pub(crate) fn drop_ended(&mut self, slot: u32) {
         let id = self.messages[slot].id;

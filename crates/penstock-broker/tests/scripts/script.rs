@@ -165,6 +165,8 @@ impl World {
                 self.pass(ms);
                 self.broker.handle_deadline(self.now);
             }
+            // Time goes by from deadline to deadline: how often the broker wakes in so long.
+            ["looks", ms] => return vec![self.looks(number(ms)).to_string()],
             ["wall", ms] => {
                 self.now.wall_ms = self
                     .now
@@ -910,6 +912,23 @@ impl World {
         if let Some(boot) = &mut self.now.boot {
             boot.ms += ms;
         }
+    }
+
+    fn looks(&mut self, ms: u64) -> usize {
+        let until_ms = self.now.mono_ms + ms;
+        let mut looks = 0;
+        while let Some(due_ms) = self.broker.next_deadline()
+            && due_ms <= until_ms
+        {
+            self.pass(due_ms - self.now.mono_ms);
+            self.now.mono_ms = due_ms;
+            self.broker.handle_deadline(self.now);
+            self.settle();
+            looks += 1;
+        }
+        self.pass(until_ms - self.now.mono_ms);
+        self.now.mono_ms = until_ms;
+        looks
     }
 
     fn restart(&mut self, epoch: u32) {

@@ -267,6 +267,26 @@ fn values_are_pinned_until_the_body_has_settled() {
     );
 }
 
+/// What a failed body is still to read was looked at once a minute, each value alone, for the month in which it may be retried.
+/// Here each of two is looked at once an hour on the second day; as often the broker looks whether names are still in use.
+#[test]
+fn values_that_are_pinned_for_long_are_looked_at_ever_more_rarely() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list max-failures=1; publish g/0 member=g/:0 ttl=5000; publish g/1 member=g/:1 expires=10 ttl=50 queue=slow -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 1                                           -> w deliver g/0
+        w ack g/0; put g/0 one ttl=5                                  -> w confirm 1
+        w consume default 1                                           ->
+        wait 10                                                       -> w deliver body[one Expired]
+        w fail body boom                                              -> w confirm 2
+        looks 3600000                                                 -> 15
+        looks 86400000                                                -> 96
+        ",
+    );
+}
+
 /// Of a member that never ran only the time and the reason of its end are kept. Its time used to take them from its body.
 #[test]
 fn how_a_member_ended_unrun_is_kept_until_the_body_has_settled() {
