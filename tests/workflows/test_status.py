@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from project import eventually
 
-from penstock import JobState, NoSuchJob, ResultTimeout, chunks, group
+from penstock import JobState, NoSuchJob, ResultTimeout, chunks, graph, group
 from penstock._flows.build import Described, Plan, _Builder
 from penstock._flows.describe import description, name_of
 
@@ -93,6 +93,31 @@ class TestTheStatus:
         assert status.dot().startswith(r'digraph "\"ever<y>\""') and status.dot().count("->") == 4
         picture = ElementTree.fromstring(status.svg())
         assert len(picture.findall(".//{http://www.w3.org/2000/svg}rect")) == 4
+
+    def test_steps_of_a_graph_have_names_and_say_what_they_need(self, shop):
+        steps = graph("nightly")
+        steps.add("both", shop.note.si("both"), needs=["one", "two"])
+        steps.add("one", shop.add.s(1, 2))
+        steps.add("two", shop.add.s(3), needs=["one"])
+        steps.add("told", shop.note.si("told"), needs={"both": "ended"})
+        workflow = steps.delay()
+        workflow.result(shop.patience_s)
+        status = workflow.status()
+        assert [(step.name, step.needs) for step in status.steps.steps] == [
+            ("both", (("one", "succeeded"), ("two", "succeeded"))),
+            ("one", ()),
+            ("two", (("one", "succeeded"),)),
+            ("told", (("both", "ended"),)),
+        ]
+        assert str(status).splitlines() == [
+            "nightly  succeeded  (4 succeeded)",
+            "└─ graph of 4  succeeded",
+            "   ├─ both: flow_tasks.note  succeeded, after one, two",
+            "   ├─ one: flow_tasks.add  succeeded",
+            "   ├─ two: flow_tasks.add  succeeded, after one",
+            "   └─ told: flow_tasks.note  succeeded, after both however it ends",
+        ]
+        assert status.dot().count("->") == 4
 
     async def test_it_can_be_awaited(self, shop):
         workflow = await group(shop.add.s(1, 1)).adelay(name="awaited")

@@ -45,16 +45,59 @@ impl Graph {
                     more => self.put(format!("{} more steps", number(*more)), "", &ends, on),
                 }
             }
-            What::Group { steps, .. } if !steps.is_empty() => {
-                let members = steps.iter().map(|step| self.add(step, behind, on));
-                members.flatten().collect()
+            What::Group { steps, .. } if !steps.is_empty() => self.add_group(steps, behind, on),
+            What::Job(_) | What::Group { .. } => {
+                self.put(step.full_label(), step.state, behind, on)
             }
-            What::Job(_) | What::Group { .. } => self.put(step.label(), step.state, behind, on),
         };
         for (on, step) in &step.links {
             self.add(step, &ends, Some(on));
         }
         ends
+    }
+
+    /// Adds the members of a group, each behind those that it needs, and returns the ends of those that no other needs.
+    fn add_group(&mut self, steps: &[Step], behind: &[usize], on: Option<&str>) -> Vec<usize> {
+        let mut ends: Vec<Option<Vec<usize>>> = vec![None; steps.len()];
+        let mut is_needed = vec![false; steps.len()];
+        for place in in_order(steps) {
+            let step = &steps[place];
+            // A client may have written anything: what it has not drawn yet leads nowhere.
+            let needs = step.needs.iter().filter_map(|(place, outcome)| {
+                let ends = ends.get(*place)?.clone()?;
+                Some((*place, ends, outcome.as_str()))
+            });
+            let needs: Vec<_> = needs.collect();
+            let first = self.nodes.len();
+            let members = match needs.is_empty() {
+                true => self.add(step, behind, on),
+                false => self.add(step, &[], None),
+            };
+            for (place, ends, outcome) in needs {
+                is_needed[place] = true;
+                for to in self.beginnings(first) {
+                    self.edges.extend(ends.iter().map(|from| Edge {
+                        from: *from,
+                        to,
+                        on: (outcome != "succeeded").then(|| outcome.to_owned()),
+                    }));
+                }
+            }
+            ends[place] = Some(members);
+        }
+        let ends = ends.into_iter().zip(is_needed);
+        ends.filter_map(|(ends, is_needed)| ends.filter(|_| !is_needed))
+            .flatten()
+            .collect()
+    }
+
+    /// Returns the boxes from this one on to which none of these leads.
+    fn beginnings(&self, first: usize) -> Vec<usize> {
+        let has_none_before = |to: &usize| {
+            let mut edges = self.edges.iter();
+            !edges.any(|edge| edge.to == *to && edge.from >= first)
+        };
+        (first..self.nodes.len()).filter(has_none_before).collect()
     }
 
     fn put(
@@ -84,4 +127,33 @@ impl Graph {
         }
         columns
     }
+}
+
+/// Returns the places of the members of a group, each behind those that it needs. Those that need each other in a circle, which no
+/// client of ours writes, come last.
+fn in_order(steps: &[Step]) -> Vec<usize> {
+    let mut waits: Vec<usize> = steps.iter().map(|step| step.needs.len()).collect();
+    let mut needed_by = vec![Vec::new(); steps.len()];
+    for (place, step) in steps.iter().enumerate() {
+        for (needed, _) in &step.needs {
+            if let Some(followers) = needed_by.get_mut(*needed) {
+                followers.push(place);
+            }
+        }
+    }
+    let mut order: Vec<usize> = (0..steps.len())
+        .filter(|place| waits[*place] == 0)
+        .collect();
+    let mut next = 0;
+    while let Some(place) = order.get(next).copied() {
+        next += 1;
+        for follower in &needed_by[place] {
+            waits[*follower] -= 1;
+            if waits[*follower] == 0 {
+                order.push(*follower);
+            }
+        }
+    }
+    order.extend((0..steps.len()).filter(|place| waits[*place] > 0));
+    order
 }

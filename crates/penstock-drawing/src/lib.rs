@@ -9,6 +9,7 @@
 //!     {"group": 1000, "of": "shop.fetch", "id": "..."}         a group of many
 //!     {"group": 2, "id": "...", "steps": [...]}                a group of few
 //!     "links": [{"on": "failed", ...}]                         callbacks of any of these
+//!     "name": "load", "needs": [[0, "succeeded"]]              a step of a graph, which is a group of few
 //! ```
 
 mod graph;

@@ -16,6 +16,10 @@ pub struct Step {
     pub state: &'static str,
     /// Callbacks, each with the outcome on which it runs.
     pub links: Vec<(String, Step)>,
+    /// What its graph calls it; empty for others.
+    pub name: String,
+    /// Steps of its graph that it waits for, by their places in it, each with the outcome that it waits for.
+    pub needs: Vec<(usize, String)>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -96,6 +100,11 @@ impl Step {
             let on = link.get("on")?.as_str()?.to_owned();
             Some((on, Self::of_value_at(link, depth + 1)?))
         };
+        let needs = value.get("needs").and_then(Value::as_array);
+        let need = |need: &Value| {
+            let place = need.get(0)?.as_u64()?.try_into().ok()?;
+            Some((place, need.get(1)?.as_str()?.to_owned()))
+        };
         Some(Self {
             what,
             id: text("id").and_then(|id| id.parse().ok()),
@@ -104,6 +113,12 @@ impl Step {
                 .into_iter()
                 .flatten()
                 .map(link)
+                .collect::<Option<_>>()?,
+            name: text("name").unwrap_or_default().to_owned(),
+            needs: needs
+                .into_iter()
+                .flatten()
+                .map(need)
                 .collect::<Option<_>>()?,
         })
     }
@@ -154,6 +169,12 @@ impl Step {
                 link
             });
             set("links", Value::Array(links.collect()));
+        }
+        if !self.name.is_empty() {
+            set("name", json!(self.name));
+        }
+        if !self.needs.is_empty() {
+            set("needs", json!(self.needs));
         }
         Value::Object(fields)
     }

@@ -111,11 +111,114 @@ fn a_workflow_is_drawn_as_a_picture() {
     );
 }
 
+/// `load` was added before what it needs.
+fn graph() -> Workflow {
+    let steps = format!(
+        r#"{{"chain": [{{"job": "first", "id": "{}"}}, {{"group": 4, "id": "{}", "steps": [
+            {{"name": "load", "needs": [[1, "succeeded"], [2, "succeeded"]], "job": "press.load", "id": "{}"}},
+            {{"name": "extract", "job": "press.extract", "id": "{}"}},
+            {{"name": "clean", "needs": [[1, "succeeded"]], "job": "press.clean", "id": "{}"}},
+            {{"name": "tell", "needs": [[0, "failed"], [2, "ended"]], "job": "press.tell", "id": "{}"}}
+        ]}}, {{"job": "last", "id": "{}"}}]}}"#,
+        id(1),
+        id(2),
+        id(3),
+        id(4),
+        id(5),
+        id(6),
+        id(7)
+    );
+    let held = NodeState::Job(MessageState::Held);
+    let nodes = [
+        NodeState::Ended(ValueStatus::Succeeded),
+        NodeState::Join {
+            members: 4,
+            ended: 0,
+            failed: 0,
+            state: WorkflowState::Running,
+        },
+        held,
+        NodeState::Job(MessageState::Running),
+        held,
+        held,
+        held,
+    ];
+    Workflow::of_page(&page(&steps, WorkflowState::Running, &nodes)).expect("a workflow")
+}
+
+#[test]
+fn steps_of_a_graph_have_names_and_say_what_they_need() {
+    assert_eq!(
+        graph().tree(),
+        "nightly  running  (1 running, 1,200 succeeded)\n\
+         ├─ first  succeeded\n\
+         ├─ graph of 4  running, 0 of 4 have ended\n\
+         │  ├─ load: press.load  held, after extract, clean\n\
+         │  ├─ extract: press.extract  running\n\
+         │  ├─ clean: press.clean  held, after extract\n\
+         │  └─ tell: press.tell  held, after load if it fails, clean however it ends\n\
+         └─ last  held\n"
+    );
+}
+
+#[test]
+fn the_lines_between_steps_of_a_graph_are_what_they_need() {
+    let dot = graph().dot();
+    let boxes: Vec<&str> = dot
+        .lines()
+        .filter_map(|line| line.split_once(" [label=\"")?.1.split("\\n").next())
+        .collect();
+    assert_eq!(
+        boxes,
+        [
+            "first",
+            "extract: press.extract",
+            "clean: press.clean",
+            "load: press.load",
+            "tell: press.tell",
+            "last"
+        ]
+    );
+    let edges: Vec<&str> = dot.lines().filter(|line| line.contains("->")).collect();
+    assert_eq!(
+        edges,
+        [
+            "  n0 -> n1;",
+            "  n1 -> n2;",
+            "  n1 -> n3;",
+            "  n2 -> n3;",
+            "  n3 -> n4 [style=dashed, label=\"failed\"];",
+            "  n2 -> n4 [style=dashed, label=\"ended\"];",
+            "  n4 -> n5;",
+        ]
+    );
+    assert_eq!(graph().svg().matches("<path").count(), 7);
+}
+
+#[test]
+fn steps_that_need_each_other_in_a_circle_or_what_is_not_there_are_drawn_all_the_same() {
+    let steps = format!(
+        r#"{{"group": 3, "id": "{}", "steps": [
+            {{"name": "a", "needs": [[1, "succeeded"]], "job": "a", "id": "{}"}},
+            {{"name": "b", "needs": [[0, "succeeded"]], "job": "b", "id": "{}"}},
+            {{"name": "c", "needs": [[7, "succeeded"]], "job": "c", "id": "{}"}}
+        ]}}"#,
+        id(1),
+        id(2),
+        id(3),
+        id(4)
+    );
+    let workflow = Workflow::of_page(&page(&steps, WorkflowState::Running, &[])).expect("a page");
+    assert_eq!(workflow.svg().matches("<rect").count(), 3);
+    assert!(workflow.tree().contains("c: c"), "{}", workflow.tree());
+}
+
 #[test]
 fn what_is_written_for_programs_is_read_again() {
-    let workflow = running();
-    let text = workflow.to_json().to_string();
-    assert_eq!(Workflow::from_json(&text), Some(workflow));
+    for workflow in [running(), graph()] {
+        let text = workflow.to_json().to_string();
+        assert_eq!(Workflow::from_json(&text), Some(workflow));
+    }
 }
 
 #[test]

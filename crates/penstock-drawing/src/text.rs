@@ -53,7 +53,8 @@ fn draw_all(
             false => ("├─ ", "│  "),
         };
         let said = step.map_or_else(String::new, line);
-        lines.push(format!("{indent}{branch}{before}{said}"));
+        let needed = step.map_or_else(String::new, |step| needed(step, steps));
+        lines.push(format!("{indent}{branch}{before}{said}{needed}"));
         if let Some(step) = step {
             let (steps, more) = step.inner();
             draw_all(steps, more, &step.links, &format!("{indent}{below}"), lines);
@@ -61,8 +62,25 @@ fn draw_all(
     }
 }
 
+/// Says for which of its siblings a step of a graph waits.
+fn needed(step: &Step, siblings: &[Step]) -> String {
+    let named = step.needs.iter().filter_map(|(place, outcome)| {
+        let name = &siblings.get(*place)?.name;
+        Some(match outcome.as_str() {
+            "succeeded" => name.clone(),
+            "failed" => format!("{name} if it fails"),
+            _ => format!("{name} however it ends"),
+        })
+    });
+    let named: Vec<String> = named.collect();
+    match named.is_empty() {
+        true => String::new(),
+        false => format!(", after {}", named.join(", ")),
+    }
+}
+
 fn line(step: &Step) -> String {
-    let mut line = step.label();
+    let mut line = step.full_label();
     if !step.state.is_empty() {
         line += &format!("  {}", step.state);
     }
@@ -82,13 +100,25 @@ fn line(step: &Step) -> String {
 }
 
 impl Step {
+    /// Says what the step is, and what its graph calls it.
+    pub(crate) fn full_label(&self) -> String {
+        match self.name.is_empty() {
+            true => self.label(),
+            false => format!("{}: {}", self.name, self.label()),
+        }
+    }
+
     /// Says what the step is.
-    pub(crate) fn label(&self) -> String {
+    fn label(&self) -> String {
         match &self.what {
             What::Job(task) => task.clone(),
             What::Chain(..) => "chain".to_owned(),
-            What::Group { members, of, .. } if of.is_empty() => {
-                format!("group of {}", number(*members))
+            What::Group {
+                members, of, steps, ..
+            } if of.is_empty() => {
+                let is_graph = steps.iter().any(|step| !step.name.is_empty());
+                let kind = if is_graph { "graph" } else { "group" };
+                format!("{kind} of {}", number(*members))
             }
             What::Group { members, of, .. } => format!("group of {} x {of}", number(*members)),
         }

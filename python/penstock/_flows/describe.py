@@ -21,6 +21,8 @@ _LONGEST_DESCRIPTION = 16 << 10
 _FEW = 10
 # Steps that are described; as many states can be asked for at once.
 _MOST_STEPS = 1_000
+# Outcomes by their numbers in the core.
+_OUTCOMES = ("succeeded", "failed", "ended")
 # Number of steps and members that a name has.
 _NAMED = 4
 
@@ -82,7 +84,16 @@ class _Describer:
         if isinstance(node, build._Empty):
             return {"group": 0, "id": format_id(self._steps.groups[id(node)]), "steps": []}
         found: dict[str, Any] = {"group": len(node.nodes), "id": format_id(self._steps.groups[id(node)])}
-        if len(node.nodes) <= min(_FEW, self._room):
+        if isinstance(node, build._Graph) and len(node.nodes) <= self._room:
+            found["steps"] = [
+                {
+                    "name": name,
+                    **({"needs": [[place, _OUTCOMES[when]] for place, when in needs]} if needs else {}),
+                    **self._node(step),
+                }
+                for name, needs, step in zip(node.names, node.needs, node.nodes, strict=True)
+            ]
+        elif len(node.nodes) <= min(_FEW, self._room):
             found["steps"] = [self._node(member) for member in node.nodes]
         else:
             found["of"] = self._members(node.nodes)

@@ -68,7 +68,7 @@ class StepStatus:
     """A step of a workflow: a call, a group, or a chain of steps."""
 
     kind: str
-    """``"job"``, ``"chain"`` or ``"group"``."""
+    """``"job"``, ``"chain"`` or ``"group"``, which a graph is as well."""
     task: str
     """Name of the task; of a group with many members what they run. Empty for a chain and for a group of few."""
     state: JobState | None
@@ -87,6 +87,11 @@ class StepStatus:
     """Number of further steps of a chain that were not described."""
     links: tuple[tuple[str, "StepStatus"], ...]
     """Callbacks, each with the outcome on which it runs: ``"succeeded"`` or ``"failed"``."""
+    name: str
+    """What its graph calls it; empty for other steps."""
+    needs: tuple[tuple[str, str], ...]
+    """Names of the steps of its graph that it waits for, each with the outcome that it waits for: ``"succeeded"``,
+    ``"failed"`` or ``"ended"``."""
 
 
 @public
@@ -198,7 +203,7 @@ def _moment(ms: int | None) -> Any:
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
 
 
-def _step(given: Mapping[str, Any]) -> StepStatus:
+def _step(given: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]] = ()) -> StepStatus:
     kind = next(kind for kind in ("job", "group", "chain") if kind in given)
     inner = given["chain"] if kind == "chain" else given.get("steps", ())
     state = given.get("state")
@@ -210,7 +215,13 @@ def _step(given: Mapping[str, Any]) -> StepStatus:
         members=given["group"] if kind == "group" else 0,
         ended=given.get("ended"),
         failed=given.get("failed"),
-        steps=tuple(map(_step, inner)),
+        steps=tuple(_step(step, inner) for step in inner),
         left_out=given.get("more", 0),
         links=tuple((link["on"], _step(link)) for link in given.get("links", ())),
+        name=given.get("name", ""),
+        needs=tuple(
+            (siblings[place].get("name", ""), outcome)
+            for place, outcome in given.get("needs", ())
+            if place < len(siblings)
+        ),
     )
