@@ -36,10 +36,9 @@ class WorkflowCounts:
     """Waiting for a job that has failed."""
 
 
-@public
 @dataclass(frozen=True, slots=True)
-class WorkflowInfo:
-    """A workflow in a list: see ``App.workflows``. Times are in UTC."""
+class _Facts:
+    """What a list says of a workflow, and its status too."""
 
     id: str
     name: str
@@ -53,6 +52,13 @@ class WorkflowInfo:
     deadline: datetime | None
     parent: str | None
     """Id of the job that has sent it; None for any other program."""
+
+
+@public
+@dataclass(frozen=True, slots=True)
+class WorkflowInfo(_Facts):
+    """A workflow in a list: see ``App.workflows``. Times are in UTC."""
+
     _app: Any = field(repr=False, compare=False)
 
     @property
@@ -96,21 +102,9 @@ class StepStatus:
 
 @public
 @dataclass(frozen=True, slots=True)
-class WorkflowStatus:
+class WorkflowStatus(_Facts):
     """How far a workflow has come: see ``Workflow.status``. ``print`` draws it as a tree. Times are in UTC."""
 
-    id: str
-    name: str
-    state: JobState
-    """``RUNNING`` until the step whose result it has has ended, then ``SUCCEEDED``, ``FAILED``, ``CANCELLED`` or
-    ``EXPIRED``."""
-    jobs: WorkflowCounts
-    sent_at: datetime
-    ended_at: datetime | None
-    """When the last of its jobs ended that could run."""
-    deadline: datetime | None
-    parent: str | None
-    """Id of the job that has sent it; None for any other program."""
     steps: StepStatus | None
     """None where the program that sent it has not described them."""
     failures: tuple[Failure, ...]
@@ -205,7 +199,8 @@ def _moment(ms: int | None) -> Any:
 
 def _step(given: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]] = ()) -> StepStatus:
     kind = next(kind for kind in ("job", "group", "chain") if kind in given)
-    inner = given["chain"] if kind == "chain" else given.get("steps", ())
+    inner: Sequence[Mapping[str, Any]] = given["chain"] if kind == "chain" else given.get("steps", ())
+    needs: Sequence[tuple[int, str]] = given.get("needs", ())
     state = given.get("state")
     return StepStatus(
         kind=kind,
@@ -219,9 +214,5 @@ def _step(given: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]] = ()) 
         left_out=given.get("more", 0),
         links=tuple((link["on"], _step(link)) for link in given.get("links", ())),
         name=given.get("name", ""),
-        needs=tuple(
-            (siblings[place].get("name", ""), outcome)
-            for place, outcome in given.get("needs", ())
-            if place < len(siblings)
-        ),
+        needs=tuple((siblings[place].get("name", ""), outcome) for place, outcome in needs if place < len(siblings)),
     )
