@@ -1459,6 +1459,14 @@ impl State {
             // What would come later would run for nothing, and escape whoever cancels the workflow.
             self.close_join(slot, members, true);
         }
+        let was_over = self.joins[slot].is_over;
+        self.put_join_over(slot, at);
+        if self.joins[slot].is_over && !was_over {
+            self.note_failed_join(slot);
+        }
+    }
+
+    fn put_join_over(&mut self, slot: u32, at: u64) {
         let join = &mut self.joins[slot];
         let id = join.id;
         if join.is_over {
@@ -1485,7 +1493,6 @@ impl State {
                 self.blocked += join.kept;
                 self.joins_over.insert((at, id));
                 self.count_blocked(slot, Adjust::Add);
-                self.note_join_outcome(slot, WorkflowState::Failed);
                 self.wait_for_failed_jobs();
             }
         }
@@ -1572,7 +1579,7 @@ impl State {
         if let Some(at) = over_at {
             // What it had to say was said before.
             let then = std::mem::take(&mut self.joins[slot].then);
-            self.block_join(slot, at);
+            self.put_join_over(slot, at);
             self.joins[slot].then = then;
         }
     }

@@ -305,14 +305,28 @@ impl State {
                 continue;
             };
             self.workflows.count_blocked(workflow, adjust);
-            let waits_for_success = self.messages.when(slot) == Outcome::Succeeded;
-            if matches!(adjust, Adjust::Add)
-                && waits_for_success
-                && workflow == self.messages[slot].id
-            {
-                self.workflows.note_outcome(workflow, WorkflowState::Failed);
-            }
         }
+    }
+
+    /// Notes the failure of a join, if it or a job that it has blocked is the last step of a workflow.
+    pub(crate) fn note_failed_join(&mut self, join: u32) {
+        if self.workflows.is_empty() {
+            return;
+        }
+        let id = self.joins[join].id;
+        let held = self.joins[join].held.iter();
+        let blocked = held.filter(|handle| {
+            let slot = handle.slot;
+            self.messages.get(**handle).is_some()
+                && self.messages.state(slot) == MessagePlace::Held(id)
+                && self.messages.when(slot) == Outcome::Succeeded
+                && self.workflow_of(slot) == Some(self.messages[slot].id)
+        });
+        let blocked: Vec<MessageId> = blocked.map(|held| self.messages[held.slot].id).collect();
+        for id in blocked {
+            self.workflows.note_outcome(id, WorkflowState::Failed);
+        }
+        self.note_join_outcome(join, WorkflowState::Failed);
     }
 
     /// Counts the end of a job for its workflow.

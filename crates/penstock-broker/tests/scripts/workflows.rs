@@ -505,6 +505,27 @@ fn a_workflow_that_is_cancelled_says_so() {
     );
 }
 
+/// The retried job may be one of a group that stays failed. Carried forward, that group used to be taken for a failure after the
+/// retry, and a broker that read the journal said that the workflow had ended.
+#[test]
+fn a_workflow_goes_on_while_its_failed_group_is_carried_forward() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        w hello                                                       -> w welcome 0
+        w consume default 9                                           ->
+        a open g/; hold g/ count=2 workflow=g/; publish g/0 member=g/:0 workflow=g/; publish g/1 member=g/:1 workflow=g/ queue=slow -> a confirm 1, w deliver g/0
+        w fail g/0 boom                                               -> w confirm 1
+        a cancel g/1                                                  -> a confirm 2 2:Ready
+        a retry g/0                                                   -> a confirm 3 3:Failed, w deliver g/0#1
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 1, a confirm 3 2:Ready 3:Failed
+        a workflows                                                   -> a workflows g/:nightly:running:running1+cancelled1
+        ",
+    );
+}
+
 /// A job that is retried, or comes later, opens its workflow again.
 #[test]
 fn a_workflow_goes_on_with_a_job_that_is_retried() {
