@@ -137,14 +137,16 @@ class Graph:
         name: str,
         description: bytes,
         *,
-        deadline_ms: int | None = None,
+        deadline_after_ms: int | None = None,
+        deadline_at_ms: int | None = None,
         kept_ms: int | None = None,
         parent: bytes | None = None,
     ) -> None:
         """Have the workflow made known by this name, of at most 255 bytes.
 
-        ``description``: its steps as JSON, of at most 16 KiB (``crates/penstock-drawing`` reads it). ``deadline_ms``:
-        time that it has. ``kept_ms``: for which it is listed after it has succeeded. ``parent``: job that sends it.
+        ``description``: its steps as JSON, of at most 16 KiB (``crates/penstock-drawing`` reads it). It is
+        cancelled ``deadline_after_ms`` from now, or at ``deadline_at_ms``. ``kept_ms``: for which it is listed after it
+        has succeeded. ``parent``: job that sends it.
         """
     def seal(self, join: bytes, count: int) -> None:
         """Say that the members 0 to ``count - 1`` of a join that ``grows`` have all come."""

@@ -1,9 +1,9 @@
-"""Checks of user input: all numbers and lengths of time (seconds or a timedelta)."""
+"""Checks of user input: all numbers and times (seconds or a timedelta, or a datetime)."""
 
 from __future__ import annotations
 
 import math
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeAlias
 
 Seconds: TypeAlias = float | timedelta
@@ -13,12 +13,30 @@ _LONGEST_S = 3_155_760_000
 
 
 def duration_ms(name: str, value: Seconds) -> int:
-    """Return milliseconds; ``TypeError`` or ``ValueError`` says what is wrong with the option ``name``."""
+    """Return milliseconds; ``TypeError`` or ``ValueError`` says what is wrong with the option."""
     seconds = _seconds(name, value)
     # The comparison is false for NaN as well.
     if not 0 <= seconds <= _LONGEST_S:
         raise ValueError(f"{name} must be between 0 seconds and 100 years, not {value!r}")
     return round(seconds * 1000)
+
+
+def due_ms(name: str, value: Seconds | datetime | None) -> tuple[int | None, int | None]:
+    """Return milliseconds from now, or those since the epoch; ``TypeError`` or ``ValueError`` says what is wrong."""
+    if value is None:
+        return None, None
+    if isinstance(value, datetime):
+        return None, epoch_ms(name, value)
+    return duration_ms(name, value), None
+
+
+def epoch_ms(name: str, value: datetime) -> int:
+    """Return milliseconds since the epoch; ``TypeError`` or ``ValueError`` says what is wrong with the option."""
+    if not is_a(value, datetime):
+        raise TypeError(f"{name} must be a datetime, not {value!r}")
+    if value.tzinfo is None:
+        raise ValueError(f"{name} must say its time zone: datetime.now(timezone.utc) instead of datetime.now()")
+    return max(0, round(value.timestamp() * 1000))
 
 
 def timeout_s(name: str, value: Seconds | None) -> float | None:

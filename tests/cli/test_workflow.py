@@ -72,6 +72,12 @@ def test_workflows_are_listed_by_state_and_name(press: Project) -> None:
     assert re.search(rf"ago +{badly.id} +group\(2 x fetch\) \| bind +failed +0 +0 +1 +1 +0 +1", people), people
     assert "these are the newest 2 that match" in people
     assert "these are the newest" not in press.penstock("workflow", "ls").output
+    assert "DEADLINE" not in press.penstock("workflow", "ls").output
+    hurried = group(tasks.fetch.options(countdown=900).s(1)).delay(name="hurried", deadline=3600)
+    people = press.penstock("workflow", "ls").output
+    assert re.search(r"BLOCKED +DEADLINE\n", people), people
+    assert re.search(r"hurried +running +1 .* \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ \(in (59|60)", people), people
+    assert re.search(r"deadline \d{4}-\d\d-\d\dT\S+ \(in ", press.penstock("workflow", "show", hurried.id).output)
     assert press.penstock("workflow", "ls", "--name", "weekly").output == "no workflow matches\n"
     assert press.penstock("workflow", "ls", "--state", "odd").returncode == 2
 

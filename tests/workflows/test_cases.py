@@ -2,10 +2,9 @@
 
 The numbers are those of the design's list of cases.
 
-    1 to 14, 19 to 24, 26 to 28, 31, 32, 36 to 39: here
+    1 to 14, 19 to 24, 26 to 29, 31, 32, 36 to 39: here
     15 to 18  replacing a job by a step, and adding steps to a running workflow: not offered yet
     25        repeating a step that has succeeded: not offered
-    29        deadlines of workflows: not offered yet
     30        groups that are sent in several transactions: today all of a workflow is one
     33        `penstock why`: not offered yet
     34        members that no worker ends: left out until asked for
@@ -161,6 +160,41 @@ class TestOptionsOfLaterSteps:
         with pytest.raises(shop.OutOfPaper):
             shop.run(shop.fail.s().link_error(shop.caught.s().options(countdown=0.05)))
         assert shop.wait_for_notes(1) == ["caught: flow_tasks.OutOfPaper: no paper"]
+
+
+class TestDeadlines:
+    def test_29_nothing_starts_after_the_deadline_but_errbacks_do(self, shop):
+        past = datetime.now(UTC) - timedelta(hours=1)
+        for deadline in [past, 0, timedelta(0)]:
+            shop.clear()
+            steps = shop.simply_note.s("first") | shop.note.s()
+            workflow = steps.link_error(shop.caught.s()).delay(deadline=deadline)
+            with pytest.raises(JobCancelled, match="the deadline of its workflow has passed"):
+                workflow.result(shop.patience_s)
+            assert shop.wait_for_notes(1) == ["caught: penstock.JobCancelled: the deadline of its workflow has passed"]
+            assert workflow.state() is JobState.CANCELLED
+        with pytest.raises(GroupError, match=r"penstock\.JobCancelled: .*the deadline of its workflow has passed"):
+            group(shop.add.s(1, 1), shop.add.s(2, 2)).delay(deadline=0).result(shop.patience_s)
+
+    def test_29_what_ends_in_time_is_as_any_other(self, shop):
+        for deadline in [3600, timedelta(days=3), datetime.now(UTC) + timedelta(hours=1)]:
+            workflow = (group(shop.add.s(1, 1), shop.add.s(2, 2)) | shop.total.s()).delay(deadline=deadline)
+            assert workflow.result(shop.patience_s) == 6
+            assert workflow.status().deadline > datetime.now(UTC) + timedelta(minutes=50)
+        assert group([]).delay(deadline=0).result(shop.patience_s) == []
+
+    @pytest.mark.parametrize(
+        ("deadline", "error", "says"),
+        [
+            (-1, ValueError, "deadline must be between 0 seconds and 100 years"),
+            ("soon", TypeError, "deadline must be seconds or a timedelta"),
+            (datetime(2030, 1, 1), ValueError, "deadline must say its time zone"),
+        ],
+    )
+    def test_29_a_deadline_that_is_no_time_is_refused(self, shop, deadline, error, says):
+        with pytest.raises(error, match=says):
+            (shop.simply_note.s("first") | shop.note.s()).delay(deadline=deadline)
+        assert shop.notes() == []
 
 
 class TestFailures:
@@ -432,6 +466,29 @@ class TestWithARealWorker:
         assert workflow[0].result(shop.patience_s) == "go-28"
         with pytest.raises(GroupError, match="JobCancelled"):
             workflow.result(shop.patience_s)
+
+    def test_29_a_workflow_that_has_not_ended_at_its_deadline_is_cancelled(self, shop):
+        delayed = shop.simply_note.s("delayed").options(countdown=600)
+        steps = group(shop.wait_for.s("never-29"), delayed) | shop.note.s(label="body")
+        workflow = steps.link_error(shop.caught.s()).delay(deadline=timedelta(seconds=1))
+        with pytest.raises(JobCancelled, match="the deadline of its workflow has passed"):
+            workflow.result(shop.patience_s)
+        for job in workflow:
+            with pytest.raises(JobCancelled, match="the deadline of its workflow has passed"):
+                job.result(shop.patience_s)
+        caught = "caught: penstock.JobCancelled: the deadline of its workflow has passed"
+        assert sorted(shop.wait_for_notes(2)) == [caught, "waits for never-29"]
+        eventually(lambda: workflow.status().ended_at is not None)
+        status = workflow.status()
+        assert status.state is JobState.CANCELLED
+        assert abs(status.deadline - status.sent_at - timedelta(seconds=1)) < timedelta(seconds=0.1)
+        assert status.deadline <= status.ended_at
+
+    def test_29_a_workflow_that_ends_before_its_deadline_is_as_any_other(self, shop):
+        workflow = group(shop.add.s(i, i) for i in range(3)).delay(deadline=datetime.now(UTC) + timedelta(seconds=0.5))
+        assert workflow.result(shop.patience_s) == [0, 2, 4]
+        eventually(lambda: datetime.now(UTC) > workflow.status().deadline)
+        assert workflow.state() is JobState.SUCCEEDED
 
     def test_32_a_body_is_not_refused_by_a_full_queue(self, shop):
         limit = shop.project.penstock("limit", "set", "narrow", "--max-length", "1")

@@ -9,15 +9,17 @@
 //! From that record on the job never goes back to a queue. Whatever ends its lease without a success (a retry, a failure, a
 //! death, the loss of its worker) ends the job, as cancelled, in [`Broker::end_if_asked`].
 
+use std::collections::{BTreeSet, VecDeque};
+
 use penstock_faults::planted;
-use penstock_message::{CancelOrder, Lease, MessageId, MessageState, Refusal, Running};
+use penstock_message::{CancelOrder, Lease, Member, MessageId, MessageState, Refusal, Running};
 
 use crate::Broker;
 use crate::effects::Effect;
 use crate::endings::Unrun;
 use crate::messages::{Asked, Handle, State as MessagePlace};
 use crate::names::Name;
-use crate::records::{ENDED_AT_ONCE, Event, How, Mark, MarkedFor};
+use crate::records::{Event, How, Mark, MarkedFor};
 use crate::state::State;
 
 /// Reason of a cancelled job where none was given.
@@ -129,33 +131,54 @@ impl Broker {
 
     /// Ends a waiting job to which the steps of an operation under way have not come.
     pub(crate) fn end_cancelled(&mut self, slot: u32, mark: &Mark) {
-        // As in the steps, what waits for its group comes first: its end would block that.
-        let last = match mark.workflow {
-            Some(_) => self.last_behind(slot, mark),
-            None => Vec::new(),
-        };
-        let (how, reason) = (How::Cancelled, mark.reason);
-        for slots in [last, vec![slot]] {
-            let ended = slots.len();
-            let status = self.operation_under_way(mark.number);
-            status.matched += ended as u64;
-            status.done += ended as u64;
-            self.added += ended;
-            self.added += self.end_waiting(slots, Unrun { how, reason });
+        let mut slots = vec![slot];
+        if mark.is_for_workflows() {
+            self.add_those_behind(&mut slots, mark);
         }
+        let status = self.operation_under_way(mark.number);
+        status.matched += slots.len() as u64;
+        status.done += slots.len() as u64;
+        let (how, reason) = (How::Cancelled, mark.reason);
+        self.added += slots.len();
+        self.added += self.end_waiting(slots, Unrun { how, reason });
     }
 
-    /// Returns messages that wait for the group of this one, are members of none, and are cancelled with it.
-    fn last_behind(&self, slot: u32, mark: &Mark) -> Vec<u32> {
-        let messages = &self.state.messages;
-        let member = messages.member(slot);
-        let join = member.and_then(|member| self.state.joins.find(&member.join));
-        // What a group that is over held is blocked already.
-        let join = join.filter(|join| !self.state.joins[*join].is_over);
-        let held = join.into_iter().flat_map(|join| self.held_slots(join));
-        held.filter(|slot| messages.member(*slot).is_none() && self.state.is_meant(mark, *slot))
-            .take(ENDED_AT_ONCE)
-            .collect()
+    /// Adds what waits for this message at any distance, and is cancelled with it: its end alone would block the others,
+    /// and they would read as that. The one whose result is the workflow's comes first, for there may not be room for all.
+    fn add_those_behind(&self, slots: &mut Vec<u32>, mark: &Mark) {
+        let (messages, joins) = (&self.state.messages, &self.state.joins);
+        let most = self.step_size();
+        let mut places: VecDeque<Member> = messages.member(slots[0]).into_iter().collect();
+        let workflow = self.state.workflow_of(slots[0]);
+        let last = workflow
+            .as_ref()
+            .into_iter()
+            .flat_map(|id| messages.copies(id));
+        slots.extend(last.filter(|slot| {
+            let is_held = matches!(messages.state(*slot), MessagePlace::Held(_));
+            is_held && !self.state.is_blocked(*slot) && self.state.is_meant(mark, *slot)
+        }));
+        let mut seen = BTreeSet::new();
+        while let Some(place) = places.pop_front()
+            && slots.len() < most
+            && seen.len() < most
+        {
+            let join = joins.find(&place.join).filter(|join| seen.insert(*join));
+            let Some(join) = join.filter(|join| !joins[*join].is_decided()) else {
+                continue;
+            };
+            let held = self.held_slots(join);
+            for slot in held.filter(|slot| self.state.is_meant(mark, *slot)) {
+                if slots.len() == most {
+                    break;
+                }
+                places.extend(messages.member(slot));
+                if !slots.contains(&slot) {
+                    slots.push(slot);
+                }
+            }
+            places.extend(joins[join].then.iter().take(most));
+        }
     }
 
     /// Whether an operation under way leaves this running job alone. With its old number it would be cancelled as soon as
@@ -172,7 +195,7 @@ impl Broker {
     fn mark_that_asks(&self, slot: u32) -> Option<Mark> {
         let mut marks = self.state.marks.values().map(|(mark, _)| *mark);
         marks.find(|mark| {
-            mark.what == MarkedFor::Cancel
+            mark.what.is_cancellation()
                 && mark.running != Running::Leave
                 && self.state.is_meant(mark, slot)
         })
@@ -187,12 +210,15 @@ impl State {
             return None;
         }
         let mut marks = self.marks.values().map(|(mark, _)| *mark);
-        marks.find(|mark| mark.what == MarkedFor::Cancel && self.is_meant(mark, slot))
+        marks.find(|mark| mark.what.is_cancellation() && self.is_meant(mark, slot))
     }
 
     /// Whether an operation that cancels jobs means this one.
     pub(crate) fn is_meant(&self, mark: &Mark, slot: u32) -> bool {
         let (entry, kind) = (&self.messages[slot], self.messages.kind(slot));
+        if mark.what == MarkedFor::Overdue {
+            return self.is_overdue(slot) && !entry.is_failed() && !entry.is_ended();
+        }
         let queue = || self.queues[kind.queue].name;
         (entry.number() < mark.before || planted!("cancel-later-jobs"))
             && mark.queue.is_none_or(|name| name == queue())

@@ -285,6 +285,7 @@ impl Broker {
                 }
             }
             Timer::Workflows => self.forget_old_workflows(),
+            Timer::Deadline { workflow } => self.end_overdue_workflow(workflow),
             Timer::FailedJobs => {
                 self.state.failed.is_timed = false;
                 // What is old goes in steps, the last of which sets the timer again.

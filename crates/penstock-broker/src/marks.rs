@@ -26,6 +26,8 @@ const REMEMBERED: usize = 1024;
 const LOOKED_AT: usize = 8192;
 
 pub(crate) const PURGED: &str = "its queue was purged";
+/// Reason of jobs that are cancelled at a deadline.
+const OVERDUE: &str = "the deadline of its workflow has passed";
 
 /// An operation, and how far it has come.
 #[derive(Debug, Default)]
@@ -99,6 +101,27 @@ impl Broker {
         mark.number
     }
 
+    /// Cancels the messages of all workflows whose deadlines have come; returns the reason. An operation that has looked at
+    /// no message yet does that for further workflows, too.
+    pub(crate) fn begin_overdue(&mut self) -> Name {
+        let mut marks = self.state.marks.values();
+        let mark = marks.find(|(mark, _)| {
+            let progress = self.operations.under_way.get(&mark.number);
+            mark.what == MarkedFor::Overdue
+                && progress.is_none_or(|progress| progress.cursor == 0 && !progress.last_are_done)
+        });
+        if let Some((mark, _)) = mark {
+            let reason = mark.reason;
+            self.must_be_safe();
+            return reason;
+        }
+        let mut mark = self.new_mark(MarkedFor::Overdue, &Filter::default(), OVERDUE, None);
+        mark.running = Running::Ask;
+        self.added += 1;
+        self.begin_mark(mark);
+        mark.reason
+    }
+
     /// Purges a queue. `None` when nothing waits there, so that there is nothing to do.
     pub(crate) fn purge(&mut self, queue: &str) -> Option<u64> {
         let name = self.state.names.find(queue)?;
@@ -151,7 +174,7 @@ impl Broker {
                 .unwrap_or_default();
             let is_over = match mark.what {
                 MarkedFor::Purge => self.step_purge(&mark, &mut progress),
-                MarkedFor::Cancel => self.step_cancel(&mark, &mut progress),
+                MarkedFor::Cancel | MarkedFor::Overdue => self.step_cancel(&mark, &mut progress),
                 MarkedFor::Retry | MarkedFor::Drop => self.step_failed(&mark, &mut progress),
             };
             if !is_over {
@@ -236,10 +259,12 @@ impl Broker {
         let state = &self.state;
         let mut spared = 0;
         // Its last jobs come first: what is cancelled before them would block them, and they would read as that.
-        let only_last = mark.workflow.is_some() && !progress.last_are_done;
+        let only_last = mark.is_for_workflows() && !progress.last_are_done;
         let is_last = |slot: u32| {
             let place = state.messages.state(slot);
-            matches!(place, MessagePlace::Held(_)) && state.messages.member(slot).is_none()
+            let is_last = state.messages.member(slot).is_none()
+                || state.workflow_of(slot) == Some(state.messages[slot].id);
+            matches!(place, MessagePlace::Held(_)) && is_last
         };
         let is_meant = |slot: u32| {
             let is_meant = state.is_meant(mark, slot) && (!only_last || is_last(slot));

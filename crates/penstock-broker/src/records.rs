@@ -336,6 +336,8 @@ pub(crate) struct WorkflowProgress {
     pub(crate) is_cancelled: bool,
     /// Time on the steady clock at which the last of its jobs ended that could run.
     pub(crate) ended_at: Option<u64>,
+    /// Set once its deadline has come: number below which its messages are cancelled. Zero if it had ended by then.
+    pub(crate) overdue_before: Option<u64>,
 }
 
 impl WorkflowProgress {
@@ -481,6 +483,11 @@ pub(crate) struct Mark {
 }
 
 impl Mark {
+    /// Whether it is for the messages of whole workflows.
+    pub(crate) fn is_for_workflows(&self) -> bool {
+        self.workflow.is_some() || self.what == MarkedFor::Overdue
+    }
+
     /// Returns all names in it.
     pub(crate) fn names(&self) -> impl Iterator<Item = Name> + use<> {
         let names = [self.queue, self.task, self.class, self.target];
@@ -495,10 +502,23 @@ pub(crate) enum MarkedFor {
     Cancel = 1,
     Retry = 2,
     Drop = 3,
+    /// Cancels the messages of all workflows whose deadlines have come.
+    Overdue = 4,
 }
 
 impl MarkedFor {
-    const ALL: [Self; 4] = [Self::Purge, Self::Cancel, Self::Retry, Self::Drop];
+    const ALL: [Self; 5] = [
+        Self::Purge,
+        Self::Cancel,
+        Self::Retry,
+        Self::Drop,
+        Self::Overdue,
+    ];
+
+    /// Whether it cancels messages, and asks running ones to stop.
+    pub(crate) fn is_cancellation(self) -> bool {
+        matches!(self, Self::Cancel | Self::Overdue)
+    }
 }
 
 /// Values of messages that are alike except for the list.
@@ -738,6 +758,7 @@ mod changed {
     pub(super) const COUNTS: u8 = 16;
     pub(super) const FORGOTTEN: u8 = 32;
     pub(super) const CANCELLED: u8 = 64;
+    pub(super) const OVERDUE: u8 = 128;
 }
 
 /// Flags next to the status of a `Stored`.

@@ -1883,6 +1883,7 @@ impl State {
             Timer::Expiry { number, slot } => self.messages.get(Handle { number, slot }).is_some(),
             Timer::ValueExpiry { slot, number } => self.keys.get(slot, number).is_some(),
             Timer::EndedValues { .. } | Timer::FailedJobs | Timer::Workflows => true,
+            Timer::Deadline { workflow } => self.workflows.awaits_deadline(workflow),
             Timer::LeasesLost {
                 session,
                 generation,

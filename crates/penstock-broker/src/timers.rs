@@ -23,6 +23,8 @@ pub(crate) enum Timer {
     EndedValues { ttl_ms: u64 },
     /// Workflows that have ended were listed for long enough.
     Workflows,
+    /// The deadline of a workflow, by its number.
+    Deadline { workflow: u64 },
     /// Failed jobs have been kept for long enough.
     FailedJobs,
     /// The heartbeat of a session without a connection ends, and its leases with it.

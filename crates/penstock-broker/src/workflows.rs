@@ -215,6 +215,24 @@ impl Workflows {
         }
     }
 
+    /// Whether the deadline of the workflow of this number is still to come.
+    pub(crate) fn awaits_deadline(&self, number: u64) -> bool {
+        let id = self.numbers.get(&number);
+        let record = id.and_then(|id| self.record(id));
+        record.is_some_and(|record| {
+            record.deadline.is_some() && record.progress.overdue_before.is_none()
+        })
+    }
+
+    /// Notes that the deadline of the workflow has come.
+    fn mark_overdue(&mut self, id: MessageId, before: u64) {
+        if let Some(record) = self.record_mut(&id) {
+            record.progress.is_cancelled = true;
+            record.progress.overdue_before = Some(before);
+            self.tell(id);
+        }
+    }
+
     /// Notes the outcome of the step whose result is the workflow's. The first one holds.
     fn note_outcome(&mut self, id: MessageId, outcome: WorkflowState) {
         // A group whose members were cancelled with it has not failed.
@@ -411,6 +429,12 @@ impl State {
         };
         self.live_bytes += record.journal_bytes();
         let number = record.number;
+        if let Some(deadline) = record.deadline
+            && progress.overdue_before.is_none()
+        {
+            let timer = Timer::Deadline { workflow: number };
+            self.timers.set(deadline, timer);
+        }
         self.workflows.all.entry(id).or_default().record = Some(Box::new(record));
         self.workflows.listed.insert(id);
         self.workflows.numbers.insert(number, id);
@@ -455,6 +479,11 @@ impl State {
             return;
         };
         let (bytes, number) = (record.journal_bytes(), record.number);
+        let deadline = record.deadline;
+        let awaited = deadline.filter(|_| record.progress.overdue_before.is_none());
+        if let Some(deadline) = awaited {
+            self.timers.abandon(deadline.clock);
+        }
         let progress = WorkflowProgress {
             ended_at: None,
             ..record.progress
@@ -480,10 +509,29 @@ impl State {
         }
     }
 
+    /// Whether the deadline of the message's workflow has passed, and ends this message. What waited for a failure may
+    /// run.
+    pub(crate) fn is_overdue(&self, slot: u32) -> bool {
+        let workflow = self.workflow_of(slot);
+        let record = workflow.and_then(|id| self.workflows.record(&id));
+        record.is_some_and(|record| {
+            let before = record.progress.overdue_before;
+            before.is_some_and(|before| self.messages[slot].number() < before)
+                && self.messages.when(slot) == Outcome::Succeeded
+        })
+    }
+
     pub(crate) fn workflow_is_current(&self, base: Position, number: u64) -> bool {
         let id = self.workflows.numbers.get(&number);
         let record = id.and_then(|id| self.workflows.record(id));
         record.is_some_and(|record| record.base == base)
+    }
+
+    /// Whether no job of the workflow can run, and none is to come.
+    fn workflow_has_ended(&self, id: &MessageId) -> bool {
+        let workflow = self.workflows.all.get(id);
+        workflow.is_none_or(|workflow| workflow.live == workflow.blocked)
+            && self.joins.unsealed_of(id).is_none()
     }
 
     /// Has all workflows looked at that have no job left and have not ended: a journal that was repaired has lost
@@ -532,23 +580,37 @@ impl Broker {
         if self.state.workflows.touched.is_empty() {
             return;
         }
+        self.end_late_workflows();
         for id in std::mem::take(&mut self.state.workflows.touched) {
-            // More of its jobs are to come.
-            let grows = self.state.joins.unsealed_of(&id).is_some();
+            let has_ended = self.state.workflow_has_ended(&id);
             let Some(workflow) = self.state.workflows.all.get_mut(&id) else {
                 continue;
             };
-            let (live, blocked) = (workflow.live, workflow.blocked);
+            let blocked = workflow.blocked;
             let Some(record) = workflow.record.as_deref_mut() else {
                 continue;
             };
             record.is_touched = false;
             let mut must_be_told = std::mem::take(&mut record.must_be_told);
             let mut progress = record.progress;
-            let has_ended = live == blocked && !grows;
             if has_ended != progress.ended_at.is_some() {
                 must_be_told = true;
                 progress.ended_at = has_ended.then_some(self.clocks.steady());
+                if let Some(deadline) = record.deadline
+                    && !has_ended
+                    && progress.overdue_before.is_none()
+                {
+                    // It goes on after its end: a deadline that has passed meanwhile was not for this.
+                    match self.clocks.has_come(deadline) {
+                        true => progress.overdue_before = Some(0),
+                        false => {
+                            let timer = Timer::Deadline {
+                                workflow: record.number,
+                            };
+                            self.state.timers.set(deadline, timer);
+                        }
+                    }
+                }
             }
             if has_ended && progress.outcome == WorkflowState::Running {
                 progress.outcome = progress.outcome_at_end(blocked);
@@ -580,6 +642,38 @@ impl Broker {
             });
             self.state.forget_workflow(id);
         }
+    }
+
+    /// Cancels those that the record at hand has opened, and whose deadlines have passed already: nothing of them starts.
+    fn end_late_workflows(&mut self) {
+        let (workflows, position) = (&self.state.workflows, self.state.position);
+        let touched = workflows.touched.iter();
+        let late = touched.filter_map(|id| {
+            let record = workflows.record(id)?;
+            let deadline = record.deadline.filter(|_| record.base == position)?;
+            self.clocks.has_come(deadline).then_some(record.number)
+        });
+        let late: Vec<u64> = late.take(self.step_size()).collect();
+        for number in late {
+            self.end_overdue_workflow(number);
+        }
+    }
+
+    /// Cancels the workflow of this number, whose deadline has come.
+    pub(crate) fn end_overdue_workflow(&mut self, number: u64) {
+        let workflows = &mut self.state.workflows;
+        if !workflows.awaits_deadline(number) {
+            return;
+        }
+        let id = workflows.numbers[&number];
+        if self.state.workflow_has_ended(&id) {
+            return;
+        }
+        let before = self.state.numbers + 1;
+        self.state.workflows.mark_overdue(id, before);
+        self.added += 1;
+        let reason = self.begin_overdue();
+        self.added += self.cancel_unsealed(&id, reason);
     }
 
     /// Forgets the workflows whose time is over. The journal has the times, so no event is needed.

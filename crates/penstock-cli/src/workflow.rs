@@ -187,7 +187,7 @@ fn list(arguments: &ListArguments) -> Result<(), Failure> {
 }
 
 fn table(found: &[WorkflowInfo]) -> String {
-    let mut table = Table::new(&[
+    let mut columns = vec![
         "SENT",
         "ID",
         "NAME",
@@ -198,7 +198,13 @@ fn table(found: &[WorkflowInfo]) -> String {
         ">FAILED",
         ">CANCELLED",
         ">BLOCKED",
-    ]);
+    ];
+    // Few have one.
+    let has_deadlines = found.iter().any(|workflow| workflow.deadline.is_some());
+    if has_deadlines {
+        columns.push("DEADLINE");
+    }
+    let mut table = Table::new(&columns);
     let now = now_ms();
     for workflow in found {
         let jobs = &workflow.jobs;
@@ -217,6 +223,10 @@ fn table(found: &[WorkflowInfo]) -> String {
             jobs.blocked,
         ];
         cells.extend(counts.map(|count| count.to_string()));
+        if has_deadlines {
+            let deadline = workflow.deadline.map(|at| moment(now, at));
+            cells.push(deadline.unwrap_or_default());
+        }
         table.row(cells);
     }
     table.to_string()
@@ -254,7 +264,7 @@ fn draw(arguments: &ShowArguments) -> Result<(), Failure> {
         times += &format!(", ended {}", moment(now, at));
     }
     if let Some(at) = info.deadline {
-        times += &format!(", to end by {}", moment(now, at));
+        times += &format!(", deadline {}", moment(now, at));
     }
     if let Some(parent) = info.parent {
         times += &format!(", by job {parent}");

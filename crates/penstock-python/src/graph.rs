@@ -205,13 +205,15 @@ impl Graph {
         Ok(PyBytes::new(py, &id.0))
     }
 
-    /// Has the workflow made known by this name. `deadline_ms`: time that it has from now on. `parent`: job that sends it.
-    #[pyo3(signature = (name, description, *, deadline_ms = None, kept_ms = None, parent = None))]
+    /// Has the workflow made known by this name. It is cancelled `deadline_after_ms` from now, or at `deadline_at_ms`.
+    /// `parent`: job that sends it.
+    #[pyo3(signature = (name, description, *, deadline_after_ms = None, deadline_at_ms = None, kept_ms = None, parent = None))]
     fn open(
         &self,
         name: String,
         description: &[u8],
-        deadline_ms: Option<u64>,
+        deadline_after_ms: Option<u64>,
+        deadline_at_ms: Option<u64>,
         kept_ms: Option<u64>,
         parent: Option<&[u8]>,
     ) -> PyResult<()> {
@@ -219,7 +221,9 @@ impl Graph {
             workflow: MessageId::default(),
             name,
             description: Bytes::copy_from_slice(description),
-            deadline: deadline_ms.map(Due::AfterMs),
+            deadline: deadline_after_ms
+                .map(Due::AfterMs)
+                .or(deadline_at_ms.map(Due::At)),
             kept_ms,
             parent: parent.map(job).transpose()?,
         });

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from penstock import _core
-from penstock._durations import is_a
+from penstock._durations import due_ms, is_a
 from penstock._flows.describe import checked_name, description, name_of
 from penstock._flows.graph import Graph, order_of
 from penstock._flows.results import EMPTY, LIST, NAMED, WRAPS, MemberIds, encode_names, is_join, names_id
@@ -36,6 +36,9 @@ from penstock._jobs.current import format_id, running_job_id
 from penstock._jobs.job import Job
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from penstock._durations import Seconds
     from penstock._tasks.app import App
     from penstock._tasks.middleware import Call
 
@@ -144,9 +147,17 @@ class Plan:
     Raises ``TypeError`` where arguments do not fit and ``ValueError`` where the steps can't be one workflow.
     """
 
-    def __init__(self, step: Partial[Any, Any], name: str | None = None, *, atomic: bool = False) -> None:
+    def __init__(
+        self,
+        step: Partial[Any, Any],
+        name: str | None = None,
+        *,
+        deadline: Seconds | datetime | None = None,
+        atomic: bool = False,
+    ) -> None:
         self._step = step
         self._name = None if name is None else checked_name(name)
+        self._deadline = due_ms("deadline", deadline)
         # The group that need not be sent at once, and what is to be sent of it later.
         self._may_grow = None if atomic else self._first_group(step)
         self._growing: _Growing | None = None
@@ -204,7 +215,14 @@ class Plan:
         if self._root is not None and not (isinstance(self._step, Signature) and not self._step._links):
             steps = Described(self._root, self._signatures, built.job_ids, builder.groups)
             name = name_of(self._step) if self._name is None else self._name
-            built.graph.open(name, description(steps), parent=running_job_id())
+            after_ms, at_ms = self._deadline
+            built.graph.open(
+                name,
+                description(steps),
+                deadline_after_ms=after_ms,
+                deadline_at_ms=at_ms,
+                parent=running_job_id(),
+            )
         self.id, self.join = built.workflow_id, builder.growing
         return built
 

@@ -14,7 +14,10 @@ from penstock._jobs.job import Job
 from penstock._public import public
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from penstock import _core
+    from penstock._durations import Seconds
     from penstock._flows.failure import Failure
     from penstock._flows.results import Results
     from penstock._flows.workflow import Workflow
@@ -222,7 +225,9 @@ class Composed(Step[R_co]):
 
     __slots__ = ()
 
-    def delay(self, *, name: str | None = None, atomic: bool = False) -> Workflow[R_co]:
+    def delay(
+        self, *, name: str | None = None, deadline: Seconds | datetime | None = None, atomic: bool = False
+    ) -> Workflow[R_co]:
         """Send all jobs of the workflow in one transaction, and return its handle.
 
         A group, or a chord's, of more than 10,000 calls is sent in several, and its first jobs start meanwhile;
@@ -231,15 +236,19 @@ class Composed(Step[R_co]):
         ``maybe_accepted`` is True, says how many of its jobs had begun. A group that has failed is sent no further.
 
         ``name``: for people, to find it by; at most 255 bytes. By default it is made of the names of the tasks.
+        ``deadline``: time at which it is cancelled unless it has ended, in seconds or a timedelta from now, or as a
+        datetime with a time zone. Its errbacks run.
 
         Raises ``TypeError`` when arguments do not fit, ``ValueError`` when it can't be one workflow, and what
         ``task.delay()`` raises.
         """
-        return cast("Workflow[R_co]", _plan(self, name, atomic).send().workflow)
+        return cast("Workflow[R_co]", _plan(self, name, deadline, atomic).send().workflow)
 
-    async def adelay(self, *, name: str | None = None, atomic: bool = False) -> Workflow[R_co]:
+    async def adelay(
+        self, *, name: str | None = None, deadline: Seconds | datetime | None = None, atomic: bool = False
+    ) -> Workflow[R_co]:
         """Like ``delay``, but awaitable."""
-        return cast("Workflow[R_co]", (await _plan(self, name, atomic).asend()).workflow)
+        return cast("Workflow[R_co]", (await _plan(self, name, deadline, atomic).asend()).workflow)
 
     def options(self, **options: Never) -> Self:  # type: ignore[override]
         """Raise ``TypeError``: options belong to the calls that a composed step is made of."""
@@ -612,8 +621,13 @@ def _first_call(step: Partial[Any, Any]) -> Signature[Any] | None:
     return next((found for each in inside if (found := _first_call(each)) is not None), None)
 
 
-def _plan(step: Partial[Any, Any], name: str | None = None, atomic: bool = False) -> Any:
+def _plan(
+    step: Partial[Any, Any],
+    name: str | None = None,
+    deadline: Seconds | datetime | None = None,
+    atomic: bool = False,
+) -> Any:
     # Not imported above: programs that send no workflow do without.
     from penstock._flows.build import Plan
 
-    return Plan(step, name, atomic=atomic)
+    return Plan(step, name, deadline=deadline, atomic=atomic)

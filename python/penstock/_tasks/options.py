@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias, TypedDict
 
 from penstock import _core
-from penstock._durations import Seconds, duration_ms, is_a, is_int, is_number
+from penstock._durations import Seconds, due_ms, duration_ms, epoch_ms, is_a, is_int, is_number
 from penstock._public import public
 from penstock._tasks.retries import Retries, checked_retries
 from penstock.errors import NotOffered
@@ -141,11 +141,7 @@ class Options:
             raise ValueError(f'durability must be "replicated", "disk", "os" or "none", not {self.durability!r}')
         if not is_int(self.max_crashes) or not 1 <= self.max_crashes <= 255:
             raise ValueError(f"max_crashes must be an integer from 1 to 255, not {self.max_crashes!r}")
-        expires_after_ms = expires_at_ms = None
-        if isinstance(self.expires, datetime):
-            expires_at_ms = _epoch_ms("expires", self.expires)
-        elif self.expires is not None:
-            expires_after_ms = duration_ms("expires", self.expires)
+        expires_after_ms, expires_at_ms = due_ms("expires", self.expires)
         timeout_ms, soft_timeout_ms = _limit_ms("timeout", self.timeout), _limit_ms("soft_timeout", self.soft_timeout)
         if timeout_ms is not None and soft_timeout_ms is not None and soft_timeout_ms >= timeout_ms:
             raise ValueError(
@@ -157,7 +153,7 @@ class Options:
             queue=self.queue,
             priority=self.priority,
             countdown_ms=None if self.countdown is None else duration_ms("countdown", self.countdown),
-            eta_ms=None if self.eta is None else _epoch_ms("eta", self.eta),
+            eta_ms=None if self.eta is None else epoch_ms("eta", self.eta),
             expires_after_ms=expires_after_ms,
             expires_at_ms=expires_at_ms,
             result_ttl_ms=duration_ms("result_ttl", self.result_ttl) if self.store_result else None,
@@ -264,11 +260,3 @@ def checked_headers(headers: Any) -> Mapping[str, str]:
             " pass larger data as an argument"
         )
     return dict(headers)
-
-
-def _epoch_ms(name: str, value: datetime) -> int:
-    if not is_a(value, datetime):
-        raise TypeError(f"{name} must be a datetime, not {value!r}")
-    if value.tzinfo is None:
-        raise ValueError(f"{name} must say its time zone: datetime.now(timezone.utc) instead of datetime.now()")
-    return max(0, round(value.timestamp() * 1000))

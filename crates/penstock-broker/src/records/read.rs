@@ -791,7 +791,11 @@ impl<'a> RecordReader<'a> {
         if flags == changed::FORGOTTEN {
             return Ok(None);
         }
-        let known = changed::OUTCOME | changed::ENDED | changed::COUNTS | changed::CANCELLED;
+        let known = changed::OUTCOME
+            | changed::ENDED
+            | changed::COUNTS
+            | changed::CANCELLED
+            | changed::OVERDUE;
         let outcome = WorkflowState::ALL.get(usize::from(flags & changed::OUTCOME));
         let Some(outcome) = outcome.filter(|_| flags & !known == 0) else {
             let what = "end of a workflow";
@@ -809,6 +813,9 @@ impl<'a> RecordReader<'a> {
             progress.succeeded = self.varint()?;
             progress.failed = self.varint()?;
             progress.cancelled = self.varint()?;
+        }
+        if has(changed::OVERDUE) {
+            progress.overdue_before = Some(self.number()?);
         }
         Ok(Some(progress))
     }

@@ -183,9 +183,10 @@ fn event() -> impl Strategy<Value = Event<'static>> {
     let progress = (
         any::<([u64; 3], bool)>(),
         prop::sample::select(&WorkflowState::ALL[..]),
-        any::<Option<u64>>(),
+        any::<[Option<u64>; 2]>(),
     );
-    let progress = progress.prop_map(|((counts, is_cancelled), outcome, ended_at)| {
+    let progress = progress.prop_map(|((counts, is_cancelled), outcome, times)| {
+        let [ended_at, overdue_before] = times;
         let [succeeded, failed, cancelled] = counts;
         WorkflowProgress {
             is_cancelled,
@@ -194,6 +195,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
             cancelled,
             outcome,
             ended_at,
+            overdue_before,
         }
     });
     let workflows = prop_oneof![

@@ -617,6 +617,7 @@ impl RecordWriter {
             (changed::ENDED, progress.ended_at.is_some()),
             (changed::COUNTS, counts != [0; 3]),
             (changed::CANCELLED, progress.is_cancelled),
+            (changed::OVERDUE, progress.overdue_before.is_some()),
         ] {
             flags |= if is_set { flag } else { 0 };
         }
@@ -626,6 +627,9 @@ impl RecordWriter {
         }
         if counts != [0; 3] {
             counts.into_iter().for_each(|count| self.varint(count));
+        }
+        if let Some(number) = progress.overdue_before {
+            self.number(number);
         }
     }
 

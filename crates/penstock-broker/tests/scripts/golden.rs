@@ -330,6 +330,33 @@ const LIVES_2: &[(&str, &str)] = &[
         w fail k/0",
     ),
     (
+        "deadlines",
+        "a hello
+        a open c1 deadline=5000; publish c1 workflow=c1
+        a open g/ deadline-at=60; hold g/ count=2 messages=rescue when=failed workflow=g/; publish g/0 member=g/:0 workflow=g/; publish g/1 member=g/:1 workflow=g/
+        a open c2 deadline=20; publish c2 workflow=c2 queue=other
+        w hello
+        w consume default+other 2
+        w fail c1 boom
+        w ack c2
+        wait 60
+        a retry c1
+        a open c3; publish c3 workflow=c3 queue=other",
+    ),
+    (
+        "deadlines-carried",
+        "a hello
+        a open c1 deadline=50; publish c1 workflow=c1
+        a open c2 deadline=50; publish c2 workflow=c2
+        w hello
+        w consume default 1
+        w fail c1 boom
+        wait 60
+        a retry c1
+        disk no-settlements
+        carry",
+    ),
+    (
         "graph-carried",
         "a hello
         a hold e/ count=1 messages=last inputs=one expects=0:ended; hold t/ count=2 messages=page inputs=one member=e/:0

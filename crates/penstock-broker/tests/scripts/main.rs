@@ -3,6 +3,7 @@
 mod anything;
 mod cancels;
 mod counts;
+mod deadlines;
 mod endings;
 mod golden;
 mod growing;
