@@ -176,7 +176,9 @@ impl Broker {
         if queue != from {
             self.count_arrival(slot);
         }
-        if let Some(place) = self.state.messages.member(slot) {
+        if let Some(place) = self.state.messages.member(slot)
+            && !planted!("revive-keeps-old-arrival")
+        {
             self.revive_member(place);
         }
         let queue = self.state.messages.queue(slot);

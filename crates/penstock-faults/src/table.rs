@@ -287,6 +287,10 @@ pub const PLANTS: &[Plant] = &[
         "a join hears of each member, whatever ended that",
     ),
     plant(
+        "revive-keeps-old-arrival",
+        "a group waits again for a failed member that a person retries",
+    ),
+    plant(
         "mix-up-values",
         "a body is given the values of its group, each in its place",
     ),

@@ -387,6 +387,8 @@ impl Model {
                         arrived,
                         failures: 0,
                         over: false,
+                        has_failed: false,
+                        was_reopened: false,
                     },
                 );
                 for (queue, message) in messages {
@@ -505,6 +507,10 @@ impl Model {
             place: self.next_place(),
             notes: message.notes.clone(),
             message: message.clone(),
+            held_by: match state {
+                State::Held(join) => Some(join),
+                _ => None,
+            },
             state,
             claim,
             failure: None,
@@ -593,18 +599,64 @@ impl Model {
         }
         let queue = self.items[index].queue.clone();
         self.may_drop(&queue, &(index..index + 1));
+        if let Some(place) = self.items[index].member() {
+            self.revive_member(place);
+        }
+    }
+
+    /// Has a join wait again for a member that had failed, and with it all that it had blocked.
+    fn revive_member(&mut self, place: Member) {
+        let id = place.join;
+        let Some(join) = self.joins.get_mut(&id) else {
+            return;
+        };
+        let has_gone_on = join.over && !join.has_failed;
+        if has_gone_on || !join.arrived.remove(&place.index) {
+            return;
+        }
+        join.failures -= 1;
+        if !join.over || join.failures > join.policy.max_failures() {
+            return;
+        }
+        join.over = false;
+        join.has_failed = false;
+        join.was_reopened = true;
+        for index in 0..self.items.len() {
+            let item = &mut self.items[index];
+            if item.held_by != Some(id) || item.state != State::Ended(End::JoinFailed) {
+                continue;
+            }
+            item.state = State::Held(id);
+            let key = Key::Result(item.message.id);
+            let outer = item.member();
+            if let Some(stored) = self.values.remove(&key) {
+                self.on_their_way.insert(key, stored);
+            }
+            if !self.live.contains(&index) {
+                self.live.push(index);
+            }
+            if let Some(outer) = outer {
+                self.revive_member(outer);
+            }
+        }
     }
 
     fn arrive(&mut self, id: JoinId, index: u32, succeeded: bool) {
-        let Some(join) = self.joins.get_mut(&id).filter(|join| !join.over) else {
+        // One that has failed hears of all members: a person may retry those that failed it.
+        let join = self.joins.get_mut(&id);
+        let Some(join) = join.filter(|join| !join.over || join.has_failed) else {
             return;
         };
         if !join.arrived.insert(index) {
             return;
         }
         join.failures += u32::from(!succeeded);
+        if join.over {
+            return;
+        }
         let failed = join.failures > join.policy.max_failures();
         join.over = failed || join.arrived.len() == join.count as usize;
+        join.has_failed = failed;
         if !join.over {
             return;
         }
@@ -750,10 +802,12 @@ impl Model {
             return Ok(());
         };
         let (arrived, count) = (join.arrived.clone(), join.count);
+        let was_reopened = join.was_reopened;
         let Some((seen, has_failed)) = seen else {
             if self.may_be_released(id) {
                 self.was_released(id);
-            } else if self.may_have_failed(id) {
+            } else if self.may_have_failed(id) || was_reopened {
+                // The retry may have come when the broker had dropped the group already.
                 self.was_dropped(id);
             } else {
                 self.fail(format!(

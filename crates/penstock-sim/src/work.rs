@@ -63,6 +63,8 @@ pub struct Author {
     to_purge: Option<String>,
     /// Messages that it has published, latest last: some are cancelled, retried or dropped.
     recent: VecDeque<MessageId>,
+    /// Members of groups that it has published, latest last: those that fail are retried.
+    members: VecDeque<MessageId>,
     /// Some messages that run, anywhere.
     pub running: Vec<MessageId>,
 }
@@ -76,6 +78,7 @@ impl Author {
             wanted: Vec::new(),
             to_purge: None,
             recent: VecDeque::new(),
+            members: VecDeque::new(),
             running: Vec::new(),
         }
     }
@@ -250,6 +253,14 @@ impl Author {
                 };
                 return vec![op].into();
             }
+            9 if self.habits.groups && !self.members.is_empty() => {
+                let member = rng.below(self.members.len() as u64) as usize;
+                let retry = Op::RetryFailed {
+                    target: Target::Job(self.members[member]),
+                    queue: None,
+                };
+                return vec![retry].into();
+            }
             6 | 7 if self.habits.cancels && !self.running.is_empty() => {
                 let running = self.running[rng.below(self.running.len() as u64) as usize];
                 let op = Op::Cancel {
@@ -339,6 +350,10 @@ impl Author {
             if is_known {
                 message.id = MessageId::member(join, index);
                 message.extras = member(join, index);
+                if self.members.len() == RECENT {
+                    self.members.pop_front();
+                }
+                self.members.push_back(message.id);
             }
             if message.result_ttl_ms.is_some() {
                 self.wanted.push(Key::Result(message.id));

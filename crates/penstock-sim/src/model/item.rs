@@ -84,6 +84,8 @@ pub struct Item {
     pub(super) cancelled: Option<(u32, u64)>,
     /// Time until which, after a crash, it may be held back for a session that was given it unseen.
     pub unsure_until: u64,
+    /// Join that held it at first.
+    pub(super) held_by: Option<JoinId>,
     /// Transaction that put it where it is.
     pub tx: u64,
 }
@@ -155,6 +157,10 @@ pub(super) struct JoinModel {
     /// Number of them that have failed.
     pub(super) failures: u32,
     pub(super) over: bool,
+    /// Whether so many have failed that it is over for that.
+    pub(super) has_failed: bool,
+    /// Whether it was open again after that, unless the broker had dropped it.
+    pub(super) was_reopened: bool,
 }
 
 #[derive(Clone, Debug, Default)]
