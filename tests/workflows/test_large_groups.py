@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator
 
 import pytest
+from project import eventually
 from workflows.flow_shop import FlowShop
 
 import penstock
@@ -127,6 +128,15 @@ def test_the_first_members_run_before_the_last_ones_are_made(shop):
     workflow = group(steps()).delay()
     assert len(workflow.result(shop.patience_s)) == LARGE + 2
     assert shop.notes().index("made after that") >= LARGE
+
+
+def test_its_status_knows_the_members_that_have_come(shop):
+    steps = itertools.chain([shop.wait_for.si("it-was-seen")], (shop.note.si(number) for number in range(2 * LARGE)))
+    workflow = group(steps).delay()
+    eventually(lambda: workflow.partial().done == 2 * LARGE)
+    assert f"group of {2 * LARGE + 1} or more x " in str(workflow.status())
+    assert f"{2 * LARGE} of {2 * LARGE + 1} have ended" in str(workflow.status())
+    shop.touch("it-was-seen")
 
 
 def test_a_group_that_fails_is_sent_no_further(shop):

@@ -812,7 +812,7 @@ impl Broker {
         if let Some(slot) = state.joins.find(id) {
             let join = &state.joins[slot];
             return NodeState::Join {
-                members: join.count,
+                members: (join.growth.as_ref()).map_or(join.count, |growth| growth.members),
                 ended: join.arrivals,
                 failed: join.failures,
                 state: match (join.is_over, join.is_released) {

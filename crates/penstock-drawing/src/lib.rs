@@ -7,6 +7,7 @@
 //!     {"job": "shop.fetch", "id": "..."}                       a call
 //!     {"chain": [...], "more": 7}                              steps that run one after another; some are left out
 //!     {"group": 1000, "of": "shop.fetch", "id": "..."}         a group of many
+//!     {"group": 10000, "grows": true, "of": ..., "id": ...}    the first part of a group that was sent in several
 //!     {"group": 2, "id": "...", "steps": [...]}                a group of few
 //!     "links": [{"on": "failed", ...}]                         callbacks of any of these
 //!     "name": "load", "needs": [[0, "succeeded"]]              a step of a graph, which is a group of few

@@ -30,6 +30,8 @@ pub enum What {
     Chain(Vec<Step>, u64),
     Group {
         members: u64,
+        /// Whether there may be others, which were sent later.
+        grows: bool,
         /// What each member runs, where they are not listed.
         of: String,
         steps: Vec<Step>,
@@ -87,6 +89,7 @@ impl Step {
         } else if let Some(members) = number("group") {
             What::Group {
                 members,
+                grows: value.get("grows") == Some(&Value::Bool(true)),
                 of: text("of").unwrap_or_default().to_owned(),
                 steps: all(value.get("steps"))?,
                 ended: number("ended").map(|ended| (ended, number("failed").unwrap_or(0))),
@@ -139,11 +142,15 @@ impl Step {
             }
             What::Group {
                 members,
+                grows,
                 of,
                 steps,
                 ended,
             } => {
                 set("group", json!(members));
+                if *grows {
+                    set("grows", json!(true));
+                }
                 match steps.is_empty() {
                     true => set("of", json!(of)),
                     false => set("steps", all(steps)),
@@ -221,6 +228,7 @@ impl Step {
             }
             What::Group {
                 members,
+                grows,
                 steps,
                 ended,
                 ..
@@ -228,7 +236,21 @@ impl Step {
                 steps
                     .iter_mut()
                     .for_each(|step| step.set_state(nodes, workflow));
+                if let NodeState::Join {
+                    members: seen,
+                    state,
+                    ..
+                } = node
+                    && *grows
+                {
+                    *members = u64::from(seen).max(*members);
+                    *grows = state == WorkflowState::Running;
+                }
                 (self.state, *ended) = state_of_group(node, *members, workflow);
+                if steps.iter().any(|step| !step.name.is_empty()) {
+                    // What a graph waits for are those of its steps that no other needs.
+                    *ended = None;
+                }
             }
         }
         for (_, step) in &mut self.links {

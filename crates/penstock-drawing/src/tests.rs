@@ -111,6 +111,38 @@ fn a_workflow_is_drawn_as_a_picture() {
     );
 }
 
+/// Its description was written when its first part was sent.
+#[test]
+fn a_group_that_is_sent_in_parts_has_as_many_members_as_the_broker_knows() {
+    let steps = format!(
+        r#"{{"group": 10000, "grows": true, "of": "press.fetch", "id": "{}"}}"#,
+        id(1)
+    );
+    let check = |node, expected: &str| {
+        let page = page(&steps, WorkflowState::Running, &[node]);
+        let tree = Workflow::of_page(&page).expect("a workflow").tree();
+        assert_eq!(tree.lines().nth(1), Some(expected));
+    };
+    let join = |ended, state| NodeState::Join {
+        members: 25_000,
+        ended,
+        failed: 0,
+        state,
+    };
+    check(
+        join(3, WorkflowState::Running),
+        "└─ group of 25,000 or more x press.fetch  running, 3 of 25,000 have ended",
+    );
+    check(
+        join(25_000, WorkflowState::Succeeded),
+        "└─ group of 25,000 x press.fetch  succeeded",
+    );
+    check(
+        NodeState::Gone,
+        "└─ group of 10,000 or more x press.fetch  succeeded",
+    );
+}
+
 /// `load` was added before what it needs.
 fn graph() -> Workflow {
     let steps = format!(
@@ -152,7 +184,7 @@ fn steps_of_a_graph_have_names_and_say_what_they_need() {
         graph().tree(),
         "nightly  running  (1 running, 1,200 succeeded)\n\
          ├─ first  succeeded\n\
-         ├─ graph of 4  running, 0 of 4 have ended\n\
+         ├─ graph of 4  running\n\
          │  ├─ load: press.load  held, after extract, clean\n\
          │  ├─ extract: press.extract  running\n\
          │  ├─ clean: press.clean  held, after extract\n\

@@ -120,7 +120,12 @@ impl Step {
                 let kind = if is_graph { "graph" } else { "group" };
                 format!("{kind} of {}", number(*members))
             }
-            What::Group { members, of, .. } => format!("group of {} x {of}", number(*members)),
+            What::Group {
+                members, grows, of, ..
+            } => {
+                let more = if *grows { " or more" } else { "" };
+                format!("group of {}{more} x {of}", number(*members))
+            }
         }
     }
 

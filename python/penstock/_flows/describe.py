@@ -97,6 +97,8 @@ class _Describer:
             found["steps"] = [self._node(member) for member in node.nodes]
         else:
             found["of"] = self._members(node.nodes)
+        if isinstance(node, build._Group) and node.is_growing:
+            found["grows"] = True
         return found
 
     def _label(self, node: Any) -> str:
