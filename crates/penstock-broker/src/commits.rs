@@ -5,7 +5,7 @@
 
 use penstock_faults::planted;
 use penstock_message::{
-    Durability, Message, MessageId, Op, Receipt, Refusal, SeededMap, SeededSet, Tx,
+    Durability, Member, Message, MessageId, Op, Receipt, Refusal, SeededMap, SeededSet, Tx,
 };
 
 use crate::effects::Rests;
@@ -46,6 +46,16 @@ pub(crate) struct Checking {
     names_held: bool,
     /// Whether the transaction has one operation only.
     is_alone: bool,
+    /// Job that another step takes the place of.
+    replaced: Option<Replaced>,
+}
+
+/// A job that a transaction replaces.
+#[derive(Debug)]
+struct Replaced {
+    job: MessageId,
+    member: Option<Member>,
+    has_heir: bool,
 }
 
 impl Broker {

@@ -29,6 +29,8 @@ use crate::tally::Counted;
 pub(crate) enum End<'a> {
     /// Its worker has finished it. The value comes with the same transaction.
     Acked { cost_us: u64 },
+    /// Its worker has finished the run, and something else takes the place of the job.
+    Replaced { cost_us: u64 },
     /// Failed for good. `value`: the body of its result, if anybody may read one.
     Failed {
         failing: Failing<'a>,
@@ -85,6 +87,13 @@ impl Broker {
                 self.record(&Event::Settled { number });
                 let cost_us = Some(cost_us);
                 self.state.end(slot, Ending::Acked { cost_us });
+            }
+            End::Replaced { cost_us } => {
+                self.counts.settled += 1;
+                self.count(slot, Counted::Succeeded);
+                self.record(&Event::Replaced { number });
+                let cost_us = Some(cost_us);
+                self.state.end(slot, Ending::Replaced { cost_us });
             }
             End::Failed {
                 failing,

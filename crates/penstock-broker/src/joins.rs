@@ -251,6 +251,8 @@ pub(crate) struct Joins {
     unsealed: Vec<JoinId>,
     /// Those of them whose creators have ended.
     pub(crate) abandoned: VecDeque<JoinId>,
+    /// Joins whose outcome is kept under an id that no open join has a place for, by that id.
+    loose: SeededMap<MessageId, JoinId>,
     /// Joins that have lost a reader, or were released, since anybody looked.
     unread: VecDeque<JoinId>,
 }
@@ -261,16 +263,18 @@ impl Joins {
             by_id: SeededMap::with_hasher(hashing),
             early: SeededMap::with_hasher(hashing),
             readers: SeededMap::with_hasher(hashing),
+            loose: SeededMap::with_hasher(hashing),
             ..Self::default()
         }
     }
 
     #[cfg(test)]
-    pub(crate) fn hashing(&self) -> [SeededState; 3] {
+    pub(crate) fn hashing(&self) -> [SeededState; 4] {
         [
             *self.by_id.hasher(),
             *self.early.hasher(),
             *self.readers.hasher(),
+            *self.loose.hasher(),
         ]
     }
 
@@ -376,17 +380,27 @@ impl Joins {
     pub(crate) fn set_then(&mut self, slot: u32, then: Vec<Member>) {
         let id = self.joins[slot].id;
         for place in &then {
-            if let Some(outer) = self.find(&place.join) {
-                self.joins[outer].nested.push(id);
+            match self.find(&place.join) {
+                Some(outer) => self.joins[outer].nested.push(id),
+                None => self.set_loose(*place, id),
             }
         }
         self.joins[slot].then = then;
+    }
+
+    /// Notes that a join has a place in none that is open: it has taken that of a job, or the other one is gone.
+    fn set_loose(&mut self, place: Member, id: JoinId) {
+        if place.join.is_join() && place.index < JOIN_CAP {
+            self.loose
+                .insert(MessageId::member(place.join, place.index), id);
+        }
     }
 
     /// Notes places in others once all joins are known.
     pub(crate) fn nest_all(&mut self) {
         let nested = self.joins.iter().map(|(slot, _)| slot);
         let slots: Vec<u32> = nested.collect();
+        self.loose.clear();
         for slot in &slots {
             self.joins[*slot].nested.clear();
         }
@@ -463,13 +477,21 @@ impl Joins {
     /// has not arrived.
     pub(crate) fn awaits(&self, id: &MessageId) -> bool {
         let Some(slot) = self.find(&id.join_of()) else {
-            return false;
+            return self.is_loose_and_open(id);
         };
         let join = &self.joins[slot];
         match id.index_in_join() {
             None => join.result_ttl_ms.is_some() && !join.is_decided(),
             Some(index) => index < join.count && !join.has_arrived(index),
         }
+    }
+
+    fn is_loose_and_open(&self, id: &MessageId) -> bool {
+        !self.loose.is_empty()
+            && self.of_result(id).is_some_and(|slot| {
+                let join = &self.joins[slot];
+                join.result_ttl_ms.is_some() && !join.is_decided()
+            })
     }
 
     /// Has the join hold the message, now or when the journal comes to it.
@@ -493,7 +515,9 @@ impl Joins {
         if id.is_join() {
             return self.find(id);
         }
-        let outer = self.find(&id.join_of())?;
+        let Some(outer) = self.find(&id.join_of()) else {
+            return self.find(self.loose.get(id)?);
+        };
         let mut nested = self.joins[outer].nested.iter();
         nested.find_map(|join| {
             self.find(join)
@@ -518,6 +542,22 @@ impl Joins {
         self.by_id.remove(&join.id);
         if join.is_unsealed() {
             self.unsealed.retain(|id| *id != join.id);
+        }
+        for place in &join.then {
+            if place.join.is_join() && place.index < JOIN_CAP {
+                let of = MessageId::member(place.join, place.index);
+                if self.loose.get(&of) == Some(&join.id) {
+                    self.loose.remove(&of);
+                }
+            }
+        }
+        for id in &join.nested {
+            let places = self.find(id).map(|slot| self.joins[slot].then.clone());
+            for place in places.into_iter().flatten() {
+                if place.join == join.id {
+                    self.set_loose(place, *id);
+                }
+            }
         }
         self.unread.extend(&join.nested);
         join

@@ -163,6 +163,10 @@ pub(crate) enum Event<'a> {
     Settled {
         number: u64,
     },
+    /// The message is gone, and its job is not: a message or a join that follows takes its place.
+    Replaced {
+        number: u64,
+    },
     Stored {
         key: Key,
         status: ValueStatus,
@@ -639,15 +643,16 @@ mod tag {
     pub(super) const MEMBER_NOT_NEEDED: u8 = 50;
     pub(super) const MEMBER_REVIVED: u8 = 52;
     pub(super) const JOIN_REOPENED: u8 = 53;
+    pub(super) const REPLACED: u8 = 54;
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 45] = [
+    pub(super) const ALL: [u8; 46] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
         JOIN_STATE, JOIN_GROWN, JOIN_SEALED, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED,
         CANCEL_ASKED, CLOCK_BOOT, FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED, MEMBER_FAILED,
         MEMBER_NOT_NEEDED, MEMBER_REVIVED, JOIN_REOPENED,
-        WORKFLOW_OPENED, WORKFLOW_CHANGED,
+        REPLACED, WORKFLOW_OPENED, WORKFLOW_CHANGED,
     ];
 }
 

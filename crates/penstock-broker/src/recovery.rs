@@ -379,6 +379,11 @@ impl Recovery {
                     state.end(slot, ending);
                 }
             }
+            Event::Replaced { number } => {
+                if let Some(slot) = self.slots.take(number) {
+                    state.end(slot, Ending::Replaced { cost_us: None });
+                }
+            }
             Event::EndedMany {
                 how,
                 reason,

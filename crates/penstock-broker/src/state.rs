@@ -123,6 +123,8 @@ pub(crate) struct Reported {
 pub(crate) enum Ending<'a> {
     /// A worker has finished it.
     Acked { cost_us: Option<u64> },
+    /// Its run is over, and something else takes its place.
+    Replaced { cost_us: Option<u64> },
     /// Failed for good; the message stays as a failed job.
     Failed {
         failure: &'a Failing<'a>,
@@ -580,8 +582,8 @@ impl State {
                 Ending::Acked { .. } => Some(WorkflowState::Succeeded),
                 Ending::Failed { .. } => Some(WorkflowState::Failed),
                 Ending::Unrun { ended, .. } => self.outcome_of(*ended),
-                // It was counted when it failed.
-                Ending::Dropped => None,
+                // It was counted when it failed; or its job goes on.
+                Ending::Dropped | Ending::Replaced { .. } => None,
             };
             if let Some(outcome) = outcome {
                 self.count_end(slot, outcome);
@@ -604,6 +606,7 @@ impl State {
                 is_last = self.forget_message(slot, cost_us);
                 self.report(member, base, Arrival::Succeeded);
             }
+            Ending::Replaced { cost_us } => is_last = self.forget_message(slot, cost_us),
             Ending::Failed {
                 failure: reason,
                 note,
@@ -893,6 +896,13 @@ impl State {
     }
 
     /// Passes the key that the message owns to another copy of it, or frees it.
+    /// Returns the key that the message owns.
+    pub(crate) fn owned_claim(&self, slot: u32) -> Option<Key> {
+        let claim = self.messages.claim(slot)?;
+        let owner = self.keys.owner(claim);
+        (owner == Some(self.messages.handle(slot))).then(|| claim.clone())
+    }
+
     fn free_claim(&mut self, slot: u32) {
         let Some(claim) = self.messages.claim(slot).cloned() else {
             return;

@@ -806,27 +806,34 @@ impl Broker {
         })
     }
 
+    fn join_state(&self, slot: u32) -> NodeState {
+        let join = &self.state.joins[slot];
+        NodeState::Join {
+            members: (join.growth.as_ref()).map_or(join.count, |growth| growth.members),
+            ended: join.arrivals,
+            failed: join.failures,
+            state: match (join.is_over, join.is_released) {
+                (true, _) => WorkflowState::Failed,
+                (_, true) => WorkflowState::Succeeded,
+                _ => WorkflowState::Running,
+            },
+        }
+    }
+
     /// Returns the state of a job, or of a join.
     fn node_state(&self, id: &MessageId) -> NodeState {
         let state = &self.state;
         if let Some(slot) = state.joins.find(id) {
-            let join = &state.joins[slot];
-            return NodeState::Join {
-                members: (join.growth.as_ref()).map_or(join.count, |growth| growth.members),
-                ended: join.arrivals,
-                failed: join.failures,
-                state: match (join.is_over, join.is_released) {
-                    (true, _) => WorkflowState::Failed,
-                    (_, true) => WorkflowState::Succeeded,
-                    _ => WorkflowState::Running,
-                },
-            };
+            return self.join_state(slot);
         }
         if let Some(slot) = state.messages.copies(id).next() {
             return NodeState::Job(self.state_of(slot));
         }
         if let Some(stored) = state.keys.value(&Key::Result(*id)) {
             return NodeState::Ended(stored.status);
+        }
+        if let Some(slot) = state.joins.of_result(id) {
+            return self.join_state(slot);
         }
         match state.messages.find_ended(id) {
             Some(slot) => {

@@ -536,7 +536,7 @@ impl Features {
                 .fold(self, |needs, (_, message)| needs.of_message(message))
                 .with(Feature::Joins),
             Op::Join { .. } | Op::Seal { .. } => self.with(Feature::Joins),
-            Op::Open(_) => self.with(Feature::Workflows),
+            Op::Open(_) | Op::Replace { .. } => self.with(Feature::Workflows),
             Op::Cancel { running, .. } => self
                 .with(Feature::CancelWaiting)
                 .when(*running != Running::Leave, Feature::CancelRunning),

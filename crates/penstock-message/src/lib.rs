@@ -40,7 +40,7 @@ pub use query::{
 };
 pub use tx::{
     Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, Hold, JoinId, JoinPolicy,
-    Op, Open, Receipt, Refusal, Running, Target, Tx, Unsealed,
+    Op, Open, Receipt, Refusal, Running, Target, Tx, Unsealed, place_of_heir,
 };
 pub use value::{Key, KeyState, Run, Value, ValueStatus};
 pub use waits::{RefusedWait, WaitRefusal, WaitingJob};

@@ -24,6 +24,15 @@ pub enum Op {
         lease: Lease,
         cost_us: u64,
     },
+    /// Ends the run, and not the job: another step takes its place, its id and all that waits for it. A guard, as `Ack` is.
+    ///
+    /// Exactly one later operation of the [`Tx`] has that step's end: a message with this id, published or held, which gets
+    /// the job's own [`Extras::member`](crate::Extras), and whose result is kept as the job's would have been; or a [`Hold`] one of whose places is [`place_of_heir`]. If the job
+    /// was cancelled, or its workflow, the job ends as that, and none of the others is applied.
+    Replace {
+        lease: Lease,
+        cost_us: u64,
+    },
     /// Hands the delivery back. A guard, as `Ack` is.
     Release {
         lease: Lease,
@@ -133,9 +142,22 @@ impl Op {
     pub fn is_settlement(&self) -> bool {
         matches!(
             self,
-            Self::Ack { .. } | Self::Release { .. } | Self::Move { .. } | Self::Fail { .. }
+            Self::Ack { .. }
+                | Self::Replace { .. }
+                | Self::Release { .. }
+                | Self::Move { .. }
+                | Self::Fail { .. }
         )
     }
+}
+
+/// Returns the place that goes by a job's id, which whatever replaces it names; `None` for the id of a join. The broker takes
+/// it for the place that the job has. If it has none, no such join is open, and only the outcome is kept under the id.
+pub fn place_of_heir(job: MessageId) -> Option<Member> {
+    Some(Member {
+        join: job.join_of(),
+        index: job.index_in_join()?,
+    })
 }
 
 /// Why a job failed for good. Failed jobs are listed, filtered and grouped by it.

@@ -249,7 +249,7 @@ impl Model {
         is_outcome: bool,
     ) -> Verdict {
         match op {
-            Op::Ack { lease, .. } => {
+            Op::Ack { lease, .. } | Op::Replace { lease, .. } => {
                 if let Some((index, _)) = self.holder(lease, session) {
                     self.finish(index, End::Acked);
                 }

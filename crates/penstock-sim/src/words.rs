@@ -56,6 +56,7 @@ fn op(op: &Op) -> String {
             words
         }
         Op::Ack { lease, .. } => format!("ack {}", id(lease.message)),
+        Op::Replace { lease, .. } => format!("replace {}", id(lease.message)),
         Op::Release { lease, reason } => match reason {
             ReleaseReason::Returned => format!("hand back {}", id(lease.message)),
             ReleaseReason::Crashed(_) => format!("crash of {}", id(lease.message)),

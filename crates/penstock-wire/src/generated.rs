@@ -631,6 +631,10 @@ pub struct Ack {
     pub lease: ::core::option::Option<Lease>,
     #[prost(uint64, tag = "2")]
     pub cost_us: u64,
+    /// Another step of this transaction takes the job's place, its id and all that waits for it: a message with the same id
+    /// and membership, or a join with that place.
+    #[prost(bool, tag = "3")]
+    pub carry: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Release {

@@ -48,6 +48,7 @@ pub enum Within {
 
 /// Numbers of fields on the way to others.
 const OPS: u32 = 1;
+const ACK: u32 = 1;
 const PUBLISH: u32 = 4;
 const HOLD: u32 = 8;
 
@@ -59,6 +60,13 @@ pub const LATER: &[Later] = &[
     operation(2, 17, "dropping failed jobs"),
     operation(2, 19, "sending a group in several transactions"),
     operation(2, 20, "naming workflows"),
+    Later {
+        since: 2,
+        what: "replacing a job",
+        within: Within::Tx,
+        path: &[OPS, ACK],
+        fields: (3, 3),
+    },
     message_fields(2, (12, 25), &[OPS, PUBLISH, 2]),
     message_fields(2, (12, 25), &[OPS, HOLD, 3, 2]),
     message_fields(2, (5, 9), &[OPS, HOLD]),
@@ -317,6 +325,7 @@ mod tests {
             grant: 1,
         };
         let ops = [
+            Op::Replace { lease, cost_us: 0 },
             Op::Fail {
                 lease,
                 value: None,

@@ -225,6 +225,7 @@ fn any_op() -> impl Strategy<Value = Op> {
     let optional_key = option(any_key());
     prop_oneof![
         (any_lease(), any::<u64>()).prop_map(|(lease, cost_us)| Op::Ack { lease, cost_us }),
+        (any_lease(), any::<u64>()).prop_map(|(lease, cost_us)| Op::Replace { lease, cost_us }),
         (any_lease(), reason).prop_map(|(lease, reason)| Op::Release { lease, reason }),
         any_move(),
         (
@@ -824,6 +825,7 @@ fn what_is_valid_protobuf_but_makes_no_sense_says_why() {
         Wire::Ack(proto::Ack {
             lease: None,
             cost_us: 0,
+            carry: false,
         }),
         "an operation on a delivery has no lease",
     );
@@ -831,6 +833,7 @@ fn what_is_valid_protobuf_but_makes_no_sense_says_why() {
         Wire::Ack(proto::Ack {
             lease: lease(b"short"),
             cost_us: 0,
+            carry: true,
         }),
         "an id is not 16 bytes long",
     );

@@ -5,18 +5,21 @@ use penstock_faults::planted;
 use penstock_jobs::Blame;
 use penstock_message::{
     Applied, Due, Extras, Filter, Hold, JOIN_CAP, JoinId, Key, Member, Message, MessageId, Op,
-    ReleaseReason, Target, Unsealed, Value,
+    ReleaseReason, Target, Unsealed, Value, When, place_of_heir,
 };
 
 use super::Checked;
 use crate::Broker;
-use crate::endings::End;
+use crate::endings::{End, Unrun};
 use crate::joins::Arrival;
 use crate::messages::BodyAt;
 use crate::records::{
-    Change, Event, Failing, Growth, JoinProgress, MarkedFor, MessageHead, Place, RunHead,
+    Change, Event, Failing, Growth, How, JoinProgress, MarkedFor, MessageHead, Place, RunHead,
 };
 use crate::tally::Counted;
+
+/// Reason of a job that was to be replaced and whose workflow was cancelled meanwhile.
+const WORKFLOW_CANCELLED: &str = "its workflow was cancelled";
 
 impl Broker {
     /// Applies operations that were checked, and returns the details.
@@ -29,6 +32,10 @@ impl Broker {
         let mut run: Option<(MessageId, RunHead)> = None;
         // Of interest where a queue may be full only, and a pass over all operations.
         let is_outcome = self.state.queues.limited > 0 && ops.iter().any(Op::is_settlement);
+        // A plain settlement has an end and a result.
+        let brings_jobs = ops.len() > 2 || matches!(&ops[..], [_, Op::Publish { .. }]);
+        let mut is_cancelled = false;
+        let mut replaced: Option<Replaced> = None;
         // By reference: an operation is large, and most of it stays where it is.
         for (index, op) in ops.iter_mut().enumerate() {
             match op {
@@ -38,8 +45,27 @@ impl Broker {
                         return applied;
                     }
                     run = Some((lease.message, self.state.run_of(slot, self.writer.time())));
+                    is_cancelled = brings_jobs && self.is_of_cancelled_workflow(slot);
                     let cost_us = *cost_us;
                     self.end(slot, End::Acked { cost_us });
+                }
+                Op::Replace { cost_us, .. } => {
+                    let slot = next_lease();
+                    if self.end_if_asked(slot) || self.end_with_workflow(slot) {
+                        break;
+                    }
+                    replaced = Some(Replaced {
+                        id: self.state.messages[slot].id,
+                        member: self.state.messages.member(slot),
+                        generation: self.state.messages.kind(slot).generation,
+                        result_ttl_ms: self.state.messages.kind(slot).result_ttl_ms,
+                        claim: self.state.owned_claim(slot),
+                    });
+                    let cost_us = *cost_us;
+                    self.end(slot, End::Replaced { cost_us });
+                }
+                Op::Publish { .. } | Op::Hold(_) | Op::Open(_) if is_cancelled => {
+                    applied.skipped.push(index as u32);
                 }
                 Op::Release { reason, .. } => match reason {
                     ReleaseReason::Returned => self.return_message(next_lease()),
@@ -140,7 +166,9 @@ impl Broker {
                             .extend(owner.map(|owner| (index as u32, owner)));
                         continue;
                     }
-                    self.publish(queues, message, *due, unless_key.take(), is_outcome);
+                    let claim = replaced.as_mut().and_then(|it| it.hand_on(message));
+                    let unless_key = claim.or_else(|| unless_key.take());
+                    self.publish(queues, message, *due, unless_key, is_outcome);
                 }
                 Op::Put {
                     key,
@@ -172,6 +200,9 @@ impl Broker {
                     let growth = unsealed.map(|unsealed| self.growth(session, unsealed));
                     let count = if growth.is_some() { JOIN_CAP } else { *count };
                     let (join, policy) = (*join, *policy);
+                    if let Some(replaced) = &replaced {
+                        replaced.hand_on_place(then);
+                    }
                     let progress = JoinProgress {
                         expects: std::mem::take(expects).into(),
                         then: std::mem::take(then).into(),
@@ -192,7 +223,11 @@ impl Broker {
                         progress,
                     });
                     for (queue, message) in messages {
-                        self.insert(queue, message, Place::Held(join));
+                        let claim = replaced.as_mut().and_then(|it| it.hand_on(message));
+                        let slot = self.insert(queue, message, Place::Held(join));
+                        if let Some(key) = claim {
+                            self.claim(slot, key);
+                        }
                     }
                     if count == 0 {
                         self.end_empty_join(&join);
@@ -248,6 +283,9 @@ impl Broker {
                 Op::Unnamed => unreachable!("it was refused"),
             }
         }
+        if let Some(member) = replaced.and_then(|replaced| replaced.member) {
+            self.forget_member(member);
+        }
         self.record_growth();
         self.spare_leased = leased;
         applied
@@ -276,6 +314,15 @@ impl Broker {
             Some((join, by)) if *join == member.join => *by += 1,
             _ => self.grown.push((member.join, 1)),
         }
+    }
+
+    /// Does not count a member that takes the place of another one.
+    fn forget_member(&mut self, member: Member) {
+        let mut grown = self.grown.iter_mut();
+        if let Some((_, by)) = grown.find(|(join, _)| *join == member.join) {
+            *by -= 1;
+        }
+        self.grown.retain(|(_, by)| *by > 0);
     }
 
     /// Records the members that have come to unsealed joins.
@@ -314,11 +361,8 @@ impl Broker {
         if let Some(mut key) = unless_key
             && !planted!("forget-claim")
         {
-            self.record(&Event::Claimed {
-                number: source,
-                key: key.clone(),
-            });
-            self.state.claim(slot, own_key(&mut key));
+            let key = own_key(&mut key);
+            self.claim(slot, key);
         }
         let copies = queues.len() - usize::from(queues.len() > 1 && planted!("lose-copy"));
         for queue in &queues[1..copies] {
@@ -341,6 +385,36 @@ impl Broker {
                 self.make_room(queue, before);
             }
         }
+    }
+
+    fn claim(&mut self, slot: u32, key: Key) {
+        let number = self.state.messages[slot].number();
+        self.record(&Event::Claimed {
+            number,
+            key: key.clone(),
+        });
+        self.state.claim(slot, key);
+    }
+
+    /// Whether the job's workflow was cancelled, and the job was there: somebody may have retried it since, and errbacks run.
+    fn is_of_cancelled_workflow(&self, slot: u32) -> bool {
+        let messages = &self.state.messages;
+        let workflow = self.state.workflow_of(slot);
+        workflow.is_some_and(|id| self.state.workflows.is_cancelled(&id))
+            && messages.kind(slot).generation == 0
+            && messages.when(slot) != When::Failed
+    }
+
+    /// Ends a job that is to be replaced and whose workflow was cancelled while it was left to run: nothing of it starts
+    /// any more.
+    fn end_with_workflow(&mut self, slot: u32) -> bool {
+        let is_cancelled = self.is_of_cancelled_workflow(slot);
+        if is_cancelled {
+            let reason = self.state.names.intern(WORKFLOW_CANCELLED);
+            let how = How::Cancelled;
+            self.end_unrun(vec![slot], Unrun { how, reason });
+        }
+        is_cancelled
     }
 
     fn insert(&mut self, queue: &str, message: &mut Message, place: Place) -> u32 {
@@ -440,6 +514,47 @@ impl Broker {
             paused,
         });
         self.state.pause(queue, paused);
+    }
+}
+
+/// Job that a step takes the place of, and what it leaves to that.
+struct Replaced {
+    id: MessageId,
+    member: Option<Member>,
+    generation: u32,
+    result_ttl_ms: Option<u64>,
+    claim: Option<Key>,
+}
+
+impl Replaced {
+    /// Leaves what there is to the message, if it takes the job's place. Returns the key that the job has owned.
+    fn hand_on(&mut self, message: &mut Message) -> Option<Key> {
+        if message.id != self.id {
+            return None;
+        }
+        // The same clients read the result.
+        message.result_ttl_ms = self.result_ttl_ms;
+        let extras = message.extras.as_deref_mut();
+        match (extras, self.member) {
+            (Some(extras), member) => extras.member = member,
+            (None, Some(_)) => message.extras.get_or_insert_default().member = self.member,
+            (None, None) => {}
+        }
+        if self.generation > 0 {
+            message.extras.get_or_insert_default().generation = self.generation;
+        }
+        self.claim.take()
+    }
+
+    /// Has a join that takes the job's place report where that did.
+    fn hand_on_place(&self, then: &mut [Member]) {
+        if let Some(member) = self.member {
+            let by_id = place_of_heir(self.id);
+            let place = then.iter_mut().find(|place| Some(**place) == by_id);
+            if let Some(place) = place {
+                *place = member;
+            }
+        }
     }
 }
 

@@ -5,10 +5,10 @@ use penstock_faults::planted;
 use penstock_message::{
     Condition, Extras, Failure, Filter, HIGHEST_PRIORITY, Hold, JoinId, Key, Lease, Member,
     Message, MessageId, MessageState, Op, Open, Refusal, Retries, SeededMap, SeededSet,
-    SeededState, Target, Unsealed, When,
+    SeededState, Target, Unsealed, When, place_of_heir,
 };
 
-use super::{Checked, Checking, Unchecked, exact_bytes};
+use super::{Checked, Checking, Replaced, Unchecked, exact_bytes};
 use crate::Broker;
 use crate::connections::NAME_CAP_BYTES;
 use crate::messages::BodyAt;
@@ -41,6 +41,27 @@ impl Checking {
         self.leased.clear();
         self.arrivals.clear();
         self.has_unsealed = false;
+        self.replaced = None;
+    }
+
+    /// Whether the message is the one that takes the place of the replaced job.
+    fn is_heir(&self, message: &Message) -> bool {
+        let replaced = self.replaced.as_ref();
+        replaced.is_some_and(|replaced| replaced.job == message.id)
+    }
+
+    /// Notes that a message takes the place of the replaced job.
+    fn find_heir(&mut self, message: &Message) -> Result<(), Refusal> {
+        let member = message.extras.as_ref().and_then(|extras| extras.member);
+        match &mut self.replaced {
+            Some(it) if [None, it.member, place_of_heir(it.job)].contains(&member) => {
+                it.take_place()
+            }
+            Some(_) => Err(Refusal::Invalid(
+                "a message takes the place of a job and reports elsewhere".to_owned(),
+            )),
+            None => Ok(()),
+        }
     }
 }
 
@@ -68,6 +89,10 @@ impl Broker {
                 checked.map_err(|why| (index as u32, why))
             })
         });
+        let checked = checked.and_then(|()| match &checking.replaced {
+            Some(replaced) => check_replaced(replaced, &checking).map_err(|why| (0, why)),
+            None => Ok(()),
+        });
         let mut leased = std::mem::take(&mut self.spare_leased);
         leased.clear();
         leased.append(&mut checking.leased);
@@ -87,6 +112,26 @@ impl Broker {
         match op {
             Op::Ack { lease, .. } | Op::Release { lease, .. } => {
                 self.check_lease(session, lease, checking)
+            }
+            Op::Replace { lease, .. } => {
+                self.check_lease(session, lease, checking)?;
+                let slot = checking.leased[checking.leased.len() - 1];
+                let messages = &self.state.messages;
+                if messages.copies(&lease.message).nth(1).is_some() {
+                    let why = "a job that was published to several queues can't be replaced";
+                    return Err(Refusal::Invalid(why.to_owned()));
+                }
+                let replaced = Replaced {
+                    job: lease.message,
+                    member: messages.member(slot),
+                    has_heir: false,
+                };
+                match checking.replaced.replace(replaced) {
+                    None => Ok(()),
+                    Some(_) => Err(Refusal::Invalid(
+                        "a transaction replaces one job only".to_owned(),
+                    )),
+                }
             }
             Op::Fail {
                 lease,
@@ -145,6 +190,14 @@ impl Broker {
                 }
                 self.check_shape(message)?;
                 check_inputs(message, None)?;
+                if checking.is_heir(message) {
+                    if queues.len() > 1 || unless_key.is_some() {
+                        let why = "a message that takes a job's place has one queue and no key";
+                        return Err(Refusal::Invalid(why.to_owned()));
+                    }
+                    check_is_new_here(message, checking)?;
+                    return checking.find_heir(message);
+                }
                 if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
                     if queues.len() > 1 {
                         let why = "a member of a join is published to one queue";
@@ -223,7 +276,12 @@ impl Broker {
                 }
                 check_expects(expects, *count)?;
                 for place in then {
-                    self.check_member(*place, checking)?;
+                    match &mut checking.replaced {
+                        Some(replaced) if place_of_heir(replaced.job) == Some(*place) => {
+                            replaced.take_place()?;
+                        }
+                        _ => self.check_member(*place, checking)?,
+                    }
                 }
                 let highest = if unsealed.is_some() { JOIN_CAP } else { *count };
                 checking.new_joins.insert(*join, highest);
@@ -231,6 +289,13 @@ impl Broker {
                     check_name("a queue's name", queue)?;
                     self.check_shape(message)?;
                     check_inputs(message, Some(*join))?;
+                    if checking.is_heir(message) {
+                        if !checking.new_ids.insert(message.id) {
+                            return Err(Refusal::AlreadyExists);
+                        }
+                        checking.find_heir(message)?;
+                        continue;
+                    }
                     if let Some(member) = message.extras.as_ref().and_then(|extras| extras.member) {
                         self.check_member(member, checking)?;
                     }
@@ -513,6 +578,27 @@ fn too_late(has_failed: bool) -> Refusal {
         true => MessageState::Failed,
         false => MessageState::Cancelling,
     })
+}
+
+impl Replaced {
+    /// Notes that a message or a join takes the job's place.
+    fn take_place(&mut self) -> Result<(), Refusal> {
+        match std::mem::replace(&mut self.has_heir, true) {
+            false => Ok(()),
+            true => Err(Refusal::AlreadyExists),
+        }
+    }
+}
+
+/// Whether something takes the place of the replaced job, and it is all that is settled: a job that was cancelled ends in
+/// place of all the other operations.
+fn check_replaced(replaced: &Replaced, checking: &Checking) -> Result<(), Refusal> {
+    let why = match (replaced.has_heir, checking.leased.len()) {
+        (true, 1) => return Ok(()),
+        (true, _) => "a transaction that replaces a job settles no other",
+        (false, _) => "nothing takes the place of a replaced job",
+    };
+    Err(Refusal::Invalid(why.to_owned()))
 }
 
 /// Whether the inputs of a message are the values of the join that holds it.

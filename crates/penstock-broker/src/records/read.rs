@@ -183,6 +183,9 @@ impl<'a> RecordReader<'a> {
             tag::SETTLED => Event::Settled {
                 number: self.number()?,
             },
+            tag::REPLACED => Event::Replaced {
+                number: self.number()?,
+            },
             tag::STORED => {
                 let key = self.key()?;
                 let at = self.at;

@@ -192,6 +192,10 @@ impl RecordWriter {
                 self.tag(tag::SETTLED);
                 self.number(*number);
             }
+            Event::Replaced { number } => {
+                self.tag(tag::REPLACED);
+                self.number(*number);
+            }
             Event::Stored {
                 key,
                 status,

@@ -525,6 +525,19 @@ const LIVES_2: &[(&str, &str)] = &[
         w ack g/0; put g/0 one",
     ),
     (
+        "replaced",
+        "a hello
+        a hold j/ count=1 messages=next inputs=one workflow=next; open next; publish j/0 member=j/:0 workflow=next
+        a publish r; publish s unless=only; publish t; open t; publish t/0
+        w hello
+        w consume default 4
+        w replace j/0; hold u/ count=2 then=j/:0 result=90000; publish u/0 member=u/:0 workflow=next; publish u/1 member=u/:1 workflow=next queue=other
+        w replace r; hold v/ count=1 takes=r result=90000; publish v/0 member=v/:0 queue=other
+        w replace s; publish s task=other queue=other after=20
+        w consume default 2
+        w ack t; put t one; publish spawned",
+    ),
+    (
         "growing-carried-and-cancelled",
         "a hello
         a hold g/ unsealed=g/ result=90000; publish g/0 member=g/:0 workflow=g/

@@ -13,6 +13,7 @@ mod limits;
 mod order;
 mod queues;
 mod relay;
+mod replaced;
 mod revivals;
 mod script;
 mod transactions;

@@ -25,6 +25,7 @@ use penstock_message::{
     InputShape, Inputs, JoinPolicy, Key, Later, Lease, Member, Message, MessageId, Op, Open,
     Others, Overflow, QueueLimits, ReleaseReason, Running, SessionId, Space, StatusQuery, Tasks,
     Tx, Unsealed, Value, ValueStatus, WorkerReport, WorkerState, WorkflowState, WorkflowsQuery,
+    place_of_heir,
 };
 
 mod words;
@@ -499,6 +500,10 @@ impl World {
                 lease: self.lease(name),
                 cost_us: options.number("cost").unwrap_or(1000),
             },
+            "replace" => Op::Replace {
+                lease: self.lease(name),
+                cost_us: options.number("cost").unwrap_or(1000),
+            },
             "return" => Op::Release {
                 lease: self.lease(name),
                 reason: ReleaseReason::Returned,
@@ -581,80 +586,87 @@ impl World {
                     body => Condition::Is(body.to_owned().into()),
                 },
             },
-            "hold" => Op::Hold(Hold {
-                join: join_id(name),
-                count: options.number("count").unwrap_or(0) as u32,
-                messages: options
-                    .text("messages")
-                    .unwrap_or("")
-                    .split('+')
-                    .filter(|message| !message.is_empty())
-                    .map(|message| {
-                        let queue = options.text("queue").unwrap_or("default");
-                        let mut held = self.message(message, &options);
-                        // As in `each=o/`: each message is the member of that join that its name says.
-                        if let Some(join) = options.text("each") {
-                            let (_, index) = message.split_once('/').expect("join/index");
-                            let extras = held.extras.get_or_insert_default();
-                            extras.member = Some(Member {
+            "hold" => {
+                Op::Hold(Hold {
+                    join: join_id(name),
+                    count: options.number("count").unwrap_or(0) as u32,
+                    messages: options
+                        .text("messages")
+                        .unwrap_or("")
+                        .split('+')
+                        .filter(|message| !message.is_empty())
+                        .map(|message| {
+                            let queue = options.text("queue").unwrap_or("default");
+                            let mut held = self.message(message, &options);
+                            // As in `each=o/`: each message is the member of that join that its name says.
+                            if let Some(join) = options.text("each") {
+                                let (_, index) = message.split_once('/').expect("join/index");
+                                let extras = held.extras.get_or_insert_default();
+                                extras.member = Some(Member {
+                                    join: join_id(join),
+                                    index: number(index) as u32,
+                                });
+                            }
+                            if let Some(shape) = options.text("inputs") {
+                                let shape = match shape {
+                                    "one" => InputShape::One,
+                                    "list" => InputShape::List,
+                                    other => panic!("no such shape: {other}"),
+                                };
+                                let join = join_id(name);
+                                let extras = held.extras.get_or_insert_default();
+                                extras.inputs = Some(Inputs { join, shape });
+                            }
+                            let times = Later {
+                                due: options.due("later", "later-at"),
+                                expires_after_ms: options.number("later-expires"),
+                            };
+                            if times != Later::default() {
+                                held.extras.get_or_insert_default().later = Some(Box::new(times));
+                            }
+                            (queue.to_owned(), held)
+                        })
+                        .collect(),
+                    policy: match options.has("all-ended") {
+                        true => JoinPolicy::AllEnded,
+                        false => {
+                            let failures = options.number("max-failures").unwrap_or(0);
+                            JoinPolicy::of_max_failures(failures as u32)
+                        }
+                    },
+                    expects: options
+                        .text("expects")
+                        .into_iter()
+                        .flat_map(|expects| expects.split('+'))
+                        .map(|expected| {
+                            let (index, outcome) = expected.split_once(':').expect("index:outcome");
+                            (number(index) as u32, when(Some(outcome)))
+                        })
+                        .collect(),
+                    then: options
+                        .text("then")
+                        .into_iter()
+                        .flat_map(|then| then.split('+'))
+                        .map(|place| {
+                            let (join, index) = place.split_once(':').expect("join:index");
+                            Member {
                                 join: join_id(join),
                                 index: number(index) as u32,
-                            });
-                        }
-                        if let Some(shape) = options.text("inputs") {
-                            let shape = match shape {
-                                "one" => InputShape::One,
-                                "list" => InputShape::List,
-                                other => panic!("no such shape: {other}"),
-                            };
-                            let join = join_id(name);
-                            let extras = held.extras.get_or_insert_default();
-                            extras.inputs = Some(Inputs { join, shape });
-                        }
-                        let times = Later {
-                            due: options.due("later", "later-at"),
-                            expires_after_ms: options.number("later-expires"),
-                        };
-                        if times != Later::default() {
-                            held.extras.get_or_insert_default().later = Some(Box::new(times));
-                        }
-                        (queue.to_owned(), held)
-                    })
-                    .collect(),
-                policy: match options.has("all-ended") {
-                    true => JoinPolicy::AllEnded,
-                    false => {
-                        let failures = options.number("max-failures").unwrap_or(0);
-                        JoinPolicy::of_max_failures(failures as u32)
-                    }
-                },
-                expects: options
-                    .text("expects")
-                    .into_iter()
-                    .flat_map(|expects| expects.split('+'))
-                    .map(|expected| {
-                        let (index, outcome) = expected.split_once(':').expect("index:outcome");
-                        (number(index) as u32, when(Some(outcome)))
-                    })
-                    .collect(),
-                then: options
-                    .text("then")
-                    .into_iter()
-                    .flat_map(|then| then.split('+'))
-                    .map(|place| {
-                        let (join, index) = place.split_once(':').expect("join:index");
-                        Member {
-                            join: join_id(join),
-                            index: number(index) as u32,
-                        }
-                    })
-                    .collect(),
-                result_ttl_ms: options.number("result"),
-                unsealed: options.text("unsealed").map(|workflow| Unsealed {
-                    workflow: message_id(workflow),
-                    creator: options.text("creator").map(message_id),
-                }),
-            }),
+                            }
+                        })
+                        .chain(
+                            options.text("takes").map(|job| {
+                                place_of_heir(message_id(job)).expect("the id of a job")
+                            }),
+                        )
+                        .collect(),
+                    result_ttl_ms: options.number("result"),
+                    unsealed: options.text("unsealed").map(|workflow| Unsealed {
+                        workflow: message_id(workflow),
+                        creator: options.text("creator").map(message_id),
+                    }),
+                })
+            }
             "open" => Op::Open(Open {
                 workflow: message_id(name),
                 name: options.text("name").unwrap_or("nightly").to_owned(),

@@ -25,6 +25,7 @@ impl Model {
     pub(super) fn objection(&self, session: SessionId, op: &Op, named: &mut Named) -> Objection {
         match op {
             Op::Ack { lease, .. }
+            | Op::Replace { lease, .. }
             | Op::Release { lease, .. }
             | Op::Move { lease, .. }
             | Op::Fail { lease, .. } => {

@@ -37,6 +37,12 @@ impl From<Op> for proto::Op {
             Op::Ack { lease, cost_us } => Wire::Ack(proto::Ack {
                 lease: Some(lease.into()),
                 cost_us,
+                carry: false,
+            }),
+            Op::Replace { lease, cost_us } => Wire::Ack(proto::Ack {
+                lease: Some(lease.into()),
+                cost_us,
+                carry: true,
             }),
             Op::Release { lease, reason } => {
                 // A broker that does not know suspects counts a crash of each.
@@ -167,10 +173,13 @@ impl TryFrom<proto::Op> for Op {
             return Ok(Self::Unnamed);
         };
         Ok(match op {
-            Wire::Ack(ack) => Self::Ack {
-                lease: lease(ack.lease)?,
-                cost_us: ack.cost_us,
-            },
+            Wire::Ack(ack) => {
+                let (lease, cost_us) = (lease(ack.lease)?, ack.cost_us);
+                match ack.carry {
+                    false => Self::Ack { lease, cost_us },
+                    true => Self::Replace { lease, cost_us },
+                }
+            }
             Wire::Release(release) => Self::Release {
                 lease: lease(release.lease)?,
                 reason: match (release.crashed, release.suspected) {

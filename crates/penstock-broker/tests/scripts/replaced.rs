@@ -1,0 +1,260 @@
+//! Jobs that are replaced by other steps, which take their ids and places. `r` is a lone job, and `u/` a join.
+
+use crate::script::check;
+
+/// Case 15. Whoever waits for the job waits on, and gets what the other one returns.
+#[test]
+fn a_job_takes_the_id_of_the_one_that_it_replaces() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a publish r                                                   -> a confirm 1
+        a watch r                                                     -> a sees r pending
+        w hello                                                       -> w welcome 0
+        w consume default 1                                           -> w deliver r
+        w replace r; publish r task=other queue=slow                  -> w confirm 1
+        a info r                                                      -> a knows Ready in slow attempt 0 crashes 0
+        carry                                                         ->
+        kill                                                          ->
+        w hello                                                       -> w welcome 1
+        w consume slow 1                                              -> w deliver r@slow!
+        a hello                                                       -> a welcome 1
+        a watch r                                                     -> a sees r pending
+        w ack r; put r done                                           -> w confirm 2, a sees r Succeeded done
+        ",
+    );
+}
+
+#[test]
+fn the_lease_of_a_replaced_job_does_not_settle_the_one_in_its_place() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a publish r                                                   -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r
+        w replace r; publish r task=other                             -> w confirm 1, w deliver r
+        w return r                                                    -> w confirm 2, w deliver r!
+        w seq=1 replace r; publish r task=other                       -> w confirm 2
+        w ack r                                                       -> w confirm 3
+        w replace r; publish r                                        -> w confirm 4 4:refused 0 LeaseLost
+        ",
+    );
+}
+
+/// Case 15: in a group, and before the last step of a chain.
+#[test]
+fn the_end_of_a_step_reports_in_place_of_the_job_that_it_replaces() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body inputs=list; publish g/0 member=g/:0; publish g/1 member=g/:1 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0 g/1
+        w ack g/1; put g/1 two                                        -> w confirm 1
+        w replace g/0; hold c/ count=1 messages=g/0 inputs=one; publish c/0 member=c/:0 -> w confirm 2, w deliver c/0
+        kill                                                          ->
+        w hello c/0                                                   -> w welcome 2 c/0
+        w ack c/0; put c/0 half                                       -> w confirm 3
+        w consume default 10                                          -> w deliver g/0![half]
+        carry                                                         ->
+        w ack g/0; put g/0 one                                        -> w confirm 4, w deliver body![one two]
+        ",
+    );
+}
+
+/// Case 16.
+#[test]
+fn the_values_of_a_group_take_the_place_of_the_job_that_it_replaces() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold j/ count=1 messages=next inputs=one; publish j/0 member=j/:0 -> a confirm 1
+        a watch j/0                                                   -> a sees j/0 pending
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver j/0
+        w replace j/0; hold u/ count=2 then=j/:0 result=1000000; publish u/0 member=u/:0; publish u/1 member=u/:1 -> w confirm 1, w deliver u/0 u/1
+        w ack u/0; put u/0 one                                        -> w confirm 2
+        carry                                                         ->
+        w ack u/1; put u/1 two                                        -> w confirm 3, a sees j/0 Gathered u/ of 2, w deliver next[[one two]]
+        ",
+    );
+}
+
+/// The same for a job that has no place: the outcome of the group is kept under its id.
+#[test]
+fn a_group_takes_the_id_of_a_job_that_has_no_place() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a publish r                                                   -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r
+        w replace r; hold u/ count=2 takes=r result=1000000; publish u/0 member=u/:0; publish u/1 member=u/:1 -> w confirm 1, w deliver u/0 u/1
+        a watch r                                                     -> a sees r pending
+        a workflows nodes=r                                           -> a workflows 0/2-failed0-running
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 1
+        a watch r                                                     -> a sees r pending
+        w hello u/0 u/1                                               -> w welcome 1 u/0 u/1
+        w ack u/0; put u/0 one                                        -> w confirm 2
+        w ack u/1; put u/1 two                                        -> w confirm 3, a sees r Gathered u/ of 2
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 1
+        a watch r                                                     -> a sees r Gathered u/ of 2
+        ",
+    );
+}
+
+/// Case 17, as long as nobody makes `[]` of it sooner.
+#[test]
+fn a_group_of_none_may_take_the_place_of_a_job() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold j/ count=1 messages=next inputs=one; publish j/0 member=j/:0 -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver j/0
+        w replace j/0; hold u/ count=0 then=j/:0 result=1000000       -> w confirm 1, w deliver next[[]]
+        ",
+    );
+}
+
+#[test]
+fn a_failure_of_what_replaces_a_job_is_that_of_the_job_and_can_be_retried() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold j/ count=1 messages=next inputs=one; publish j/0 member=j/:0 -> a confirm 1
+        a watch next j/0                                              -> a sees next pending, a sees j/0 pending
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver j/0
+        w replace j/0; hold u/ count=2 then=j/:0 result=1000000; publish u/0 member=u/:0; publish u/1 member=u/:1 -> w confirm 1, w deliver u/0 u/1
+        w fail u/0 boom                                               -> w confirm 2, a sees j/0 Upstream u/0, a sees next Upstream u/0
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 1
+        a watch next                                                  -> a sees next Upstream u/0
+        a retry u/0                                                   -> a confirm 2 2:Failed
+        w hello u/1                                                   -> w welcome 2 u/1
+        w consume default 10                                          -> w deliver u/0#1
+        w ack u/1; put u/1 two                                        -> w confirm 3
+        w ack u/0; put u/0 one                                        -> w confirm 4, w deliver next![[one two]]
+        ",
+    );
+}
+
+#[test]
+fn a_workflow_goes_on_with_what_replaces_its_last_step() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open r; publish r workflow=r                                -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r
+        w replace r; hold c/ count=1 messages=r inputs=one workflow=r; publish c/0 member=c/:0 workflow=r -> w confirm 1, w deliver c/0
+        a workflows                                                   -> a workflows r:nightly:running:waiting1+running1
+        w ack c/0; put c/0 one                                        -> w confirm 2, w deliver r[one]
+        w ack r; put r two                                            -> w confirm 3
+        a workflows                                                   -> a workflows r:nightly:succeeded:succeeded2-over
+        ",
+    );
+}
+
+#[test]
+fn a_cancelled_job_is_not_replaced() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a publish r                                                   -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r
+        a cancel r ask reason=enough                                  -> a confirm 2 2:Cancelling, w stop r (enough)
+        a watch r                                                     -> a sees r pending
+        w replace r; hold c/ count=1 messages=r; publish c/0 member=c/:0 -> w confirm 1, a sees r Cancelled enough
+        a info c/0                                                    -> a knows nothing
+        ",
+    );
+}
+
+/// Nothing of a cancelled workflow starts any more, though a job of it was left to run.
+#[test]
+fn a_job_of_a_cancelled_workflow_is_not_replaced_and_brings_no_others() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open r; publish r workflow=r; publish s workflow=r          -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r s
+        a cancel all workflow=r reason=enough                         -> a confirm 2 2:operation-1
+        a watch r                                                     -> a sees r pending
+        w replace r; publish r workflow=r                             -> w confirm 1, a sees r Cancelled its workflow was cancelled
+        w ack s; put s one; publish t workflow=r                      -> w confirm 2 2:skipped[2]
+        a info t                                                      -> a knows nothing
+        ",
+    );
+}
+
+/// Somebody wants it to go on after all.
+#[test]
+fn a_job_that_was_retried_after_its_workflow_was_cancelled_may_be_replaced() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open r; publish r workflow=r                                -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r
+        a cancel all workflow=r reason=enough                         -> a confirm 2 2:operation-1
+        w fail r boom                                                 -> w confirm 1
+        a retry r                                                     -> a confirm 3 3:Failed, w deliver r#1
+        w replace r; publish r workflow=r                             -> w confirm 2, w deliver r
+        ",
+    );
+}
+
+#[test]
+fn one_step_takes_the_place_of_a_job_and_reports_where_that_did() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body; publish g/0 member=g/:0; publish s queue=default+slow -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver g/0 s
+        w replace g/0                                                 -> w confirm 1 1:refused 0 Invalid
+        w replace g/0; publish t                                      -> w confirm 2 2:refused 0 Invalid
+        w replace g/0; publish g/0 member=g/:1                        -> w confirm 3 3:refused 1 Invalid
+        w replace g/0; publish g/0 member=g/:0; publish g/0 member=g/:0 -> w confirm 4 4:refused 2 AlreadyExists
+        w replace g/0; publish g/0 member=g/:0; hold u/ count=1 then=g/:0 -> w confirm 5 5:refused 2 AlreadyExists
+        w replace g/0; publish g/0 member=g/:0; ack s                 -> w confirm 6 6:refused 0 Invalid
+        w replace s; publish s                                        -> w confirm 7 7:refused 0 Invalid
+        w publish g/0 member=g/:0; replace g/0                        -> w confirm 8 8:refused 0 AlreadyExists
+        w replace g/0; publish g/0 member=g/:0                        -> w confirm 9, w deliver g/0
+        ",
+    );
+}
+
+/// It stays with its job, so another of that key is still refused.
+#[test]
+fn a_key_goes_on_to_the_job_that_replaces_its_owner() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a publish r unless=only                                       -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r
+        w replace r; hold c/ count=1 messages=r; publish c/0 member=c/:0 -> w confirm 1, w deliver c/0
+        a publish s unless=only                                       -> a confirm 2 2:skipped[0]+0:owner-r
+        carry                                                         ->
+        kill                                                          ->
+        a hello                                                       -> a welcome 1, a confirm 2 2:skipped[0]+0:owner-r
+        a publish s unless=only                                       -> a confirm 3 3:skipped[0]+0:owner-r
+        w hello c/0                                                   -> w welcome 1 c/0
+        w ack c/0                                                     -> w confirm 2
+        w consume default 10                                          -> w deliver r!
+        w ack r                                                       -> w confirm 3
+        a publish s unless=only                                       -> a confirm 4, w deliver s
+        ",
+    );
+}
