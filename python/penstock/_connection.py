@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from penstock._flows.build import Built, Plan
+    from penstock._flows.replacing import Build
+    from penstock._jobs.current import Leaving
     from penstock._tasks.app import App
 
 logger = logging.getLogger("penstock")
@@ -112,6 +114,12 @@ class Connection:
         if len(built.graph):
             self._client.publish_graph(built.graph, built.workflow_id, timeout_s)
         return built
+
+    def build_plan(
+        self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], build: Build, leaves: Leaving
+    ) -> Built:
+        """Build steps that are sent when the running job ends."""
+        return build(jobs)
 
     async def submit_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
         """Like ``publish_plan``. Cancelling the await does not take the workflow back."""

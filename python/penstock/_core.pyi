@@ -87,7 +87,10 @@ class Graph:
     What others depend on is added first: a join before its members.
     """
 
-    def __new__(cls) -> Graph: ...
+    def __new__(cls, depth: int = 0) -> Graph:
+        """``depth``: number of jobs, one after another, in whose place these are."""
+    def encode(self, workflow: bytes | None) -> bytes:
+        """Take all of it for the end of the job that runs. ``workflow``: that of each job; None: of a single job."""
     def join(
         self,
         count: int,

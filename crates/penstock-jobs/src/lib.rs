@@ -2,6 +2,8 @@
 //!
 //! ```text
 //!     succeeded    Ack, Put(result)
+//!     replaced     Replace, and the steps that take the job's place
+//!     spawned      as succeeded, and steps of their own
 //!     retry        Move(attempt + 1, note, due)
 //!     deferred     Move(note, due): nothing is counted
 //!     cancelled    Release(returned): the broker, which has asked for it, ends the job
@@ -65,6 +67,14 @@ impl From<&Delivery> for DeliveryHead {
 pub enum Outcome {
     /// The job returned. `value`: its encoded result, if it has one that anybody may read.
     Succeeded { value: Option<Bytes>, cost_us: u64 },
+    /// The job returned steps that take its place: operations as [`Op::Replace`] says.
+    Replaced { steps: Vec<Op>, cost_us: u64 },
+    /// As `Succeeded`, and other jobs come with it.
+    Spawned {
+        value: Option<Bytes>,
+        steps: Vec<Op>,
+        cost_us: u64,
+    },
     /// The job raised, and shall run again. `note`: the encoded error.
     Retry {
         delay_ms: u64,
@@ -106,6 +116,21 @@ pub fn settle(delivery: &DeliveryHead, outcome: Outcome) -> Tx {
                 None => vec![ack],
             }
             .into()
+        }
+        Outcome::Replaced { steps, cost_us } => {
+            let mut ops = vec![Op::Replace { lease, cost_us }];
+            ops.extend(steps);
+            ops.into()
+        }
+        Outcome::Spawned {
+            value,
+            steps,
+            cost_us,
+        } => {
+            let mut ops = vec![Op::Ack { lease, cost_us }];
+            ops.extend(put_result(delivery, value));
+            ops.extend(steps);
+            ops.into()
         }
         Outcome::Retry {
             delay_ms,
@@ -335,6 +360,8 @@ mod tests {
                     failure.class, failure.fingerprint
                 ),
                 Op::Release { lease, reason } if *lease == delivery.lease => format!("release {reason:?}"),
+                Op::Replace { lease, cost_us } if *lease == delivery.lease => format!("replace {cost_us} us"),
+                Op::Pause { queue } => format!("pause {queue}"),
                 other => panic!("a settlement has no such operation: {other:?}"),
             })
             .collect();
@@ -371,6 +398,28 @@ mod tests {
                 cost_us: 9,
             },
             "ack 9 us",
+        );
+        let steps = || {
+            vec![Op::Pause {
+                queue: "any".to_owned(),
+            }]
+        };
+        check(
+            true,
+            Outcome::Replaced {
+                steps: steps(),
+                cost_us: 9,
+            },
+            "replace 9 us; pause any",
+        );
+        check(
+            true,
+            Outcome::Spawned {
+                value: value(),
+                steps: steps(),
+                cost_us: 9,
+            },
+            r#"ack 9 us; put Succeeded b"v" for 1000 ms in mail.send; pause any"#,
         );
         check(
             true,

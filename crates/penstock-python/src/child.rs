@@ -392,12 +392,13 @@ impl SlotLink {
     ) -> PyResult<bool> {
         let kind = Kind::from_number(kind)
             .filter(|kind| *kind != Kind::Lost)
-            .ok_or_else(|| PyValueError::new_err("a job ends in one of six ways"))?;
+            .ok_or_else(|| PyValueError::new_err("a job ends in one of eight ways"))?;
         if let Some(heard) = self.window.heard() {
             // What was sent to this thread and did not arrive is for no later job.
             // SAFETY: this is a thread of the interpreter's.
             set_exception(unsafe { pyo3::ffi::PyThread_get_thread_ident() } as _, None);
-            if heard == Order::Hard && kind == Kind::Succeeded {
+            let has_returned = matches!(kind, Kind::Succeeded | Kind::Replaced | Kind::Spawned);
+            if heard == Order::Hard && has_returned {
                 return Ok(true);
             }
         }

@@ -114,9 +114,14 @@ impl Consumer {
         timeout_s: f64,
     ) -> PyResult<()> {
         let kind = Kind::from_number(kind)
-            .ok_or_else(|| PyValueError::new_err("a job ends in one of five ways"))?;
+            .ok_or_else(|| PyValueError::new_err("a job ends in one of eight ways"))?;
         let value = value.map(Bytes::copy_from_slice);
         let note = Bytes::copy_from_slice(note.unwrap_or_default());
+        let steps = match kind {
+            Kind::Replaced | Kind::Spawned => penstock_worker::decode_steps(&note)
+                .map_err(|_| PyValueError::new_err("the steps can't be read"))?,
+            _ => Vec::new(),
+        };
         let outcome = |cost_us| match kind {
             Kind::Succeeded => Outcome::Succeeded { value, cost_us },
             Kind::Retry => Outcome::Retry {
@@ -134,6 +139,12 @@ impl Consumer {
                 reason: String::from_utf8_lossy(&note).into_owned(),
             },
             Kind::Cancelled => Outcome::Cancelled,
+            Kind::Replaced => Outcome::Replaced { steps, cost_us },
+            Kind::Spawned => Outcome::Spawned {
+                value,
+                steps,
+                cost_us,
+            },
             Kind::GivenBack => Outcome::Returned,
             Kind::Deferred => Outcome::Deferred {
                 delay_ms,

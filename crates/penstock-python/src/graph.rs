@@ -20,6 +20,9 @@ use crate::options::Options;
 /// can't give a header such a name.
 const MARK: &str = "penstock.step";
 
+/// Header of a job that has taken another one's place: how many have done so, one after another.
+const DEPTH: &str = "penstock.replaced";
+
 /// Group of the values that say what the steps of graphs are called.
 const VALUES: &str = "penstock.graphs";
 
@@ -40,6 +43,8 @@ struct Parts {
     seal: Option<Op>,
     durability: Option<Durability>,
     open: Option<Open>,
+    /// Number of jobs, one after another, in whose place these are.
+    depth: u32,
 }
 
 impl Parts {
@@ -58,8 +63,15 @@ type PyBackedId<'a> = Bound<'a, PyBytes>;
 #[pymethods]
 impl Graph {
     #[new]
-    fn new() -> Self {
-        Self::default()
+    #[pyo3(signature = (depth = 0))]
+    fn new(depth: u32) -> Self {
+        let parts = Parts {
+            depth,
+            ..Parts::default()
+        };
+        Self {
+            parts: Mutex::new(parts),
+        }
     }
 
     /// Adds a join of `count` members, whose own places in others are `then`; returns its id. `max_failures`: `None` for
@@ -170,6 +182,10 @@ impl Graph {
             extras.headers.push((MARK.to_owned(), value));
         }
         let mut parts = self.parts.lock().unwrap();
+        if parts.depth > 0 {
+            let value = parts.depth.to_string().into();
+            extras.headers.push((DEPTH.to_owned(), value));
+        }
         parts.durability = parts.durability.max(Some(options.durability));
         match held_by {
             None => {
@@ -237,6 +253,18 @@ impl Graph {
         Ok(())
     }
 
+    /// Encodes all of it for the end of the job that runs. `workflow`: the id that each job names as its workflow's; `None`:
+    /// a job that belongs to none.
+    #[pyo3(signature = (workflow))]
+    fn encode<'py>(
+        &self,
+        py: Python<'py>,
+        workflow: Option<&[u8]>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let (tx, _) = self.take_for(workflow.map(job).transpose()?);
+        Ok(PyBytes::new(py, &penstock_worker::encode_steps(tx.ops)))
+    }
+
     /// Number of jobs and joins.
     fn __len__(&self) -> usize {
         let parts = self.parts.lock().unwrap();
@@ -249,6 +277,10 @@ impl Graph {
     /// Takes all of it as one transaction, as durable as the most careful of its jobs asks. `workflow`: the id that each
     /// job names as its workflow's.
     pub(crate) fn take(&self, workflow: MessageId) -> (Tx, Durability) {
+        self.take_for(Some(workflow))
+    }
+
+    fn take_for(&self, workflow: Option<MessageId>) -> (Tx, Durability) {
         let Parts {
             holds,
             mut publishes,
@@ -260,10 +292,13 @@ impl Graph {
         } = std::mem::take(&mut *self.parts.lock().unwrap());
         let mut holds = in_order(holds);
         let name = |message: &mut Message| {
-            message.extras.get_or_insert_default().workflow = Some(workflow);
+            if workflow.is_some() {
+                message.extras.get_or_insert_default().workflow = workflow;
+            }
         };
+        let id = workflow.unwrap_or_default();
         for unsealed in holds.iter_mut().filter_map(|hold| hold.unsealed.as_mut()) {
-            unsealed.workflow = workflow;
+            unsealed.workflow = id;
         }
         let held = holds.iter_mut().flat_map(|hold| &mut hold.messages);
         held.for_each(|(_, message)| name(message));
@@ -272,7 +307,12 @@ impl Graph {
                 name(message);
             }
         }
-        let open = open.map(|open| Op::Open(Open { workflow, ..open }));
+        let open = open.map(|open| {
+            Op::Open(Open {
+                workflow: id,
+                ..open
+            })
+        });
         let holds = holds.into_iter().map(Op::Hold);
         let jobs = open.into_iter().chain(holds).chain(publishes);
         let ops = jobs.chain(values).chain(seal).collect();

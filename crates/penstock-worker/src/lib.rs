@@ -73,9 +73,9 @@ pub use link::{Ended, Link, LongWait, Pulled, Resumed, Slot, Window};
 pub use memory::{knows_memory, offer_to_kernel};
 pub use order::Order;
 pub use output::flush_c_output;
-#[doc(hidden)]
-pub use packet::job_bytes;
 pub use packet::{FailureView, JobView, Kind, Retried};
+#[doc(hidden)]
+pub use packet::{decode_steps, encode_steps, job_bytes};
 pub use question::{Question, Reply, Sizes, Standing, state_name};
 pub use threads::limit_arenas;
 pub use zygote::end_with_parent;

@@ -21,7 +21,9 @@
 //! too large for that it is in a file whose descriptor comes with the message.
 
 use bytes::Bytes;
-use penstock_message::{Delivery, Extras, Failure, InputShape, Retries};
+use penstock_message::{Delivery, Extras, Failure, InputShape, Op, Retries, Tx};
+use penstock_wire::proto;
+use prost::Message as _;
 
 /// Payloads up to this size go through the socket itself, whose buffer holds about 200 KB.
 pub const INLINE_PAYLOAD_BYTES: usize = 48 * 1024;
@@ -226,11 +228,15 @@ pub enum Kind {
     Lost = 5,
     /// Was cancelled while it ran. The note says why in UTF-8, if anybody has said.
     Cancelled = 6,
+    /// Returned steps that take its place. The note has them, see [`encode_steps`].
+    Replaced = 7,
+    /// Succeeded, and other jobs come with it, which the note has.
+    Spawned = 8,
 }
 
 impl Kind {
     pub fn from_number(number: u8) -> Option<Self> {
-        const ALL: [Kind; 7] = [
+        const ALL: [Kind; 9] = [
             Kind::Succeeded,
             Kind::Retry,
             Kind::Failed,
@@ -238,9 +244,23 @@ impl Kind {
             Kind::Deferred,
             Kind::Lost,
             Kind::Cancelled,
+            Kind::Replaced,
+            Kind::Spawned,
         ];
         ALL.get(usize::from(number)).copied()
     }
+}
+
+/// Encodes the operations that come with the end of a job.
+pub fn encode_steps(steps: Vec<Op>) -> Vec<u8> {
+    proto::Tx::from(Tx { ops: steps }).encode_to_vec()
+}
+
+/// Reads what [`encode_steps`] has written.
+pub fn decode_steps(bytes: &Bytes) -> Result<Vec<Op>, Malformed> {
+    let tx = proto::Tx::decode(bytes.clone()).map_err(|_| Malformed)?;
+    let tx = Tx::try_from(tx).map_err(|_| Malformed)?;
+    Ok(tx.ops)
 }
 
 /// Outcome of a job, as a child tells it.

@@ -154,6 +154,7 @@ class Plan:
         *,
         deadline: Seconds | datetime | None = None,
         atomic: bool = False,
+        wanted: bool = False,
     ) -> None:
         self._step = step
         self._name = None if name is None else checked_name(name)
@@ -173,18 +174,18 @@ class Plan:
         self._result_options: dict[int, _core.Options] = {}
         # Callbacks of an empty group, which run at once.
         self._loose: list[_Node] = []
-        self._root = self._node(step, _FIRST, False, 0)
+        self._root = self._node(step, _FIRST, wanted, 0)
 
     def __len__(self) -> int:
         return len(self._jobs)
 
     def send(self) -> Sent:
         app = self._app
-        return self._sent(None if app is None else app._send_plan(self))
+        return self.sent(None if app is None else app._send_plan(self))
 
     async def asend(self) -> Sent:
         app = self._app
-        return self._sent(None if app is None else await app._asend_plan(self))
+        return self.sent(None if app is None else await app._asend_plan(self))
 
     @property
     def app(self) -> App:
@@ -207,12 +208,34 @@ class Plan:
         signature = self._signatures[number]
         return signature.args, dict(signature.kwargs)
 
-    def build(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> Built:
-        """Make the graph of these jobs, which are the plan's, with the headers and times that they are to have."""
-        builder = _Builder(self._takes, self._marks, jobs)
-        built = builder.build(self._root, self._loose)
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._jobs)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it is an empty group, which may have callbacks."""
+        return self._root is None
+
+    def build(self, jobs: Sequence[tuple[_core.Options, bytes]], *, opens: bool = True) -> Built:
+        """Make the graph of these jobs, which are the plan's, with the headers and times that they are to have.
+
+        ``opens``: whether it is a workflow of its own.
+        """
+        return self._build(_Builder(self._takes, self._marks, jobs), None, opens)
+
+    def build_in_place(
+        self, jobs: Sequence[tuple[_core.Options, bytes]], job_id: bytes, depth: int, *, opens: bool
+    ) -> Built:
+        """Like ``build``; the outcome takes the place of a job. ``depth``: how many have done so."""
+        # The place that goes by its id: the broker takes it for the one that the job has, if any.
+        place = job_id[:13] + bytes(3), int.from_bytes(job_id[13:], "big") - 1
+        return self._build(_Builder(self._takes, self._marks, jobs, depth), place, opens)
+
+    def _build(self, builder: _Builder, place: _Place | None, opens: bool) -> Built:
+        built = builder.build(self._root, self._loose, place)
         # A call without callbacks is a job, and no workflow.
-        if self._root is not None and not (isinstance(self._step, Signature) and not self._step._links):
+        if opens and self._root is not None and not (isinstance(self._step, Signature) and not self._step._links):
             steps = Described(self._root, self._signatures, built.job_ids, builder.groups)
             name = name_of(self._step) if self._name is None else self._name
             after_ms, at_ms = self._deadline
@@ -221,7 +244,7 @@ class Plan:
                 description(steps),
                 deadline_after_ms=after_ms,
                 deadline_at_ms=at_ms,
-                parent=running_job_id(),
+                parent=running_job_id() if place is None else None,
             )
         self.id, self.join = built.workflow_id, builder.growing
         return built
@@ -273,7 +296,8 @@ class Plan:
     def _may_be_large(self, step: object) -> Group[Any] | None:
         return cast("Group[Any]", step) if is_a(step, Group) else None
 
-    def _sent(self, built: Built | None) -> Sent:
+    def sent(self, built: Built | None) -> Sent:
+        """Return the handles of what was built and sent."""
         if self._app is None or built is None or built.id is None:
             # Callbacks of an empty group may have been sent.
             return Sent(Workflow(None, b"", (), nothing=_value_of(self._root)), None)
@@ -531,12 +555,16 @@ _Place: TypeAlias = tuple[bytes, int]
 
 class _Builder:
     def __init__(
-        self, takes: Sequence[int], marks: dict[int, str], jobs: Sequence[tuple[_core.Options, bytes]]
+        self,
+        takes: Sequence[int],
+        marks: dict[int, str],
+        jobs: Sequence[tuple[_core.Options, bytes]],
+        depth: int = 0,
     ) -> None:
         self._takes = takes
         self._marks = marks
         self._jobs = jobs
-        self._graph = _core.Graph()
+        self._graph = _core.Graph(depth)
         self._ids: list[bytes] = [b""] * len(jobs)
         # Outcomes of groups are kept as long as the longest result.
         kept = {id(options): options for options, _ in jobs}.values()
@@ -549,14 +577,14 @@ class _Builder:
         # Join of the group whose other members come later.
         self.growing = b""
 
-    def build(self, root: _Node | None, loose: Sequence[_Node]) -> Built:
+    def build(self, root: _Node | None, loose: Sequence[_Node], place: _Place | None = None) -> Built:
         for node in loose:
             self._add(node, None, None)
         if root is None:
             return Built(self._graph, None, self._ids, ())
         chain = root.node if isinstance(root, _Linked) else root
         steps: list[bytes] = []
-        outcome = self._add(root, None, None, steps)
+        outcome = self._add(root, place, None, steps)
         members: Sequence[bytes] = (outcome,)
         if isinstance(chain, _Sequence):
             members = steps
@@ -565,7 +593,7 @@ class _Builder:
         elif isinstance(chain, _Group):
             members = MemberIds(outcome, len(chain.nodes))
         elif isinstance(chain, _Graph):
-            return Built(self._graph, outcome, self._ids, self._steps[outcome], chain.names)
+            return Built(self._graph, outcome, self._ids, self._steps[self.groups[id(chain)]], chain.names)
         return Built(self._graph, outcome, self._ids, members)
 
     def build_members(self, nodes: Sequence[_Node], join: bytes, first: int) -> Built:

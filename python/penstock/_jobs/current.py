@@ -1,15 +1,20 @@
 """The job that runs here."""
 
 # No `from __future__ import annotations`: see `_public.py`.
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from penstock._public import public
 
 if TYPE_CHECKING:
+    from penstock._flows.steps import Composed, Signature, Step
+    from penstock._flows.workflow import Workflow
+    from penstock._jobs.job import Job
     from penstock._tasks.task import AnyTask
+
+R = TypeVar("R")
 
 
 @public
@@ -36,6 +41,25 @@ class CurrentJob:
     workflow: str | None = None
     """Id of the workflow that it belongs to; ``app.workflow()`` finds that."""
 
+    @overload
+    def spawn(self, step: "Signature[R]") -> "Job[R]": ...
+    @overload
+    def spawn(self, step: "Composed[R]") -> "Workflow[R]": ...
+    def spawn(self, step: "Step[Any]") -> Any:
+        """Have a step sent when this job succeeds, in the same transaction as its result.
+
+        A job that fails or is retried sends nothing, and neither does one that runs again after a crash: only the
+        attempt that succeeds does. The step belongs to the job's workflow, if it has one: that ends after the step,
+        while later steps and bodies do not wait for it, and its result does not depend on it.
+
+        Returns the handle of the step. Its result can't be waited for here, as it is only sent when this job ends.
+        """
+        from penstock._flows.replacing import spawn
+
+        if running_job_id() is None or current_job() != self:
+            raise RuntimeError("a job can spawn steps while it runs, and where it runs")
+        return spawn(step)
+
 
 Extras: TypeAlias = tuple[
     int,
@@ -53,6 +77,37 @@ NO_EXTRAS: Extras = (0, 0, None, {}, (None, None), (None, None))
 # The header of a step whose arguments are not those of its body alone: "chunk", "errback" or "spread". Users can give
 # no header a name that begins so, and see none of these.
 MARK = "penstock.step"
+
+# The header of a job that has taken another one's place: how many have done so, one after another.
+DEPTH = "penstock.replaced"
+
+
+class Leaving:
+    """What a running job leaves behind if it succeeds."""
+
+    __slots__ = ("accepted", "steps")
+
+    def __init__(self) -> None:
+        self.steps: list[bytes] = []
+        # Called when it is about to be sent.
+        self.accepted: list[Callable[[], object]] = []
+
+
+# What running jobs have left behind so far, by their ids: mostly nothing, for none has.
+leaving: dict[bytes, Leaving] = {}
+
+
+class Replacement(BaseException):
+    """Returned or raised by a task in whose place its steps come.
+
+    Not an ``Exception``, so that ``except Exception`` lets it pass. ``steps``: None for an empty group.
+    """
+
+    def __init__(self, job_id: bytes, steps: bytes | None) -> None:
+        super().__init__("another step takes the place of this job: return it from the task")
+        self.job_id = job_id
+        self.steps = steps
+
 
 # (job id, attempt from 0, extras or None, crashes, redelivered, task, worker), as the runner has them: most jobs never
 # ask.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack, ca
 from penstock import _connection
 from penstock._connection import BLOCKING, Connection
 from penstock._durations import Seconds, duration_ms, is_a, is_int
-from penstock._flows.steps import Partial, Signature
+from penstock._flows.steps import Partial, Signature, Step
 from penstock._jobs.job import Job, job_id_of, remember_app
 from penstock._public import public
 from penstock._tasks.headers import adding, here
@@ -470,6 +470,21 @@ class App:
             return []
         job_ids = await self._connected().submit(jobs, self.call_timeout)
         return [Job(self, job_id, True) for job_id in job_ids]
+
+    def replace(self, step: Step[R]) -> R:
+        """In a task, have a step take the place of the running job: ``return app.replace(step)``.
+
+        The step runs once the task has returned, and the job's slot is free meanwhile. Its outcome is the job's:
+        ``job.result()`` waits for it, later steps and bodies get its value, and its failure is theirs. It is sent with
+        the end of the job, in one transaction. A job may be replaced again, up to 256 times.
+
+        Returns what the task must return; to type checkers, the step's result. Raising it does the same.
+
+        Raises ``RuntimeError`` outside of a job, and what ``step.delay()`` raises.
+        """
+        from penstock._flows.replacing import replacement
+
+        return cast("R", replacement(self, step))
 
     def _send_plan(self, plan: Plan) -> Built:
         """Send a workflow as one transaction, with the headers of the context, through the middleware.

@@ -15,7 +15,18 @@ from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock._flows.results import afinish, finish
-from penstock._jobs.current import MARK, NO_EXTRAS, Extras, current_job, format_id, own_headers, running
+from penstock._jobs.current import (
+    DEPTH,
+    MARK,
+    NO_EXTRAS,
+    Extras,
+    Replacement,
+    current_job,
+    format_id,
+    leaving,
+    own_headers,
+    running,
+)
 from penstock._jobs.interrupts import CANCEL, HARD, JobInterrupt
 from penstock._jobs.listing import Listing, listing_of
 from penstock._tasks.headers import inherit
@@ -42,7 +53,7 @@ _is_logged, _time_ns, _copy_context = logger.isEnabledFor, time.time_ns, context
 _COROUTINE: type[Any] = CoroutineType
 
 SUCCEEDED, RETRY, FAILED, GIVEN_BACK, DEFERRED = range(5)
-CANCELLED = 6
+CANCELLED, REPLACED, SPAWNED = 6, 7, 8
 
 # The header of a job that is not to run again: its time was over, and its process had to be killed. The value says so.
 # It comes from this worker's supervisor alone (crates/penstock-worker/src/supervisor/orders.rs).
@@ -118,10 +129,13 @@ class Runner:
                     value = self._await(value, extras, context)
             except GiveBack:
                 raise
+            except Replacement as replacement:
+                value = replacement
             except BaseException as error:
                 return _Attempt(self, job, started_ms, self.slot).retry_or_fail(error, known)
             return self._succeed(job, known, value, started_ms, self.slot)
         except GiveBack:
+            leaving.pop(job_id, None)
             return GIVEN_BACK, 0, None, None, None
         except BaseException as error:
             return _Attempt(self, job, started_ms, self.slot).fail(error)
@@ -151,10 +165,13 @@ class Runner:
                     value = await (value if extras is None or extras[4][1] is None else Steps(value))
             except GiveBack:
                 raise
+            except Replacement as replacement:
+                value = replacement
             except BaseException as error:
                 return _Attempt(self, job, started_ms, slot).retry_or_fail(error, known)
             return self._succeed(job, known, value, started_ms, slot)
         except GiveBack:
+            leaving.pop(job_id, None)
             return GIVEN_BACK, 0, None, None, None
         except BaseException as error:
             return _Attempt(self, job, started_ms, slot).fail(error)
@@ -165,7 +182,12 @@ class Runner:
         # What is left of the two ways to run is in them twice: each call more costs a job some 4 % of `run`.
         task, job_id, attempt, crashes, _, wants_result, enqueued_ms, _, notes, _ = job
         finished_ms = _time_ns() // 1_000_000
-        encoded = None
+        encoded, steps = None, b""
+        if leaving:
+            value, steps = _steps_of(job_id, value)
+            if type(value) is Replacement:
+                _log(logging.INFO, "%s %s was replaced after %d ms", task, job_id, finished_ms - started_ms)
+                return REPLACED, 0, None, steps, None
         if wants_result:
             before = (task, attempt, crashes, enqueued_ms, started_ms, finished_ms, self._worker, notes)
             try:
@@ -177,7 +199,7 @@ class Runner:
                 return _Attempt(self, job, started_ms, slot).fail(error)
         if _is_logged(logging.INFO):
             _log(logging.INFO, "%s %s succeeded in %d ms", task, job_id, finished_ms - started_ms)
-        return SUCCEEDED, 0, encoded, None, None
+        return (SPAWNED, 0, encoded, steps, None) if steps else (SUCCEEDED, 0, encoded, None, None)
 
     def fail(self, job: Delivered, error: BaseException, slot: SlotLink | None) -> Outcome:
         """Record that an attempt failed outside of ``run``."""
@@ -243,6 +265,8 @@ class _Attempt:
         self._task, self._job_id, self._attempt, self._crashes, _, wants_result, enqueued_ms, body, notes, extras = job
         self._wants_result, self._enqueued_ms, self._body, self._notes = wants_result, enqueued_ms, body, notes
         self._extras = extras or NO_EXTRAS
+        # Nothing comes of a job that has failed.
+        leaving.pop(self._job_id, None)
 
     def retry_or_fail(self, error: BaseException, task: AnyTask[..., Any]) -> Outcome:
         if self._was_cancelled(error):
@@ -493,7 +517,7 @@ async def _awaited(coroutine: Coroutine[Any, Any, Any], has_soft_limit: bool) ->
 def _inherit(headers: dict[str, str]) -> None:
     if _OVER in headers:
         raise _Over(headers[_OVER])
-    inherit(own_headers(headers) if MARK in headers else headers)
+    inherit(own_headers(headers) if MARK in headers or DEPTH in headers else headers)
 
 
 def _call(task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any], current: Any) -> Any:
@@ -512,6 +536,24 @@ def _call_within(task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any
     assert job is not None
     assert layers is not None
     return layers.run(task, job, args, kwargs)
+
+
+def _steps_of(job_id: bytes, value: object) -> tuple[object, bytes]:
+    """Return what a job has returned, and the steps that it leaves behind."""
+    leaves = leaving.pop(job_id, None)
+    if leaves is None:
+        return value, b""
+    steps = b"".join(leaves.steps)
+    if type(value) is Replacement:
+        if value.job_id != job_id:
+            raise RuntimeError("a task returns what app.replace() has returned to it, and to no other job")
+        if value.steps is None:
+            value = []
+        else:
+            steps += value.steps
+    for accept in leaves.accepted:
+        accept()
+    return value, steps
 
 
 def _behind(error: BaseException) -> BaseException:

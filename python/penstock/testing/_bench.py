@@ -15,7 +15,7 @@ from penstock._connection import penstock_program
 from penstock._jobs.current import format_id
 from penstock._jobs.job import Job
 from penstock._values import envelope
-from penstock._worker.runner import DEFERRED, RETRY
+from penstock._worker.runner import DEFERRED, REPLACED, RETRY, SPAWNED
 from penstock.errors import PenstockError, RemoteTraceback
 from penstock.testing._calls import Calls, call_of
 from penstock.testing._threads import JobThreads, Runners, in_event_loop, surrounding
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock._flows.build import Built, Plan
+    from penstock._flows.replacing import Build
+    from penstock._jobs.current import Leaving
     from penstock._tasks.app import App
     from penstock._worker.runner import Delivered, Outcome
 
@@ -61,6 +63,8 @@ class Bench:
         # Jobs that a call is running, by itself, and those of them that another call has taken in passing.
         self._claimed: set[bytes] = set()
         self._set_aside: dict[bytes, Delivered] = {}
+        # Jobs that came with the ends of others, and that nobody runs yet.
+        self._left_behind: dict[bytes, None] = {}
         # Calls that run jobs, and jobs that run.
         self._running_calls = 0
         self._running = 0
@@ -77,6 +81,21 @@ class Bench:
     ) -> Built:
         with self._lock:
             return self._send_plan(app, plan, jobs, jobs, timeout_s)
+
+    def build_plan(
+        self, app: App, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], build: Build, leaves: Leaving
+    ) -> Built:
+        """Build steps that are sent when a running job ends, and note them then."""
+        built = build(self._to_send(jobs))
+        leaves.accepted.append(lambda: self._left(app, plan, jobs, built))
+        return built
+
+    def _to_send(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> Sequence[tuple[_core.Options, bytes]]:
+        return jobs
+
+    def _left(self, app: App, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], built: Built) -> None:
+        with self._lock:
+            self._record(app, built.job_ids, jobs, plan)
 
     def may_end(self) -> bool:
         """Whether a call other than those that this code is in runs jobs, whose ends may be waited for."""
@@ -249,6 +268,14 @@ class InlineBench(Bench):
             self.after_change()
         return built
 
+    def _to_send(self, jobs: Sequence[tuple[_core.Options, bytes]]) -> Sequence[tuple[_core.Options, bytes]]:
+        return _at_once(jobs)
+
+    def _left(self, app: App, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], built: Built) -> None:
+        super()._left(app, plan, jobs, built)
+        with self._lock:
+            self._left_behind.update(dict.fromkeys(built.job_ids))
+
     def _run_claimed(self, job_ids: Sequence[bytes]) -> None:
         try:
             self._run_to_their_ends(dict.fromkeys(job_ids))
@@ -285,6 +312,10 @@ class InlineBench(Bench):
                 self.client.move_clock(delay_ms, _ANSWERS_WITHIN_S)
             else:
                 wanted.pop(job[1], None)
+            if self._left_behind and only_wanted:
+                with self._lock:
+                    wanted.update(self._left_behind)
+                    self._left_behind.clear()
 
 
 class WorkerBench(Bench):
@@ -395,8 +426,8 @@ def _now_ms() -> int:
 
 def _interruption_in(outcome: Outcome) -> BaseException | None:
     """Return errors that must not stay in a job: Ctrl-C, and those of pytest.fail() and its like that end the test."""
-    _, _, _, note, _ = outcome
-    if note is None:
+    kind, _, _, note, _ = outcome
+    if note is None or kind in (REPLACED, SPAWNED):
         return None
     record = envelope.decode_error(note)
     if record.module != "builtins":

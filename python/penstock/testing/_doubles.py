@@ -19,6 +19,8 @@ from penstock.testing._places import connected
 
 if TYPE_CHECKING:
     from penstock._flows.build import Built, Plan
+    from penstock._flows.replacing import Build
+    from penstock._jobs.current import Leaving
 
 B = TypeVar("B", bound=Bench)
 T = TypeVar("T")
@@ -169,6 +171,11 @@ class _Connection(Connection):
 
     def publish_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
         return self.bench.publish_plan(self._app, plan, jobs, timeout_s)
+
+    def build_plan(
+        self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], build: Build, leaves: Leaving
+    ) -> Built:
+        return self.bench.build_plan(self._app, plan, jobs, build, leaves)
 
     async def submit_plan(self, plan: Plan, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> Built:
         return await asyncio.to_thread(self.publish_plan, plan, jobs, timeout_s)

@@ -20,7 +20,7 @@ use super::pools::Pool;
 use super::recycle::Closing;
 use super::{End, FIRST_CHILD, LEAVE_WITHIN, Phase, Supervisor, TICK, ZYGOTE};
 use crate::files::is_shortage;
-use crate::packet::{Frame, Kind, OutcomeFrame, Reader};
+use crate::packet::{Frame, Kind, Malformed, OutcomeFrame, Reader, decode_steps};
 use crate::page::RingReader;
 use crate::policy::PacketEnd;
 use crate::zygote::{self, Fork, Loaded, Said, Zygote};
@@ -687,6 +687,17 @@ impl Supervisor {
         let note = || bytes.slice_ref(frame.note);
         let outcome = match frame.kind {
             Kind::Succeeded => Outcome::Succeeded { value, cost_us },
+            Kind::Replaced | Kind::Spawned => match (decode_steps(&note()), frame.kind) {
+                (Ok(steps), Kind::Replaced) => Outcome::Replaced { steps, cost_us },
+                (Ok(steps), _) => Outcome::Spawned {
+                    value,
+                    steps,
+                    cost_us,
+                },
+                (Err(Malformed), _) => Outcome::Crashed {
+                    reason: "it returned steps that can't be read".to_owned(),
+                },
+            },
             Kind::Retry => Outcome::Retry {
                 delay_ms: frame.delay_ms,
                 note: note(),
