@@ -6,6 +6,7 @@ from penstock import (
     App,
     Chain,
     Chord,
+    CurrentJob,
     Failure,
     Graph,
     Group,
@@ -180,6 +181,24 @@ async def in_a_loop() -> None:
     assert_type(await sent, str)
     assert_type([each async for each in await members.aresults()], list[int | Failure])
     assert_type(await members.apartial(), PartialResults[Any])
+
+
+@app.task
+def replaced(a: int) -> int:
+    return app.replace(add.s(a, 1) | add.s(2))
+
+
+@app.task
+def replaced_by_others(a: int) -> str:
+    return app.replace(group(add.s(a, 1), add.s(a, 2)))  # E: return-value
+
+
+def leaving(job: CurrentJob) -> None:
+    assert_type(job.spawn(add.s(1, 2)), Job[int])
+    assert_type(job.spawn(add.s(1, 2) | show.s()), Workflow[str])
+    job.spawn(add.s(1))  # E: call-overload
+    app.replace(add.s(1))  # E: arg-type
+    app.replace(add)  # E: arg-type
 
 
 def inside() -> str | None:

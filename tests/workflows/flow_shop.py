@@ -13,7 +13,9 @@ TASKS = """
     from dataclasses import dataclass
     from pathlib import Path
 
-    from penstock import App, Failure, Results, current_job
+    from typing import Any
+
+    from penstock import App, Failure, Results, Step, current_job, graph, group
 
     app = App("flows")
     here = Path(__file__).parent
@@ -170,6 +172,98 @@ TASKS = """
     @app.task
     def sizes(blobs: list[bytes]) -> list[int]:
         return [len(blob) for blob in blobs]
+
+    def way(how: str, a: int, name: str) -> Step[Any]:
+        match how:
+            case "call":
+                return add.s(a, 100)
+            case "chain":
+                return add.s(a, 100) | add.s(1000)
+            case "group":
+                return group(add.s(a, n) for n in range(3))
+            case "chord":
+                return group(add.s(a, n) for n in range(3)) | total.s()
+            case "graph":
+                steps = graph()
+                steps.add("one", add.s(a, 1))
+                steps.add("two", add.s(1), needs=["one"])
+                return steps
+            case "linked":
+                return add.s(a, 100).link(note.s("linked"))
+            case "nothing":
+                return group([])
+            case "hollow":
+                return group(group([]), add.s(a, 1))
+            case "again":
+                return replaced.s("call", a)
+            case "wait":
+                return wait_for.si(name)
+            case "stumble":
+                return stumble.s(a)
+            case "fail":
+                return fail.s(why="at last")
+            case "fail once":
+                return fail_first.s(a, name)
+            case "later":
+                return add.s(a, 100).options(countdown=0.05, queue="second")
+        raise ValueError(how)
+
+    @app.task
+    def replaced(how: str, a: int, name: str = "", raises: bool = False) -> Any:
+        step = app.replace(way(how, a, name))
+        if raises:
+            raise step
+        return step
+
+    @app.task
+    def replaced_after(a: int, how: str, name: str = "") -> Any:
+        return app.replace(way(how, a, name))
+
+    @app.task
+    async def areplaced(how: str, a: int, raises: bool = False) -> Any:
+        step = app.replace(way(how, a, ""))
+        if raises:
+            raise step
+        return step
+
+    @app.task(store_result=False)
+    def quietly_replaced(a: int) -> Any:
+        return app.replace(add.s(a, 1))
+
+    @app.task
+    def replaced_for_ever(times: int = 0) -> Any:
+        return app.replace(replaced_for_ever.s(times + 1))
+
+    @app.task
+    def not_returned(a: int) -> int:
+        app.replace(note.s(a))
+        return a
+
+    @app.task(retries=1, backoff=0.01, jitter=0)
+    def spawner(label: str, how: str = "call") -> str:
+        job = current_job()
+        job.spawn({"call": note.s(label), "chain": simply_note.s(label) | note.s("after")}[how])
+        if how == "fail":
+            raise OutOfPaper
+        return label
+
+    @app.task(retries=1, backoff=0.01, jitter=0)
+    def spawns_and_stumbles(label: str) -> str:
+        job = current_job()
+        job.spawn(simply_note.s(f"{label} {job.attempt}"))
+        if job.attempt == 1:
+            raise OutOfPaper
+        return label
+
+    @app.task
+    def spawns_and_is_replaced(label: str) -> Any:
+        current_job().spawn(simply_note.s(label))
+        return app.replace(add.s(1, 2))
+
+    @app.task
+    def spawns_a_waiter(name: str) -> str:
+        current_job().spawn(wait_for.si(name))
+        return name
 """
 
 

@@ -2,8 +2,7 @@
 
 The numbers are those of the design's list of cases.
 
-    1 to 14, 19 to 24, 26 to 29, 31, 32, 36 to 39: here
-    15 to 18  replacing a job by a step, and adding steps to a running workflow: not offered yet
+    1 to 24, 26 to 29, 31, 32, 36 to 39: here
     25        repeating a step that has succeeded: not offered
     30        groups that are sent in several transactions: today all of a workflow is one
     33        `penstock why`: not offered yet
@@ -195,6 +194,140 @@ class TestDeadlines:
         with pytest.raises(error, match=says):
             (shop.simply_note.s("first") | shop.note.s()).delay(deadline=deadline)
         assert shop.notes() == []
+
+
+class TestReplacedJobs:
+    def test_15_the_outcome_of_a_step_is_that_of_the_job_that_it_replaces(self, shop):
+        assert shop.run(shop.replaced.s("call", 1)) == 101
+        assert shop.run(shop.replaced.s("chain", 1)) == 1101
+        assert shop.run(shop.replaced.s("chord", 1)) == 6
+        assert shop.run(shop.areplaced.s("chain", 1)) == 1101
+        assert shop.run(shop.replaced.s("again", 1)) == 101
+        assert shop.run(shop.replaced.s("stumble", 1)) == 1
+        assert shop.run(shop.replaced.s("later", 1)) == 101
+        assert shop.run(shop.replaced.s("graph", 1)) == {"two": 3}
+        assert shop.run(shop.replaced.s("linked", 1)) == 101
+
+    def test_15_raising_is_as_good_as_returning(self, shop):
+        assert shop.run(shop.replaced.s("chain", 1, raises=True)) == 1101
+        assert shop.run(shop.areplaced.s("call", 1, raises=True)) == 101
+
+    def test_15_a_job_keeps_its_id_and_is_waited_for_by_it(self, shop):
+        if not shop.is_real:
+            shop.touch("kept")
+        job = shop.replaced.delay("wait", 1, "kept")
+        if shop.is_real:
+            shop.wait_for_notes(1)
+            assert shop.app.job(job.id).info().state is JobState.RUNNING
+            shop.touch("kept")
+        assert job.result(shop.patience_s) == "kept"
+        assert job.info().task == "flow_tasks.wait_for"
+
+    def test_15_in_each_place_of_a_workflow(self, shop):
+        for how, value in ("call", 103), ("chain", 1103), ("chord", 12):
+            replaced = shop.replaced_after.s(how)
+            assert shop.run(shop.add.s(1, 2) | replaced | shop.add.s(1)) == value + 1
+            assert shop.run(shop.add.s(1, 2) | replaced) == value
+            assert shop.run(replaced.task.s(3, how) | shop.show.s()) == repr(value)
+            assert shop.run(group(shop.add.s(1, 2) | replaced, replaced.task.s(3, how)) | shop.show.s()) == (
+                f"[{value}, {value}]"
+            )
+            assert shop.run(group(shop.add.s(1, 1), shop.add.s(0, 1)) | shop.total.s() | replaced) == value
+
+    def test_15_a_body_is_replaced_and_has_its_callbacks(self, shop):
+        body = shop.replaced_after.s("chain").link(shop.note.s("linked"))
+        assert shop.run(chord([shop.add.s(1, 1), shop.add.s(0, 1)], shop.total.s() | body)) == 1103
+        assert shop.wait_for_notes(1) == ["linked: 1103"]
+
+    def test_15_its_failure_is_that_of_the_job(self, shop):
+        with pytest.raises(shop.OutOfPaper, match="at last"):
+            shop.run(shop.replaced.s("fail", 1))
+        step = (shop.replaced_after.s(1, "fail") | shop.show.s()).link_error(shop.caught.s("chain"))
+        with pytest.raises(GroupError, match="at last"):
+            shop.run(step)
+        assert shop.wait_for_notes(1) == ["chain: flow_tasks.OutOfPaper: at last"]
+
+    def test_15_a_person_retries_what_has_replaced_a_job(self, shop):
+        workflow = (shop.replaced_after.s(1, "fail once", f"once-{shop.is_real}") | shop.show.s()).delay()
+        with pytest.raises(GroupError):
+            workflow.result(shop.patience_s)
+        workflow.retry_failed()
+        assert workflow.result(shop.patience_s) == "'1'"
+
+    def test_15_a_result_that_nobody_reads_is_not_stored(self, shop):
+        job = shop.quietly_replaced.delay(1)
+        if shop.is_real:
+            eventually(lambda: job.info().state is JobState.ENDED, shop.patience_s)
+        with pytest.raises(penstock.PenstockError):
+            job.result(0)
+
+    def test_15_a_job_is_replaced_256_times_at_most(self, shop):
+        with pytest.raises(RuntimeError, match="256th in its place"):
+            shop.run(shop.replaced_for_ever.s())
+
+    def test_15_a_replacement_that_is_not_returned_is_not_sent(self, shop):
+        assert shop.run(shop.not_returned.s(7)) == 7
+        assert shop.notes() == []
+
+    def test_15_outside_of_a_job_there_is_nothing_to_replace(self, shop):
+        with pytest.raises(RuntimeError, match="no job runs here"):
+            shop.app.replace(shop.add.s(1, 2))
+
+    def test_15_the_cancelling_of_a_workflow_reaches_what_has_replaced_a_job(self, shop):
+        if not shop.is_real:
+            pytest.skip("inline all has happened when delay returns")
+        workflow = (shop.replaced_after.s(1, "wait", "never") | shop.note.s()).delay()
+        shop.wait_for_notes(1)
+        assert "running" in str(workflow.status())
+        workflow.cancel()
+        with pytest.raises(JobCancelled):
+            workflow.result(shop.patience_s)
+        shop.touch("never")
+        eventually(lambda: workflow.status().jobs.running == 0, shop.patience_s)
+        assert shop.notes() == ["waits for never"]
+
+    def test_16_the_values_of_a_group_are_the_result_of_the_job(self, shop):
+        assert shop.run(shop.replaced.s("group", 1)) == [1, 2, 3]
+        assert shop.run(shop.replaced.s("hollow", 1)) == [[], 2]
+        assert shop.run(shop.replaced_after.s(1, "group") | shop.total.s()) == 6
+        assert shop.run(shop.add.s(0, 1) | shop.replaced_after.s("group") | shop.total.s()) == 6
+        assert shop.run(group(shop.replaced.s("group", 1), shop.add.s(1, 1)) | shop.show.s()) == "[[1, 2, 3], 2]"
+        assert shop.run(shop.add.s(0, 1) | shop.replaced_after.s("group")) == [1, 2, 3]
+
+    def test_17_an_empty_group_is_as_returning_an_empty_list(self, shop):
+        assert shop.run(shop.replaced.s("nothing", 1)) == []
+        assert shop.run(shop.replaced.s("nothing", 1, raises=True)) == []
+        assert shop.run(shop.replaced_after.s(1, "nothing") | shop.show.s()) == "[]"
+        assert shop.run(group(shop.replaced.s("nothing", 1)) | shop.show.s()) == "[[]]"
+
+
+class TestSpawnedSteps:
+    def test_18_a_spawned_step_runs_once_its_job_has_succeeded(self, shop):
+        assert shop.run(shop.spawner.s("one")) == "one"
+        assert shop.wait_for_notes(1) == ["note: 'one'"]
+        assert shop.run(shop.spawner.s("two", "chain")) == "two"
+        assert shop.wait_for_notes(3)[1:] == ["two", "after: 'two'"]
+
+    def test_18_an_attempt_that_fails_leaves_nothing_behind(self, shop):
+        assert shop.run(shop.spawns_and_stumbles.s("attempt")) == "attempt"
+        assert shop.wait_for_notes(1) == ["attempt 2"]
+
+    def test_18_a_job_spawns_steps_and_is_replaced(self, shop):
+        assert shop.run(shop.spawns_and_is_replaced.s("both")) == 3
+        assert shop.wait_for_notes(1) == ["both"]
+
+    def test_18_the_workflow_ends_after_it_and_the_body_does_not_wait(self, shop):
+        name = "loose"
+        if not shop.is_real:
+            shop.touch(name)
+        workflow = (group(shop.spawns_a_waiter.s(name)) | shop.show.s()).delay()
+        assert workflow.result(shop.patience_s) == f"['{name}']"
+        if shop.is_real:
+            shop.wait_for_notes(1)
+            assert workflow.status().ended_at is None
+            shop.touch(name)
+        eventually(lambda: workflow.status().ended_at is not None, shop.patience_s)
+        assert workflow.status().jobs.succeeded == 3
 
 
 class TestFailures:
