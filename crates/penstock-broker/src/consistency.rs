@@ -143,10 +143,12 @@ impl Broker {
                         .joins
                         .find(&join)
                         .expect("a held message has its join");
-                    let is_held = |handle: &crate::messages::Handle| handle.slot == slot;
-                    assert!(
-                        state.joins[join].held.iter().any(is_held),
-                        "{id} is not held by its join"
+                    let this = state.messages.handle(slot);
+                    let held = state.joins[join].held.iter();
+                    assert_eq!(
+                        held.filter(|handle| **handle == this).count(),
+                        1,
+                        "places of {id} in the list of the join that holds it"
                     );
                 }
             }

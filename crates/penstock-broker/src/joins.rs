@@ -502,6 +502,14 @@ impl Joins {
         }
     }
 
+    /// Strikes the message that the join came to hold last from its list: it was in it before.
+    pub(crate) fn list_once(&mut self, id: &JoinId) {
+        match self.find(id) {
+            Some(slot) => self.joins[slot].held.pop(),
+            None => self.early.get_mut(id).and_then(Vec::pop),
+        };
+    }
+
     /// Lists the messages that the join holds, or will when the journal comes to it.
     pub(crate) fn held_by(&self, id: &JoinId) -> &[Handle] {
         match self.find(id) {

@@ -1,5 +1,7 @@
 //! Recovers a broker from the journal's records.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use penstock_message::{Failure, JoinId, SeededState, Value};
 
@@ -7,7 +9,7 @@ use crate::clock::{Clocks, KnownClocks, When};
 use crate::connections::cut;
 use crate::endings::CRASHED;
 use crate::joins::Arrival;
-use crate::messages::{Asked, BodyAt, Ended, Handle};
+use crate::messages::{Asked, BodyAt, Ended, Handle, State as MessagePlace};
 use crate::numbers::ByNumber;
 use crate::records::{Event, FIRST_VERSION, Failing, JoinProgress, RecordError, RecordReader};
 use crate::state::{Ending, State};
@@ -34,6 +36,8 @@ pub struct Recovery {
     last_grant: (u32, u64),
     /// Messages that were asked to stop.
     asked: Vec<Handle>,
+    /// Messages that joins held and whose full state came again: their joins still list them.
+    listed: BTreeSet<Handle>,
     /// Joins that were opened again, of which some members may still be to hear of it.
     reopened: Vec<JoinId>,
     /// Whether no record of a later format than the first has been read yet.
@@ -74,6 +78,7 @@ impl Recovery {
             clocks: KnownClocks::default(),
             last_grant: (0, 0),
             asked: Vec::new(),
+            listed: BTreeSet::new(),
             reopened: Vec::new(),
             is_first_format: true,
         }
@@ -296,6 +301,9 @@ impl Recovery {
                 body,
             } => {
                 if let Some(slot) = self.slots.take(head.number) {
+                    if let MessagePlace::Held(_) = state.messages.state(slot) {
+                        self.listed.insert(state.messages.handle(slot));
+                    }
                     state.forget(slot);
                 }
                 let kept = state.keeps_body(head.queue, head.place);
@@ -303,6 +311,12 @@ impl Recovery {
                 let extras = extras.map(|extras| Box::new(extras.into_owned()));
                 let slot = state.insert_message(&head, extras, failure.as_ref(), body_at, body);
                 self.slots.put(head.number, slot);
+                if let MessagePlace::Held(join) = state.messages.state(slot)
+                    && self.listed.contains(&state.messages.handle(slot))
+                {
+                    // It most often has the slot that it had.
+                    state.joins.list_once(&join);
+                }
             }
             Event::Copied {
                 number,

@@ -818,3 +818,20 @@ fn what_a_failure_releases_may_wait_from_then_on() {
         ",
     );
 }
+
+/// The journal may tell of a job twice, once where it came and once where it was carried forward. A broker that read both counted
+/// it twice when its group failed.
+#[test]
+fn a_blocked_job_that_the_journal_names_twice_is_counted_once() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open body; hold g/ count=1 messages=body inputs=list workflow=body; publish g/0 member=g/:0 workflow=body -> a confirm 1
+        carry 9                                                       ->
+        a cancel g/0                                                  -> a confirm 2 2:Ready
+        kill                                                          ->
+        b hello                                                       -> b welcome 0
+        b workflows                                                   -> b workflows body:nightly:failed:cancelled1+blocked1-over
+        ",
+    );
+}
