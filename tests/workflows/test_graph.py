@@ -163,6 +163,22 @@ class TestFailures:
         workflow = graph.delay()
         assert workflow["both"].result(shop.patience_s) == "2, flow_tasks.OutOfPaper"
 
+    def test_a_step_is_not_needed_once_the_failure_that_it_waits_for_is_mended(self, shop):
+        graph = new_graph()
+        graph.add("good", shop.fail.s())
+        graph.add("bad", shop.fail_first.s("x", f"mended {shop.is_real}"))
+        graph.add("both", shop.lenient_both.s(), needs={"good": "succeeded", "bad": "failed"})
+        workflow = graph.delay()
+        for name, error in [("good", shop.OutOfPaper), ("bad", shop.OutOfPaper), ("both", GroupError)]:
+            with pytest.raises(error):
+                workflow[name].result(shop.patience_s)
+        assert shop.app.failed(task="flow_tasks.fail_first", workflow=workflow).retry() == 1
+        assert workflow["bad"].result(shop.patience_s) == "'x'"
+        assert workflow["both"].info().state is JobState.BLOCKED
+        assert workflow.retry_failed() == 1
+        with pytest.raises(JobCancelled, match="it was not needed"):
+            workflow["both"].result(shop.patience_s)
+
     def test_an_errback_of_a_graph_runs_once(self, shop):
         graph = new_graph()
         graph.add("one", shop.fail.s())

@@ -394,7 +394,11 @@ impl Broker {
             return 0;
         }
         if join.failures > join.policy.max_failures() {
-            return self.fail_join(slot);
+            // Other joins hear that it is not needed once they wait for it again.
+            return match join.failure() == Arrival::NotNeeded && self.chores.reopens(&join.id) {
+                true => 0,
+                false => self.fail_join(slot),
+            };
         }
         // What it holds is released once other joins wait for it again.
         match join.arrivals == join.count && !self.chores.reopens(&join.id) {

@@ -15,6 +15,7 @@
 use penstock_message::{Key, KeyState, Member, MessageId, ValueStatus};
 
 use crate::Broker;
+use crate::joins::Arrival;
 use crate::records::Event;
 
 /// Most events for a member that is pending again: of itself, and of its join, which opens and has no outcome any more.
@@ -62,10 +63,13 @@ impl Broker {
         stored.is_none_or(|stored| stored.status != ValueStatus::Succeeded)
     }
 
-    /// Opens a join again if it was over and puts up with the failures that are left. Returns the number of events for that.
+    /// Opens a join again if it was over and puts up with the failures that are left, or has none but of members that were
+    /// not needed: then it is not needed either. Returns the number of events for that.
     fn reopen_if_few_have_failed(&mut self, slot: u32) -> usize {
         let join = &self.state.joins[slot];
-        if !join.is_over || join.failures > join.policy.max_failures() {
+        let may_go_on =
+            join.failures <= join.policy.max_failures() || join.failure() == Arrival::NotNeeded;
+        if !join.is_over || !may_go_on {
             return 0;
         }
         let (id, keys) = (join.id, join.result_ids());

@@ -182,6 +182,38 @@ fn an_open_group_waits_again_for_a_member_that_is_retried() {
     );
 }
 
+/// It waited for a success that did not come, and for a failure that has come and was retried since. Once nothing but that
+/// is left, it is not needed, and neither is what waits for it. It used to stay blocked for ever, by nothing.
+#[test]
+fn what_waits_for_a_failure_that_was_retried_is_not_needed_once_nothing_blocks_it() {
+    for between in [
+        "",
+        "carry",
+        "kill\n w hello s/1 -> w welcome 2 s/1\n w consume default 9 ->",
+    ] {
+        check(&format!(
+            "
+            a hello                                                   -> a welcome 0
+            a hold t/ count=1 messages=tail inputs=one; hold s/ count=2 messages=t/0 inputs=list member=t/:0 expects=1:failed; publish s/0 member=s/:0; publish s/1 member=s/:1 -> a confirm 1
+            w hello                                                   -> w welcome 0
+            w consume default 10                                      -> w deliver s/0 s/1
+            w fail s/0 boom                                           -> w confirm 1
+            w fail s/1 bang                                           -> w confirm 2
+            a retry s/1                                               -> a confirm 2 2:Failed, w deliver s/1#1
+            {between}
+            w ack s/1; put s/1 one                                    -> w confirm 3
+            b hello                                                   -> b welcome 0
+            b watch t/0 tail                                          -> b sees t/0 Upstream s/0, b sees tail Upstream s/0
+            {between_two}
+            b retry s/0 -> b confirm 1 1:Failed, w deliver s/0#1
+            b watch t/0 tail -> b sees t/0 Cancelled it was not needed: nothing that it waited for has failed, b sees tail Cancelled it was not needed: nothing that it waited for has failed
+            w ack s/0; put s/0 zero                                   -> w confirm 4
+            ",
+            between_two = if between == "carry" { between } else { "" },
+        ));
+    }
+}
+
 /// What has been done about a failure stays done. It is told of that failure also when it begins after the retry.
 #[test]
 fn what_a_failure_has_released_runs_once_whatever_is_retried() {
