@@ -152,10 +152,14 @@ class TestTheList:
             each.result(shop.patience_s)
         failed = group(shop.fail.s()).delay(name="listed")
         failed.wait(shop.patience_s)
-        listed = list(shop.app.workflows(name="listed"))
-        assert [each.id for each in listed[:4]] == [each.id for each in (failed, *reversed(sent))]
-        assert (listed[1].state, listed[1].jobs.succeeded) == (JobState.SUCCEEDED, 1)
-        assert listed[1].workflow == sent[-1] and listed[1].workflow.result(shop.patience_s) == [4]
+        listed = list(shop.app.workflows(name="listed"))[:4]
+        assert {each.id for each in listed} == {each.id for each in (failed, *sent)}
+        # By their milliseconds: of those of one it is not known which is newer.
+        times = [each.id[:13] for each in listed]
+        assert times == sorted(times, reverse=True)
+        (last,) = (each for each in listed if each.id == sent[-1].id)
+        assert (last.state, last.jobs.succeeded) == (JobState.SUCCEEDED, 1)
+        assert last.workflow == sent[-1] and last.workflow.result(shop.patience_s) == [4]
         assert [each.id for each in shop.app.workflows(name="listed", state="failed")][:1] == [failed.id]
         assert failed.id not in [each.id for each in shop.app.workflows(state=JobState.SUCCEEDED)]
         assert list(shop.app.workflows(name="no such name")) == []
