@@ -184,7 +184,15 @@ impl Broker {
         let at = self.clocks.steady();
         // While space is short, values without a body go first: these are not kept at all.
         let kept = self.space == Space::Plenty;
-        for slots in slots.chunks(ENDED_AT_ONCE) {
+        let mut rest = &slots[..];
+        while !rest.is_empty() {
+            let (slots, others) = rest.split_at(self.ended_by_one_event(rest, kept));
+            rest = others;
+            for slot in slots {
+                if kept && self.state.messages.kind(*slot).result_ttl_ms.is_some() {
+                    self.tell_of_replaced(*slot);
+                }
+            }
             let numbers = slots.iter().map(|slot| self.state.messages[*slot].number());
             let numbers: Vec<u64> = numbers.collect();
             self.record(&Event::EndedMany {
@@ -199,6 +207,45 @@ impl Broker {
                 let ended = Ended { how, reason, at };
                 self.state.end(*slot, Ending::Unrun { ended, kept });
             }
+        }
+    }
+
+    /// Returns how many of these messages, which are in the order of their numbers, one event can end. Where two copies of one
+    /// leave their values, the second value replaces the first, and the journal has to tell of that in between if the first copy
+    /// stands behind the second.
+    fn ended_by_one_event(&self, slots: &[u32], kept: bool) -> usize {
+        let most = slots.len().min(ENDED_AT_ONCE);
+        if !kept {
+            return most;
+        }
+        let messages = &self.state.messages;
+        let replaces = |at: usize| {
+            let this = &messages[slots[at]];
+            this.has_copies()
+                && messages.copies(&this.id).any(|copy| {
+                    let number = messages[copy].number();
+                    let before = &slots[..at];
+                    messages[copy].base() > this.base()
+                        && before
+                            .binary_search_by_key(&number, |slot| messages[*slot].number())
+                            .is_ok()
+                })
+        };
+        (1..most).find(|at| replaces(*at)).unwrap_or(most)
+    }
+
+    /// Tells the journal that the end or the retry of a message removes the value that its id has, if that stands behind the
+    /// message: whoever reads the journal later may not know the message, but the value.
+    pub(crate) fn tell_of_replaced(&mut self, slot: u32) {
+        let key = Key::Result(self.state.messages[slot].id);
+        if !self.state.value_stands_behind(&key, slot) {
+            return;
+        }
+        self.record(&Event::Removed { key: key.clone() });
+        if let Some(owner) = self.state.keys.owner(&key) {
+            // The message that owns the key keeps it.
+            let number = owner.number;
+            self.record(&Event::Claimed { number, key });
         }
     }
 

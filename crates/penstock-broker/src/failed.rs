@@ -6,8 +6,8 @@ use std::ops::Bound;
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    FailedJob, FailedPage, FailedQuery, Filter, JoinId, Key, MessageId, MessageState, Notice,
-    Space, WallMs,
+    FailedJob, FailedPage, FailedQuery, Filter, JoinId, MessageId, MessageState, Notice, Space,
+    WallMs,
 };
 
 use crate::Broker;
@@ -165,11 +165,7 @@ impl Broker {
         let (number, to) = (self.state.messages[slot].number(), self.state.numbers + 1);
         let from = self.state.queues[self.state.messages.queue(slot)].name;
         let queue = queue.unwrap_or(from);
-        let key = Key::Result(self.state.messages[slot].id);
-        if self.state.value_stands_behind(&key, slot) {
-            // Whoever reads the journal later may not know what is retried here, but its result.
-            self.record(&Event::Removed { key });
-        }
+        self.tell_of_replaced(slot);
         self.record(&Event::Revived { number, to, queue });
         self.count(slot, Counted::Retried);
         self.state.revive(slot, to, queue);

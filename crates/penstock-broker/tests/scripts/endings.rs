@@ -739,3 +739,69 @@ fn an_operation_that_the_broker_does_not_know_is_refused_and_ends_nothing() {
         ",
     );
 }
+
+/// How a message failed may stand behind another one of the same id in the journal. When the broker ended that one, the failure was
+/// forgotten; a broker that no longer found the message in the journal told of it again.
+#[test]
+fn a_value_that_the_end_of_a_message_has_replaced_does_not_come_back() {
+    check(
+        "
+        a hello                                     -> a welcome 0
+        a publish m2 queue=default+other deliveries=1  -> a confirm 1
+        mark                                        ->
+        w hello                                     -> w welcome 0
+        w consume default 1                         -> w deliver m2
+        w crash m2                                  -> w confirm 1
+        a drop m2                                   -> a confirm 2 2:Failed
+        a cancel m2                                 -> a confirm 3 3:Ready
+        disk no-publishes                           -> notice: NoPublishes, notice: task over 67108864
+        disk plenty                                 -> notice: Plenty
+        a watch m2                                  -> a sees m2 gone
+        carry                                       ->
+        kill                                        ->
+        b hello                                     -> b welcome 0
+        b watch m2                                  -> b sees m2 gone
+        ",
+    );
+}
+
+/// Nor does that of one of two copies that end at once, where the other one stands before it in the journal.
+#[test]
+fn a_value_that_the_end_of_a_copy_has_replaced_does_not_come_back() {
+    check(
+        "
+        a hello                                     -> a welcome 0
+        a publish m2 queue=default+other            -> a confirm 1
+        mark                                        ->
+        carry 2                                     ->
+        a cancel m2                                 -> a confirm 2 2:Ready
+        disk no-publishes                           -> notice: NoPublishes, notice: task over 67108864
+        disk plenty                                 -> notice: Plenty
+        a watch m2                                  -> a sees m2 gone
+        carry                                       ->
+        kill                                        ->
+        b hello                                     -> b welcome 0
+        b watch m2                                  -> b sees m2 gone
+        ",
+    );
+}
+
+/// The result that a retry removes may be the key of another message.
+#[test]
+fn a_key_that_is_a_result_keeps_its_owner_when_the_result_is_removed() {
+    check(
+        "
+        a hello                                     -> a welcome 0
+        a publish owner queue=slow unless=g/0       -> a confirm 1
+        a publish g/0                               -> a confirm 2
+        w hello                                     -> w welcome 0
+        w consume default 1                         -> w deliver g/0
+        w fail g/0                                  -> w confirm 1
+        a retry g/0                                 -> a confirm 3 3:Failed
+        a publish other unless=g/0                  -> a confirm 4 4:skipped[0]+0:owner-owner
+        kill                                        ->
+        b hello                                     -> b welcome 0
+        b publish other unless=g/0                  -> b confirm 1 1:skipped[0]+0:owner-owner
+        ",
+    );
+}
