@@ -8,10 +8,12 @@ mod harness;
 use std::time::Duration;
 
 use bytes::Bytes;
-use harness::{Broker, pace};
+use harness::{Broker, Pace, pace};
 
 const JOBS: u64 = 300_000;
 const FEW: u64 = 20_000;
+/// What else the machine does only adds to the time of one of them.
+const ROUNDS: usize = 3;
 const BODY_BYTES: usize = 100;
 const MIB: u64 = 1 << 20;
 
@@ -25,6 +27,12 @@ fn number(body: &[u8]) -> u64 {
     u64::from_le_bytes(*body.first_chunk().expect("eight bytes"))
 }
 
+fn least(rounds: impl Iterator<Item = Pace>) -> Pace {
+    rounds
+        .min_by_key(|pace| pace.cpu)
+        .expect("some rounds were measured")
+}
+
 #[test]
 fn a_long_backlog_is_small_outlives_its_broker_in_order_and_leaves_nothing_behind() {
     let mut broker = Broker::start();
@@ -32,8 +40,13 @@ fn a_long_backlog_is_small_outlives_its_broker_in_order_and_leaves_nothing_behin
     // The first round makes files and buffers.
     client.enqueue(FEW, numbered, |_| None);
     client.drain(FEW, |_| {});
-    let empty_in = pace(&broker, FEW, || client.enqueue(FEW, numbered, |_| None));
-    let empty_out = pace(&broker, FEW, || client.drain(FEW, |_| {}));
+    let rounds = [(); ROUNDS].map(|()| {
+        let enqueued = pace(&broker, FEW, || client.enqueue(FEW, numbered, |_| None));
+        let drained = pace(&broker, FEW, || client.drain(FEW, |_| {}));
+        (enqueued, drained)
+    });
+    let empty_in = least(rounds.iter().map(|(enqueued, _)| *enqueued));
+    let empty_out = least(rounds.iter().map(|(_, drained)| *drained));
 
     client.enqueue(JOBS, numbered, |_| None);
     drop(client);
@@ -43,13 +56,17 @@ fn a_long_backlog_is_small_outlives_its_broker_in_order_and_leaves_nothing_behin
     assert_eq!(client.waiting(), JOBS, "jobs after kill -9");
     let waiting_bytes = broker.resident_bytes();
 
-    let on_top = pace(&broker, FEW, || client.enqueue(FEW, numbered, |_| None));
+    let rounds =
+        [(); ROUNDS].map(|()| pace(&broker, FEW, || client.enqueue(FEW, numbered, |_| None)));
+    let on_top = least(rounds.into_iter());
+    let all = JOBS + FEW * ROUNDS as u64;
     let mut taken = Vec::new();
-    let out = pace(&broker, JOBS + FEW, || {
-        client.drain(JOBS + FEW, |message| taken.push(number(&message.body)));
+    let out = pace(&broker, all, || {
+        client.drain(all, |message| taken.push(number(&message.body)));
     });
+    let on_top_of_all = (0..ROUNDS).flat_map(|_| 0..FEW);
     assert!(
-        taken.into_iter().eq((0..JOBS).chain(0..FEW)),
+        taken.into_iter().eq((0..JOBS).chain(on_top_of_all)),
         "each comes once, in the order of enqueueing"
     );
     assert_eq!((client.waiting(), client.status().unreadable), (0, 0));
