@@ -178,7 +178,7 @@ impl Recovery {
             );
         }
         self.state.count_purged();
-        self.state.review_joins();
+        self.state.review_joins(clocks.steady());
         self.state.ends.rebuild(&self.state.messages);
         for ttl_ms in self.state.ends.ttls().collect::<Vec<_>>() {
             self.state.wait_for_ended_values(ttl_ms);

@@ -664,7 +664,7 @@ impl State {
     }
 
     /// Looks, after a recovery, for joins within joins, and closes those whose values nobody can read any more.
-    pub(crate) fn review_joins(&mut self) {
+    pub(crate) fn review_joins(&mut self, now: u64) {
         self.joins.nest_all();
         let released = self.joins.iter().filter(|(_, join)| join.is_released);
         let released: Vec<JoinId> = released.map(|(_, join)| join.id).collect();
@@ -672,6 +672,15 @@ impl State {
             self.joins.may_be_unread(id);
         }
         self.close_unread_joins();
+        // What a journal that was repaired has lost may have failed them.
+        let failed = self
+            .joins
+            .iter()
+            .filter(|(_, join)| join.failures > join.policy.max_failures() && !join.is_decided());
+        let failed: Vec<u32> = failed.map(|(slot, _)| slot).collect();
+        for slot in failed {
+            self.block_join(slot, now);
+        }
     }
 
     /// Forgets, in a replay, a released join when a new one of the same id follows: nobody read its values any more by

@@ -296,3 +296,21 @@ fn a_key_has_one_owner_though_the_end_of_an_older_one_is_lost() {
         &["a hello", "a publish m3 unless=k1"],
     );
 }
+
+/// The record that closed a group whose workflow was cancelled is gone with a part of the journal. A member that fails it has
+/// come back, and nothing said that the group is over.
+#[test]
+fn a_group_is_over_when_it_has_failed_though_the_record_of_that_is_lost() {
+    let lines = [
+        "w hold g/ unsealed=g/ result=90000",
+        "w publish g/2 member=g/:2 workflow=g/",
+        "kill",
+        "wait 16000",
+        "wait 16000",
+        "b hello",
+        "wait 16000",
+    ];
+    for lost in 3..12 {
+        lose_between(&lines, &[lost, lost + 1], &["carry 1"]);
+    }
+}
