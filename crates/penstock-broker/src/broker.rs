@@ -63,6 +63,8 @@ pub struct Broker {
     pub(crate) spare_leased: Vec<u32>,
     /// Members of the transaction at hand that may have come to unsealed joins, by join.
     pub(crate) grown: Vec<(JoinId, u32)>,
+    /// Messages that the transaction at hand has added to workflows that are cancelled, and these.
+    pub(crate) latecomers: Vec<(MessageId, MessageId)>,
     pub(crate) chores: Chores,
     pub(crate) operations: Operations,
     /// Work that may still be done before everything is polled again: see `chores.rs`.
@@ -116,6 +118,7 @@ impl Broker {
             checking: Checking::new(hashing),
             spare_leased: Vec::new(),
             grown: Vec::new(),
+            latecomers: Vec::new(),
             chores: Chores::default(),
             operations: Operations::default(),
             budget: ENDED_AT_ONCE,

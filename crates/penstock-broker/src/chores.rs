@@ -316,6 +316,7 @@ impl Broker {
             };
             let mut mark = self.new_mark(MarkedFor::Cancel, &filter, ABANDONED, None);
             mark.running = Running::Ask;
+            self.state.workflows.mark_cancelled(workflow);
             self.begin_mark(mark);
             self.added += 1 + self.cancel_unsealed(&workflow, mark.reason);
         }

@@ -16,9 +16,10 @@ use crate::messages::BodyAt;
 use crate::records::{
     Change, Event, Failing, Growth, How, JoinProgress, MarkedFor, MessageHead, Place, RunHead,
 };
+use crate::state::State;
 use crate::tally::Counted;
 
-/// Reason of a job that was to be replaced and whose workflow was cancelled meanwhile.
+/// Reason of a job that came to its workflow, or was to be replaced, after that was cancelled.
 const WORKFLOW_CANCELLED: &str = "its workflow was cancelled";
 
 impl Broker {
@@ -35,6 +36,8 @@ impl Broker {
         // A plain settlement has an end and a result.
         let brings_jobs = ops.len() > 2 || matches!(&ops[..], [_, Op::Publish { .. }]);
         let mut is_cancelled = false;
+        // Workflow of the job that the transaction settles.
+        let mut of_settled = None;
         let mut replaced: Option<Replaced> = None;
         // By reference: an operation is large, and most of it stays where it is.
         for (index, op) in ops.iter_mut().enumerate() {
@@ -45,7 +48,10 @@ impl Broker {
                         return applied;
                     }
                     run = Some((lease.message, self.state.run_of(slot, self.writer.time())));
-                    is_cancelled = brings_jobs && self.is_of_cancelled_workflow(slot);
+                    if brings_jobs {
+                        is_cancelled = self.is_of_cancelled_workflow(slot);
+                        of_settled = self.state.workflow_of(slot);
+                    }
                     let cost_us = *cost_us;
                     self.end(slot, End::Acked { cost_us });
                 }
@@ -54,6 +60,7 @@ impl Broker {
                     if self.end_if_asked(slot) || self.end_with_workflow(slot) {
                         break;
                     }
+                    of_settled = self.state.workflow_of(slot);
                     replaced = Some(Replaced {
                         id: self.state.messages[slot].id,
                         member: self.state.messages.member(slot),
@@ -287,6 +294,7 @@ impl Broker {
             self.forget_member(member);
         }
         self.record_growth();
+        self.cancel_latecomers(of_settled);
         self.spare_leased = leased;
         applied
     }
@@ -405,6 +413,22 @@ impl Broker {
             && messages.when(slot) != When::Failed
     }
 
+    /// Whether the workflow is cancelled, and the job that sends more of it is none that goes on.
+    fn comes_too_late(&self, workflow: MessageId, parent: Option<MessageId>) -> bool {
+        let State {
+            messages,
+            workflows,
+            ..
+        } = &self.state;
+        workflows.is_cancelled(&workflow)
+            && parent.is_none_or(|id| {
+                let mut copies = messages
+                    .copies(&id)
+                    .filter(|slot| messages[*slot].is_leased());
+                copies.all(|slot| self.is_of_cancelled_workflow(slot))
+            })
+    }
+
     /// Ends a job that is to be replaced and whose workflow was cancelled while it was left to run: nothing of it starts
     /// any more.
     fn end_with_workflow(&mut self, slot: u32) -> bool {
@@ -415,6 +439,24 @@ impl Broker {
             self.end_unrun(vec![slot], Unrun { how, reason });
         }
         is_cancelled
+    }
+
+    /// Ends the messages that the transaction has added to workflows that are cancelled: nothing of these starts any more.
+    /// `of_settled`: that of a job which the transaction settles, and which goes on if its jobs were not skipped.
+    fn cancel_latecomers(&mut self, of_settled: Option<MessageId>) {
+        if self.latecomers.is_empty() {
+            return;
+        }
+        let latecomers = std::mem::take(&mut self.latecomers).into_iter();
+        let others = latecomers.filter(|(_, workflow)| Some(*workflow) != of_settled);
+        let ids: Vec<MessageId> = others.map(|(id, _)| id).collect();
+        let messages = &self.state.messages;
+        let copies = ids.iter().flat_map(|id| messages.copies(id));
+        let slots = copies.filter(|slot| !messages[*slot].is_leased());
+        let slots = slots.collect();
+        let reason = self.state.names.intern(WORKFLOW_CANCELLED);
+        let how = How::Cancelled;
+        self.end_unrun(slots, Unrun { how, reason });
     }
 
     fn insert(&mut self, queue: &str, message: &mut Message, place: Place) -> u32 {
@@ -448,6 +490,12 @@ impl Broker {
             result_ttl_ms: message.result_ttl_ms,
             place,
         };
+        if let Some(extras) = &extras
+            && let Some(workflow) = extras.workflow
+            && self.comes_too_late(workflow, extras.parent)
+        {
+            self.latecomers.push((message.id, workflow));
+        }
         let body_at = self.record_message(&head, extras.as_deref(), &message.body);
         let kept = self.state.keeps_body(head.queue, place);
         let body = kept.then(|| own(&mut message.body));

@@ -505,6 +505,49 @@ fn a_workflow_that_is_cancelled_says_so() {
     );
 }
 
+/// Case 27: nothing of it starts any more, whoever sends it. What a job of it brings with its success is skipped: see
+/// `replaced.rs`.
+#[test]
+fn what_comes_to_a_cancelled_workflow_is_cancelled() {
+    for between in ["", "carry", "kill"] {
+        check(&format!(
+            "
+            a hello                                                   -> a welcome 0
+            a open body; hold g/ count=1 messages=body workflow=body; publish g/0 member=g/:0 workflow=body -> a confirm 1
+            a cancel all workflow=body                                -> a confirm 2 2:operation-1
+            a hold o/ count=2 messages=last inputs=list; publish o/1 member=o/:1 queue=slow -> a confirm 3
+            {between}
+            w hello                                                   -> w welcome 0
+            w consume default 9                                       ->
+            b hello                                                   -> b welcome 0
+            b publish late workflow=body queue=default+other          -> b confirm 1
+            b publish other                                           -> b confirm 2, w deliver other
+            b hold h/ count=1 messages=h2 inputs=one member=o/:0 workflow=body; publish h/0 member=h/:0 workflow=body after=50; hold e/ count=0 messages=e2 workflow=body -> b confirm 3
+            w ack other; publish later workflow=body                  -> w confirm 1
+            b watch late later h/0 h2 e2 last -> b sees late Cancelled its workflow was cancelled, b sees later Cancelled its workflow was cancelled, b sees h/0 Cancelled its workflow was cancelled, b sees h2 Cancelled its workflow was cancelled, b sees e2 Cancelled its workflow was cancelled, b sees last Upstream h2
+            b workflows                                               -> b workflows body:nightly:cancelled:cancelled8-over
+            "
+        ));
+    }
+}
+
+/// A job that goes on in spite of that may send more: an errback after a deadline, and one that somebody retries.
+#[test]
+fn what_goes_on_of_a_cancelled_workflow_may_send_more() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        w hello                                                       -> w welcome 0
+        w consume default 9                                           ->
+        a open g/ deadline=50; hold g/ count=1 messages=rescue when=failed workflow=g/; publish g/0 member=g/:0 workflow=g/ queue=slow -> a confirm 1
+        wait 50                                                       -> w deliver rescue
+        w publish more workflow=g/ parent=rescue                      -> w confirm 1, w deliver more
+        w publish others workflow=g/ parent=more                      -> w confirm 2
+        w ack rescue; publish last workflow=g/                        -> w confirm 3, w deliver last
+        ",
+    );
+}
+
 /// The retried job may be one of a group that stays failed. Carried forward, that group used to be taken for a failure after the
 /// retry, and a broker that read the journal said that the workflow had ended.
 #[test]

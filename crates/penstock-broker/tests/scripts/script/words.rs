@@ -57,6 +57,7 @@ pub(super) fn extras(options: &Options<'_>) -> Option<Box<Extras>> {
         member,
         when: when(options.text("when")),
         workflow: options.text("workflow").map(message_id),
+        parent: options.text("parent").map(message_id),
         headers: headers.into_iter().collect(),
         retries: options
             .number("retries")
