@@ -104,6 +104,7 @@ impl Model {
         self.on_their_way.clear();
         for index in self.live.clone() {
             let item = &mut self.items[index];
+            item.comes_back = None;
             if let State::Leased { safe, .. } = &mut item.state {
                 *safe = true;
             }
@@ -494,6 +495,7 @@ impl Model {
             crashes: (message.crashes, message.crashes),
             suspects: suspects(message),
             leases: Vec::new(),
+            comes_back: None,
             settled: None,
             may_have_run: false,
             expiry_reached: message

@@ -62,6 +62,9 @@ pub struct Item {
     pub(super) suspects: u8,
     /// Leases that were seen, oldest first.
     pub(super) leases: Vec<(Lease, SessionId)>,
+    /// Lease that its session gave up without an outcome; the broker ends it in a step of its own, and until then the
+    /// session may come back with it.
+    pub(super) comes_back: Option<(Lease, SessionId)>,
     /// Last of them that was settled; none before it will ever hold again.
     pub(super) settled: Option<Lease>,
     /// Whether it may have run since it came into this queue.
@@ -181,6 +184,9 @@ impl Item {
 
     /// Notes that its lease has ended without an outcome: it waits, or has ended if it was asked to stop.
     pub(super) fn come_back(&mut self) {
+        if let State::Leased { lease, session, .. } = self.state {
+            self.comes_back = Some((lease, session));
+        }
         self.state = State::Waiting;
         self.purged |= self.asked.is_some();
     }
@@ -192,6 +198,7 @@ impl Item {
             session,
             safe: false,
         };
+        self.comes_back = None;
         if !self.leases.contains(&(lease, session)) {
             self.leases.push((lease, session));
         }
@@ -253,7 +260,9 @@ impl Item {
 
     /// Whether a session may hold a lease of it that nobody has seen, or that may have ended.
     pub(super) fn is_unsure(&self, now: Time) -> bool {
-        matches!(self.state, State::Adrift { .. }) || self.unsure_until > now.steady
+        matches!(self.state, State::Adrift { .. })
+            || self.unsure_until > now.steady
+            || self.comes_back.is_some()
     }
 
     pub fn is_delayed(&self) -> bool {

@@ -218,6 +218,7 @@ impl Model {
             match self
                 .holder(lease, session)
                 .map(|(index, _)| index)
+                .or_else(|| self.not_ended_yet(lease, session))
                 .or_else(|| self.published_again(lease, session))
             {
                 Some(index) => {
@@ -306,6 +307,15 @@ impl Model {
                 }
                 _ => None,
             })
+    }
+
+    /// Finds the message whose lease the session gave up, and which the broker had not taken back when it came again.
+    fn not_ended_yet(&self, lease: &Lease, session: SessionId) -> Option<usize> {
+        let copies = self.by_id.get(&lease.message)?;
+        copies.iter().copied().find(|index| {
+            let item = &self.items[*index];
+            item.state == State::Waiting && item.comes_back == Some((*lease, session))
+        })
     }
 
     /// Finds the message whose publishing and hand-out were lost in a crash, and which was then sent again:
