@@ -389,6 +389,7 @@ impl Model {
                         failures: 0,
                         over: false,
                         has_failed: false,
+                        may_have_gone_on: false,
                         was_reopened: false,
                     },
                 );
@@ -609,6 +610,7 @@ impl Model {
     /// Has a join wait again for a member that had failed, and with it all that it had blocked.
     fn revive_member(&mut self, place: Member) {
         let id = place.join;
+        let may_have_gone_on = self.may_be_released(id);
         let Some(join) = self.joins.get_mut(&id) else {
             return;
         };
@@ -616,6 +618,7 @@ impl Model {
         if has_gone_on || !join.arrived.remove(&place.index) {
             return;
         }
+        join.may_have_gone_on = may_have_gone_on;
         join.failures -= 1;
         if !join.over || join.failures > join.policy.max_failures() {
             return;
@@ -696,11 +699,14 @@ impl Model {
         }
     }
 
-    /// Whether the members of a join that have not been seen to end may all have ended.
+    /// Whether the members of a join that have not been seen to end may all have ended, or had before a retry.
     fn may_be_released(&self, id: JoinId) -> bool {
         let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
             return false;
         };
+        if join.may_have_gone_on {
+            return true;
+        }
         // One that succeeds is seen to: these can only have failed.
         let mut missing = (0..join.count).filter(|index| !join.arrived.contains(index));
         let failures = u64::from(join.failures) + missing.clone().count() as u64;
@@ -818,6 +824,9 @@ impl Model {
             }
             return Ok(());
         };
+        if let Some(join) = self.joins.get_mut(&id) {
+            join.may_have_gone_on = false;
+        }
         if let Some(unreported) = arrived.iter().find(|index| !seen.contains(index)) {
             self.fail(format!(
                 "member {unreported} of group {id} has ended, and the group has not heard of it"

@@ -162,6 +162,8 @@ pub(super) struct JoinModel {
     pub(super) over: bool,
     /// Whether so many have failed that it is over for that.
     pub(super) has_failed: bool,
+    /// Whether it may have been released, with nobody seeing that, before one of its members was retried.
+    pub(super) may_have_gone_on: bool,
     /// Whether it was open again after that, unless the broker had dropped it.
     pub(super) was_reopened: bool,
 }
