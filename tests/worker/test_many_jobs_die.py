@@ -344,4 +344,4 @@ def test_of_threads_and_an_event_loop_one_job_runs_alone_at_a_time(many: Many) -
         job.result(timeout=60)
     many.assert_one_at_a_time(10)
     order = "".join(name[0] for name, _ in many.notes()[10:])
-    assert "tttt" not in order and "llll" not in order, order
+    assert "t" in order[:5] and "l" in order[:5], order
