@@ -2,9 +2,9 @@
 
 The numbers are those of the design's list of cases.
 
-    1 to 24, 26 to 29, 31, 32, 36 to 39: here
+    1 to 24, 26 to 29, 31, 32, 36, 38, 39: here
     25        repeating a step that has succeeded: not offered
-    30        groups that are sent in several transactions: today all of a workflow is one
+    30, 37, 40  groups that are sent in several transactions: test_large_groups.py
     33        `penstock why`: not offered yet
     34        members that no worker ends: left out until asked for
     35        a failed job that is forgotten: nothing of it is seen from Python
