@@ -43,6 +43,8 @@ impl Model {
                 self.was_asked_to_stop(index)?;
             } else if is_alone && self.surely_waits(index) {
                 self.end(index, End::Purged);
+            } else if self.items[index].is_blocked() {
+                self.items[index].state = State::Ended(End::Purged);
             } else if self.may_wait(index) || matches!(self.items[index].state, State::Held(_)) {
                 self.items[index].purged = true;
                 self.items[index].end_is_unsure = true;
@@ -67,7 +69,9 @@ impl Model {
             }
             Some(MessageState::Delayed) => !runs && !is_held && item.is_delayed(),
             Some(MessageState::Held) => is_held,
-            Some(MessageState::Blocked) => is_held && !self.surely_waits(index),
+            Some(MessageState::Blocked) => {
+                item.is_blocked() || is_held && !self.surely_waits(index)
+            }
             Some(MessageState::Cancelling) => running != Running::Leave,
             None | Some(MessageState::Running | MessageState::Failed | MessageState::Parked) => {
                 false
@@ -109,9 +113,15 @@ impl Model {
         // The broker counts those that a failed group has blocked: for the model they have ended.
         let may_count = |item: &&Item| {
             let has_ended = matches!(item.state, State::Ended(_));
-            matches(item) && (!has_ended || item.state == State::Ended(End::JoinFailed))
+            matches(item) && (!has_ended || item.is_blocked())
         };
         let at_most = self.items.iter().filter(may_count).count();
+        for item in self.items.iter_mut() {
+            if matches(item) && item.is_blocked() {
+                // It ends as it was told, and no retry of what blocks it makes it wait again.
+                item.state = State::Ended(End::Purged);
+            }
+        }
         let mut surely = Vec::new();
         for index in self.live.clone() {
             let item = &self.items[index];

@@ -184,6 +184,11 @@ impl Item {
         self.purged = false;
     }
 
+    /// Whether a failed group has blocked it: for the model it has ended, until somebody retries what has failed.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.state == State::Ended(End::JoinFailed)
+    }
+
     /// Notes that its lease has ended without an outcome: it waits, or has ended if it was asked to stop.
     pub(super) fn come_back(&mut self) {
         if let State::Leased { lease, session, .. } = self.state {
