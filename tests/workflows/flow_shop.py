@@ -140,6 +140,11 @@ TASKS = """
         return current_job().workflow
 
     @app.task
+    def until(*values: object) -> float | None:
+        deadline = current_job().deadline
+        return None if deadline is None else deadline.timestamp()
+
+    @app.task
     def log_in(user: str, password: str) -> str:
         raise OutOfPaper(f"{user} can't log in with {password}")
 

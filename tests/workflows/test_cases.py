@@ -182,6 +182,17 @@ class TestDeadlines:
             assert workflow.status().deadline > datetime.now(UTC) + timedelta(minutes=50)
         assert group([]).delay(deadline=0).result(shop.patience_s) == []
 
+    def test_29_a_job_knows_the_deadline_of_its_workflow(self, shop):
+        workflow = (shop.until.s() | shop.until.s()).delay(deadline=3600)
+        workflow.result(shop.patience_s)
+        deadline = workflow.status().deadline.timestamp()
+        # The broker's clock, which never steps, and the one on the wall may differ by a millisecond.
+        assert [job.result() for job in workflow] == [pytest.approx(deadline, abs=0.01)] * 2
+        at = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
+        assert shop.run(chain(group(shop.until.s()))) == [None]
+        assert group(shop.until.s()).delay(deadline=at).result(shop.patience_s) == [at.timestamp()]
+        assert shop.run(shop.until.s()) is None
+
     @pytest.mark.parametrize(
         ("deadline", "error", "says"),
         [

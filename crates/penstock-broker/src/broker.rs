@@ -614,7 +614,7 @@ impl Broker {
             connection.ahead_bytes -= first.bytes;
             connection.unsent -= 1;
             // The lease may have ended before the delivery could leave.
-            if let Some(delivery) = self.state.delivery(&first) {
+            if let Some(delivery) = self.state.delivery(&first, &self.clocks) {
                 bytes += delivery.message.body.len() + delivery.inputs.len();
                 deliveries.push(delivery);
             }

@@ -159,6 +159,14 @@ impl Clocks {
         steady.wrapping_sub(self.journaled_ahead_ms as u64)
     }
 
+    /// Returns a time as the wall's clock shows it.
+    pub(crate) fn wall_of(&self, when: When) -> u64 {
+        match when.clock {
+            Clock::Steady => self.wall_at(when.at),
+            Clock::Wall => when.at,
+        }
+    }
+
     pub(crate) fn steady(&self) -> u64 {
         self.steady_zero.saturating_add(self.now.mono_ms)
     }

@@ -8,7 +8,7 @@ use penstock_message::{
 };
 
 use crate::Broker;
-use crate::clock::When;
+use crate::clock::{Clocks, When};
 use crate::connections::{Waiting, cut};
 use crate::effects::{Effect, Rests};
 use crate::endings::{CRASHED, End, Unrun};
@@ -575,7 +575,7 @@ impl State {
     }
 
     /// Returns the delivery of a hand-out that still holds; from here on the job may have begun.
-    pub(crate) fn delivery(&mut self, waiting: &Waiting) -> Option<Delivery> {
+    pub(crate) fn delivery(&mut self, waiting: &Waiting, clocks: &Clocks) -> Option<Delivery> {
         self.messages.get(waiting.message)?;
         let slot = waiting.message.slot;
         let lease = self.messages.lease(slot)?;
@@ -596,6 +596,7 @@ impl State {
             .map_or(Outcome::Succeeded, |extras| extras.when);
         Some(Delivery {
             inputs: self.inputs_to_send(inputs, when),
+            deadline: self.deadline_of(slot, clocks),
             lease,
             consumer: waiting.consumer,
             queue: self.names.text(self.queues[kind.queue].name).to_owned(),

@@ -18,11 +18,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_message::{
-    Key, MessageId, NodeState, Open, SeededMap, SeededState, When as Outcome, WorkflowCounts,
-    WorkflowInfo, WorkflowState, WorkflowsPage, WorkflowsQuery,
+    Key, MessageId, NodeState, Open, SeededMap, SeededState, WallMs, When as Outcome,
+    WorkflowCounts, WorkflowInfo, WorkflowState, WorkflowsPage, WorkflowsQuery,
 };
 
-use crate::clock::{Clock, When};
+use crate::clock::{Clocks, When};
 use crate::endings::NOT_NEEDED;
 use crate::ledger::Entity;
 use crate::messages::{Ended, Handle, State as MessagePlace};
@@ -521,6 +521,14 @@ impl State {
         })
     }
 
+    /// Returns the time at which the message's workflow is cancelled.
+    pub(crate) fn deadline_of(&self, slot: u32, clocks: &Clocks) -> Option<WallMs> {
+        let record = self.workflows.record(&self.workflow_of(slot)?)?;
+        let is_to_come = record.progress.overdue_before.is_none();
+        let deadline = record.deadline.filter(|_| is_to_come)?;
+        Some(clocks.wall_of(deadline))
+    }
+
     pub(crate) fn workflow_is_current(&self, base: Position, number: u64) -> bool {
         let id = self.workflows.numbers.get(&number);
         let record = id.and_then(|id| self.workflows.record(id));
@@ -798,10 +806,7 @@ impl Broker {
             jobs: Workflows::counts(workflow),
             opened_at,
             ended_at: ended_at.map(|at| self.clocks.wall_at(at).max(opened_at)),
-            deadline: record.deadline.map(|when| match when.clock {
-                Clock::Steady => self.clocks.wall_at(when.at),
-                Clock::Wall => when.at,
-            }),
+            deadline: record.deadline.map(|when| self.clocks.wall_of(when)),
             parent: record.parent,
         })
     }

@@ -1,6 +1,6 @@
 use bytes::Bytes;
 
-use crate::{Message, MessageId};
+use crate::{Message, MessageId, WallMs};
 
 /// The right to run one message. It belongs to a live session, not to a clock: it ends when it is
 /// settled or when its session's heartbeat does, never because a job takes long.
@@ -26,6 +26,8 @@ pub struct Delivery {
     /// Values of the join that the message has as its inputs, as [`GivenValues`](crate::GivenValues) reads them; empty: it
     /// has none.
     pub inputs: Bytes,
+    /// Time at which the workflow of the message is cancelled.
+    pub deadline: Option<WallMs>,
 }
 
 /// Order to a worker to stop a job that it holds, and to hand it back. The broker then ends the job.

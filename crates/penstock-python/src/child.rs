@@ -135,7 +135,7 @@ impl State {
 }
 
 /// Rarely set fields of a job, as (generation, attempts of earlier ones, retries, headers, (timeout, soft timeout) in ms,
-/// (inputs, workflow)); `None` when all are unset.
+/// (inputs, workflow, its deadline)); `None` when all are unset.
 pub(crate) fn extras_to_python<'py, 'a>(
     py: Python<'py>,
     retried: (u32, u32),
@@ -143,9 +143,10 @@ pub(crate) fn extras_to_python<'py, 'a>(
     headers: impl ExactSizeIterator<Item = (&'a str, &'a [u8])>,
     limits: (Option<u64>, Option<u64>),
     inputs: Option<(InputShape, Bytes)>,
-    workflow: Option<[u8; 16]>,
+    workflow: (Option<[u8; 16]>, Option<u64>),
 ) -> PyResult<Option<Bound<'py, PyTuple>>> {
     let has_limits = limits != (None, None);
+    let (workflow, deadline_ms) = workflow;
     let is_step = inputs.is_some() || workflow.is_some();
     if retried == (0, 0) && retries.is_none() && headers.len() == 0 && !has_limits && !is_step {
         return Ok(None);
@@ -161,7 +162,7 @@ pub(crate) fn extras_to_python<'py, 'a>(
         Some((shape, bytes)) => Some((shape as u8, given(py, &bytes)?)),
     };
     let workflow = workflow.map(|id| PyBytes::new(py, &id));
-    let step = (inputs, workflow);
+    let step = (inputs, workflow, deadline_ms);
     (generation, attempts_before, retries, named, limits, step)
         .into_pyobject(py)
         .map(Some)
@@ -183,7 +184,7 @@ fn extras<'py>(py: Python<'py>, job: &JobView<'_>) -> PyResult<Option<Bound<'py,
         headers,
         limits,
         inputs,
-        job.workflow,
+        (job.workflow, job.deadline_ms),
     )
 }
 

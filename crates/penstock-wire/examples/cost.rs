@@ -69,6 +69,7 @@ fn delivery() -> Delivery {
         redelivered: false,
         message: message(),
         inputs: bytes::Bytes::new(),
+        deadline: None,
     }
 }
 

@@ -1188,6 +1188,9 @@ pub struct Delivery {
     /// values of the join that the message has as its inputs; see given.rs in penstock-message
     #[prost(bytes = "bytes", tag = "7")]
     pub inputs: ::prost::bytes::Bytes,
+    /// of the message's workflow
+    #[prost(uint64, optional, tag = "8")]
+    pub deadline_ms: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Watch {

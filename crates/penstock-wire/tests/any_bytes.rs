@@ -662,14 +662,14 @@ proptest! {
 
     #[test]
     fn deliveries_values_and_receipts_are_heard_as_they_were_said(
-        deliveries in vec((any::<u32>(), any::<u64>(), ".{0,8}", any::<bool>(), any_message(), any_bytes()), 0..4),
+        deliveries in vec((any::<u32>(), any::<u64>(), ".{0,8}", any::<bool>(), any_message(), any_bytes(), any::<Option<u64>>()), 0..4),
         values in vec((any_key(), option(option(any_told_value()))), 0..4),
         cancels in vec((any_id(), any::<u32>(), any::<u64>(), any::<bool>(), ".{0,8}"), 0..4),
         receipts in vec((any::<u64>(), any_receipt()), 0..4),
         cuts in vec(1_usize..200, 0..8),
     ) {
-        let deliveries: Vec<_> = deliveries.into_iter().map(|(epoch, grant, queue, redelivered, message, inputs)| Delivery { consumer: epoch % 5,
-            lease: Lease { message: message.id, epoch, grant }, queue, redelivered, message, inputs,
+        let deliveries: Vec<_> = deliveries.into_iter().map(|(epoch, grant, queue, redelivered, message, inputs, deadline)| Delivery { consumer: epoch % 5,
+            lease: Lease { message: message.id, epoch, grant }, queue, redelivered, message, inputs, deadline,
         }).collect();
         let values: Vec<_> = values.into_iter().map(|(key, state)| (key, match state {
             None => KeyState::Gone,

@@ -197,6 +197,7 @@ mod tests {
                 extras: None,
             },
             inputs: bytes::Bytes::new(),
+            deadline: None,
         }
     }
 

@@ -184,6 +184,7 @@ fn delivery(number: u64) -> Delivery {
             extras: None,
         },
         inputs: Bytes::new(),
+        deadline: None,
     }
 }
 

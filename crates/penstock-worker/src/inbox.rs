@@ -291,6 +291,7 @@ pub(crate) mod tests {
                 extras: None,
             },
             inputs: bytes::Bytes::new(),
+            deadline: None,
         }
     }
 

@@ -644,6 +644,7 @@ pub(crate) mod tests {
                 extras: None,
             },
             inputs: bytes::Bytes::new(),
+            deadline: None,
         }
     }
 

@@ -7,7 +7,7 @@
 //!               64: a workflow),
 //!               enqueued_at u64, each of the extras that there are: generation u32, attempts_before u32;
 //!               retries u32; delays u8, each u64; headers u16, each two u16 + bytes; timeout u64 and soft timeout u64, in
-//!               ms, 0 for none; shape u8, inputs u32 + bytes; workflow 16;
+//!               ms, 0 for none; shape u8, inputs u32 + bytes; workflow 16 and its deadline u64, 0 for none;
 //!               notes u16, each u32 + bytes; body u32 + bytes
 //!     frame     length u32 (of what follows), then nothing: the bell; slots u32: how many of its slots can take jobs from
 //!               now on; or news of a wait:
@@ -114,11 +114,12 @@ fn extras_bytes(extras: &Extras, inputs: &[u8]) -> usize {
     };
     let limits = usize::from(flags & LIMITS != 0) * 16;
     let inputs = usize::from(flags & INPUTS != 0) * (1 + 4 + inputs.len());
-    let workflow = usize::from(flags & WORKFLOW != 0) * 16;
+    let workflow = usize::from(flags & WORKFLOW != 0) * 24;
     8 * usize::from(flags & WAS_RETRIED) + retries + headers + limits + inputs + workflow
 }
 
-fn encode_extras(extras: &Extras, inputs: &[u8], out: &mut Vec<u8>) {
+fn encode_extras(extras: &Extras, delivery: &Delivery, out: &mut Vec<u8>) {
+    let inputs = &delivery.inputs;
     let flags = extras_flags(extras, inputs);
     if flags & WAS_RETRIED != 0 {
         out.extend_from_slice(&extras.generation.to_le_bytes());
@@ -155,6 +156,7 @@ fn encode_extras(extras: &Extras, inputs: &[u8], out: &mut Vec<u8>) {
     }
     if flags & WORKFLOW != 0 {
         out.extend_from_slice(&extras.workflow.unwrap_or_default().0);
+        out.extend_from_slice(&delivery.deadline.unwrap_or(0).to_le_bytes());
     }
 }
 
@@ -170,7 +172,7 @@ pub fn encode_job(delivery: &Delivery, out: &mut Vec<u8>) {
     out.push(extras.map_or(0, |extras| extras_flags(extras, &delivery.inputs)));
     out.extend_from_slice(&message.enqueued_at.to_le_bytes());
     if let Some(extras) = extras {
-        encode_extras(extras, &delivery.inputs, out);
+        encode_extras(extras, delivery, out);
     }
     out.extend_from_slice(&(message.notes.len() as u16).to_le_bytes());
     for note in &message.notes {
@@ -200,6 +202,8 @@ pub struct JobView<'a> {
     /// Values of the join that are its inputs, as `GivenValues` reads them, and their shape.
     pub inputs: Option<(InputShape, &'a [u8])>,
     pub workflow: Option<[u8; 16]>,
+    /// Time at which the workflow is cancelled.
+    pub deadline_ms: Option<u64>,
     pub notes: Vec<&'a [u8]>,
     pub body: &'a [u8],
 }
@@ -525,6 +529,7 @@ impl<'a> Reader<'a> {
         let redelivered = self.u8()? != 0;
         let wants_result = self.u8()? != 0;
         let extras = self.u8()?;
+        let has_workflow = extras & WORKFLOW != 0;
         Ok(JobView {
             id,
             attempt,
@@ -568,9 +573,13 @@ impl<'a> Reader<'a> {
                 0 => None,
                 _ => Some((self.shape()?, self.sized()?)),
             },
-            workflow: match extras & WORKFLOW {
-                0 => None,
-                _ => Some(self.array()?),
+            workflow: match has_workflow {
+                true => Some(self.array()?),
+                false => None,
+            },
+            deadline_ms: match has_workflow {
+                true => Some(self.u64()?).filter(|ms| *ms > 0),
+                false => None,
             },
             notes: {
                 let count = self.u16()?;
@@ -665,6 +674,7 @@ mod tests {
             redelivered: wanted,
             message,
             inputs: Bytes::new(),
+            deadline: None,
         }
     }
 
@@ -675,6 +685,7 @@ mod tests {
             delivery(&[b"first", b""], b"\x92\x90\x80", true),
             Delivery {
                 inputs: Bytes::from_static(b"values of a join"),
+                deadline: Some(1_700_000_060_000),
                 ..retried(Extras {
                     inputs: Some(Inputs {
                         join: MessageId([9; 16]),
@@ -719,6 +730,7 @@ mod tests {
         for job in &jobs {
             let view = reader.job().unwrap();
             assert_eq!(view.redelivered, job.redelivered);
+            assert_eq!(view.deadline_ms, job.deadline);
             let (inputs, job) = (&job.inputs, &job.message);
             assert_eq!(view.id, job.id.0);
             assert_eq!((view.attempt, view.crashes), (job.attempt, job.crashes));

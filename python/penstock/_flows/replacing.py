@@ -36,7 +36,7 @@ def replacement(app: App, step: Partial[Any, Any]) -> Replacement:
     plan = Plan(check_step("app.replace()", step), atomic=True, wanted=True)
     if plan.has_jobs and plan.app is not app:
         raise ValueError(f"app.replace() takes steps of {app!r}, and not of {plan.app!r}")
-    _, _, _, headers, _, (_, workflow) = extras or NO_EXTRAS
+    _, _, _, headers, _, (_, workflow, _) = extras or NO_EXTRAS
     depth = int(headers.get(DEPTH, "0")) + 1
     if depth > _MOST:
         raise RuntimeError(

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from penstock._public import public
@@ -40,6 +41,8 @@ class CurrentJob:
     """Headers that it was enqueued with."""
     workflow: str | None = None
     """Id of the workflow that it belongs to; ``app.workflow()`` finds that."""
+    deadline: datetime | None = None
+    """Time at which its workflow is cancelled, in UTC; None: it has no deadline, or goes on after it."""
 
     @overload
     def spawn(self, step: "Signature[R]") -> "Job[R]": ...
@@ -67,12 +70,12 @@ Extras: TypeAlias = tuple[
     int | tuple[int, ...] | None,
     dict[str, str],
     tuple[int | None, int | None],
-    tuple[tuple[int, Any] | None, bytes | None],
+    tuple[tuple[int, Any] | None, bytes | None, int | None],
 ]
 """Rarely set fields of a job: (generation, attempts of earlier ones, retries of the call, headers, its timeout and soft
-timeout in milliseconds, (values of the step before with their shape, workflow))."""
+timeout in milliseconds, (values of the step before with their shape, workflow, its deadline in milliseconds))."""
 
-NO_EXTRAS: Extras = (0, 0, None, {}, (None, None), (None, None))
+NO_EXTRAS: Extras = (0, 0, None, {}, (None, None), (None, None, None))
 
 # The header of a step whose arguments are not those of its body alone: "chunk", "errback" or "spread". Users can give
 # no header a name that begins so, and see none of these.
@@ -121,7 +124,7 @@ def current_job() -> CurrentJob | None:
     if current is None:
         return None
     job_id, attempt, extras, crashes, redelivered, task, worker = current
-    generation, attempts_before, retries, headers, _, (_, workflow) = extras or NO_EXTRAS
+    generation, attempts_before, retries, headers, _, (_, workflow, deadline_ms) = extras or NO_EXTRAS
     limit = task.retry_policy.limit(retries)
     return CurrentJob(
         id=format_id(job_id),
@@ -134,6 +137,7 @@ def current_job() -> CurrentJob | None:
         generation=generation,
         headers=own_headers(headers),
         workflow=None if workflow is None else format_id(workflow),
+        deadline=None if deadline_ms is None else datetime.fromtimestamp(deadline_ms / 1000, UTC),
     )
 
 

@@ -10,9 +10,9 @@ const NOTHING: &str = "# No crash.";
 #[test]
 fn a_workflow_is_cancelled_at_its_deadline() {
     for (between, delivered) in [
-        (NOTHING, "w deliver g/0"),
-        ("carry", "w deliver g/0"),
-        ("kill", "w deliver g/0!"),
+        (NOTHING, "w deliver g/0:by50"),
+        ("carry", "w deliver g/0:by50"),
+        ("kill", "w deliver g/0!:by50"),
     ] {
         for deadline in ["deadline=50", "deadline-at=50"] {
             check(&format!(
@@ -115,7 +115,7 @@ fn errbacks_run_after_a_deadline() {
             w hello                                         -> w welcome 0
             a open g/ deadline=50; hold g/ count=2 messages=rescue inputs=list when=failed workflow=g/; publish g/0 member=g/:0 workflow=g/; publish g/1 member=g/:1 workflow=g/ queue=slow -> a confirm 1
             a open h/ deadline=50; hold h/ count=1 messages=other inputs=list when=failed workflow=h/; publish h/0 member=h/:0 workflow=h/ queue=slow -> a confirm 2
-            w consume default 9                             -> w deliver g/0
+            w consume default 9                             -> w deliver g/0:by50
             wait 50                                         -> w stop g/0 (the deadline of its workflow has passed), w deliver rescue[Upstream:g/1] other[Upstream:h/0]
             {between}
             "
@@ -137,7 +137,7 @@ fn a_workflow_that_goes_on_after_its_deadline_is_not_cancelled() {
             a hello                                         -> a welcome 0
             w hello                                         -> w welcome 0
             w consume default 9                             ->
-            a open c1 deadline=50; publish c1 workflow=c1   -> a confirm 1, w deliver c1
+            a open c1 deadline=50; publish c1 workflow=c1   -> a confirm 1, w deliver c1:by50
             w fail c1 boom                                  -> w confirm 1
             wait 60                                         ->
             a retry c1                                      -> a confirm 2 2:Failed, w deliver c1#1
@@ -159,10 +159,10 @@ fn a_retry_before_the_deadline_does_not_lift_it() {
             a hello                                         -> a welcome 0
             w hello                                         -> w welcome 0
             w consume default 9                             ->
-            a open c1 deadline=50; publish c1 workflow=c1   -> a confirm 1, w deliver c1
+            a open c1 deadline=50; publish c1 workflow=c1   -> a confirm 1, w deliver c1:by50
             w fail c1 boom                                  -> w confirm 1
             wait 40                                         ->
-            a retry c1                                      -> a confirm 2 2:Failed, w deliver c1#1
+            a retry c1                                      -> a confirm 2 2:Failed, w deliver c1#1:by50
             {between}
             wait 10                                         -> w stop c1 (the deadline of its workflow has passed)
             "
@@ -179,7 +179,7 @@ fn a_job_that_is_retried_after_the_deadline_runs() {
             a hello                                         -> a welcome 0
             w hello                                         -> w welcome 0
             w consume default 9                             ->
-            a open g/ deadline=50; hold g/ count=2 workflow=g/; publish g/0 member=g/:0 workflow=g/; publish g/1 member=g/:1 workflow=g/ queue=slow -> a confirm 1, w deliver g/0
+            a open g/ deadline=50; hold g/ count=2 workflow=g/; publish g/0 member=g/:0 workflow=g/; publish g/1 member=g/:1 workflow=g/ queue=slow -> a confirm 1, w deliver g/0:by50
             w fail g/0 boom                                 -> w confirm 1
             wait 50                                         ->
             a retry g/0                                     -> a confirm 2 2:Failed, w deliver g/0#1

@@ -50,6 +50,7 @@ pub fn check(script: &str) {
 
 pub fn check_with(options: BrokerOptions, script: &str) {
     let mut world = World::new(options);
+    world.tells_deadlines = true;
     for line in script.lines() {
         let line = line.trim();
         if line.is_empty() || line.starts_with('#') {
@@ -110,6 +111,8 @@ pub struct World {
     /// Messages of several queues, whose copies have leases of their own.
     copied: BTreeSet<String>,
     keys: BTreeSet<String>,
+    /// Whether deliveries are shown with the deadlines of their workflows, which older texts do not have.
+    tells_deadlines: bool,
 }
 
 #[derive(Default)]
@@ -142,6 +145,7 @@ impl World {
             messages: BTreeSet::new(),
             copied: BTreeSet::new(),
             keys: BTreeSet::new(),
+            tells_deadlines: false,
         }
     }
 
@@ -1107,6 +1111,9 @@ impl World {
                     }
                     if delivery.message.attempt > 0 {
                         line += &format!("#{}", delivery.message.attempt);
+                    }
+                    if let Some(deadline) = delivery.deadline.filter(|_| self.tells_deadlines) {
+                        line += &format!(":by{}", deadline - 1_700_000_000_000);
                     }
                     if !delivery.inputs.is_empty() {
                         let given = GivenValues::decode(&delivery.inputs).expect("values");

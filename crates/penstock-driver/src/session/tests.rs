@@ -782,6 +782,7 @@ fn credit_adds_up_and_is_restored_without_what_has_arrived() {
         redelivered: false,
         message,
         inputs: Bytes::new(),
+        deadline: None,
     };
     bench.hear(proto::ToClient {
         deliveries: vec![delivery.clone().into(), delivery.into()],

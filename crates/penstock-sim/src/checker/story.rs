@@ -56,6 +56,7 @@ impl Event {
                     consumer: _,
                     redelivered,
                     inputs: _,
+                    deadline: _,
                     message,
                 } = &**delivery;
                 let (crashes, attempt) = (message.crashes, message.attempt);

@@ -19,6 +19,7 @@ impl Model {
             message,
             inputs,
             redelivered,
+            deadline: _,
         } = delivery;
         self.seen.insert((*lease, session));
         let copies = self.by_id.get(&lease.message).cloned().unwrap_or_default();

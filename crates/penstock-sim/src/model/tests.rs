@@ -74,6 +74,7 @@ fn delivery(message: Message) -> Delivery {
         redelivered: false,
         message,
         inputs: bytes::Bytes::new(),
+        deadline: None,
     }
 }
 

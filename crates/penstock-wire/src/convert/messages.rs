@@ -254,6 +254,7 @@ impl From<Delivery> for proto::Delivery {
             redelivered: delivery.redelivered,
             message: Some(delivery.message.into()),
             inputs: delivery.inputs,
+            deadline_ms: delivery.deadline,
         }
     }
 }
@@ -274,6 +275,7 @@ impl TryFrom<proto::Delivery> for Delivery {
             redelivered: wire.redelivered,
             message,
             inputs: wire.inputs,
+            deadline: wire.deadline_ms,
         })
     }
 }
