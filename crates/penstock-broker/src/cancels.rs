@@ -8,22 +8,39 @@
 //!
 //! From that record on the job never goes back to a queue. Whatever ends its lease without a success (a retry, a failure, a
 //! death, the loss of its worker) ends the job, as cancelled, in [`Broker::end_if_asked`].
+//!
+//! A group that runs in the place of a job has no message with the job's id. The cancellation is then for all its jobs, or
+//! for its whole workflow if they are too many for one record and the job's outcome is the workflow's.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use penstock_faults::planted;
-use penstock_message::{CancelOrder, Lease, Member, MessageId, MessageState, Refusal, Running};
+use penstock_message::{
+    Applied, CancelOrder, Filter, Lease, Member, MessageId, MessageState, Refusal, Running,
+};
 
 use crate::Broker;
 use crate::effects::Effect;
 use crate::endings::Unrun;
 use crate::messages::{Asked, Handle, State as MessagePlace};
 use crate::names::Name;
-use crate::records::{Event, How, Mark, MarkedFor};
+use crate::records::{ENDED_AT_ONCE, Event, How, Mark, MarkedFor};
 use crate::state::State;
 
 /// Reason of a cancelled job where none was given.
 pub(crate) const CANCELLED: &str = "it was cancelled";
+
+/// Most jobs of a group that one record ends: each may end a join and be the last of its workflow.
+const ENDED_OF_GROUP: usize = ENDED_AT_ONCE / 4;
+
+/// Jobs that stand for one whose place a group has taken.
+enum InPlace {
+    /// Those of the group that have not ended.
+    Jobs(Vec<u32>),
+    /// They are too many, and the job's outcome is that of its workflow.
+    Workflow,
+    TooMany,
+}
 
 impl Broker {
     /// Whether anything of the job waits, or runs and may be asked to stop.
@@ -39,19 +56,109 @@ impl Broker {
                 _ => return Ok(()),
             };
         }
-        found
+        match self.in_place_of(id) {
+            Some(InPlace::Jobs(slots)) => {
+                let stays = |slot: &u32| running == Running::Leave && messages[*slot].is_leased();
+                match slots.iter().find(|slot| !stays(slot)) {
+                    Some(_) => Ok(()),
+                    None => Err(Refusal::TooLate(MessageState::Running)),
+                }
+            }
+            Some(InPlace::Workflow) => Ok(()),
+            Some(InPlace::TooMany) => Err(Refusal::Invalid(format!(
+                "more than {ENDED_OF_GROUP} jobs run in its place: cancel its workflow"
+            ))),
+            None => found,
+        }
     }
 
-    /// Ends the waiting copies of a job, and asks those that run to stop. Returns the state that it was in, or is in now if
-    /// it runs.
-    pub(crate) fn cancel(
-        &mut self,
-        id: &MessageId,
-        reason: &str,
-        running: Running,
-    ) -> Option<MessageState> {
+    /// Cancels a job, or what runs in its place.
+    pub(crate) fn cancel_job(&mut self, id: &MessageId, reason: &str, running: Running) -> Applied {
+        let in_place = match self.state.messages.copies(id).next() {
+            Some(_) => None,
+            None => self.in_place_of(id),
+        };
+        let slots = match in_place {
+            Some(InPlace::Workflow) => {
+                let filter = Filter {
+                    workflow: Some(*id),
+                    ..Filter::default()
+                };
+                return Applied {
+                    found: Some(MessageState::Cancelling),
+                    operation: Some(self.cancel_all(&filter, reason, running)),
+                    ..Applied::default()
+                };
+            }
+            Some(InPlace::Jobs(slots)) => slots,
+            // It was refused.
+            Some(InPlace::TooMany) => Vec::new(),
+            None => self.state.messages.copies(id).collect(),
+        };
+        Applied {
+            found: self.cancel(slots, reason, running),
+            ..Applied::default()
+        }
+    }
+
+    /// Returns what has taken the place of a job that is not there any more; `None`: no group that has not ended.
+    fn in_place_of(&self, id: &MessageId) -> Option<InPlace> {
+        let joins = &self.state.joins;
+        let join = joins.of_result(id).filter(|_| !id.is_join())?;
+        if joins[join].is_decided() {
+            return None;
+        }
+        Some(match self.jobs_before(join) {
+            Some(slots) => InPlace::Jobs(slots),
+            None if self.state.workflows.record(id).is_some() => InPlace::Workflow,
+            None => InPlace::TooMany,
+        })
+    }
+
+    /// Returns the jobs that the end of a join depends on, and nothing else; `None`: they are more than one record ends.
+    fn jobs_before(&self, join: u32) -> Option<Vec<u32>> {
+        let State {
+            messages, joins, ..
+        } = &self.state;
+        let mut found = Vec::new();
+        let mut seen = BTreeSet::from([join]);
+        let mut next = vec![join];
+        // Joins that hold some of the jobs. Others may wait for those, too.
+        let mut behind = Vec::new();
+        while let Some(join) = next.pop() {
+            for id in joins[join].pending(ENDED_OF_GROUP)? {
+                let copies = messages.copies(&id);
+                for slot in copies.filter(|slot| !messages[*slot].is_failed()) {
+                    found.push(slot);
+                    if let MessagePlace::Held(before) = messages.state(slot) {
+                        behind.extend(joins.find(&before));
+                    }
+                }
+            }
+            let nested = joins.nested(join).filter(|slot| !joins[*slot].is_decided());
+            next.extend(nested.filter(|slot| seen.insert(*slot)));
+            if found.len() > ENDED_OF_GROUP || seen.len() > ENDED_OF_GROUP {
+                return None;
+            }
+            if next.is_empty() {
+                let is_for_these =
+                    |before: &u32| self.held_slots(*before).all(|slot| found.contains(&slot));
+                behind.retain(|before| !seen.contains(before));
+                behind.sort_unstable();
+                behind.dedup();
+                let (only, others) = behind.into_iter().partition(is_for_these);
+                (next, behind) = (only, others);
+                seen.extend(&next);
+            }
+        }
+        Some(found)
+    }
+
+    /// Ends those of the messages that wait, and asks those that run to stop. Returns the state that they were in, or are in
+    /// now if some run.
+    fn cancel(&mut self, slots: Vec<u32>, reason: &str, running: Running) -> Option<MessageState> {
         let messages = &self.state.messages;
-        let copies = messages.copies(id);
+        let copies = slots.into_iter();
         let copies = copies.filter(|slot| !messages[*slot].is_failed());
         let (leased, waiting): (Vec<u32>, Vec<u32>) =
             copies.partition(|slot| messages[*slot].is_leased());
@@ -69,6 +176,20 @@ impl Broker {
             self.ask_to_stop(slot, reason, running == Running::Kill);
         }
         Some(MessageState::Cancelling)
+    }
+
+    /// Cancels all jobs that match, in steps; returns the id of the operation.
+    pub(crate) fn cancel_all(&mut self, filter: &Filter, reason: &str, running: Running) -> u64 {
+        if let Some(workflow) = whole_workflow(filter) {
+            self.state.workflows.mark_cancelled(workflow);
+        }
+        let mut mark = self.new_mark(MarkedFor::Cancel, filter, reason, None);
+        mark.running = running;
+        let operation = self.begin_mark(mark);
+        if let Some(workflow) = &filter.workflow {
+            self.cancel_unsealed(workflow, mark.reason);
+        }
+        operation
     }
 
     /// Asks the worker of a running job to stop it. Asked again, it is told only what is new: that it may kill the job.
@@ -200,6 +321,15 @@ impl Broker {
                 && self.state.is_meant(mark, slot)
         })
     }
+}
+
+/// Returns the workflow whose jobs, all of them, the filter selects.
+fn whole_workflow(filter: &Filter) -> Option<MessageId> {
+    let all = Filter {
+        workflow: filter.workflow,
+        ..Filter::default()
+    };
+    filter.workflow.filter(|_| *filter == all)
 }
 
 impl State {

@@ -134,6 +134,29 @@ impl Join {
             .is_some_and(|growth| growth.session > 0)
     }
 
+    /// Returns the ids of the members that have not arrived; `None`: they are more than `most`.
+    pub(crate) fn pending(&self, most: usize) -> Option<Vec<MessageId>> {
+        if (self.count - self.arrivals.min(self.count)) as usize > most || !self.id.is_join() {
+            return None;
+        }
+        let words = (0..self.count.div_ceil(64)).map(|word| {
+            let arrived = self.arrived.get(&word).copied().unwrap_or(0);
+            (word * 64, !arrived)
+        });
+        let pending = words
+            .filter(|(_, bits)| *bits != 0)
+            .flat_map(|(first, bits)| {
+                let of_word = (0..64).filter(move |bit| bits >> bit & 1 == 1);
+                of_word.map(move |bit| first + bit)
+            });
+        let pending = pending.filter(|index| *index < self.count.min(JOIN_CAP));
+        Some(
+            pending
+                .map(|index| MessageId::member(self.id, index))
+                .collect(),
+        )
+    }
+
     /// Returns the members that have arrived, as (index / 64, bits).
     pub(crate) fn arrived(&self) -> Vec<(u32, u64)> {
         let words = self.arrived.iter();
@@ -531,6 +554,12 @@ impl Joins {
             self.find(join)
                 .filter(|slot| self.joins[*slot].result_ids().contains(id))
         })
+    }
+
+    /// Returns the joins that have a place in this one.
+    pub(crate) fn nested(&self, slot: u32) -> impl Iterator<Item = u32> {
+        let nested = self.joins[slot].nested.iter();
+        nested.filter_map(|id| self.find(id))
     }
 
     /// Takes the messages of a join that the journal names before it.

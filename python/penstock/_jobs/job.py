@@ -205,6 +205,7 @@ class Job(Generic[R_co]):
         worker's ``--kill-grace``. It never starts again. If it succeeds before it stops, its result stays.
         ``running="kill"`` kills the process at once. ``running="leave"`` leaves a running job, and returns ``RUNNING``.
         Any client that waits for the result gets ``JobCancelled`` with the ``reason``, of at most 200 bytes.
+        Of a job that a group has replaced, the jobs of the group are cancelled, and it fails with a ``GroupError``.
         Raises ``NoSuchJob`` when the broker knows nothing of this id, ``NotOffered`` when the broker can't stop running
         jobs, and ``BrokerUnavailable`` or ``CallTimeout`` after ``app.call_timeout``.
         """

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use penstock_faults::planted;
 use penstock_jobs::Blame;
 use penstock_message::{
-    Applied, Due, Extras, Filter, Hold, JOIN_CAP, JoinId, Key, Member, Message, MessageId, Op,
+    Applied, Due, Extras, Hold, JOIN_CAP, JoinId, Key, Member, Message, MessageId, Op,
     ReleaseReason, Target, Unsealed, Value, When, place_of_heir,
 };
 
@@ -255,17 +255,13 @@ impl Broker {
                     reason,
                     running,
                 } => match target {
-                    Target::Job(id) => applied.found = self.cancel(id, reason, *running),
+                    Target::Job(id) => {
+                        let cancelled = self.cancel_job(id, reason, *running);
+                        applied.found = cancelled.found;
+                        applied.operation = cancelled.operation.or(applied.operation);
+                    }
                     Target::Filter(filter) => {
-                        if let Some(workflow) = whole_workflow(filter) {
-                            self.state.workflows.mark_cancelled(workflow);
-                        }
-                        let mut mark = self.new_mark(MarkedFor::Cancel, filter, reason, None);
-                        mark.running = *running;
-                        applied.operation = Some(self.begin_mark(mark));
-                        if let Some(workflow) = &filter.workflow {
-                            self.cancel_unsealed(workflow, mark.reason);
-                        }
+                        applied.operation = Some(self.cancel_all(filter, reason, *running));
                     }
                 },
                 Op::RetryFailed { target, queue } => match target {
@@ -604,15 +600,6 @@ impl Replaced {
             }
         }
     }
-}
-
-/// Returns the workflow whose jobs, all of them, the filter selects.
-fn whole_workflow(filter: &Filter) -> Option<MessageId> {
-    let all = Filter {
-        workflow: filter.workflow,
-        ..Filter::default()
-    };
-    filter.workflow.filter(|_| *filter == all)
 }
 
 /// Bytes that came in a frame share its memory, which may be much larger and would then live for as

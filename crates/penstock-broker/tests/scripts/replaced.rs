@@ -163,6 +163,21 @@ fn a_workflow_goes_on_with_what_replaces_its_last_step() {
     );
 }
 
+/// Whatever comes to a workflow has its deadline, and each delivery says so.
+#[test]
+fn what_replaces_a_job_and_what_that_has_sent_have_its_deadline() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a open r deadline=50; publish r workflow=r                    -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r:by50
+        w replace r; hold u/ count=1 takes=r result=1000000 workflow=r; publish u/0 member=u/:0 workflow=r; publish s workflow=r; publish o -> w confirm 1, w deliver u/0:by50 s:by50 o
+        w replace u/0; publish u/0 member=u/:0 workflow=r             -> w confirm 2, w deliver u/0:by50
+        ",
+    );
+}
+
 #[test]
 fn a_cancelled_job_is_not_replaced() {
     check(
@@ -257,4 +272,96 @@ fn a_key_goes_on_to_the_job_that_replaces_its_owner() {
         a publish s unless=only                                       -> a confirm 4, w deliver s
         ",
     );
+}
+
+/// The job is what they make of it: its cancellation is theirs.
+#[test]
+fn the_cancellation_of_a_job_ends_the_group_in_its_place() {
+    for between in [
+        "# No crash.",
+        "carry",
+        "kill\nw hello u/0 -> w welcome 1 u/0\na hello -> a welcome 1\na watch r -> a sees r pending",
+    ] {
+        check(&format!(
+            "
+            a hello                                                   -> a welcome 0
+            a publish r                                               -> a confirm 1
+            w hello                                                   -> w welcome 0
+            w consume default 10                                      -> w deliver r
+            a watch r                                                 -> a sees r pending
+            w replace r; hold u/ count=2 takes=r result=1000000; hold c/ count=1 messages=u/1 member=u/:1 inputs=one; publish u/0 member=u/:0; publish c/0 member=c/:0 queue=slow -> w confirm 1, w deliver u/0
+            {between}
+            a cancel r ask reason=enough                              -> a confirm 2 2:Cancelling, a sees r Upstream u/1, w stop u/0 (enough)
+            w return u/0                                              -> w confirm 2
+            a watch u/0 u/1 c/0 -> a sees u/0 Cancelled enough, a sees u/1 Cancelled enough, a sees c/0 Cancelled enough
+            "
+        ));
+    }
+}
+
+#[test]
+fn a_job_whose_group_runs_may_be_left_to_run() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a publish r                                                   -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r
+        w replace r; hold u/ count=2 takes=r result=1000000; publish u/0 member=u/:0; publish u/1 member=u/:1 -> w confirm 1, w deliver u/0 u/1
+        a cancel r                                                    -> a confirm 2 2:refused 0 TooLate(Running)
+        w ack u/0; put u/0 one                                        -> w confirm 2
+        w ack u/1; put u/1 two                                        -> w confirm 3
+        a cancel r                                                    -> a confirm 3 3:refused 0 NoSuchJob
+        ",
+    );
+}
+
+/// `b/0` is before others, too, and goes on.
+#[test]
+fn a_cancelled_group_takes_nothing_with_it_that_others_wait_for() {
+    check(
+        "
+        a hello                                                       -> a welcome 0
+        a hold g/ count=2 messages=body; hold u/ count=1 then=g/:0 result=1000000; hold b/ count=1 messages=u/0+other member=u/:0; publish b/0 member=b/:0 -> a confirm 1
+        a cancel g/0 ask reason=enough                                -> a confirm 2 2:Held
+        a watch g/0 body                                              -> a sees g/0 Upstream u/0, a sees body Upstream u/0
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver b/0
+        w ack b/0                                                     -> w confirm 1, w deliver other
+        ",
+    );
+}
+
+/// A record has room for so many ends; an operation takes steps.
+#[test]
+fn a_group_of_many_in_the_place_of_a_job_is_cancelled_with_its_workflow() {
+    let members: Vec<String> = (0..300)
+        .map(|n| format!("publish u/{n} member=u/:{n} queue=slow"))
+        .collect();
+    let members = members.join(" workflow=r; ");
+    check(&format!(
+        "
+        a hello                                                       -> a welcome 0
+        a publish r                                                   -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r
+        w open r; replace r; hold u/ count=300 takes=r result=1000000; {members} workflow=r -> w confirm 1
+        a cancel r ask reason=enough                                  -> a confirm 2 2:Cancelling+operation-1
+        a operation 1                                                 -> a operation 300/300/0 over
+        a watch u/0 u/299 -> a sees u/0 Cancelled enough, a sees u/299 Cancelled enough
+        "
+    ));
+    check(&format!(
+        "
+        a hello                                                       -> a welcome 0
+        a open s; publish r workflow=s; publish s workflow=s queue=slow -> a confirm 1
+        w hello                                                       -> w welcome 0
+        w consume default 10                                          -> w deliver r
+        w replace r; hold u/ count=300 takes=r result=1000000; {} workflow=s -> w confirm 1
+        a cancel r ask reason=enough                                  -> a confirm 2 2:refused 0 Invalid
+        a cancel all workflow=s reason=enough                         -> a confirm 3 3:operation-1
+        a operation 1                                                 -> a operation 301/301/0 over
+        ",
+        members.replace("workflow=r", "workflow=s")
+    ));
 }
