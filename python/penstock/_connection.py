@@ -112,7 +112,8 @@ class Connection:
         """Commit a workflow in one transaction. ``jobs``: the plan's, with the headers that they are to have."""
         built = plan.build(jobs)
         if len(built.graph):
-            self._client.publish_graph(built.graph, built.workflow_id, timeout_s)
+            is_new = self._client.publish_graph(built.graph, plan.named(built), timeout_s)
+            return built if is_new else built._replace(is_new=False)
         return built
 
     def build_plan(

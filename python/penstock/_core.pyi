@@ -91,6 +91,10 @@ class Graph:
         """``depth``: number of jobs, one after another, in whose place these are."""
     def encode(self, workflow: bytes | None) -> bytes:
         """Take all of it for the end of the job that runs. ``workflow``: that of each job; None: of a single job."""
+    def derive_ids(self, job_id: bytes, seed: bytes) -> None:
+        """Make all its ids from that of the job that sends it and from 32 bytes: the same ones each time."""
+    def note(self, key: bytes, ttl_ms: int, once: bool) -> None:
+        """Add a note under a key of its own. ``once``: all of it is sent only if there is no such note yet."""
     def join(
         self,
         count: int,
@@ -173,8 +177,11 @@ class Client:
         """Commit one job and return its id (16 bytes) once it is as durable as its options say."""
     def publish_same(self, options: Options, bodies: Sequence[bytes], timeout_s: float) -> list[bytes]: ...
     def publish_many(self, jobs: Sequence[tuple[Options, bytes]], timeout_s: float) -> list[bytes]: ...
-    def publish_graph(self, graph: Graph, workflow: bytes, timeout_s: float) -> None:
-        """Commit all of it in one transaction. ``workflow``: the id that each of its jobs names."""
+    def publish_graph(self, graph: Graph, workflow: bytes | None, timeout_s: float) -> bool:
+        """Commit all of it in one transaction; False: its note says that it was sent before.
+
+        ``workflow``: the id that each of its jobs names; None: a single job names none.
+        """
     def cancel_workflow(self, workflow: bytes, reason: str, running: str, timeout_s: float) -> int | None:
         """Cancel all jobs of a workflow, and return the number of the operation."""
     def wait(

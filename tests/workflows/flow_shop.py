@@ -193,6 +193,12 @@ TASKS = """
                 steps.add("one", add.s(a, 1))
                 steps.add("two", add.s(1), needs=["one"])
                 return steps
+            case "waits":
+                return group(wait_for.si(name), add.s(a, 1).options(countdown=600))
+            case "until":
+                return until.si()
+            case "untils":
+                return group(until.si(), until.si())
             case "linked":
                 return add.s(a, 100).link(note.s("linked"))
             case "nothing":
@@ -264,6 +270,45 @@ TASKS = """
     def spawns_and_is_replaced(label: str) -> Any:
         current_job().spawn(simply_note.s(label))
         return app.replace(add.s(1, 2))
+
+    @app.task(retries=1, backoff=0.01, jitter=0)
+    def sends_now(label: str, fails: int = 0) -> list[str]:
+        job = current_job()
+        steps = [
+            simply_note.s(label),
+            simply_note.s(label),
+            simply_note.s(f"{label} first") | note.s(f"{label} then"),
+            group(simply_note.s(f"{label} member"), simply_note.s(f"{label} member")),
+            group([]),
+        ]
+        sent = [job.spawn(step, now=True) for step in steps]
+        if job.attempt <= fails:
+            raise OutOfPaper(label)
+        return [each.id for each in sent]
+
+    @app.task
+    async def asends_now(label: str) -> Any:
+        job = current_job()
+        return [await (await job.aspawn(simply_note.s(label))), await (await job.aspawn(group(simply_note.s(label))))]
+
+    @app.task
+    def waits_for_what_it_sends() -> Any:
+        job = current_job()
+        return [job.workflow, job.spawn(whose.s(), now=True).result(), job.spawn(group(whose.s()), now=True).result()]
+
+    @app.task
+    def sends_until() -> Any:
+        return current_job().spawn(until.s(), now=True).result()
+
+    @app.task
+    def sends_and_is_replaced(times: int) -> Any:
+        current_job().spawn(simply_note.s(f"{times} left"), now=True)
+        return app.replace(sends_and_is_replaced.s(times - 1)) if times else "over"
+
+    @app.task
+    def sends_elsewhere(url: str) -> Any:
+        other = App("other", url)
+        return current_job().spawn(other.task(name="other.task")(lambda: None).s())
 
     @app.task
     def spawns_a_waiter(name: str) -> str:

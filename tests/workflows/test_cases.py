@@ -193,6 +193,15 @@ class TestDeadlines:
         assert group(shop.until.s()).delay(deadline=at).result(shop.patience_s) == [at.timestamp()]
         assert shop.run(shop.until.s()) is None
 
+    def test_29_a_job_that_replaces_another_one_or_is_spawned_knows_it_too(self, shop):
+        at = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
+        steps = group(shop.replaced.s("until", 1), shop.replaced.s("untils", 1), shop.sends_until.s())
+        assert steps.delay(deadline=at).result(shop.patience_s) == [
+            at.timestamp(),
+            [at.timestamp()] * 2,
+            at.timestamp(),
+        ]
+
     @pytest.mark.parametrize(
         ("deadline", "error", "says"),
         [
@@ -297,6 +306,32 @@ class TestReplacedJobs:
         eventually(lambda: workflow.status().jobs.running == 0, shop.patience_s)
         assert shop.notes() == ["waits for never"]
 
+    @pytest.mark.parametrize("whole", [False, True], ids=["job", "workflow"])
+    def test_15_the_cancelling_of_a_job_reaches_the_group_in_its_place(self, shop, whole):
+        if not shop.is_real:
+            pytest.skip("inline all has happened when delay returns")
+        job = shop.replaced.delay("waits", 1, f"never-{whole}")
+        shop.wait_for_notes(1)
+        workflow = shop.app.workflow(job.id)
+        if whole:
+            workflow.cancel("enough")
+        else:
+            assert job.cancel("enough") is JobState.CANCELLING
+        with pytest.raises(GroupError, match=r"JobCancelled: .*enough"):
+            job.result(shop.patience_s)
+        eventually(lambda: workflow.status().ended_at is not None, shop.patience_s)
+        assert workflow.status().jobs.cancelled == 2
+        steps = (shop.replaced.s("waits", 1, f"never-{whole}") | shop.note.s()).delay()
+        shop.wait_for_notes(2)
+        if whole:
+            steps.cancel("enough")
+        else:
+            steps[0].cancel("enough")
+        with pytest.raises(JobCancelled if whole else GroupError, match="enough"):
+            steps.result(shop.patience_s)
+        eventually(lambda: steps.status().jobs.running == 0, shop.patience_s)
+        assert shop.notes() == [f"waits for never-{whole}"] * 2
+
     def test_16_the_values_of_a_group_are_the_result_of_the_job(self, shop):
         assert shop.run(shop.replaced.s("group", 1)) == [1, 2, 3]
         assert shop.run(shop.replaced.s("hollow", 1)) == [[], 2]
@@ -326,6 +361,47 @@ class TestSpawnedSteps:
     def test_18_a_job_spawns_steps_and_is_replaced(self, shop):
         assert shop.run(shop.spawns_and_is_replaced.s("both")) == 3
         assert shop.wait_for_notes(1) == ["both"]
+
+    def test_18_a_step_that_is_sent_at_once_is_sent_once_for_all_attempts(self, shop):
+        said = ["again"] * 2 + ["again first", "again member", "again member", "again then: 'again first'"]
+        job = shop.sends_now.delay("again", fails=1)
+        one, other, chained, together, nothing = job.result(shop.patience_s)
+        assert one != other and nothing == ""
+        assert [shop.app.job(each).result(shop.patience_s) for each in (one, other)] == ["again"] * 2
+        assert shop.app.workflow(chained).result(shop.patience_s) == "again then"
+        assert shop.app.workflow(together).result(shop.patience_s) == ["again member"] * 2
+        assert sorted(shop.notes()) == said
+
+    def test_18_it_stays_sent_when_the_job_fails_and_is_not_sent_by_a_person_s_retry(self, shop):
+        with pytest.raises(shop.OutOfPaper):
+            (job := shop.sends_now.delay("fails", fails=2)).result(shop.patience_s)
+        assert len(shop.wait_for_notes(6)) == 6
+        shop.app.failed(id=job.id).retry()
+        one, *_ = job.result(shop.patience_s)
+        assert shop.app.job(one).result(shop.patience_s) == "fails"
+        shop.run(shop.simply_note.s("end"))
+        assert len(shop.notes()) == 7
+
+    def test_18_it_belongs_to_the_workflow_of_its_job_and_can_be_waited_for(self, shop):
+        assert shop.run(shop.waits_for_what_it_sends.s())[:2] == [None, None]
+        workflow = (shop.add.si(1, 1) | shop.waits_for_what_it_sends.si()).delay()
+        assert workflow.result(shop.patience_s) == [workflow.id, workflow.id, [workflow.id]]
+        assert workflow.status().jobs.succeeded == 4
+        assert shop.run(shop.asends_now.s("awaited")) == ["awaited", ["awaited"]]
+
+    def test_18_what_replaces_a_job_sends_its_own(self, shop):
+        assert shop.run(shop.sends_and_is_replaced.s(2)) == "over"
+        assert sorted(shop.wait_for_notes(3)) == ["0 left", "1 left", "2 left"]
+
+    def test_18_a_step_of_another_broker_is_refused(self, shop):
+        with pytest.raises(ValueError, match="whose broker is the job's own"):
+            shop.run(shop.sends_elsewhere.s("local:elsewhere"))
+
+    def test_18_outside_of_a_job_nothing_is_spawned(self, shop):
+        job = penstock.CurrentJob("id", "task", 1, 0, False, None, "worker")
+        for now in False, True:
+            with pytest.raises(RuntimeError, match="while it runs, and where it runs"):
+                job.spawn(shop.add.s(1, 2), now=now)
 
     def test_18_the_workflow_ends_after_it_and_the_body_does_not_wait(self, shop):
         name = "loose"

@@ -236,16 +236,32 @@ impl Client {
         id_list(py, &ids)
     }
 
-    /// Commits all jobs and joins of a workflow in one transaction. `workflow`: its id.
+    /// Commits all jobs and joins of a workflow in one transaction. `workflow`: its id; `None`: a job of no workflow. Returns
+    /// false where it is to be sent once and was.
     fn publish_graph(
         &self,
         py: Python<'_>,
         graph: &Graph,
-        workflow: &[u8],
+        workflow: Option<&[u8]>,
         timeout_s: f64,
-    ) -> PyResult<()> {
-        let (tx, durability) = graph.take(job(workflow)?);
-        self.commit(py, tx, durability, timeout_s)
+    ) -> PyResult<bool> {
+        let (tx, durability) = graph.take(workflow.map(job).transpose()?);
+        let deadline = deadline(Some(timeout_s))?;
+        let driver = self.driver()?;
+        let outcome = wait_for_end(py, &*driver, |done| {
+            driver.commit(vec![tx], durability, deadline, done);
+        })?;
+        let was_sent = matches!(
+            outcome.as_deref(),
+            Ok([Receipt::Refused {
+                why: Refusal::GuardFailed,
+                ..
+            }])
+        );
+        if !was_sent {
+            confirmed(outcome)?;
+        }
+        Ok(!was_sent)
     }
 
     fn submit_graph(
@@ -259,7 +275,7 @@ impl Client {
     ) -> PyResult<()> {
         let deadline = deadline(Some(timeout_s))?;
         let driver = self.driver()?;
-        let (tx, durability) = graph.take(job(workflow)?);
+        let (tx, durability) = graph.take(Some(job(workflow)?));
         let inbox = Arc::clone(&port.inbox);
         inbox.expect(token);
         let done = Box::new(move |outcome| {
@@ -763,7 +779,7 @@ pub(crate) fn draw_ids(count: usize) -> PyResult<Vec<MessageId>> {
     ids::draw(count).map_err(no_random_bytes)
 }
 
-pub(crate) fn no_random_bytes(error: getrandom::Error) -> PyErr {
+fn no_random_bytes(error: getrandom::Error) -> PyErr {
     pyo3::exceptions::PyOSError::new_err(format!("this system gives no random bytes: {error}"))
 }
 

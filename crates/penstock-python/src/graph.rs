@@ -5,8 +5,8 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use penstock_message::{
-    Due, Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy, Key, Later,
-    Member, Message, MessageId, Op, Open, Tx, Unsealed, Value, ValueStatus, When,
+    Condition, Due, Durability, Extras, Hold, InputShape, Inputs, JOIN_CAP, JoinId, JoinPolicy,
+    Key, Later, Member, Message, MessageId, Op, Open, Tx, Unsealed, Value, ValueStatus, When,
 };
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -25,6 +25,9 @@ const DEPTH: &str = "penstock.replaced";
 
 /// Group of the values that say what the steps of graphs are called.
 const VALUES: &str = "penstock.graphs";
+
+/// Group of the values that say what jobs have sent while they ran.
+const SENT: &str = "penstock.sent";
 
 /// Jobs and joins of one workflow. A join is added before the jobs that it holds, and before those that are its members.
 #[pyclass(frozen, module = "penstock._core")]
@@ -45,6 +48,10 @@ struct Parts {
     open: Option<Open>,
     /// Number of jobs, one after another, in whose place these are.
     depth: u32,
+    /// Where ids come from that are the same each time.
+    derived: Option<ids::Derived>,
+    /// Note that all of it was sent, and before that the condition that it was not.
+    sent: Vec<Op>,
 }
 
 impl Parts {
@@ -52,6 +59,13 @@ impl Parts {
         match self.joins.get(&join) {
             Some(place) => Ok(&mut self.holds[*place]),
             None => Err(Failure::invalid("no such join in this workflow")),
+        }
+    }
+
+    fn draw_id(&mut self) -> PyResult<MessageId> {
+        match &mut self.derived {
+            Some(derived) => Ok(derived.draw()),
+            None => Ok(draw_ids(1)?[0]),
         }
     }
 }
@@ -72,6 +86,30 @@ impl Graph {
         Self {
             parts: Mutex::new(parts),
         }
+    }
+
+    /// Makes all its ids from those of the job that sends it and from the seed: the same ones when that job runs again.
+    fn derive_ids(&self, job_id: &[u8], seed: [u8; 32]) -> PyResult<()> {
+        let derived = ids::Derived::new(job(job_id)?, &seed);
+        self.parts.lock().unwrap().derived = Some(derived);
+        Ok(())
+    }
+
+    /// Adds a note under a key of its own, kept for so long. `once`: all of it is sent only if there is no such note yet.
+    fn note(&self, key: &[u8], ttl_ms: u64, once: bool) {
+        let key = Key::Named(Bytes::copy_from_slice(key));
+        let guard = Op::Guard {
+            key: key.clone(),
+            condition: Condition::Absent,
+        };
+        let put = Op::Put {
+            key,
+            value: Value::new(ValueStatus::Succeeded, Bytes::new()),
+            ttl_ms: Some(ttl_ms),
+            group: SENT.to_owned(),
+        };
+        let ops = once.then_some(guard).into_iter().chain([put]);
+        self.parts.lock().unwrap().sent.extend(ops);
     }
 
     /// Adds a join of `count` members, whose own places in others are `then`; returns its id. `max_failures`: `None` for
@@ -100,7 +138,6 @@ impl Graph {
             let text = format!("a group has at most {JOIN_CAP} members, not {count}");
             return Err(Failure::invalid(text).into());
         }
-        let id = ids::draw_join(kind).map_err(crate::client::no_random_bytes)?;
         let then = then.iter().map(member).collect::<PyResult<_>>()?;
         let expects = expects
             .iter()
@@ -108,6 +145,7 @@ impl Graph {
             .collect::<PyResult<_>>()?;
         let creator = creator.map(job).transpose()?;
         let mut parts = self.parts.lock().unwrap();
+        let id = ids::join(parts.draw_id()?, kind);
         let place = parts.holds.len();
         parts.joins.insert(id, place);
         parts.holds.push(Hold {
@@ -167,9 +205,10 @@ impl Graph {
         mark: Option<&str>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let place = place.as_ref().map(member).transpose()?;
+        let mut parts = self.parts.lock().unwrap();
         let id = match place {
             Some(Member { join, index }) => MessageId::member(join, index),
-            None => draw_ids(1)?[0],
+            None => parts.draw_id()?,
         };
         let (queue, mut message, due) = options.message(id, copied(body));
         let mut extras = message
@@ -181,7 +220,6 @@ impl Graph {
             let value = Bytes::copy_from_slice(mark.as_bytes());
             extras.headers.push((MARK.to_owned(), value));
         }
-        let mut parts = self.parts.lock().unwrap();
         if parts.depth > 0 {
             let value = parts.depth.to_string().into();
             extras.headers.push((DEPTH.to_owned(), value));
@@ -261,7 +299,7 @@ impl Graph {
         py: Python<'py>,
         workflow: Option<&[u8]>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let (tx, _) = self.take_for(workflow.map(job).transpose()?);
+        let (tx, _) = self.take(workflow.map(job).transpose()?);
         Ok(PyBytes::new(py, &penstock_worker::encode_steps(tx.ops)))
     }
 
@@ -275,12 +313,8 @@ impl Graph {
 
 impl Graph {
     /// Takes all of it as one transaction, as durable as the most careful of its jobs asks. `workflow`: the id that each
-    /// job names as its workflow's.
-    pub(crate) fn take(&self, workflow: MessageId) -> (Tx, Durability) {
-        self.take_for(Some(workflow))
-    }
-
-    fn take_for(&self, workflow: Option<MessageId>) -> (Tx, Durability) {
+    /// job names as its workflow's; `None`: a job that belongs to none.
+    pub(crate) fn take(&self, workflow: Option<MessageId>) -> (Tx, Durability) {
         let Parts {
             holds,
             mut publishes,
@@ -288,6 +322,7 @@ impl Graph {
             seal,
             durability,
             open,
+            sent,
             ..
         } = std::mem::take(&mut *self.parts.lock().unwrap());
         let mut holds = in_order(holds);
@@ -315,6 +350,7 @@ impl Graph {
         });
         let holds = holds.into_iter().map(Op::Hold);
         let jobs = open.into_iter().chain(holds).chain(publishes);
+        let jobs = sent.into_iter().chain(jobs);
         let ops = jobs.chain(values).chain(seal).collect();
         (Tx { ops }, durability.unwrap_or_default())
     }

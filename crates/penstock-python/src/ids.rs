@@ -6,36 +6,65 @@ use std::time::SystemTime;
 use penstock_message::{IdSource, MessageId};
 
 struct Generator {
-    /// Process that the state belongs to: a forked child must not repeat its parent's ids.
+    /// Process that the numbers belong to: a forked child must not repeat its parent's ids.
     pid: u32,
-    state: [u64; 4],
+    numbers: Numbers,
 }
 
 static GENERATOR: Mutex<Generator> = Mutex::new(Generator {
     pid: 0,
-    state: [0; 4],
+    numbers: Numbers([0; 4]),
 });
 
-impl Generator {
-    fn seed(&mut self, pid: u32) -> Result<(), getrandom::Error> {
-        let mut seed = [0; 32];
-        getrandom::fill(&mut seed)?;
-        for (word, bytes) in self.state.iter_mut().zip(seed.chunks_exact(8)) {
+/// Numbers that follow from a seed.
+struct Numbers([u64; 4]);
+
+impl Numbers {
+    fn new(seed: &[u8; 32]) -> Self {
+        let mut state = [0; 4];
+        for (word, bytes) in state.iter_mut().zip(seed.chunks_exact(8)) {
             *word = bytes
                 .iter()
                 .fold(0, |word, byte| word << 8 | u64::from(*byte));
         }
-        self.pid = pid;
-        Ok(())
+        Self(state)
     }
 
     /// Returns the next number of xoshiro256++, by David Blackman and Sebastiano Vigna.
     fn next(&mut self) -> u64 {
-        let [a, b, c, d] = self.state;
+        let [a, b, c, d] = self.0;
         let drawn = a.wrapping_add(d).rotate_left(23).wrapping_add(a);
         let (c, d) = (c ^ a, d ^ b);
-        self.state = [a ^ d, b ^ c, c ^ (b << 17), d.rotate_left(45)];
+        self.0 = [a ^ d, b ^ c, c ^ (b << 17), d.rotate_left(45)];
         drawn
+    }
+
+    fn next_id(&mut self, unix_ms: u64) -> MessageId {
+        let mut random = [0; 10];
+        random[..8].copy_from_slice(&self.next().to_le_bytes());
+        random[8..].copy_from_slice(&self.next().to_le_bytes()[..2]);
+        MessageId::new(IdSource { unix_ms, random })
+    }
+}
+
+/// Ids that a job gives to what it sends: drawn from a seed, so that another run of the job draws the same ones.
+pub(crate) struct Derived {
+    unix_ms: u64,
+    numbers: Numbers,
+}
+
+impl Derived {
+    /// The ids have the time of the job's own.
+    pub(crate) fn new(job: MessageId, seed: &[u8; 32]) -> Self {
+        let time = job.0[..6].iter();
+        Self {
+            unix_ms: time.fold(0, |ms, byte| ms << 8 | u64::from(*byte)),
+            numbers: Numbers::new(seed),
+        }
+    }
+
+    pub(crate) fn draw(&mut self) -> MessageId {
+        self.numbers.next_id(self.unix_ms)
     }
 }
 
@@ -44,12 +73,12 @@ impl Generator {
 /// else of the join that it came from.
 const KIND: (usize, u8) = (12, 3);
 
-/// Draws the id of a join.
-pub(crate) fn draw_join(kind: u8) -> Result<MessageId, getrandom::Error> {
-    let mut join = draw(1)?[0].join_of();
+/// Returns the id of a join that has been drawn as the id of a job.
+pub(crate) fn join(drawn: MessageId, kind: u8) -> MessageId {
+    let mut join = drawn.join_of();
     let (byte, bits) = KIND;
     join.0[byte] = join.0[byte] & !bits | kind & bits;
-    Ok(join)
+    join
 }
 
 /// Draws this many ids, all of this millisecond.
@@ -57,16 +86,14 @@ pub(crate) fn draw(count: usize) -> Result<Vec<MessageId>, getrandom::Error> {
     let mut generator = GENERATOR.lock().unwrap();
     let pid = std::process::id();
     if generator.pid != pid {
-        generator.seed(pid)?;
+        let mut seed = [0; 32];
+        getrandom::fill(&mut seed)?;
+        generator.numbers = Numbers::new(&seed);
+        generator.pid = pid;
     }
     let unix_ms = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0, |since| since.as_millis() as u64);
-    let mut id = || {
-        let mut random = [0; 10];
-        random[..8].copy_from_slice(&generator.next().to_le_bytes());
-        random[8..].copy_from_slice(&generator.next().to_le_bytes()[..2]);
-        MessageId::new(IdSource { unix_ms, random })
-    };
-    Ok((0..count).map(|_| id()).collect())
+    let numbers = &mut generator.numbers;
+    Ok((0..count).map(|_| numbers.next_id(unix_ms)).collect())
 }

@@ -134,6 +134,20 @@ _NEXT = _Fed(True, 1)
 _AFTER_NOTHING = _Fed(False, 0, _EMPTY_LIST)
 
 
+class Spawned(NamedTuple):
+    """How a job sends a workflow while it runs, once for all of its runs."""
+
+    job_id: bytes
+    workflow: bytes | None
+    """Workflow of the job."""
+    seed: bytes
+    """What the ids follow from."""
+    key: bytes
+    """Key of the note that it was sent."""
+    kept_ms: int
+    """Time for which that is kept."""
+
+
 class Sent(NamedTuple):
     """A workflow that was sent. Of one that consists of a single call and its callbacks, its job."""
 
@@ -155,8 +169,10 @@ class Plan:
         deadline: Seconds | datetime | None = None,
         atomic: bool = False,
         wanted: bool = False,
+        spawned: Spawned | None = None,
     ) -> None:
         self._step = step
+        self._spawned = spawned
         self._name = None if name is None else checked_name(name)
         self._deadline = due_ms("deadline", deadline)
         # The group that need not be sent at once, and what is to be sent of it later.
@@ -213,6 +229,11 @@ class Plan:
         return bool(self._jobs)
 
     @property
+    def is_lone(self) -> bool:
+        """Whether it is a call without callbacks, which is a job and no workflow."""
+        return isinstance(self._step, Signature) and not self._step._links
+
+    @property
     def is_nothing(self) -> bool:
         """Whether it is an empty group, which may have callbacks."""
         return self._root is None
@@ -222,7 +243,13 @@ class Plan:
 
         ``opens``: whether it is a workflow of its own.
         """
-        return self._build(_Builder(self._takes, self._marks, jobs), None, opens)
+        builder = _Builder(self._takes, self._marks, jobs)
+        spawned = self._spawned
+        if spawned is None:
+            return self._build(builder, None, opens)
+        builder.graph.derive_ids(spawned.job_id, spawned.seed)
+        builder.graph.note(spawned.key, spawned.kept_ms, True)
+        return self._build(builder, None, spawned.workflow is None)
 
     def build_in_place(
         self, jobs: Sequence[tuple[_core.Options, bytes]], job_id: bytes, depth: int, *, opens: bool
@@ -234,8 +261,7 @@ class Plan:
 
     def _build(self, builder: _Builder, place: _Place | None, opens: bool) -> Built:
         built = builder.build(self._root, self._loose, place)
-        # A call without callbacks is a job, and no workflow.
-        if opens and self._root is not None and not (isinstance(self._step, Signature) and not self._step._links):
+        if opens and self._root is not None and not self.is_lone:
             steps = Described(self._root, self._signatures, built.job_ids, builder.groups)
             name = name_of(self._step) if self._name is None else self._name
             after_ms, at_ms = self._deadline
@@ -248,6 +274,13 @@ class Plan:
             )
         self.id, self.join = built.workflow_id, builder.growing
         return built
+
+    def named(self, built: Built) -> bytes | None:
+        """Return the id that the jobs name as their workflow's; None: they belong to none."""
+        if self._spawned is None:
+            return built.workflow_id
+        own = None if self.is_lone else built.workflow_id
+        return own if self._spawned.workflow is None else self._spawned.workflow
 
     # A group that is too large for one transaction.
 
@@ -523,6 +556,8 @@ class Built(NamedTuple):
     """Ids of the members of its group, or of the steps of its chain or its graph."""
     names: Sequence[str] | None = None
     """Names of the steps of its graph."""
+    is_new: bool = True
+    """Whether it was not sent by an earlier run of the job that sends it."""
 
     @property
     def workflow_id(self) -> bytes:
@@ -564,7 +599,7 @@ class _Builder:
         self._takes = takes
         self._marks = marks
         self._jobs = jobs
-        self._graph = _core.Graph(depth)
+        self.graph = _core.Graph(depth)
         self._ids: list[bytes] = [b""] * len(jobs)
         # Outcomes of groups are kept as long as the longest result.
         kept = {id(options): options for options, _ in jobs}.values()
@@ -581,7 +616,7 @@ class _Builder:
         for node in loose:
             self._add(node, None, None)
         if root is None:
-            return Built(self._graph, None, self._ids, ())
+            return Built(self.graph, None, self._ids, ())
         chain = root.node if isinstance(root, _Linked) else root
         steps: list[bytes] = []
         outcome = self._add(root, place, None, steps)
@@ -593,14 +628,14 @@ class _Builder:
         elif isinstance(chain, _Group):
             members = MemberIds(outcome, len(chain.nodes))
         elif isinstance(chain, _Graph):
-            return Built(self._graph, outcome, self._ids, self._steps[self.groups[id(chain)]], chain.names)
-        return Built(self._graph, outcome, self._ids, members)
+            return Built(self.graph, outcome, self._ids, self._steps[self.groups[id(chain)]], chain.names)
+        return Built(self.graph, outcome, self._ids, members)
 
     def build_members(self, nodes: Sequence[_Node], join: bytes, first: int) -> Built:
         """Make the graph of members of a join that is there already, from the one with the index ``first`` on."""
         for index, node in enumerate(nodes, first):
             self._add(node, (join, index), None)
-        return Built(self._graph, None, self._ids, ())
+        return Built(self.graph, None, self._ids, ())
 
     def _add(self, node: _Node, place: _Place | None, held: _Held | None, steps: list[bytes] | None = None) -> bytes:
         """Add what a node consists of, and return the id whose result is its outcome.
@@ -675,7 +710,7 @@ class _Builder:
         waits = held is not None and held.is_plain
         join = self._join(int(waits), 0, then, self._ttl_ms, kind=EMPTY)
         if held is not None and waits:
-            self._graph.also(held.join, (join, 0))
+            self.graph.also(held.join, (join, 0))
         self.groups[id(node)] = join
         return join if place is None else _id_of(place)
 
@@ -693,7 +728,7 @@ class _Builder:
         if not group.is_growing:
             return self._join(len(group.nodes), group.max_failures, then, self._ttl_ms)
         creator = running_job_id()
-        self.growing = self._graph.join(0, group.max_failures, then, self._ttl_ms, grows=True, creator=creator)
+        self.growing = self.graph.join(0, group.max_failures, then, self._ttl_ms, grows=True, creator=creator)
         return self.growing
 
     def _add_members(self, node: _Node, join: bytes, held: _Held | None) -> None:
@@ -726,7 +761,7 @@ class _Builder:
                 waits_for = known
             ids[step] = self._add_reporting(node.nodes[step], places[step], waits_for)
         self._steps[join] = ids
-        self._graph.value(names_id(join), encode_names(node.names, ids, node.ends), self._ttl_ms + _NAMES_KEPT_MS)
+        self.graph.value(names_id(join), encode_names(node.names, ids, node.ends), self._ttl_ms + _NAMES_KEPT_MS)
 
     def _add_reporting(self, node: _Node, places: Sequence[_Place], held: _Held | None) -> bytes:
         """Add a step that reports to any number of places."""
@@ -743,11 +778,11 @@ class _Builder:
         options, body = self._jobs[number]
         mark = self._marks.get(number)
         if held is None:
-            job_id = self._graph.job(options, body, place=place, mark=mark)
+            job_id = self.graph.job(options, body, place=place, mark=mark)
         else:
             join, shape, when, _ = held
             given = shape if self._takes[number] else None
-            job_id = self._graph.job(options, body, place=place, held_by=join, shape=given, when=when, mark=mark)
+            job_id = self.graph.job(options, body, place=place, held_by=join, shape=given, when=when, mark=mark)
         self._ids[number] = job_id
         return job_id
 
@@ -761,7 +796,7 @@ class _Builder:
         kind: int = LIST,
         expects: Sequence[tuple[int, int]] = (),
     ) -> bytes:
-        join = self._graph.join(count, max_failures, then, ttl_ms, kind=kind, expects=expects)
+        join = self.graph.join(count, max_failures, then, ttl_ms, kind=kind, expects=expects)
         if count == 1 and max_failures == 0 and not expects:
             self._single.add(join)
         return join

@@ -2,20 +2,26 @@
 
 They are planned and encoded while the job runs, and sent with its outcome, in one transaction. So a job that fails, or
 that runs again after a crash, has left nothing behind.
+
+Steps that are to be sent at once have ids that follow from the job's and from their number, and come with a note that
+they were sent. The broker refuses them while it has that note, so a job that runs again sends nothing twice:
+
+    the note: while the job may run again, that is as long as a failed job is kept; then for an hour
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from penstock._flows.build import Plan
-from penstock._flows.steps import Partial, Signature, check_step
+from penstock import _core
+from penstock._flows.build import Plan, Spawned
+from penstock._flows.steps import Partial, check_step
 from penstock._jobs import interrupts
 from penstock._jobs.current import DEPTH, NO_EXTRAS, Leaving, Replacement, leaving, running
 
 if TYPE_CHECKING:
-    from penstock import _core
     from penstock._flows.build import Built
     from penstock._flows.workflow import Workflow
     from penstock._jobs.job import Job
@@ -25,6 +31,11 @@ Build: TypeAlias = "Callable[[Sequence[tuple[_core.Options, bytes]]], Built]"
 
 # Jobs in one place, one after another. Nothing that ends needs so many.
 _MOST = 256
+
+# A failed job is kept for 30 days, and may be retried until then.
+_NOTE_KEPT_MS = 31 * 24 * 60 * 60 * 1000
+# A process that has lost its job to another one may still run it for a while.
+_NOTE_KEPT_AFTER_END_MS = 60 * 60 * 1000
 
 
 def replacement(app: App, step: Partial[Any, Any]) -> Replacement:
@@ -43,7 +54,7 @@ def replacement(app: App, step: Partial[Any, Any]) -> Replacement:
             f"this job is the {_MOST}th in its place, one after another: does the last of them ever end?"
         )
     # A job of no workflow becomes one, by its own id.
-    opens = workflow is None and not _is_lone(step)
+    opens = workflow is None and not plan.is_lone
     within = job_id if opens else workflow
 
     def build(jobs: Sequence[tuple[_core.Options, bytes]]) -> Built:
@@ -67,19 +78,64 @@ def spawn(step: Partial[Any, Any]) -> Job[Any] | Workflow[Any]:
     assert current is not None
     job_id, _, extras, *_ = current
     plan = Plan(check_step("spawn()", step), atomic=True)
+    _check_broker(plan)
     workflow = (extras or NO_EXTRAS)[5][1]
     if not plan.has_jobs:
         return plan.sent(None).workflow
     leaves = _leaves_of(job_id)
     built = _planned(plan, leaves, lambda jobs: plan.build(jobs, opens=workflow is None))
-    own = None if _is_lone(step) else built.workflow_id
+    own = None if plan.is_lone else built.workflow_id
     leaves.steps.append(built.graph.encode(own if workflow is None else workflow))
+    return _handle(plan, built)
+
+
+def spawn_now(step: Partial[Any, Any]) -> Job[Any] | Workflow[Any]:
+    """Send a step of the running job, unless an earlier run of the job has."""
+    plan = _plan_now(step)
+    return _handle(plan, plan.app._send_plan(plan, _BLOCKING) if plan.has_jobs else None)
+
+
+async def aspawn_now(step: Partial[Any, Any]) -> Job[Any] | Workflow[Any]:
+    """Like ``spawn_now``, but awaitable. Cancelling the await does not take the step back."""
+    import asyncio
+
+    plan = _plan_now(step)
+    return _handle(plan, await asyncio.to_thread(plan.app._send_plan, plan) if plan.has_jobs else None)
+
+
+_BLOCKING = ("spawn(now=True)", "aspawn()")
+
+
+def _plan_now(step: Partial[Any, Any]) -> Plan:
+    current = running.get()
+    assert current is not None
+    job_id, _, extras, *_ = current
+    _, _, _, headers, _, (_, workflow, _) = extras or NO_EXTRAS
+    leaves = _leaves_of(job_id)
+    # What has replaced a job has its id.
+    name = f"{job_id.hex()}/{headers.get(DEPTH, '0')}/{leaves.sent}"
+    seed = blake2b(name.encode(), digest_size=32, person=b"penstock.spawn").digest()
+    key = f"penstock.sent/{name}".encode()
+    plan = Plan(check_step("spawn()", step), atomic=True, spawned=Spawned(job_id, workflow, seed, key, _NOTE_KEPT_MS))
+    if plan.has_jobs:
+        _check_broker(plan)
+        leaves.sent += 1
+        last = _core.Graph()
+        last.note(key, _NOTE_KEPT_AFTER_END_MS, False)
+        leaves.steps.append(last.encode(None))
+    return plan
+
+
+def _handle(plan: Plan, built: Built | None) -> Job[Any] | Workflow[Any]:
     sent = plan.sent(built)
     return sent.workflow if sent.job is None else sent.job
 
 
-def _is_lone(step: Partial[Any, Any]) -> bool:
-    return isinstance(step, Signature) and not step._links
+def _check_broker(plan: Plan) -> None:
+    current = running.get()
+    assert current is not None
+    if plan.has_jobs and plan.app.url != current[5].app.url:
+        raise ValueError(f"spawn() takes steps whose broker is the job's own, and not those of {plan.app!r}")
 
 
 def _leaves_of(job_id: bytes) -> Leaving:

@@ -45,10 +45,10 @@ class CurrentJob:
     """Time at which its workflow is cancelled, in UTC; None: it has no deadline, or goes on after it."""
 
     @overload
-    def spawn(self, step: "Signature[R]") -> "Job[R]": ...
+    def spawn(self, step: "Signature[R]", *, now: bool = False) -> "Job[R]": ...
     @overload
-    def spawn(self, step: "Composed[R]") -> "Workflow[R]": ...
-    def spawn(self, step: "Step[Any]") -> Any:
+    def spawn(self, step: "Composed[R]", *, now: bool = False) -> "Workflow[R]": ...
+    def spawn(self, step: "Step[Any]", *, now: bool = False) -> Any:
         """Have a step sent when this job succeeds, in the same transaction as its result.
 
         A job that fails or is retried sends nothing, and neither does one that runs again after a crash: only the
@@ -56,12 +56,30 @@ class CurrentJob:
         while later steps and bodies do not wait for it, and its result does not depend on it.
 
         Returns the handle of the step. Its result can't be waited for here, as it is only sent when this job ends.
-        """
-        from penstock._flows.replacing import spawn
 
+        ``now=True`` sends the step at once, so it can be waited for, and stays sent if the job fails. When the job runs
+        again, after a crash or as a retry, its first such call returns the handle of the step that its first call has
+        sent before, and so on: no step is sent twice. Raises what ``step.delay()`` raises.
+        """
+        from penstock._flows.replacing import spawn, spawn_now
+
+        self._check_runs()
+        return spawn_now(step) if now else spawn(step)
+
+    @overload
+    async def aspawn(self, step: "Signature[R]") -> "Job[R]": ...
+    @overload
+    async def aspawn(self, step: "Composed[R]") -> "Workflow[R]": ...
+    async def aspawn(self, step: "Step[Any]") -> Any:
+        """Like ``spawn(step, now=True)``, but awaitable. Cancelling the await does not take the step back."""
+        from penstock._flows.replacing import aspawn_now
+
+        self._check_runs()
+        return await aspawn_now(step)
+
+    def _check_runs(self) -> None:
         if running_job_id() is None or current_job() != self:
             raise RuntimeError("a job can spawn steps while it runs, and where it runs")
-        return spawn(step)
 
 
 Extras: TypeAlias = tuple[
@@ -88,12 +106,14 @@ DEPTH = "penstock.replaced"
 class Leaving:
     """What a running job leaves behind if it succeeds."""
 
-    __slots__ = ("accepted", "steps")
+    __slots__ = ("accepted", "sent", "steps")
 
     def __init__(self) -> None:
         self.steps: list[bytes] = []
         # Called when it is about to be sent.
         self.accepted: list[Callable[[], object]] = []
+        # Number of steps that it has sent at once, so far.
+        self.sent = 0
 
 
 # What running jobs have left behind so far, by their ids: mostly nothing, for none has.

@@ -486,10 +486,10 @@ class App:
 
         return cast("R", replacement(self, step))
 
-    def _send_plan(self, plan: Plan) -> Built:
+    def _send_plan(self, plan: Plan, blocking: tuple[str, str] = BLOCKING) -> Built:
         """Send a workflow as one transaction, with the headers of the context, through the middleware.
 
-        What is too large for one is sent in several.
+        What is too large for one is sent in several. ``blocking``: as for ``Connection.log_notices``.
         """
         if plan.is_growing:
             from penstock._flows.growing import send_all
@@ -498,7 +498,7 @@ class App:
 
         def publish(jobs: _Jobs) -> Built:
             built = self._connected().publish_plan(plan, jobs, self.call_timeout)
-            self._connected().log_notices(BLOCKING)
+            self._connected().log_notices(blocking)
             return built
 
         return self._send_jobs(plan, publish)

@@ -152,8 +152,10 @@ class Bench:
     ) -> Built:
         self._is_used = True
         built = plan.build(sent)
-        if len(built.graph):
-            self.client.publish_graph(built.graph, built.workflow_id, max(timeout_s, _ANSWERS_WITHIN_S))
+        if len(built.graph) and not self.client.publish_graph(
+            built.graph, plan.named(built), max(timeout_s, _ANSWERS_WITHIN_S)
+        ):
+            return built._replace(is_new=False)
         self._record(app, built.job_ids, recorded, plan)
         return built
 
@@ -261,6 +263,8 @@ class InlineBench(Bench):
         with self._runs_jobs():
             with self._lock:
                 built = self._send_plan(app, plan, jobs, now, timeout_s)
+                if not built.is_new:
+                    return built
                 self._claimed.update(built.job_ids)
             self._run_claimed(built.job_ids)
         if self._pass_by(now):
