@@ -320,6 +320,12 @@ class Connection:
 
         return whereabouts(self, job_id, url, call_timeout_s)
 
+    def whereabouts_of_one(self, job_ids: Sequence[bytes], url: str, call_timeout_s: float) -> str:
+        """Describe an unfinished job of several that keeps the others waiting; empty when none is found."""
+        from penstock._jobs.whereabouts import whereabouts_of_one
+
+        return whereabouts_of_one(self, job_ids, url, call_timeout_s)
+
     def log_notices(self, blocking: tuple[str, str] | None = None) -> None:
         """Log the broker's notices, at most once a second.
 

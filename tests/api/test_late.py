@@ -7,7 +7,8 @@ import re
 import pytest
 from project import Project, eventually
 
-from penstock import App, Job, ResultTimeout
+import penstock
+from penstock import App, Job, ResultTimeout, Workflow, chain, group
 
 TASKS = """
     import time
@@ -108,3 +109,67 @@ def test_no_worker_process_can_serve_a_broker_in_memory_so_none_is_advised() -> 
     late = why(never.delay())
     assert "which lives in this process alone: run its jobs with penstock.testing.worker(app)" in late
     assert "penstock worker" not in late
+
+
+def test_an_error_about_many_jobs_says_where_one_is_that_nothing_runs(project: Project) -> None:
+    project.write("tasks.py", TASKS)
+    project.worker("tasks:app", "-c", "1", "--name", "ant")
+    task = project.tasks().wait_here
+    first = task.delay()
+    eventually(lambda: first.info().state == "running", 30)
+    second, stuck = task.delay(), task.options(queue="attic").delay()
+    where = f'; job {stuck.id} of tasks.wait_here: for N s it has waited in queue "attic" of {project.url}'
+    where += ", which no worker serves; start one with: penstock worker MODULE:APP -Q attic"
+    for wait in (penstock.results, lambda *given, timeout: list(penstock.as_completed(*given, timeout=timeout))):
+        with pytest.raises(ResultTimeout) as raised:
+            wait([first, second, stuck], timeout=0.2)
+        assert (
+            without_times(raised)
+            == f"3 of 3 jobs have not ended in time, {first!r} among them; none was cancelled{where}"
+        )
+        with pytest.raises(ResultTimeout) as raised:
+            wait([second], timeout=0.2)
+        assert without_times(raised).endswith(f"; job {second.id} of tasks.wait_here: {served(project)}")
+    with pytest.raises(ResultTimeout, match=r"none was cancelled$"):
+        penstock.results([stuck], timeout=0)
+    (project.directory / "go").touch()
+
+
+async def test_a_workflow_that_is_late_says_which_job_keeps_it(project: Project) -> None:
+    project.write("tasks.py", TASKS)
+    task = project.tasks().wait_here
+    nobody = "which no worker serves; start one with: penstock worker MODULE:APP -Q mail"
+    waits = f'of tasks.wait_here: for N s it has waited in queue "mail" of {project.url}, {nobody}'
+
+    line = chain(task.si(), task.si()).delay()
+    said = f"workflow {line.id}: it has not ended in time, and was not cancelled"
+    again = "Its result can be asked for again"
+    assert late(line) == f"{said}: 0 of 2 members have ended; job {line[0].id} {waits}. {again}"
+    with pytest.raises(ResultTimeout) as raised:
+        await line.aresult(timeout=0.2)
+    assert without_times(raised) == late(line)
+    with pytest.raises(ResultTimeout) as raised:
+        line.result(timeout=0)
+    assert str(raised.value) == f"{said}: 0 of 2 members have ended. {again}"
+
+    inside = group(group(task.si(), task.si()), chain(task.si(), group(task.si()))).delay()
+    assert f"job {inside[0].id}" not in late(inside)
+    assert f" {waits}. {again}" in late(inside)
+
+    # Another program knows nothing of its members.
+    elsewhere = task.app.workflow(group(task.si(), task.si()).delay().id)
+    assert f"was not cancelled: job {elsewhere[0].id} {waits}" in late(elsewhere)
+
+
+def late(workflow: Workflow[object]) -> str:
+    with pytest.raises(ResultTimeout) as raised:
+        workflow.result(timeout=0.2)
+    return without_times(raised)
+
+
+def served(project: Project) -> str:
+    return f'for N s it has waited in queue "mail" of {project.url}, which 1 worker serves'
+
+
+def without_times(raised: pytest.ExceptionInfo[ResultTimeout]) -> str:
+    return re.sub(r"[\d.]+ s\b", "N s", str(raised.value))

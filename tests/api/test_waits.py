@@ -129,7 +129,7 @@ def test_jobs_are_yielded_as_they_end(send):
     for timeout in (0, 0.5):
         ends = iter(penstock.as_completed(more, timeout=timeout))
         assert {next(ends) for _ in jobs} == set(jobs)
-        with pytest.raises(ResultTimeout, match=f"1 of 4 jobs have not ended in time, <Job {more[3].id}>"):
+        with pytest.raises(ResultTimeout, match=f"1 of 4 jobs has not ended in time, <Job {more[3].id}>"):
             next(ends)
 
 

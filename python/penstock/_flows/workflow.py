@@ -1,6 +1,8 @@
 """A workflow, seen by the program that sent it, or by any that has its id."""
 
 # No `from __future__ import annotations`: see `_public.py`.
+import asyncio
+import itertools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
@@ -34,11 +36,11 @@ from penstock._flows.results import (
     read_names,
     wraps,
 )
-from penstock._flows.status import WorkflowStatus, status_of
+from penstock._flows.status import StepStatus, WorkflowStatus, status_of
 from penstock._jobs.current import format_id
 from penstock._jobs.info import JobState
-from penstock._jobs.job import Job, app_of, check_cancel
-from penstock._jobs.waits import BLOCK, AsCompleted, InBlocks, as_completed
+from penstock._jobs.job import Job, app_of, check_cancel, job_id_of
+from penstock._jobs.waits import BLOCK, AsCompleted, InBlocks, as_completed, only_asks
 from penstock._public import public
 from penstock.errors import NoSuchJob, PenstockError, ResultExpired, ResultTimeout
 
@@ -49,6 +51,8 @@ A = TypeVar("A")
 R_co = TypeVar("R_co", covariant=True)
 
 _PAGE = 1_000
+# Jobs among which an error looks for one that keeps the others waiting.
+_LOOKED_AT = 16
 
 
 @public
@@ -109,19 +113,21 @@ class Workflow(Generic[R_co]):
         """
         if self._app is None:
             return cast(R_co, self._nothing)
+        limit_s = timeout_s("timeout", timeout)
         try:
-            return cast(R_co, Job[Any](self._app, self._id, self._is_sent).result(timeout))
+            return cast(R_co, Job[Any](self._app, self._id, self._is_sent).result(limit_s))
         except ResultTimeout:
-            raise self._late(self._count_ended()) from None
+            raise self._late(self._ended_by_now(), limit_s) from None
 
     async def aresult(self, timeout: Seconds | None = None) -> R_co:
         """As ``result``, for an event loop. Cancelling it does not cancel the workflow."""
         if self._app is None:
             return cast(R_co, self._nothing)
+        limit_s = timeout_s("timeout", timeout)
         try:
-            return cast(R_co, await Job[Any](self._app, self._id, self._is_sent).aresult(timeout))
+            return cast(R_co, await Job[Any](self._app, self._id, self._is_sent).aresult(limit_s))
         except ResultTimeout:
-            raise self._late(await self._acount_ended()) from None
+            raise await self._alate(limit_s) from None
 
     def __await__(self) -> Generator[Any, None, R_co]:
         return self.aresult().__await__()
@@ -143,7 +149,7 @@ class Workflow(Generic[R_co]):
             for first in range(0, 0 if all_ended else count, _PAGE):
                 self._wait_all(app, ids[first : first + _PAGE], limit_s)
         except ResultTimeout:
-            raise self._late(self._count_ended()) from None
+            raise self._late(self._ended_by_now(), limit_s) from None
         return Results(app, join, count)
 
     async def aresults(self: "Workflow[list[A]]", timeout: Seconds | None = None) -> Results[A]:
@@ -158,7 +164,7 @@ class Workflow(Generic[R_co]):
             for first in range(0, 0 if all_ended else count, _PAGE):
                 await self._await_all(app, ids[first : first + _PAGE], limit_s)
         except ResultTimeout:
-            raise self._late(await self._acount_ended()) from None
+            raise await self._alate(limit_s) from None
         return Results(app, join, count)
 
     def as_completed(self, timeout: Seconds | None = None) -> AsCompleted[Any]:
@@ -265,16 +271,14 @@ class Workflow(Generic[R_co]):
         found = connection.workflow_status(self._id, app.call_timeout)
         if found is None:
             raise NoSuchJob(
-                f"workflow {self.id}: the broker at {app.url} lists no such workflow: it never was, an older client has"
-                " sent it, or it has ended and was forgotten"
+                f"workflow {self.id}: the broker at {connection.broker} lists no such workflow: it never was, an older"
+                " client has sent it, or it has ended and was forgotten"
             )
         drawn, failed = found
         return status_of(drawn, finish(app, failures_of(failed, self._id), app.call_timeout))
 
     async def astatus(self) -> WorkflowStatus:
         """Like ``status``, but awaitable."""
-        import asyncio
-
         return await asyncio.to_thread(self.status)
 
     def wait(self, timeout: Seconds | None = None) -> JobState:
@@ -290,7 +294,7 @@ class Workflow(Generic[R_co]):
         except ResultExpired:
             return self._gone()
         except ResultTimeout:
-            raise self._late(self._count_ended()) from None
+            raise self._late(self._ended_by_now(), limit_s) from None
 
     async def async_wait(self, timeout: Seconds | None = None) -> JobState:
         """Like ``wait``, but awaitable."""
@@ -302,7 +306,7 @@ class Workflow(Generic[R_co]):
         except ResultExpired:
             return self._gone()
         except ResultTimeout:
-            raise self._late(await self._acount_ended()) from None
+            raise await self._alate(limit_s) from None
 
     def done(self) -> bool:
         """Ask whether the workflow has ended, however it did. Raises as ``state`` does."""
@@ -447,43 +451,88 @@ class Workflow(Generic[R_co]):
                 found[place] = yield from failure_of(members[place], place, status, body)
         return PartialResults(done, failed, len(members) - len(ended), found)
 
-    def _count_ended(self) -> str:
-        """Tell how many members have ended, for an error; nothing when that is not known."""
-        if self._app is None or self._members is None or len(self._members) > BLOCK:
-            return ""
-        try:
-            ends = self._app._connected().each(list(self._members), 0, self._app.call_timeout)
-            return self._in_words(sum(1 for _, end in ends if end is not None))
-        except PenstockError:
-            return ""
-
-    async def _acount_ended(self) -> str:
-        if self._app is None or self._members is None or len(self._members) > BLOCK:
-            return ""
-        ends = self._app._connected().aeach(list(self._members), 0, self._app.call_timeout)
-        try:
-            return self._in_words(len([end async for _, end in ends if end is not None]))
-        except PenstockError:
-            return ""
-
-    def _in_words(self, ended: int) -> str:
-        assert self._members is not None
-        return f": {ended:,} of {len(self._members):,} members have ended"
-
-    def _late(self, how_far: str) -> ResultTimeout:
+    def _late(self, ended: set[int] | None, limit_s: float | None) -> ResultTimeout:
+        """Make the error of a caller whose time is up. ``ended``: the places of the members that have ended."""
+        app, how_far = self._app, ""
+        if app is not None:
+            if ended is not None and self._members is not None:
+                how_far = f": {len(ended):,} of {len(self._members):,} members have ended"
+            where = "" if only_asks(limit_s) else self._whereabouts(app, ended or set())
+            how_far += where and f"{'; ' if how_far else ': '}{where}"
         return ResultTimeout(
             f"workflow {self.id}: it has not ended in time, and was not cancelled{how_far}. Its result can be asked for"
             " again"
         )
 
+    async def _alate(self, limit_s: float | None) -> ResultTimeout:
+        return await asyncio.to_thread(self._late, await self._aended_by_now(), limit_s)
+
+    def _ended_by_now(self) -> set[int] | None:
+        """Return the places of the members that have ended; None when that is not known."""
+        if self._app is None or self._members is None or len(self._members) > BLOCK:
+            return None
+        try:
+            ends = self._app._connected().each(list(self._members), 0, self._app.call_timeout)
+            return {place for place, end in ends if end is not None}
+        except PenstockError:
+            return None
+
+    async def _aended_by_now(self) -> set[int] | None:
+        if self._app is None or self._members is None or len(self._members) > BLOCK:
+            return None
+        ends = self._app._connected().aeach(list(self._members), 0, self._app.call_timeout)
+        try:
+            return {place async for place, end in ends if end is not None}
+        except PenstockError:
+            return None
+
+    def _whereabouts(self, app: "App", ended: set[int]) -> str:
+        """Describe a job that keeps the others waiting; empty where none is found."""
+        connection = app._connected()
+        broker, limit_s = connection.broker, app.call_timeout
+        found = connection.whereabouts_of_one(self._not_ended(ended), broker, limit_s)
+        if found:
+            return found
+        try:
+            # Members that consist of others have no job of their id.
+            steps = self.status().steps
+        except PenstockError:
+            return ""
+        jobs = () if steps is None else itertools.islice(_on_their_way(steps), _LOOKED_AT)
+        return connection.whereabouts_of_one(list(jobs), broker, limit_s)
+
+    def _not_ended(self, ended: set[int]) -> list[bytes]:
+        """Return the ids of jobs that may not have ended, those that come first before others."""
+        steps = itertools.chain(
+            (step for place, step in enumerate(self._members or ()) if place not in ended),
+            (self._id,),
+        )
+        jobs = (job for step in steps for job in (MemberIds(step, _LOOKED_AT) if is_join(step) else (step,)))
+        return list(itertools.islice(jobs, _LOOKED_AT))
+
     def _gone(self) -> JobState:
         if self._is_sent:
             return JobState.ENDED
         assert self._app is not None
+        broker = self._app._connected().broker
         raise NoSuchJob(
-            f"workflow {self.id}: the broker at {self._app.url} knows nothing of it: it never was, or it has ended and"
-            " its result is not kept"
+            f"workflow {self.id}: the broker at {broker} knows nothing of it: it never was, or it has ended and its"
+            " result is not kept"
         )
+
+
+def _on_their_way(step: StepStatus) -> Iterator[bytes]:
+    """Yield the ids of jobs that may wait in queues or run."""
+    if step.state is not None and step.state not in _NOT_ENDED:
+        return
+    for inner in step.steps:
+        yield from _on_their_way(inner)
+    if step.steps or step.id is None:
+        return
+    yield from (job_id_of(step.id),) if step.kind == "job" else MemberIds(job_id_of(step.id), step.members)
+
+
+_NOT_ENDED = (JobState.WAITING, JobState.DELAYED, JobState.RUNNING, JobState.CANCELLING)
 
 
 def _ended(end: tuple[Any, ...] | None) -> tuple[int, bytes]:

@@ -134,7 +134,7 @@ class Job(Generic[R_co]):
             else:
                 end = await connection.watch(self._id, limit_s)
         except ResultTimeout:
-            raise await _in_thread(self._late, connection) from None
+            raise await in_thread(self._late, connection) from None
         except PenstockError as error:
             raise self._named(error) from None
         return await self._aoutcome(end)
@@ -432,7 +432,7 @@ class Job(Generic[R_co]):
         )
 
 
-async def _in_thread(function: Callable[..., T], *args: object) -> T:
+async def in_thread(function: Callable[..., T], *args: object) -> T:
     import asyncio
 
     return await asyncio.to_thread(function, *args)

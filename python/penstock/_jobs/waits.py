@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, ov
 
 from penstock._connection import warn_of_blocking
 from penstock._durations import Seconds, is_a, timeout_s
-from penstock._jobs.job import Job
+from penstock._jobs.job import Job, in_thread
 from penstock._public import public
 from penstock.errors import ResultTimeout
 
@@ -48,7 +48,7 @@ def results(jobs: Iterable[Job[Any]], timeout: Seconds | None = None, *, return_
     given, limit_s = list(jobs), timeout_s("timeout", timeout)
     if not given:
         return []
-    if not _only_asks(limit_s):
+    if not only_asks(limit_s):
         try:
             ends = _connection_of(given).wait_all([job._id for job in given], limit_s)
         except ResultTimeout:
@@ -57,7 +57,7 @@ def results(jobs: Iterable[Job[Any]], timeout: Seconds | None = None, *, return_
             return _outcomes(given, ends, return_errors)
     pending = wait(given, 0).pending
     if pending:
-        raise _time_is_up(given, pending)
+        raise _time_is_up(given, pending, limit_s)
     return _outcomes(given, [job._end or _GONE for job in given], return_errors)
 
 
@@ -76,7 +76,7 @@ async def aresults(
     given, limit_s = list(jobs), timeout_s("timeout", timeout)
     if not given:
         return []
-    if not _only_asks(limit_s):
+    if not only_asks(limit_s):
         try:
             ends = await _connection_of(given).watch_all([job._id for job in given], limit_s)
         except ResultTimeout:
@@ -85,7 +85,7 @@ async def aresults(
             return await _aoutcomes(given, ends, return_errors)
     pending = (await async_wait(given, 0)).pending
     if pending:
-        raise _time_is_up(given, pending)
+        raise await in_thread(_time_is_up, given, pending, limit_s)
     return await _aoutcomes(given, [job._end or _GONE for job in given], return_errors)
 
 
@@ -107,7 +107,7 @@ def wait(
                 if end is not None:
                     _keep(given[place], end)
                     ended.add(place)
-                    if return_when == "first" and not _only_asks(limit_s):
+                    if return_when == "first" and not only_asks(limit_s):
                         break
         except ResultTimeout:
             pass
@@ -127,7 +127,7 @@ async def async_wait(
                 if end is not None:
                     _keep(given[place], end)
                     ended.add(place)
-                    if return_when == "first" and not _only_asks(limit_s):
+                    if return_when == "first" and not only_asks(limit_s):
                         break
         except ResultTimeout:
             pass
@@ -157,7 +157,7 @@ class AsCompleted(Generic[R]):
         except ResultTimeout:
             pass
         if left:
-            raise _time_is_up(given, [given[place] for place in sorted(left)])
+            raise _time_is_up(given, [given[place] for place in sorted(left)], self._timeout_s)
 
     async def __aiter__(self) -> AsyncIterator[Job[R]]:
         given, left = self._jobs, set(range(len(self._jobs)))
@@ -174,7 +174,7 @@ class AsCompleted(Generic[R]):
         finally:
             await ends.aclose()
         if left:
-            raise _time_is_up(given, [given[place] for place in sorted(left)])
+            raise await in_thread(_time_is_up, given, [given[place] for place in sorted(left)], self._timeout_s)
 
 
 class InBlocks(AsCompleted[R]):
@@ -219,7 +219,7 @@ def _given(jobs: Iterable[Job[R]], return_when: str) -> list[Job[R]]:
     return list(jobs)
 
 
-def _only_asks(limit_s: float | None) -> bool:
+def only_asks(limit_s: float | None) -> bool:
     return limit_s is not None and limit_s <= 0
 
 
@@ -293,7 +293,12 @@ def _waited(jobs: list[Job[R]], ended: set[int]) -> Waited[R]:
     return Waited(done, [job for place, job in enumerate(jobs) if place not in ended])
 
 
-def _time_is_up(jobs: list[Job[R]], pending: list[Job[R]]) -> ResultTimeout:
+def _time_is_up(jobs: list[Job[Any]], pending: list[Job[Any]], limit_s: float | None) -> ResultTimeout:
+    where = ""
+    if not only_asks(limit_s):
+        connection, app = _connection_of(pending), pending[0]._app
+        where = connection.whereabouts_of_one([job._id for job in pending], connection.broker, app.call_timeout)
+    number = f"{len(pending)} of {len(jobs)} jobs {'has' if len(pending) == 1 else 'have'}"
     return ResultTimeout(
-        f"{len(pending)} of {len(jobs)} jobs have not ended in time, {pending[0]!r} among them; none was cancelled"
+        f"{number} not ended in time, {pending[0]!r} among them; none was cancelled{where and f'; {where}'}"
     )

@@ -6,11 +6,20 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from penstock._jobs.current import format_id
+from penstock.errors import PenstockError
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock._connection import Connection
 
 # The caller has waited long enough. Each of two queries may take at most this long.
 _ASKED_FOR_S = 1.0
+# Jobs of several that are looked at.
+_LOOKED_AT = 16
+# States of a job that depends on no other.
+_ON_THEIR_WAY = ("ready", "delayed", "running", "cancelling", "parked")
 
 
 def whereabouts(connection: Connection, job_id: bytes, url: str, call_timeout_s: float) -> str:
@@ -21,6 +30,32 @@ def whereabouts(connection: Connection, job_id: bytes, url: str, call_timeout_s:
         return "it has ended meanwhile"
     consumers = connection.consumers(held["queue"], timeout_s) if held["state"] == "ready" else 0
     return _in_words(held, consumers, url)
+
+
+def whereabouts_of_one(connection: Connection, job_ids: Sequence[bytes], url: str, call_timeout_s: float) -> str:
+    """Describe one of these jobs that may run: one that nothing is going to run, if there is any.
+
+    Empty when none of those that were looked at waits in a queue or runs, or when the broker does not answer soon.
+    """
+    until = time.monotonic() + min(_ASKED_FOR_S, call_timeout_s)
+    found = ""
+    for job_id in job_ids[:_LOOKED_AT]:
+        left_s = until - time.monotonic()
+        if left_s <= 0:
+            break
+        try:
+            held: dict[str, Any] | None = connection.message_info(job_id, left_s)
+            if held is None or held["state"] not in _ON_THEIR_WAY:
+                continue
+            consumers = connection.consumers(held["queue"], left_s) if held["state"] == "ready" else 0
+        except PenstockError:
+            break
+        is_stuck = held["state"] == "ready" and (not consumers or held["task_unknown"])
+        if is_stuck or not found:
+            found = f"job {format_id(job_id)} of {held['task']}: {_in_words(held, consumers, url)}"
+        if is_stuck:
+            break
+    return found
 
 
 def _in_words(held: dict[str, Any], consumers: int, url: str) -> str:
