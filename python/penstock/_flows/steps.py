@@ -88,6 +88,9 @@ class Partial(Generic[A_contra, R_co]):
         """
         return self._linked(Link(_checked_errback(errback), FAILED))
 
+    if not TYPE_CHECKING:
+        from penstock._habits import no_such_attribute as __getattr__
+
     def _linked(self, link: Link) -> Self:
         changed = copy.copy(self)
         changed._links = (*self._links, link)
@@ -255,6 +258,12 @@ class Composed(Step[R_co]):
         first = _first_call(self)
         where = "the call that it is for" if first is None else f"a call that it is for, such as {first}.options(...)"
         raise TypeError(f"{_kind(self)} has no options of its own; give them to {where}")
+
+    if not TYPE_CHECKING:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Never:
+            """Raise ``TypeError``: a call of a composed step is Celery's way to send it."""
+            raise TypeError(f"{_kind(self)} is not called but sent: by .delay(), which returns a Workflow")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self}>"
@@ -506,11 +515,13 @@ def chord(header: Iterable[Step[A]], body: Partial[list[A], S], /) -> Chord[S]: 
 def chord(header: Partial[B, list[A]], body: Partial[Results[A], S], /) -> Chord[S]: ...
 @overload
 def chord(header: Iterable[Step[A]], body: Partial[Results[A], S], /) -> Chord[S]: ...
-def chord(header: Any, body: Any, /) -> Any:
+def chord(header: Any, body: Any = None, /) -> Any:
     """Compose a group and a step that gets the list of its results: ``chord(group(...), total.s())``.
 
     ``header``: the group, or an iterable of its steps. It is the same as ``group(...) | body``.
     """
+    if body is None:
+        raise TypeError("chord takes the group and the step after it: chord(header, body.s()), which .delay() sends")
     members: Partial[Any, Any] = cast(Any, header if is_a(header, Group) else group(header))
     return Chord[Any]([members, check_step("chord", body)])
 
@@ -585,6 +596,9 @@ def check_step(where: str, step: Any) -> Partial[Any, Any]:
     if hasattr(step, "si") and hasattr(step, "task"):
         name = step.task.name.rpartition(".")[2]
         raise TypeError(f"{where} takes steps, and {step.task.name} is a task; a call of it is one: {name}.s(...)")
+    if is_a(step, (list, tuple)) and where != "link_error":
+        of_them = "chain(*steps) takes them" if where == "chain" else "group(...) makes one step of them"
+        raise TypeError(f"{where} takes steps, and not a list of them; {of_them}")
     if isinstance(step, Job):
         raise TypeError(f"{where} takes steps, and {step!r} was enqueued already; task.s(...) makes a call for later")
     raise TypeError(f"{where} takes steps such as task.s(1), a chain or a group, not {step!r}")

@@ -340,6 +340,9 @@ class Workflow(Generic[R_co]):
             assert self._app is not None
             yield Job(self._app, member, self._is_sent)
 
+    if not TYPE_CHECKING:
+        from penstock._habits import no_such_attribute as __getattr__
+
     def __bool__(self) -> bool:
         return True
 

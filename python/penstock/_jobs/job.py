@@ -227,6 +227,9 @@ class Job(Generic[R_co]):
             raise self._named(error) from None
         return self._state_of(await self.ainfo()) if found is None else _HELD_STATES[found]
 
+    if not TYPE_CHECKING:
+        from penstock._habits import no_such_attribute as __getattr__
+
     def __eq__(self, other: object) -> bool:
         return self._id == other._id if isinstance(other, Job) else NotImplemented
 

@@ -419,6 +419,9 @@ class App:
 
         await asyncio.to_thread(self.close)
 
+    if not TYPE_CHECKING:
+        from penstock._habits import no_such_attribute as __getattr__
+
     def __repr__(self) -> str:
         return f"<App {self.name!r} {self.url}>"
 

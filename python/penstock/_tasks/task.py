@@ -144,6 +144,9 @@ class Sender(Generic[P, R]):
             views[key] = view
         return view
 
+    if not TYPE_CHECKING:
+        from penstock._habits import no_such_attribute as __getattr__
+
     def _publish(self, arguments: Iterable[tuple[Any, ...]]) -> list[Job[R]]:
         app = self.task.app
         if app._enqueue_layers is not None or here.get() is not None:

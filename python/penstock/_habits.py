@@ -1,0 +1,104 @@
+"""Names of Celery's and RQ's methods, and what does the same here: for those who come from there."""
+
+from __future__ import annotations
+
+from typing import Never
+
+_TASK = {
+    "AsyncResult": "task.job(id) does that",
+    "add_to_chord": "current_job().spawn(step) does that",
+    "apply": "task(...) runs it here and now; penstock.testing.inline() has tests run its jobs",
+    "apply_async": "task.options(countdown=...).delay(...) does that",
+    "chunks": "penstock.chunks(task, calls, n) does that",
+    "enqueue": "it is delay(...)",
+    "replace": "return app.replace(step) does that",
+    "request": "current_job() tells a task about its job",
+    "retry": "raise Retry(countdown=...) in the task asks for another attempt",
+    "run": "task(...) runs it here and now",
+    "send": "it is delay(...)",
+    "send_with_options": "task.options(countdown=...).delay(...) does that",
+    "signature": "it is task.s(...)",
+    "subtask": "it is task.s(...)",
+    "update_state": "a job's progress is not offered yet",
+}
+
+_RESULT = {
+    "collect": "result() has the results of a group, too",
+    "failed": "info().state says how a job has ended",
+    "fetch": "info() asks for all details",
+    "forget": "a result is gone after its result_ttl",
+    "get": "it is result(timeout=...)",
+    "get_status": "info().state does that",
+    "is_failed": "info().state says how a job has ended",
+    "is_finished": "it is done()",
+    "ready": "it is done()",
+    "refresh": "info() asks for all details",
+    "return_value": "it is result()",
+    "revoke": "it is cancel(...)",
+    "state": "info().state asks for it",
+    "status": "info().state asks for it",
+    "successful": "info().state says how a job has ended",
+    "then": "task.s(...).link(step) has a step run after it",
+    "traceback": "info().errors has it for each attempt",
+    "wait": "it is result(timeout=...)",
+}
+
+_WORKFLOW = {
+    "completed_count": "partial() says how many have succeeded and failed",
+    "children": "its jobs are those that it iterates over",
+    "failed": "state() says how it has ended",
+    "forget": "results are gone after their result_ttl",
+    "get": "it is result(timeout=...)",
+    "info": "status() tells how far it has come",
+    "iterate": "it is as_completed()",
+    "join": "it is result(), or results() for a group with failures",
+    "join_native": "it is result(), or results() for a group with failures",
+    "ready": "it is done()",
+    "restore": "app.workflow(id) finds it",
+    "revoke": "it is cancel(...)",
+    "save": "nothing has to be saved: app.workflow(id) finds it",
+    "successful": "state() says how it has ended",
+    "waiting": "done() says whether it has ended",
+}
+
+_STEP = {
+    "apply": "delay() sends it; penstock.testing.inline() has tests run its jobs",
+    "apply_async": "delay() sends it; options belong to its calls, as in task.s(...).options(countdown=...)",
+    "clone": "a step never changes, and can be used as often as you like",
+    "get": "delay() sends it, and returns what has result()",
+    "map": "it is a method of the task, and enqueues a job for each item",
+    "on_error": "it is link_error(...)",
+    "replace": "return app.replace(step) in a task does that",
+    "set": "it is options(...), which returns a new call",
+    "set_immutable": "task.si(...) makes a call that takes no result",
+    "starmap": "it is a method of the task, and enqueues a job for each item",
+    "then": "it is link(...)",
+    "unchain_tasks": "chain.steps has its steps",
+}
+
+_APP = {
+    "AsyncResult": "it is app.job(id)",
+    "GroupResult": "it is app.workflow(id)",
+    "add_periodic_task": "schedules are not offered yet",
+    "autodiscover_tasks": "App(include=[...]) names the modules with tasks",
+    "conf": "options are those of App(...), and defaults=... has those of its tasks",
+    "config_from_object": "options are those of App(...), and defaults=... has those of its tasks",
+    "control": "job.cancel() and app.workflow(id).cancel() are here, and the rest are commands: penstock --help",
+    "on_after_configure": "schedules are not offered yet",
+    "purge": "it is a command: penstock purge QUEUE",
+    "register_task": "it is app.task(function), or app.add(task) for one of @shared_task",
+    "send_task": "it is app.send(name, ...)",
+    "signature": "it is app.remote_task(name).s(...)",
+    "start": "it is a command: penstock worker MODULE:APP",
+    "worker_main": "it is a command: penstock worker MODULE:APP",
+}
+
+_OF = {"Sender": _TASK, "Job": _RESULT, "Workflow": _WORKFLOW, "Partial": _STEP, "App": _APP}
+
+
+def no_such_attribute(self: object, name: str) -> Never:
+    """Raise ``AttributeError``, which names what does here what is looked for. To be a class's ``__getattr__``."""
+    kind = type(self)
+    hint = next((names[name] for base in kind.__mro__ if name in (names := _OF.get(base.__name__, {}))), None)
+    text = f"{kind.__name__!r} object has no attribute {name!r}"
+    raise AttributeError(text if hint is None else f"{text}: {hint}", name=name, obj=self)

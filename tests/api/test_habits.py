@@ -1,0 +1,72 @@
+"""Names of Celery's and RQ's methods are answered with the name here."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from penstock import App, Job, Workflow, _habits, chain, chord, group
+from penstock._flows.steps import Partial
+from penstock._tasks.task import Sender
+from penstock.testing import inline
+
+app = App("mill")
+
+
+@app.task
+def add(x: int, y: int) -> int:
+    return x + y
+
+
+@app.task
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+def answer(of: object, name: str) -> str:
+    with pytest.raises(AttributeError) as raised:
+        getattr(of, name)
+    assert (raised.value.name, raised.value.obj) == (name, of)
+    return str(raised.value)
+
+
+def test_a_name_of_celery_is_answered_with_the_name_here() -> None:
+    with inline(app):
+        job, workflow = add.delay(1, 2), group(add.s(1, 2)).delay()
+        assert answer(job, "get") == "'Job' object has no attribute 'get': it is result(timeout=...)"
+        assert answer(workflow, "join").endswith("it is result(), or results() for a group with failures")
+        assert pickle.loads(pickle.dumps(job)) == job
+        assert pickle.loads(pickle.dumps(workflow)) == workflow
+    assert answer(add, "apply_async").endswith(": task.options(countdown=...).delay(...) does that")
+    assert answer(add.options(priority=1), "apply_async").startswith("'Sender' object has no attribute 'apply_async': ")
+    assert answer(add.s(1, 2), "set").endswith(": it is options(...), which returns a new call")
+    assert answer(group(), "apply_async").startswith("'Group' object has no attribute 'apply_async': delay() sends it")
+    assert answer(app, "send_task") == "'App' object has no attribute 'send_task': it is app.send(name, ...)"
+
+
+def test_any_other_name_is_answered_as_usual() -> None:
+    assert answer(add, "dleay") == "'Task' object has no attribute 'dleay'"
+    assert answer(add.s(1, 2), "nothing") == "'Signature' object has no attribute 'nothing'"
+    assert not hasattr(app, "__wrapped__")
+    assert copy.copy(add.s(1, 2)) == add.s(1, 2)
+
+
+@pytest.mark.parametrize("kind", [App, Job, Partial, Sender, Workflow])
+def test_no_name_is_listed_that_there_is(kind: type) -> None:
+    names = _habits._OF[kind.__name__]
+    assert [name for name in names if hasattr(kind, name)] == []
+
+
+def test_ways_of_celery_to_send_a_workflow_are_answered() -> None:
+    with pytest.raises(TypeError, match=r"^a chain is not called but sent: by \.delay\(\), which returns a Workflow$"):
+        (add.s(1, 2) | add.s(3))()  # type: ignore[operator]
+    with pytest.raises(TypeError, match=r"^a group is not called but sent"):
+        group(add.s(1, 2))(3)  # type: ignore[operator]
+    with pytest.raises(TypeError, match=r"^chord takes the group and the step after it: chord\(header, body\.s\(\)\)"):
+        chord([add.s(1, 2)])(total.s())  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"^chain takes steps, and not a list of them; chain\(\*steps\) takes them$"):
+        chain([add.s(1, 2), add.s(3)])  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"^link takes steps, and not a list of them; group\(\.\.\.\) makes one step"):
+        add.s(1, 2).link([add.s(3)])  # type: ignore[arg-type]
