@@ -219,7 +219,7 @@ class Client:
         "held", "failed", "blocked", "cancelling", "parked"), enqueued_at_ms, started_at_ms, due_at_ms, failed_at_ms,
         attempt, crashes, generation, worker, notes (list of bytes), failure (text or None)."""
     def consumers(self, queue: str, timeout_s: float) -> int:
-        """Return the number of consumers of a queue: each worker is one."""
+        """Return the number of consumers of a queue: a worker has one for each kind of slot."""
     def broker(self) -> str:
         """Return the broker's URL, with the directory of a local one in full. Asks nothing."""
     def status(self, timeout_s: float) -> dict[str, object]: ...

@@ -56,6 +56,17 @@ async def test_a_job_that_is_late_is_where_the_error_says(project: Project) -> N
     first.result(timeout=30)
 
 
+def test_a_worker_with_slots_of_two_kinds_is_not_taken_for_two(project: Project) -> None:
+    project.write("tasks.py", TASKS + '\n    @app.task(queue="mail")\n    async def other() -> None: ...\n')
+    task = project.tasks().wait_here
+    first, second = task.delay(), task.delay()
+    project.worker("tasks:app", "-c", "1")
+    eventually(lambda: first.info().state == "running", 30)
+    waits = f'for N s it has waited in queue "mail" of {project.url}'
+    assert why(second) == f"{waits}, which 2 consumers serve: a worker has one for each kind of slot"
+    (project.directory / "go").touch()
+
+
 def test_a_job_that_only_workers_without_its_task_serve_says_so(project: Project) -> None:
     project.write("tasks.py", TASKS)
     project.write("other.py", TASKS.replace("wait_here", "something_else").replace('"shop"', '"other"'))
@@ -65,6 +76,8 @@ def test_a_job_that_only_workers_without_its_task_serve_says_so(project: Project
     start = "start one that has: penstock worker MODULE:APP -Q mail"
     one = f"{waits}, and the one worker that serves it has no task tasks.wait_here; {start}"
     eventually(lambda: why(late) == one, 30)
+    project.worker("other:app", "-c", "1", "-Q", "mail")
+    eventually(lambda: why(late) == f"{waits}, and no worker that serves it has the task tasks.wait_here; {start}", 30)
 
 
 def test_the_directory_of_a_local_broker_is_told_in_full(project: Project) -> None:

@@ -67,12 +67,15 @@ def _in_words(held: dict[str, Any], consumers: int, url: str) -> str:
                 return f"{waits}, which lives in this process alone: run its jobs with penstock.testing.worker(app)"
             return f"{waits}, which no worker serves; start one with: penstock worker MODULE:APP -Q {queue}"
         if held["task_unknown"]:
-            who = "the one worker that serves it" if consumers == 1 else f"the {consumers} workers that serve it"
-            return (
-                f"{waits}, and {who} {'have' if consumers > 1 else 'has'} no task {held['task']};"
-                f" start one that has: penstock worker MODULE:APP -Q {queue}"
+            who = (
+                "the one worker that serves it has no task"
+                if consumers == 1
+                else "no worker that serves it has the task"
             )
-        return f"{waits}, which {consumers} worker{'s' * (consumers > 1)} serve{'s' * (consumers == 1)}"
+            return f"{waits}, and {who} {held['task']}; start one that has: penstock worker MODULE:APP -Q {queue}"
+        if consumers == 1:
+            return f"{waits}, which 1 worker serves"
+        return f"{waits}, which {consumers} consumers serve: a worker has one for each kind of slot"
     if state in ("running", "cancelling", "parked"):
         started = held["started_at_ms"]
         return f"it has run{f' for {_since(started)}' if started else ''} on {held['worker'] or 'a worker'}"
