@@ -94,6 +94,12 @@ def test_a_wrong_call_exits_with_2(project, arguments):
     assert "Traceback" not in run.output
 
 
+def test_an_empty_url_in_the_environment_names_no_broker(project):
+    run = project.penstock("status", PENSTOCK_URL="")
+    assert run.returncode == 69, run.output
+    assert f"no broker is running for {project.directory}" in run.output
+
+
 @pytest.mark.parametrize(
     ("level", "said", "unsaid"),
     [
@@ -400,5 +406,10 @@ def test_a_server_serves_who_has_the_token_and_nobody_else(shop):
         assert run.wait() == 1
         assert "Unauthorized" in run.output
         assert "PENSTOCK_TOKEN" in run.output
+        # A service manager has nothing to gain by starting either once more.
+        for command in (("status",), ("worker", "tasks:app")):
+            run = shop.start("penstock", *command, PENSTOCK_URL=url, **token)
+            assert run.wait(60) == 78, run.output
+            assert run.output.count("refused this client") == 1
     status = json.loads(shop.penstock("status", "--json", PENSTOCK_URL=url, PENSTOCK_TOKEN="secret").output)
     assert status["queues"][0]["ready"] == 1

@@ -122,7 +122,7 @@ def test_tasks_of_an_app_without_a_url_enqueue_where_their_worker_is(project: Pr
 def test_a_worker_says_that_it_waits_for_its_broker_and_when_it_is_there(acme: Project) -> None:
     url = f"unix:{acme.directory}/socket"
     worker = acme.worker("acme.app", "-c", "1", "--url", url)
-    worker.wait_for_output(f"waiting for the broker at {url} since 5 s")
+    worker.wait_for_output(f"this worker has waited 5 s for the broker at {url}, and keeps trying")
     assert "runs acme.app:app" not in worker.output
     serve = ("penstock", "server", "--listen", url, "--data", acme.directory / "data")
     server = acme.start(*serve)

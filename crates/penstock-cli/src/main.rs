@@ -44,7 +44,7 @@ Exit codes:
   69  no broker is running or can be reached
   74  server: the disk failed; everything confirmed is kept
   75  this broker does not offer that
-  78  a path, a permission, a token or the format of the journal is wrong
+  78  a path, a permission, a token, a name or the format of the journal is wrong
 ";
 
 /// A task queue for Python: durable by default, and fast.

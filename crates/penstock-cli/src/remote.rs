@@ -46,7 +46,15 @@ pub struct Broker {
 
 impl BrokerArguments {
     pub fn address(&self) -> Result<Address, Failure> {
-        address_of(&self.url)
+        address_of(self.named())
+    }
+
+    /// An empty PENSTOCK_URL names none, for programs and workers as well.
+    fn named(&self) -> &str {
+        match self.url.as_str() {
+            "" => DEFAULT_URL,
+            url => url,
+        }
     }
 
     /// Finds the broker. Fails with a clear message when a local one does not run.
@@ -60,7 +68,7 @@ impl BrokerArguments {
                 let shown = format!("local:{}", paths.directory.display());
                 (socket_url(&socket), shown)
             }
-            _ => (self.url.clone(), self.url.clone()),
+            _ => (self.named().to_owned(), self.named().to_owned()),
         };
         let config = DriverConfig {
             token: token_from_environment(),

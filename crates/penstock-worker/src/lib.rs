@@ -90,6 +90,8 @@ pub const EXIT_IN_ORDER: u8 = 0;
 pub const EXIT_FAILED: u8 = 1;
 /// The engine behind the broker lacks something that a worker needs.
 pub const EXIT_NOT_OFFERED: u8 = 75;
+/// The worker's token, or the broker's directory, is wrong: the same as of every other command.
+pub const EXIT_UNUSABLE: u8 = 78;
 /// The app could not be loaded, or one of its tasks is not fit to run.
 pub const EXIT_APP: u8 = 3;
 /// The limit of memory is below what the loaded app takes.
@@ -115,6 +117,7 @@ pub fn run(config: WorkerConfig) -> ExitCode {
         Ok(End::Failed) => EXIT_FAILED,
         Ok(End::NoMemory) => EXIT_NO_MEMORY,
         Ok(End::NotOffered) => EXIT_NOT_OFFERED,
+        Ok(End::Unusable) => EXIT_UNUSABLE,
         Err(error) => {
             tracing::error!("the worker can't go on: {error}");
             EXIT_FAILED

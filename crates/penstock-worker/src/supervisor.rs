@@ -94,6 +94,8 @@ pub enum End {
     NoMemory,
     /// The engine behind the broker lacks something that it needs; the log says what, and what to do.
     NotOffered,
+    /// Its token or the broker's directory is wrong; the log says how to fix it.
+    Unusable,
 }
 
 /// Stage of a worker.

@@ -455,7 +455,7 @@ impl Supervisor {
             Err(error) if error.may_pass() => self.broker_is_missing(&error, now),
             Err(error) => {
                 if matches!(self.phase, Phase::Loading | Phase::Serving) {
-                    tracing::error!("the broker at {} can't be used: {error}", self.shown());
+                    tracing::error!("can't use the broker: {error}");
                     self.end = end_of(&error);
                     self.begin_killing(now);
                 }
@@ -498,9 +498,9 @@ impl Supervisor {
             let shown = format!("waits for the broker at {}", self.shown());
             self.manager.status(shown);
             tracing::warn!(
-                "waiting for the broker at {} since {} s: {error}. This worker goes on trying",
-                self.shown(),
-                waited.as_secs()
+                "this worker has waited {} s for the broker at {}, and keeps trying: {error}",
+                waited.as_secs(),
+                self.shown()
             );
         }
     }
@@ -537,6 +537,7 @@ impl Supervisor {
 fn end_of(error: &DriverError) -> End {
     match error.kind {
         ErrorKind::NotOffered(_) => End::NotOffered,
+        ErrorKind::Invalid | ErrorKind::Unauthorized => End::Unusable,
         _ => End::Failed,
     }
 }
