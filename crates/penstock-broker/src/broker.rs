@@ -59,7 +59,7 @@ pub struct Broker {
     /// Number of transactions that were checked.
     pub(crate) checks: u64,
     /// Memory for the next check.
-    pub(crate) checking: Checking,
+    pub(crate) checking: Option<Box<Checking>>,
     pub(crate) spare_leased: Vec<u32>,
     /// Members of the transaction at hand that may have come to unsealed joins, by join.
     pub(crate) grown: Vec<(JoinId, u32)>,
@@ -115,7 +115,7 @@ impl Broker {
             relay: Relay::default(),
             staged_parts_bytes: 0,
             checks: 0,
-            checking: Checking::new(hashing),
+            checking: Some(Box::new(Checking::new(hashing))),
             spare_leased: Vec::new(),
             grown: Vec::new(),
             latecomers: Vec::new(),

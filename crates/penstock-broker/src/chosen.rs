@@ -220,7 +220,7 @@ fn every_table_that_clients_choose_keys_of_has_the_seed_of_the_broker() {
             state.messages.kinds_hashing(),
             state.messages.extras.hashing(),
             state.sessions.hashing(),
-            checking.hashing(),
+            checking.expect("nothing is being checked").hashing(),
         ]
         .into_iter()
         .chain(state.keys.hashing())

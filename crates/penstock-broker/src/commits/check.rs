@@ -69,7 +69,8 @@ impl Broker {
     /// Whether all operations may be applied, judged by the state before the first of them.
     pub(super) fn check(&mut self, session: u32, ops: Vec<Op>) -> Result<Checked, Unchecked> {
         self.checks += 1;
-        let mut checking = std::mem::take(&mut self.checking);
+        let checking = self.checking.take();
+        let mut checking = checking.expect("one transaction is checked at a time");
         checking.begin();
         checking.is_alone = ops.len() == 1;
         checking.may_find_no_room = self.has_limits() && !ops.iter().any(Op::is_settlement);
@@ -96,7 +97,7 @@ impl Broker {
         let mut leased = std::mem::take(&mut self.spare_leased);
         leased.clear();
         leased.append(&mut checking.leased);
-        self.checking = checking;
+        self.checking = Some(checking);
         match checked {
             Ok(()) => Ok(Checked { ops, leased }),
             Err((op, why)) => {
