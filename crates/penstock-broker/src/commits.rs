@@ -189,7 +189,13 @@ impl Broker {
         let mut exceptions = Vec::new();
         for (index, tx) in txs.into_iter().enumerate().skip(resent as usize) {
             let receipt = match self.check(session, tx.ops) {
-                Ok(checked) => Receipt::Applied(self.apply(session, checked)),
+                Ok(checked) => {
+                    let applied = self.apply(session, checked);
+                    if applied.is_plain() {
+                        continue;
+                    }
+                    Receipt::Applied(applied)
+                }
                 Err(Unchecked { op, why, half }) => {
                     self.counts.refused += 1;
                     if planted!("apply-half") {
@@ -198,9 +204,7 @@ impl Broker {
                     Receipt::Refused { op, why }
                 }
             };
-            if receipt != Receipt::applied() {
-                exceptions.push((first_seq + index as u64, receipt));
-            }
+            exceptions.push((first_seq + index as u64, receipt));
         }
         // It was looked at for these.
         self.room_bytes = u64::MAX;

@@ -289,7 +289,9 @@ impl Broker {
         if let Some(member) = replaced.and_then(|replaced| replaced.member) {
             self.forget_member(member);
         }
-        self.record_growth();
+        if !self.grown.is_empty() {
+            self.record_growth();
+        }
         self.cancel_latecomers(of_settled);
         self.spare_leased = leased;
         applied
