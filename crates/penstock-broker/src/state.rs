@@ -573,9 +573,13 @@ impl State {
     /// out of its place, frees the key that it owns, reports to the join that it is a member of, and keeps
     /// all values and notes that are to be kept.
     pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
-        let (id, base) = (self.messages[slot].id, self.messages[slot].base());
+        let entry = &self.messages[slot];
+        let (id, base) = (entry.id, entry.base());
         let extras = self.messages.extras(slot);
-        let member = self.messages.member(slot);
+        let member = match entry.may_be_member() {
+            true => self.messages.member(slot),
+            false => None,
+        };
         let inputs = extras.and_then(|extras| extras.inputs);
         if extras.is_some_and(|extras| extras.workflow.is_some()) {
             let outcome = match &ending {
@@ -708,15 +712,20 @@ impl State {
     /// Removes a message; true when it was the last of its copies.
     pub(crate) fn forget_message(&mut self, slot: u32, cost_us: Option<u64>) -> bool {
         let was_live = !self.messages[slot].is_failed();
-        self.forget_asked(slot);
+        let has_rare_fields = self.messages[slot].has_rare_fields();
+        if has_rare_fields {
+            self.forget_asked(slot);
+        }
         self.take(slot, cost_us);
         if was_live {
             self.count_live(slot, Adjust::Subtract);
         }
         self.abandon_expiry(slot);
-        self.free_claim(slot);
-        if let Some(failure) = self.messages.failure(slot) {
-            self.names.let_go(failure.class);
+        if has_rare_fields {
+            self.free_claim(slot);
+            if let Some(failure) = self.messages.failure(slot) {
+                self.names.let_go(failure.class);
+            }
         }
         let removed = self.messages.remove(slot);
         self.live_bytes -= removed.journal_bytes;
