@@ -12,8 +12,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
-use penstock_faults::perhaps;
-use penstock_message::{Durability, Filter, JoinId, Key, Running, Space};
+use penstock_faults::{perhaps, planted};
+use penstock_message::{Durability, Filter, JoinId, Key, MessageId, Running, Space};
 
 use crate::Broker;
 use crate::endings::{NOT_NEEDED, Unrun};
@@ -342,12 +342,15 @@ impl Broker {
             let next = told + some.len();
             for handle in some {
                 if self.is_held_by(handle, &id) {
-                    let id = self.state.messages[handle.slot].id;
-                    self.state.touch(&Key::Result(id));
+                    let held = self.state.messages[handle.slot].id;
+                    self.state.touch(&Key::Result(held));
                     let member = self.state.messages.member(handle.slot);
                     if member.is_some() {
                         let causes = self.state.causes_of(handle.slot);
-                        self.state.report_blocked(member, &causes);
+                        let is_near = |cause: &MessageId| cause.join_of() == id;
+                        if !planted!("cascade-one-level") || causes.iter().any(is_near) {
+                            self.state.report_blocked(member, &causes);
+                        }
                     }
                 }
             }

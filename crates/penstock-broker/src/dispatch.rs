@@ -245,7 +245,7 @@ impl Broker {
                 else {
                     return;
                 };
-                if self.state.joins.is_pinned(&key) {
+                if self.state.joins.is_pinned(&key) && !planted!("unpin-early") {
                     let now = self.clocks.steady();
                     let later = now.saturating_add(pinned_for_ms(now.saturating_sub(at)));
                     let timer = Timer::ValueExpiry { slot, number };

@@ -507,7 +507,12 @@ impl Broker {
         let id = self.state.joins[slot].id;
         let moved = self.release_behind_marks(slot);
         self.record(&Event::JoinOver { join: id, at });
+        let held = match planted!("errback-per-member") && self.state.joins[slot].count > 1 {
+            true => self.state.joins[slot].held.clone(),
+            false => Vec::new(),
+        };
         self.state.block_join(slot, at);
+        self.release_again(held);
         if self.state.joins[slot].is_needless {
             return 1 + self.put_outcome(slot, ValueStatus::Cancelled);
         }
@@ -646,7 +651,20 @@ impl Broker {
             false => Vec::new(),
         };
         self.state.end_join(slot, true, renumbered, at);
+        self.release_again(held);
+    }
+
+    /// Copies messages that a join has released, as planted bugs do.
+    fn release_again(&mut self, held: Vec<Handle>) {
+        let is_ready = |handle: &Handle| {
+            let messages = &self.state.messages;
+            messages.get(*handle).is_some() && messages[handle.slot].is_ready()
+        };
+        let held: Vec<Handle> = held.into_iter().filter(is_ready).collect();
         for handle in held {
+            // A copy needs its source in the same record.
+            let body = self.state.messages.body(handle.slot).cloned();
+            self.carry_message(handle.slot, &body.unwrap_or_default());
             let queue = self.state.queues[self.state.messages.kind(handle.slot).queue].name;
             let source = self.state.messages[handle.slot].number();
             let number = self.state.numbers + 1;

@@ -610,7 +610,12 @@ impl State {
                 is_last = self.forget_message(slot, cost_us);
                 self.report(member, base, Arrival::Succeeded);
             }
-            Ending::Replaced { cost_us } => is_last = self.forget_message(slot, cost_us),
+            Ending::Replaced { cost_us } => {
+                is_last = self.forget_message(slot, cost_us);
+                if planted!("replace-doubles-membership") {
+                    self.report(member, base, Arrival::Succeeded);
+                }
+            }
             Ending::Failed {
                 failure: reason,
                 note,

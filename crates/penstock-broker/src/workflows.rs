@@ -770,6 +770,13 @@ impl Broker {
         Some(workflow)
     }
 
+    /// Whether the jobs of a workflow were ended because its deadline had come. For the simulator.
+    pub fn workflow_is_overdue(&self, id: &MessageId) -> bool {
+        let record = self.state.workflows.record(id);
+        let before = record.and_then(|record| record.progress.overdue_before);
+        before.is_some_and(|before| before > 0)
+    }
+
     /// Tells running jobs from waiting ones. There are few leases next to all jobs, so they are counted when somebody asks.
     fn count_running(&self, listed: &mut [WorkflowInfo]) {
         if listed.iter().all(|workflow| workflow.jobs.waiting == 0) {

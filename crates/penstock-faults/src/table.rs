@@ -295,6 +295,30 @@ pub const PLANTS: &[Plant] = &[
         "a body is given the values of its group, each in its place",
     ),
     plant(
+        "unpin-early",
+        "a value is kept for as long as a group may be asked for it, whatever its time",
+    ),
+    plant(
+        "cascade-one-level",
+        "a failure blocks all that waits for it, at any distance",
+    ),
+    plant(
+        "errback-per-member",
+        "what waits for the failure of a group runs once, however many of its members fail",
+    ),
+    plant(
+        "replace-loses-membership",
+        "what takes the place of a job reports where that did",
+    ),
+    plant(
+        "replace-doubles-membership",
+        "a job that is replaced has not ended before what takes its place has",
+    ),
+    plant(
+        "spawn-escapes-cancel",
+        "no job of a workflow that was cancelled brings others",
+    ),
+    plant(
         "forget-failures",
         "a group counts each failed member against what it puts up with",
     ),

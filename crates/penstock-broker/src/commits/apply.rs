@@ -71,7 +71,9 @@ impl Broker {
                     let cost_us = *cost_us;
                     self.end(slot, End::Replaced { cost_us });
                 }
-                Op::Publish { .. } | Op::Hold(_) | Op::Open(_) if is_cancelled => {
+                Op::Publish { .. } | Op::Hold(_) | Op::Open(_)
+                    if is_cancelled && !planted!("spawn-escapes-cancel") =>
+                {
                     applied.skipped.push(index as u32);
                 }
                 Op::Release { reason, .. } => match reason {
@@ -580,10 +582,13 @@ impl Replaced {
         }
         // The same clients read the result.
         message.result_ttl_ms = self.result_ttl_ms;
+        let member = self
+            .member
+            .filter(|_| !planted!("replace-loses-membership"));
         let extras = message.extras.as_deref_mut();
-        match (extras, self.member) {
+        match (extras, member) {
             (Some(extras), member) => extras.member = member,
-            (None, Some(_)) => message.extras.get_or_insert_default().member = self.member,
+            (None, Some(_)) => message.extras.get_or_insert_default().member = member,
             (None, None) => {}
         }
         if self.generation > 0 {
