@@ -15,7 +15,7 @@ use penstock_message::{
 use penstock_wire::proto::{ToClient, close::Why};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, convert};
 
-use crate::model::{Failed, Model, Moment, State, Time, Verdict};
+use crate::model::{Failed, Item, Model, Moment, State, Time, Verdict};
 use crate::said::{Hearing, Said};
 
 mod consumers;
@@ -167,8 +167,24 @@ impl Checker {
         }
     }
 
+    /// Looks which deadlines of workflows have come: only the broker knows when it has looked at its clocks.
+    pub fn look_at_deadlines(&mut self, broker: &Broker) -> Verdict {
+        for workflow in self.model.deadlines() {
+            if !broker.workflow_is_overdue(&workflow) {
+                continue;
+            }
+            let items = self.model.items.iter();
+            let items = items.filter(|item| item.workflow() == Some(workflow));
+            let ids: BTreeSet<MessageId> = items.map(|item| item.message.id).collect();
+            let moment = Self::moment_of(&ids, broker);
+            self.tell(Event::Overdue(workflow, Box::new(moment)))?;
+        }
+        Ok(())
+    }
+
     /// Handles bytes that the broker has read.
     pub fn heard(&mut self, conn: ConnId, bytes: &[u8], broker: &Broker) -> Verdict {
+        self.look_at_deadlines(broker)?;
         let hearing = self.hearings.entry(conn).or_default();
         hearing.extend(bytes);
         while let Some(hearing) = self.hearings.get_mut(&conn)
@@ -293,31 +309,54 @@ impl Checker {
 
     /// Asks the broker for what no client can know of the moment of a decision.
     fn moment(&self, tx: &Tx, broker: &Broker) -> Moment {
-        let cancels_many = |op: &Op| {
-            matches!(
-                op,
-                Op::Cancel {
-                    target: Target::Filter(_),
-                    ..
-                }
-            )
+        let cancels_many = |op: &Op| match op {
+            Op::Cancel { target, .. } => match target {
+                Target::Filter(_) => true,
+                // A group runs in its place.
+                Target::Job(id) => self.model.with_id(*id).next().is_none(),
+            },
+            _ => false,
         };
         let mut moment = Moment {
             grants: broker.last_hand_out(),
             ..Moment::default()
         };
+        let workflows = tx.ops.iter().flat_map(|op| match op {
+            Op::Ack { lease, .. } | Op::Replace { lease, .. } => {
+                let items = self.model.with_id(lease.message);
+                items.filter_map(Item::workflow).collect()
+            }
+            Op::Cancel {
+                target: Target::Filter(filter),
+                ..
+            } => Vec::from_iter(filter.workflow),
+            _ => Vec::new(),
+        });
+        let is_unlisted = |id: &MessageId| broker.workflow(id).is_none();
+        moment.unlisted = workflows.filter(is_unlisted).collect();
         if tx.ops.iter().any(cancels_many) {
             // All of them: where a crash takes back the end of the story, more are live when it is told again.
             let items = self.model.items.iter();
             let ids: BTreeSet<MessageId> = items.map(|item| item.message.id).collect();
-            let that = |is: fn(&Broker, &MessageId) -> bool| {
-                ids.iter().copied().filter(|id| is(broker, id)).collect()
-            };
-            moment.failed = that(Broker::has_failed);
-            moment.gone = that(|broker, id| !broker.holds(id));
-            moment.handed_out = that(Broker::is_handed_out);
+            let unlisted = moment.unlisted;
+            moment = Self::moment_of(&ids, broker);
+            moment.unlisted = unlisted;
         }
         moment
+    }
+
+    /// Asks the broker for what it knows of these messages.
+    fn moment_of(ids: &BTreeSet<MessageId>, broker: &Broker) -> Moment {
+        let that = |is: fn(&Broker, &MessageId) -> bool| {
+            ids.iter().copied().filter(|id| is(broker, id)).collect()
+        };
+        Moment {
+            grants: broker.last_hand_out(),
+            failed: that(Broker::has_failed),
+            gone: that(|broker, id| !broker.holds(id)),
+            handed_out: that(Broker::is_handed_out),
+            ..Moment::default()
+        }
     }
 
     /// Notes that the connection broke, or that the broker has closed it.
@@ -675,6 +714,9 @@ impl Checker {
         self.failed_are_kept(broker)?;
         for join in self.model.open_joins() {
             self.tell(Event::Join(join, broker.join_members(&join)))?;
+        }
+        if broker.status().space == Space::Plenty {
+            self.model.deadlines_are_kept()?;
         }
         self.model
             .workflows_are_right(|workflow| broker.workflow(workflow))?;

@@ -10,7 +10,8 @@ use std::ops::Range;
 
 use penstock_message::{
     Due, Hold, JoinId, Key, Lease, Member, Message, MessageId, Op, Overflow, QueueLimits, Receipt,
-    Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus, WorkflowInfo,
+    Refusal, ReleaseReason, SessionId, Target, Tx, ValueStatus, When as Outcome, WorkflowInfo,
+    place_of_heir,
 };
 
 mod cancels;
@@ -22,7 +23,7 @@ mod objections;
 mod tests;
 
 use cancels::Operation;
-use item::{Attendance, JoinModel, When};
+use item::{Attendance, JoinModel, Replaced, When};
 pub use item::{End, Failed, Item, Moment, State, Stored, Time};
 use objections::{Named, Objection};
 
@@ -42,8 +43,16 @@ pub struct Model {
     /// Time of the last quiet moment. Values whose time was over by then are gone.
     quiet_ms: u64,
     joins: BTreeMap<JoinId, JoinModel>,
+    /// Joins by their places in others.
+    by_place: BTreeMap<(JoinId, u32), JoinId>,
+    /// Job whose place the transaction at hand gives to another step.
+    replaced: Option<Replaced>,
     /// Workflows that were opened.
     pub workflows: BTreeSet<MessageId>,
+    /// Deadlines of workflows that have not come, as far as anybody has seen.
+    deadlines: BTreeMap<MessageId, When>,
+    /// Workflows that were cancelled as a whole.
+    cancelled: BTreeSet<MessageId>,
     sessions: BTreeMap<SessionId, Attendance>,
     pub paused: BTreeSet<String>,
     /// Queues paused since all was quiet last, so that nothing of them is on its way any more.
@@ -148,9 +157,25 @@ impl Model {
                     ))?;
                 }
                 let is_outcome = tx.ops.iter().any(Op::is_settlement);
+                self.replaced = None;
+                let mut comes_too_late = false;
                 for (index, op) in tx.ops.iter().enumerate() {
                     let skipped = applied.skipped.contains(&(index as u32));
                     match op {
+                        Op::Replace { lease, .. } => {
+                            if !self.replace(session, lease) {
+                                break;
+                            }
+                        }
+                        Op::Publish { .. } | Op::Hold(_) | Op::Open(_)
+                            if comes_too_late || skipped && self.lenient =>
+                        {
+                            if !skipped {
+                                self.fail(format!(
+                                    "operation {index} brings a job to a workflow that was cancelled: {op:?}"
+                                ))?;
+                            }
+                        }
                         Op::Cancel {
                             target: Target::Job(id),
                             running,
@@ -161,7 +186,14 @@ impl Model {
                             running,
                             ..
                         } => self.cancel_many(filter, *running, applied.operation)?,
-                        _ => self.apply(number, session, op, skipped, is_outcome)?,
+                        _ => {
+                            if let Op::Ack { lease, .. } = op {
+                                let holder = self.holder(lease, session);
+                                comes_too_late = holder
+                                    .is_some_and(|(index, _)| self.is_of_cancelled_workflow(index));
+                            }
+                            self.apply(number, session, op, skipped, is_outcome)?;
+                        }
                     }
                 }
                 Ok(())
@@ -236,7 +268,7 @@ impl Model {
     fn may_wait(&self, index: usize) -> bool {
         match self.items[index].state {
             State::Waiting | State::Adrift { .. } => true,
-            State::Held(join) => self.may_be_released(join),
+            State::Held(_) => self.may_let_go(index),
             State::Leased { .. } | State::Ended(_) => false,
         }
     }
@@ -250,7 +282,7 @@ impl Model {
         is_outcome: bool,
     ) -> Verdict {
         match op {
-            Op::Ack { lease, .. } | Op::Replace { lease, .. } => {
+            Op::Ack { lease, .. } => {
                 if let Some((index, _)) = self.holder(lease, session) {
                     self.finish(index, End::Acked);
                 }
@@ -376,29 +408,49 @@ impl Model {
                 count,
                 messages,
                 policy,
+                then,
+                result_ttl_ms,
                 ..
             }) => {
                 let (count, policy) = (*count, *policy);
-                let arrived = BTreeSet::new();
-                self.joins.insert(
-                    *join,
-                    JoinModel {
-                        count,
-                        policy,
-                        arrived,
-                        failures: 0,
-                        over: false,
-                        has_failed: false,
-                        may_have_gone_on: false,
-                        was_reopened: false,
-                    },
-                );
+                let mut then = then.clone();
+                if let Some(Replaced {
+                    id,
+                    member: Some(member),
+                    ..
+                }) = &self.replaced
+                {
+                    let place = place_of_heir(*id);
+                    let heir = then.iter_mut().find(|then| Some(**then) == place);
+                    heir.into_iter().for_each(|heir| *heir = *member);
+                }
+                for Member { join: outer, index } in &then {
+                    self.by_place.insert((*outer, *index), *join);
+                }
+                let id = then
+                    .first()
+                    .map_or(*join, |place| MessageId::member(place.join, place.index));
+                let joined = JoinModel {
+                    count,
+                    policy,
+                    then,
+                    outcome: result_ttl_ms.map(|ttl_ms| (Key::Result(id), ttl_ms)),
+                    ..JoinModel::default()
+                };
+                self.joins.insert(*join, joined);
                 for (queue, message) in messages {
                     self.publish(number, queue, message, None, State::Held(*join), None);
                 }
+                if count == 0 {
+                    self.end_join(*join, false);
+                }
             }
             Op::Open(open) => {
-                self.workflows.insert(open.workflow);
+                let is_new = self.workflows.insert(open.workflow);
+                if let Some(deadline) = open.deadline.filter(|_| is_new) {
+                    let when = When::resolve(deadline, self.now);
+                    self.deadlines.insert(open.workflow, when);
+                }
             }
             Op::Join {
                 join,
@@ -465,6 +517,7 @@ impl Model {
                 }
             }
             Op::Cancel { .. }
+            | Op::Replace { .. }
             | Op::RetryFailed { .. }
             | Op::DropFailed { .. }
             | Op::Seal { .. }
@@ -487,6 +540,19 @@ impl Model {
         let now = self.now;
         let in_order = due.is_none() && state == State::Waiting;
         let due = due.map(|due| When::resolve(due, now));
+        let mut message = message.clone();
+        let mut claim = claim;
+        let heir = self.replaced.as_mut();
+        let heir = heir.filter(|replaced| replaced.id == message.id);
+        let is_heir = heir.is_some();
+        if let Some(replaced) = heir {
+            claim = replaced.claim.take();
+            message.result_ttl_ms = replaced.result_ttl_ms;
+            let extras = message.extras.get_or_insert_default();
+            extras.member = replaced.member;
+            extras.generation = replaced.generation;
+        }
+        let message = &message;
         let item = Item {
             queue: queue.to_string(),
             in_order,
@@ -518,8 +584,13 @@ impl Model {
             claim,
             failure: None,
             claim_is_unsure: false,
+            generation: (message.extras.as_ref()).map_or(0, |extras| extras.generation),
             tx,
         };
+        let is_late = !is_heir
+            && item
+                .workflow()
+                .is_some_and(|id| self.cancelled.contains(&id));
         if let Some(Member { join, index }) = item.member() {
             let places = self.by_member.entry((join, index)).or_default();
             places.push(self.items.len());
@@ -530,6 +601,50 @@ impl Model {
             .push(self.items.len());
         self.live.push(self.items.len());
         self.items.push(item);
+        if is_late && let Some(item) = self.items.last_mut() {
+            // Unless the broker had forgotten the workflow.
+            item.purged = true;
+            item.end_is_unsure = true;
+        }
+    }
+
+    /// Ends a job whose place another step takes: false if it was cancelled instead, and nothing else is done.
+    fn replace(&mut self, session: SessionId, lease: &Lease) -> bool {
+        let live = |index: &usize| !matches!(self.items[*index].state, State::Ended(_));
+        let holder = self.holder(lease, session).map(|(index, _)| index);
+        let unsure = || {
+            let copies = self.by_id.get(&lease.message);
+            copies.into_iter().flatten().copied().find(live)
+        };
+        let Some(index) = holder.or_else(unsure) else {
+            return true;
+        };
+        if self.ends_if_asked(index) {
+            return false;
+        }
+        if self.is_of_cancelled_workflow(index) {
+            self.end(index, End::Purged);
+            return false;
+        }
+        let item = &mut self.items[index];
+        item.state = State::Ended(End::Replaced);
+        self.replaced = Some(Replaced {
+            id: lease.message,
+            member: item.member(),
+            result_ttl_ms: item.message.result_ttl_ms,
+            claim: item.claim.take(),
+            generation: item.generation,
+        });
+        // From here on the id is another one's.
+        if let Some(copies) = self.by_id.get_mut(&lease.message) {
+            copies.retain(|copy| *copy != index);
+        }
+        true
+    }
+
+    /// Whether nobody has seen the join to be over. (An item that it holds may have ended in another way before.)
+    fn is_open(&self, join: JoinId) -> bool {
+        self.joins.get(&join).is_some_and(|join| !join.over)
     }
 
     /// Whether it is in its queue or held, and certainly has not ended. (It may have been handed out, though.)
@@ -537,7 +652,9 @@ impl Model {
         let item = &self.items[index];
         let is_there = match item.state {
             State::Waiting => !item.is_unsure(self.now) && !item.may_be_dead(),
-            State::Held(join) => !self.may_be_released(join) && !self.may_have_failed(join),
+            State::Held(join) => {
+                !self.may_be_released(join) && !self.may_have_failed(join) && self.is_open(join)
+            }
             _ => false,
         };
         is_there && item.ending().is_none() && !self.clock_is_doubtful
@@ -594,6 +711,7 @@ impl Model {
         item.cancelled = None;
         item.may_have_run = false;
         item.message.attempt += 1;
+        item.generation += 1;
         if let Some(queue) = queue {
             queue.clone_into(&mut item.queue);
         }
@@ -626,6 +744,15 @@ impl Model {
         join.over = false;
         join.has_failed = false;
         join.was_reopened = true;
+        let (then, outcome) = (join.then.clone(), join.outcome.clone());
+        if let Some((key, _)) = outcome
+            && let Some(stored) = self.values.remove(&key)
+        {
+            self.on_their_way.insert(key, stored);
+        }
+        for place in then {
+            self.revive_member(place);
+        }
         for index in 0..self.items.len() {
             let item = &mut self.items[index];
             if item.held_by != Some(id) || item.state != State::Ended(End::JoinFailed) {
@@ -660,23 +787,54 @@ impl Model {
             return;
         }
         let failed = join.failures > join.policy.max_failures();
-        join.over = failed || join.arrived.len() == join.count as usize;
-        join.has_failed = failed;
-        if !join.over {
-            return;
+        if failed || join.arrived.len() == join.count as usize {
+            self.end_join(id, failed);
         }
+    }
+
+    /// Releases or blocks what a join holds, and tells the joins that it is a member of.
+    fn end_join(&mut self, id: JoinId, failed: bool) {
+        let Some(join) = self.joins.get_mut(&id) else {
+            return;
+        };
+        join.over = true;
+        join.has_failed = failed;
+        let (then, outcome) = (join.then.clone(), join.outcome.clone());
         for index in self.live.clone() {
-            if self.items[index].state == State::Held(id) {
-                match (failed, self.items[index].ending()) {
-                    (true, None) => self.end(index, End::JoinFailed),
-                    (true, Some(_)) => {
-                        // It may have ended before that, or been blocked and so not end in another way.
-                        self.items[index].purged = true;
-                        self.items[index].end_is_unsure = true;
-                    }
-                    (false, _) => self.items[index].state = State::Waiting,
+            if self.items[index].state != State::Held(id) {
+                continue;
+            }
+            let end = match (failed, self.items[index].when()) {
+                (true, Outcome::Succeeded) => End::JoinFailed,
+                (false, Outcome::Failed) => End::NotNeeded,
+                _ => {
+                    self.items[index].state = State::Waiting;
+                    continue;
+                }
+            };
+            match self.items[index].ending() {
+                None => self.end(index, end),
+                Some(_) => {
+                    // It may have ended before that, or been blocked and so not end in another way.
+                    self.items[index].purged = true;
+                    self.items[index].end_is_unsure = true;
                 }
             }
+        }
+        if let Some((key, ttl_ms)) = outcome {
+            let stored = Stored {
+                status: match failed {
+                    true => ValueStatus::Upstream,
+                    false => ValueStatus::Gathered,
+                },
+                body: None,
+                until: Some(self.now.steady + ttl_ms),
+                tx: None,
+            };
+            self.values.insert(key, stored);
+        }
+        for Member { join, index } in then {
+            self.arrive(join, index, !failed);
         }
     }
 
@@ -714,6 +872,29 @@ impl Model {
             && missing.all(|index| self.may_have_ended(id, index))
     }
 
+    /// Whether the join that holds this item may have released it: for a failure, if that is what it waits for.
+    fn may_let_go(&self, index: usize) -> bool {
+        let item = &self.items[index];
+        match (&item.state, item.when()) {
+            (State::Held(join), Outcome::Succeeded) => self.may_be_released(*join),
+            (State::Held(join), Outcome::Failed) => self.may_have_failed(*join),
+            (State::Held(join), Outcome::Ended) => {
+                self.may_be_released(*join) || self.may_have_failed(*join)
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes that an item was seen to be released. Which of the members have failed its join is seen later.
+    fn was_let_go(&mut self, index: usize) {
+        if let State::Held(join) = self.items[index].state {
+            match self.items[index].when() {
+                Outcome::Succeeded => self.was_released(join),
+                _ => self.items[index].state = State::Waiting,
+            }
+        }
+    }
+
     /// Whether a member of a join may have ended badly, so that what the join holds is blocked.
     fn may_have_failed(&self, id: JoinId) -> bool {
         let Some(join) = self.joins.get(&id).filter(|join| !join.over) else {
@@ -726,6 +907,14 @@ impl Model {
     }
 
     fn may_have_ended(&self, join: JoinId, index: u32) -> bool {
+        let inner = self.by_place.get(&(join, index));
+        let may_have_ended = |id: &JoinId| {
+            let was_dropped = self.joins.get(id).is_some_and(|join| join.was_dropped);
+            was_dropped || self.may_have_failed(*id)
+        };
+        if inner.is_some_and(may_have_ended) {
+            return true;
+        }
         let places = self.by_member.get(&(join, index));
         let mut items = places
             .into_iter()
@@ -742,7 +931,13 @@ impl Model {
     /// Whether its group may have released it, and nobody have seen that, nor how its workers died.
     fn may_have_died_when_released(&self, item: &Item) -> bool {
         match item.state {
-            State::Held(join) => item.may_have_died_unseen() && self.may_be_released(join),
+            State::Held(join) => {
+                let may_be_released = match item.when() {
+                    Outcome::Succeeded => self.may_be_released(join),
+                    _ => self.may_be_released(join) || self.may_have_failed(join),
+                };
+                item.may_have_died_unseen() && may_be_released
+            }
             _ => false,
         }
     }
@@ -755,7 +950,9 @@ impl Model {
         let mut jobs: BTreeMap<MessageId, Vec<&Item>> = BTreeMap::new();
         for item in &self.items {
             let extras = item.message.extras.as_ref();
-            if let Some(workflow) = extras.and_then(|extras| extras.workflow) {
+            if let Some(workflow) = extras.and_then(|extras| extras.workflow)
+                && item.state != State::Ended(End::Replaced)
+            {
                 jobs.entry(workflow).or_default().push(item);
             }
         }
@@ -773,14 +970,18 @@ impl Model {
                 let is_there = matches!(item.state, State::Waiting | State::Held(_));
                 is_there && item.ending().is_none() && !item.may_be_dead()
             };
-            return match jobs.iter().copied().all(waits) {
+            return match !jobs.is_empty() && jobs.iter().copied().all(waits) {
                 true => Err(format!("workflow {id} is not listed, and has not ended")),
                 false => Ok(()),
             };
         };
         let ended = counts.succeeded + counts.failed + counts.cancelled;
         let counted = counts.waiting + counts.running + counts.blocked + ended;
-        if counted != jobs.len() as u64 {
+        // One that was not needed is not counted, and it may have ended otherwise before.
+        let waits_for_failure = |item: &&&Item| item.when() == Outcome::Failed;
+        let unsure = jobs.iter().filter(waits_for_failure).count() as u64;
+        let all = jobs.len() as u64;
+        if counted > all || counted + unsure < all {
             return Err(format!(
                 "workflow {id} has {} jobs, and counts {counts:?}",
                 jobs.len()
@@ -855,26 +1056,23 @@ impl Model {
     fn was_dropped(&mut self, id: JoinId) {
         if let Some(join) = self.joins.get_mut(&id) {
             join.over = true;
+            join.was_dropped = true;
         }
         for index in self.live.clone() {
             let item = &mut self.items[index];
             if item.state == State::Held(id) {
                 item.purged = true;
                 item.end_is_unsure = true;
+                if item.when() != Outcome::Succeeded {
+                    item.state = State::Waiting;
+                }
             }
         }
     }
 
     /// Releases a join: nobody saw its last member end, but the messages that it held are there.
     fn was_released(&mut self, id: JoinId) {
-        if let Some(join) = self.joins.get_mut(&id) {
-            join.over = true;
-        }
-        for index in self.live.clone() {
-            if self.items[index].state == State::Held(id) {
-                self.items[index].state = State::Waiting;
-            }
-        }
+        self.end_join(id, false);
     }
 
     fn store_end(&mut self, index: usize, status: ValueStatus) {
@@ -939,9 +1137,7 @@ impl Model {
         let died = died.max_by_key(|index| self.items[*index].leases.len());
         match died {
             Some(index) => {
-                if let State::Held(join) = self.items[index].state {
-                    self.was_released(join);
-                }
+                self.was_let_go(index);
                 self.bury(index);
                 Ok(())
             }

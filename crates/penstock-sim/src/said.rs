@@ -114,7 +114,8 @@ impl Said {
         }
         words.extend(self.consumers.iter().map(Consumer::in_words));
         if !self.watch.is_empty() {
-            words.push(format!("watch {} keys", self.watch.len()));
+            let keys: Vec<String> = self.watch.iter().map(words::key).collect();
+            words.push(format!("watch {}", keys.join(", ")));
         }
         words.extend(self.ping.then(|| "ping".to_string()));
         words.extend(self.goodbye.then(|| "goodbye".to_string()));

@@ -105,7 +105,7 @@ fn op(op: &Op) -> String {
     }
 }
 
-fn key(key: &Key) -> String {
+pub fn key(key: &Key) -> String {
     match key {
         Key::Result(message) => format!("the result of {}", id(*message)),
         Key::Named(name) => String::from_utf8_lossy(name).into_owned(),

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use penstock_jobs::{DeliveryHead, Outcome, settle};
 use penstock_journal::sim::Rng;
 use penstock_message::{
-    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, Filter, Hold,
-    IdSource, InputShape, Inputs, JoinPolicy, Key, Member, Message, MessageId, Op, Open, Overflow,
-    QueueLimits, Running, Target, Tx, Value, ValueStatus,
+    Condition, DEFAULT_PRIORITY, Delivery, Due, Durability, Extras, Failure, Filter, GivenValue,
+    GivenValues, Hold, IdSource, InputShape, Inputs, JoinPolicy, Key, Member, Message, MessageId,
+    Op, Open, Overflow, QueueLimits, Running, Target, Tx, Value, ValueStatus, When, place_of_heir,
 };
 
 pub const QUEUES: [&str; 3] = ["default", "mail", "slow"];
@@ -37,6 +37,10 @@ pub struct Habits {
     pub cancels_many: bool,
     /// Whether it publishes, one time, more jobs at once than a step of the broker takes.
     pub crowds: bool,
+    /// Whether it publishes trees of steps.
+    pub trees: bool,
+    /// Whether other steps take the place of jobs that it runs.
+    pub replaces: bool,
 }
 
 impl Habits {
@@ -49,6 +53,8 @@ impl Habits {
             "cancels" => self.cancels = false,
             "cancels of many" => self.cancels_many = false,
             "crowds" => self.crowds = false,
+            "trees" => self.trees = false,
+            "replaced jobs" => self.replaces = false,
             _ => {}
         }
     }
@@ -65,11 +71,37 @@ pub struct Author {
     recent: VecDeque<MessageId>,
     /// Members of groups that it has published, latest last: those that fail are retried.
     members: VecDeque<MessageId>,
+    /// Workflows that it has opened, latest last: some are cancelled.
+    workflows: VecDeque<MessageId>,
     /// Some messages that run, anywhere.
     pub running: Vec<MessageId>,
 }
 
 const RECENT: usize = 30;
+/// Most levels of a tree of steps, and most of its jobs that have a place in a join.
+const TREE_DEPTH: u64 = 6;
+const TREE_JOBS: u64 = 40;
+/// Bytes of a result that tell what its job has made of its inputs.
+pub const MADE_BYTES: usize = 8;
+
+/// Steps of a workflow, as they are drawn.
+struct Tree {
+    ops: Vec<Op>,
+    workflow: Option<MessageId>,
+    /// Body of its jobs.
+    body: Bytes,
+    /// Number of places in joins that it may still have.
+    left: u64,
+}
+
+/// Place of a step in a tree.
+struct Place {
+    /// Id of the job whose result is the step's.
+    id: MessageId,
+    member: Option<Member>,
+    /// The same place, for a join; `None`: no join can have it.
+    takes: Option<Member>,
+}
 
 impl Author {
     pub fn new(habits: Habits) -> Self {
@@ -79,6 +111,7 @@ impl Author {
             to_purge: None,
             recent: VecDeque::new(),
             members: VecDeque::new(),
+            workflows: VecDeque::new(),
             running: Vec::new(),
         }
     }
@@ -134,10 +167,16 @@ impl Author {
                 reason: "one of several".to_string(),
             },
             3 => Outcome::Returned,
+            // Copies can't be replaced.
+            4 | 5 if self.habits.replaces && delivery.message.max_deliveries < u8::MAX => {
+                let steps = self.replacement(&delivery.message, rng, wall_ms);
+                Outcome::Replaced { steps, cost_us }
+            }
             _ => {
                 let mut tx = success(delivery);
                 if rng.one_in(3) {
-                    tx.ops.push(self.publish(rng, wall_ms));
+                    let spawned = self.spawned(&delivery.message, rng, wall_ms);
+                    tx.ops.push(spawned);
                 }
                 if rng.one_in(3) {
                     // A member that says twice that it has ended counts once.
@@ -147,6 +186,210 @@ impl Author {
             }
         };
         settle(&head, outcome)
+    }
+
+    /// Draws a job that comes with the outcome of another one, and belongs to the workflow of that.
+    fn spawned(&mut self, by: &Message, rng: &mut Rng, wall_ms: u64) -> Op {
+        let mut publish = self.publish(rng, wall_ms);
+        let workflow = by.extras.as_ref().and_then(|extras| extras.workflow);
+        if let Op::Publish {
+            message, queues, ..
+        } = &mut publish
+            && workflow.is_some()
+            && queues.len() == 1
+        {
+            let extras = Extras {
+                workflow,
+                parent: Some(by.id),
+                ..Extras::default()
+            };
+            message.extras = extras.boxed();
+        }
+        publish
+    }
+
+    /// Draws the steps that take the place of a job: another job, a tree that ends with one, or a group.
+    fn replacement(&mut self, job: &Message, rng: &mut Rng, wall_ms: u64) -> Vec<Op> {
+        let extras = job.extras.as_deref();
+        let workflow = extras.and_then(|extras| extras.workflow);
+        let member = extras.and_then(|extras| extras.member);
+        let place = Place {
+            id: job.id,
+            member: [None, member, place_of_heir(job.id)][rng.below(3) as usize],
+            takes: place_of_heir(job.id),
+        };
+        // A member that reports its own end does so wherever it goes.
+        let reports = join_of(job, true).is_some();
+        let depth = if reports { 0 } else { rng.below(3) };
+        let opens = workflow.is_none() && depth > 0;
+        let mut tree = Tree {
+            ops: Vec::new(),
+            workflow: if opens { Some(job.id) } else { workflow },
+            body: if reports {
+                job.body.clone()
+            } else {
+                Bytes::new()
+            },
+            left: 1 + rng.below(6),
+        };
+        if opens {
+            self.open(&mut tree.ops, job.id, rng, wall_ms);
+        }
+        self.step(&mut tree, place, depth, rng, wall_ms);
+        tree.ops
+    }
+
+    /// Draws a workflow of steps within steps.
+    fn tree(&mut self, rng: &mut Rng, wall_ms: u64) -> Tx {
+        let id = new_id(rng, wall_ms);
+        let mut tree = Tree {
+            ops: Vec::new(),
+            workflow: Some(id),
+            body: Bytes::new(),
+            left: match rng.below(16) {
+                0 => TREE_JOBS,
+                1..4 => 12,
+                _ => 5,
+            },
+        };
+        self.open(&mut tree.ops, id, rng, wall_ms);
+        let place = Place {
+            id,
+            member: None,
+            takes: None,
+        };
+        let depth = 1 + rng.below(TREE_DEPTH);
+        self.step(&mut tree, place, depth, rng, wall_ms);
+        tree.ops.into()
+    }
+
+    /// Opens a workflow.
+    fn open(&mut self, ops: &mut Vec<Op>, workflow: MessageId, rng: &mut Rng, wall_ms: u64) {
+        if self.workflows.len() == RECENT {
+            self.workflows.pop_front();
+        }
+        self.workflows.push_back(workflow);
+        let deadline = match rng.below(8) {
+            0 if self.habits.delays => Some(Due::AfterMs(50 + rng.below(5_000))),
+            1 if self.habits.delays => Some(Due::At(wall_ms + rng.below(5_000))),
+            _ => None,
+        };
+        let open = Open {
+            workflow,
+            name: "nightly".to_owned(),
+            deadline,
+            ..Open::default()
+        };
+        ops.insert(0, Op::Open(open));
+    }
+
+    /// Adds a step of a tree, and those before it: a job, a job behind others, or a group.
+    fn step(&mut self, tree: &mut Tree, place: Place, depth: u64, rng: &mut Rng, wall_ms: u64) {
+        let kind = match depth {
+            0 => 0,
+            _ => rng.below(6),
+        };
+        let join = MessageId::new_join(id_source(rng, wall_ms));
+        let count = match (kind, rng.below(8)) {
+            (0 | 1, _) => 0,
+            (_, 0) => 0,
+            (_, 1..4) => 1,
+            (_, 4) => tree.left,
+            _ => 1 + rng.below(4),
+        };
+        let count = count.min(tree.left);
+        tree.left -= count;
+        match kind {
+            0 | 1 => {
+                let message = self.member_of(tree, &place, rng, wall_ms);
+                tree.ops.push(Op::Publish {
+                    queues: vec![drawn(QUEUES, rng)],
+                    message,
+                    due: None,
+                    unless_key: None,
+                });
+            }
+            // A group needs a place that can be named.
+            2 if place.takes.is_some() => tree.ops.push(Op::Hold(Hold {
+                join,
+                count: count as u32,
+                then: place.takes.into_iter().collect(),
+                result_ttl_ms: Some(86_400_000),
+                ..Hold::default()
+            })),
+            _ => {
+                let mut message = self.member_of(tree, &place, rng, wall_ms);
+                if !rng.one_in(4) {
+                    let shape = InputShape::List;
+                    message.extras.get_or_insert_default().inputs = Some(Inputs { join, shape });
+                }
+                let mut messages = vec![(drawn(QUEUES, rng), message)];
+                if rng.one_in(4) {
+                    messages.push((drawn(QUEUES, rng), self.errback(tree, rng, wall_ms)));
+                }
+                tree.ops.push(Op::Hold(Hold {
+                    join,
+                    count: count as u32,
+                    messages,
+                    policy: match rng.below(6) {
+                        0 => JoinPolicy::AllEnded,
+                        1 => JoinPolicy::UpTo(1 + rng.below(2) as u32),
+                        _ => JoinPolicy::AllSucceeded,
+                    },
+                    ..Hold::default()
+                }));
+            }
+        }
+        if kind < 2 {
+            return;
+        }
+        for index in 0..count as u32 {
+            let member = Member { join, index };
+            let place = Place {
+                id: MessageId::member(join, index),
+                member: Some(member),
+                takes: Some(member),
+            };
+            self.step(tree, place, depth - 1, rng, wall_ms);
+        }
+    }
+
+    /// Draws a job that runs once, if the steps before its own have failed.
+    fn errback(&mut self, tree: &Tree, rng: &mut Rng, wall_ms: u64) -> Message {
+        let mut message = self.message(rng, wall_ms, Bytes::new());
+        let extras = Extras {
+            when: When::Failed,
+            workflow: tree.workflow,
+            ..Extras::default()
+        };
+        message.extras = extras.boxed();
+        message
+    }
+
+    /// Draws the job of a step.
+    fn member_of(&mut self, tree: &Tree, place: &Place, rng: &mut Rng, wall_ms: u64) -> Message {
+        let mut message = self.message(rng, wall_ms, tree.body.clone());
+        message.id = place.id;
+        let extras = Extras {
+            member: place.member,
+            workflow: tree.workflow,
+            ..Extras::default()
+        };
+        message.extras = extras.boxed();
+        if self.habits.delays && rng.one_in(6) {
+            message.result_ttl_ms = Some(50 + rng.below(3_000));
+        }
+        // A blocked job without a result is pending until somebody drops what has blocked it.
+        if place.takes.is_none() && message.result_ttl_ms.is_some() {
+            self.wanted.push(Key::Result(message.id));
+        }
+        if place.member.is_some() {
+            if self.members.len() == RECENT {
+                self.members.pop_front();
+            }
+            self.members.push_back(message.id);
+        }
+        message
     }
 
     /// Draws a transaction that brings new work, or plays with locks.
@@ -165,6 +408,7 @@ impl Author {
             return self.crowd(rng, wall_ms);
         }
         match rng.below(12) {
+            0 if self.habits.trees && rng.bool() => return self.tree(rng, wall_ms),
             0 if self.habits.groups => return self.group(rng, wall_ms),
             // A key goes, and one id comes twice for it.
             1 if self.habits.locks && rng.one_in(3) => {
@@ -260,6 +504,18 @@ impl Author {
                     queue: None,
                 };
                 return vec![retry].into();
+            }
+            10 if self.habits.cancels_many && !self.workflows.is_empty() && rng.bool() => {
+                let filter = Filter {
+                    workflow: Some(self.workflows[rng.below(self.workflows.len() as u64) as usize]),
+                    ..Filter::default()
+                };
+                let cancel = Op::Cancel {
+                    target: Target::Filter(filter),
+                    reason: "the whole workflow".to_string(),
+                    running: Running::ALL[rng.below(3) as usize],
+                };
+                return vec![cancel].into();
             }
             6 | 7 if self.habits.cancels && !self.running.is_empty() => {
                 let running = self.running[rng.below(self.running.len() as u64) as usize];
@@ -367,9 +623,31 @@ impl Author {
         }
         // Its outcome is that of its first step after the group. By the id, so that all else is drawn as it would be.
         if is_known && join.0[12] & 1 == 1 {
-            name_workflow(&mut ops);
+            self.name_workflow(&mut ops, rng, wall_ms);
         }
         ops.into()
+    }
+
+    /// Makes the jobs of a transaction a workflow, and opens it.
+    fn name_workflow(&mut self, ops: &mut Vec<Op>, rng: &mut Rng, wall_ms: u64) {
+        let held = ops.iter().find_map(|op| match op {
+            Op::Hold(hold) => hold.messages.first(),
+            _ => None,
+        });
+        let Some(workflow) = held.map(|(_, message)| message.id) else {
+            return;
+        };
+        for op in ops.iter_mut() {
+            let messages: Vec<&mut Message> = match op {
+                Op::Hold(hold) => hold.messages.iter_mut().map(|(_, held)| held).collect(),
+                Op::Publish { message, .. } => vec![message],
+                _ => Vec::new(),
+            };
+            for message in messages {
+                message.extras.get_or_insert_default().workflow = Some(workflow);
+            }
+        }
+        self.open(ops, workflow, rng, wall_ms);
     }
 
     /// Publishes enough jobs at once that work on all of them takes several steps.
@@ -505,33 +783,6 @@ fn member(join: MessageId, index: u32) -> Option<Box<Extras>> {
     extras.boxed()
 }
 
-/// Makes the jobs of a transaction a workflow, and opens it.
-fn name_workflow(ops: &mut Vec<Op>) {
-    let held = ops.iter().find_map(|op| match op {
-        Op::Hold(hold) => hold.messages.first(),
-        _ => None,
-    });
-    let Some(workflow) = held.map(|(_, message)| message.id) else {
-        return;
-    };
-    for op in ops.iter_mut() {
-        let messages: Vec<&mut Message> = match op {
-            Op::Hold(hold) => hold.messages.iter_mut().map(|(_, held)| held).collect(),
-            Op::Publish { message, .. } => vec![message],
-            _ => Vec::new(),
-        };
-        for message in messages {
-            message.extras.get_or_insert_default().workflow = Some(workflow);
-        }
-    }
-    let open = Open {
-        workflow,
-        name: "nightly".to_owned(),
-        ..Open::default()
-    };
-    ops.insert(0, Op::Open(open));
-}
-
 /// Returns the report of a member of a join that the broker does not know as one, from its body.
 pub fn join_of(message: &Message, succeeded: bool) -> Option<Op> {
     let (join, index) = message.body.split_at_checked(16)?;
@@ -544,10 +795,44 @@ pub fn join_of(message: &Message, succeeded: bool) -> Option<Op> {
     })
 }
 
-/// Returns the settlement of a job that went well, with a result of its own for each run.
+/// Returns what a job makes of its inputs: the same in each run of this attempt, wherever it runs.
+pub fn made_of(task: &str, attempt: u32, inputs: Option<&GivenValues>) -> [u8; MADE_BYTES] {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    let mut add = |bytes: &[u8]| {
+        for byte in bytes {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    };
+    add(task.as_bytes());
+    add(&attempt.to_le_bytes());
+    if let Some(inputs) = inputs {
+        add_values(inputs, &mut add);
+    }
+    hash.to_le_bytes()
+}
+
+fn add_values(given: &GivenValues, add: &mut impl FnMut(&[u8])) {
+    add(&given.count.to_le_bytes());
+    for value in given.values.iter().flatten() {
+        match value {
+            GivenValue::Of(ValueStatus::Succeeded, body) => {
+                add(&body[..body.len().min(MADE_BYTES)]);
+            }
+            GivenValue::Of(status, _) => add(&[*status as u8]),
+            GivenValue::Gathered(values) => add_values(values, add),
+            GivenValue::Gone => add(b"gone"),
+        }
+    }
+}
+
+/// Returns the settlement of a job that went well. Its result is what it made of its inputs, and which run that was.
 pub fn success(delivery: &Delivery) -> Tx {
     let head = DeliveryHead::from(delivery);
-    let value = Some(Bytes::copy_from_slice(&delivery.lease.grant.to_le_bytes()));
+    let message = &delivery.message;
+    let inputs = GivenValues::decode(&delivery.inputs).ok();
+    let mut value = made_of(&message.task, message.attempt, inputs.as_ref()).to_vec();
+    value.extend_from_slice(&delivery.lease.grant.to_le_bytes());
+    let value = Some(value.into());
     let mut tx = settle(
         &head,
         Outcome::Succeeded {

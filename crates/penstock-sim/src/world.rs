@@ -54,7 +54,7 @@ pub struct Without {
 pub const FAULT_POINTS: &str = "fault points";
 
 /// Names of parts that a run can leave out.
-pub const NAMES: [&str; 18] = [
+pub const NAMES: [&str; 20] = [
     FAULT_POINTS,
     "kills",
     "power cuts",
@@ -72,6 +72,8 @@ pub const NAMES: [&str; 18] = [
     "cancels",
     "cancels of many",
     "crowds",
+    "trees",
+    "replaced jobs",
     "few failed jobs",
 ];
 
@@ -132,6 +134,16 @@ fn failed_jobs_limits(seed: u64) -> BrokerOptions {
 /// Draws whether all jobs of a task or a queue are cancelled now and then: apart, as above.
 fn cancels_many(seed: u64) -> bool {
     Rng::new(seed.rotate_left(16)).one_in(4)
+}
+
+/// Draws whether clients publish trees of steps: apart, as above.
+fn builds_trees(seed: u64) -> bool {
+    Rng::new(seed.rotate_left(8)).one_in(3)
+}
+
+/// Draws whether steps take the place of running jobs: apart, as above.
+fn replaces_jobs(seed: u64) -> bool {
+    Rng::new(seed.rotate_left(24)).one_in(3)
 }
 
 /// Plan of a run; most seeds do without most faults, so that each is met in depth.
@@ -229,6 +241,8 @@ impl<'a> World<'a> {
             cancels: likes(&mut rng),
             cancels_many: cancels_many(seed),
             crowds: rng.one_in(60),
+            trees: builds_trees(seed),
+            replaces: replaces_jobs(seed),
         };
         let journal = JournalOptions {
             journal_id: [5; 16],

@@ -97,10 +97,13 @@ impl Checker {
             }
         }
         self.safe_through = self.told;
+        let were_early = self.forget_deadlines(broker);
         if let Some(lost) = first_lost {
             self.counts.lost += self.told + 1 - lost;
             self.safe_through = lost - 1;
             self.retell_until(lost);
+        } else if were_early {
+            self.retell_until(self.told + 1);
         }
         self.time(now);
         self.tell(Event::Restarted(self.longest_heartbeat_ms))?;

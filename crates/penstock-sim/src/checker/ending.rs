@@ -83,6 +83,7 @@ impl Checker {
             .model
             .with_id(*id)
             .all(|item| matches!(item.state, State::Ended(_)));
+        let is_sure = is_sure && !self.model.may_have_outcome(key);
         let expected = self.model.value(key).map(|stored| stored.status);
         let shown: Option<ValueStatus> = match state {
             KeyState::Present(value) => Some(value.status),
@@ -92,8 +93,23 @@ impl Checker {
             .model
             .value(key)
             .is_some_and(|stored| stored.body.is_none());
+        if let KeyState::Present(value) = state
+            && value.status == ValueStatus::Succeeded
+            && !has_evicted
+            && let Some(made) = self.model.evaluated(*id)
+            && !value.body.starts_with(&made)
+        {
+            return Err(format!(
+                "the result of {id} is {:?}, and not what its steps make: {made:?}",
+                value.body
+            ));
+        }
+        let may_be_over =
+            (self.model.value(key)).is_some_and(|stored| self.model.may_be_over(stored));
+        let is_over = may_be_over && shown.is_none();
         let is_evicted = has_evicted && has_no_body && shown.is_none();
-        match !is_sure || expected == shown || is_evicted || self.model.clock_is_doubtful {
+        match !is_sure || expected == shown || is_evicted || is_over || self.model.clock_is_doubtful
+        {
             true => Ok(()),
             false => Err(format!(
                 "the result of {id} is {shown:?}, and should be {expected:?}"

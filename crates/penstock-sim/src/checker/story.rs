@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use penstock_broker::Broker;
 use penstock_message::{Delivery, JoinId, Lease, MessageId, SessionId};
 
 use super::{Checker, Decided};
-use crate::model::{Time, Verdict};
+use crate::model::{Moment, Time, Verdict};
 use crate::words;
 
 /// Number of events from which a story is long: it begins anew when it can.
@@ -26,6 +27,8 @@ pub(super) enum Event {
     Failed(MessageId),
     /// Members of a join that were seen to have reported, and whether it has failed; `None`: it is over.
     Join(JoinId, Option<(Vec<u32>, bool)>),
+    /// The deadline of a workflow was seen to have come.
+    Overdue(MessageId, Box<Moment>),
     /// All was quiet. `goes_on`: an operation on many jobs was not over.
     Quiet {
         goes_on: bool,
@@ -76,6 +79,7 @@ impl Event {
             Self::Hello(session, ..) => {
                 Some(format!("client {} was heard to say hello", session.0[0]))
             }
+            Self::Overdue(workflow, _) => Some(format!("the deadline of {workflow} has come")),
             Self::Quiet { .. } => Some("all is quiet".to_string()),
             Self::Time(_) | Self::Restarted(_) | Self::Failed(_) | Self::Join(..) => None,
         }
@@ -86,6 +90,18 @@ impl Checker {
         self.story.clear();
         self.base = self.model.clone();
         self.base_tx = self.told;
+    }
+
+    /// Forgets that deadlines were seen to come, where a crash has taken that back; whether there are any.
+    pub(super) fn forget_deadlines(&mut self, broker: &Broker) -> bool {
+        let events = self.story.len();
+        self.story.retain(|event| match event {
+            Event::Overdue(workflow, _) => {
+                broker.workflow_is_overdue(workflow) || broker.workflow(workflow).is_none()
+            }
+            _ => true,
+        });
+        self.story.len() < events
     }
 
     /// Replays the story to the model, as it was without these transactions.
@@ -141,6 +157,7 @@ impl Checker {
             }
             Event::Failed(id) => self.model.has_failed(*id),
             Event::Join(id, members) => self.model.saw_join(*id, members.as_ref()),
+            Event::Overdue(workflow, moment) => self.model.overdue(*workflow, moment),
             Event::Quiet { goes_on } => {
                 self.model.quiet(*goes_on);
                 Ok(())

@@ -1,8 +1,13 @@
 //! Cancellations: of one job or of many, and of those that run and are asked to stop.
 
-use penstock_message::{Filter, MessageId, MessageState, OperationStatus, Running};
+use std::collections::{BTreeSet, VecDeque};
 
-use super::item::{End, Item, State};
+use penstock_message::{
+    Filter, JoinId, MessageId, MessageState, OperationStatus, Running, When as Outcome,
+    place_of_heir,
+};
+
+use super::item::{End, Item, Moment, State, When};
 use super::{Model, Verdict};
 
 /// Time for which a broker remembers an operation that is over.
@@ -32,6 +37,12 @@ impl Model {
         let copies = self.by_id.get(&id).cloned().unwrap_or_default();
         let is_alone = copies.len() == 1;
         self.another_order();
+        if copies.is_empty() {
+            for index in self.in_place_of(id).unwrap_or_default() {
+                self.stop(index, running);
+            }
+            return Ok(());
+        }
         if is_alone {
             self.found_is_right(copies[0], found, running)?;
         }
@@ -51,6 +62,49 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Returns the jobs of the group that has taken the place of a job, and all that runs for nothing but these; `None`: no
+    /// group that may still be open.
+    pub(super) fn in_place_of(&self, id: MessageId) -> Option<Vec<usize>> {
+        let place = place_of_heir(id)?;
+        let group = *self.by_place.get(&(place.join, place.index))?;
+        let is_open = |id: &JoinId| self.joins.get(id).is_some_and(|join| !join.over);
+        if !is_open(&group) {
+            return None;
+        }
+        let (mut found, mut seen, mut next) =
+            (Vec::new(), BTreeSet::from([group]), VecDeque::from([group]));
+        let mut behind = BTreeSet::new();
+        while let Some(join) = next.pop_front() {
+            let count = self.joins.get(&join).map_or(0, |join| join.count);
+            for index in 0..count {
+                let inner = self.by_place.get(&(join, index)).copied();
+                next.extend(inner.filter(|inner| is_open(inner) && seen.insert(*inner)));
+                let copies = self.by_id.get(&MessageId::member(join, index));
+                for place in copies.into_iter().flatten().copied() {
+                    match self.items[place].state {
+                        State::Ended(_) => continue,
+                        State::Held(before) => {
+                            behind.insert(before);
+                        }
+                        _ => {}
+                    }
+                    found.push(place);
+                }
+            }
+            if next.is_empty() {
+                let is_for_these = |before: &JoinId| {
+                    let held = self.live.iter();
+                    let mut held = held.filter(|at| self.items[**at].state == State::Held(*before));
+                    held.all(|at| found.contains(at))
+                };
+                let only = behind.iter().filter(|before| is_for_these(before));
+                next.extend(only.filter(|before| seen.insert(**before)));
+                behind.retain(|before| !seen.contains(before));
+            }
+        }
+        Some(found)
     }
 
     /// Checks the state in which the answer says that a job was cancelled.
@@ -87,7 +141,7 @@ impl Model {
     }
 
     fn surely_held(&self, index: usize) -> bool {
-        matches!(self.items[index].state, State::Held(join) if !self.may_be_released(join))
+        matches!(self.items[index].state, State::Held(_)) && !self.may_let_go(index)
     }
 
     /// Ends all jobs of a queue or a task that wait; those that run may be asked to stop. From the decision on none that
@@ -108,8 +162,16 @@ impl Model {
                 .task
                 .as_ref()
                 .is_none_or(|name| *name == item.message.task);
-            queue && task
+            let workflow = filter.workflow.is_none_or(|id| item.workflow() == Some(id));
+            queue && task && workflow
         };
+        if let Some(workflow) = filter.workflow
+            && filter.queue.is_none()
+            && filter.task.is_none()
+            && !self.moment.unlisted.contains(&workflow)
+        {
+            self.cancelled.insert(workflow);
+        }
         // The broker counts those that a failed group has blocked: for the model they have ended.
         let may_count = |item: &&Item| {
             let has_ended = matches!(item.state, State::Ended(_));
@@ -125,15 +187,9 @@ impl Model {
         let mut surely = Vec::new();
         for index in self.live.clone() {
             let item = &self.items[index];
-            let id = item.message.id;
-            // Those that have failed are not meant, and nobody may have seen that, or may ever see it.
-            let has_failed = item.may_be_dead() && self.moment.failed.contains(&id);
-            let may_have_failed = item.may_be_dead() && self.moment.gone.contains(&id);
-            if matches!(item.state, State::Ended(_)) || !matches(item) || has_failed {
+            if !matches(item) {
                 continue;
             }
-            let is_unseen = self.moment.handed_out.contains(&id);
-            let is_held = matches!(item.state, State::Held(_));
             if item.state == State::Waiting
                 && self.surely_waits(index)
                 && item.expires.is_none()
@@ -141,23 +197,7 @@ impl Model {
             {
                 surely.push(index);
             }
-            let may_wait = self.may_wait(index) || is_held;
-            let is_unsure = !self.surely_waits(index);
-            let grants = self.moment.grants;
-            let item = &mut self.items[index];
-            if running != Running::Leave && !may_have_failed {
-                item.asked = Some(grants);
-            }
-            if may_wait {
-                item.purged = true;
-                item.end_is_unsure |= is_unsure;
-            }
-            if (item.state == State::Waiting || is_held) && !is_unseen {
-                item.cancelled = Some(grants);
-            } else if running == Running::Leave {
-                // It may come back while the operation goes on, and gets a new place then.
-                item.in_order = false;
-            }
+            self.stop(index, running);
         }
         self.operations.push(Operation {
             number,
@@ -166,6 +206,96 @@ impl Model {
             surely,
             is_alone: true,
         });
+        Ok(())
+    }
+
+    /// Ends an item for an order that is for many; one that runs may be asked to stop.
+    fn stop(&mut self, index: usize, running: Running) {
+        let item = &self.items[index];
+        let id = item.message.id;
+        // Those that have failed are not meant, and nobody may have seen that, or may ever see it.
+        let has_failed = item.may_be_dead() && self.moment.failed.contains(&id);
+        let may_have_failed = item.may_be_dead() && self.moment.gone.contains(&id);
+        if matches!(item.state, State::Ended(_)) || has_failed {
+            return;
+        }
+        let is_unseen = self.moment.handed_out.contains(&id);
+        let is_held = matches!(item.state, State::Held(_));
+        let may_wait = self.may_wait(index) || is_held;
+        let is_unsure = !self.surely_waits(index);
+        let grants = self.moment.grants;
+        let item = &mut self.items[index];
+        if running != Running::Leave && !may_have_failed {
+            item.asked = Some(grants);
+        }
+        if may_wait {
+            item.purged = true;
+            item.end_is_unsure |= is_unsure;
+        }
+        if (item.state == State::Waiting || is_held) && !is_unseen {
+            item.cancelled = Some(grants);
+        } else if running == Running::Leave {
+            // It may come back while the operation goes on, and gets a new place then.
+            item.in_order = false;
+        }
+    }
+
+    /// Returns the workflows whose deadlines nobody has seen to come.
+    pub fn deadlines(&self) -> Vec<MessageId> {
+        self.deadlines.keys().copied().collect()
+    }
+
+    /// Ends all jobs of a workflow whose deadline was seen to come, but for those that wait for a failure.
+    pub fn overdue(&mut self, workflow: MessageId, moment: &Moment) -> Verdict {
+        let Some(deadline) = self.deadlines.remove(&workflow) else {
+            return Ok(());
+        };
+        if !deadline.has_come(self.now) && !self.clock_is_doubtful {
+            self.fail(format!(
+                "the deadline of workflow {workflow} is to come, and it has ended for that: {deadline:?}"
+            ))?;
+        }
+        self.moment.clone_from(moment);
+        self.cancelled.insert(workflow);
+        self.another_order();
+        for index in 0..self.items.len() {
+            let item = &mut self.items[index];
+            if item.workflow() != Some(workflow) || item.when() != Outcome::Succeeded {
+                continue;
+            }
+            if item.is_blocked() {
+                item.state = State::Ended(End::Purged);
+            }
+            self.stop(index, Running::Ask);
+        }
+        Ok(())
+    }
+
+    /// Checks, at a quiet moment, that no workflow goes on whose deadline has come.
+    pub fn deadlines_are_kept(&self) -> Verdict {
+        if self.clock_is_doubtful {
+            return Ok(());
+        }
+        for (workflow, deadline) in &self.deadlines {
+            let is_past = matches!(deadline, When::Steady(at) if at + 1_000 < self.now.steady);
+            let mut jobs = self
+                .items
+                .iter()
+                .filter(|it| it.workflow() == Some(*workflow));
+            // One that somebody has retried goes on after the end of its workflow.
+            if !is_past || jobs.clone().any(|item| item.generation > 0) {
+                continue;
+            }
+            let goes_on = |item: &Item| {
+                item.state == State::Waiting && item.ending().is_none() && !item.may_be_dead()
+            };
+            if let Some(item) = jobs.find(|item| goes_on(item)) {
+                return self.fail(format!(
+                    "the deadline of workflow {workflow} has come, and {} is to run",
+                    item.message.id
+                ));
+            }
+        }
         Ok(())
     }
 
@@ -221,10 +351,8 @@ impl Model {
 
     /// Notes that a message is run by somebody, seen or not, who is to stop it.
     fn was_asked_to_stop(&mut self, index: usize) -> Verdict {
-        if let State::Held(join) = self.items[index].state
-            && self.may_be_released(join)
-        {
-            self.was_released(join);
+        if self.may_let_go(index) {
+            self.was_let_go(index);
         }
         let item = &mut self.items[index];
         match item.state {
@@ -239,6 +367,17 @@ impl Model {
                 self.fail(format!("{id} was asked to stop, and can't run: {state:?}"))
             }
         }
+    }
+
+    /// Whether the item's workflow was cancelled with it: it brings no others, and nothing takes its place. Somebody may have
+    /// retried it since.
+    pub(super) fn is_of_cancelled_workflow(&self, index: usize) -> bool {
+        let item = &self.items[index];
+        let is_cancelled = |id| self.cancelled.contains(&id) && !self.moment.unlisted.contains(&id);
+        // What waited for a failure runs all the same.
+        item.generation == 0
+            && item.when() != Outcome::Failed
+            && item.workflow().is_some_and(is_cancelled)
     }
 
     /// Ends an item whose lease has ended without a success, if it was asked to stop.

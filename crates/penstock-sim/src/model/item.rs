@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 use penstock_message::{
     Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, SessionId, ValueStatus,
+    When as Outcome,
 };
 
 /// True time, and what the wall shows; both in milliseconds since the Unix epoch.
@@ -89,6 +90,8 @@ pub struct Item {
     pub unsure_until: u64,
     /// Join that held it at first.
     pub(super) held_by: Option<JoinId>,
+    /// Number of times that a person has retried it.
+    pub(super) generation: u32,
     /// Transaction that put it where it is.
     pub tx: u64,
 }
@@ -103,6 +106,8 @@ pub struct Moment {
     pub failed: BTreeSet<MessageId>,
     pub gone: BTreeSet<MessageId>,
     pub handed_out: BTreeSet<MessageId>,
+    /// Workflows of the jobs that it settles or cancels, of which the broker had forgotten all but the jobs.
+    pub unlisted: BTreeSet<MessageId>,
 }
 
 /// Place of a failure among others, and its time.
@@ -137,9 +142,13 @@ pub enum End {
     Failed,
     /// Its workers died once too often.
     Crashed,
+    /// Another message has its id and its place, or a join has.
+    Replaced,
     Expired,
     Purged,
     JoinFailed,
+    /// It waited for a failure that did not come.
+    NotNeeded,
 }
 
 /// Value of a key.
@@ -152,7 +161,7 @@ pub struct Stored {
     pub tx: Option<u64>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct JoinModel {
     pub(super) count: u32,
     pub(super) policy: JoinPolicy,
@@ -166,6 +175,22 @@ pub(super) struct JoinModel {
     pub(super) may_have_gone_on: bool,
     /// Whether it was open again after that, unless the broker had dropped it.
     pub(super) was_reopened: bool,
+    /// Whether the broker has dropped it.
+    pub(super) was_dropped: bool,
+    /// Places of it in others.
+    pub(super) then: Vec<Member>,
+    /// Key of its outcome, and how long that is kept.
+    pub(super) outcome: Option<(Key, u64)>,
+}
+
+/// A job that was replaced, and what it leaves to what takes its place.
+#[derive(Clone, Debug)]
+pub(super) struct Replaced {
+    pub(super) id: MessageId,
+    pub(super) member: Option<Member>,
+    pub(super) result_ttl_ms: Option<u64>,
+    pub(super) claim: Option<Key>,
+    pub(super) generation: u32,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -228,6 +253,17 @@ impl Item {
     /// Returns its place in a join.
     pub fn member(&self) -> Option<Member> {
         self.message.extras.as_ref()?.member
+    }
+
+    /// Returns the outcome of the join that holds it on which it is released.
+    pub fn when(&self) -> Outcome {
+        let extras = self.message.extras.as_ref();
+        extras.map_or(Outcome::Succeeded, |extras| extras.when)
+    }
+
+    /// Returns the workflow that it belongs to.
+    pub fn workflow(&self) -> Option<MessageId> {
+        self.message.extras.as_ref()?.workflow
     }
 
     /// Whether it is kept as a failed job.

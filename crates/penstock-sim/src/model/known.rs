@@ -1,10 +1,13 @@
 //! Questions to the model, and the values that clients may be shown.
 
 use bytes::Bytes;
-use penstock_message::{Key, MessageId, SessionId, ValueStatus};
+use penstock_message::{
+    GivenValue, GivenValues, JoinId, Key, MessageId, SessionId, ValueStatus, When as Outcome,
+};
 
-use super::item::{End, Item, State, Stored, Time};
+use super::item::{End, Item, JoinModel, State, Stored, Time};
 use super::{Model, Verdict};
+use crate::work::{MADE_BYTES, made_of};
 
 impl Model {
     /// Whether the session may be forgotten: a broker remembers one for ten minutes.
@@ -29,7 +32,19 @@ impl Model {
     /// Returns the value that a key has, or may have. The end of its time is written nowhere, so a broker whose
     /// clock was set back over a crash has it again: values that may be over are not forgotten here.
     pub fn value(&self, key: &Key) -> Option<&Stored> {
-        self.values.get(key).filter(|stored| !self.is_over(stored))
+        let stored = self.values.get(key)?;
+        (self.is_kept_longer(key) || !self.is_over(stored)).then_some(stored)
+    }
+
+    /// Whether this value may be there beyond its time: for a join, or since the job is blocked for as long.
+    fn is_kept_longer(&self, key: &Key) -> bool {
+        let is_blocked = |item: &Item| item.state == State::Ended(End::JoinFailed);
+        match key {
+            Key::Result(id) => {
+                self.joins.contains_key(&id.join_of()) || self.with_id(*id).any(is_blocked)
+            }
+            Key::Named(_) => false,
+        }
     }
 
     fn is_over(&self, stored: &Stored) -> bool {
@@ -60,10 +75,67 @@ impl Model {
         }
     }
 
-    pub(super) fn may_be_over(&self, stored: &Stored) -> bool {
+    pub fn may_be_over(&self, stored: &Stored) -> bool {
         stored
             .until
             .is_some_and(|until| self.clock_is_doubtful || until <= self.now.steady)
+    }
+
+    /// Evaluates a job that has succeeded: what it makes of the values of those before it, each of which is evaluated the same
+    /// way. `None`: one of them has no value that can be known.
+    pub fn evaluated(&self, id: MessageId) -> Option<[u8; MADE_BYTES]> {
+        let mut items = self.with_id(id);
+        let item = items.next()?;
+        if items.next().is_some() || item.state != State::Ended(End::Acked) {
+            return None;
+        }
+        let extras = item.message.extras.as_ref();
+        let inputs = match extras.and_then(|extras| extras.inputs) {
+            Some(inputs) => Some(self.values_of(inputs.join)?),
+            None => None,
+        };
+        let (task, attempt) = (&item.message.task, item.message.attempt);
+        Some(made_of(task, attempt, inputs.as_ref()))
+    }
+
+    fn values_of(&self, join: JoinId) -> Option<GivenValues> {
+        let JoinModel { count, policy, .. } = self.joins.get(&join)?;
+        let count = *count;
+        // It may have gone on without a member that a person has retried.
+        let was_retried = |index| {
+            let mut items = self.with_id(MessageId::member(join, index));
+            items.any(|item| item.generation > 0)
+        };
+        if policy.max_failures() > 0 && (0..count).any(was_retried) {
+            return None;
+        }
+        let value = |index| {
+            if let Some(inner) = self.by_place.get(&(join, index)) {
+                return self.values_of(*inner).map(GivenValue::Gathered);
+            }
+            let id = MessageId::member(join, index);
+            let made = self.evaluated(id)?;
+            let is_kept = |item: &Item| item.message.result_ttl_ms.is_some();
+            Some(match self.with_id(id).all(is_kept) {
+                true => GivenValue::Of(ValueStatus::Succeeded, made.to_vec().into()),
+                false => GivenValue::Gone,
+            })
+        };
+        let values = (0..count).map(value).collect::<Option<Vec<_>>>()?;
+        Some(GivenValues {
+            join,
+            count,
+            values: Some(values),
+        })
+    }
+
+    /// Whether a join may have failed that nobody has seen to be over, and whose outcome has this key.
+    pub fn may_have_outcome(&self, key: &Key) -> bool {
+        let mut joins = self.joins.iter();
+        joins.any(|(id, join)| {
+            let is_its_own = (join.outcome.as_ref()).is_some_and(|(outcome, _)| outcome == key);
+            is_its_own && (join.was_dropped || self.may_have_failed(*id))
+        })
     }
 
     /// Checks a value that was shown.
@@ -94,17 +166,23 @@ impl Model {
         };
         let may_be = self.with_id(*id).any(|item| match status {
             ValueStatus::Expired => item.may_have_ended_as(End::Expired, self.clock_is_doubtful),
-            ValueStatus::Cancelled => item.may_have_ended_as(End::Purged, self.clock_is_doubtful),
-            ValueStatus::Upstream => {
-                let State::Held(join) = item.state else {
-                    return false;
-                };
-                // One that may have ended in another way before its group failed is held by a group that is over.
-                item.end_is_unsure || self.may_have_failed(join)
+            ValueStatus::Cancelled => {
+                // One that waits for a failure is not needed once that can't come.
+                let is_not_needed = item.when() == Outcome::Failed
+                    && matches!(item.state, State::Held(join) if self.may_be_released(join));
+                is_not_needed || item.may_have_ended_as(End::Purged, self.clock_is_doubtful)
             }
+            ValueStatus::Upstream => match item.state {
+                // One that may have ended in another way before its group failed is held by a group that is over.
+                State::Held(join) => item.end_is_unsure || self.may_have_failed(join),
+                // Cancelled while it was blocked, it ended as that, though its group has opened again.
+                State::Waiting => item.end_is_unsure && item.held_by.is_some(),
+                _ => false,
+            },
             ValueStatus::Crashed => item.may_be_dead(),
             _ => false,
         });
+        let may_be = may_be || status == ValueStatus::Upstream && self.may_have_outcome(key);
         match may_be {
             true => Ok(()),
             false => {

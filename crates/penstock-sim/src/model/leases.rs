@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    Delivery, GivenValue, GivenValues, Key, Lease, MessageId, SessionId, ValueStatus,
+    Delivery, GivenValue, GivenValues, JoinId, Key, Lease, MessageId, SessionId, ValueStatus,
 };
 
 use super::item::{Attendance, Item, State};
@@ -24,10 +24,8 @@ impl Model {
         self.seen.insert((*lease, session));
         let copies = self.by_id.get(&lease.message).cloned().unwrap_or_default();
         for index in &copies {
-            if let State::Held(join) = self.items[*index].state
-                && self.may_be_released(join)
-            {
-                self.was_released(join);
+            if self.may_let_go(*index) {
+                self.was_let_go(*index);
             }
         }
         let here = copies.iter().copied().find(|index| {
@@ -158,6 +156,11 @@ impl Model {
             Ok(given) => given,
             Err(_) => return self.fail(format!("{id} was given {inputs:?} for its inputs")),
         };
+        self.given_is_right(id, join, &given)
+    }
+
+    /// Compares values with those of the members of a join.
+    fn given_is_right(&self, id: MessageId, join: JoinId, given: &GivenValues) -> Verdict {
         let count = self.joins.get(&join).map_or(given.count, |join| join.count);
         if given.join != join || given.count != count {
             return self.fail(format!(
@@ -165,18 +168,27 @@ impl Model {
             ));
         }
         let values = given.values.iter().flatten();
-        for (index, value) in values.enumerate() {
-            let key = Key::Result(MessageId::member(join, index as u32));
+        for (index, value) in (0..).zip(values) {
+            if let (Some(inner), GivenValue::Gathered(values)) =
+                (self.by_place.get(&(join, index)), value)
+            {
+                self.given_is_right(id, *inner, values)?;
+                continue;
+            }
+            let key = Key::Result(MessageId::member(join, index));
             let Some(stored) = self.values.get(&key) else {
                 continue;
             };
-            let (ValueStatus::Succeeded, Some(body)) = (stored.status, &stored.body) else {
-                continue;
+            let is_right = match (stored.status, &stored.body) {
+                (ValueStatus::Succeeded, Some(body)) => {
+                    *value == GivenValue::Of(stored.status, body.clone())
+                }
+                (ValueStatus::Gathered, _) => false,
+                _ => continue,
             };
-            let expected = GivenValue::Of(stored.status, body.clone());
-            if *value != expected {
+            if !is_right {
                 return self.fail(format!(
-                    "{id} was given {value:?} as value {index} of {join}, not {expected:?}"
+                    "{id} was given {value:?} as value {index} of {join}, not {stored:?}"
                 ));
             }
         }

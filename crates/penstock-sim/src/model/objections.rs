@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use penstock_message::{Condition, Lease, MessageId, Op, Refusal, Running, SessionId, Target, Tx};
 
 use super::Model;
-use super::item::{Item, State};
+use super::item::{End, Item, State};
 
 /// Whether an operation must be refused, as far as anybody outside can know.
 pub(super) enum Objection {
@@ -19,6 +19,8 @@ pub(super) enum Objection {
 pub(super) struct Named {
     leases: BTreeSet<Lease>,
     ids: BTreeSet<MessageId>,
+    /// Job whose place is taken.
+    replaced: Option<MessageId>,
 }
 
 impl Model {
@@ -30,6 +32,9 @@ impl Model {
             | Op::Move { lease, .. }
             | Op::Fail { lease, .. } => {
                 let again = !named.leases.insert(*lease);
+                if matches!(op, Op::Replace { .. }) {
+                    named.replaced = Some(lease.message);
+                }
                 match self.holder(lease, session) {
                     Some((_, true)) if !again => Objection::None,
                     Some((_, false)) if !again => Objection::Perhaps(Refusal::LeaseLost),
@@ -39,15 +44,16 @@ impl Model {
             Op::Publish { message, .. } if !named.ids.insert(message.id) => {
                 Objection::Surely(Refusal::AlreadyExists)
             }
+            Op::Publish { message, .. } if named.replaced == Some(message.id) => Objection::None,
             Op::Publish { message, .. } => self.id_objection(message.id),
             Op::Hold(hold) => {
                 if self.joins.get(&hold.join).is_some_and(|join| !join.over) {
                     return Objection::Surely(Refusal::AlreadyExists);
                 }
-                let known = hold
-                    .messages
-                    .iter()
-                    .map(|(_, message)| self.id_objection(message.id));
+                let ids = hold.messages.iter().map(|(_, message)| message.id);
+                let known = ids
+                    .filter(|id| named.replaced != Some(*id))
+                    .map(|id| self.id_objection(id));
                 known
                     .into_iter()
                     .find(|objection| !matches!(objection, Objection::None))
@@ -82,9 +88,16 @@ impl Model {
                 ..
             } => {
                 let runs = |item: &Item| matches!(item.state, State::Leased { .. });
-                let may_wait = |item: &Item| !runs(item) && !matches!(item.state, State::Ended(_));
+                // One that a failed group has blocked is there: for the model it has ended.
+                let may_wait = |item: &Item| match item.state {
+                    State::Leased { .. } => false,
+                    State::Ended(end) => end == End::JoinFailed,
+                    _ => true,
+                };
                 let asks = *running != Running::Leave;
-                match self.with_id(*id).any(may_wait) {
+                let has_group =
+                    self.with_id(*id).next().is_none() && self.in_place_of(*id).is_some();
+                match has_group || self.with_id(*id).any(may_wait) {
                     _ if asks && self.with_id(*id).any(runs) => Objection::None,
                     true => Objection::Perhaps(Refusal::NoSuchJob),
                     false => Objection::Surely(Refusal::NoSuchJob),

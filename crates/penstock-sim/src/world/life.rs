@@ -120,6 +120,7 @@ impl World<'_> {
             let Some(life) = &mut self.broker else {
                 return Ok(());
             };
+            self.checker.look_at_deadlines(life.engine.broker())?;
             let mut idle = true;
             if life.task.is_none() {
                 life.task = life.engine.take_batch(now);
