@@ -204,12 +204,20 @@ class TestHandle:
         with pytest.raises(TypeError, match="its result is a graph's, and not a group's"):
             workflow.results(shop.patience_s)
 
+    def test_the_members_of_a_chain_with_a_graph_at_its_end_are_its_steps(self, shop):
+        graph = new_graph("g")
+        graph.add("left", shop.add.s(10))
+        sent = (shop.add.s(1, 1) | graph).delay()
+        for workflow in (sent, shop.app.workflow(sent.id)):
+            assert workflow["left"].result(shop.patience_s) == 12
+            assert len(workflow) == 2
+
     def test_a_graph_is_found_from_elsewhere_by_its_id(self, shop):
         sent = diamond(shop).delay()
         workflow = shop.app.workflow(sent.id)
         assert workflow["left"] == sent["left"]
         assert workflow.result(shop.patience_s) == {"top": "22, 12, 'end'"}
-        assert [job.id for job in workflow] == [job.id for job in sent]
+        assert list(workflow) == list(sent) == list(shop.app.workflow(sent.id))
 
 
 class TestChecks:

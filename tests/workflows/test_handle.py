@@ -15,6 +15,7 @@ from penstock import (
     Middleware,
     NoSuchJob,
     ResultExpired,
+    chain,
     chord,
     chunks,
     group,
@@ -121,8 +122,32 @@ class TestTheHandle:
             unknown.state()
         with pytest.raises(NoSuchJob):
             unknown.result(0)
-        with pytest.raises(LookupError, match="how many members it has is known where it was sent"):
+        with pytest.raises(NoSuchJob, match="lists no such workflow"):
             len(unknown)
+
+    async def test_members_of_a_workflow_that_is_found_by_its_id_are_asked_for(self, shop):
+        """A chain used to have one member then, its last step."""
+        add, total, show = shop.add, shop.total, shop.show
+        for step in (
+            add.s(1, 2) | add.s(3) | show.s(),
+            add.s(1, 2) | group(add.s(3), add.s(4)) | total.s(),
+            group(add.s(i, i) for i in range(3)),
+            group(add.s(i, i) for i in range(20)) | total.s(),
+            add.s(1, 2) | show.s().link(show.s()),
+        ):
+            sent = step.delay()
+            sent.wait(shop.patience_s)
+            assert list(shop.app.workflow(sent.id)) == list(sent), step
+            assert len(shop.app.workflow(sent.id)) == len(sent)
+            assert shop.app.workflow(sent.id)[1] == sent[1]
+            assert shop.app.workflow(sent.id)[-1] == sent[-1]
+            assert shop.app.workflow(sent.id).partial() == sent.partial() == await shop.app.workflow(sent.id).apartial()
+
+    def test_members_that_were_not_described_are_not_made_up(self, shop):
+        sent = chain(shop.add.options(countdown=600).s(1, 1), *(shop.add.s(1) for _ in range(3000))).delay()
+        with pytest.raises(LookupError, match="it has more steps than the broker can list"):
+            list(shop.app.workflow(sent.id))
+        sent.cancel()
 
     def test_jobs_know_their_workflow(self, shop):
         for step in (group(shop.whose.s()), shop.add.s(1, 1) | shop.whose.si(), group(shop.whose.s()) | shop.show.s()):

@@ -22,6 +22,7 @@ from penstock._flows.failure import (
 )
 from penstock._flows.results import (
     EMPTY,
+    LIST,
     NAMED,
     MemberIds,
     Results,
@@ -79,7 +80,7 @@ class Workflow(Generic[R_co]):
     ``await workflow`` returns what ``result()`` returns. It can be pickled.
     """
 
-    __slots__ = ("__weakref__", "_app", "_id", "_members", "_names", "_nothing")
+    __slots__ = ("__weakref__", "_app", "_graph", "_id", "_members", "_names", "_nothing")
 
     def __init__(
         self,
@@ -92,10 +93,12 @@ class Workflow(Generic[R_co]):
         # None: it has no jobs, so that no broker knows it.
         self._app = app
         self._id = id
-        # None: this process has not sent it.
+        # None: it was found by its id, and the broker was not asked for them yet.
         self._members = members
         # Of the members, where they are steps of a graph.
         self._names = names
+        # Names and ids of the steps of the graph that is its end, once the broker was asked for them.
+        self._graph: tuple[Sequence[str], Sequence[bytes]] | None = None
         # The result of a workflow without jobs.
         self._nothing = nothing
 
@@ -192,7 +195,7 @@ class Workflow(Generic[R_co]):
 
     async def apartial(self) -> PartialResults[Any]:
         """Like ``partial``, but awaitable."""
-        app, members = self._app, self._known_members()
+        app, members = self._app, await asyncio.to_thread(self._known_members)
         if app is None:
             return PartialResults(0, 0, 0, {})
         ended: dict[int, tuple[int, bytes]] = {}
@@ -368,26 +371,39 @@ class Workflow(Generic[R_co]):
         app = self._app
         if app is None or (self._names is None and not (is_join(self._id) and kind_of(self._id) == NAMED)):
             raise TypeError(f"workflow {self.id}: its steps have no names; those of a graph have, as its last step")
-        if self._names is None:
-            (end,) = app._connected().wait_all([names_id(self._id)], app.call_timeout)
-            steps = read_names(self._id, end)
-            self._names = steps.names
-            self._members = [steps.id_of(place) for place in range(len(steps.names))]
-        assert self._members is not None
+        # Of a chain with a graph at its end, the members are the chain's steps.
+        names, ids = self._named_steps(app) if self._names is None else (self._names, self._known_members())
         try:
-            return Job(app, self._members[self._names.index(name)], self._is_sent)
+            return Job(app, ids[names.index(name)], self._is_sent)
         except ValueError:
             raise KeyError(f"workflow {self.id} has no step {name!r}") from None
 
+    def _named_steps(self, app: "App") -> tuple[Sequence[str], Sequence[bytes]]:
+        if self._graph is None:
+            (end,) = app._connected().wait_all([names_id(self._id)], app.call_timeout)
+            steps = read_names(self._id, end)
+            self._graph = steps.names, [steps.id_of(place) for place in range(len(steps.names))]
+        return self._graph
+
     def _known_members(self) -> Sequence[bytes]:
-        if self._members is not None:
-            return self._members
-        if not is_join(self._id):
-            return (self._id,)
-        raise LookupError(
-            f"workflow {self.id}: how many members it has is known where it was sent; workflow[i] finds one by its"
-            " place, and results() all of them once it has ended"
-        )
+        """Return the ids of its members. Of a workflow that was found by its id, the broker is asked for them once."""
+        if self._members is None:
+            self._members = self._described_members()
+        return self._members
+
+    def _described_members(self) -> Sequence[bytes]:
+        root, app = self.status().steps, self._app
+        assert app is not None
+        if root is not None and root.kind == "group" and kind_of(job_id_of(root.id or "")) == NAMED:
+            self._names, members = self._named_steps(app)
+            return members
+        found = None if root is None else _members_of(root)
+        if found is None:
+            raise LookupError(
+                f"workflow {self.id}: it has more steps than the broker can list, and they are known where it was sent;"
+                " status() has the first of them"
+            )
+        return found
 
     def _wait(self, app: "App", limit_s: float | None) -> tuple[int, bytes]:
         if limit_s is None or limit_s > 0:
@@ -522,6 +538,24 @@ class Workflow(Generic[R_co]):
             f"workflow {self.id}: the broker at {broker} knows nothing of it: it never was, or it has ended and its"
             " result is not kept"
         )
+
+
+def _members_of(root: StepStatus) -> Sequence[bytes] | None:
+    """Return the ids of a workflow's members by its steps: those of a group, of a chord's group, the steps of a chain.
+
+    None where not all steps were described.
+    """
+    if root.kind == "job":
+        return None if root.id is None else (job_id_of(root.id),)
+    if root.kind == "group":
+        return None if root.id is None else MemberIds(job_id_of(root.id), root.members)
+    ids = [job_id_of(step.id) for step in root.steps if step.id is not None]
+    if root.left_out or len(ids) < len(root.steps):
+        return None
+    header = root.steps[0]
+    if len(ids) == 2 and header.kind == "group" and kind_of(ids[0]) == LIST:
+        return MemberIds(ids[0], header.members)
+    return ids
 
 
 def _on_their_way(step: StepStatus) -> Iterator[bytes]:
