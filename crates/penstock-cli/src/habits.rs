@@ -41,10 +41,17 @@ const COMMANDS: &[(&[&str], &str)] = &[
         "workers are started by `penstock worker APP` and stopped by SIGTERM",
     ),
     (
-        &["amqp", "call", "result", "migrate", "logtool"],
+        &[
+            "amqp", "call", "result", "migrate", "logtool", "enqueue", "schedule",
+        ],
         "jobs are enqueued from Python; `penstock job show ID` shows one",
     ),
     (&["revoke"], "it is `penstock job cancel ID`"),
+    (
+        &["list"],
+        "lists are `ls`: `penstock queue ls`, `failed ls`, `workflow ls`, `workers ls`",
+    ),
+    (&["version"], "it is `penstock --version`"),
     // RQ.
     (&["info"], "it is `penstock status`"),
     (
@@ -61,6 +68,8 @@ const COMMANDS: &[(&[&str], &str)] = &[
         &["jobs"],
         "it is `penstock job show ID`; `penstock status` counts them by queue",
     ),
+    (&["dead"], "it is `penstock failed ls`"),
+    (&["workflows"], "it is `penstock workflow ls`"),
     (&["limits"], "it is `penstock limit ls`"),
 ];
 
@@ -89,6 +98,15 @@ const OPTIONS: &[(&[&str], &str)] = &[
     (
         &["--autoscale"],
         "a worker has `-c N` processes, until `penstock workers resize NAME -c N` says otherwise",
+    ),
+    (
+        &[
+            "--time-limit",
+            "--soft-time-limit",
+            "--job-timeout",
+            "--timeout",
+        ],
+        "tasks have their own limits: @app.task(timeout=..., soft_timeout=...)",
     ),
     (&["-n", "--hostname"], "it is `--name NAME`"),
     (&["-b", "--broker"], "it is `--url URL`, or PENSTOCK_URL"),
@@ -202,6 +220,10 @@ mod tests {
             "--max-jobs-per-child N",
         );
         check("penstock worker shop:app --reload", "start it again");
+        check("penstock worker shop:app --time-limit 30", "timeout=");
+        check("penstock failed list", "`failed ls`");
+        check("penstock dead ls", "`penstock failed ls`");
+        check("penstock version", "`penstock --version`");
         check("penstock beat", "no beat process");
         check("penstock flower", "penstock status");
         check("penstock requeue --all", "penstock failed retry");

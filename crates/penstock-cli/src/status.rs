@@ -377,10 +377,7 @@ pub fn worker_table(workers: &[WorkerStatus]) -> String {
         1 => "is",
         _ => "are",
     };
-    format!(
-        "{table}\n{busy} of {} {are} busy\n",
-        count(slots.into(), "slot")
-    )
+    format!("{table}\n{busy} of {slots} slots {are} busy\n")
 }
 
 /// Lists what is unusual about a queue.
