@@ -27,6 +27,8 @@ def due_ms(name: str, value: Seconds | datetime | None) -> tuple[int | None, int
         return None, None
     if isinstance(value, datetime):
         return None, epoch_ms(name, value)
+    if not isinstance(value, timedelta) and not is_number(value):
+        raise TypeError(f"{name} must be seconds, a timedelta or a datetime, not {value!r}")
     return duration_ms(name, value), None
 
 

@@ -605,6 +605,8 @@ class TestRetries:
             ({"retry_on": "ValueError"}, "retry_on must be an exception type or several, not 'ValueError'"),
             ({"retires": 1}, "@app.task got an unknown option 'retires'; did you mean 'retries'?"),
             ({"bind": True}, "@app.task got an unknown option 'bind'; current_job() tells a task about its job"),
+            ({"max_deliveries": 3}, "@app.task got an unknown option 'max_deliveries'; it is max_crashes"),
+            ({"periodic": 3}, "@app.task got an unknown option 'periodic'; schedules are not offered yet"),
             ({"acks_late": True}, "@app.task got an unknown option 'acks_late'; it is always so"),
             ({"schedule": 5}, "@app.task: 'schedule' is reserved for schedules, not built yet"),
             ({"on_crash": "ignore"}, 'on_crash must be "retry" or "fail", not \'ignore\''),

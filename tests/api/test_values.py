@@ -28,7 +28,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import App
+from penstock import App, group
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
@@ -538,6 +538,16 @@ def test_numpy_scalars_and_arrays_are_refused_with_the_fix():
             round_trip(None, value)
     with pytest.raises(TypeError, match=r"is a numpy\.ndarray: pass value\.tolist\(\), or add a codec"):
         round_trip(None, numpy.zeros(3))
+
+
+def test_a_workflow_and_a_step_are_refused_with_the_fix():
+    app = App("shop", url="memory:")
+    add = app.task(name="add")(lambda a: a)
+    with pytest.raises(TypeError, match=r"is a penstock.Workflow: pass its id, of which app.workflow\(id\) makes it"):
+        round_trip(None, app.workflow("0" * 32))
+    for step in (add.s(1), add.s(1) | add.s(), group(add.s(1))):
+        with pytest.raises(TypeError, match=r"is a penstock.\w+, which was not sent: pass what it is made of"):
+            round_trip(None, step)
 
 
 def test_a_django_model_is_refused_with_the_fix():

@@ -168,7 +168,12 @@ def test_an_expired_job_has_ended(send):
 def test_waits_check_what_they_are_given(app, send):
     job = send.delay("a")
     for call in (penstock.results, penstock.wait, lambda jobs: list(penstock.as_completed(jobs))):
-        with pytest.raises(TypeError, match=r"jobs are what delay\(\) and app.job\(\) return, not 'x'"):
+        with pytest.raises(TypeError, match=r"jobs are what delay\(\) of a task and app.job\(\) return, not 'x'"):
             call([job, "x"])
+        with pytest.raises(TypeError, match="jobs are given in a list or another iterable, not as 3"):
+            call(3)
+        workflow = app.workflow("0" * 32)
+        with pytest.raises(TypeError, match=r"not <Workflow .*>; a workflow is waited for by its own methods"):
+            call([workflow])
         with pytest.raises(ValueError, match="wait for the jobs of each broker apart"):
             call([job, App("other", "memory:other").job("0" * 32)])

@@ -6,7 +6,7 @@ another one.
 """
 
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, assert_type
 
 import penstock
@@ -61,6 +61,9 @@ class Mail:
 
 # The decorator gives tasks that know the function's own parameters and result.
 as_task: Task[[str], float] = size
+assert_type(size.function("a"), float)
+fetched: Coroutine[Any, Any, bytes] = fetch.function("a")
+fetched_text: Coroutine[Any, Any, str] = fetch.function("a")  # E: assignment
 assert_type(send.delay("a"), Job[int])
 assert_type(send.delay("a", body="b"), Job[int])
 assert_type(fetch.delay("a", limit=3), Job[bytes])

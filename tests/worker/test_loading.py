@@ -25,6 +25,8 @@ APP_ERROR = 3
         ("thing:text", "text = 'x'", "'thing:text' is a str, not a penstock.App"),
         (":app", "", "write module:app"),
         ("thing:", "", "write module:app"),
+        ("../thing.py", "", "write module:app"),
+        ("thing.py", "", "write module:app"),
         ("thing", "", "the module 'thing' has no penstock.App"),
         (
             "thing",

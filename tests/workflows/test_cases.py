@@ -206,7 +206,7 @@ class TestDeadlines:
         ("deadline", "error", "says"),
         [
             (-1, ValueError, "deadline must be between 0 seconds and 100 years"),
-            ("soon", TypeError, "deadline must be seconds or a timedelta"),
+            ("soon", TypeError, "deadline must be seconds, a timedelta or a datetime"),
             (datetime(2030, 1, 1), ValueError, "deadline must say its time zone"),
         ],
     )

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from penstock import _core
+from penstock._durations import is_a
 from penstock._flows.failure import Failure
 from penstock._jobs.info import JobState
 from penstock._public import public
@@ -134,6 +135,8 @@ class Workflows:
         if state is not None and state not in _STATES:
             known = ", ".join(map(repr, map(str, _STATES)))
             raise ValueError(f"workflows have the states {known}, and not {str(state)!r}")
+        if name is not None and not is_a(name, str):
+            raise TypeError(f"the name of workflows is a text, not {name!r}")
         self._app = app
         self._state = None if state is None else str(state)
         self._name = name

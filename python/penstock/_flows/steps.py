@@ -91,6 +91,10 @@ class Partial(Generic[A_contra, R_co]):
     if not TYPE_CHECKING:
         from penstock._habits import no_such_attribute as __getattr__
 
+        def __ror__(self, other: object) -> Never:
+            """Raise ``TypeError``: what stands before it is no step."""
+            check_step("|", other)
+
     def _linked(self, link: Link) -> Self:
         changed = copy.copy(self)
         changed._links = (*self._links, link)
@@ -256,8 +260,8 @@ class Composed(Step[R_co]):
     def options(self, **options: Never) -> Self:  # type: ignore[override]
         """Raise ``TypeError``: options belong to the calls that a composed step is made of."""
         first = _first_call(self)
-        where = "the call that it is for" if first is None else f"a call that it is for, such as {first}.options(...)"
-        raise TypeError(f"{_kind(self)} has no options of its own; give them to {where}")
+        example = "" if first is None else f", such as {first.task.name}.s(...).options(...)"
+        raise TypeError(f"{_kind(self)} has no options of its own; give them to its calls{example}")
 
     if not TYPE_CHECKING:
 

@@ -45,7 +45,7 @@ def results(jobs: Iterable[Job[Any]], timeout: Seconds | None = None, *, return_
     The jobs may belong to several apps, but to one broker only.
     """
     warn_of_blocking("penstock.results()", "penstock.aresults()")
-    given, limit_s = list(jobs), timeout_s("timeout", timeout)
+    given, limit_s = _listed(jobs), timeout_s("timeout", timeout)
     if not given:
         return []
     if not only_asks(limit_s):
@@ -73,7 +73,7 @@ async def aresults(
     jobs: Iterable[Job[Any]], timeout: Seconds | None = None, *, return_errors: bool = False
 ) -> list[Any]:
     """Like ``results``, but awaitable. Cancelling it does not cancel the jobs."""
-    given, limit_s = list(jobs), timeout_s("timeout", timeout)
+    given, limit_s = _listed(jobs), timeout_s("timeout", timeout)
     if not given:
         return []
     if not only_asks(limit_s):
@@ -141,7 +141,7 @@ class AsCompleted(Generic[R]):
     """The jobs of ``as_completed``, one at a time: for ``for`` and for ``async for``."""
 
     def __init__(self, jobs: Iterable[Job[R]], timeout: Seconds | None) -> None:
-        self._jobs = list(jobs)
+        self._jobs = _listed(jobs)
         self._timeout_s = timeout_s("timeout", timeout)
 
     def __iter__(self) -> Iterator[Job[R]]:
@@ -213,10 +213,16 @@ def as_completed(jobs: Iterable[Job[R]], timeout: Seconds | None = None) -> AsCo
 _GONE = (-1, b"")
 
 
+def _listed(jobs: Iterable[Job[R]]) -> list[Job[R]]:
+    if not is_a(jobs, Iterable):
+        raise TypeError(f"jobs are given in a list or another iterable, not as {jobs!r}")
+    return list(jobs)
+
+
 def _given(jobs: Iterable[Job[R]], return_when: str) -> list[Job[R]]:
     if return_when not in ("all", "first"):
         raise ValueError(f'return_when must be "all" or "first", not {return_when!r}')
-    return list(jobs)
+    return _listed(jobs)
 
 
 def only_asks(limit_s: float | None) -> bool:
@@ -242,7 +248,9 @@ def _aeach(
 def _connection_of(jobs: list[Job[R]]) -> "Connection":
     for job in jobs:
         if not is_a(job, Job):
-            raise TypeError(f"jobs are what delay() and app.job() return, not {job!r}")
+            whole = hasattr(job, "as_completed")
+            hint = "; a workflow is waited for by its own methods, and list(workflow) has its jobs" if whole else ""
+            raise TypeError(f"jobs are what delay() of a task and app.job() return, not {job!r}{hint}")
     connection = jobs[0]._app._connected()
     for job in jobs:
         if job._app is not jobs[0]._app and job._app._connected() != connection:

@@ -191,23 +191,40 @@ _RESERVED = {
 _HABITS = {
     "acks_late": "it is always so: a job whose worker process dies runs again, unless on_crash='fail'",
     "at": "it is eta",
+    "backoff_cap": "it is max_backoff",
     "bind": "current_job() tells a task about its job, and raise Retry(...) asks for another attempt",
+    "cron": "schedules are not offered yet",
     "crontab": "schedules are not offered yet",
     "default_retry_delay": "it is backoff, or a list of delays as retries",
     "delay": "it is countdown",
     "every": "schedules are not offered yet",
+    "exchange": "it is queue: a job goes to the queue that it names",
+    "failure_ttl": "failed jobs are kept for 30 days, whatever task they are of",
+    "job_id": "delay() makes the id, and returns the job that has it",
     "job_timeout": "it is timeout",
     "link": "it is a method of a call: task.s(...).link(other.s())",
     "link_error": "it is a method of a call: task.s(...).link_error(other.s())",
+    "max_age": "it is expires",
     "max_concurrency": "it will be max_running; limits on running jobs are not offered yet",
+    "max_deliveries": "it is max_crashes",
+    "min_backoff": "it is backoff",
+    "on_failure": "it is a method of a call: task.s(...).link_error(other.s())",
+    "on_success": "it is a method of a call: task.s(...).link(other.s())",
+    "periodic": "schedules are not offered yet",
     "rate": "it will be rate_limit; rate limits are not offered yet",
+    "retry_backoff_max": "it is max_backoff",
+    "routing_key": "it is queue: a job goes to the queue that it names",
     "slot": "the task says it for all of its jobs: @app.task(slot=...)",
     "serializer": "there is one encoding, and app.codec(...) for types of your own",
     "soft_time_limit": "it is soft_timeout",
+    "task_id": "delay() makes the id, and returns the job that has it",
     "throws": "no_retry_on names errors that are not worth another attempt",
     "time_limit": "it is timeout",
     "ttl": "it is expires for a job that waits, and result_ttl for its result",
 }
+
+
+_OF_TASKS = frozenset(TaskOptions.__annotations__)
 
 
 def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -217,6 +234,8 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
             raise NotOffered(f"{where}: {name!r} is reserved for {_RESERVED[name]}, not built yet; leave it out")
         if name not in known:
             hint = _HABITS.get(name)
+            if hint is None and name in _OF_TASKS:
+                hint = f"the task says it for all of its jobs: @app.task({name}=...)"
             if hint is None:
                 # Not imported above: few programs get here.
                 import difflib

@@ -147,6 +147,9 @@ class Sender(Generic[P, R]):
     if not TYPE_CHECKING:
         from penstock._habits import no_such_attribute as __getattr__
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.task.name}>"
+
     def _publish(self, arguments: Iterable[tuple[Any, ...]]) -> list[Job[R]]:
         app = self.task.app
         if app._enqueue_layers is not None or here.get() is not None:
@@ -330,9 +333,11 @@ class AnyTask(Sender[P, R]):
 class Task(AnyTask[P, R]):
     """A function that can be enqueued. Calling it runs it here and now."""
 
+    if TYPE_CHECKING:
+        function: Callable[P, R]
+
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = self.function(*args, **kwargs)
-        return result
+        return self.function(*args, **kwargs)
 
 
 @public
@@ -341,9 +346,11 @@ class AsyncTask(AnyTask[P, R]):
 
     is_async = True
 
+    if TYPE_CHECKING:
+        function: Callable[P, Coroutine[Any, Any, R]]
+
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        coroutine: Coroutine[Any, Any, R] = self.function(*args, **kwargs)
-        return coroutine
+        return self.function(*args, **kwargs)
 
 
 class TaskDecorator:

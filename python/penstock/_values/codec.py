@@ -379,6 +379,10 @@ def _advice(value: object) -> str:
         return f"is {name}: pass value.item()"
     if package == "numpy":
         return f"is {name}: pass value.tolist(), or add a codec with app.codec({kind.__name__}, encode, decode)"
+    if kind.__module__ == "penstock" and hasattr(kind, "as_completed"):
+        return f"is {name}: pass its id, of which app.workflow(id) makes it again"
+    if kind.__module__ == "penstock" and hasattr(kind, "link_error"):
+        return f"is {name}, which was not sent: pass what it is made of, and make it in the task"
     if shape_of(kind) is not None:
         return (
             f"is {name}, which the annotations do not name: name {kind.__name__} in the annotation"

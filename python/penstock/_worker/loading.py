@@ -61,8 +61,11 @@ def refuse_unsuitable(loaded: list[Loaded]) -> None:
 def load(place: str) -> Loaded:
     """Import the app at ``module:app``, or the one app of ``module``, then the modules that it includes."""
     module, _, name = place.partition(":")
-    if not module or place.endswith(":"):
-        raise LoadError(f"{place!r} does not name an app: write module:app, for instance shop.tasks:app")
+    is_path = "/" in module or module.startswith(".") or os.path.isfile(module)
+    if not module or place.endswith(":") or is_path:
+        raise LoadError(
+            f"{place!r} does not name an app: write module:app, for instance shop.tasks:app, which is in shop/tasks.py"
+        )
     home = _import(module)
     app = _named(home, module, name) if name else None
     if app is None:
