@@ -81,11 +81,13 @@ class Connection:
                 _warn_of_waiting_job()
             waiter = _waiter()
             return self._in_slices(
-                lambda slice_s: self._client.wait(job_id, slice_s, waiter=waiter, loan=loan), timeout_s
+                lambda slice_s: self._client.wait(job_id, slice_s, waiter=waiter, loan=loan),
+                timeout_s,
+                job_id if waiter is None else None,
             )
 
-    def _in_slices(self, wait: Callable[[float], T], timeout_s: float | None) -> T:
-        """Wait this long, and log the broker's notices in between."""
+    def _in_slices(self, wait: Callable[[float], T], timeout_s: float | None, job_id: bytes | None = None) -> T:
+        """Wait this long, and log the broker's notices in between. ``job_id``: log also that nothing will run it."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
@@ -94,9 +96,18 @@ class Connection:
             try:
                 return wait(slice_s)
             except (ResultTimeout, CallTimeout, BrokerUnavailable):
-                self.log_notices()
+                has_logged = self.log_notices()
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
+                if job_id is not None and not has_logged:
+                    self._log_that_nothing_runs(job_id)
+                job_id = None
+
+    def _log_that_nothing_runs(self, job_id: bytes) -> None:
+        """Log where a job is that no worker is going to run: others than this client may have had the notice of it."""
+        where = self.whereabouts_of_one([job_id], self.broker, _WAIT_SLICE_S, only_stuck=True)
+        if where:
+            logger.warning("%s", where)
 
     async def submit(self, jobs: Sequence[tuple[_core.Options, bytes]], timeout_s: float) -> list[bytes]:
         """Commit the jobs in one transaction. Cancelling the await does not take them back."""
@@ -320,24 +331,29 @@ class Connection:
 
         return whereabouts(self, job_id, url, call_timeout_s)
 
-    def whereabouts_of_one(self, job_ids: Sequence[bytes], url: str, call_timeout_s: float) -> str:
+    def whereabouts_of_one(
+        self, job_ids: Sequence[bytes], url: str, call_timeout_s: float, *, only_stuck: bool = False
+    ) -> str:
         """Describe an unfinished job of several that keeps the others waiting; empty when none is found."""
         from penstock._jobs.whereabouts import whereabouts_of_one
 
-        return whereabouts_of_one(self, job_ids, url, call_timeout_s)
+        return whereabouts_of_one(self, job_ids, url, call_timeout_s, only_stuck=only_stuck)
 
-    def log_notices(self, blocking: tuple[str, str] | None = None) -> None:
-        """Log the broker's notices, at most once a second.
+    def log_notices(self, blocking: tuple[str, str] | None = None) -> bool:
+        """Log the broker's notices, at most once a second. Return whether there were any.
 
         ``blocking``: the call that this follows, and the one that an event loop should make in its place.
         """
         now = time.monotonic()
-        if now >= self._notices_due:
-            self._notices_due = now + 1.0
-            if blocking is not None:
-                warn_of_blocking(*blocking)
-            for notice in self._client.take_notices():
-                logger.warning("%s: %s", self.broker, notice)
+        if now < self._notices_due:
+            return False
+        self._notices_due = now + 1.0
+        if blocking is not None:
+            warn_of_blocking(*blocking)
+        notices = self._client.take_notices()
+        for notice in notices:
+            logger.warning("%s: %s", self.broker, notice)
+        return bool(notices)
 
     @property
     def broker(self) -> str:
@@ -356,7 +372,7 @@ class Connection:
 class _LoopPort:
     """Port of one event loop's calls. Holds no reference to the loop, which may be collected."""
 
-    def __init__(self, log_notices: Callable[[], None]) -> None:
+    def __init__(self, log_notices: Callable[[], object]) -> None:
         self.core = _core.Port()
         self._log_notices = log_notices
         self._pending: dict[int, asyncio.Future[object]] = {}
@@ -443,7 +459,7 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 class _Ports:
     """A port for each event loop that has made a call."""
 
-    def __init__(self, log_notices: Callable[[], None]) -> None:
+    def __init__(self, log_notices: Callable[[], object]) -> None:
         self._log_notices = log_notices
         self._of_loop: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopPort] = weakref.WeakKeyDictionary()
 

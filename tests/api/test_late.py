@@ -110,6 +110,12 @@ def test_whoever_waits_without_a_worker_is_told_within_seconds(project: Project)
     said = waiting.wait_for_output("no worker", timeout=20)
     notice = '1 job waits in queue "mail", which no worker has served for 3 s; start one with -Q mail'
     assert said.strip() == f"{project.url}: {notice}"
+    # The broker says so once, to those who are connected at that moment.
+    later = project.start_python("import tasks; tasks.wait_here.delay().result()")
+    said = later.wait_for_output("no worker", timeout=20)
+    assert re.search(
+        r'^job \S+ of tasks.wait_here: for [\d.]+ s it has waited in queue "mail" of .*, which no worker', said
+    )
 
 
 def test_no_worker_process_can_serve_a_broker_in_memory_so_none_is_advised() -> None:

@@ -32,8 +32,10 @@ def whereabouts(connection: Connection, job_id: bytes, url: str, call_timeout_s:
     return _in_words(held, consumers, url)
 
 
-def whereabouts_of_one(connection: Connection, job_ids: Sequence[bytes], url: str, call_timeout_s: float) -> str:
-    """Describe one of these jobs that may run: one that nothing is going to run, if there is any.
+def whereabouts_of_one(
+    connection: Connection, job_ids: Sequence[bytes], url: str, call_timeout_s: float, *, only_stuck: bool = False
+) -> str:
+    """Describe one of these jobs that may run: one that nothing is going to run, if there is any, or else any.
 
     Empty when none of those that were looked at waits in a queue or runs, or when the broker does not answer soon.
     """
@@ -51,7 +53,7 @@ def whereabouts_of_one(connection: Connection, job_ids: Sequence[bytes], url: st
         except PenstockError:
             break
         is_stuck = held["state"] == "ready" and (not consumers or held["task_unknown"])
-        if is_stuck or not found:
+        if is_stuck or not (found or only_stuck):
             found = f"job {format_id(job_id)} of {held['task']}: {_in_words(held, consumers, url)}"
         if is_stuck:
             break

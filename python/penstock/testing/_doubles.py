@@ -236,14 +236,16 @@ class _Connection(Connection):
         state = "has ended meanwhile" if held is None else f"is {held['state']}"
         return f"it {state}, and nothing runs that could end it. {self.bench.why_nothing_runs}"
 
-    def whereabouts_of_one(self, job_ids: Sequence[bytes], url: str, call_timeout_s: float) -> str:
+    def whereabouts_of_one(
+        self, job_ids: Sequence[bytes], url: str, call_timeout_s: float, *, only_stuck: bool = False
+    ) -> str:
         if self.bench.may_end():
-            return super().whereabouts_of_one(job_ids, url, call_timeout_s)
+            return super().whereabouts_of_one(job_ids, url, call_timeout_s, only_stuck=only_stuck)
         return f"nothing runs that could end them. {self.bench.why_nothing_runs}"
 
-    def log_notices(self, blocking: tuple[str, str] | None = None) -> None:
+    def log_notices(self, blocking: tuple[str, str] | None = None) -> bool:
         # That no worker serves a queue is as it should be here, and so are calls that wait.
-        pass
+        return False
 
     def _until_nothing_runs(self, wait: Callable[[float], T], timeout_s: float | None) -> T:
         """Wait for jobs' ends while any job runs that may bring them."""
