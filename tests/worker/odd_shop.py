@@ -47,6 +47,20 @@ TASKS = """
         return number
 
     @app.task
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+
+    @app.task(slot="process")
+    def sleep_in_process(seconds: float) -> None:
+        time.sleep(seconds)
+
+    @app.task
+    def compute(seconds: float) -> None:
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
+
+    @app.task
     def pid() -> int:
         return os.getpid()
 

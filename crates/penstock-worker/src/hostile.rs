@@ -93,6 +93,7 @@ pub fn child_out_of_its_mind(data: &[u8]) {
                     index,
                     kind,
                     cost_ns: data.number(),
+                    cpu_ns: data.number(),
                     delay_ms: data.number(),
                     value: None,
                     failure: (kind == Kind::Failed).then_some(FailureView {

@@ -28,7 +28,7 @@ use crate::packet::{
     BELL, FailureView, JobView, Kind, MAX_PACKET_BYTES, Malformed, OutcomeFrame, Reader, Wait,
     WaitFrame, serving,
 };
-use crate::page::{ClaimCell, Claims, RingWriter, open_child, steady_ns};
+use crate::page::{ClaimCell, Claims, RingWriter, open_child, steady_ns, thread_cpu_ns};
 
 /// An idle slot keeps no larger buffer than this for its next packet.
 const KEPT_BYTES: usize = 4096;
@@ -122,6 +122,10 @@ pub struct Slot {
     bytes: Vec<u8>,
     packet: Packet,
     running: Option<Running>,
+    /// Number of jobs that it has begun.
+    begun: u64,
+    /// It has its thread for itself.
+    has_thread: bool,
     window: Arc<Window>,
 }
 
@@ -169,6 +173,10 @@ pub enum Resumed {
     After(u32),
 }
 
+/// The processor time of one in so many jobs is measured, beside that of jobs that come alone: the others are short, and the
+/// question costs about as much as they do.
+const MEASURED_OF: u64 = 64;
+
 const HEARD_SHIFT: u32 = 27;
 const HEARD_MASK: u64 = 3 << HEARD_SHIFT;
 const PLACE_SHIFT: u32 = 11;
@@ -188,6 +196,8 @@ struct Packet {
 struct Running {
     index: usize,
     since_ns: u64,
+    /// What its thread had used of a processor when it began; `None`: that is not measured for this one.
+    cpu_since_ns: Option<u64>,
 }
 
 fn damaged() -> io::Error {
@@ -253,6 +263,8 @@ impl Link {
             bytes: Vec::new(),
             packet: Packet::default(),
             running: None,
+            begun: 0,
+            has_thread: true,
             window: Arc::new(Window {
                 link: Arc::clone(self),
                 job: AtomicU64::new(0),
@@ -663,6 +675,7 @@ impl Slot {
 
     /// As [`Slot::pull`], without waiting, and without telling of outcomes. For slots that share a thread.
     pub fn try_pull(&mut self) -> io::Result<Pulled> {
+        self.has_thread = false;
         self.forget_packet();
         self.link.heed();
         let link = Arc::clone(&self.link);
@@ -762,9 +775,12 @@ impl Slot {
         if self.is_watched {
             fault::set_place(self.number, Some(packet.place));
         }
+        self.begun += 1;
+        let is_measured = packet.jobs == 1 || self.begun.is_multiple_of(MEASURED_OF);
         self.running = Some(Running {
             index: packet.next,
             since_ns,
+            cpu_since_ns: (self.has_thread && is_measured).then(thread_cpu_ns),
         });
         let window = &self.window;
         if !planted!("shield-outlives-its-job") {
@@ -793,6 +809,8 @@ impl Slot {
             return Err(io::Error::other("no job of this slot is running"));
         };
         let since_ns = self.window.end().unwrap_or(running.since_ns);
+        let used = |since: u64| thread_cpu_ns().saturating_sub(since).max(1);
+        let cpu_ns = running.cpu_since_ns.map_or(0, used);
         if self.is_watched {
             fault::set_place(self.number, None);
         }
@@ -802,6 +820,7 @@ impl Slot {
             index: running.index as u16,
             kind: ended.kind,
             cost_ns: steady_ns().saturating_sub(since_ns),
+            cpu_ns,
             delay_ms: ended.delay_ms,
             value: ended.value,
             failure: ended.failure,
@@ -818,9 +837,11 @@ impl Slot {
     /// Tells that the thread of this slot has ended in the midst of its job, if it had one. Says whether it had.
     pub fn lose(&mut self, why: &str) -> io::Result<bool> {
         self.packet.next = self.packet.jobs;
-        if self.running.is_none() {
+        let Some(running) = &mut self.running else {
             return Ok(false);
-        }
+        };
+        // Another thread says so.
+        running.cpu_since_ns = None;
         self.finish(Ended {
             kind: Kind::Lost,
             delay_ms: 0,

@@ -12,7 +12,7 @@
 //!     frame     length u32 (of what follows), then nothing: the bell; slots u32: how many of its slots can take jobs from
 //!               now on; or news of a wait:
 //!               sequence u32, place u16, index u16, wait u32, what u32; or an outcome:
-//!               sequence u32, place u16, index u16, kind u8, has_value u8, cost_ns u64, delay_ms u64,
+//!               sequence u32, place u16, index u16, kind u8, has_value u8, cost_ns u64, cpu_ns u64, delay_ms u64,
 //!               value u32 + bytes, if it failed: fingerprint u64, class u8 + text, message u8 + text,
 //!               preview u16 + bytes; note (the rest)
 //! ```
@@ -275,6 +275,8 @@ pub struct OutcomeFrame<'a> {
     pub index: u16,
     pub kind: Kind,
     pub cost_ns: u64,
+    /// Time of a processor that its thread has used for it; 0: it was not measured.
+    pub cpu_ns: u64,
     /// Before the next attempt, for a retry, or until a deferred job is due.
     pub delay_ms: u64,
     pub value: Option<&'a [u8]>,
@@ -389,7 +391,7 @@ impl OutcomeFrame<'_> {
         let value = self.value.unwrap_or_default();
         debug_assert_eq!(self.failure.is_some(), self.kind == Kind::Failed);
         let failure = self.failure.map_or(0, |failure| failure.encoded_len());
-        let len = 30 + value.len() + failure + self.note.len();
+        let len = 38 + value.len() + failure + self.note.len();
         out.extend_from_slice(&(len as u32).to_le_bytes());
         out.extend_from_slice(&self.sequence.to_le_bytes());
         out.extend_from_slice(&self.place.to_le_bytes());
@@ -397,6 +399,7 @@ impl OutcomeFrame<'_> {
         out.push(self.kind as u8);
         out.push(self.value.is_some().into());
         out.extend_from_slice(&self.cost_ns.to_le_bytes());
+        out.extend_from_slice(&self.cpu_ns.to_le_bytes());
         out.extend_from_slice(&self.delay_ms.to_le_bytes());
         out.extend_from_slice(&(value.len() as u32).to_le_bytes());
         out.extend_from_slice(value);
@@ -615,6 +618,7 @@ impl<'a> Reader<'a> {
         let kind = Kind::from_number(fields.u8()?).ok_or(Malformed)?;
         let has_value = fields.u8()? != 0;
         let cost_ns = fields.u64()?;
+        let cpu_ns = fields.u64()?;
         let delay_ms = fields.u64()?;
         let value = fields.sized()?;
         let failure = match kind {
@@ -627,6 +631,7 @@ impl<'a> Reader<'a> {
             index,
             kind,
             cost_ns,
+            cpu_ns,
             delay_ms,
             value: has_value.then_some(value),
             failure,
@@ -785,6 +790,7 @@ mod tests {
             index: 255,
             kind: Kind::Retry,
             cost_ns: 1_234,
+            cpu_ns: 567,
             delay_ms: 60_000,
             value: None,
             failure: None,
@@ -856,6 +862,7 @@ mod tests {
             index: 0,
             kind: Kind::Succeeded,
             cost_ns: 0,
+            cpu_ns: 0,
             delay_ms: 0,
             value: None,
             failure: None,

@@ -187,6 +187,12 @@ pub fn steady_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
+/// Nanoseconds of a processor that the calling thread has used. Unlike [`steady_ns`], it is a system call.
+pub fn thread_cpu_ns() -> u64 {
+    let used = clock_gettime(ClockId::ThreadCPUTime);
+    used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64
+}
+
 /// Claim of a packet, as both sides see it, and what they say of its running job.
 #[repr(C, align(64))]
 pub struct ClaimCell {

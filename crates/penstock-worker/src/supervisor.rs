@@ -31,6 +31,7 @@ use crate::systemd::Notifier;
 use crate::zygote::Zygote;
 
 use admission::Admission;
+use advice::Advice;
 use broker::{Burst, Contact, Settlements};
 use children::Child;
 use lending::Held;
@@ -41,6 +42,7 @@ use recycle::Recycling;
 use resize::Room;
 
 pub(crate) mod admission;
+mod advice;
 mod broker;
 mod cancels;
 mod children;
@@ -156,6 +158,7 @@ pub struct Supervisor {
     /// Whether pools may have more children than they should, or fewer.
     is_unfit: bool,
     memory: Memory,
+    advice: Advice,
     admission: Admission,
     /// The pool that was sent a job last, of those whose jobs run alone.
     last_alone: Option<usize>,
@@ -284,6 +287,7 @@ impl Supervisor {
             has_been_resized: false,
             is_unfit: false,
             memory,
+            advice: Advice::default(),
             admission: Admission::default(),
             last_alone: None,
             leaving: VecDeque::new(),

@@ -681,6 +681,15 @@ impl Supervisor {
             self.spend(number);
         }
         self.zygotes_lost = 0;
+        if frame.cpu_ns > 0 && self.pools[ended.pool].lends_processes() {
+            let task = &ended.jobs.message.task;
+            if let Some(share) = self.advice.observe(task, frame.cost_ns, frame.cpu_ns) {
+                tracing::info!(
+                    "{task} spends {share} % of its time waiting, with a process to itself: --threads N has N such jobs in one process, \
+                     for a fraction of the memory; slot=\"process\" says that it needs its own"
+                );
+            }
+        }
 
         let cost_us = frame.cost_ns.div_ceil(1000);
         let value = frame.value.map(|value| bytes.slice_ref(value));

@@ -290,7 +290,11 @@ impl Supervisor {
         let mut tasks_of = vec![Vec::new(); self.pools.len()];
         let mut elsewhere = Vec::new();
         for LoadedTask(task, wish) in tasks {
-            let kind = SlotKind::from_word(wish).unwrap_or(self.config.default_slot);
+            let wished = SlotKind::from_word(wish);
+            if wished == Some(SlotKind::Process) {
+                self.advice.spare(task);
+            }
+            let kind = wished.unwrap_or(self.config.default_slot);
             let place = self.pools.iter().position(|pool| pool.config.kind == kind);
             if place.is_none() {
                 elsewhere.push((task.as_str(), kind));
