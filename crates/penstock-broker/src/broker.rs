@@ -413,7 +413,7 @@ impl Broker {
             self.staged.add(position, durability);
             self.next_position = Position(position.0 + 1);
         }
-        self.state.close_unread_joins();
+        self.state.close_unread_joins(ENDED_AT_ONCE);
         self.tell_watchers();
         self.watch_unserved();
     }

@@ -44,6 +44,8 @@ pub(crate) struct Chores {
     forgotten: Vec<(u32, u64)>,
     /// Joins that have failed, and up to where in their lists the held messages have been reported.
     blocked: VecDeque<(JoinId, usize)>,
+    /// Joins whose members have all ended, and that are to end in a record with more room.
+    pub(crate) undecided: VecDeque<JoinId>,
     /// Joins that are open again, and up to where the same was taken back.
     pub(crate) reopening: BTreeMap<JoinId, usize>,
     /// Keys that clients watch and that are looked at once all joins have heard of that.
@@ -113,6 +115,7 @@ impl Chores {
             && self.asked.is_empty()
             && self.forgotten.is_empty()
             && self.blocked.is_empty()
+            && self.undecided.is_empty()
             && self.reopening.is_empty()
             && self.unsure.is_empty()
             && self.groups.is_empty()
@@ -130,6 +133,7 @@ impl Broker {
                 gives_way
                     || !self.chores.is_empty()
                     || !self.state.joins_needless.is_empty()
+                    || self.state.joins.has_unread()
                     || !self.state.joins.abandoned.is_empty()
                     || !self.state.marks.is_empty()
                     || !self.state.waits.forward.is_empty()
@@ -164,6 +168,14 @@ impl Broker {
         for (_, id) in self.state.joins_over.clone() {
             self.chores.tell_blocked(id);
         }
+        let undecided = self
+            .state
+            .joins
+            .iter()
+            .filter(|(_, join)| join.is_complete());
+        self.chores
+            .undecided
+            .extend(undecided.map(|(_, join)| join.id));
         if self.state.joins.has_unsealed() {
             let State {
                 joins,
@@ -195,6 +207,7 @@ impl Broker {
                 self.forget_sessions();
                 self.step_abandoned();
                 self.step_marks();
+                self.step_undecided();
                 self.step_blocked();
                 self.step_reopened();
                 self.step_needless();
@@ -319,6 +332,29 @@ impl Broker {
             self.state.workflows.mark_cancelled(workflow);
             self.begin_mark(mark);
             self.added += 1 + self.cancel_unsealed(&workflow, mark.reason);
+        }
+    }
+
+    /// Ends joins for which the records in which their last members ended had no room. One that takes more than any record
+    /// has room for goes on its own.
+    fn step_undecided(&mut self) {
+        while let Some(id) = self.chores.undecided.pop_front() {
+            let slot = self.state.joins.find(&id);
+            let Some(slot) = slot.filter(|slot| self.state.joins[*slot].is_complete()) else {
+                continue;
+            };
+            if self.added > 0 && !self.has_room_to_end(slot) {
+                self.chores.undecided.push_front(id);
+                return;
+            }
+            let join = &self.state.joins[slot];
+            let has_succeeded = join.failures <= join.policy.max_failures();
+            let events = match has_succeeded && !self.chores.reopens(&id) {
+                true => self.succeed_join(slot),
+                false => self.decide_join(slot),
+            };
+            let events = events + self.follow_ends();
+            self.added = (self.added + events).min(ENDED_AT_ONCE);
         }
     }
 

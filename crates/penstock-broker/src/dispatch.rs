@@ -245,8 +245,8 @@ impl Broker {
                 else {
                     return;
                 };
-                if self.state.joins.is_pinned(&key) && !planted!("unpin-early") {
-                    let now = self.clocks.steady();
+                let now = self.clocks.steady();
+                if self.state.joins.is_pinned(&key, now) && !planted!("unpin-early") {
                     let later = now.saturating_add(pinned_for_ms(now.saturating_sub(at)));
                     let timer = Timer::ValueExpiry { slot, number };
                     self.state.timers.set(When::steady(later), timer);
@@ -265,7 +265,7 @@ impl Broker {
                 {
                     self.budget -= 1;
                     let key = Key::Result(self.state.messages[slot].id);
-                    if self.state.joins.is_pinned(&key) {
+                    if self.state.joins.is_pinned(&key, now) {
                         first_pinned = first_pinned.or(Some(slot));
                         self.state.ends.pass_over(ttl_ms);
                     } else {

@@ -317,7 +317,8 @@ impl Broker {
         let cap_bytes = self.options.results_cap_bytes;
         while self.added < ENDED_AT_ONCE {
             let joins = &self.state.joins;
-            let is_pinned = |key: &Key| joins.is_pinned(key);
+            let now = self.clocks.steady();
+            let is_pinned = |key: &Key| joins.is_pinned(key, now);
             let keys = &mut self.state.keys;
             let Some(key) = keys.next_to_evict(group, cap_bytes, is_pinned) else {
                 return;
@@ -448,10 +449,29 @@ impl Broker {
             };
         }
         // What it holds is released once other joins wait for it again.
-        match join.arrivals == join.count && !self.chores.reopens(&join.id) {
-            true => self.succeed_join(slot),
-            false => 0,
+        if join.arrivals != join.count || self.chores.reopens(&join.id) {
+            return 0;
         }
+        // The record may be full of other ends, each of which brings more.
+        if self.added > 0 && self.held_for_failure(slot).next().is_some() {
+            self.chores.undecided.push_back(join.id);
+            return 0;
+        }
+        self.succeed_join(slot)
+    }
+
+    /// Whether the record has room for the end of a join and of all that is not needed then.
+    pub(crate) fn has_room_to_end(&self, slot: u32) -> bool {
+        let room = self.step_size();
+        let slots: Vec<u32> = self.held_for_failure(slot).take(room + 1).collect();
+        let left = room.checked_sub(slots.len());
+        left.is_some_and(|left| self.not_needed_after(slot, &slots, left).is_some())
+    }
+
+    /// Returns the messages that a join holds in case it fails.
+    fn held_for_failure(&self, join: u32) -> impl Iterator<Item = u32> {
+        let is_for_failure = |slot: &u32| self.state.messages.when(*slot) == Outcome::Failed;
+        self.held_slots(join).filter(is_for_failure)
     }
 
     /// Ends a new join that has no members.
@@ -539,7 +559,7 @@ impl Broker {
     }
 
     /// Ends a join whose members have ended well enough. Returns the number of events for that.
-    fn succeed_join(&mut self, slot: u32) -> usize {
+    pub(crate) fn succeed_join(&mut self, slot: u32) -> usize {
         let mut events = 1 + self.put_outcome(slot, ValueStatus::Gathered);
         events += self.end_not_needed(slot);
         let renumbered = self.state.renumber_behind_marks(slot);
@@ -557,8 +577,7 @@ impl Broker {
     /// Ends the messages that a join held in case it failed, and all that waits for nothing but these. They have neither
     /// succeeded nor failed, so what waits for that is not needed either. Returns the number of events for that.
     fn end_not_needed(&mut self, slot: u32) -> usize {
-        let is_for_failure = |slot: &u32| self.state.messages.when(*slot) == Outcome::Failed;
-        let slots: Vec<u32> = self.held_slots(slot).filter(is_for_failure).collect();
+        let slots: Vec<u32> = self.held_for_failure(slot).collect();
         if slots.is_empty() {
             return 0;
         }
@@ -566,7 +585,8 @@ impl Broker {
         let reason = self.state.names.intern(NOT_NEEDED);
         let how = How::Cancelled;
         // Those that wait end before what they wait for, or they would hear of its end.
-        for (join, held) in self.not_needed_after(slot, &slots).into_iter().rev() {
+        let after = self.not_needed_after(slot, &slots, usize::MAX);
+        for (join, held) in after.into_iter().flatten().rev() {
             events += held.len() + 1;
             self.end_unrun_here(held, Unrun { how, reason });
             let id = self.state.joins[join].id;
@@ -583,8 +603,13 @@ impl Broker {
     }
 
     /// Returns the joins all of whose members are not needed, as these messages of another join are not, and the messages
-    /// that they hold; each before those that wait for what it holds.
-    fn not_needed_after(&self, origin: u32, slots: &[u32]) -> Vec<(u32, Vec<u32>)> {
+    /// that they hold; each before those that wait for what it holds. `None`: there are more than `most` in all.
+    fn not_needed_after(
+        &self,
+        origin: u32,
+        slots: &[u32],
+        most: usize,
+    ) -> Option<Vec<(u32, Vec<u32>)>> {
         let joins = &self.state.joins;
         let members = |slots: &[u32]| -> Vec<Member> {
             let members = slots.iter().map(|slot| self.state.messages.member(*slot));
@@ -593,6 +618,7 @@ impl Broker {
         let mut places = members(slots);
         let mut missed: BTreeMap<u32, u32> = BTreeMap::new();
         let mut found = Vec::new();
+        let mut left = most;
         while let Some(place) = places.pop() {
             let Some(slot) = joins.find(&place.join).filter(|slot| *slot != origin) else {
                 continue;
@@ -601,13 +627,15 @@ impl Broker {
             *missed += 1;
             let join = &joins[slot];
             if *missed == join.count && join.arrivals == 0 && !join.is_decided() {
-                let held: Vec<u32> = self.held_slots(slot).collect();
+                let held = self.held_slots(slot);
+                let held: Vec<u32> = held.take(left.saturating_add(1)).collect();
+                left = left.checked_sub(held.len() + 1)?;
                 places.extend(members(&held));
                 places.extend(&join.then);
                 found.push((slot, held));
             }
         }
-        found
+        Some(found)
     }
 
     /// Returns the messages that the join still holds.

@@ -1,8 +1,8 @@
 //! Messages that are held back until a number of members have arrived.
 //!
-//! A join is open until its last member has arrived, or one failed member more than it puts up with. In the first case it
-//! is released, in the second it is over: it stays, with the messages that it blocks, and opens again if a person retries
-//! so many of the failed members that it puts up with the rest (see `revivals.rs`). A released join stays while anybody
+//! A join is open until its last member has arrived, or one failed member more than it tolerates. In the first case it is
+//! released, in the second it is over: it stays, with the messages that it blocks, and opens again once a person has retried
+//! enough of the failed members (see `revivals.rs`). A released join stays while anybody
 //! may still read its values: a message that has them as its inputs, or a join that it is itself a member of. The results
 //! of its members are pinned for as long.
 
@@ -22,7 +22,7 @@ use crate::slab::Slab;
 /// Bytes of the journal for the arrivals of 64 neighbours.
 const ARRIVED_WORD_BYTES: u64 = 10;
 
-/// Bytes of the journal for what an unsealed join has beside the others.
+/// Bytes of the journal that an unsealed join takes in addition.
 const UNSEALED_BYTES: u64 = 40;
 
 /// Number of jobs that are kept, and the bytes that they take in the journal.
@@ -46,18 +46,18 @@ impl std::ops::SubAssign for Amount {
     }
 }
 
-/// What became of a member, for the joins that it is a member of.
+/// Outcome of a member, as it reports it to its joins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Arrival {
     Succeeded,
     /// Failed because of these jobs, the first ones at the root of it.
     Failed(Vec<MessageId>),
-    /// It never ran, for it waits for a failure that did not come.
+    /// Never ran: the failure that it waits for did not happen.
     NotNeeded,
 }
 
 impl Arrival {
-    /// Returns the arrival as it counts where another outcome than success is expected.
+    /// Returns how the arrival counts where an outcome other than success is expected.
     fn by_expectation(self, when: Outcome) -> Self {
         match (when, self) {
             (Outcome::Ended, _) | (Outcome::Failed, Self::Failed(_)) => Self::Succeeded,
@@ -79,32 +79,32 @@ pub(crate) struct Join {
     pub(crate) arrivals: u32,
     /// Number of arrived members that have failed.
     pub(crate) failures: u32,
-    /// Jobs at the root of those failures, the first ones.
+    /// Jobs that caused the failures, the first ones.
     pub(crate) causes: Vec<MessageId>,
     /// Outcomes that some of the members are to have, by index.
     pub(crate) expects: Vec<(u32, Outcome)>,
-    /// Whether one of those failures is of a member that was not needed.
+    /// Whether one of the failed members was not needed.
     pub(crate) has_needless: bool,
     /// Places of this join in others.
     pub(crate) then: Vec<Member>,
     /// Time for which its outcome is kept as a value.
     pub(crate) result_ttl_ms: Option<u64>,
-    /// Its growth, until it is sealed; `count` is the highest that there can be until then. Of one that was closed before
-    /// its seal for ever, so that those who come late are told.
+    /// Growth of a join that is not sealed; `count` is the maximum until it is. A join that was closed before its seal keeps
+    /// it, so that late members are refused.
     pub(crate) growth: Option<Box<Growth>>,
-    /// Joins that have a place in this one, and may be released and still here.
+    /// Joins that are members of this one. Released ones may be among them.
     nested: Vec<JoinId>,
     /// Whether too many members have failed: the messages that it holds are blocked.
     pub(crate) is_over: bool,
-    /// Whether what it holds is not needed: it waits for a failure that can't come any more.
+    /// Whether its held messages are not needed: the failure that they wait for can't happen any more.
     pub(crate) is_needless: bool,
-    /// Whether it has released the messages that it held, and is only here for its members' values.
+    /// Whether it has released its held messages, and is only kept for its members' values.
     pub(crate) is_released: bool,
-    /// Time of that, on the steady clock.
+    /// Time at which it failed, on the steady clock.
     pub(crate) over_at: u64,
-    /// Depth at which running jobs wait for what it releases; 0: none does. In memory alone.
+    /// Depth at which running jobs wait for its held messages; 0: none does. Not in the journal.
     pub(crate) awaited: u32,
-    /// Messages that it holds. Some may have expired since.
+    /// Held messages. Some may have expired since.
     pub(crate) held: Vec<Handle>,
     /// Size of the join and of the messages that it still holds.
     pub(crate) kept: Amount,
@@ -132,6 +132,11 @@ impl Join {
         self.growth
             .as_ref()
             .is_some_and(|growth| growth.session > 0)
+    }
+
+    /// Whether all its members have ended, and the join has not.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.arrivals == self.count && !self.is_unsealed() && !self.is_decided()
     }
 
     /// Returns the ids of the members that have not arrived; `None`: they are more than `most`.
@@ -172,7 +177,7 @@ impl Join {
         }
     }
 
-    /// Notes that a failed member has not arrived, after all.
+    /// Takes back the arrival of a failed member.
     pub(crate) fn revive_member(&mut self, index: u32, causes: Vec<MessageId>) {
         if !self.has_arrived(index) {
             return;
@@ -191,7 +196,7 @@ impl Join {
         }
     }
 
-    /// Returns what became of a member, as it counts here.
+    /// Returns how the outcome of a member counts in this join.
     pub(crate) fn judge(&self, index: u32, arrival: Arrival) -> Arrival {
         let place = self.expects.binary_search_by_key(&index, |(of, _)| *of);
         match place {
@@ -203,7 +208,7 @@ impl Join {
     /// Counts a member that has arrived, if it has not succeeded.
     pub(crate) fn count_failure(&mut self, arrival: &Arrival) {
         if self.failures == 0 && *arrival != Arrival::Succeeded {
-            // Those of a failure that was retried were kept for what it has released.
+            // The causes of a failure that was retried were kept for the messages that it has released.
             self.causes.clear();
         }
         match arrival {
@@ -224,7 +229,7 @@ impl Join {
         }
     }
 
-    /// Returns what becomes of the join as a member of others, once too many members have failed.
+    /// Returns the outcome of a failed join as a member of others.
     pub(crate) fn failure(&self) -> Arrival {
         match self.has_needless && self.causes.is_empty() {
             true => Arrival::NotNeeded,
@@ -232,7 +237,7 @@ impl Join {
         }
     }
 
-    /// Whether it is decided what becomes of the messages that it held.
+    /// Whether its held messages are released, blocked or not needed.
     pub(crate) fn is_decided(&self) -> bool {
         self.is_over || self.is_released || self.is_needless
     }
@@ -265,18 +270,17 @@ pub(crate) struct Joins {
     joins: Slab<Join>,
     by_id: SeededMap<JoinId, u32>,
     opened: u64,
-    /// Messages that stand in the journal before the join that holds them: the join was carried forward,
-    /// and stands behind them now.
+    /// Held messages that precede their join in the journal, because the join was carried forward.
     early: SeededMap<JoinId, Vec<Handle>>,
     /// Number of messages that have the values of each join as their inputs.
     readers: SeededMap<JoinId, u32>,
-    /// Joins that are not sealed. Few are at a time.
+    /// Joins that are not sealed. There are few at a time.
     unsealed: Vec<JoinId>,
-    /// Those of them whose creators have ended.
+    /// Unsealed joins whose creators have ended.
     pub(crate) abandoned: VecDeque<JoinId>,
     /// Joins whose outcome is kept under an id that no open join has a place for, by that id.
     loose: SeededMap<MessageId, JoinId>,
-    /// Joins that have lost a reader, or were released, since anybody looked.
+    /// Joins that have lost a reader or were released, and are to be looked at.
     unread: VecDeque<JoinId>,
 }
 
@@ -411,7 +415,7 @@ impl Joins {
         self.joins[slot].then = then;
     }
 
-    /// Notes that a join has a place in none that is open: it has taken that of a job, or the other one is gone.
+    /// Notes that a join has a place in no open join: it has taken the place of a job, or the outer join is gone.
     fn set_loose(&mut self, place: Member, id: JoinId) {
         if place.join.is_join() && place.index < JOIN_CAP {
             self.loose
@@ -438,7 +442,7 @@ impl Joins {
         *self.readers.entry(id).or_default() += 1;
     }
 
-    /// Counts such a message no more.
+    /// Stops counting a message that had the values of the join as its inputs.
     pub(crate) fn remove_reader(&mut self, id: JoinId) {
         if let Some(readers) = self.readers.get_mut(&id) {
             *readers -= 1;
@@ -454,23 +458,20 @@ impl Joins {
         self.unread.push_back(id);
     }
 
-    /// Returns the next released join whose values nobody can read any more.
-    pub(crate) fn next_unread(&mut self) -> Option<u32> {
-        while let Some(id) = self.unread.pop_front() {
-            let Some(slot) = self.find(&id) else {
-                continue;
-            };
-            let join = &self.joins[slot];
-            let is_read = self.readers.contains_key(&id)
-                || join
-                    .then
-                    .iter()
-                    .any(|place| self.find(&place.join).is_some());
-            if join.is_released && !is_read {
-                return Some(slot);
-            }
-        }
-        None
+    /// Whether there are joins to look at whose values nobody may read any more.
+    pub(crate) fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    /// Takes the next of these, if it is released and nobody can read its values.
+    pub(crate) fn take_unread(&mut self) -> Option<u32> {
+        let id = self.unread.pop_front()?;
+        let slot = self.find(&id)?;
+        let join = &self.joins[slot];
+        let mut places = join.then.iter();
+        let is_read =
+            self.readers.contains_key(&id) || places.any(|place| self.find(&place.join).is_some());
+        (join.is_released && !is_read).then_some(slot)
     }
 
     /// Returns the number of messages that have the values of each join as their inputs.
@@ -482,7 +483,7 @@ impl Joins {
     }
 
     /// Whether the value is the result of a member of a join that may still be asked for it.
-    pub(crate) fn is_pinned(&self, key: &Key) -> bool {
+    pub(crate) fn is_pinned(&self, key: &Key, now: u64) -> bool {
         let Key::Result(id) = key else {
             return false;
         };
@@ -492,7 +493,12 @@ impl Joins {
                 let join = &self.joins[slot];
                 // A person may retry what has failed it, and then they are read after all.
                 let may_be_read = !join.is_over || !join.then.is_empty() || !join.held.is_empty();
-                may_be_read && !join.is_needless
+                // A client that is told of the failure asks for the errors that have caused it.
+                let kept = join
+                    .result_ttl_ms
+                    .map(|ttl_ms| join.over_at.saturating_add(ttl_ms));
+                let is_asked_for = kept.is_some_and(|until| until > now);
+                (may_be_read || (is_asked_for && join.causes.contains(id))) && !join.is_needless
             })
     }
 
@@ -517,7 +523,7 @@ impl Joins {
             })
     }
 
-    /// Has the join hold the message, now or when the journal comes to it.
+    /// Makes the join hold the message, now or when the journal names the join.
     pub(crate) fn hold(&mut self, id: JoinId, message: Handle) {
         match self.find(&id) {
             Some(slot) => self.joins[slot].held.push(message),
@@ -619,7 +625,7 @@ impl std::ops::IndexMut<u32> for Joins {
 mod tests {
     use super::*;
 
-    /// A client may hold messages for sixteen million members, tell of the last one, and go. That used
+    /// A client may hold messages for sixteen million members, report the last one, and disconnect. That used
     /// to take 2 MB, a walk over all of them at each carry, and hundreds of megabytes in the account
     /// of what lives, so that the journal did not shrink again.
     #[test]

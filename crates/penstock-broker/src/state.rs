@@ -665,10 +665,15 @@ impl State {
         }
     }
 
-    /// Closes released joins whose values nobody can read any more.
-    pub(crate) fn close_unread_joins(&mut self) {
-        while let Some(slot) = self.joins.next_unread() {
-            self.forget_join(slot);
+    /// Closes released joins whose values nobody can read any more. Looks at so many; the end of one may be that of others.
+    pub(crate) fn close_unread_joins(&mut self, most: usize) {
+        for _ in 0..most {
+            if !self.joins.has_unread() {
+                return;
+            }
+            if let Some(slot) = self.joins.take_unread() {
+                self.forget_join(slot);
+            }
         }
     }
 
@@ -680,7 +685,7 @@ impl State {
         for id in released {
             self.joins.may_be_unread(id);
         }
-        self.close_unread_joins();
+        self.close_unread_joins(usize::MAX);
         // What a journal that was repaired has lost may have failed them.
         let failed = self
             .joins

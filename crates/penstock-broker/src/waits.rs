@@ -7,8 +7,8 @@
 //! ```
 //!
 //! In memory alone: a wait lives as long as the watch that made it, and the connection that this came on. After a
-//! reconnect the client tells of it again. It counts only under the lease that its job had then: what an earlier run has
-//! waited for binds nobody.
+//! reconnect the client reports it again. It counts only under the lease that its job had then: the waits of an earlier run
+//! have no effect.
 //!
 //! *What waits for W* is found from W: the jobs that wait for its result, and the joins that it is a member of, with all
 //! that they hold. It is a few jobs in nearly all cases. A wait of W for one of these would never end.
@@ -28,7 +28,7 @@ use crate::{Broker, ConnId};
 
 /// Members of joins that are brought forward at a time.
 const AT_ONCE: usize = 1024;
-/// Deepest waiters that are told of a greater depth of the one that waits for them.
+/// Most jobs to which a greater depth is passed on.
 const RAISED_AT_ONCE: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -256,7 +256,7 @@ impl Waits {
     }
 }
 
-/// What waits for a job, the job first.
+/// Jobs and joins that wait for a job, the job first.
 pub(crate) struct Dependents {
     nodes: Vec<Node>,
     places: SeededMap<MessageId, usize>,

@@ -77,8 +77,8 @@ impl Broker {
         if let Some(slot) = messages.find_ended(id) {
             let ttl_ms = messages.kind(slot).result_ttl_ms.unwrap_or(0);
             let over = messages.ended(slot).at.saturating_add(ttl_ms);
-            let is_kept =
-                over > self.clocks.steady() || self.state.joins.is_pinned(&Key::Result(*id));
+            let now = self.clocks.steady();
+            let is_kept = over > now || self.state.joins.is_pinned(&Key::Result(*id), now);
             return is_kept.then(|| self.ended_value(slot));
         }
         let mut copies = messages.copies(id);

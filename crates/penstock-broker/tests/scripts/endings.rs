@@ -2,7 +2,7 @@
 
 use penstock_broker::BrokerOptions;
 
-use crate::script::{check, check_with};
+use crate::script::{World, check, check_with};
 
 /// Each way to end the message `m`, what it sends the worker or the client that does it, and what a watcher
 /// of its result sees.
@@ -804,4 +804,51 @@ fn a_key_that_is_a_result_keeps_its_owner_when_the_result_is_removed() {
         b publish other unless=g/0                  -> b confirm 1 1:skipped[0]+0:owner-owner
         ",
     );
+}
+
+/// A record has room for so many events of the broker's own, and it stopped where the end of one group brought more.
+#[test]
+fn any_number_of_errbacks_may_not_be_needed() {
+    let mut world = World::new(BrokerOptions::default());
+    world.run("a hello");
+    let errbacks: Vec<String> = (0..3_000).map(|number| format!("m{number}")).collect();
+    world.run(&format!(
+        "a hold g/ count=1 all-ended messages={} when=failed queue=slow; publish g/0 member=g/:0",
+        errbacks.join("+")
+    ));
+    world.run("a cancel all queue=default reason=no");
+    assert_eq!(
+        world.run("a watch m0 m2999"),
+        [
+            "a sees m0 Cancelled it was not needed: nothing that it waited for has failed",
+            "a sees m2999 Cancelled it was not needed: nothing that it waited for has failed"
+        ]
+    );
+    world.check_recovery();
+}
+
+/// Each group that ends in one record brings some.
+#[test]
+fn groups_with_errbacks_that_end_together_take_several_records() {
+    let mut world = World::new(BrokerOptions::default());
+    world.run("a hello");
+    for number in 0..600 {
+        world.run(&format!(
+            "a hold g{number}/ count=1 all-ended messages=m{0}+m{1}+m{2}+m{3} when=failed queue=slow; publish g{number}/0 member=g{number}/:0",
+            4 * number,
+            4 * number + 1,
+            4 * number + 2,
+            4 * number + 3
+        ));
+    }
+    world.run("a cancel all queue=default reason=no");
+    world.run("a status");
+    assert_eq!(
+        world.run("a watch m0 m2399"),
+        [
+            "a sees m0 Cancelled it was not needed: nothing that it waited for has failed",
+            "a sees m2399 Cancelled it was not needed: nothing that it waited for has failed"
+        ]
+    );
+    world.check_recovery();
 }

@@ -267,6 +267,27 @@ fn values_are_pinned_until_the_body_has_settled() {
     );
 }
 
+/// The result of a failed group says which jobs have failed it, and the client asks for their errors then. These used to be gone
+/// after their own time, and the group's failure had no cause.
+#[test]
+fn the_errors_that_have_failed_a_group_are_pinned_as_long_as_its_result_is_kept() {
+    for between in ["# No crash.", "carry\nkill\na hello -> a welcome 1"] {
+        check(&format!(
+            "
+            a hello                                                   -> a welcome 0
+            a hold g/ count=2 result=1000000; publish g/0 member=g/:0 ttl=50; publish g/1 member=g/:1 ttl=50 -> a confirm 1
+            w hello                                                   -> w welcome 0
+            w consume default 2                                       -> w deliver g/0 g/1
+            w ack g/1; put g/1 one ttl=50                             -> w confirm 1
+            w fail g/0 boom                                           -> w confirm 2
+            {between}
+            wait 61000                                                ->
+            a watch g/ g/0 g/1 -> a sees g/ Upstream g/0, a sees g/0 Failed error, a sees g/1 gone
+            "
+        ));
+    }
+}
+
 /// What a failed body is still to read was looked at once a minute, each value alone, for the month in which it may be retried.
 /// Here each of two is looked at once an hour on the second day; as often the broker looks whether names are still in use.
 #[test]
