@@ -48,6 +48,23 @@ class TestTheStatus:
         assert mixed.status().steps.task == "flow_tasks.add or flow_tasks.make_order"
         assert mixed.status().steps.state is JobState.SUCCEEDED
 
+    def test_it_says_what_has_replaced_a_job(self, shop):
+        if not shop.is_real:
+            shop.touch("status")
+        workflow = (shop.replaced.s("call", 1) | shop.replaced_after.s("waits", "status") | shop.show.s()).delay()
+        if shop.is_real:
+            shop.wait_for_notes(1)
+            assert workflow.status().steps.steps[1].replaced_by == "group of 2"
+            workflow.cancel()
+            workflow.wait(shop.patience_s)
+        one, _, last = workflow.status().steps.steps
+        assert (one.task, one.replaced_by, last.replaced_by) == ("flow_tasks.replaced", "flow_tasks.add", "")
+        workflow = (shop.replaced.s("group", 1) | shop.total.s()).delay()
+        workflow.result(shop.patience_s)
+        first, body = workflow.status().steps.steps
+        assert (first.replaced_by, body.replaced_by) == ("group", "")
+        assert "─ flow_tasks.replaced → group  succeeded" in str(workflow.status())
+
     def test_it_says_what_has_failed_and_what_that_blocks(self, shop):
         workflow = (shop.fail.s(why="no ink") | shop.note.s() | shop.note.s()).delay()
         assert workflow.wait(shop.patience_s) is JobState.FAILED

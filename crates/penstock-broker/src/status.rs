@@ -204,6 +204,7 @@ impl Broker {
                 slots: report.slots,
                 // A worker tells of itself once a second; what it has settled since is known better here.
                 busy: report.busy.min(session.leases.len() as u32),
+                parked: report.parked.min(session.leases.len() as u32),
                 leases: session.leases.len() as u32,
                 connected: connection.is_some(),
                 state: report.state,

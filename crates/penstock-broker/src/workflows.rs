@@ -76,15 +76,15 @@ impl Record {
 #[derive(Debug, Default)]
 pub(crate) struct Workflows {
     all: SeededMap<MessageId, Workflow>,
-    /// Those with a record, in the order of their ids, which is that of their times.
+    /// Workflows with a record, in the order of their ids, which is that of their times.
     listed: BTreeSet<MessageId>,
     /// Ended ones, with the time on the steady clock at which each is forgotten.
     ended: BTreeSet<(u64, MessageId)>,
     /// Bytes of the journal that the ended ones take.
     ended_bytes: u64,
-    /// Those that may have ended, or must be told of, since anybody looked.
+    /// Workflows that may have ended, or have changes to record.
     touched: Vec<MessageId>,
-    /// Those with a record, by its number.
+    /// Workflows with a record, by its number.
     numbers: BTreeMap<u64, MessageId>,
     opened: u64,
     /// Time for which a timer is set: that of the first to be forgotten, or before it.
@@ -162,7 +162,7 @@ impl Workflows {
         }
     }
 
-    /// Has the workflow looked at before the record at hand is sealed.
+    /// Marks the workflow to be looked at before the current record is sealed.
     pub(crate) fn touch(&mut self, id: MessageId) {
         if let Some(record) = self.record_mut(&id)
             && !std::mem::replace(&mut record.is_touched, true)
@@ -171,7 +171,7 @@ impl Workflows {
         }
     }
 
-    /// Has the record at hand tell of the workflow.
+    /// Marks the workflow to be written to the current record.
     fn tell(&mut self, id: MessageId) {
         if let Some(record) = self.record_mut(&id) {
             record.must_be_told = true;
@@ -583,7 +583,7 @@ impl Broker {
         self.state.open_workflow(workflow, &head, progress);
     }
 
-    /// Records what has become of the workflows whose jobs have changed in the record at hand.
+    /// Records the new states of workflows whose jobs have changed in the current record.
     pub(crate) fn settle_workflows(&mut self) {
         if self.state.workflows.touched.is_empty() {
             return;
@@ -758,7 +758,8 @@ impl Broker {
         }
         self.count_running(&mut page.workflows);
         let nodes = query.nodes.iter().take(WorkflowsQuery::NODES_CAP);
-        page.nodes = nodes.map(|id| self.node_state(id)).collect();
+        page.nodes = nodes.clone().map(|id| self.node_state(id)).collect();
+        page.tasks = nodes.map(|id| self.task_of(id).to_owned()).collect();
         page
     }
 
@@ -830,6 +831,23 @@ impl Broker {
                 _ => WorkflowState::Running,
             },
         }
+    }
+
+    /// Returns the task that a job runs, or whose result it has; empty for others.
+    fn task_of(&self, id: &MessageId) -> &str {
+        let State {
+            messages,
+            keys,
+            names,
+            ..
+        } = &self.state;
+        let mut copies = messages.copies(id).chain(messages.find_ended(id));
+        let of_value = || {
+            let stored = keys.value(&Key::Result(*id))?;
+            stored.run.map(|_| stored.group)
+        };
+        let task = copies.next().map(|slot| messages.kind(slot).task);
+        task.or_else(of_value).map_or("", |task| names.text(task))
     }
 
     /// Returns the state of a job, or of a join.

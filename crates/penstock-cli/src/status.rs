@@ -144,6 +144,7 @@ pub fn worker_json(worker: &WorkerStatus) -> Value {
         "queues": worker.queues,
         "slots": worker.slots,
         "busy": worker.busy,
+        "parked": worker.parked,
         "leases": worker.leases,
         "connected": worker.connected,
         "state": state_name(worker.state),
@@ -363,12 +364,7 @@ pub fn worker_table(workers: &[WorkerStatus]) -> String {
             worker.busy.to_string(),
             worker.leases.to_string(),
             worker.queues.join(", "),
-            match (worker.connected, worker.state) {
-                (false, _) => "out of reach",
-                (true, WorkerState::Serving | WorkerState::Unsaid) => "",
-                (true, state) => state_name(state),
-            }
-            .to_owned(),
+            worker_remarks(worker),
         ]);
     }
     let slots: u32 = workers.iter().map(|worker| worker.slots).sum();
@@ -378,6 +374,18 @@ pub fn worker_table(workers: &[WorkerStatus]) -> String {
         _ => "are",
     };
     format!("{table}\n{busy} of {slots} slots {are} busy\n")
+}
+
+/// Lists what is unusual about a worker.
+fn worker_remarks(worker: &WorkerStatus) -> String {
+    let state = match (worker.connected, worker.state) {
+        (false, _) => Some("out of reach".to_owned()),
+        (true, WorkerState::Serving | WorkerState::Unsaid) => None,
+        (true, state) => Some(state_name(state).to_owned()),
+    };
+    let parked = (worker.parked > 0).then(|| format!("{} parked", worker.parked));
+    let remarks: Vec<String> = state.into_iter().chain(parked).collect();
+    remarks.join("; ")
 }
 
 /// Lists what is unusual about a queue.
@@ -457,6 +465,7 @@ mod tests {
                 queues: vec!["default".to_owned(), "mail".to_owned()],
                 slots: 4,
                 busy: 1,
+                parked: 3,
                 leases: 2,
                 connected: false,
                 state: WorkerState::Serving,
@@ -505,7 +514,7 @@ mail        3        0        0       2  1500     0.5  1 min 1 s          0  pau
 others      -        -        -       -     -       -          -          -  2 queues unused for an hour: 12 in, 11 done, 3 of them failed
 
 WORKER         SLOTS  BUSY  LEASES  QUEUES
-worker@host:7      4     1       2  default, mail  out of reach
+worker@host:7      4     1       2  default, mail  out of reach; 3 parked
 
 1 of 4 slots is busy
 

@@ -13,8 +13,8 @@ use penstock_message::{
     Answer, Applied, AskQuery, Condition, Delivery, Due, Durability, FailedQuery, Failure, Feature,
     Filter, HeaderPatch, Hold, JoinPolicy, Key, KeyState, Message, MessageState, NoReply,
     NodeState, Op, Open, Overflow, Query, QueueLimits, Receipt, Refusal, ReleaseReason, Run,
-    Running, Target, Tasks, Value, ValueStatus, WorkerReport, WorkerState, WorkflowState,
-    WorkflowsQuery,
+    Running, Target, Tasks, Value, ValueStatus, WorkerReport, WorkerState, WorkerStatus,
+    WorkflowState, WorkflowsQuery,
 };
 
 use crate::words::*;
@@ -1229,6 +1229,7 @@ fn the_status_counts_jobs_and_workers(bench: &Bench<'_>) {
         busy: 3,
         state: WorkerState::Paused,
         takes_asks: false,
+        parked: 2,
     });
     // Its answer says that the report has arrived.
     worker.client.status();
@@ -1240,7 +1241,13 @@ fn the_status_counts_jobs_and_workers(bench: &Bench<'_>) {
         .unwrap();
     assert_eq!((queue.ready, queue.delayed, queue.running), (1, 1, 0));
     // It holds no job, so nothing of it is busy, whatever it said last.
-    assert_eq!((status.workers[0].slots, status.workers[0].busy), (8, 0));
+    let WorkerStatus {
+        slots,
+        busy,
+        parked,
+        ..
+    } = status.workers[0];
+    assert_eq!((slots, busy, parked), (8, 0, 0));
     assert_eq!(status.workers[0].state, WorkerState::Paused);
     let clients = u32::from(bench.several_clients());
     assert_eq!((status.clients, status.workers.len()), (clients, 1));

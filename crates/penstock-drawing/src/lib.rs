@@ -11,6 +11,7 @@
 //!     {"group": 2, "id": "...", "steps": [...]}                a group of few
 //!     "links": [{"on": "failed", ...}]                         callbacks of any of these
 //!     "name": "load", "needs": [[0, "succeeded"]]              a step of a graph, which is a group of few
+//!     "state": "running", "replaced_by": "shop.load"           what the broker knows; the second of a call whose job was replaced
 //! ```
 
 mod graph;
@@ -72,7 +73,7 @@ impl Workflow {
         let info = page.workflows.first()?;
         let mut steps = Step::read(&info.description);
         if let Some(steps) = &mut steps {
-            steps.set_states(&page.nodes, info.state);
+            steps.set_states(&page.nodes, &page.tasks, info.state);
         }
         match fields(info) {
             Value::Object(fields) => Some(Self::new(fields, steps)),

@@ -3,6 +3,8 @@
 use penstock_message::{MessageId, MessageState, NodeState, ValueStatus, WorkflowState};
 use serde_json::{Map, Value, json};
 
+use crate::text::number;
+
 /// Steps within steps; a description is what some client says.
 const DEEPEST: usize = 128;
 
@@ -14,6 +16,8 @@ pub struct Step {
     pub id: Option<MessageId>,
     /// Empty: not known.
     pub state: &'static str,
+    /// What has taken the place of a call: a task, or a group. Empty: nothing.
+    pub replaced_by: String,
     /// Callbacks, each with the outcome on which it runs.
     pub links: Vec<(String, Step)>,
     /// What its graph calls it; empty for others.
@@ -82,21 +86,21 @@ impl Step {
                 .map(|step| Self::of_value_at(step, depth + 1))
                 .collect()
         };
-        let number = |name| value.get(name).and_then(Value::as_u64);
+        let count = |name| value.get(name).and_then(Value::as_u64);
         let text = |name| value.get(name).and_then(Value::as_str);
         let what = if let Some(task) = text("job") {
             What::Job(task.to_owned())
-        } else if let Some(members) = number("group") {
+        } else if let Some(members) = count("group") {
             What::Group {
                 members,
                 grows: value.get("grows") == Some(&Value::Bool(true)),
                 of: text("of").unwrap_or_default().to_owned(),
                 steps: all(value.get("steps"))?,
-                ended: number("ended").map(|ended| (ended, number("failed").unwrap_or(0))),
+                ended: count("ended").map(|ended| (ended, count("failed").unwrap_or(0))),
             }
         } else {
             let steps = value.get("chain").filter(|steps| steps.is_array())?;
-            What::Chain(all(Some(steps))?, number("more").unwrap_or(0))
+            What::Chain(all(Some(steps))?, count("more").unwrap_or(0))
         };
         let links = value.get("links").and_then(Value::as_array);
         let link = |link: &Value| {
@@ -112,6 +116,7 @@ impl Step {
             what,
             id: text("id").and_then(|id| id.parse().ok()),
             state: known(text("state").unwrap_or_default()),
+            replaced_by: text("replaced_by").unwrap_or_default().to_owned(),
             links: links
                 .into_iter()
                 .flatten()
@@ -167,6 +172,9 @@ impl Step {
         if !self.state.is_empty() {
             set("state", json!(self.state));
         }
+        if !self.replaced_by.is_empty() {
+            set("replaced_by", json!(self.replaced_by));
+        }
         if !self.links.is_empty() {
             let links = self.links.iter().map(|(on, step)| {
                 let mut link = step.to_value();
@@ -201,19 +209,37 @@ impl Step {
         self.links.iter().for_each(|(_, step)| step.walk(look));
     }
 
-    /// Sets the states of all steps; `workflow`: the outcome of the workflow.
-    pub fn set_states(&mut self, nodes: &[NodeState], workflow: WorkflowState) {
-        let mut nodes = nodes.iter().copied();
+    /// Sets the states of all steps. `tasks`: those of the nodes; `workflow`: the outcome of the workflow.
+    pub fn set_states(&mut self, nodes: &[NodeState], tasks: &[String], workflow: WorkflowState) {
+        let tasks = tasks
+            .iter()
+            .map(String::as_str)
+            .chain(std::iter::repeat(""));
+        let mut nodes = nodes.iter().copied().zip(tasks);
         self.set_state(&mut nodes, workflow);
     }
 
-    fn set_state(&mut self, nodes: &mut dyn Iterator<Item = NodeState>, workflow: WorkflowState) {
-        let node = match self.id {
+    fn set_state(
+        &mut self,
+        nodes: &mut dyn Iterator<Item = (NodeState, &str)>,
+        workflow: WorkflowState,
+    ) {
+        let (node, now) = match self.id {
             Some(_) => nodes.next().unwrap_or_default(),
-            None => NodeState::Gone,
+            None => Default::default(),
         };
         match &mut self.what {
-            What::Job(_) => self.state = state_of_job(node),
+            What::Job(task) => {
+                self.state = state_of_job(node);
+                self.replaced_by = match node {
+                    NodeState::Join { members, .. } => {
+                        format!("group of {}", number(members.into()))
+                    }
+                    NodeState::Ended(ValueStatus::Gathered) => "group".to_owned(),
+                    _ if now != task => now.to_owned(),
+                    _ => String::new(),
+                };
+            }
             What::Chain(steps, _) => {
                 let mut is_reached = true;
                 for step in &mut *steps {

@@ -21,6 +21,7 @@ fn page(description: &str, state: WorkflowState, nodes: &[NodeState]) -> Workflo
         }],
         next: None,
         nodes: nodes.to_vec(),
+        tasks: Vec::new(),
     }
 }
 
@@ -311,4 +312,44 @@ fn what_nobody_can_read_is_no_step() {
     }
     let workflow = Workflow::of_page(&page("", WorkflowState::Running, &[])).expect("a workflow");
     assert!(workflow.tree().contains("its steps are not known here"));
+}
+
+/// A job that another step has replaced keeps its id, so its state is that of the other one, and a person wants to know of which.
+#[test]
+fn a_step_says_what_has_replaced_its_job() {
+    let description = format!(
+        r#"{{"chain": [{{"job": "press.fetch", "id": "{}"}}, {{"job": "press.bind", "id": "{}"}},
+            {{"job": "press.stamp", "id": "{}"}}, {{"job": "press.send", "id": "{}"}}]}}"#,
+        id(1),
+        id(2),
+        id(3),
+        id(4)
+    );
+    let nodes = [
+        NodeState::Ended(ValueStatus::Gathered),
+        NodeState::Join {
+            members: 1200,
+            ended: 1,
+            failed: 0,
+            state: WorkflowState::Running,
+        },
+        NodeState::Job(MessageState::Held),
+        NodeState::Job(MessageState::Held),
+    ];
+    let mut page = page(&description, WorkflowState::Running, &nodes);
+    page.tasks = ["", "", "press.seal", "press.send"]
+        .map(str::to_owned)
+        .to_vec();
+    let workflow = Workflow::of_page(&page).expect("a workflow");
+    assert_eq!(
+        workflow.tree(),
+        "nightly  running  (1 running, 1,200 succeeded)\n\
+         ├─ press.fetch → group  succeeded\n\
+         ├─ press.bind → group of 1,200  running\n\
+         ├─ press.stamp → press.seal  held\n\
+         └─ press.send  held\n"
+    );
+    let again = Workflow::from_json(&workflow.to_json().to_string()).expect("the same");
+    assert_eq!(again, workflow);
+    assert!(workflow.dot().contains("press.stamp → press.seal"));
 }

@@ -111,7 +111,8 @@ impl Step {
     /// Says what the step is.
     fn label(&self) -> String {
         match &self.what {
-            What::Job(task) => task.clone(),
+            What::Job(task) if self.replaced_by.is_empty() => task.clone(),
+            What::Job(task) => format!("{task} → {}", self.replaced_by),
             What::Chain(..) => "chain".to_owned(),
             What::Group {
                 members, of, steps, ..

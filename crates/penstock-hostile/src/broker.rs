@@ -251,6 +251,7 @@ impl World {
                         busy: any_number(data)? as u32,
                         state: WorkerState::Paused,
                         takes_asks: data.arbitrary()?,
+                        parked: any_number(data)? as u32,
                     },
                 },
                 3 => Input::Query {
@@ -605,7 +606,7 @@ fn describe(broker: &mut Broker, now: Now, written: Position) -> Vec<String> {
                         queue.tallied = Default::default();
                     }
                     let forget = |worker: &mut penstock_broker::WorkerStatus| {
-                        (worker.slots, worker.busy) = (0, 0);
+                        (worker.slots, worker.busy, worker.parked) = (0, 0, 0);
                     };
                     status.workers.iter_mut().for_each(forget);
                     // Those of one name stand in no order.

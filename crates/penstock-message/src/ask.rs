@@ -56,6 +56,8 @@ pub struct WorkerReport {
     pub state: WorkerState,
     /// Whether it replies to questions.
     pub takes_asks: bool,
+    /// Number of jobs that wait for others while their slots are lent. The busy slots are without them.
+    pub parked: u32,
 }
 
 /// State of a worker.

@@ -163,6 +163,8 @@ pub struct WorkflowsPage {
     pub next: Option<MessageId>,
     /// States of the nodes that were asked for, in their order.
     pub nodes: Vec<NodeState>,
+    /// Tasks of those that are jobs, by the same order. Empty where none is known; an older broker sends none at all.
+    pub tasks: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -451,6 +453,8 @@ pub struct WorkerStatus {
     pub queues: Vec<String>,
     pub slots: u32,
     pub busy: u32,
+    /// Number of jobs that wait for others while their slots are lent.
+    pub parked: u32,
     pub leases: u32,
     /// Whether it is connected; otherwise its leases are held back for it until its heartbeat ends.
     pub connected: bool,

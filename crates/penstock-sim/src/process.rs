@@ -425,6 +425,7 @@ impl Worker {
             busy: busy as u32,
             state: WorkerState::Serving,
             takes_asks: false,
+            parked: 0,
         });
     }
 

@@ -1598,6 +1598,9 @@ pub struct WorkflowsPage {
     pub next: ::prost::bytes::Bytes,
     #[prost(message, repeated, tag = "3")]
     pub nodes: ::prost::alloc::vec::Vec<workflows_page::Node>,
+    /// of the nodes, in their order; empty: not known. An older broker sends none
+    #[prost(string, repeated, tag = "4")]
+    pub tasks: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Nested message and enum types in `WorkflowsPage`.
 pub mod workflows_page {
@@ -1886,6 +1889,9 @@ pub mod status {
         pub running: ::prost::alloc::vec::Vec<Running>,
         #[prost(enumeration = "super::WorkerState", tag = "8")]
         pub state: i32,
+        /// jobs that wait for others, their slots lent
+        #[prost(uint32, tag = "9")]
+        pub parked: u32,
     }
     #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
     pub struct Running {
@@ -2101,6 +2107,9 @@ pub struct Report {
     /// it replies to questions
     #[prost(bool, tag = "4")]
     pub takes_asks: bool,
+    /// jobs that wait for others, their slots lent; not among the busy
+    #[prost(uint32, tag = "5")]
+    pub parked: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Notice {

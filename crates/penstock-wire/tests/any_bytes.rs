@@ -570,13 +570,15 @@ fn any_answer() -> impl Strategy<Value = Answer> {
         (
             vec(any_workflow(), 0..3),
             option(any_id()),
-            vec(any_node(), 0..3)
+            vec(any_node(), 0..3),
+            vec(".{0,9}", 0..3)
         )
-            .prop_map(|(workflows, next, nodes)| {
+            .prop_map(|(workflows, next, nodes, tasks)| {
                 Answer::Workflows(WorkflowsPage {
                     workflows,
                     next,
                     nodes,
+                    tasks,
                 })
             }),
         Just(Answer::Stopping),

@@ -99,6 +99,8 @@ class StepStatus:
     needs: tuple[tuple[str, str], ...]
     """Names of the steps of its graph that it waits for, each with the outcome that it waits for: ``"succeeded"``,
     ``"failed"`` or ``"ended"``."""
+    replaced_by: str
+    """What has taken the place of a job: the name of a task, or a group such as ``"group of 3"``. Empty for others."""
 
 
 @public
@@ -218,4 +220,5 @@ def _step(given: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]] = ()) 
         links=tuple((link["on"], _step(link)) for link in given.get("links", ())),
         name=given.get("name", ""),
         needs=tuple((siblings[place].get("name", ""), outcome) for place, outcome in needs if place < len(siblings)),
+        replaced_by=given.get("replaced_by", ""),
     )

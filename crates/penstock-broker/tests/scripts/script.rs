@@ -377,6 +377,7 @@ impl World {
                         false => WorkerState::Unsaid,
                     },
                     takes_asks: more.contains(&"asks"),
+                    parked: 0,
                 };
                 self.input(Input::Report { conn, report });
             }

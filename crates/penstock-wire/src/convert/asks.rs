@@ -92,6 +92,7 @@ impl From<WorkerReport> for proto::Report {
             busy: report.busy,
             state: proto::WorkerState::from(report.state).into(),
             takes_asks: report.takes_asks,
+            parked: report.parked,
         }
     }
 }
@@ -104,6 +105,7 @@ impl From<proto::Report> for WorkerReport {
             // That of a newer worker may have no name here.
             state: WorkerState::from_number(wire.state).unwrap_or_default(),
             takes_asks: wire.takes_asks,
+            parked: wire.parked,
         }
     }
 }

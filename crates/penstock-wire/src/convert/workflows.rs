@@ -77,6 +77,7 @@ impl From<WorkflowsPage> for proto::WorkflowsPage {
             workflows: page.workflows.into_iter().map(Into::into).collect(),
             next: page.next.map_or(Bytes::new(), id_bytes),
             nodes: page.nodes.into_iter().map(Into::into).collect(),
+            tasks: page.tasks,
         }
     }
 }
@@ -89,6 +90,7 @@ impl TryFrom<proto::WorkflowsPage> for WorkflowsPage {
             workflows: all(wire.workflows)?,
             next: optional_id(&wire.next)?,
             nodes: all(wire.nodes)?,
+            tasks: wire.tasks,
         })
     }
 }

@@ -364,6 +364,7 @@ impl Supervisor {
             busy: self.busy() as u32,
             state: self.state(),
             takes_asks: true,
+            parked: self.parked() as u32,
         }
     }
 

@@ -521,7 +521,7 @@ pub(super) fn describe_whole(
                     status
                         .workers
                         .iter_mut()
-                        .for_each(|worker| (worker.slots, worker.busy) = (0, 0));
+                        .for_each(|worker| (worker.slots, worker.busy, worker.parked) = (0, 0, 0));
                     lines.push(format!("{status:#?}"));
                 }
                 Output::Answer { answer, .. } => lines.push(format!("{answer:#?}")),
