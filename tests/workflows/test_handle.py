@@ -143,6 +143,16 @@ class TestTheHandle:
             assert shop.app.workflow(sent.id)[-1] == sent[-1]
             assert shop.app.workflow(sent.id).partial() == sent.partial() == await shop.app.workflow(sent.id).apartial()
 
+    async def test_the_results_of_a_failed_group_are_read_by_its_id(self, shop):
+        """The other members' results were out of reach."""
+        sent = group(shop.add.s(1, 1), shop.fail.s(), shop.add.s(2, 2)).delay()
+        sent.wait(shop.patience_s)
+        for results in (
+            shop.app.workflow(sent.id).results(shop.patience_s),
+            await shop.app.workflow(sent.id).aresults(shop.patience_s),
+        ):
+            assert (results[0], results[2], results.failures()[0].index) == (2, 4, 1)
+
     def test_members_that_were_not_described_are_not_made_up(self, shop):
         sent = chain(shop.add.options(countdown=600).s(1, 1), *(shop.add.s(1) for _ in range(3000))).delay()
         with pytest.raises(LookupError, match="it has more steps than the broker can list"):

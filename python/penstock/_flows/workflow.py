@@ -147,6 +147,8 @@ class Workflow(Generic[R_co]):
             return Results(None, b"\0" * 16, 0)
         try:
             end = self._wait(app, limit_s)
+            if self._lacks_members(end):
+                self._known_members()
             join, count, all_ended = finish(app, self._group_of(*end), app.call_timeout)
             ids = MemberIds(join, count)
             for first in range(0, 0 if all_ended else count, _PAGE):
@@ -162,6 +164,8 @@ class Workflow(Generic[R_co]):
             return Results(None, b"\0" * 16, 0)
         try:
             end = await self._await(app, limit_s)
+            if self._lacks_members(end):
+                await asyncio.to_thread(self._known_members)
             join, count, all_ended = await afinish(app, self._group_of(*end), app.call_timeout)
             ids = MemberIds(join, count)
             for first in range(0, 0 if all_ended else count, _PAGE):
@@ -428,6 +432,10 @@ class Workflow(Generic[R_co]):
             return
         async for _, end in app._connected().aeach(ids, 0, app.call_timeout):
             _ended(end)
+
+    def _lacks_members(self, end: tuple[int, bytes]) -> bool:
+        """Whether it is a group that has failed, found by its id: its end does not tell how many members it has."""
+        return self._members is None and end[0] == UPSTREAM and is_join(self._id) and kind_of(self._id) == LIST
 
     def _group_of(self, status: int, body: bytes) -> Asking[tuple[bytes, int, bool]]:
         """Return the join of the group that makes the result, its size, and whether all members have ended."""

@@ -37,7 +37,7 @@ class Call:
     countdown: float | None
     """Delay in seconds; None: it was to run at once, or at ``eta``."""
     eta: datetime | None
-    """Time at which it was to run, in UTC."""
+    """Time at which it was to run, in UTC and in whole milliseconds, as it travels."""
     expires: float | datetime | None
     """Deadline in seconds from the call on, or a moment in UTC; None: never."""
     durability: str
