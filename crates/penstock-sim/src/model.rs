@@ -963,16 +963,22 @@ impl Model {
         Ok(())
     }
 
-    /// Compares the counts of a workflow with its jobs. It is listed at least until one of them has ended.
+    /// Compares the counts of a workflow with its jobs. It is listed at least until it has ended for the first time.
     fn workflow_is_right(id: MessageId, jobs: &[&Item], seen: Option<&WorkflowInfo>) -> Verdict {
         let Some(WorkflowInfo { jobs: counts, .. }) = seen else {
-            let waits = |item: &Item| {
-                let is_there = matches!(item.state, State::Waiting | State::Held(_));
-                is_there && item.ending().is_none() && !item.may_be_dead()
+            let goes_on = |item: &&&Item| match item.state {
+                State::Leased { .. } => true,
+                State::Waiting => item.ending().is_none() && !item.may_be_dead(),
+                _ => false,
             };
-            return match !jobs.is_empty() && jobs.iter().copied().all(waits) {
-                true => Err(format!("workflow {id} is not listed, and has not ended")),
-                false => Ok(()),
+            // One that has ended, and was forgotten, may have gone on since a person has retried a job.
+            let was_retried = jobs.iter().any(|item| item.generation > 0);
+            return match jobs.iter().find(goes_on).filter(|_| !was_retried) {
+                Some(item) => Err(format!(
+                    "workflow {id} is not listed, and {} has not ended",
+                    item.message.id
+                )),
+                None => Ok(()),
             };
         };
         let ended = counts.succeeded + counts.failed + counts.cancelled;
