@@ -120,7 +120,7 @@ class TestTheHandle:
         unknown = shop.app.workflow("01a207ab-1773-73f8-b3fa-45ec11000000")
         with pytest.raises(NoSuchJob, match="knows nothing of it"):
             unknown.state()
-        with pytest.raises(NoSuchJob):
+        with pytest.raises(NoSuchJob, match=f"^workflow {unknown.id}: the broker at .* knows nothing of it"):
             unknown.result(0)
         with pytest.raises(NoSuchJob, match="lists no such workflow"):
             len(unknown)

@@ -119,6 +119,10 @@ class Workflow(Generic[R_co]):
         limit_s = timeout_s("timeout", timeout)
         try:
             return cast(R_co, Job[Any](self._app, self._id, self._is_sent).result(limit_s))
+        except NoSuchJob as error:
+            if error.__cause__ is not None:
+                raise  # what the last job has raised
+            raise self._unknown(self._app) from None
         except ResultTimeout:
             raise self._late(self._ended_by_now(), limit_s) from None
 
@@ -129,6 +133,10 @@ class Workflow(Generic[R_co]):
         limit_s = timeout_s("timeout", timeout)
         try:
             return cast(R_co, await Job[Any](self._app, self._id, self._is_sent).aresult(limit_s))
+        except NoSuchJob as error:
+            if error.__cause__ is not None:
+                raise  # what the last job has raised
+            raise self._unknown(self._app) from None
         except ResultTimeout:
             raise await self._alate(limit_s) from None
 
@@ -541,8 +549,11 @@ class Workflow(Generic[R_co]):
         if self._is_sent:
             return JobState.ENDED
         assert self._app is not None
-        broker = self._app._connected().broker
-        raise NoSuchJob(
+        raise self._unknown(self._app)
+
+    def _unknown(self, app: "App") -> NoSuchJob:
+        broker = app._connected().broker
+        return NoSuchJob(
             f"workflow {self.id}: the broker at {broker} knows nothing of it: it never was, or it has ended and its"
             " result is not kept"
         )
