@@ -116,7 +116,7 @@ def test_a_worker_whose_directory_is_deleted_ends_and_says_why(project: Project)
     with pidfd(broker) as ended:
         shutil.rmtree(project.data)
         ended.wait(30)
-    assert worker.wait(30) == 1, worker.output
+    assert worker.wait(30) == 78, worker.output
     assert f"the directory {project.data} was deleted" in worker.output
     assert worker.output.count("was deleted") == 1
     assert not Path(project.data).exists()
