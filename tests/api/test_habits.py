@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from inspect import getattr_static
 
 import pytest
 
@@ -54,9 +55,16 @@ def test_any_other_name_is_answered_as_usual() -> None:
 
 
 @pytest.mark.parametrize("kind", [App, Job, Partial, Sender, Workflow])
-def test_no_name_is_listed_that_there_is(kind: type) -> None:
-    names = _habits._OF[kind.__name__]
-    assert [name for name in names if hasattr(kind, name)] == []
+def test_each_name_is_answered_and_none_is_listed(kind: type) -> None:
+    for name in _habits._OF[kind.__name__]:
+        assert isinstance(getattr_static(kind, name), _habits.Habit), name
+    assert not {"get", "apply_async", "send_task"} & {*dir(add), *dir(add.s(1, 2)), *dir(app)}
+
+
+def test_answers_cost_other_names_nothing() -> None:
+    """A class with a ``__getattr__`` of its own looks up all its attributes the slow way."""
+    for kind in (App, Job, Partial, Sender, Workflow):
+        assert getattr_static(kind, "__getattr__", None) is None
 
 
 def test_ways_of_celery_to_send_a_workflow_are_answered() -> None:

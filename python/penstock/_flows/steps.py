@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Self, TypeVar, TypeVarTuple, Unpack, cast, overload
 
 from penstock._durations import is_a, is_int
+from penstock._habits import answer_habits
 from penstock._jobs.job import Job
 from penstock._public import public
 
@@ -89,7 +90,6 @@ class Partial(Generic[A_contra, R_co]):
         return self._linked(Link(_checked_errback(errback), FAILED))
 
     if not TYPE_CHECKING:
-        from penstock._habits import no_such_attribute as __getattr__
 
         def __ror__(self, other: object) -> Never:
             """Raise ``TypeError``: what stands before it is no step."""
@@ -111,6 +111,9 @@ class Partial(Generic[A_contra, R_co]):
     def _is_empty(self) -> bool:
         """Whether it consists of nothing but empty groups."""
         return False
+
+
+answer_habits(Partial)
 
 
 class Link:

@@ -38,6 +38,7 @@ from penstock._flows.results import (
     wraps,
 )
 from penstock._flows.status import StepStatus, WorkflowStatus, status_of
+from penstock._habits import answer_habits
 from penstock._jobs.current import format_id
 from penstock._jobs.info import JobState
 from penstock._jobs.job import Job, app_of, check_cancel, job_id_of
@@ -355,9 +356,6 @@ class Workflow(Generic[R_co]):
             assert self._app is not None
             yield Job(self._app, member, self._is_sent)
 
-    if not TYPE_CHECKING:
-        from penstock._habits import no_such_attribute as __getattr__
-
     def __bool__(self) -> bool:
         return True
 
@@ -557,6 +555,9 @@ class Workflow(Generic[R_co]):
             f"workflow {self.id}: the broker at {broker} knows nothing of it: it never was, or it has ended and its"
             " result is not kept"
         )
+
+
+answer_habits(Workflow)
 
 
 def _members_of(root: StepStatus) -> Sequence[bytes] | None:

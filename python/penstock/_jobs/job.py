@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from penstock._durations import Seconds, is_a, timeout_s
+from penstock._habits import answer_habits
 from penstock._jobs.current import format_id, own_headers
 from penstock._jobs.info import AttemptError, JobInfo, JobState
 from penstock._public import public
@@ -227,9 +228,6 @@ class Job(Generic[R_co]):
             raise self._named(error) from None
         return self._state_of(await self.ainfo()) if found is None else _HELD_STATES[found]
 
-    if not TYPE_CHECKING:
-        from penstock._habits import no_such_attribute as __getattr__
-
     def __eq__(self, other: object) -> bool:
         return self._id == other._id if isinstance(other, Job) else NotImplemented
 
@@ -433,6 +431,9 @@ class Job(Generic[R_co]):
             generation=held["generation"],
             headers=own_headers(held["headers"]),
         )
+
+
+answer_habits(Job)
 
 
 async def in_thread(function: Callable[..., T], *args: object) -> T:

@@ -15,6 +15,7 @@ from penstock import _connection
 from penstock._connection import BLOCKING, Connection
 from penstock._durations import Seconds, duration_ms, is_a, is_int
 from penstock._flows.steps import Partial, Signature, Step
+from penstock._habits import answer_habits
 from penstock._jobs.job import Job, job_id_of, remember_app
 from penstock._public import public
 from penstock._tasks.headers import adding, here
@@ -419,9 +420,6 @@ class App:
 
         await asyncio.to_thread(self.close)
 
-    if not TYPE_CHECKING:
-        from penstock._habits import no_such_attribute as __getattr__
-
     def __repr__(self) -> str:
         return f"<App {self.name!r} {self.url}>"
 
@@ -567,6 +565,9 @@ class App:
             )
         self.tasks[task.name] = task
         return task
+
+
+answer_habits(App)
 
 
 _NO_SIGNATURE = "app.enqueue takes calls that are not made yet, such as send.s(1), not {!r}"

@@ -26,6 +26,7 @@ from penstock import _core
 from penstock._connection import BLOCKING
 from penstock._durations import duration_ms, is_a
 from penstock._flows.steps import Chord, Partial, Signature, map_reduce
+from penstock._habits import answer_habits
 from penstock._jobs.job import Job, job_id_of
 from penstock._public import public
 from penstock._tasks.headers import headers_for, here
@@ -144,9 +145,6 @@ class Sender(Generic[P, R]):
             views[key] = view
         return view
 
-    if not TYPE_CHECKING:
-        from penstock._habits import no_such_attribute as __getattr__
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.task.name}>"
 
@@ -187,6 +185,9 @@ class Sender(Generic[P, R]):
         headers = {**headers_for(self.task.app), **own}
         options = self._core_options if core_options is None else core_options
         return Call(self.task.name, self._options.queue, args, MappingProxyType(kwargs), headers, options, body, own)
+
+
+answer_habits(Sender)
 
 
 class _Shown:
