@@ -35,9 +35,9 @@ const ENDED_OF_GROUP: usize = ENDED_AT_ONCE / 4;
 
 /// Jobs that stand for one whose place a group has taken.
 enum InPlace {
-    /// Those of the group that have not ended.
+    /// Unfinished jobs of the group.
     Jobs(Vec<u32>),
-    /// They are too many, and the job's outcome is that of its workflow.
+    /// Whole workflow: the jobs are too many, and the job's outcome is that of its workflow.
     Workflow,
     TooMany,
 }

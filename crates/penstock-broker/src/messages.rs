@@ -124,7 +124,7 @@ mod flag {
     pub(super) const MEMBER: u16 = 512;
     /// It has extras, besides.
     pub(super) const EXTRAS: u16 = 1024;
-    /// Its hot part has an [`Extra`](super::Extra).
+    /// Its hot entry has an [`Extra`](super::Extra).
     pub(super) const EXTRA: u16 = 2048;
 }
 
@@ -842,7 +842,7 @@ impl Messages {
         self.hot(slot)?.body.as_ref()
     }
 
-    /// Whether it was handed out, and has a body that is to be read before it is sent.
+    /// Whether it was handed out, and can't be sent before its body is read from the journal.
     pub(crate) fn is_sent_after_read(&self, slot: u32) -> bool {
         self.hot(slot).is_some_and(|hot| {
             let is_unsent = matches!(&hot.waits_for, WaitsFor::Worker(lease) if !lease.sent);
@@ -1127,7 +1127,7 @@ impl Messages {
         &mut self.hot[entry.place as u32]
     }
 
-    /// Returns the fields that most do without. What ends looks at several of them: its flag spares the way to its hot part.
+    /// Returns the rare fields. The end of a message looks at several of them; the flag saves looking up its hot entry.
     #[inline]
     fn extra(&self, slot: u32) -> Option<&Extra> {
         match self.entries[slot].has_rare_fields() {

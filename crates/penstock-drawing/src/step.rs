@@ -16,7 +16,7 @@ pub struct Step {
     pub id: Option<MessageId>,
     /// Empty: not known.
     pub state: &'static str,
-    /// What has taken the place of a call: a task, or a group. Empty: nothing.
+    /// Task or group that has replaced a call; empty: none.
     pub replaced_by: String,
     /// Callbacks, each with the outcome on which it runs.
     pub links: Vec<(String, Step)>,

@@ -124,7 +124,7 @@ pub struct Slot {
     running: Option<Running>,
     /// Number of jobs that it has begun.
     begun: u64,
-    /// It has its thread for itself.
+    /// Whether no other slot shares its thread.
     has_thread: bool,
     window: Arc<Window>,
 }
@@ -173,8 +173,8 @@ pub enum Resumed {
     After(u32),
 }
 
-/// The processor time of one in so many jobs is measured, beside that of jobs that come alone: the others are short, and the
-/// question costs about as much as they do.
+/// Jobs that share a packet are short, and reading the CPU time costs about as much as running one: one in so many is
+/// measured.
 const MEASURED_OF: u64 = 64;
 
 const HEARD_SHIFT: u32 = 27;
@@ -196,7 +196,7 @@ struct Packet {
 struct Running {
     index: usize,
     since_ns: u64,
-    /// What its thread had used of a processor when it began; `None`: that is not measured for this one.
+    /// CPU time of its thread when it began; `None`: not measured for this job.
     cpu_since_ns: Option<u64>,
 }
 

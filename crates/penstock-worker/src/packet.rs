@@ -275,7 +275,7 @@ pub struct OutcomeFrame<'a> {
     pub index: u16,
     pub kind: Kind,
     pub cost_ns: u64,
-    /// Time of a processor that its thread has used for it; 0: it was not measured.
+    /// CPU time that its thread has used for it; 0: not measured.
     pub cpu_ns: u64,
     /// Before the next attempt, for a retry, or until a deferred job is due.
     pub delay_ms: u64,

@@ -187,7 +187,7 @@ pub fn steady_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Nanoseconds of a processor that the calling thread has used. Unlike [`steady_ns`], it is a system call.
+/// Returns the CPU time of the calling thread, in nanoseconds. Unlike [`steady_ns`], it is a system call.
 pub fn thread_cpu_ns() -> u64 {
     let used = clock_gettime(ClockId::ThreadCPUTime);
     used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64

@@ -163,7 +163,7 @@ fn a_workflow_goes_on_with_what_replaces_its_last_step() {
     );
 }
 
-/// Whatever comes to a workflow has its deadline, and each delivery says so.
+/// Every delivery tells the deadline of its workflow, also of jobs that join it later.
 #[test]
 fn what_replaces_a_job_and_what_that_has_sent_have_its_deadline() {
     check(

@@ -12,7 +12,7 @@ use harness::{Broker, Pace, pace};
 
 const JOBS: u64 = 300_000;
 const FEW: u64 = 20_000;
-/// What else the machine does only adds to the time of one of them.
+/// Other load on the machine only adds to the time of one of them.
 const ROUNDS: usize = 3;
 const BODY_BYTES: usize = 100;
 const MIB: u64 = 1 << 20;

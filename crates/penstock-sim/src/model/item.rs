@@ -147,7 +147,7 @@ pub enum End {
     Expired,
     Purged,
     JoinFailed,
-    /// It waited for a failure that did not come.
+    /// Ended because the failure that it waited for did not happen.
     NotNeeded,
 }
 

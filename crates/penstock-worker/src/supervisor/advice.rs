@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-/// Number of jobs of a task that are measured before anything is said of it.
+/// Number of jobs of a task that are measured before it is judged.
 const JOBS: u64 = 32;
-/// Shorter jobs are over before another slot would have served anybody: 5 ms.
+/// Mean run time below which a task is not named: 5 ms. Its waits are too short to matter.
 const SHORTEST_NS: u64 = 5_000_000;
-/// Jobs that compute for more than this share of their time keep each other waiting in the threads of one process.
+/// Highest share of CPU time of a task that is named: with more, its jobs would delay each other in one process.
 const MOST_CPU_PERCENT: u64 = 5;
 
-/// What is known of the tasks that run in processes, by their names.
+/// Measurements of tasks that run in processes, by name.
 #[derive(Debug, Default)]
 pub(super) struct Advice {
     tasks: BTreeMap<String, Measured>,
@@ -20,18 +20,18 @@ struct Measured {
     jobs: u64,
     run_ns: u64,
     cpu_ns: u64,
-    /// All is said, or its author has chosen a process.
+    /// Whether there is nothing more to say: it was named, or its author has chosen a process.
     is_settled: bool,
 }
 
 impl Advice {
-    /// Says nothing of a task that asks for processes.
+    /// Excludes a task that asks for processes.
     pub(super) fn spare(&mut self, task: &str) {
         self.measured(task).is_settled = true;
     }
 
-    /// Notes the time that a job has taken, and the time of a processor in it. Returns how much of its time the task
-    /// waits, in per cent, once, if that is nearly all of it.
+    /// Adds a job's run time and CPU time. Returns the share of its time that the task waits, in per cent, once, if it is at
+    /// least 95 %.
     pub(super) fn observe(&mut self, task: &str, run_ns: u64, cpu_ns: u64) -> Option<u64> {
         let measured = self.measured(task);
         if measured.is_settled {
@@ -39,7 +39,7 @@ impl Advice {
         }
         measured.jobs += 1;
         measured.run_ns = measured.run_ns.saturating_add(run_ns);
-        // What a job has begun in other threads is not in it, and a clock may be a little behind the other.
+        // The two clocks are read one after the other.
         measured.cpu_ns = measured.cpu_ns.saturating_add(cpu_ns.min(run_ns));
         if measured.jobs < JOBS {
             return None;
