@@ -24,7 +24,7 @@ mod tests;
 
 use cancels::Operation;
 use item::{Attendance, JoinModel, Replaced, When};
-pub use item::{End, Failed, Item, Moment, State, Stored, Time};
+pub use item::{End, Failed, Item, Moment, Run, State, Stored, Time};
 use objections::{Named, Objection};
 
 /// Fault in words; nothing when all is well.
@@ -70,8 +70,8 @@ pub struct Model {
     moment: Moment,
     /// Cancellations by filter that were not over when all was quiet last.
     operations: Vec<Operation>,
-    /// Every hand-out that anybody ever saw, whatever crashes have undone since.
-    pub seen: BTreeSet<(Lease, SessionId)>,
+    /// Every hand-out that anybody ever saw, and what it gave to run, whatever crashes have undone since.
+    pub seen: BTreeMap<(Lease, SessionId), Run>,
 }
 
 impl Model {
@@ -284,6 +284,7 @@ impl Model {
         match op {
             Op::Ack { lease, .. } => {
                 if let Some((index, _)) = self.holder(lease, session) {
+                    self.items[index].settled = Some(*lease);
                     self.finish(index, End::Acked);
                 }
             }
@@ -513,7 +514,7 @@ impl Model {
                 target: Target::Job(id),
             } => {
                 if let Some(index) = self.failed_copy(*id) {
-                    self.items[index].state = State::Ended(End::Acked);
+                    self.items[index].state = State::Ended(End::Dropped);
                 }
             }
             Op::Cancel { .. }

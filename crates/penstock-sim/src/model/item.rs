@@ -8,6 +8,8 @@ use penstock_message::{
     When as Outcome,
 };
 
+use crate::work::TASKS;
+
 /// True time, and what the wall shows; both in milliseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Time {
@@ -142,6 +144,8 @@ pub enum End {
     Failed,
     /// Its workers died once too often.
     Crashed,
+    /// A person dropped it when it had failed.
+    Dropped,
     /// Another message has its id and its place, or a join has.
     Replaced,
     Expired,
@@ -149,6 +153,27 @@ pub enum End {
     JoinFailed,
     /// Ended because the failure that it waited for did not happen.
     NotNeeded,
+}
+
+/// Work of a hand-out: all that its result depends on, but for the values themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    task: Option<&'static str>,
+    attempt: u32,
+    inputs: Option<JoinId>,
+}
+
+impl From<&Message> for Run {
+    fn from(message: &Message) -> Self {
+        let extras = message.extras.as_ref();
+        Self {
+            task: TASKS.into_iter().find(|task| *task == message.task),
+            attempt: message.attempt,
+            inputs: extras
+                .and_then(|extras| extras.inputs)
+                .map(|inputs| inputs.join),
+        }
+    }
 }
 
 /// Value of a key.

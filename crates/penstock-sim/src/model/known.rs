@@ -5,7 +5,7 @@ use penstock_message::{
     GivenValue, GivenValues, JoinId, Key, MessageId, SessionId, ValueStatus, When as Outcome,
 };
 
-use super::item::{End, Item, JoinModel, State, Stored, Time};
+use super::item::{End, Item, JoinModel, Run, State, Stored, Time};
 use super::{Model, Verdict};
 use crate::work::{MADE_BYTES, made_of};
 
@@ -82,11 +82,14 @@ impl Model {
     }
 
     /// Evaluates a job that has succeeded: what it makes of the values of those before it, each of which is evaluated the same
-    /// way. `None`: one of them has no value that can be known.
+    /// way. `None`: one of them has no value that can be known, or a crash has taken back that another job has the id.
     pub fn evaluated(&self, id: MessageId) -> Option<[u8; MADE_BYTES]> {
         let mut items = self.with_id(id);
         let item = items.next()?;
         if items.next().is_some() || item.state != State::Ended(End::Acked) {
+            return None;
+        }
+        if !self.ran_as_it_is(item) {
             return None;
         }
         let extras = item.message.extras.as_ref();
@@ -98,15 +101,35 @@ impl Model {
         Some(made_of(task, attempt, inputs.as_ref()))
     }
 
+    /// Whether the hand-out whose outcome it has was of this very job: a worker that ran the job that has taken its place may
+    /// come back with that lease when a crash has undone the replacement.
+    fn ran_as_it_is(&self, item: &Item) -> bool {
+        let Some(settled) = item.settled else {
+            return false;
+        };
+        let sessions = (settled, SessionId([0; 16]))..=(settled, SessionId([u8::MAX; 16]));
+        let mut runs = self.seen.range(sessions).map(|(_, run)| run);
+        runs.all(|run| *run == Run::from(&item.message))
+    }
+
+    /// Whether a person has retried a member of the join, or anything before one.
+    fn was_retried(&self, join: JoinId) -> bool {
+        let count = self.joins.get(&join).map_or(0, |join| join.count);
+        (0..count).any(|index| {
+            let inner = self.by_place.get(&(join, index));
+            let mut items = self.with_id(MessageId::member(join, index));
+            inner.is_some_and(|inner| self.was_retried(*inner))
+                || items.any(|item| {
+                    item.generation > 0 || item.held_by.is_some_and(|by| self.was_retried(by))
+                })
+        })
+    }
+
     fn values_of(&self, join: JoinId) -> Option<GivenValues> {
         let JoinModel { count, policy, .. } = self.joins.get(&join)?;
         let count = *count;
-        // It may have gone on without a member that a person has retried.
-        let was_retried = |index| {
-            let mut items = self.with_id(MessageId::member(join, index));
-            items.any(|item| item.generation > 0)
-        };
-        if policy.max_failures() > 0 && (0..count).any(was_retried) {
+        // It may have gone on without what was retried since.
+        if policy.max_failures() > 0 && self.was_retried(join) {
             return None;
         }
         let value = |index| {

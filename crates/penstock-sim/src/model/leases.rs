@@ -6,7 +6,7 @@ use penstock_message::{
     Delivery, GivenValue, GivenValues, JoinId, Key, Lease, MessageId, SessionId, ValueStatus,
 };
 
-use super::item::{Attendance, Item, State};
+use super::item::{Attendance, Item, Run, State};
 use super::{Model, Verdict, suspects};
 
 impl Model {
@@ -21,7 +21,7 @@ impl Model {
             redelivered,
             deadline: _,
         } = delivery;
-        self.seen.insert((*lease, session));
+        self.seen.insert((*lease, session), Run::from(message));
         let copies = self.by_id.get(&lease.message).cloned().unwrap_or_default();
         for index in &copies {
             if self.may_let_go(*index) {
@@ -342,7 +342,7 @@ impl Model {
             .iter()
             .copied()
             .find(|index| may_hold(&self.items[*index]))?;
-        self.seen.contains(&(*lease, session)).then_some(index)
+        self.seen.contains_key(&(*lease, session)).then_some(index)
     }
 }
 

@@ -2,12 +2,14 @@
 
 use bytes::Bytes;
 use penstock_message::{
-    DEFAULT_PRIORITY, Delivery, IdSource, Key, Lease, Message, MessageId, Op, Receipt, SessionId,
-    Tx, Value, ValueStatus,
+    DEFAULT_PRIORITY, Delivery, Failure, GivenValue, GivenValues, Hold, IdSource, InputShape,
+    Inputs, JoinPolicy, Key, Lease, Member, Message, MessageId, Op, Receipt, SessionId, Target, Tx,
+    Value, ValueStatus,
 };
 
 use super::Model;
-use super::item::{Moment, Time};
+use super::item::{Moment, Run, Time};
+use crate::work::made_of;
 
 const PRODUCER: SessionId = SessionId([1; 16]);
 const WORKER: SessionId = SessionId([2; 16]);
@@ -23,12 +25,16 @@ fn time(ms: u64) -> Time {
 }
 
 fn decided(model: &mut Model, number: u64, op: Op) {
+    decided_for(PRODUCER, model, number, vec![op]);
+}
+
+fn decided_for(session: SessionId, model: &mut Model, number: u64, ops: Vec<Op>) {
     let applied = Receipt::applied();
     let moment = Moment {
         grants: (1, 1_000),
         ..Moment::default()
     };
-    let verdict = model.decided(number, PRODUCER, &Tx::from(vec![op]), &applied, &moment);
+    let verdict = model.decided(number, session, &Tx::from(ops), &applied, &moment);
     verdict.expect("it may be applied");
 }
 
@@ -116,7 +122,8 @@ fn a_lease_that_outlived_its_message_may_be_lost_in_the_next_crash() {
     model.advance(time(0));
     let message = message(3);
     let delivery = delivery(message.clone());
-    model.seen.insert((delivery.lease, WORKER));
+    let run = Run::from(&delivery.message);
+    model.seen.insert((delivery.lease, WORKER), run);
     decided(&mut model, 1, publish(&message));
     model.restarted(HEARTBEAT_MS);
     let welcome = |model: &mut Model, named: &[Lease]| {
@@ -128,4 +135,114 @@ fn a_lease_that_outlived_its_message_may_be_lost_in_the_next_crash() {
     model.left(WORKER, false);
     model.restarted(HEARTBEAT_MS);
     assert_eq!(welcome(&mut model, &[]), Ok(()));
+}
+
+/// Hands it out, and says that this came of it.
+fn runs(model: &mut Model, number: u64, delivery: &Delivery, outcome: fn(Lease) -> Op) {
+    let verdict = model.delivered(WORKER, delivery);
+    verdict.expect("it may be handed out");
+    decided_for(WORKER, model, number, vec![outcome(delivery.lease)]);
+}
+
+fn ack(lease: Lease) -> Op {
+    Op::Ack { lease, cost_us: 0 }
+}
+
+/// Seed 5071 of a soak: a job had left its place to another, a worker ran that one, and a crash undid the replacement. The
+/// worker came back with its lease, and the value of the other job is the result of the first.
+#[test]
+fn a_job_whose_replacement_was_lost_may_have_the_result_of_the_other() {
+    let original = message(3);
+    let heir = Message {
+        task: "shop.merge".to_string(),
+        ..message(3)
+    };
+    let evaluated = |has_run: Message| {
+        let mut model = Model::default();
+        model.advance(time(0));
+        decided(&mut model, 1, publish(&original));
+        model.lenient = true;
+        runs(&mut model, 2, &delivery(has_run), ack);
+        model.evaluated(original.id)
+    };
+    assert_eq!(evaluated(heir), None);
+    assert_eq!(
+        evaluated(original.clone()),
+        Some(made_of(&original.task, 0, None))
+    );
+}
+
+/// Seed 5199 of a soak: a group that puts up with a failure went on without a group within it, of which a person retried
+/// the failed job later.
+#[test]
+fn a_group_may_have_gone_on_without_what_was_retried_within_another() {
+    let join = |random| {
+        MessageId::new_join(IdSource {
+            unix_ms: BEGINNING_MS,
+            random: [random; 10],
+        })
+    };
+    let (outer, inner) = (join(1), join(2));
+    let mut model = Model::default();
+    model.advance(time(0));
+    let mut body = message(3);
+    let shape = InputShape::List;
+    body.extras.get_or_insert_default().inputs = Some(Inputs { join: outer, shape });
+    let mut member = message(3);
+    member.id = MessageId::member(inner, 0);
+    member.extras.get_or_insert_default().member = Some(Member {
+        join: inner,
+        index: 0,
+    });
+    let tolerant = Op::Hold(Hold {
+        join: outer,
+        count: 1,
+        messages: vec![("default".to_string(), body.clone())],
+        policy: JoinPolicy::UpTo(1),
+        ..Hold::default()
+    });
+    let within = Op::Hold(Hold {
+        join: inner,
+        count: 1,
+        then: vec![Member {
+            join: outer,
+            index: 0,
+        }],
+        ..Hold::default()
+    });
+    decided_for(
+        PRODUCER,
+        &mut model,
+        1,
+        vec![tolerant, within, publish(&member)],
+    );
+    let fails = |lease| Op::Fail {
+        lease,
+        value: None,
+        note: Bytes::new(),
+        failure: Failure::default(),
+        cost_us: 0,
+    };
+    runs(&mut model, 2, &delivery(member.clone()), fails);
+    let mut given = delivery(body.clone());
+    let values = GivenValues {
+        join: outer,
+        count: 1,
+        values: Some(vec![GivenValue::Of(ValueStatus::Upstream, Bytes::new())]),
+    };
+    let mut inputs = Vec::new();
+    values.encode_into(&mut inputs);
+    given.inputs = inputs.into();
+    runs(&mut model, 3, &given, ack);
+    let retry = Op::RetryFailed {
+        target: Target::Job(member.id),
+        queue: None,
+    };
+    decided(&mut model, 4, retry);
+    member.attempt = 1;
+    member.notes = vec![Bytes::new()];
+    let mut again = delivery(member);
+    again.lease.grant = 2;
+    runs(&mut model, 5, &again, ack);
+    assert_eq!(model.evaluated(body.id), None);
 }
