@@ -158,7 +158,8 @@ impl Broker {
         match (self.state.workflows.is_empty(), self.state.joins.is_empty()) {
             (true, true) => room,
             (true, false) => room / 3,
-            // The last of its jobs ends its workflow, too.
+            // The last of its jobs ends its workflow, too, and the join may free a key.
+            (false, _) if self.state.keys.claims() > 0 => room / 5,
             (false, _) => room / 4,
         }
     }

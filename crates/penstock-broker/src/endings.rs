@@ -401,12 +401,17 @@ impl Broker {
     /// Records the consequences of ends in the same record: keys that copies inherit, and ends of joins. Returns the
     /// number of events for them.
     pub(crate) fn follow_ends(&mut self) -> usize {
+        self.tell_inherited() + self.settle_joins()
+    }
+
+    /// Tells the journal of keys that copies have inherited. Returns the number of events for that.
+    fn tell_inherited(&mut self) -> usize {
         let inherited = std::mem::take(&mut self.state.inherited);
         for (number, key) in &inherited {
             let (number, key) = (*number, key.clone());
             self.record(&Event::Claimed { number, key });
         }
-        inherited.len() + self.settle_joins()
+        inherited.len()
     }
 
     /// Ends the joins whose last member has reported, or one that failed. The members that such a
@@ -537,7 +542,25 @@ impl Broker {
             return 1 + self.put_outcome(slot, ValueStatus::Cancelled);
         }
         self.chores.tell_blocked(id);
-        1 + moved + self.put_outcome(slot, ValueStatus::Upstream)
+        1 + moved + self.free_blocked(slot) + self.put_outcome(slot, ValueStatus::Upstream)
+    }
+
+    /// Frees the keys of the messages that a failed join blocks, as the keys of failed jobs are. Only a job that took the
+    /// place of another has a key while it is held. It does not take the key again when what blocks it is retried: by then
+    /// another may have it, and the retry of one member is no time to refuse the rest of a workflow. Returns the number
+    /// of events for that.
+    fn free_blocked(&mut self, join: u32) -> usize {
+        if self.state.keys.claims() == 0 || planted!("blocked-keeps-key") {
+            return 0;
+        }
+        let has_key = |slot: &u32| self.state.owned_claim(*slot).is_some();
+        let slots: Vec<u32> = self.held_slots(join).filter(has_key).collect();
+        for slot in &slots {
+            let number = self.state.messages[*slot].number();
+            self.record(&Event::Unclaimed { number });
+            self.state.give_up_claim(*slot);
+        }
+        slots.len() + self.tell_inherited()
     }
 
     /// Releases the messages that a join held in case it failed, and whose queues are being purged: only messages that

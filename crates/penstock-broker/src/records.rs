@@ -187,6 +187,10 @@ pub(crate) enum Event<'a> {
         number: u64,
         key: Key,
     },
+    /// The message gives up its key, though it has not ended: a failed join blocks it.
+    Unclaimed {
+        number: u64,
+    },
     JoinOpened {
         join: JoinId,
         count: u32,
@@ -644,15 +648,16 @@ mod tag {
     pub(super) const MEMBER_REVIVED: u8 = 52;
     pub(super) const JOIN_REOPENED: u8 = 53;
     pub(super) const REPLACED: u8 = 54;
+    pub(super) const UNCLAIMED: u8 = 55;
     /// All tags that are in use.
     #[cfg(test)]
     #[rustfmt::skip]
-    pub(super) const ALL: [u8; 46] = [
+    pub(super) const ALL: [u8; 47] = [
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24,
         JOIN_STATE, JOIN_GROWN, JOIN_SEALED, JOIN_OVER, REVIVED, ENDED_MANY, FAILED, SUSPECTED,
         CANCEL_ASKED, CLOCK_BOOT, FAILED_DROPPED, MARKED, MARK_OVER, KEPT_ENDS, KEPT_DROPPED, MEMBER_FAILED,
         MEMBER_NOT_NEEDED, MEMBER_REVIVED, JOIN_REOPENED,
-        REPLACED, WORKFLOW_OPENED, WORKFLOW_CHANGED,
+        REPLACED, UNCLAIMED, WORKFLOW_OPENED, WORKFLOW_CHANGED,
     ];
 }
 

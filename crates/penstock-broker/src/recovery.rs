@@ -551,6 +551,11 @@ impl Recovery {
                 Some(slot) => state.claim(slot, key),
                 None => {}
             },
+            Event::Unclaimed { number } => {
+                if let Some(slot) = self.slots.of(number) {
+                    state.give_up_claim(slot);
+                }
+            }
             Event::JoinOpened {
                 join,
                 count,

@@ -923,7 +923,6 @@ impl State {
         }
     }
 
-    /// Passes the key that the message owns to another copy of it, or frees it.
     /// Returns the key that the message owns.
     pub(crate) fn owned_claim(&self, slot: u32) -> Option<Key> {
         let claim = self.messages.claim(slot)?;
@@ -931,6 +930,13 @@ impl State {
         (owner == Some(self.messages.handle(slot))).then(|| claim.clone())
     }
 
+    /// Takes its key from a message for good.
+    pub(crate) fn give_up_claim(&mut self, slot: u32) {
+        self.free_claim(slot);
+        self.messages.forget_claim(slot);
+    }
+
+    /// Passes the key that the message owns to another copy of it, or frees it.
     fn free_claim(&mut self, slot: u32) {
         let Some(claim) = self.messages.claim(slot).cloned() else {
             return;

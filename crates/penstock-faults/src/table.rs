@@ -311,6 +311,10 @@ pub const PLANTS: &[Plant] = &[
         "what takes the place of a job reports where that did",
     ),
     plant(
+        "blocked-keeps-key",
+        "a failed group frees the unique keys of the jobs that it blocks",
+    ),
+    plant(
         "replace-doubles-membership",
         "a job that is replaced has not ended before what takes its place has",
     ),

@@ -542,12 +542,13 @@ impl Model {
         let in_order = due.is_none() && state == State::Waiting;
         let due = due.map(|due| When::resolve(due, now));
         let mut message = message.clone();
-        let mut claim = claim;
+        let (mut claim, mut claim_is_unsure) = (claim, false);
         let heir = self.replaced.as_mut();
         let heir = heir.filter(|replaced| replaced.id == message.id);
         let is_heir = heir.is_some();
         if let Some(replaced) = heir {
             claim = replaced.claim.take();
+            claim_is_unsure = replaced.claim_is_unsure;
             message.result_ttl_ms = replaced.result_ttl_ms;
             let extras = message.extras.get_or_insert_default();
             extras.member = replaced.member;
@@ -584,7 +585,7 @@ impl Model {
             state,
             claim,
             failure: None,
-            claim_is_unsure: false,
+            claim_is_unsure,
             generation: (message.extras.as_ref()).map_or(0, |extras| extras.generation),
             tx,
         };
@@ -634,6 +635,7 @@ impl Model {
             member: item.member(),
             result_ttl_ms: item.message.result_ttl_ms,
             claim: item.claim.take(),
+            claim_is_unsure: item.claim_is_unsure,
             generation: item.generation,
         });
         // From here on the id is another one's.
@@ -814,11 +816,16 @@ impl Model {
                 }
             };
             match self.items[index].ending() {
-                None => self.end(index, end),
+                None => {
+                    // What is blocked frees its key, and takes it no more when it is retried.
+                    self.items[index].claim = None;
+                    self.end(index, end);
+                }
                 Some(_) => {
                     // It may have ended before that, or been blocked and so not end in another way.
                     self.items[index].purged = true;
                     self.items[index].end_is_unsure = true;
+                    self.items[index].claim_is_unsure = true;
                 }
             }
         }

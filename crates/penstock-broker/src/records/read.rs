@@ -218,6 +218,9 @@ impl<'a> RecordReader<'a> {
                 number: self.number()?,
                 key: self.key()?,
             },
+            tag::UNCLAIMED => Event::Unclaimed {
+                number: self.number()?,
+            },
             tag::JOIN_OPENED => Event::JoinOpened {
                 join: MessageId(self.array()?),
                 count: self.small("count")?,

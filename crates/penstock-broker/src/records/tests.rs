@@ -180,6 +180,7 @@ fn event() -> impl Strategy<Value = Event<'static>> {
         (any::<u64>(), change).prop_map(|(number, change)| Event::Moved { number, change }),
         any::<u64>().prop_map(|number| Event::Settled { number }),
         any::<u64>().prop_map(|number| Event::Replaced { number }),
+        any::<u64>().prop_map(|number| Event::Unclaimed { number }),
     ];
     let progress = (
         any::<([u64; 3], bool)>(),

@@ -239,6 +239,10 @@ impl RecordWriter {
                 self.number(*number);
                 self.key(key);
             }
+            Event::Unclaimed { number } => {
+                self.tag(tag::UNCLAIMED);
+                self.number(*number);
+            }
             Event::JoinOpened {
                 join,
                 count,

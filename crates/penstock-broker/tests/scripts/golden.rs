@@ -538,6 +538,16 @@ const LIVES_2: &[(&str, &str)] = &[
         w ack t; put t one; publish spawned",
     ),
     (
+        "unclaimed",
+        "a hello
+        a publish r unless=k; publish s unless=l
+        w hello
+        w consume default 4
+        w replace r; hold u/ count=1 messages=r result=90000; publish u/0 member=u/:0
+        w replace s; hold v/ count=1 messages=s result=90000; publish v/0 member=v/:0 queue=other
+        w fail u/0",
+    ),
+    (
         "growing-carried-and-cancelled",
         "a hello
         a hold g/ unsealed=g/ result=90000; publish g/0 member=g/:0 workflow=g/

@@ -332,6 +332,42 @@ fn a_cancelled_group_takes_nothing_with_it_that_others_wait_for() {
     );
 }
 
+/// The key of a failed job is free, and so is that of one that waits for a failed job. Retried, it goes on without the key,
+/// whatever the journal still says of it: the start of the join, and so its failure and its retry, are carried forward here.
+#[test]
+fn a_failed_group_frees_the_keys_of_the_jobs_that_it_blocks() {
+    for carry in ["carry", "wait 1"] {
+        check(&format!(
+            "
+            a hello                                                   -> a welcome 0
+            a publish r unless=k                                      -> a confirm 1
+            w hello                                                   -> w welcome 0
+            w consume default 10                                      -> w deliver r
+            w replace r; hold u/ count=1 messages=r result=1000000; publish u/0 member=u/:0 -> w confirm 1, w deliver u/0
+            b hello                                                   -> b welcome 0
+            b publish s unless=k                                      -> b confirm 1 1:skipped[0]+0:owner-r
+            w fail u/0                                                -> w confirm 2
+            b guard k absent                                          -> b confirm 2
+            {carry}                                                   ->
+            kill                                                      ->
+            a hello                                                   -> a welcome 1
+            w hello                                                   -> w welcome 2
+            a publish s unless=k queue=slow                           -> a confirm 2
+            a retry u/0                                               -> a confirm 3 3:Failed
+            {carry}                                                   ->
+            kill                                                      ->
+            a hello                                                   -> a welcome 2, a confirm 3 3:Failed
+            w hello                                                   -> w welcome 2
+            a cancel s                                                -> a confirm 4 4:Ready
+            a guard k absent                                          -> a confirm 5
+            w consume default 10                                      -> w deliver u/0!#1
+            w ack u/0                                                 -> w confirm 3, w deliver r!
+            w ack r                                                   -> w confirm 4
+            "
+        ));
+    }
+}
+
 /// A record has room for so many ends; an operation takes steps.
 #[test]
 fn a_group_of_many_in_the_place_of_a_job_is_cancelled_with_its_workflow() {

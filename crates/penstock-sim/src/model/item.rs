@@ -215,6 +215,7 @@ pub(super) struct Replaced {
     pub(super) member: Option<Member>,
     pub(super) result_ttl_ms: Option<u64>,
     pub(super) claim: Option<Key>,
+    pub(super) claim_is_unsure: bool,
     pub(super) generation: u32,
 }
 
