@@ -61,6 +61,7 @@ def replacement(app: App, step: Partial[Any, Any]) -> Replacement:
         return plan.build_in_place(jobs, job_id, depth, opens=opens)
 
     leaves = _leaves_of(job_id)
+    leaves.has_replacement = True
     if not plan.has_jobs:
         return Replacement(job_id, None)
     built = _planned(plan, leaves, build)

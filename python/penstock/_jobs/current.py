@@ -106,7 +106,7 @@ DEPTH = "penstock.replaced"
 class Leaving:
     """What a running job leaves behind if it succeeds."""
 
-    __slots__ = ("accepted", "sent", "steps")
+    __slots__ = ("accepted", "has_replacement", "sent", "steps")
 
     def __init__(self) -> None:
         self.steps: list[bytes] = []
@@ -114,6 +114,8 @@ class Leaving:
         self.accepted: list[Callable[[], object]] = []
         # Number of steps that it has sent at once, so far.
         self.sent = 0
+        # Whether it has called app.replace(), and is to return what that returned.
+        self.has_replacement = False
 
 
 # What running jobs have left behind so far, by their ids: mostly nothing, for none has.

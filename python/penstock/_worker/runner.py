@@ -184,7 +184,7 @@ class Runner:
         finished_ms = _time_ns() // 1_000_000
         encoded, steps = None, b""
         if leaving:
-            value, steps = _steps_of(job_id, value)
+            value, steps = _steps_of(task, job_id, value)
             if type(value) is Replacement:
                 _log(logging.INFO, "%s %s was replaced after %d ms", task, job_id, finished_ms - started_ms)
                 return REPLACED, 0, None, steps, None
@@ -538,7 +538,7 @@ def _call_within(task: AnyTask[..., Any], args: list[Any], kwargs: dict[str, Any
     return layers.run(task, job, args, kwargs)
 
 
-def _steps_of(job_id: bytes, value: object) -> tuple[object, bytes]:
+def _steps_of(task: str, job_id: bytes, value: object) -> tuple[object, bytes]:
     """Return what a job has returned, and the steps that it leaves behind."""
     leaves = leaving.pop(job_id, None)
     if leaves is None:
@@ -551,6 +551,9 @@ def _steps_of(job_id: bytes, value: object) -> tuple[object, bytes]:
             value = []
         else:
             steps += value.steps
+    elif leaves.has_replacement:
+        text = "%s %s called app.replace() and returned something else; that is its result, and nothing took its place"
+        _log(logging.WARNING, f"{text}: return what app.replace() returns", task, job_id)
     for accept in leaves.accepted:
         accept()
     return value, steps
