@@ -1,0 +1,354 @@
+//! Ends of messages: what each of them changes, live and in replay.
+
+use bytes::Bytes;
+use penstock_faults::planted;
+use penstock_message::{Key, WorkflowState};
+
+use super::{Adjust, State};
+use crate::clock::When;
+use crate::joins::Arrival;
+use crate::ledger::Entity;
+use crate::messages::{Ended, Failure, State as MessagePlace};
+use crate::names::Name;
+use crate::records::{Failing, How, KeptEnd, KeptEnds, RunHead};
+use crate::timers::Timer;
+
+/// Ways in which a message ends.
+pub(crate) enum Ending<'a> {
+    /// A worker has finished it.
+    Acked { cost_us: Option<u64> },
+    /// Its run is over, and something else takes its place.
+    Replaced { cost_us: Option<u64> },
+    /// Failed for good; the message stays as a failed job.
+    Failed {
+        failure: &'a Failing<'a>,
+        note: Option<Bytes>,
+        cost_us: Option<u64>,
+    },
+    /// The broker ended it without a run. `kept`: its value is there for as long as results are kept.
+    Unrun { ended: Ended, kept: bool },
+    /// A failed job is forgotten.
+    Dropped,
+}
+
+pub(super) fn owned(failure: &Failing<'_>) -> Failure {
+    Failure {
+        class: failure.class,
+        message: failure.message.into(),
+        fingerprint: failure.fingerprint,
+        preview: failure.preview.into(),
+        at: failure.at,
+        is_displaced: failure.is_displaced,
+    }
+}
+
+impl State {
+    /// Ends a message: the one way in which that happens, live and in replay, whatever ended it. Takes it
+    /// out of its place, frees the key that it owns, reports to the join that it is a member of, and keeps
+    /// all values and notes that are to be kept.
+    pub(crate) fn end(&mut self, slot: u32, ending: Ending<'_>) {
+        let entry = &self.messages[slot];
+        let (id, base) = (entry.id, entry.base());
+        let extras = self.messages.extras(slot);
+        let member = match entry.may_be_member() {
+            true => self.messages.member(slot),
+            false => None,
+        };
+        let inputs = extras.and_then(|extras| extras.inputs);
+        if extras.is_some_and(|extras| extras.workflow.is_some()) {
+            let outcome = match &ending {
+                Ending::Acked { .. } => Some(WorkflowState::Succeeded),
+                Ending::Failed { .. } => Some(WorkflowState::Failed),
+                Ending::Unrun { ended, .. } => self.outcome_of(*ended),
+                // It was counted when it failed; or its job goes on.
+                Ending::Dropped | Ending::Replaced { .. } => None,
+            };
+            if let Some(outcome) = outcome {
+                self.count_end(slot, outcome);
+            }
+        }
+        let failure = match (member, &ending) {
+            (Some(_), Ending::Unrun { ended, .. }) if ended.how == How::NotNeeded => {
+                Arrival::NotNeeded
+            }
+            (Some(_), Ending::Failed { .. } | Ending::Unrun { .. }) => {
+                Arrival::Failed(self.causes_of(slot))
+            }
+            _ => Arrival::Succeeded,
+        };
+        // A failed job may be retried, and reads them again.
+        let is_failed = matches!(ending, Ending::Failed { .. });
+        let mut is_last = true;
+        match ending {
+            Ending::Acked { cost_us } => {
+                is_last = self.forget_message(slot, cost_us);
+                self.report(member, base, Arrival::Succeeded);
+            }
+            Ending::Replaced { cost_us } => {
+                is_last = self.forget_message(slot, cost_us);
+                if planted!("replace-doubles-membership") {
+                    self.report(member, base, Arrival::Succeeded);
+                }
+            }
+            Ending::Failed {
+                failure: reason,
+                note,
+                cost_us,
+            } => {
+                self.fail(slot, reason, note, cost_us);
+                self.report(member, base, failure);
+            }
+            Ending::Unrun { ended, kept } => {
+                let keeps_value = kept && self.messages.kind(slot).result_ttl_ms.is_some();
+                match keeps_value {
+                    true => self.leave_value(slot, ended),
+                    false => is_last = self.forget_message(slot, None),
+                }
+                if !planted!("lose-member") {
+                    self.report(member, base, failure);
+                }
+            }
+            // It has reported when it failed.
+            Ending::Dropped => is_last = self.forget_message(slot, None),
+        }
+        if let Some(inputs) = inputs
+            && !is_failed
+        {
+            self.joins.remove_reader(inputs.join);
+        }
+        if is_last {
+            self.touch_result(id);
+        }
+    }
+
+    /// Removes a message; true when it was the last of its copies.
+    pub(crate) fn forget_message(&mut self, slot: u32, cost_us: Option<u64>) -> bool {
+        let was_live = !self.messages[slot].is_failed();
+        let has_rare_fields = self.messages[slot].has_rare_fields();
+        if has_rare_fields {
+            self.forget_asked(slot);
+        }
+        self.take(slot, cost_us);
+        if was_live {
+            self.count_live(slot, Adjust::Subtract);
+        }
+        self.abandon_expiry(slot);
+        if has_rare_fields {
+            self.free_claim(slot);
+            if let Some(failure) = self.messages.failure(slot) {
+                self.names.let_go(failure.class);
+            }
+        }
+        let removed = self.messages.remove(slot);
+        self.live_bytes -= removed.journal_bytes;
+        self.ledger.abandon();
+        removed.is_last
+    }
+
+    fn leave_value(&mut self, slot: u32, ended: Ended) {
+        let id = self.messages[slot].id;
+        self.forget_value(&Key::Result(id));
+        let was_live = !self.messages[slot].is_failed();
+        self.forget_asked(slot);
+        self.take(slot, None);
+        if was_live {
+            self.count_live(slot, Adjust::Subtract);
+        }
+        self.abandon_expiry(slot);
+        self.free_claim(slot);
+        self.live_bytes -= self.messages.journal_bytes(slot);
+        if let Some(failure) = self.messages.failure(slot) {
+            self.names.let_go(failure.class);
+        }
+        self.names.hold(ended.reason);
+        self.messages.end(slot, ended);
+        self.live_bytes += self.messages.journal_bytes(slot);
+        self.count_ended(slot);
+    }
+
+    fn count_ended(&mut self, slot: u32) {
+        let ttl_ms = self.messages.kind(slot).result_ttl_ms.unwrap_or(0);
+        let number = self.messages[slot].number();
+        self.ends.push(ttl_ms, slot, number);
+        self.wait_for_ended_values(ttl_ms);
+    }
+
+    /// Sets the timer for the oldest value of this time to live, unless there is one.
+    pub(crate) fn wait_for_ended_values(&mut self, ttl_ms: u64) {
+        if let Some(slot) = self.ends.first(ttl_ms, &self.messages)
+            && self.ends.timed.insert(ttl_ms)
+        {
+            let over = self.messages.ended(slot).at.saturating_add(ttl_ms);
+            let timer = Timer::EndedValues { ttl_ms };
+            self.timers.set(When::steady(over), timer);
+        }
+    }
+
+    /// Returns the first value of this time to live, if its time is over by `now`, and for how long it is.
+    pub(crate) fn first_ended_before(&mut self, ttl_ms: u64, now: u64) -> Option<(u32, u64)> {
+        let slot = self.ends.first(ttl_ms, &self.messages)?;
+        let over = self.messages.ended(slot).at.saturating_add(ttl_ms);
+        (over <= now).then(|| (slot, now - over))
+    }
+
+    /// Forgets the value of a message that the broker has ended.
+    pub(crate) fn drop_ended(&mut self, slot: u32) {
+        let id = self.messages[slot].id;
+        self.remove_ended(slot);
+        self.touch_result(id);
+    }
+
+    pub(super) fn remove_ended(&mut self, slot: u32) {
+        self.names.let_go(self.messages.ended(slot).reason);
+        self.live_bytes -= self.messages.remove_ended(slot);
+        self.ledger.abandon();
+        self.ends.forget_one();
+    }
+
+    /// Restores values that were carried forward; returns their places, by number.
+    pub(crate) fn restore_ends(&mut self, ends: &KeptEnds<'_>, end: &KeptEnd) -> u32 {
+        self.numbers = self.numbers.max(end.number);
+        self.forget_value(&Key::Result(end.id));
+        let kind = crate::kinds::Kind {
+            queue: self.queues.find_or_create(ends.queue, &mut self.names),
+            task: ends.task,
+            priority: 0,
+            max_deliveries: 1,
+            crashes: 0,
+            attempt: ends.attempt,
+            generation: ends.generation,
+            attempts_before: 0,
+            result_ttl_ms: Some(ends.result_ttl_ms),
+        };
+        let ended = Ended {
+            how: ends.how,
+            reason: ends.reason,
+            at: end.at,
+        };
+        self.queues.know_task(ends.task, &mut self.names);
+        self.names.hold(ends.reason);
+        let position = self.position;
+        let slot = self
+            .messages
+            .insert_ended(end.id, end.number, &kind, position, ended);
+        self.live_bytes += self.messages.journal_bytes(slot);
+        self.ledger.add(position, Entity::Message { slot });
+        self.count_ended(slot);
+        slot
+    }
+
+    fn fail(
+        &mut self,
+        slot: u32,
+        failure: &Failing<'_>,
+        note: Option<Bytes>,
+        cost_us: Option<u64>,
+    ) {
+        self.forget_asked(slot);
+        self.take(slot, cost_us);
+        self.count_live(slot, Adjust::Subtract);
+        // It is held no more, while what it takes changes.
+        self.messages.set_state(slot, MessagePlace::Failed);
+        self.abandon_expiry(slot);
+        self.free_claim(slot);
+        self.numbers = self.numbers.max(failure.to);
+        self.live_bytes -= self.messages.journal_bytes(slot);
+        let was = self.messages[slot].number();
+        self.messages.set_number(slot, failure.to);
+        self.renumber_claim(slot, was);
+        self.messages.set_expiry(slot, None);
+        self.messages.set_redelivered(slot, false);
+        self.messages.set_kind(slot, |kind| {
+            kind.crashes = kind.crashes.saturating_add(u8::from(failure.crashed));
+        });
+        self.messages.set_rests(slot, self.rests);
+        self.names.hold(failure.class);
+        self.messages.set_failure(slot, Some(owned(failure)));
+        self.live_bytes += self.messages.journal_bytes(slot);
+        if let Some(note) = note
+            && !planted!("lose-note")
+        {
+            self.add_note(slot, note);
+        }
+        self.keep_failed(slot);
+        self.cool_when_safe(slot);
+    }
+
+    pub(super) fn keep_failed(&mut self, slot: u32) {
+        self.messages.set_state(slot, MessagePlace::Failed);
+        let number = self.messages[slot].number();
+        let bytes = self.messages.journal_bytes(slot);
+        self.failed.insert(number, slot, bytes);
+        self.queues[self.messages.queue(slot)].failed += 1;
+        self.wait_for_failed_jobs();
+    }
+
+    /// Puts a failed job back in a queue, as its next generation.
+    pub(crate) fn revive(&mut self, slot: u32, to: u64, queue: Name) {
+        let id = self.messages[slot].id;
+        self.take(slot, None);
+        self.count_retry(slot);
+        self.live_bytes -= self.messages.journal_bytes(slot);
+        if let Some(failure) = self.messages.failure(slot) {
+            self.names.let_go(failure.class);
+        }
+        self.messages.set_failure(slot, None);
+        self.messages.set_suspects(slot, 0);
+        self.live_bytes += self.messages.journal_bytes(slot);
+        self.numbers = self.numbers.max(to);
+        let queue = self.queues.find_or_create(queue, &mut self.names);
+        self.messages.set_number(slot, to);
+        self.messages.set_kind(slot, |kind| {
+            kind.queue = queue;
+            kind.crashes = 0;
+            kind.generation = kind.generation.saturating_add(1);
+            kind.attempt = kind.attempt.saturating_add(1);
+            kind.attempts_before = kind.attempt;
+        });
+        self.messages.set_rests(slot, self.rests);
+        if let Some(claim) = self.messages.claim(slot).cloned() {
+            self.own(slot, claim);
+        }
+        self.forget_value(&Key::Result(id));
+        self.make_ready(slot);
+        self.touch_result(id);
+        self.cool_when_safe(slot);
+    }
+
+    /// Hashes class and task, by which failures that the broker finds itself are grouped. FNV-1a, from
+    /// the authors' page, because the journal keeps it.
+    pub(crate) fn fingerprint(&self, slot: u32, class: &str) -> u64 {
+        let task = self.names.text(self.messages.kind(slot).task);
+        let bytes = class.bytes().chain([0]).chain(task.bytes());
+        bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        })
+    }
+
+    /// Describes how a message failed, for the journal.
+    pub(crate) fn failing(&self, slot: u32) -> Option<Failing<'_>> {
+        let failure = self.messages.failure(slot)?;
+        Some(Failing {
+            to: self.messages[slot].number(),
+            crashed: false,
+            is_displaced: failure.is_displaced,
+            class: failure.class,
+            message: &failure.message,
+            fingerprint: failure.fingerprint,
+            preview: &failure.preview,
+            note: None,
+            at: failure.at,
+        })
+    }
+
+    /// Returns the run of a job that ends now, for its value.
+    pub(crate) fn run_of(&self, slot: u32, ended_at: u64) -> RunHead {
+        let kind = self.messages.kind(slot);
+        RunHead {
+            queue: self.queues[kind.queue].name,
+            attempt: kind.attempt,
+            generation: kind.generation,
+            ended_at,
+        }
+    }
+}

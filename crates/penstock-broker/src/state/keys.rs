@@ -1,0 +1,178 @@
+//! Values under keys, and the unique keys that messages own.
+
+use penstock_message::{Key, MessageId, Value};
+
+use super::State;
+use crate::clock::{Clock, When};
+use crate::keys::{NEVER, Stored, StoredRun};
+use crate::ledger::Entity;
+use crate::messages::Handle;
+use crate::names::Name;
+use crate::records::RunHead;
+use crate::timers::Timer;
+
+impl State {
+    pub(crate) fn store(
+        &mut self,
+        key: Key,
+        value: Value,
+        group: Name,
+        expires_at: Option<u64>,
+        run: Option<RunHead>,
+    ) {
+        self.forget_value(&key);
+        self.touch(&key);
+        self.names.hold(group);
+        if let Some(run) = run {
+            self.names.hold(run.queue);
+        }
+        let stored = Stored {
+            key,
+            status: value.status,
+            body: value.body,
+            group,
+            expires_at: expires_at.unwrap_or(NEVER),
+            run: run.map(StoredRun::new),
+            number: 0,
+            base: self.position,
+            rests: self.rests,
+        };
+        self.live_bytes += stored.bytes();
+        let (slot, number) = self.keys.insert(stored);
+        self.ledger
+            .add(self.position, Entity::Value { slot, number });
+        if let Some(at) = expires_at.filter(|at| *at != NEVER) {
+            self.timers
+                .set(When::steady(at), Timer::ValueExpiry { slot, number });
+        }
+    }
+
+    /// Whether the value of this key, or what is left of a message that has it, stands behind a message in the
+    /// journal.
+    pub(crate) fn value_stands_behind(&self, key: &Key, slot: u32) -> bool {
+        let base = self.messages[slot].base();
+        let stored = self.keys.value(key).map(|stored| stored.base);
+        let ended = match key {
+            Key::Result(id) => self.messages.find_ended(id),
+            Key::Named(_) => None,
+        };
+        let ended = ended.map(|slot| self.messages[slot].base());
+        stored.max(ended).is_some_and(|at| base < at)
+    }
+
+    /// Removes the value, and any claim there is. The message that owned the key does not take it again when it fails and
+    /// is retried: once its record has been carried forward, nothing says that it ever had the key.
+    pub(crate) fn remove_key(&mut self, key: &Key) {
+        self.forget_value(key);
+        if let Some(owner) = self.keys.owner(key) {
+            self.messages.forget_claim(owner.slot);
+        }
+        self.keys.end_claim(key);
+        self.touch(key);
+    }
+
+    /// Drops the value: its time is over, or its group is over the cap.
+    pub(crate) fn drop_value(&mut self, key: &Key) {
+        self.forget_value(key);
+        self.touch(key);
+    }
+
+    pub(super) fn forget_value(&mut self, key: &Key) {
+        if let Some(stored) = self.keys.remove(key) {
+            self.live_bytes -= stored.bytes();
+            self.ledger.abandon();
+            self.names.let_go(stored.group);
+            if let Some(run) = stored.run {
+                self.names.let_go(run.head().queue);
+            }
+            if stored.expires_at().is_some() {
+                self.timers.abandon(Clock::Steady);
+            }
+        }
+        if let Key::Result(id) = key
+            && self.ends.len > 0
+            && let Some(slot) = self.messages.find_ended(id)
+        {
+            self.remove_ended(slot);
+        }
+    }
+
+    pub(crate) fn claim(&mut self, slot: u32, key: Key) {
+        self.messages.set_claim(slot, key.clone());
+        self.own(slot, key);
+    }
+
+    /// Makes a message the owner of a key. In a journal that was repaired the record may be gone in which the last owner
+    /// lost it.
+    pub(super) fn own(&mut self, slot: u32, key: Key) {
+        if let Some(owner) = self.keys.owner(&key)
+            && owner.slot != slot
+            && !self.messages[owner.slot].is_failed()
+        {
+            self.messages.forget_claim(owner.slot);
+        }
+        self.keys.claim(key, self.messages.handle(slot));
+    }
+
+    pub(crate) fn touch(&mut self, key: &Key) {
+        if !self.keys.watchers.is_empty() {
+            self.touched.push(key.clone());
+        }
+    }
+
+    pub(super) fn touch_result(&mut self, id: MessageId) {
+        if !self.keys.watchers.is_empty() {
+            self.touched.push(Key::Result(id));
+        }
+    }
+
+    /// Renumbers the claim of a message with another number, if the key is its own.
+    pub(super) fn renumber_claim(&mut self, slot: u32, was: u64) {
+        if let Some(claim) = self.messages.claim(slot).cloned()
+            && self.keys.owner(&claim) == Some(Handle { number: was, slot })
+        {
+            let handle = self.messages.handle(slot);
+            self.keys.claim(claim, handle);
+        }
+    }
+
+    /// Returns the key that the message owns.
+    pub(crate) fn owned_claim(&self, slot: u32) -> Option<Key> {
+        let claim = self.messages.claim(slot)?;
+        let owner = self.keys.owner(claim);
+        (owner == Some(self.messages.handle(slot))).then(|| claim.clone())
+    }
+
+    /// Takes its key from a message for good.
+    pub(crate) fn give_up_claim(&mut self, slot: u32) {
+        self.free_claim(slot);
+        self.messages.forget_claim(slot);
+    }
+
+    /// Passes the key that the message owns to another copy of it, or frees it.
+    pub(super) fn free_claim(&mut self, slot: u32) {
+        let Some(claim) = self.messages.claim(slot).cloned() else {
+            return;
+        };
+        if self.keys.owner(&claim) != Some(self.messages.handle(slot)) {
+            return;
+        }
+        let messages = &self.messages;
+        let others = messages.copies(&messages[slot].id);
+        let others = others.filter(|other| *other != slot && !messages[*other].is_failed());
+        match others.min_by_key(|other| messages[*other].number()) {
+            Some(copy) => {
+                // As with members of joins: the end of this one may say nothing later.
+                if messages[slot].base() < messages[copy].base() {
+                    let number = messages[copy].number();
+                    self.inherited.push((number, claim.clone()));
+                }
+                self.claim(copy, claim);
+            }
+            None => {
+                self.keys.end_claim(&claim);
+                self.touch(&claim);
+            }
+        }
+    }
+}
