@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+from itertools import pairwise
 
 import pytest
 from project import eventually, pidfd
 from worker.odd_shop import Shop, parent_of
 
-from penstock.errors import WorkerCrashed
+from penstock.errors import JobCancelled, ResultTimeout, WorkerCrashed
 
 DEATHS = {
     "segfault": "killed by signal 11 (SIGSEGV)",
@@ -43,6 +45,35 @@ def test_a_job_survives_the_death_of_two_processes_and_counts_them(shop: Shop) -
     job = shop.tasks.die_twice.delay("kill -9")
     assert job.result(timeout=60) == 3
     assert job.info().crashes == 2
+
+
+def test_a_job_runs_again_at_once_after_its_first_crash_and_a_second_after_its_next(shop: Shop) -> None:
+    shop.worker("-c", "2")
+    hows = ("kill -9", "abort", "exit 3")
+    for job in [shop.tasks.die_twice.delay(how) for how in hows]:
+        assert job.result(timeout=60) == 3
+    starts = [(shop.project.directory / f"starts of {how}.txt").read_text().split() for how in hows]
+    gaps = [[float(later) - float(earlier) for earlier, later in pairwise(times)] for times in starts]
+    # On a busy machine one of them may have to wait for its process.
+    assert min(first for first, _ in gaps) < 1
+    # The clock that this is read from is not the broker's.
+    assert all(second > 0.9 for _, second in gaps), gaps
+
+
+def test_a_job_that_waits_after_a_crash_says_so_and_can_be_cancelled(shop: Shop) -> None:
+    shop.worker("-c", "1")
+    job = shop.tasks.die_often.delay("kill -9")
+    eventually(lambda: job.info().crashes == 3, 30)
+    info = job.info()
+    assert (info.state, info.attempts) == ("delayed", 3)
+    assert info.due_at is not None and str(info.error).startswith(f"penstock.WorkerCrashed: {DEATHS['kill -9']}")
+    with pytest.raises(ResultTimeout, match=r"it is delayed until .*, after the death of its process"):
+        job.result(timeout=0.01)
+    shown = shop.project.penstock("job", "show", job.id).output
+    assert re.search(r"due .*, after the death of its process", shown)
+    assert job.cancel() == "delayed"
+    with pytest.raises(JobCancelled):
+        job.result(timeout=30)
 
 
 def test_a_crash_burns_no_retry(shop: Shop) -> None:

@@ -307,7 +307,7 @@ impl Broker {
             return;
         }
         if self.state.is_behind_mark(slot) || self.is_spared(slot) {
-            return self.renumber(slot, None);
+            return self.renumber(slot, None, None);
         }
         let number = self.state.messages[slot].number();
         let lease = self.state.messages.lease_state(slot);

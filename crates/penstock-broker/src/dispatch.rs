@@ -410,8 +410,8 @@ impl Broker {
         self.state.keys.watchers.unwatch_all(session);
     }
 
-    /// Puts a message back whose worker died under it, or fails it when that was once too often. `blame`: for the end of its
-    /// process; none for the loss of its worker.
+    /// Puts a message back whose worker died under it, or has it wait, or fails it when that was once too often. `blame`: for
+    /// the end of its process; none for the loss of its worker.
     pub(crate) fn crash(&mut self, slot: u32, reason: Bytes, blame: Option<Blame>) {
         if self.end_if_asked(slot) {
             return;
@@ -419,15 +419,22 @@ impl Broker {
         let number = self.state.messages[slot].number();
         self.count(slot, Counted::Crashed);
         let head = self.crash_head(slot);
-        match crashed(head, blame) {
+        let (suspects, delay_ms) = match crashed(head, blame) {
             CrashEnd::Failed { .. } => return self.fail_by_itself(slot, true, CRASHED, &reason),
             // The record says that it crashed, and the state counts.
-            CrashEnd::Again { suspects, .. } if suspects == head.suspects => {}
-            CrashEnd::Again { .. } => self.put_under_suspicion(slot, Bytes::new()),
+            CrashEnd::Again {
+                suspects, delay_ms, ..
+            } => (suspects, delay_ms),
+        };
+        if suspects != head.suspects {
+            self.put_under_suspicion(slot, Bytes::new());
         }
-        if self.state.is_behind_mark(slot) || self.is_spared(slot) {
-            // What was purged, or cancelled, is what waited; this one did not, and so gets a number behind the mark.
-            return self.renumber(slot, Some(&reason));
+        let waits = delay_ms > 0 && !planted!("crash-runs-at-once");
+        let due = waits.then(|| self.clocks.resolve_start(Due::AfterMs(delay_ms)));
+        if self.state.is_behind_mark(slot) || self.is_spared(slot) || due.is_some() {
+            // What was purged, or cancelled, is what waited; this one did not, and so gets a number behind the mark. One that
+            // is delayed comes behind what is ready, as a retry does.
+            return self.renumber(slot, Some(&reason), due);
         }
         self.record(&Event::Crashed {
             number,
@@ -475,15 +482,16 @@ impl Broker {
         }
     }
 
-    /// Renumbers a message that comes to wait where a purge has been: its lease ends without an outcome, or it was held.
-    pub(crate) fn renumber(&mut self, slot: u32, crashed: Option<&Bytes>) {
+    /// Renumbers a message that comes to wait where a purge has been, or until it is due: its lease ends without an outcome,
+    /// or it was held.
+    pub(crate) fn renumber(&mut self, slot: u32, crashed: Option<&Bytes>, due: Option<When>) {
         let lease = self.state.messages.lease_state(slot);
         let was_sent = lease.is_some_and(|lease| lease.sent);
         let number = self.state.messages[slot].number();
         let change = Change {
             to: self.state.numbers + 1,
             queue: self.state.queues[self.state.messages.queue(slot)].name,
-            due: None,
+            due,
             next_attempt: false,
             crashed: crashed.is_some(),
             redelivered: true,

@@ -576,7 +576,7 @@ impl Broker {
         };
         let slots: Vec<u32> = self.held_slots(slot).filter(is_meant).collect();
         for slot in &slots {
-            self.renumber(*slot, None);
+            self.renumber(*slot, None, None);
         }
         slots.len()
     }

@@ -223,7 +223,11 @@ impl Known {
             line("crashes", crashes.map(|crashes| crashes.to_string()));
             line("enqueued", Some(moment(now, held.enqueued_at)));
             let due = held.due_at.filter(|_| held.state == MessageState::Delayed);
-            line("due", due.map(|at| moment(now, at)));
+            let why = match Attempt::has_crashed(held) {
+                true => ", after the death of its process",
+                false => "",
+            };
+            line("due", due.map(|at| moment(now, at) + why));
             line("started", held.started_at.map(|at| moment(now, at)));
             line("worker", held.worker.as_deref().map(printable));
         }

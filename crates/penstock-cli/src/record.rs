@@ -32,6 +32,12 @@ impl Attempt {
         job.notes.iter().map(attempt_of).collect()
     }
 
+    /// Whether the last attempt of a job ended in a crash: then its note is the broker's own text.
+    pub fn has_crashed(job: &MessageInfo) -> bool {
+        let last = job.notes.last().filter(|_| job.crashes > 0);
+        last.is_some_and(|note| note.first().is_none_or(|first| first & 0xf0 != 0x90))
+    }
+
     /// Reads a record or text. No text in UTF-8 begins with the byte of a msgpack array: anything else is the
     /// broker's own text.
     fn read(note: &[u8], number: u64) -> Self {

@@ -209,6 +209,10 @@ pub const PLANTS: &[Plant] = &[
         "a job that kills its workers fails in time",
     ),
     plant(
+        "crash-runs-at-once",
+        "a job that has crashed twice waits before it runs again",
+    ),
+    plant(
         "suspect-counted-as-crash",
         "a job is charged with no crash that may be another's",
     ),

@@ -22,6 +22,9 @@
 //! system names; or nobody knows, and then each is a *suspect*. A job that was guilty or a suspect runs alone from then on
 //! ([`runs_alone`]), in a process without others: if that dies too, there is no doubt left. The loss of a whole worker is
 //! a crash of all that it held, and says nothing about any of them.
+//!
+//! After its first crash a job runs again at once: a deployment or a machine is mostly the cause. After each further one it
+//! waits ([`delay_after_crash_ms`]), so that a lack of memory has time to pass before the job has used up its chances.
 
 use bytes::Bytes;
 use penstock_faults::planted;
@@ -270,8 +273,12 @@ pub struct CrashHead {
 /// Consequence of a crash for its job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashEnd {
-    /// The job goes back to its place, with this many of both.
-    Again { crashes: u8, suspects: u8 },
+    /// The job runs again, with this many of both: at once and in its old place, or so long after the crash.
+    Again {
+        crashes: u8,
+        suspects: u8,
+        delay_ms: u64,
+    },
     /// The crash was one too many. It is counted in any case.
     Failed { crashes: u8 },
 }
@@ -294,12 +301,29 @@ pub fn crashed(head: CrashHead, blame: Option<Blame>) -> CrashEnd {
     if !goes_on {
         return CrashEnd::Failed { crashes: counted };
     }
-    let (crashes, suspects) = match blame {
-        None => (counted, suspects),
-        Some(Blame::Guilty) => (counted, suspects.max(1)),
-        Some(Blame::Suspected) => (crashes, suspected),
+    let delay_ms = delay_after_crash_ms(counted);
+    let (crashes, suspects, delay_ms) = match blame {
+        None => (counted, suspects, delay_ms),
+        Some(Blame::Guilty) => (counted, suspects.max(1), delay_ms),
+        // Nobody knows whether it is guilty, and it runs alone.
+        Some(Blame::Suspected) => (crashes, suspected, 0),
     };
-    CrashEnd::Again { crashes, suspects }
+    CrashEnd::Again {
+        crashes,
+        suspects,
+        delay_ms,
+    }
+}
+
+/// Returns how long a job waits after its crash of this number, counted from 1, before it runs again.
+pub fn delay_after_crash_ms(crashes: u8) -> u64 {
+    match crashes {
+        0 | 1 => 0,
+        2 => 1_000,
+        3 => 4_000,
+        4 => 16_000,
+        _ => 60_000,
+    }
 }
 
 #[cfg(test)]
@@ -504,7 +528,11 @@ mod tests {
                 max_deliveries,
             };
             let again = |suspects| match expected {
-                Some(crashes) => CrashEnd::Again { crashes, suspects },
+                Some(crashes) => CrashEnd::Again {
+                    crashes,
+                    suspects,
+                    delay_ms: delay_after_crash_ms(crashes),
+                },
                 None => CrashEnd::Failed {
                     crashes: crashes.saturating_add(1),
                 },
@@ -535,7 +563,12 @@ mod tests {
             };
             assert_eq!(crashed(head, Some(Blame::Suspected)), expected, "{head:?}");
         };
-        let again = |crashes, suspects| CrashEnd::Again { crashes, suspects };
+        // It runs again at once, alone.
+        let again = |crashes, suspects| CrashEnd::Again {
+            crashes,
+            suspects,
+            delay_ms: 0,
+        };
         check((0, 0), 3, again(0, 1));
         check((0, 1), 3, again(0, 2));
         check((0, 2), 3, CrashEnd::Failed { crashes: 1 });
@@ -543,6 +576,13 @@ mod tests {
         // Crashes of its own, left over from before, do not count here.
         check((1, 0), 2, again(1, 1));
         check((0, 0), 1, CrashEnd::Failed { crashes: 1 });
+    }
+
+    #[test]
+    fn a_job_runs_again_at_once_after_its_first_crash_and_later_after_each_further_one() {
+        let delays: Vec<u64> = (0..8).map(delay_after_crash_ms).collect();
+        assert_eq!(delays, [0, 0, 1_000, 4_000, 16_000, 60_000, 60_000, 60_000]);
+        assert_eq!(delay_after_crash_ms(u8::MAX), 60_000);
     }
 
     #[test]

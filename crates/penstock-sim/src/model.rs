@@ -96,6 +96,9 @@ impl Model {
                     .get(&session)
                     .is_some_and(|attendance| attendance.is_over(now))
             {
+                if item.crashes.0 == item.crashes.1 {
+                    item.lost_at = now.steady;
+                }
                 item.set_adrift(vec![(lease, session)]);
             }
         }
@@ -333,6 +336,7 @@ impl Model {
                 item.in_order = due.is_none();
                 item.due = due.map(|due| When::resolve(due, now));
                 item.due_reached = item.due.is_none_or(|due| due.has_come(now));
+                item.delayed_at_most = 0;
                 item.may_have_run = false;
                 item.notes.extend(patch.note.clone());
                 item.message.attempt += u32::from(patch.next_attempt);
@@ -560,8 +564,10 @@ impl Model {
             in_order,
             due,
             due_reached: due.is_none_or(|due| due.has_come(now)),
+            delayed_at_most: 0,
             expires: message.expires_at.map(|due| When::resolve(due, self.now)),
             crashes: (message.crashes, message.crashes),
+            lost_at: 0,
             suspects: suspects(message),
             leases: Vec::new(),
             comes_back: None,
@@ -702,6 +708,7 @@ impl Model {
         item.in_order = true;
         item.due = None;
         item.due_reached = true;
+        item.delayed_at_most = 0;
         item.expires = None;
         item.expiry_reached = false;
         item.purged = false;
@@ -1105,9 +1112,11 @@ impl Model {
     }
 
     fn crash_item(&mut self, index: usize) {
+        let (place, now) = (self.next_place(), self.now);
         let item = &mut self.items[index];
         item.crashes = (item.crashes.0 + 1, item.crashes.1 + 1);
         item.state = State::Waiting;
+        item.is_delayed_by_crash(place, now);
         if item.crashes.0 >= item.message.max_deliveries {
             self.bury(index);
             self.saw_failure(index);

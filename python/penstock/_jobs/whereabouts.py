@@ -83,10 +83,19 @@ def _in_words(held: dict[str, Any], consumers: int, url: str) -> str:
         return f"it has run{f' for {_since(started)}' if started else ''} on {held['worker'] or 'a worker'}"
     if state == "delayed":
         due = datetime.fromtimestamp(held["due_at_ms"] / 1000, UTC).isoformat(" ", "seconds")
-        return f'it is delayed until {due} in queue "{queue}" of {url}'
+        why = ", after the death of its process" if _has_crashed(held) else ""
+        return f'it is delayed until {due} in queue "{queue}" of {url}{why}'
     if state == "held":
         return "it waits for other jobs to end"
     return f"it is {state}"
+
+
+def _has_crashed(held: dict[str, Any]) -> bool:
+    """Whether the last of its attempts ended in a crash: then its note is text, and no record of an error."""
+    from penstock._values.envelope import read_note
+
+    notes = held["notes"]
+    return bool(held["crashes"] and notes) and isinstance(read_note(notes[-1]), str)
 
 
 def _since(moment_ms: int) -> str:

@@ -348,6 +348,126 @@ fn crashes_are_counted_and_the_last_is_final() {
     );
 }
 
+/// A machine without memory was given the same job three times within milliseconds.
+#[test]
+fn a_job_that_has_crashed_twice_waits_before_it_runs_again() {
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one deliveries=9|publish two  -> a confirm 2
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        w crash one reason=first            -> w confirm 1
+        # The first time it is not to blame: it runs at once, in its old place.
+        w consume default 1                 -> w deliver one!~1
+        w crash one reason=second           -> w confirm 2
+        a info one                          -> a knows Delayed in default attempt 0 crashes 2 notes first+second
+        # Others go before it. A restart does not shorten the wait, nor begin it anew.
+        w consume default 1                 -> w deliver two
+        w ack two                           -> w confirm 3
+        wait 600                            ->
+        kill                                ->
+        w hello                             -> w welcome 3
+        w consume default 1                 ->
+        wait 400                            ->
+        wait 1                              -> w deliver one!~1
+        w crash one reason=third            -> w confirm 4
+        w consume default 1                 ->
+        wait 4000                           ->
+        power-cut                           ->
+        w hello                             -> w welcome 4
+        w consume default 1                 ->
+        wait 1                              -> w deliver one!~1
+        w crash one                         -> w confirm 5
+        w consume default 1                 ->
+        wait 16000                          ->
+        wait 1                              -> w deliver one!~1
+        w crash one                         -> w confirm 6
+        w consume default 1                 ->
+        wait 60000                          ->
+        wait 1                              -> w deliver one!~1
+        w crash one                         -> w confirm 7
+        w consume default 1                 ->
+        wait 60000                          ->
+        wait 1                              -> w deliver one!~1
+        w ack one                           -> w confirm 8
+        ",
+    );
+    // Also one whose worker was lost twice.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one                       -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 1                 -> w deliver one
+        w lost                              ->
+        v hello                             -> v welcome 0
+        v consume default 1                 ->
+        wait 15000                          -> v deliver one!
+        v lost                              ->
+        u hello                             -> u welcome 0
+        u consume default 1                 ->
+        wait 15000                          ->
+        wait 1000                           ->
+        wait 1                              -> u deliver one!
+        u ack one                           -> u confirm 1
+        ",
+    );
+    // A suspect is charged with nothing, and runs again at once, alone.
+    check(
+        "
+        a hello                             -> a welcome 0
+        a publish one deliveries=9          -> a confirm 1
+        w hello                             -> w welcome 0
+        w consume default 2                 -> w deliver one
+        w crash one                         -> w confirm 1, w deliver one!~1
+        w suspect one                       -> w confirm 2
+        w consume default 1                 -> w deliver one!~2
+        ",
+    );
+}
+
+/// Each event that ends a delayed job ends one that waits after a crash, and none leads to an early run.
+#[test]
+fn a_job_that_waits_after_a_crash_is_cancelled_purged_paused_and_expires_as_any_other() {
+    let check = |(order, answer): (&str, &str), then: &str| {
+        check(&format!(
+            "
+            a hello                             -> a welcome 0
+            a publish one deliveries=9 unless=once expires=40000  -> a confirm 1
+            w hello                             -> w welcome 0
+            w consume default 9                 -> w deliver one
+            w crash one                         -> w confirm 1, w deliver one!~1
+            w crash one                         -> w confirm 2
+            {order}                             -> {answer}
+            wait 1001                           -> {then}
+            "
+        ));
+    };
+    check(("# Nothing.", ""), "w deliver one!~1");
+    let cancelled = "a confirm 2 2:Delayed";
+    check(("a cancel one", cancelled), "");
+    check(("a purge default", "a confirm 2 2:operation-1"), "");
+    check(("a pause default", "a confirm 2"), "");
+    let skipped = "a confirm 2 2:skipped[0]+0:owner-one";
+    check(("a publish two unless=once", skipped), "w deliver one!~1");
+    // It expires while it waits, and its key is free.
+    crate::script::check(
+        "
+        a hello                             -> a welcome 0
+        a publish one deliveries=9 unless=once expires=500  -> a confirm 1
+        a watch one                         -> a sees one pending
+        w hello                             -> w welcome 0
+        w consume default 9                 -> w deliver one
+        w crash one                         -> w confirm 1, w deliver one!~1
+        w crash one                         -> w confirm 2
+        wait 500                            -> a sees one Expired
+        a publish two unless=once           -> a confirm 2, w deliver two
+        wait 60000                          ->
+        ",
+    );
+}
+
 #[test]
 fn a_retry_is_the_same_message_in_a_new_place() {
     check(

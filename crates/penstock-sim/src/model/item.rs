@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
+use penstock_jobs::delay_after_crash_ms;
 use penstock_message::{
     Due, JoinId, JoinPolicy, Key, Lease, Member, Message, MessageId, SessionId, ValueStatus,
     When as Outcome,
@@ -58,9 +59,13 @@ pub struct Item {
     pub in_order: bool,
     pub(super) due: Option<When>,
     pub(super) due_reached: bool,
+    /// Time until which it may be delayed for a crash that nobody has seen, or whose number nobody knows; 0: it is not.
+    pub(super) delayed_at_most: u64,
     pub(super) expires: Option<When>,
     /// Fewest and most times that a worker died under it.
     pub(super) crashes: (u8, u8),
+    /// Time before which no crash comes beyond those counted until then: a worker was lost that held it.
+    pub(super) lost_at: u64,
     /// Times that it or another one killed their process; at least 1 once it did so surely.
     pub(super) suspects: u8,
     /// Leases that were seen, oldest first.
@@ -231,6 +236,7 @@ impl Item {
     pub(super) fn lend(&mut self, lease: Lease, session: SessionId, crashes: (u8, u8)) {
         self.keep(lease, session);
         self.crashes = crashes;
+        self.delayed_at_most = 0;
         self.may_have_run = true;
         self.purged = false;
     }
@@ -335,17 +341,38 @@ impl Item {
     }
 
     pub fn is_delayed(&self) -> bool {
-        self.due.is_some()
+        let is_adrift = matches!(self.state, State::Adrift { .. });
+        let may_have_crashed = is_adrift && delay_after_crash_ms(self.crashes.1) > 0;
+        self.due.is_some() || self.delayed_at_most > 0 || may_have_crashed
     }
 
     /// Whether its time has come by the clocks as they are now. The next broker looks again: a wall that was set back may
     /// show an earlier time.
     pub fn is_due(&self, now: Time) -> bool {
         // Milliseconds are rounded down, so a countdown is over when the next one has begun.
-        self.due.is_none_or(|due| match due {
+        let is_due = self.due.is_none_or(|due| match due {
             When::Steady(at) => at < now.steady,
             When::Wall(_) => due.has_come(now),
-        })
+        });
+        is_due && (self.delayed_at_most == 0 || self.delayed_at_most < now.steady)
+    }
+
+    /// Notes a crash that may have been any of these, which delays it until after the first of them at least.
+    pub(super) fn is_delayed_by_crash(&mut self, place: u64, now: Time) {
+        let (least_ms, most_ms) = (
+            delay_after_crash_ms(self.crashes.0),
+            delay_after_crash_ms(self.crashes.1),
+        );
+        if most_ms == 0 {
+            return;
+        }
+        self.in_order = false;
+        self.place = place;
+        self.delayed_at_most = now.steady + most_ms;
+        if least_ms > 0 {
+            self.due = Some(When::Steady(now.steady + least_ms));
+            self.due_reached = false;
+        }
     }
 
     /// Whether it is certainly in its queue, and to be handed out to any worker that asks.

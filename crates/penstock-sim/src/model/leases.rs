@@ -2,6 +2,7 @@
 //! all of the model's doubt.
 
 use bytes::Bytes;
+use penstock_jobs::delay_after_crash_ms;
 use penstock_message::{
     Delivery, GivenValue, GivenValues, JoinId, Key, Lease, MessageId, SessionId, ValueStatus,
 };
@@ -70,6 +71,17 @@ impl Model {
         let item = &self.items[index];
         if !item.due_reached && !self.clock_is_doubtful {
             self.fail(format!("{id} was started before its time: {:?}", item.due))?;
+        }
+        let lost_at = item.lost_at;
+        let has_crashed_since = lost_at > 0 && message.crashes > item.crashes.0;
+        if has_crashed_since
+            && self.now.steady < lost_at + delay_after_crash_ms(message.crashes)
+            && !self.clock_is_doubtful
+        {
+            let crashes = message.crashes;
+            self.fail(format!(
+                "{id} was started at once after crash {crashes}, of {lost_at} or later"
+            ))?;
         }
         let same = (
             &item.message.body,
@@ -290,6 +302,11 @@ impl Model {
             item.end_is_unsure |= item.purged;
             if item.leases.is_empty() {
                 item.crashes.1 = item.crashes.1.saturating_add(1);
+                let most_ms = delay_after_crash_ms(item.crashes.1);
+                if most_ms > 0 {
+                    item.in_order = false;
+                    item.delayed_at_most = item.unsure_until + most_ms;
+                }
             } else {
                 let may_hold = |(lease, _): &&(Lease, SessionId)| {
                     item.settled
