@@ -64,7 +64,13 @@ impl Model {
             item.claim.as_ref() == Some(key) && !matches!(item.state, State::Ended(_))
         });
         let (sure, unsure): (Vec<&Item>, Vec<&Item>) = claims.partition(|item| {
-            item.ending().is_none() && !item.may_be_dead() && !item.claim_is_unsure
+            // A failed group blocks what it holds, which frees its key.
+            let may_be_blocked =
+                matches!(item.state, State::Held(join) if self.may_have_failed(join));
+            item.ending().is_none()
+                && !item.may_be_dead()
+                && !item.claim_is_unsure
+                && !may_be_blocked
         });
         match self.value(key) {
             _ if !sure.is_empty() => Some(true),
