@@ -574,7 +574,8 @@ impl Broker {
             }
         }
         for key in keys {
-            if let Some(way) = before.way_from(key)
+            let by_mistake = || planted!("refuse-any-wait").then(|| vec![*key]);
+            if let Some(way) = before.way_from(key).or_else(by_mistake)
                 && grant.is_some()
             {
                 self.refuse_wait(conn, waiter, *key, WaitRefusal::Cycle, &way);

@@ -233,6 +233,10 @@ pub const PLANTS: &[Plant] = &[
         "a wait of a job for what waits for that job is refused, also where a group stands between them",
     ),
     plant(
+        "refuse-any-wait",
+        "a wait is refused only if it would be in a circle",
+    ),
+    plant(
         "cancel-resurrected-by-retry",
         "a job that was asked to stop does not start again",
     ),

@@ -21,6 +21,7 @@ mod leases;
 mod objections;
 #[cfg(test)]
 mod tests;
+mod waits;
 
 use cancels::Operation;
 use item::{Attendance, JoinModel, Replaced, When};
@@ -114,6 +115,9 @@ impl Model {
             self.operations.clear();
         }
         self.on_their_way.clear();
+        for join in self.joins.values_mut() {
+            join.was_over = join.over;
+        }
         for index in self.live.clone() {
             let item = &mut self.items[index];
             item.comes_back = None;
@@ -752,6 +756,7 @@ impl Model {
             return;
         }
         join.over = false;
+        join.was_over = false;
         join.has_failed = false;
         join.was_reopened = true;
         let (then, outcome) = (join.then.clone(), join.outcome.clone());

@@ -1,7 +1,7 @@
 //! Frames of a client, in the nouns of the broker; and their bytes, both ways.
 
 use bytes::{Bytes, BytesMut};
-use penstock_message::{Consume, Durability, Key, Lease, Op, SessionId, Tx};
+use penstock_message::{Consume, Durability, Key, Lease, MessageId, Op, SessionId, Tx};
 use penstock_wire::proto::{self, ToBroker};
 use penstock_wire::{Decoder, MAX_FRAME_BYTES, PROTOCOL_VERSION, WireError, convert, encode_frame};
 
@@ -17,8 +17,11 @@ pub struct Said {
     pub parts: Vec<(u64, Durability, Tx)>,
     pub consumers: Vec<Consumer>,
     pub watch: Vec<Key>,
-    /// Whether it is a job that waits for these keys.
-    pub is_job: bool,
+    /// Job that waits for these keys, if one does.
+    pub waiter: Option<MessageId>,
+    /// Keys that `waiter` waits for no longer, and those that nobody watches any more.
+    pub wait_over: Vec<Key>,
+    pub unwatch: Vec<Key>,
     pub ping: bool,
     pub goodbye: bool,
 }
@@ -251,7 +254,11 @@ impl Hearing {
         said.consumers = frame.consumers.into_iter().map(Consumer::from).collect();
         if let Some(watch) = frame.watch {
             said.watch = convert::all(watch.keys)?;
-            said.is_job = !watch.waiter.is_empty();
+            said.wait_over = convert::all(watch.wait_over)?;
+            said.unwatch = convert::all(watch.unwatch)?;
+            if !watch.waiter.is_empty() {
+                said.waiter = Some(convert::message_id(&watch.waiter)?);
+            }
         }
         Ok(Some(said))
     }

@@ -73,6 +73,8 @@ pub struct Author {
     members: VecDeque<MessageId>,
     /// Workflows that it has opened, latest last: some are cancelled.
     workflows: VecDeque<MessageId>,
+    /// Trees that it has published and whose result it wants to know, latest last.
+    pub roots: VecDeque<MessageId>,
     /// Some messages that run, anywhere.
     pub running: Vec<MessageId>,
 }
@@ -112,6 +114,7 @@ impl Author {
             recent: VecDeque::new(),
             members: VecDeque::new(),
             workflows: VecDeque::new(),
+            roots: VecDeque::new(),
             running: Vec::new(),
         }
     }
@@ -382,6 +385,10 @@ impl Author {
         // A blocked job without a result is pending until somebody drops what has blocked it.
         if place.takes.is_none() && message.result_ttl_ms.is_some() {
             self.wanted.push(Key::Result(message.id));
+            if self.roots.len() == RECENT {
+                self.roots.pop_front();
+            }
+            self.roots.push_back(message.id);
         }
         if place.member.is_some() {
             if self.members.len() == RECENT {

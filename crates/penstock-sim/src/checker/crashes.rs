@@ -28,6 +28,7 @@ impl Checker {
         self.current.clear();
         self.deliveries.clear();
         self.ready.clear();
+        self.waits.clear();
         self.knows_boot &= crash != Crash::PowerCut;
         if !self.knows_boot {
             // Of that the journal may know nothing: the new broker's steady clock may be off by as much.

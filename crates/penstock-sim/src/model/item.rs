@@ -199,6 +199,8 @@ pub(super) struct JoinModel {
     /// Number of them that have failed.
     pub(super) failures: u32,
     pub(super) over: bool,
+    /// Whether it was, when all was quiet last, and has been since.
+    pub(super) was_over: bool,
     /// Whether so many have failed that it is over for that.
     pub(super) has_failed: bool,
     /// Whether it may have been released, with nobody seeing that, before one of its members was retried.

@@ -172,6 +172,40 @@ fn a_job_whose_replacement_was_lost_may_have_the_result_of_the_other() {
     );
 }
 
+#[test]
+fn what_a_group_holds_waits_for_its_members_until_they_have_ended() {
+    let mut model = Model::default();
+    model.advance(time(0));
+    let join = MessageId::new_join(IdSource {
+        unix_ms: BEGINNING_MS,
+        random: [1; 10],
+    });
+    let body = message(3);
+    let mut member = message(3);
+    member.id = MessageId::member(join, 0);
+    member.extras.get_or_insert_default().member = Some(Member { join, index: 0 });
+    let hold = Op::Hold(Hold {
+        join,
+        count: 1,
+        messages: vec![("default".to_string(), body.clone())],
+        ..Hold::default()
+    });
+    decided_for(PRODUCER, &mut model, 1, vec![hold, publish(&member)]);
+    let waits = |model: &Model| {
+        let (surely, perhaps) = (
+            model.surely_waits_for(body.id),
+            model.perhaps_waits_for(body.id),
+        );
+        (surely == [member.id], perhaps == [member.id])
+    };
+    assert_eq!(waits(&model), (true, true));
+    runs(&mut model, 2, &delivery(member.clone()), ack);
+    // A refusal may be on its way.
+    assert_eq!(waits(&model), (false, true));
+    model.quiet(false);
+    assert_eq!(waits(&model), (false, false));
+}
+
 /// Seed 5199 of a soak: a group that puts up with a failure went on without a group within it, of which a person retried
 /// the failed job later.
 #[test]

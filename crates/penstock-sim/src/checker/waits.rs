@@ -1,0 +1,220 @@
+//! Waits of running jobs for others: which the broker must refuse, and which it may.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use penstock_broker::ConnId;
+use penstock_message::{Key, Lease, MessageId, RefusedWait, SessionId, WaitRefusal};
+
+use super::Checker;
+use crate::model::{State, Verdict};
+use crate::said::Said;
+
+/// Waits as the sessions of the jobs report them.
+#[derive(Default)]
+pub(super) struct Waits {
+    /// What each job waits for, by connection.
+    open: BTreeMap<(ConnId, MessageId), Waiting>,
+    /// Jobs whose waits have ended since all was quiet last, and what each waited for: a refusal that is on its way may
+    /// be for one of these.
+    ended: BTreeSet<(MessageId, MessageId)>,
+    /// Waits that were surely in a circle when they were reported, and have not been refused: the job, and what it waits for.
+    missed: BTreeSet<(ConnId, MessageId, MessageId)>,
+}
+
+/// Wait of a job, under the lease that it has as far as anybody can tell.
+struct Waiting {
+    lease: Option<Lease>,
+    keys: BTreeSet<MessageId>,
+}
+
+impl Waits {
+    fn end(&mut self, conn: ConnId, waiter: Option<MessageId>, key: &Key) {
+        let Key::Result(key) = key else { return };
+        for ((_, job), waiting) in self.open.range_mut(all_of(conn)) {
+            if waiter.is_none_or(|waiter| waiter == *job) && waiting.keys.remove(key) {
+                self.ended.insert((*job, *key));
+            }
+        }
+    }
+
+    pub(super) fn told(&mut self, conn: ConnId, key: &Key) {
+        self.end(conn, None, key);
+    }
+
+    /// Ends all waits of a connection that is over.
+    pub(super) fn closed(&mut self, conn: ConnId) {
+        let all = std::mem::take(&mut self.open).into_iter();
+        let (over, others): (BTreeMap<_, _>, _) = all.partition(|((of, _), _)| *of == conn);
+        self.open = others;
+        let ended = over.into_iter();
+        let ended = ended.flat_map(|((_, job), waiting)| pairs(job, waiting));
+        self.ended.extend(ended);
+        self.missed.retain(|(of, ..)| *of != conn);
+    }
+
+    /// Ends all waits: the broker has died.
+    pub(super) fn clear(&mut self) {
+        self.open.clear();
+        self.ended.clear();
+        self.missed.clear();
+    }
+
+    pub(super) fn quiet(&mut self) {
+        self.ended.clear();
+    }
+
+    /// Returns all that a job has waited for since all was quiet last.
+    fn perhaps_of(&self, job: MessageId) -> impl Iterator<Item = MessageId> {
+        let open = self.open.iter().filter(move |((_, of), _)| *of == job);
+        let open = open.flat_map(|(_, waiting)| waiting.keys.iter().copied());
+        let ended = (job, MessageId([0; 16]))..=(job, MessageId([u8::MAX; 16]));
+        open.chain(self.ended.range(ended).map(|(_, key)| *key))
+    }
+}
+
+fn all_of(conn: ConnId) -> std::ops::RangeInclusive<(ConnId, MessageId)> {
+    (conn, MessageId([0; 16]))..=(conn, MessageId([u8::MAX; 16]))
+}
+
+fn pairs(job: MessageId, waiting: Waiting) -> impl Iterator<Item = (MessageId, MessageId)> {
+    waiting.keys.into_iter().map(move |key| (job, key))
+}
+
+impl Checker {
+    /// Notes the waits that a session reports, and those that it says are over.
+    pub(super) fn heard_of_waits(&mut self, conn: ConnId, said: &Said) {
+        if let Some(waiter) = said.waiter {
+            let results = said.watch.iter().filter_map(|key| match key {
+                Key::Result(id) => Some(*id),
+                Key::Named(_) => None,
+            });
+            let keys: BTreeSet<MessageId> = results.collect();
+            self.awaited.extend(keys.iter().copied());
+            let reported = keys.clone();
+            let lease = self.lease_of(waiter);
+            let waiting = self.waits.open.remove(&(conn, waiter));
+            let waiting = match waiting {
+                Some(mut waiting) if waiting.lease == lease => {
+                    waiting.keys.extend(keys);
+                    waiting
+                }
+                earlier => {
+                    let ended = earlier
+                        .into_iter()
+                        .flat_map(|earlier| pairs(waiter, earlier));
+                    self.waits.ended.extend(ended);
+                    Waiting { lease, keys }
+                }
+            };
+            self.waits.open.insert((conn, waiter), waiting);
+            let circles = self.circles_of(waiter, reported);
+            let circles = circles.into_iter().map(|key| (conn, waiter, key));
+            self.waits.missed.extend(circles);
+        }
+        for key in &said.wait_over {
+            self.waits.end(conn, said.waiter, key);
+        }
+        for key in &said.unwatch {
+            self.waits.end(conn, None, key);
+        }
+    }
+
+    /// Returns the lease under which the job runs; `None`: nobody can tell, or it has several copies.
+    fn lease_of(&self, job: MessageId) -> Option<Lease> {
+        let mut items = self.model.with_id(job);
+        let item = items.next()?;
+        match item.state {
+            State::Leased { lease, .. } if items.next().is_none() => Some(lease),
+            _ => None,
+        }
+    }
+
+    /// Checks a refusal: what the job waits for must wait for that job.
+    pub(super) fn refused_wait(
+        &mut self,
+        conn: ConnId,
+        session: SessionId,
+        refused: &RefusedWait,
+    ) -> Verdict {
+        let RefusedWait {
+            key,
+            waiter,
+            why,
+            jobs,
+            ..
+        } = refused;
+        self.counts.circles += 1;
+        let &Key::Result(awaited) = key else {
+            return Err(format!("{waiter} was refused to wait for {key:?}"));
+        };
+        if *why != WaitRefusal::Cycle {
+            return Err(format!(
+                "{waiter} was told that no slot is left, and client {} has said nothing of its slots",
+                session.0[0]
+            ));
+        }
+        let step = |job| {
+            let mut next = self.model.perhaps_waits_for(job);
+            next.extend(self.waits.perhaps_of(job));
+            next
+        };
+        let named: Vec<MessageId> = jobs.iter().map(|job| job.id).take(2).collect();
+        if named != [*waiter, awaited] && awaited != *waiter || !leads_to(*waiter, awaited, step) {
+            return Err(format!(
+                "{waiter} was refused to wait for {awaited}, which does not wait for it: {jobs:?}"
+            ));
+        }
+        self.waits.end(conn, Some(*waiter), key);
+        self.waits.missed.remove(&(conn, *waiter, awaited));
+        Ok(())
+    }
+
+    /// Returns those of these keys that surely wait for the job, if it surely waits for them.
+    fn circles_of(&self, waiter: MessageId, keys: BTreeSet<MessageId>) -> Vec<MessageId> {
+        let mut surely: BTreeMap<MessageId, Vec<MessageId>> = BTreeMap::new();
+        for ((conn, job), waiting) in &self.waits.open {
+            let session = self.views.get(conn).map(|view| view.session);
+            let is_there = session.is_some_and(|session| {
+                self.current.get(&session) == Some(conn) && self.model.is_there(session)
+            });
+            if is_there && waiting.lease.is_some() && waiting.lease == self.lease_of(*job) {
+                surely.entry(*job).or_default().extend(&waiting.keys);
+            }
+        }
+        if !surely.contains_key(&waiter) {
+            return Vec::new();
+        }
+        let step = |job| {
+            let mut next = self.model.surely_waits_for(job);
+            next.extend(surely.get(&job).into_iter().flatten());
+            next
+        };
+        let mut circles: Vec<MessageId> = keys.into_iter().collect();
+        circles.retain(|key| leads_to(waiter, *key, step));
+        circles
+    }
+
+    /// Checks, at a quiet moment, that each job was told that would have waited for itself in the end.
+    pub(super) fn no_circle_was_missed(&self) -> Verdict {
+        match self.waits.missed.first() {
+            None => Ok(()),
+            Some((_, waiter, key)) => Err(format!(
+                "{waiter} waits for {key}, which waits for it, and nobody was told"
+            )),
+        }
+    }
+}
+
+/// Whether waits lead from one job to another.
+fn leads_to(to: MessageId, from: MessageId, step: impl Fn(MessageId) -> Vec<MessageId>) -> bool {
+    let (mut seen, mut next) = (BTreeSet::new(), vec![from]);
+    while let Some(job) = next.pop() {
+        if job == to {
+            return true;
+        }
+        if seen.insert(job) {
+            next.extend(step(job));
+        }
+    }
+    false
+}
