@@ -41,6 +41,9 @@ pub struct Model {
     values: BTreeMap<Key, Stored>,
     /// Results of jobs that were retried since all was quiet last: they may still be on their way to a watcher.
     on_their_way: BTreeMap<Key, Stored>,
+    /// Results of jobs that were cancelled with many just as a failed group blocked them: the broker tells of that in steps, so
+    /// they may have been cancelled first.
+    either: BTreeSet<Key>,
     /// Time of the last quiet moment. Values whose time was over by then are gone.
     quiet_ms: u64,
     joins: BTreeMap<JoinId, JoinModel>,

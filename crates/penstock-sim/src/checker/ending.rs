@@ -108,8 +108,9 @@ impl Checker {
             (self.model.value(key)).is_some_and(|stored| self.model.may_be_over(stored));
         let is_over = may_be_over && shown.is_none();
         let is_evicted = has_evicted && has_no_body && shown.is_none();
-        match !is_sure || expected == shown || is_evicted || is_over || self.model.clock_is_doubtful
-        {
+        let may_be_cancelled = shown.is_some_and(|status| self.model.may_be_cancelled(key, status));
+        let is_right = expected == shown || may_be_cancelled;
+        match !is_sure || is_right || is_evicted || is_over || self.model.clock_is_doubtful {
             true => Ok(()),
             false => Err(format!(
                 "the result of {id} is {shown:?}, and should be {expected:?}"

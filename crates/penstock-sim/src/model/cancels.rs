@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use penstock_message::{
-    Filter, JoinId, MessageId, MessageState, OperationStatus, Running, When as Outcome,
+    Filter, JoinId, Key, MessageId, MessageState, OperationStatus, Running, When as Outcome,
     place_of_heir,
 };
 
@@ -182,6 +182,12 @@ impl Model {
             if matches(item) && item.is_blocked() {
                 // It ends as it was told, and no retry of what blocks it makes it wait again.
                 item.state = State::Ended(End::Purged);
+                let key = Key::Result(item.message.id);
+                let until = self.values.get(&key).and_then(|stored| stored.until);
+                let blocked_at = until.zip(item.message.result_ttl_ms);
+                if blocked_at.is_some_and(|(until, ttl_ms)| until - ttl_ms >= self.quiet_ms) {
+                    self.either.insert(key);
+                }
             }
         }
         let mut surely = Vec::new();

@@ -167,6 +167,11 @@ impl Model {
         })
     }
 
+    /// Whether the job was cancelled just as a failed group blocked it, so that it may have ended as either.
+    pub fn may_be_cancelled(&self, key: &Key, status: ValueStatus) -> bool {
+        status == ValueStatus::Cancelled && self.either.contains(key)
+    }
+
     /// Checks a value that was shown.
     pub fn shown(&self, key: &Key, status: ValueStatus, body: &Bytes) -> Verdict {
         let is_same = |stored: &Stored| {
@@ -179,7 +184,11 @@ impl Model {
             let same = match &stored.body {
                 Some(stored_body) => stored.status == status && stored_body == body,
                 // With a doubtful clock nobody knows whether it had expired before.
-                None => stored.status == status || self.clock_is_doubtful,
+                None => {
+                    stored.status == status
+                        || self.clock_is_doubtful
+                        || self.may_be_cancelled(key, status)
+                }
             };
             return match same {
                 true => Ok(()),
