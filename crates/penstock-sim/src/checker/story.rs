@@ -88,6 +88,7 @@ impl Event {
 impl Checker {
     pub(super) fn begin_story(&mut self) {
         self.story.clear();
+        self.looked_at = 0;
         self.base = self.model.clone();
         self.base_tx = self.told;
     }
@@ -95,6 +96,7 @@ impl Checker {
     /// Forgets that deadlines were seen to come, where a crash has taken that back; whether there are any.
     pub(super) fn forget_deadlines(&mut self, broker: &Broker) -> bool {
         let events = self.story.len();
+        self.looked_at = 0;
         self.story.retain(|event| match event {
             Event::Overdue(workflow, _) => {
                 broker.workflow_is_overdue(workflow) || broker.workflow(workflow).is_none()
@@ -107,6 +109,7 @@ impl Checker {
     /// Replays the story to the model, as it was without these transactions.
     pub(super) fn retell_until(&mut self, lost: u64) {
         self.txs.split_off(&lost);
+        self.looked_at = 0;
         self.by_seq.retain(|_, number| *number < lost);
         self.story
             .retain(|event| !matches!(event, Event::Decided(number) if *number >= lost));
