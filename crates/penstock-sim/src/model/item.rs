@@ -369,9 +369,10 @@ impl Item {
             return;
         }
         self.in_order = false;
-        self.place = place;
         self.delayed_at_most = now.steady + most_ms;
         if least_ms > 0 {
+            // Otherwise it may be in its old place.
+            self.place = place;
             self.due = Some(When::Steady(now.steady + least_ms));
             self.due_reached = false;
         }
