@@ -13,6 +13,7 @@ mod lease;
 mod limits;
 mod message;
 mod query;
+mod schedule;
 mod tx;
 mod value;
 mod waits;
@@ -37,6 +38,10 @@ pub use query::{
     NodeState, Notice, OperationStatus, Others, ProcessStatus, Query, QueueStatus, RunningJob,
     Status, StatusCursor, StatusPage, StatusQuery, Tallied, TaskStatus, WorkerStatus,
     WorkflowCounts, WorkflowInfo, WorkflowState, WorkflowsPage, WorkflowsQuery,
+};
+pub use schedule::{
+    CatchUp, Generation, Overlap, Plan, Rhythm, ScheduleInfo, ScheduleName, ScheduleStep,
+    ScheduleTally, SchedulesPage, SchedulesQuery, Timing, Version,
 };
 pub use tx::{
     Applied, Condition, Due, Durability, Failure, Filter, HeaderPatch, Hold, JoinId, JoinPolicy,

@@ -1,0 +1,216 @@
+use std::fmt;
+
+use crate::{Message, MessageId, WallMs};
+
+/// Name of a schedule: an app's own, so that two programs may both have a `nightly`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScheduleName {
+    pub app: String,
+    pub name: String,
+}
+
+impl ScheduleName {
+    pub const CAP_BYTES: usize = 255;
+}
+
+impl fmt::Display for ScheduleName {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{:?} of app {:?}", self.name, self.app)
+    }
+}
+
+/// Rule by which a schedule's times follow each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rhythm {
+    /// Five fields of cron, or `@daily` and its like.
+    Cron(String),
+    /// Every so many milliseconds from when the schedule was made.
+    Every(u64),
+    /// Once.
+    At(WallMs),
+}
+
+/// Times of a schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Timing {
+    pub rhythm: Rhythm,
+    /// IANA name of the time zone that cron's fields are in.
+    pub zone: String,
+    /// Each job comes up to this much later than its time, by a share that depends on the schedule's name and the time.
+    pub jitter_ms: u64,
+}
+
+/// Treatment of a time that comes while the job of an earlier one has not ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Overlap {
+    /// There is no job for that time.
+    #[default]
+    Skip = 0,
+    /// The job comes once the earlier one has ended. At most one waits so.
+    Queue = 1,
+    /// The earlier job is cancelled, and the new one comes once it has ended.
+    CancelPrevious = 2,
+    /// The job comes at once.
+    Allow = 3,
+}
+
+impl Overlap {
+    pub const ALL: [Self; 4] = [Self::Skip, Self::Queue, Self::CancelPrevious, Self::Allow];
+
+    /// Returns the name as users spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Skip => "skip",
+            Self::Queue => "queue",
+            Self::CancelPrevious => "cancel_previous",
+            Self::Allow => "allow",
+        }
+    }
+}
+
+/// Treatment of times that came while no broker ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum CatchUp {
+    /// The last of them has a job, unless it is longer ago than the window.
+    #[default]
+    Once = 0,
+    /// None has a job.
+    Skip = 1,
+    /// Each of them within the window has a job, up to [`CatchUp::CAP`].
+    All = 2,
+}
+
+impl CatchUp {
+    pub const ALL: [Self; 3] = [Self::Once, Self::Skip, Self::All];
+    /// Most times that have jobs after a pause of the broker.
+    pub const CAP: usize = 100;
+
+    /// Returns the name as users spell it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Once => "once",
+            Self::Skip => "skip",
+            Self::All => "all",
+        }
+    }
+}
+
+/// What a schedule does, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    pub timing: Timing,
+    pub overlap: Overlap,
+    pub catch_up: CatchUp,
+    /// Age up to which missed times are caught up with.
+    pub window_ms: u64,
+    pub queue: String,
+    /// Each job's message, but for its id. Of its extras, only an application's own.
+    pub message: Message,
+}
+
+/// The code that declares a schedule: of two that run at a time, as in a rolling deployment, the later one's holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Generation {
+    pub version: Version,
+    /// Start of the worker that declares it.
+    pub started_at: WallMs,
+}
+
+/// Version of an app as its code names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Version {
+    #[default]
+    Unnamed,
+    Number(u64),
+    Text(String),
+}
+
+impl Generation {
+    /// Whether this one's declarations give way to those of the other.
+    pub fn is_older_than(&self, other: &Self) -> bool {
+        let by_version = match (&self.version, &other.version) {
+            (Version::Number(mine), Version::Number(other)) => mine.cmp(other),
+            (Version::Text(mine), Version::Text(other)) => mine.cmp(other),
+            _ => std::cmp::Ordering::Equal,
+        };
+        by_version.then(self.started_at.cmp(&other.started_at)).is_lt()
+    }
+}
+
+/// Change of a schedule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScheduleStep {
+    /// Code says how it is to be.
+    Declare(Box<Plan>, Generation),
+    /// A person says so, or a program at its run time. Stands above what code declares, until a `Reset`.
+    Set(Box<Plan>),
+    Pause,
+    Resume,
+    /// Makes a job at once. The schedule's times stay as they are.
+    Run,
+    /// Takes back what was set and paused.
+    Reset,
+}
+
+/// A page of schedules, by app and name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SchedulesQuery {
+    pub app: Option<String>,
+    pub name: Option<String>,
+    /// Lists schedules behind this one only: [`SchedulesPage::next`] of the page before.
+    pub after: Option<ScheduleName>,
+    /// Number of coming times to list of each; at most [`SchedulesQuery::TIMES_CAP`].
+    pub times: u32,
+}
+
+impl SchedulesQuery {
+    pub const TIMES_CAP: u32 = 100;
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SchedulesPage {
+    pub schedules: Vec<ScheduleInfo>,
+    /// Set when there are more.
+    pub next: Option<ScheduleName>,
+}
+
+/// A schedule as people see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScheduleInfo {
+    pub name: ScheduleName,
+    pub timing: Timing,
+    pub overlap: Overlap,
+    pub catch_up: CatchUp,
+    pub window_ms: u64,
+    pub queue: String,
+    pub task: String,
+    pub is_paused: bool,
+    /// Whether it was set by a person or a program, and not by declarations of code.
+    pub is_set: bool,
+    /// Whether code declares it.
+    pub is_declared: bool,
+    /// Why it has no times, if this broker can't read them.
+    pub trouble: String,
+    /// Coming times with their jitter, unless it is paused.
+    pub next: Vec<WallMs>,
+    /// Last time that has had a job, and that job.
+    pub last: Option<(WallMs, MessageId)>,
+    /// Whether that job has not ended.
+    pub is_running: bool,
+    /// Whether a job waits for the end of that one.
+    pub is_queued: bool,
+    pub tally: ScheduleTally,
+}
+
+/// What has become of a schedule's times so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScheduleTally {
+    /// Times that have had jobs.
+    pub fired: u64,
+    /// Times that have had none because of an earlier job, or because the queue was full.
+    pub skipped: u64,
+    /// Times that came while no broker ran, and were not caught up with.
+    pub missed: u64,
+}
